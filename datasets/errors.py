@@ -1,0 +1,7 @@
+"""The error of a data set whose files cannot be used."""
+
+from towers.errors import TowersError
+
+
+class DatasetError(TowersError, IOError):
+    """A data set's file is missing or is not the file it should be."""

@@ -1,0 +1,1 @@
+"""Networks for the application: `models.registry` finds them by name."""

@@ -1,0 +1,54 @@
+"""Packaging of `towers`. The wheel holds that package alone; models/ and datasets/ stay here."""
+
+import io
+import os
+
+from setuptools import find_packages, setup
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+with io.open(os.path.join(_HERE, 'README.md'), encoding='utf-8') as readme:
+    LONG_DESCRIPTION = readme.read()
+
+setup(
+    name='towers',
+    version='0.1.0',
+    description='Synchronous data-parallel training for TensorFlow 1 graphs: '
+                'one call from a model function to a multi-device train op',
+    long_description=LONG_DESCRIPTION,
+    long_description_content_type='text/markdown',
+    author='the towers authors',
+    license='Apache-2.0',
+    keywords='tensorflow graph-mode data-parallel multi-gpu tower gradient',
+    classifiers=[
+        'Development Status :: 4 - Beta',
+        'Intended Audience :: Developers',
+        'Intended Audience :: Science/Research',
+        'Operating System :: OS Independent',
+        'Programming Language :: Python :: 3',
+        'Programming Language :: Python :: 3.7',
+        'Programming Language :: Python :: 3.11',
+        'Programming Language :: Python :: 3.13',
+        'Topic :: Scientific/Engineering :: Artificial Intelligence',
+    ],
+    packages=find_packages(include=['towers', 'towers.*']),
+    # No supported TensorFlow installs on Python 3.8: those before 2.15 are not tried.
+    python_requires='>=3.7,!=3.8.*',
+    # On Python 3.7 these keep an installed TensorFlow 1.15, with the last protobuf that it can
+    # import. tf-keras is left out on purpose: requiring it makes pip upgrade TensorFlow.
+    install_requires=[
+        'tf-slim==1.1.0',
+        'numpy',
+        'absl-py',
+        'tqdm',
+        'tensorflow>=1.15,<2; python_version<"3.8"',
+        'protobuf>=3.8,<3.21; python_version<"3.8"',
+        'tensorflow>=2.15,<2.22; python_version>="3.9"',
+    ],
+    extras_require={
+        'test': ['pytest'],
+        'plots': ['matplotlib'],
+        'gpu': ['nvidia-ml-py'],  # NVML: use and memory of GPUs
+        'horovod': ['horovod==0.28.1'],
+    },
+)

@@ -1,0 +1,26 @@
+"""Data-parallel training of TF1-style graphs on several devices: one model function, N towers.
+
+    built = towers.build_towers(model_fn, (images, labels), optimizer, devices=2)
+    print(built.plan)
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(built.train_op)
+
+Importing this package changes nothing in the program that imports it.
+"""
+
+from towers.audit import Audit, audit
+from towers.build import BuiltTowers, build_towers
+from towers.check import TowersReport, check_towers
+from towers.combination import combine_gradients
+from towers.compat import mend_slim
+from towers.devices import resolve_devices, session_config, visible_gpus
+from towers.errors import (AuditError, DeviceError, GradientError, InputError,
+                           InvalidArgumentError, ModelFunctionError, NameScopeError,
+                           SharedVariableError, TowersError)
+from towers.learning_rate import LearningRate, scale_learning_rate
+from towers.outputs import ModelOutput
+from towers.plan import Plan
+from towers.shards import split_batch
+from towers.tower import Tower
+
+__version__ = '0.1.0'

@@ -1,0 +1,193 @@
+"""`build_towers`: from a model function to a data-parallel train op."""
+
+import collections
+
+import tensorflow.compat.v1 as tf
+
+from towers.combination import combine_gradients
+from towers.devices import resolve_devices
+from towers.errors import InvalidArgumentError, ModelFunctionError, NameScopeError
+from towers.outputs import merge_metrics, merge_predictions, weighted_mean
+from towers.placement import Placement, only_device
+from towers.plan import make_plan
+from towers.shards import split_batch
+from towers.tower import TowerBuilder
+from towers.update import apply_update, checked_transform
+
+REDUCTIONS = ('sum', 'mean')
+REGULARIZATIONS = ('auto', 'none')
+UPDATE_TOWERS = ('first', 'all', 'none')
+
+
+class BuiltTowers(collections.namedtuple('BuiltTowers', [
+        'train_op', 'loss', 'predictions', 'metrics', 'gradients', 'variables', 'slots', 'towers',
+        'regularization_loss', 'global_step', 'devices', 'placement', 'direct_variables',
+        'plan'])):
+    """What `build_towers` made.
+
+    Attributes:
+      train_op: the operation that does one step; None without an optimizer.
+      loss: scalar, the mean over the batch's examples plus the regularization, as one device
+        would compute it; from the weights before the update.
+      predictions: nest of tensors [batch, …] in batch order (scalars: [towers]), or None.
+      metrics: dict as the model function's, over all towers.
+      gradients: list of `(gradient, variable)`: combined and transformed, what the optimizer gets.
+      variables: the variables that the model made, and those it takes gradients of.
+      slots: variables that the optimizer made.
+      towers: list of `Tower`.
+      regularization_loss: scalar, counted once, or None.
+      global_step: the variable that counts steps, or None.
+      devices: the towers' devices.
+      placement: `Placement` of the variables.
+      direct_variables: those shared by order of creation, for `reuse=` of a later build.
+      plan: `Plan`; print it.
+    """
+    __slots__ = ()
+
+    def __repr__(self):
+        return '<BuiltTowers: %d towers on %s>' % (len(self.towers), ', '.join(self.devices))
+
+
+def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', remainder='error',
+                 variable_device=None, variable_scope=None, reuse=None, name='tower',
+                 var_list=None, transform_gradients=None, global_step=None, regularization='auto',
+                 update_ops='first', learning_rate=None, check_devices=True,
+                 allow_repeated_devices=False):
+    """Copies a model onto several devices and trains the copies as one, data-parallel.
+
+    The batch is cut into one shard a tower on the CPU; each tower computes its shard's loss and
+    gradients on its device; `combine_gradients` sums them per variable where the variable lives;
+    one `apply_gradients` updates the variables, which all towers share. With `n_k` of the batch's
+    `n` examples on tower k of N, a loss `L_k` there and regularization R, the gradient of a
+    variable is
+
+        mean:  sum_k (n_k / n) dL_k + dR      (that of the full batch's mean loss on one device)
+        sum:   N times that                   (the hand-written recipe's, for equal shards)
+
+    Args:
+      model_fn: called once per tower with its shard: as `model_fn(*inputs)` where `inputs` is a
+        plain tuple or list, else as `model_fn(inputs)`. Returns a scalar loss, the mean over the
+        shard's examples, or a dict or `ModelOutput` with `loss`, `predictions`, `metrics` and
+        `updates`. Ordinary TF1 code.
+      inputs: the batch: a nest of tensors [n, …], dense or sparse, of any dtype.
+      optimizer: a `tf.train.Optimizer`, or None for evaluation and prediction.
+      devices: see `resolve_devices`: None, a count, or names.
+      reduction: `'sum'` or `'mean'`, as above.
+      remainder: a batch that does not divide: `'error'`, `'weight'` (uneven shards, weighted by
+        their size), or `'drop'`; see `split_batch`.
+      variable_device: None (`/cpu:0`; the GPU when there is just one), a device name,
+        `'balanced'`, or a device function.
+      variable_scope: the model's variables go under a scope of this name; None adds none.
+      reuse: for the first tower: None, True or `tf.AUTO_REUSE` as in `tf.variable_scope`; or what
+        an earlier `build_towers` returned, to share its variables, direct ones included.
+      name: prefix of the towers' name scopes: `tower_0`, `tower_1`, …; no part of variable names.
+      var_list: the variables to train: a list, or a callable from the list of all trainable
+        variables to those wanted; None for all.
+      transform_gradients: called with the combined `(gradient, variable)` pairs, returns those to
+        apply: the place for `tf.clip_by_global_norm`.
+      global_step: variable to be increased by one per step, or None.
+      regularization: `'auto'` adds the weights' registered losses (`REGULARIZATION_LOSSES`, and
+        those of Keras layers that were called), once, unless the model's own loss has terms of
+        the weights already; those are counted and computed once too. `'none'` adds nothing.
+      update_ops: whose batch-norm updates ride on the train op: the `'first'` tower's, `'all'`
+        towers' or `'none'`.
+      learning_rate: for the plan: a number, or an object with `describe()`. None: what the
+        optimizer says of itself.
+      check_devices: False builds the graph for devices that are not on this machine.
+      allow_repeated_devices: may two towers share a device?
+
+    Returns:
+      `BuiltTowers`.
+
+    Raises:
+      TowersError: one of its subclasses, for every bad argument, before any op is made where that
+        is possible. On any error the graph's collections are put back as they were; operations
+        and names that were made stay, since TensorFlow cannot remove them.
+    """
+    names = resolve_devices(devices, check_devices, allow_repeated_devices)
+    graph = tf.get_default_graph()
+    _check_arguments(model_fn, optimizer, reduction, regularization, update_ops, var_list,
+                     transform_gradients)
+    _check_name_scopes(graph, name, len(names))
+    placement = Placement(variable_device, names)
+    shares_earlier = isinstance(reuse, BuiltTowers)
+    builder = TowerBuilder(
+        model_fn, optimizer, placement, graph, var_list, regularization, variable_scope,
+        reuse=True if shares_earlier else reuse,
+        earlier=reuse.direct_variables if shares_earlier else ())
+    with builder.undone_on_error():
+        # No padding for evaluation: there an empty shard is an empty part of the predictions.
+        shards = split_batch(inputs, len(names), remainder, pad_empty=optimizer is not None)
+        factor = 1. if reduction == 'mean' else float(len(names))
+        towers = [builder.tower(index, device, '%s_%d' % (name, index), shards, factor)
+                  for index, device in enumerate(names)]
+        builder.finish_collections()
+        with only_device(placement.main), tf.name_scope(name + 's'):
+            loss = _mean_loss(towers, shards, builder.regularization_loss)
+            padded = shards.sizes if remainder == 'weight' and optimizer is not None else None
+            predictions = merge_predictions([tower.predictions for tower in towers], padded)
+            metrics = merge_metrics([tower.metrics for tower in towers], shards.weights)
+        gradients, train_op, slots = [], None, []
+        if optimizer is not None:
+            with tf.name_scope('combine_gradients'):
+                gradients = combine_gradients([tower.gradients for tower in towers]
+                                              + builder.regularization_gradients(factor))
+            gradients = checked_transform(transform_gradients, gradients, placement)
+            train_op, slots = apply_update(
+                optimizer, gradients, global_step, placement, builder.variables,
+                after=[loss] + _updates(towers, update_ops))
+    plan = make_plan(builder, towers, shards, placement, gradients, optimizer, reduction,
+                     remainder, update_ops, learning_rate)
+    return BuiltTowers(train_op, loss, predictions, metrics, gradients, builder.variables, slots,
+                       towers, builder.regularization_loss, global_step, names, placement,
+                       builder.direct_variables, plan)
+
+
+def _check_arguments(model_fn, optimizer, reduction, regularization, update_ops, var_list,
+                     transform_gradients):
+    if tf.executing_eagerly():
+        raise InvalidArgumentError(
+            'build_towers builds a graph, and TensorFlow is executing eagerly: call it under '
+            '`with tf.Graph().as_default():`, or tf.disable_eager_execution() first.')
+    for argument, given, expected in (('reduction', reduction, REDUCTIONS),
+                                      ('regularization', regularization, REGULARIZATIONS),
+                                      ('update_ops', update_ops, UPDATE_TOWERS)):
+        if given not in expected:
+            raise InvalidArgumentError('%s=%r: expected one of %s.' % (
+                argument, given, ', '.join(map(repr, expected))))
+    if not callable(model_fn):
+        raise ModelFunctionError('model_fn=%r cannot be called: expected a function from a shard '
+                                 'to its loss.' % (model_fn,))
+    if optimizer is not None and not (hasattr(optimizer, 'compute_gradients')
+                                      and hasattr(optimizer, 'apply_gradients')):
+        raise InvalidArgumentError(
+            'optimizer=%r has no compute_gradients and apply_gradients: expected a '
+            'tf.train.Optimizer (Keras optimizers are none), or None to evaluate.' % (optimizer,))
+    if transform_gradients is not None and not callable(transform_gradients):
+        raise InvalidArgumentError('transform_gradients=%r cannot be called.'
+                                   % (transform_gradients,))
+    if not (var_list is None or callable(var_list) or isinstance(var_list, (list, tuple))):
+        raise InvalidArgumentError('var_list=%r: expected None, a list of variables, or a function '
+                                   'from all trainable variables to such a list.' % (var_list,))
+
+
+def _check_name_scopes(graph, name, num_towers):
+    around = graph.get_name_scope()
+    for scope in ['%s_%d' % (name, index) for index in range(num_towers)] + [name + 's']:
+        full = '%s/%s' % (around, scope) if around else scope
+        if graph.unique_name(scope, mark_as_used=False) != full:
+            raise NameScopeError(
+                'the graph has a name scope or operation %r already, perhaps from an earlier '
+                "build_towers: pass another name=, such as name='eval_tower'." % full)
+
+
+def _mean_loss(towers, shards, regularization_loss):
+    if towers[0].data_loss is None:
+        return None
+    loss = weighted_mean([tower.data_loss for tower in towers], shards.weights)
+    return loss if regularization_loss is None else loss + regularization_loss
+
+
+def _updates(towers, update_ops):
+    chosen = {'first': towers[:1], 'all': towers, 'none': []}[update_ops]
+    return [update for tower in chosen for update in tower.updates]

@@ -1,0 +1,104 @@
+"""One gradient per variable from those of all towers."""
+
+import tensorflow.compat.v1 as tf
+
+from towers.errors import GradientError
+from towers.placement import only_device
+
+
+def combine_gradients(tower_gradients):
+    """Sums the towers' gradients variable by variable, each on its variable's device.
+
+        combined[v] = sum over the towers k that have a gradient of v of gradients[k][v]
+
+    Gradients are aligned by their variable, not by their place in the list. Dense ones are added
+    (never stacked, which would copy each of them once more); `IndexedSlices` are joined, rows with
+    their values, and stay sparse; where one tower's gradient is sparse and another's dense the sum
+    is dense. A variable that only some towers have a gradient of gets the sum of those; one
+    that has none in any tower is left out.
+
+    Args:
+      tower_gradients: list, one entry a tower (K), of lists of `(gradient, variable)` as
+        `optimizer.compute_gradients` returns them. Lists may differ in length and order; a gradient
+        is a tensor, an `IndexedSlices`, or None.
+
+    Returns:
+      List of `(gradient, variable)`, in the order in which variables first occur. With one tower
+      the gradients are its own, unchanged.
+
+    Raises:
+      GradientError: no tower; an entry that is no pair; a variable twice in one tower; gradients of
+        one variable whose shapes or dtypes differ; no gradient at all.
+    """
+    if not isinstance(tower_gradients, (list, tuple)) or not tower_gradients:
+        raise GradientError('combine_gradients expects a list with one list of (gradient, '
+                            'variable) pairs a tower, and got %r.' % (tower_gradients,))
+    by_variable = {}  # insertion order: the order in which variables first occur
+    for tower, pairs in enumerate(tower_gradients):
+        for variable, gradient in _checked(pairs, tower).values():
+            entry = by_variable.setdefault(variable.op.name, (variable, []))
+            if gradient is not None:
+                entry[1].append((tower, gradient))
+    combined = [(_sum(variable, present), variable)
+                for variable, present in by_variable.values() if present]
+    if not combined:
+        raise GradientError(
+            'none of the %d variables has a gradient in any tower: the loss does not depend on '
+            'them. Variables: %s.' % (len(by_variable), ', '.join(list(by_variable)[:5]) or 'none'))
+    return combined
+
+
+def _checked(pairs, tower):
+    found = {}
+    try:
+        pairs = list(pairs)
+    except TypeError:
+        raise GradientError('the gradients of tower %d are a %s: expected a list of (gradient, '
+                            'variable) pairs.' % (tower, type(pairs).__name__)) from None
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not hasattr(pair[1], 'op'):
+            raise GradientError('tower %d has %r among its gradients: expected a (gradient, '
+                                'variable) pair.' % (tower, pair))
+        gradient, variable = pair
+        if variable.op.name in found:
+            raise GradientError('variable %r occurs twice among the gradients of tower %d: sum '
+                                'them, or leave one out.' % (variable.op.name, tower))
+        found[variable.op.name] = (variable, gradient)
+    return found
+
+
+def _sum(variable, present):
+    first = present[0][1]
+    for tower, gradient in present:
+        if gradient.dtype.base_dtype != first.dtype.base_dtype:
+            raise GradientError('the gradients of %r have dtype %s in tower %d and %s in tower %d: '
+                                'cast them to one.' % (
+                                    variable.op.name, first.dtype.base_dtype.name, present[0][0],
+                                    gradient.dtype.base_dtype.name, tower))
+        if not _fits(gradient, variable.get_shape()):
+            raise GradientError('the gradient of %r in tower %d is %s, which does not fit the '
+                                "variable's shape %s." % (variable.op.name, tower, gradient,
+                                                          variable.get_shape()))
+    gradients = [gradient for _, gradient in present]
+    if len(gradients) == 1:
+        return first
+    with only_device(variable.device or None):
+        if all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+            return _join(gradients)
+        return tf.add_n([tf.convert_to_tensor(gradient) for gradient in gradients])
+
+
+def _fits(gradient, shape):
+    if isinstance(gradient, tf.IndexedSlices):  # rows of the variable; TF 1.15 gives it no shape
+        return shape.ndims is None or gradient.values.shape[1:].is_compatible_with(shape[1:])
+    return gradient.shape.is_compatible_with(shape)
+
+
+def _join(slices):
+    indices = [each.indices for each in slices]
+    if len({each.dtype for each in indices}) > 1:
+        indices = [tf.cast(each, tf.int64) for each in indices]
+    shapes = [each.dense_shape for each in slices if each.dense_shape is not None]
+    return tf.IndexedSlices(values=tf.concat([each.values for each in slices], 0),
+                            indices=tf.concat(indices, 0),
+                            dense_shape=shapes[0] if shapes else None)

@@ -1,0 +1,42 @@
+"""Typed errors: each text says what was given, what was expected, and what to do.
+
+Every error of this package is a `TowersError`. Most are also the built-in error that legacy code
+already catches (`ValueError`, `TypeError`), so that swapping a tower loop for `build_towers` does
+not change a program's `except` clauses.
+"""
+
+
+class TowersError(Exception):
+    """Base class of every error that this package raises on purpose."""
+
+
+class InvalidArgumentError(TowersError, ValueError):
+    """An argument that makes no sense, or two that contradict each other."""
+
+
+class DeviceError(TowersError, ValueError):
+    """A device that does not exist, is named twice, or cannot be parsed."""
+
+
+class InputError(TowersError, ValueError):
+    """Inputs that cannot be cut into one shard a tower."""
+
+
+class ModelFunctionError(TowersError, TypeError):
+    """A model function that returned something other than a loss or a structure with one."""
+
+
+class SharedVariableError(TowersError, ValueError):
+    """A variable that the towers cannot share; names the variable, the tower and the fix."""
+
+
+class NameScopeError(TowersError, ValueError):
+    """A name scope of the towers that the graph already has."""
+
+
+class GradientError(TowersError, ValueError):
+    """Gradients that cannot be combined, or no gradient at all."""
+
+
+class AuditError(TowersError):
+    """The finished graph, or what the runtime placed, breaks a promise of the plan."""

@@ -1,0 +1,185 @@
+"""What a model function may return, and how the towers' outputs become one."""
+
+import collections
+import inspect
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import ModelFunctionError
+
+ModelOutput = collections.namedtuple('ModelOutput', 'loss predictions metrics updates')
+ModelOutput.__new__.__defaults__ = (None, None, None, ())
+ModelOutput.__doc__ = """What a model function returns when a loss alone is not enough.
+
+Attributes:
+  loss: scalar, the mean over the shard's examples; None for prediction only.
+  predictions: a nest of tensors [shard, …], or scalars.
+  metrics: dict from name to a scalar (a mean over the shard), or to the `(value, update_op)` pair
+    of `tf.metrics`, whose counters the towers share.
+  updates: ops to run once a step that are in no collection.
+"""
+
+_FIELDS = ModelOutput._fields
+
+
+def call_model_fn(model_fn, inputs):
+    """Calls the model function with its shard: a plain tuple or list is spread over arguments.
+
+    Raises:
+      ModelFunctionError: it does not take as many arguments as the inputs have.
+    """
+    spread = type(inputs) in (tuple, list)
+    arguments = inputs if spread else [inputs]
+    try:
+        signature = inspect.signature(model_fn)
+    except (TypeError, ValueError):
+        signature = None  # some callables of C have none; then Python's own error has to do
+    if signature is not None:
+        try:
+            signature.bind(*arguments)
+        except TypeError as error:
+            raise ModelFunctionError(
+                'the model function %s%s cannot take the inputs: %s. Inputs that are a tuple or a '
+                'list become one argument each (%d here), everything else is one argument.'
+                % (getattr(model_fn, '__name__', 'model_fn'), signature, error,
+                   len(arguments))) from None
+    return model_fn(*arguments)
+
+
+def to_model_output(returned, tower, needs_loss):
+    """Checks what the model function returned and gives it as a `ModelOutput`.
+
+    Args:
+      returned: a scalar tensor; a dict or an object with some of the fields of `ModelOutput`.
+      tower: the tower's number, for error texts.
+      needs_loss: whether there is something to train, so that a loss has to be there.
+
+    Raises:
+      ModelFunctionError: None, an unknown type or key, a loss that is missing or no scalar float.
+    """
+    where = 'the model function (tower %d)' % tower
+    if returned is None:
+        raise ModelFunctionError('%s returned None: return the loss, or a dict or ModelOutput with '
+                                 "'loss' (is a return statement missing?)." % where)
+    if isinstance(returned, (tf.Tensor,) + compat.VARIABLE_TYPES):
+        output = ModelOutput(loss=returned)
+    elif isinstance(returned, dict):
+        unknown = sorted(map(str, set(returned) - set(_FIELDS)))
+        if unknown:
+            raise ModelFunctionError('%s returned a dict with the key %r: expected some of %s.'
+                                     % (where, unknown[0], ', '.join(_FIELDS)))
+        output = ModelOutput(**returned)
+    elif hasattr(returned, 'loss') or hasattr(returned, 'predictions'):
+        output = ModelOutput(*[getattr(returned, field, default) for field, default
+                               in zip(_FIELDS, (None, None, None, ()))])
+    else:
+        raise ModelFunctionError(
+            '%s returned a %s: expected a scalar loss, or a dict or ModelOutput with some of %s.'
+            % (where, type(returned).__name__, ', '.join(_FIELDS)))
+    if output.loss is None:
+        if needs_loss:
+            raise ModelFunctionError('%s returned no loss, and there is an optimizer to minimize '
+                                     'one: return a loss, or pass optimizer=None.' % where)
+        return output
+    return output._replace(loss=_scalar_loss(output.loss, where))
+
+
+def _scalar_loss(loss, where):
+    if not isinstance(loss, (tf.Tensor,) + compat.VARIABLE_TYPES):
+        raise ModelFunctionError('%s returned the loss %r of type %s: expected a scalar tensor.'
+                                 % (where, loss, type(loss).__name__))
+    loss = tf.convert_to_tensor(loss)
+    if not loss.dtype.is_floating:
+        raise ModelFunctionError('%s returned a loss of dtype %s: expected a float.'
+                                 % (where, loss.dtype.name))
+    if loss.shape.ndims != 0:
+        raise ModelFunctionError(
+            '%s returned a loss of shape %s: expected a scalar, the mean over the examples of the '
+            'shard. Take tf.reduce_mean of it.' % (where, loss.shape))
+    return loss
+
+
+def merge_predictions(predictions, sizes):
+    """The towers' predictions as one nest: batch parts concatenated in order, scalars stacked.
+
+    Args:
+      predictions: list of N equal nests of tensors.
+      sizes: N numbers of examples when shards may be padded, so that padding is cut off again;
+        None where shards hold just their examples.
+
+    Returns:
+      A nest of the same structure; leaves [n, …], scalars as [N].
+
+    Raises:
+      ModelFunctionError: the nests differ from tower to tower.
+    """
+    if predictions[0] is None:
+        return None
+    for tower, other in enumerate(predictions):
+        try:
+            tf.nest.assert_same_structure(predictions[0], other)
+        except (ValueError, TypeError) as error:
+            raise ModelFunctionError(
+                'the predictions of tower %d have another structure than those of tower 0: %s'
+                % (tower, str(error).split('\n', 1)[0])) from None
+    columns = zip(*[tf.nest.flatten(prediction) for prediction in predictions])
+    return tf.nest.pack_sequence_as(predictions[0],
+                                    [_merge(list(column), sizes) for column in columns])
+
+
+def _merge(parts, sizes):
+    if parts[0] is None:
+        return None
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(0, parts)
+    parts = [tf.convert_to_tensor(part) for part in parts]
+    if parts[0].shape.ndims == 0:
+        return tf.stack(parts)
+    if sizes is not None:
+        parts = [part[:size] for part, size in zip(parts, sizes)]
+    return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
+
+
+def merge_metrics(metrics, weights):
+    """The towers' metrics as one dict.
+
+    A scalar becomes the mean over all examples, `sum_k weight_k * value_k`. A `(value, update_op)`
+    pair of `tf.metrics` stays one: its counters are shared, so any tower's value reads them all,
+    and the update runs every tower's.
+
+    Raises:
+      ModelFunctionError: no dict, or values that are neither.
+    """
+    if metrics[0] is None:
+        return {}
+    if not all(isinstance(metric, dict) and set(metric) == set(metrics[0]) for metric in metrics):
+        raise ModelFunctionError('the metrics of the model function have to be a dict with the '
+                                 'same names in every tower, and are %r.' % (metrics[0],))
+    merged = {}
+    for name in metrics[0]:
+        values = [metric[name] for metric in metrics]
+        if isinstance(values[0], (tuple, list)) and len(values[0]) == 2:
+            merged[name] = (values[0][0], tf.group(*[update for _, update in values]))
+        elif isinstance(values[0], tf.Tensor) and values[0].shape.ndims == 0:
+            merged[name] = weighted_mean(values, weights)
+        else:
+            raise ModelFunctionError(
+                'metric %r is %r: expected a scalar tensor (the mean over the shard) or the '
+                '(value, update_op) pair of tf.metrics.' % (name, values[0]))
+    return merged
+
+
+def weighted_mean(values, weights):
+    """`sum_k weight_k * value_k` of scalars; a shard of weight 0 counts nothing, NaN or not."""
+    if len(values) == 1:
+        return tf.identity(values[0])
+    terms = []
+    for value, weight in zip(values, weights):
+        value = value if value.dtype.is_floating else tf.cast(value, tf.float32)
+        if isinstance(weight, float):
+            terms.append(value * weight if weight else tf.zeros_like(value))
+        else:
+            weight = tf.cast(weight, value.dtype)
+            terms.append(tf.where(weight > 0, value * weight, tf.zeros_like(value)))
+    return tf.add_n(terms)

@@ -1,0 +1,158 @@
+"""The plan: what the towers will do, on one screen, before step 1."""
+
+import collections
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.devices import short_name
+
+PlannedTower = collections.namedtuple('PlannedTower', 'index device examples owns')
+"""A row of the plan: `examples` is an int, or None where the batch is not static; `owns` names
+what this tower alone provides."""
+
+
+class Plan(collections.namedtuple('Plan', [
+        'towers', 'batch_size', 'remainder', 'reduction', 'optimizer', 'learning_rate',
+        'variable_device', 'num_variables', 'num_trainable', 'parameters', 'parameter_bytes',
+        'shared_by_order', 'regularization', 'batch_norm', 'without_gradient'])):
+    """What `build_towers` built, in words; `print(plan)` fits a screen.
+
+    Attributes:
+      towers: list of `PlannedTower`.
+      batch_size: examples a step: an int, or None where it is not static.
+      remainder, reduction: as given to `build_towers`.
+      optimizer: name of the optimizer's class, or None.
+      learning_rate: one line: the rate and what the reduction makes of it.
+      variable_device: where variables live, in words.
+      num_variables, num_trainable, parameters, parameter_bytes: of the shared variables.
+      shared_by_order: names of variables that were shared by their order of creation.
+      regularization, batch_norm: one line each.
+      without_gradient: names of trainable variables that no tower has a gradient of.
+    """
+    __slots__ = ()
+
+    def __str__(self):
+        sizes = [tower.examples for tower in self.towers]
+        if self.batch_size is None:
+            batch = 'a batch of any size'
+        elif len(set(sizes)) == 1:
+            batch = 'batch %d = %d x %d' % (self.batch_size, len(sizes), sizes[0])
+        else:
+            batch = 'batch %d = %s' % (self.batch_size, ' + '.join(map(str, sizes)))
+        if len(sizes) > 1 and self.batch_size is None:
+            batch += ', a remainder: ' + self.remainder
+        lines = ['%d tower%s, %s' % (len(sizes), '' if len(sizes) == 1 else 's', batch),
+                 '  tower  device        examples  alone provides']
+        for tower in _some_rows(self.towers):
+            lines.append('  ...' if tower is None else '  %-5d  %-12s  %-8s  %s' % (
+                tower.index, short_name(tower.device),
+                '?' if tower.examples is None else tower.examples, ', '.join(tower.owns) or '-'))
+        facts = [
+            ('variables', '%d (%d trainable), %s parameters, %.1f MB, on %s' % (
+                self.num_variables, self.num_trainable, '{:,}'.format(self.parameters),
+                self.parameter_bytes / 1e6, self.variable_device)),
+            ('shared by order', _some(self.shared_by_order)),
+            ('optimizer', self.optimizer),
+            ('reduction', None if self.optimizer is None else _reduction(self)),
+            ('learning rate', self.learning_rate),
+            ('regularization', self.regularization),
+            ('batch norm', self.batch_norm),
+            ('no gradient', _some(self.without_gradient))]
+        return '\n'.join(lines + ['  %-15s  %s' % fact for fact in facts if fact[1]])
+
+
+def make_plan(builder, towers, shards, placement, gradients, optimizer, reduction, remainder,
+              update_ops, learning_rate):
+    """The `Plan` of what `build_towers` has just built from these parts."""
+    rows = []
+    for tower in towers:
+        owns = []
+        if tower.index == 0 and builder.regularization_loss is not None:
+            owns.append('regularization')
+        if tower.updates and (update_ops == 'all' or update_ops == 'first' and tower.index == 0):
+            owns.append('batch-norm updates')
+        rows.append(PlannedTower(tower.index, tower.device,
+                                 tower.size if isinstance(tower.size, int) else None, owns))
+    local = {variable.op.name for variable in tf.local_variables()}
+    variables = [v for v in builder.variables if v.op.name not in local]  # no metric counters
+    trained = {variable.op.name for _, variable in gradients}
+    counts = [(variable.get_shape().num_elements() or 0, variable.dtype.base_dtype.size)
+              for variable in variables]
+    return Plan(
+        towers=rows,
+        batch_size=shards.batch_size if isinstance(shards.batch_size, int) else None,
+        remainder=remainder, reduction=reduction,
+        optimizer=None if optimizer is None else type(optimizer).__name__,
+        learning_rate=None if optimizer is None else
+        _learning_rate(optimizer, learning_rate, reduction, len(towers)),
+        variable_device=placement.describe(), num_variables=len(variables),
+        num_trainable=len(builder.trainable), parameters=sum(count for count, _ in counts),
+        parameter_bytes=sum(count * size for count, size in counts),
+        shared_by_order=[each.variable.op.name for each in builder.direct_variables
+                         if each.variable.op.name not in local]
+        if len(towers) > 1 else [],
+        regularization=builder.regularization_source + (
+            ', counted once, computed once a step' if builder.regularization_loss is not None
+            else ''),
+        batch_norm=_batch_norm(towers, update_ops) if optimizer is not None else None,
+        without_gradient=[variable.op.name for variable in builder.trainable
+                          if optimizer is not None and variable.op.name not in trained])
+
+
+# What scales with the gradient, and what (nearly) does not, since it divides by its size.
+_SCALES_WITH_GRADIENT = ('GradientDescentOptimizer', 'MomentumOptimizer')
+_IGNORES_SCALE = ('AdamOptimizer', 'RMSPropOptimizer', 'AdagradOptimizer', 'AdadeltaOptimizer',
+                  'AdamWeightDecayOptimizer')
+
+
+def _reduction(plan):
+    if len(plan.towers) == 1:
+        return '%s (of one tower: its own gradient)' % plan.reduction
+    if plan.reduction == 'mean':
+        return "mean: the gradient of the batch's mean loss"
+    return "sum: %d x the gradient of the batch's mean loss" % len(plan.towers)
+
+
+def _learning_rate(optimizer, given, reduction, num_towers):
+    rate = compat.optimizer_learning_rate(optimizer) if given is None else given
+    if hasattr(rate, 'describe'):
+        text, number = rate.describe(), getattr(rate, 'peak', None)
+    elif isinstance(rate, (int, float)):
+        text, number = '%g' % rate, rate
+    elif isinstance(rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
+        text, number = 'the tensor %r' % rate.op.name, None
+    else:
+        text, number = 'not known to the plan', None
+    if reduction == 'mean' or num_towers == 1:
+        return text
+    kind = type(optimizer).__name__
+    if kind in _SCALES_WITH_GRADIENT:
+        by_mean = '%d x %s%s' % (num_towers, 'the rate' if number is None else '%g' % number,
+                                 '' if number is None else ' = %g' % (num_towers * number))
+        return '%s; on the sum, steps as %s would on the mean' % (text, by_mean)
+    if kind in _IGNORES_SCALE:
+        return '%s; %s steps on a sum (nearly) as on the mean' % (text, kind)
+    return '%s; applied to a sum of %d' % (text, num_towers)
+
+
+def _batch_norm(towers, update_ops):
+    if not any(tower.updates for tower in towers):
+        return 'no update ops'
+    count = len(towers[0].updates)
+    return {'first': '%d update ops of tower 0 ride on the train op' % count,
+            'all': '%d update ops of every tower ride on the train op' % count,
+            'none': "nobody's %d update ops run" % count}[update_ops]
+
+
+def _some(names, limit=3):
+    if not names:
+        return None
+    more = '' if len(names) <= limit else ' and %d more' % (len(names) - limit)
+    return ', '.join(names[:limit]) + more
+
+
+def _some_rows(rows, limit=12):
+    if len(rows) <= limit:
+        return rows
+    return rows[:limit - 2] + [None] + rows[-1:]

@@ -1,0 +1,63 @@
+"""The one update of the shared variables, and what rides on it."""
+
+import tensorflow.compat.v1 as tf
+
+from towers import graph_walk
+from towers.errors import InvalidArgumentError
+from towers.placement import only_device
+from towers.variables import slot_creator
+
+
+def apply_update(optimizer, gradients, global_step, placement, variables, after):
+    """Applies the combined gradients once.
+
+    Args:
+      optimizer: a `tf.train.Optimizer`.
+      gradients: list of `(gradient, variable)`.
+      global_step: variable to increase by one, or None. Optimizers that forget to (BERT's leaves
+        it to its caller) are helped out.
+      placement: `Placement`; slots go beside their variables.
+      variables: the model's variables.
+      after: what has to have run before the first variable changes: the loss, which reads the
+        weights, and the batch-norm updates.
+
+    Returns:
+      `(train_op, slots)`: the operation of one step, and the variables that the optimizer made.
+    """
+    graph = tf.get_default_graph()
+    slots = []
+    creator = slot_creator(placement, variables + [v for _, v in gradients], slots)
+    with only_device(placement.main), tf.variable_creator_scope(creator), \
+            tf.control_dependencies(after):
+        with graph_walk.Recording(graph) as made:
+            applied = optimizer.apply_gradients(gradients, global_step=global_step)
+        if global_step is not None and not _writes(made.operations, global_step):
+            with tf.control_dependencies([applied]), only_device(global_step.device or None):
+                applied = tf.group(applied, tf.assign_add(global_step, 1).op)
+    return applied if isinstance(applied, tf.Operation) else tf.group(applied), slots
+
+
+def checked_transform(transform, gradients, placement):
+    """Calls the user's transformation of the combined gradients and checks what comes back.
+
+    Raises:
+      InvalidArgumentError: it does not return pairs of a gradient and one of these variables.
+    """
+    if transform is None:
+        return gradients
+    with only_device(placement.main), tf.name_scope('transform_gradients'):
+        transformed = transform(gradients)
+    names = {variable.op.name for _, variable in gradients}
+    if not isinstance(transformed, (list, tuple)) or not transformed or not all(
+            isinstance(pair, (tuple, list)) and len(pair) == 2
+            and hasattr(pair[1], 'op') and pair[1].op.name in names for pair in transformed):
+        raise InvalidArgumentError(
+            'transform_gradients returned %.200r: expected a list of (gradient, variable) pairs '
+            'with variables among those it was given.' % (transformed,))
+    return [tuple(pair) for pair in transformed]
+
+
+def _writes(operations, variable):
+    handle = variable.op.name
+    return any(op.type.startswith('Assign') and op.inputs and op.inputs[0].op.name == handle
+               for op in operations)

@@ -1,0 +1,236 @@
+"""One set of variables for all towers, each pinned to its device, whichever call creates it.
+
+`tf.get_variable` shares by name: the later towers run under `reuse=True`. Whatever creates its
+variables directly (`tf.Variable`, Keras layers) knows no reuse: there the later towers are handed
+the first tower's variables in the order in which they were created. `tf.variable_creator_scope`
+sees every creation of either kind, so it is also the one place that pins them.
+"""
+
+import collections
+import contextlib
+import re
+
+import tensorflow.compat.v1 as tf
+
+from towers.errors import SharedVariableError
+
+DirectVariable = collections.namedtuple('DirectVariable', 'requested_name variable')
+"""A variable that was not made by `get_variable`, and the name that was asked for."""
+
+
+class SharedVariables:
+    """Shares and pins the variables of a model function that is called once per tower.
+
+    Attributes:
+      created: variables that the first tower made, in order.
+      direct: `DirectVariable`s of the first tower, in order of creation.
+    """
+
+    def __init__(self, placement, scope, reuse=None, earlier=()):
+        """
+        Args:
+          placement: a `Placement`, which names the device of each new variable.
+          scope: name of the variable scope to build under, or None for the one of the caller.
+          reuse: for the first tower: None, True or `tf.AUTO_REUSE`, as in `tf.variable_scope`.
+          earlier: `DirectVariable`s of an earlier build that the first tower is to be handed.
+        """
+        self.created = []
+        self.direct = list(earlier)
+        self._takes_earlier = bool(earlier)
+        self._placement = placement
+        self._scope = scope
+        self._reuse = reuse
+        self._tower = 0
+        self._handed = 0
+        self._get_variable_calls = []
+        self._root = self._outer = ''
+
+    @contextlib.contextmanager
+    def tower(self, index, root, outer):
+        """The scope in which tower `index` calls the model function.
+
+        Args:
+          index: the tower's number; 0 makes the variables, the others share them.
+          root: the name scope of the tower's operations, such as `'tower_1/'`.
+          outer: the name scope around all towers, `''` or such as `'train/'`.
+
+        Raises:
+          SharedVariableError: at the end of the block, when the tower used fewer variables than
+            the first; inside it, at the call that cannot be shared.
+        """
+        self._tower, self._handed, self._root, self._outer = index, 0, root, outer
+        # Re-entering the scope anew for each tower restarts the counters of `default_name`s and
+        # unnamed layers; one scope around all towers would go on with dense_1, dense_2, …
+        reuse = True if index else self._reuse
+        scope = self._scope if self._scope is not None else tf.get_variable_scope()
+        with tf.variable_scope(scope, reuse=reuse, custom_getter=self._getter,
+                               auxiliary_name_scope=False), \
+                tf.variable_creator_scope(self._creator):
+            yield
+        if self._shares_by_order and self._handed < len(self.direct):
+            raise SharedVariableError(
+                'tower %d used %d of the %d variables that the first tower made without '
+                'get_variable; it left out %r. Make the same variables in every call of the model '
+                'function, or make them with tf.get_variable.'
+                % (index, self._handed, len(self.direct),
+                   self.direct[self._handed].requested_name))
+
+    @property
+    def _shares_by_order(self):
+        return self._tower > 0 or self._takes_earlier
+
+    def _getter(self, getter, name, *args, **kwargs):
+        """Tells creations by `get_variable` from direct ones, and translates what TF raises."""
+        self._get_variable_calls.append((name, kwargs.get('shape')))
+        try:
+            return getter(name, *args, **kwargs)
+        except ValueError as error:
+            if isinstance(error, SharedVariableError):
+                raise
+            raise SharedVariableError(self._explain(name, error)) from error
+        finally:
+            self._get_variable_calls.pop()
+
+    def _explain(self, name, error):
+        first_line = str(error).split('\n', 1)[0]
+        if 'already exists' in first_line and not self._tower:
+            return ('variable %r exists already in this graph: pass reuse=True (or '
+                    'tf.AUTO_REUSE) to share it with the towers, or variable_scope=... for a '
+                    'second set.' % name)
+        if 'does not exist' in first_line and self._tower:
+            return ('variable %r of tower %d does not exist in the first tower: the model '
+                    'function has to make the same names in every call; look for a name that '
+                    'counts calls, or a branch that depends on the call.' % (name, self._tower))
+        return 'variable %r of tower %d cannot be shared: %s' % (name, self._tower, first_line)
+
+    def _creator(self, next_creator, **kwargs):
+        if self._get_variable_calls:
+            name, shape = self._get_variable_calls[-1]
+            if self._tower:
+                raise SharedVariableError(
+                    'variable %r is new in tower %d, the first tower has none of that name: the '
+                    'model function has to make the same names in every call; look for a name '
+                    'that counts calls, or a scope with reuse=tf.AUTO_REUSE under a name of its '
+                    'own.' % (name, self._tower))
+            if kwargs.get('name') != name:
+                shape = None  # a piece of a partitioned variable: smaller than the whole
+            return self._create(next_creator, kwargs, shape)
+        requested = self._requested_name(kwargs)
+        if self._shares_by_order:
+            return self._hand_over(requested, kwargs)
+        # The name scope of the moment without the tower's part gives the model's own name.
+        with tf.name_scope(self._model_scope()):
+            variable = self._create(next_creator, kwargs, kwargs.get('shape'))
+        self.direct.append(DirectVariable(requested, variable))
+        return variable
+
+    def _create(self, next_creator, kwargs, shape):
+        if tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ()):
+            # Counters of tf.metrics are shared, so towers add to them at the same time: the
+            # updates of resource variables are atomic, those of reference variables are not.
+            kwargs['use_resource'] = True
+        with self._placement.scope(shape, kwargs):
+            variable = next_creator(**kwargs)
+        self.created.append(variable)
+        return variable
+
+    def _hand_over(self, requested, kwargs):
+        if self._handed == len(self.direct):
+            raise SharedVariableError(
+                'tower %d makes variable %r without get_variable, beyond the %d that the first '
+                'tower made so: make the same variables in every call of the model function, or '
+                'make them with tf.get_variable.' % (self._tower, requested, len(self.direct)))
+        first = self.direct[self._handed]
+        given = 'tower %d asks for %r as its variable number %d made without get_variable' % (
+            self._tower, requested, self._handed + 1)
+        fix = ('Make the same variables in the same order in every call of the model function, or '
+               'make them with tf.get_variable.')
+        if not self._names_agree(first.requested_name, requested):
+            raise SharedVariableError('%s; the first tower made %r there. %s'
+                                      % (given, first.requested_name, fix))
+        shape, dtype = _wanted_shape_and_dtype(kwargs, first.variable)
+        if not shape.is_compatible_with(first.variable.get_shape()):
+            raise SharedVariableError('%s of shape %s; the first tower made it of shape %s. %s' % (
+                given, shape, first.variable.get_shape(), fix))
+        if dtype != first.variable.dtype.base_dtype:
+            raise SharedVariableError('%s of dtype %s; the first tower made it of dtype %s. %s' % (
+                given, dtype.name, first.variable.dtype.base_dtype.name, fix))
+        self._handed += 1
+        return first.variable
+
+    def _names_agree(self, first, requested):
+        if first == requested:
+            return True
+        if any(requested == other.requested_name for other in self.direct):
+            return False  # the first tower has it elsewhere in its order
+        # Keras numbers its layers on: what is dense_1 in the first tower is dense_3 in the next.
+        return without_numbers(first) == without_numbers(requested)
+
+    def _model_scope(self):
+        """The current name scope without the tower's part, ending in '/' (or '' at the top)."""
+        current = (tf.get_default_graph().get_name_scope() or '') + '/'
+        if current.startswith(self._root):
+            current = self._outer + current[len(self._root):]
+        return '' if current == '/' else current
+
+    def _requested_name(self, kwargs):
+        return self._model_scope() + (kwargs.get('name') or 'Variable')
+
+
+def slot_creator(placement, variables, created):
+    """A creator for `tf.variable_creator_scope` around `apply_gradients`.
+
+    Optimizers of TF colocate their slots with the variable. Those that make them with
+    `get_variable` under the variable's name (BERT's: `<variable>/adam_m`) do not say where, and
+    are put beside it here.
+
+    Args:
+      placement: the `Placement` of the model's variables.
+      variables: the model's variables.
+      created: list that each slot is appended to.
+    """
+    by_name = {variable.op.name: variable for variable in variables}
+
+    def create(next_creator, **kwargs):
+        owner = owner_by_name(kwargs.get('name') or '', by_name)
+        with placement.scope_of(owner) if owner is not None else contextlib.nullcontext():
+            slot = next_creator(**kwargs)
+        created.append(slot)
+        return slot
+    return create
+
+
+def owner_by_name(name, by_name):
+    """The variable under whose name a slot's name lies (`dense/kernel` of `dense/kernel/Adam`).
+
+    Args:
+      name: the slot's name.
+      by_name: dict from operation names of variables to the variables.
+
+    Returns:
+      The variable with the longest such name, or None.
+    """
+    parts = name.split('/')
+    for length in range(len(parts) - 1, 0, -1):
+        owner = by_name.get('/'.join(parts[:length]))
+        if owner is not None:
+            return owner
+    return None
+
+
+def _wanted_shape_and_dtype(kwargs, first):
+    """What a direct creation asks for; the values that it computes for it are never run."""
+    initial = kwargs.get('initial_value')
+    dtype, shape = kwargs.get('dtype'), kwargs.get('shape')
+    if callable(initial) and (shape is None or dtype is None):
+        with tf.control_dependencies(None), tf.device(None), tf.device(first.device):
+            initial = initial()
+    if not callable(initial) and initial is not None:
+        value = tf.convert_to_tensor(initial, dtype=dtype and tf.as_dtype(dtype).base_dtype)
+        return value.shape if shape is None else tf.TensorShape(shape), value.dtype.base_dtype
+    return tf.TensorShape(shape), tf.as_dtype(dtype or tf.float32).base_dtype
+
+
+def without_numbers(name):
+    """A variable's name without the numbers that make its parts unique: `a_1/b_2` as `a/b`."""
+    return re.sub(r'(_\d+)+(?=/|$)', '', name)
