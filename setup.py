@@ -2,20 +2,25 @@
 
 import io
 import os
+import re
 
 from setuptools import find_packages, setup
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
-with io.open(os.path.join(_HERE, 'README.md'), encoding='utf-8') as readme:
-    LONG_DESCRIPTION = readme.read()
+
+def read(path):
+    with io.open(os.path.join(_HERE, path), encoding='utf-8') as text_file:
+        return text_file.read()
+
 
 setup(
     name='towers',
-    version='0.1.0',
+    # Read, not imported: towers imports TensorFlow, which may not be there yet.
+    version=re.search(r"^__version__ = '(.+)'$", read('towers/__init__.py'), re.M).group(1),
     description='Synchronous data-parallel training for TensorFlow 1 graphs: '
                 'one call from a model function to a multi-device train op',
-    long_description=LONG_DESCRIPTION,
+    long_description=read('README.md'),
     long_description_content_type='text/markdown',
     author='the towers authors',
     license='Apache-2.0',

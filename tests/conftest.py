@@ -18,6 +18,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line('markers', 'slow: takes more than some seconds; --skip-slow skips it')
+    # TF's own use of gast on Python 3.13 warns some hundred times; nothing here can mend it.
+    config.addinivalue_line('filterwarnings', 'ignore::DeprecationWarning:gast.*')
 
 
 def pytest_collection_modifyitems(config, items):

@@ -1,0 +1,324 @@
+"""Trains an image classifier on several devices; with no flags, handwritten digits on 2 towers."""
+
+import collections
+import os
+import sys
+import textwrap
+import warnings
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # this program's own lines are the output
+
+from absl import app, flags  # noqa: E402
+import tensorflow.compat.v1 as tf  # noqa: E402
+
+import datasets  # noqa: E402
+from models import registry  # noqa: E402
+import towers  # noqa: E402
+from towers.evaluation import Evaluation, EvaluationHook  # noqa: E402
+from towers.progress import ProgressHook  # noqa: E402
+
+FLAGS = flags.FLAGS
+
+# Groups of flags, in the order in which --helpshort shows them.
+GROUPS = collections.OrderedDict([
+    ('What is trained', ['model', 'dataset', 'image_size', 'weight_decay', 'aux_loss_weight']),
+    ('Towers', ['num_towers', 'devices', 'batch_size', 'reduction', 'variable_device',
+                'update_ops']),
+    ('Optimizer', ['optimizer', 'momentum', 'clip_norm', 'base_learning_rate', 'lr_scaling',
+                   'warmup_epochs', 'decay', 'decay_epochs', 'decay_rate']),
+    ('The run', ['train_dir', 'train_steps', 'train_epochs', 'save_steps', 'log_every', 'seed',
+                 'plan_only', 'audit_runtime'])])
+
+flags.DEFINE_string('model', 'digits', 'network by name; an unknown one lists those that exist')
+flags.DEFINE_string('dataset', 'digits', 'data set by name')
+flags.DEFINE_integer('image_size', 0, 'height and width in pixels; 0: what the network asks for',
+                     lower_bound=0)
+flags.DEFINE_float('weight_decay', 4e-5, 'factor of the L2 loss of the weights', lower_bound=0)
+flags.DEFINE_float('aux_loss_weight', 0.4, 'factor of the loss of auxiliary logits, for networks '
+                   'that have them', lower_bound=0)
+
+flags.DEFINE_integer('num_towers', 2, 'copies of the model, one a device: GPUs where there are '
+                     'any, else virtual CPUs', lower_bound=1)
+flags.DEFINE_string('devices', '', "the towers' devices by name, instead of --num_towers: "
+                    "'/gpu:0,/gpu:2'")
+flags.DEFINE_integer('batch_size', 100, 'examples a step, over all towers together', lower_bound=1)
+flags.DEFINE_enum('reduction', 'sum', ['sum', 'mean'], "gradient applied: the towers' sum, or that "
+                  'of the mean loss of the whole batch')
+flags.DEFINE_string('variable_device', '', "where variables live: a device, or 'balanced'; empty: "
+                    'the CPU, or the GPU when there is just one')
+flags.DEFINE_enum('update_ops', 'first', ['first', 'all', 'none'],
+                  "towers whose batch-norm updates run with a step")
+
+flags.DEFINE_enum('optimizer', 'adam', ['sgd', 'momentum', 'adam', 'rmsprop'], 'update rule')
+flags.DEFINE_float('momentum', 0.9, 'for momentum and rmsprop', lower_bound=0, upper_bound=1)
+flags.DEFINE_float('clip_norm', 0, 'largest global norm of the combined gradient; 0: no clipping',
+                   lower_bound=0)
+flags.DEFINE_float('base_learning_rate', 0.001, 'learning rate of one tower', lower_bound=0)
+flags.DEFINE_enum('lr_scaling', 'none', ['none', 'sqrt', 'linear'],
+                  'how the rate grows with the number of towers')
+flags.DEFINE_float('warmup_epochs', 0, 'epochs over which the rate rises to its full value',
+                   lower_bound=0)
+flags.DEFINE_enum('decay', 'none', ['none', 'exponential', 'cosine'], 'how the rate falls')
+flags.DEFINE_float('decay_epochs', 0, 'epochs for one factor of --decay_rate (exponential), or '
+                   'until the rate is 0 (cosine; 0: the whole run)', lower_bound=0)
+flags.DEFINE_float('decay_rate', 0.94, 'factor of the exponential decay', lower_bound=0,
+                   upper_bound=1)
+
+flags.DEFINE_string('train_dir', 'runs/digits', 'folder of the checkpoints; a run that is there '
+                    'already goes on')
+flags.DEFINE_integer('train_steps', 0, 'steps to train for; 0: by --train_epochs', lower_bound=0)
+flags.DEFINE_float('train_epochs', 30, 'passes over the training set', lower_bound=0)
+flags.DEFINE_integer('save_steps', 500, 'steps from one checkpoint to the next', lower_bound=1)
+flags.DEFINE_integer('log_every', 100, 'steps from one printed line to the next, where there is no '
+                     'terminal', lower_bound=1)
+flags.DEFINE_integer('seed', 1, 'of the initial weights, the data order and dropout')
+flags.DEFINE_boolean('plan_only', False, 'build the graph, print the plan and the audit, and stop')
+flags.DEFINE_boolean('audit_runtime', False, 'also check what the runtime really places, with the '
+                     'first step')
+
+
+def main(unused_argv):
+    """Builds, shows the plan, checks it, trains."""
+    tf.logging.set_verbosity(tf.logging.ERROR)
+    warnings.filterwarnings('ignore', module='tensorflow|tf_slim')  # of TF to tf_slim, not to us
+    tf.disable_v2_behavior()
+    tf.enable_resource_variables()
+    towers.mend_slim()
+    network = registry.get_network(FLAGS.model)
+    dataset = datasets.get_dataset(FLAGS.dataset)
+    with tf.Graph().as_default():
+        tf.set_random_seed(FLAGS.seed)
+        job = build_job(network, dataset)
+        print(job.built.plan, flush=True)
+        print(towers.audit(job.built).raise_if_broken(), flush=True)
+        if not FLAGS.plan_only:
+            train(job)
+
+
+Job = collections.namedtuple('Job', 'built train_op evaluation iterator global_step train_steps '
+                             'learning_rate examples_per_epoch')
+
+
+def build_job(network, dataset):
+    """The graph: batches, towers, and the evaluation that shares their variables."""
+    examples_per_epoch = dataset.num_examples['train']
+    train_steps = FLAGS.train_steps or int(
+        -(-FLAGS.train_epochs * examples_per_epoch // FLAGS.batch_size))
+    devices = FLAGS.devices or FLAGS.num_towers
+    num_towers = len(towers.resolve_devices(devices, check=not FLAGS.plan_only))
+    if FLAGS.batch_size % num_towers:
+        raise towers.InvalidArgumentError(
+            '--batch_size=%d does not divide among %d towers: give a multiple of %d'
+            % (FLAGS.batch_size, num_towers, num_towers))
+    size = FLAGS.image_size or network.default_image_size
+    channels = 1 if FLAGS.model == 'digits' else 3
+    global_step = tf.train.get_or_create_global_step()
+    with tf.device('/cpu:0'):
+        # The run's position: where in the stream of examples, hence of the schedule, it is.
+        examples_seen = tf.get_variable('examples_seen', [], tf.int64, tf.zeros_initializer(),
+                                        trainable=False)
+        batches = datasets.train_batches(
+            *dataset.load('train'), batch_size=FLAGS.batch_size, seed=FLAGS.seed, image_size=size,
+            channels=channels, first_example=tf.identity(examples_seen))
+        iterator = tf.data.make_initializable_iterator(batches)
+    rate = make_learning_rate(num_towers, examples_per_epoch, train_steps)
+    learning_rate = rate.tensor(tf.identity(examples_seen))
+    built = towers.build_towers(
+        make_model_fn(network, dataset.num_classes, is_training=True), iterator.get_next(),
+        make_optimizer(learning_rate), devices, FLAGS.reduction,
+        variable_device=FLAGS.variable_device or None, update_ops=FLAGS.update_ops,
+        transform_gradients=clip if FLAGS.clip_norm else None, global_step=global_step,
+        learning_rate=rate, check_devices=not FLAGS.plan_only)
+    with tf.control_dependencies([built.train_op]), tf.device('/cpu:0'):
+        train_op = tf.assign_add(examples_seen, FLAGS.batch_size).op
+    evaluation = Evaluation(
+        make_model_fn(network, dataset.num_classes, is_training=False),
+        datasets.eval_batches(*dataset.load('test'), batch_size=FLAGS.batch_size, image_size=size,
+                              channels=channels), built)
+    return Job(built, train_op, evaluation, iterator, global_step, train_steps, learning_rate,
+               examples_per_epoch)
+
+
+def make_model_fn(network, num_classes, is_training):
+    """The model function that every tower calls with its shard."""
+    def model_fn(images, labels):
+        logits, end_points = network.build(images, num_classes, is_training=is_training,
+                                           weight_decay=FLAGS.weight_decay)
+        loss = cross_entropy(labels, logits)
+        if is_training and end_points.get('AuxLogits') is not None:
+            loss += FLAGS.aux_loss_weight * cross_entropy(labels, end_points['AuxLogits'])
+        predicted = tf.argmax(logits, 1)
+        accuracy = tf.reduce_mean(tf.cast(tf.equal(predicted, labels), tf.float64))
+        return towers.ModelOutput(loss, predictions={'label': predicted},
+                                  metrics={'accuracy': accuracy})
+    return model_fn
+
+
+def cross_entropy(labels, logits):
+    """Mean softmax cross-entropy of a shard: [shard] and [shard, classes] to a scalar."""
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels,
+                                                                         logits=logits))
+
+
+def make_learning_rate(num_towers, examples_per_epoch, train_steps):
+    """The learning-rate schedule of the flags, counted in examples."""
+    decay_examples = decay_rate = None
+    if FLAGS.decay != 'none':
+        decay_examples = int(FLAGS.decay_epochs * examples_per_epoch)
+        decay_rate = FLAGS.decay_rate if FLAGS.decay == 'exponential' else None
+        if FLAGS.decay == 'cosine' and not decay_examples:
+            decay_examples = train_steps * FLAGS.batch_size
+    return towers.LearningRate(
+        FLAGS.base_learning_rate, num_towers, FLAGS.lr_scaling,
+        warmup_examples=int(FLAGS.warmup_epochs * examples_per_epoch), decay=FLAGS.decay,
+        decay_examples=decay_examples, decay_rate=decay_rate)
+
+
+def make_optimizer(learning_rate):
+    """The optimizer of the flags."""
+    return {'sgd': lambda: tf.train.GradientDescentOptimizer(learning_rate),
+            'momentum': lambda: tf.train.MomentumOptimizer(learning_rate, FLAGS.momentum),
+            'adam': lambda: tf.train.AdamOptimizer(learning_rate),
+            'rmsprop': lambda: tf.train.RMSPropOptimizer(learning_rate, momentum=FLAGS.momentum),
+            }[FLAGS.optimizer]()
+
+
+def clip(gradients):
+    """Scales the combined gradients down to the global norm of --clip_norm."""
+    clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in gradients], FLAGS.clip_norm)
+    return [(gradient, variable) for gradient, (_, variable) in zip(clipped, gradients)]
+
+
+def train(job):
+    """Runs the steps that are left, evaluates, and says where things are."""
+    done = finished_steps()
+    progress = ProgressHook(
+        [('loss', job.built.loss), ('rate', job.learning_rate)], job.global_step, job.train_steps,
+        FLAGS.batch_size, job.examples_per_epoch, FLAGS.log_every)
+    evaluation = EvaluationHook(job.evaluation, job.global_step)
+    hooks = [IteratorHook(job.iterator), evaluation]
+    if done < job.train_steps:
+        hooks += [progress, tf.train.StopAtStepHook(last_step=job.train_steps)]
+    else:
+        print('%s holds %d steps already, and %d were asked for: evaluating them. Another '
+              '--train_dir starts anew.' % (FLAGS.train_dir, done, job.train_steps))
+    with tf.train.MonitoredTrainingSession(
+            checkpoint_dir=FLAGS.train_dir, hooks=hooks, save_checkpoint_steps=FLAGS.save_steps,
+            save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=None,
+            config=towers.session_config(job.built.devices)) as session:
+        if FLAGS.audit_runtime and done < job.train_steps:
+            audit_runtime(job, session)
+        while done < job.train_steps and not session.should_stop():
+            session.run(job.train_op)
+    report(progress.throughput, evaluation.latest)
+
+
+class IteratorHook(tf.train.SessionRunHook):
+    """Starts the input at the example that the restored variables say comes next."""
+
+    def __init__(self, iterator):
+        self._iterator = iterator
+
+    def after_create_session(self, session, coord):
+        session.run(self._iterator.initializer)
+
+
+def finished_steps():
+    """The step of the newest checkpoint in --train_dir, 0 where there is none."""
+    checkpoint = tf.train.latest_checkpoint(FLAGS.train_dir)
+    return int(tf.train.load_variable(checkpoint, 'global_step')) if checkpoint else 0
+
+
+def audit_runtime(job, session):
+    """Does one step and checks where the runtime put its operations."""
+    metadata = tf.RunMetadata()
+    session.run(job.train_op, options=tf.RunOptions(output_partition_graphs=True),
+                run_metadata=metadata)
+    print(towers.audit(job.built, metadata).raise_if_broken(), flush=True)
+
+
+def report(throughput, evaluation):
+    """The last lines: how good, how fast, and where the weights are."""
+    print('test accuracy  %.4f on %d images' % (evaluation['accuracy'], evaluation['examples']))
+    if throughput is not None:
+        print('speed          {:,.0f} images/s'.format(throughput.examples / throughput.seconds))
+    print('checkpoint     %s' % tf.train.latest_checkpoint(FLAGS.train_dir))
+
+
+def contradiction(given):
+    """What makes no sense about the flags, in one line, or None.
+
+    Args:
+      given: names of the flags that were given on the command line.
+    """
+    def only_with(flag, other, values):
+        if flag in given and FLAGS[other].value not in values:
+            return '--%s is of no use with --%s=%s: it goes with %s' % (
+                flag, other, FLAGS[other].value, ' or '.join(values))
+        return None
+    if {'num_towers', 'devices'} <= given:
+        return '--num_towers and --devices both say how many towers there are: give one'
+    if {'train_steps', 'train_epochs'} <= given:
+        return '--train_steps and --train_epochs both say how long to train: give one'
+    if not FLAGS.train_steps and not FLAGS.train_epochs:
+        return '--train_steps and --train_epochs are both 0: there is nothing to do'
+    if FLAGS.base_learning_rate <= 0:
+        return '--base_learning_rate=%g: expected more than 0' % FLAGS.base_learning_rate
+    if FLAGS.decay == 'exponential' and not FLAGS.decay_epochs:
+        return '--decay=exponential needs --decay_epochs'
+    if FLAGS.plan_only and FLAGS.audit_runtime:
+        return '--plan_only runs nothing, so there is nothing for --audit_runtime to check'
+    return (only_with('momentum', 'optimizer', ['momentum', 'rmsprop'])
+            or only_with('decay_epochs', 'decay', ['exponential', 'cosine'])
+            or only_with('decay_rate', 'decay', ['exponential']))
+
+
+def help_text():
+    """All flags of this program, by group, one or two lines each."""
+    lines = [sys.modules[__name__].__doc__, '']
+    for group, names in GROUPS.items():
+        lines.append('%s:' % group)
+        for name in names:
+            default = FLAGS[name].default
+            text = '%s (%s)' % (FLAGS[name].help, "''" if default == '' else default)
+            lines += textwrap.wrap(text, 98, initial_indent='  --%-20s ' % name,
+                                   subsequent_indent=' ' * 25)
+    return '\n'.join(lines)
+
+
+def parse_flags(argv):
+    """absl's parsing, but with help by group, and status 2 and one line for what is wrong."""
+    if {'--help', '--helpshort', '-h', '-help', '-helpshort'} & set(argv[1:]):
+        print(help_text())
+        sys.exit(0)
+    try:
+        rest = FLAGS(argv)
+    except flags.Error as error:
+        refuse(error)
+    if len(rest) > 1:
+        refuse('%r is no flag: flags begin with --' % rest[1])
+    wrong = contradiction({name for name in FLAGS if FLAGS[name].present})
+    if wrong:
+        refuse(wrong)
+    return rest
+
+
+def refuse(reason):
+    """Says on one line why the program does not start, and ends it with status 2."""
+    sys.stderr.write('train.py: %s\n' % ' '.join(str(reason).split()))
+    sys.exit(2)
+
+
+def run(argv):
+    """Runs `main`; what a user can get wrong is one line, not a traceback."""
+    try:
+        main(argv)
+    except towers.AuditError as error:
+        sys.stderr.write('train.py: %s\n' % error)
+        sys.exit(1)
+    except towers.TowersError as error:
+        refuse(error)
+
+
+if __name__ == '__main__':
+    app.run(run, flags_parser=parse_flags)
