@@ -12,9 +12,13 @@ Names that are not public API, and why each is needed:
 * `_callable_losses` of a Keras 2 layer: the public `losses` of a model hold those of its parts, so
   that a part shared by two models, or a `tf.layers` layer inside a model (which has already put
   its loss into a collection), would be counted twice.
+* `_flatten_layers` of a Keras 2.15 layer, the parts of a layer for the same purpose: the public
+  `submodules` raises for an LSTM with dropout in graph mode (not on 1.15, which has just that).
 * `_keras_history` of a tensor: whether it comes from a `keras.Input`. No public call tells on all
   of these versions.
 * `batch_norm.__closure__` of tf_slim: see `_guard_batch_norm`.
+* `_update_input` and `_get_control_flow_context` of an operation: TF has no public way to give an
+  operation another input, nor to ask whether it is in a `tf.cond` or `tf.while_loop`.
 * `_lr` and `_learning_rate` of TF's optimizers: no public call tells an optimizer's rate, and the
   plan shows it. Where neither is there the plan says that it does not know.
 """
@@ -284,11 +288,19 @@ def keras_weight_losses(layer):
         return [(id(variable), _regularizer_of(variable)) for variable in layer.trainable_variables
                 if variable.regularizer is not None]
     pairs = []
-    for part in (layer,) + tuple(layer.submodules):
-        if isinstance(part, keras_base_layers()) and not is_legacy_layer(part):
+    for part in _parts_of(layer):
+        if not is_legacy_layer(part):
             pairs.extend((id(loss), loss)
                          for loss in part._callable_losses)  # pylint: disable=protected-access
     return pairs
+
+
+def _parts_of(layer):
+    """A Keras 2 layer and the layers that it contains, at any depth."""
+    if hasattr(layer, '_flatten_layers'):
+        return list(layer._flatten_layers())  # pylint: disable=protected-access
+    return [part for part in (layer,) + tuple(layer.submodules)
+            if isinstance(part, keras_base_layers())]
 
 
 def _regularizer_of(variable):
@@ -299,6 +311,8 @@ def _regularizer_of(variable):
 
 # On TF 2 resource variables are instances of the one class and reference variables of the other.
 VARIABLE_TYPES = (tf.Variable, tensorflow.Variable)
+# A data set made through `import tensorflow as tf` is none of the compat.v1 class on TF 2.
+DATASET_TYPES = (tf.data.Dataset, tensorflow.data.Dataset)
 
 
 def optimizer_learning_rate(optimizer):
@@ -308,3 +322,34 @@ def optimizer_learning_rate(optimizer):
         if rate is not None:
             return rate() if callable(rate) else rate
     return None
+
+
+# ---- Operations ---------------------------------------------------------------------------------
+
+
+def in_control_flow(op):
+    """Whether an operation is in a branch of a `tf.cond` or the body of a `tf.while_loop`."""
+    return op._get_control_flow_context() is not None  # pylint: disable=protected-access
+
+
+def replace_tensor(old, new):
+    """Makes every operation that reads the tensor `old` read `new` instead."""
+    for reader in old.consumers():
+        for position, tensor in enumerate(reader.inputs):
+            if tensor.name == old.name:
+                reader._update_input(position, new)  # pylint: disable=protected-access
+
+
+# ---- Checkpoints --------------------------------------------------------------------------------
+
+
+def saved_as(variable):
+    """Name and shape under which a `Saver` keeps a variable: a part goes under its whole's.
+
+    `_get_save_slice_info` is what `Saver` asks for that; there is no public way from a part of a
+    partitioned variable, as `tf.global_variables` lists them, to the whole.
+    """
+    info = variable._get_save_slice_info()  # pylint: disable=protected-access
+    if info is None:
+        return variable.op.name, variable.shape
+    return info.full_name, tf.TensorShape(info.full_shape)

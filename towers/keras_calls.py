@@ -84,8 +84,8 @@ class KerasCalls(object):
         These are the updates of moving averages and other state (metrics, stateful RNNs), and in
         Keras 3 the steps of the seed generators, without which each step has the same dropout
         mask. Initializers are not among them, nor are updates that wait for the placeholder of a
-        `keras.Input`, nor those of layers that are not trainable, nor, in Keras 3, those made
-        within `tf.cond` or `tf.while_loop`, which cannot be run from outside.
+        `keras.Input`, nor those of layers that are not trainable, nor those made within `tf.cond`
+        or `tf.while_loop`, which cannot be run from outside.
 
         Running them under a learning phase of 0 is valid and changes nothing.
 
@@ -123,7 +123,8 @@ class KerasCalls(object):
         """The losses that depend on what the layers were called on, of the calls in this block.
 
         These are the activity regularizers, which Keras divides by the size of the batch, and
-        tensors given to `add_loss`. They are part of the tower's own loss.
+        tensors given to `add_loss`. They are part of the tower's own loss. Those made within
+        `tf.cond` or `tf.while_loop`, which cannot be used outside, are not among them.
 
         Returns:
             A list of scalar tensors, in order.
@@ -134,8 +135,8 @@ class KerasCalls(object):
         waiting = self._waiting_for_keras_input()
         losses = []
         for layer, loss in self._activity:
-            if loss.graph is not self._graph or loss.op in waiting:
-                continue  # made to draw a model, not to compute
+            if loss.op in waiting or not self._can_run(loss.op):
+                continue  # made to draw a model, or within tf.cond
             if loss.shape.ndims not in (0, None):
                 raise errors.ModelFunctionError(
                     'The Keras layer %r was given a loss of shape %s by add_loss; a scalar was '
@@ -159,11 +160,12 @@ class KerasCalls(object):
     def calling(self, layer, arguments):
         """Around a call of `layer` on any nest of arguments."""
         call = None
-        leaves = tf.nest.flatten(arguments, expand_composites=True)
-        # Keras 3 draws a model by calling it on symbols, and its parts on tensors of no account.
-        if not self._depth and not any(compat.is_keras_3_symbol(leaf) for leaf in leaves):
-            call = _Call(layer, leaves, self._graph)
-            self._calls.append(call)
+        if not self._depth:
+            leaves = tf.nest.flatten(arguments, expand_composites=True)
+            # Keras 3 draws a model by calling it on symbols, and its parts on scratch tensors.
+            if not any(compat.is_keras_3_symbol(leaf) for leaf in leaves):
+                call = _Call(layer, leaves, self._graph)
+                self._calls.append(call)
         self._depth += 1
         try:
             yield
@@ -216,19 +218,19 @@ class KerasCalls(object):
         return waiting
 
     def _keras_3_updates(self):
-        """The ops in the calls of Keras 3 layers that write one of the layer's variables."""
+        """The ops made in the calls of Keras 3 layers that write a variable.
+
+        Not only the variables that the layers list: the state of a stateful RNN is not among them.
+        """
+        initializers = {variable.initializer for variable in
+                        self._graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) +
+                        self._graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES)}
         found = []
         for call in self._calls:
-            if not compat.is_keras_3(call.layer):
-                continue
-            variables = compat.keras_variables(call.layer)
-            written = {variable.op for variable in variables}
-            initializers = {variable.initializer for variable in variables}
             made = set(call.ops)
-            found.extend(
-                op for op in call.ops
-                if op.type.startswith(_WRITES) and op.inputs[0].op in written
-                and op not in initializers and self._can_run(op) and not _is_reset(op, made))
+            found.extend(op for op in call.ops
+                         if op.type.startswith(_WRITES) and op not in initializers
+                         and self._can_run(op) and not _is_reset(op, made))
         return found
 
 
@@ -368,9 +370,12 @@ class _ImportWatcher(importlib.abc.MetaPathFinder):
         if name not in self._names:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1:]:
-            spec = finder.find_spec(name, path, target)
+            # Some finders, and some loaders, are older than the protocol.
+            find_spec = getattr(finder, 'find_spec', None)
+            spec = None if find_spec is None else find_spec(name, path, target)
             if spec is not None:
-                self._watch(spec.loader)
+                if hasattr(spec.loader, 'exec_module'):
+                    self._watch(spec.loader)
                 return spec
         return None
 
