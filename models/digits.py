@@ -8,9 +8,8 @@ def digits(inputs, num_classes=10, is_training=True, dropout_keep_prob=0.75, reu
            scope='Digits'):
     """Three 3x3 convolutions, two of them followed by a 2x2 maximum, then one linear layer.
 
-    At the default size (8 x 8 x 1, ten classes) 58,410 trainable parameters inside
-    `digits_arg_scope()`, of which 57,888 are in the convolutions. Build it inside that arg_scope:
-    without it there is neither batch norm nor weight decay.
+    58,314 trainable parameters at the default size (8 x 8 x 1, ten classes). Build it inside
+    `slim.arg_scope(digits_arg_scope())`: without it there is neither batch norm nor weight decay.
 
     Args:
         inputs: float images [batch, height, width, channels], values from 0 to 1; height, width and

@@ -109,8 +109,7 @@ def inception_resnet_v2_base(inputs, final_endpoint='Conv2d_7b_1x1', output_stri
         activation_fn: of the residual blocks. That of the other layers is their arg_scope's.
 
     Returns:
-        (net, end_points): the final endpoint's activation, and a dict of all that led to it by
-        name.
+        (net, end_points): the final endpoint's activation, and a dict of all up to it by name.
 
     Raises:
         ValueError: an endpoint or output stride that there is not, or images too small to reach
@@ -123,17 +122,16 @@ def inception_resnet_v2_base(inputs, final_endpoint='Conv2d_7b_1x1', output_stri
                          % (final_endpoint, ', '.join(_END_POINTS)))
     if output_stride == 8 and _is_after(final_endpoint, 'PreAuxLogits'):
         raise ValueError('output_stride=8 is only supported up to the PreAuxLogits end point, '
-                         'not to %s: give final_endpoint=\'PreAuxLogits\'.' % final_endpoint)
+                         'not to %s.' % final_endpoint)
     if not align_feature_maps:
         _check_image_size(inputs, _least_side(final_endpoint, output_stride),
                           'to reach %s' % final_endpoint,
                           'Enlarge them, stop earlier, or give align_feature_maps=True.')
 
     padding = 'SAME' if align_feature_maps else 'VALID'
-    dilated = output_stride == 8
     end_points = {}
     with tf.variable_scope(scope, 'InceptionResnetV2', [inputs]):
-        for name, net in _stages(inputs, padding, dilated, activation_fn):
+        for name, net in _stages(inputs, padding, output_stride == 8, activation_fn):
             end_points[name] = net
             if name == final_endpoint:
                 return net, end_points
@@ -234,7 +232,7 @@ def inception_resnet_v2_arg_scope(weight_decay=0.00004, batch_norm_decay=0.9997,
 
 
 def _stages(net, padding, dilated, activation_fn):
-    """Yields (endpoint, activation) in order, each built only when it is asked for."""
+    """Yields (endpoint, activation) in order; what follows is built only when it is asked for."""
     for layer, depth, stride, always_padded in _STEM:
         net = _layer(net, layer, depth, stride, 'SAME' if always_padded else padding)
         yield layer, net
