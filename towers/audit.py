@@ -52,8 +52,7 @@ def audit(built, run_metadata=None):
     Args:
       built: what `build_towers` returned.
       run_metadata: None to read the graph alone; or the `tf.RunMetadata` of a step that was run
-        with `tf.RunOptions(output_partition_graphs=True)`, to check what was really placed; then
-        the graph of the towers has to be the default one.
+        with `tf.RunOptions(output_partition_graphs=True)`, to check what was really placed.
 
     Returns:
       `Audit`. Broken are: a variable or slot off its device; an operation or gradient operation
@@ -96,7 +95,7 @@ def _check_variables(built, device_of, broken):
 
 
 def _check_operations(built, operations, broken, notes):
-    by_variable = {variable.op.name for variable in built.variables}
+    by_name = {variable.op.name for variable in built.variables}
     for tower in built.towers:
         stray, beside = [], []
         for op in operations:
@@ -105,22 +104,32 @@ def _check_operations(built, operations, broken, notes):
             device = operation_device(op)
             if device == tower.device:
                 continue
-            (beside if _touches_variable(op, by_variable) else stray).append((op, device))
+            (beside if _touches_variable(op, by_name) else stray).append((op, device))
         if stray:
             broken.append('%d operations of tower %d are off %s: %s' % (
                 len(stray), tower.index, short_name(tower.device),
                 _some(['%s on %s' % (op.name, _named(device)) for op, device in stray])))
         if beside:
-            notes.append('%d operations of tower %d are beside their variable, off %s: %s' % (
-                len(beside), tower.index, short_name(tower.device),
-                _some([op.name for op, _ in beside], 2)))
+            notes.append('%d operations of tower %d are beside the variable that they read or '
+                         'write, on %s' % (len(beside), tower.index, ', '.join(
+                             sorted({_named(device) for _, device in beside}))))
 
 
-def _touches_variable(op, names):
-    near = [tensor.op.name for tensor in op.inputs]
-    near += [group.decode()[len('loc:@'):] for group in op.colocation_groups()]
-    return any(name in names or name.endswith('/read') and name[:-len('/read')] in names
-               for name in near)
+def _touches_variable(op, names, depth=3):
+    """Whether an operation gets a variable itself, or TF put it beside one that does.
+
+    One that gets a variable's value is free to be on its tower's device.
+    """
+    if any(tensor.dtype == tf.resource or tensor.op.name in names for tensor in op.inputs):
+        return True
+    return any(name in names or depth and _touches_variable(other, names, depth - 1)
+               for name, other in _colocated_with(op))
+
+
+def _colocated_with(op):
+    """[(name, operation)] of those that an operation is to be placed beside."""
+    names = [group.decode()[len('loc:@'):] for group in op.colocation_groups()]
+    return [(name, op.graph.get_operation_by_name(name)) for name in names if name != op.name]
 
 
 def _used_by_some(built):
@@ -143,7 +152,8 @@ def _check_runtime(built, run_metadata, broken, notes):
                                     slots=[s for s in built.slots if s in seen]),
                      lambda variable: placed.get(variable.op.name, _resolved(variable.device)),
                      broken)
-    graph = tf.get_default_graph()
+    leaves = tf.nest.flatten(built.towers[0].inputs, expand_composites=True)
+    graph = next(leaf.graph for leaf in leaves if leaf is not None)
     for tower in built.towers:
         moved, without_kernel = [], []
         for name, device in placed.items():
@@ -170,12 +180,24 @@ def _check_runtime(built, run_metadata, broken, notes):
 
 
 def operation_device(op):
-    """The canonical device that an operation asks for; a read of a variable follows its handle."""
-    if not op.device:
-        for tensor in op.inputs:
-            if tensor.dtype == tf.resource:
-                return operation_device(tensor.op)
-    return _resolved(op.device)
+    """The canonical device that an operation asks for.
+
+    One that asks for none goes where the runtime has to put it: to the resource that it reads, to
+    the operation that it is to be beside, to the one that takes its resource (a TensorArray of an
+    RNN, which TF itself leaves open until the first write); a constant, to the one that takes it.
+    """
+    return _device(op, set())
+
+
+def _device(op, seen):
+    if op.device or op.name in seen:
+        return _resolved(op.device)
+    seen.add(op.name)
+    near = [tensor.op for tensor in op.inputs if tensor.dtype == tf.resource]
+    near += [other for _, other in _colocated_with(op)]
+    near += [taker for tensor in op.outputs if tensor.dtype == tf.resource or op.type == 'Const'
+             for taker in tensor.consumers()]
+    return next((device for device in (_device(other, seen) for other in near) if device), '')
 
 
 def _resolved(device):

@@ -1,6 +1,7 @@
 """`build_towers`: from a model function to a data-parallel train op."""
 
 import collections
+import inspect
 
 import tensorflow.compat.v1 as tf
 
@@ -52,7 +53,7 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
                  variable_device=None, variable_scope=None, reuse=None, name='tower',
                  var_list=None, transform_gradients=None, global_step=None, regularization='auto',
                  update_ops='first', learning_rate=None, check_devices=True,
-                 allow_repeated_devices=False):
+                 allow_repeated_devices=False, check_numerics=False, stateless_random=False):
     """Copies a model onto several devices and trains the copies as one, data-parallel.
 
     The batch is cut into one shard a tower on the CPU; each tower computes its shard's loss and
@@ -95,6 +96,11 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
         optimizer says of itself.
       check_devices: False builds the graph for devices that are not on this machine.
       allow_repeated_devices: may two towers share a device?
+      check_numerics: a NaN or an infinity in a tower's loss or gradient fails the step, naming the
+        tower and the variable; see `nonfinite`.
+      stateless_random: dropout and other random ops of the model draw numbers that depend on the
+        graph-level seed, the op's name and `global_step` alone, so that a run that resumes draws
+        what it would have drawn; see `stateless_random`.
 
     Returns:
       `BuiltTowers`.
@@ -108,13 +114,16 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
     graph = tf.get_default_graph()
     _check_arguments(model_fn, optimizer, reduction, regularization, update_ops, var_list,
                      transform_gradients)
+    if stateless_random and global_step is None:
+        raise InvalidArgumentError('stateless_random=True needs a global_step to draw by.')
     _check_name_scopes(graph, name, len(names))
     placement = Placement(variable_device, names)
     shares_earlier = isinstance(reuse, BuiltTowers)
     builder = TowerBuilder(
         model_fn, optimizer, placement, graph, var_list, regularization, variable_scope,
         reuse=True if shares_earlier else reuse,
-        earlier=reuse.direct_variables if shares_earlier else ())
+        earlier=reuse.direct_variables if shares_earlier else (), check_numerics=check_numerics,
+        random_step=global_step if stateless_random else None)
     with builder.undone_on_error():
         # No padding for evaluation: there an empty shard is an empty part of the predictions.
         shards = split_batch(inputs, len(names), remainder, pad_empty=optimizer is not None)
@@ -158,17 +167,25 @@ def _check_arguments(model_fn, optimizer, reduction, regularization, update_ops,
     if not callable(model_fn):
         raise ModelFunctionError('model_fn=%r cannot be called: expected a function from a shard '
                                  'to its loss.' % (model_fn,))
-    if optimizer is not None and not (hasattr(optimizer, 'compute_gradients')
-                                      and hasattr(optimizer, 'apply_gradients')):
+    if optimizer is not None and not _is_optimizer(optimizer):
         raise InvalidArgumentError(
-            'optimizer=%r has no compute_gradients and apply_gradients: expected a '
-            'tf.train.Optimizer (Keras optimizers are none), or None to evaluate.' % (optimizer,))
+            'optimizer=%r has no compute_gradients(loss, var_list) and apply_gradients(pairs, '
+            'global_step): expected a tf.train.Optimizer (Keras optimizers are none), or None to '
+            'evaluate.' % (optimizer,))
     if transform_gradients is not None and not callable(transform_gradients):
         raise InvalidArgumentError('transform_gradients=%r cannot be called.'
                                    % (transform_gradients,))
     if not (var_list is None or callable(var_list) or isinstance(var_list, (list, tuple))):
         raise InvalidArgumentError('var_list=%r: expected None, a list of variables, or a function '
                                    'from all trainable variables to such a list.' % (var_list,))
+
+
+def _is_optimizer(optimizer):
+    if isinstance(optimizer, tf.train.Optimizer):
+        return True
+    # Some Keras optimizers have methods of these names as well, with other arguments.
+    return hasattr(optimizer, 'compute_gradients') and hasattr(optimizer, 'apply_gradients') and (
+        'global_step' in inspect.signature(optimizer.apply_gradients).parameters)
 
 
 def _check_name_scopes(graph, name, num_towers):

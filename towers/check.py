@@ -69,7 +69,9 @@ def check_towers(model_fn, inputs, make_optimizer=None, num_towers=2, steps=3, r
       tolerance: largest relative difference that counts as equal. None: 1e-9 where the model
         computes in float64 throughout, else 1e-4.
       seed: graph-level seed of the initial weights.
-      **options: more arguments of `build_towers` (`remainder`, `variable_device`, `var_list`, …).
+      **options: more arguments of `build_towers`: `devices` (then they are counted, not
+        `num_towers`), `remainder`, `variable_device`, `variable_scope`, `var_list` (a function),
+        `transform_gradients`, `regularization`, `update_ops`.
 
     Returns:
       `TowersReport`. A variable that cannot be shared is a report too, not an error.
@@ -80,17 +82,22 @@ def check_towers(model_fn, inputs, make_optimizer=None, num_towers=2, steps=3, r
     if steps < 1 or num_towers < 2:
         raise InvalidArgumentError('num_towers=%r, steps=%r: expected at least 2 towers and 1 '
                                    'step.' % (num_towers, steps))
+    _check_arguments(make_optimizer, options)
     make_optimizer = make_optimizer or (lambda: tf.train.MomentumOptimizer(0.01, 0.9))
+    devices = resolve_devices(options.pop('devices', None)
+                              or ['/cpu:%d' % index for index in range(num_towers)])
+    num_towers = len(devices)
     if same_shards:
         inputs = _repeat_first_shard(inputs, num_towers)
+    elif options.get('remainder') == 'drop':
+        inputs = _first_examples(inputs, lambda count: count - count % num_towers)
     factor = num_towers if reduction == 'sum' else 1
-    one, traits = _run_one_device(model_fn, inputs, make_optimizer(), steps, seed, factor,
-                                  options.get('var_list'), options.get('regularization', 'auto'))
+    one, traits = _run_one_device(model_fn, inputs, make_optimizer(), steps, seed, factor, options)
     if tolerance is None:
         # float32 sums in another order differ in the last digits, and steps make that grow.
         tolerance = 1e-9 if traits.all_float64 else 1e-4
     try:
-        many, mean_of_losses = _run_towers(model_fn, inputs, make_optimizer(), num_towers, steps,
+        many, mean_of_losses = _run_towers(model_fn, inputs, make_optimizer(), devices, steps,
                                            one['initial'], reduction, options)
     except SharedVariableError as error:
         missing = Difference('variable', 'of a later tower', float('inf'))
@@ -104,29 +111,54 @@ def check_towers(model_fn, inputs, make_optimizer=None, num_towers=2, steps=3, r
                         len(differences), num_towers, steps, reduction)
 
 
+_OPTIONS = ('devices', 'remainder', 'variable_device', 'variable_scope', 'var_list',
+            'transform_gradients', 'regularization', 'update_ops', 'check_devices',
+            'allow_repeated_devices')
+
+
+def _check_arguments(make_optimizer, options):
+    if make_optimizer is not None and not callable(make_optimizer):
+        raise InvalidArgumentError(
+            'make_optimizer=%r: expected a function that makes the optimizer, such as lambda: '
+            'tf.train.AdamOptimizer(0.001), since there are two graphs.' % (make_optimizer,))
+    unknown = sorted(set(options) - set(_OPTIONS))
+    if unknown:
+        raise InvalidArgumentError('check_towers takes no %s: expected some of %s.'
+                                   % (unknown[0], ', '.join(_OPTIONS)))
+    for name in ('var_list', 'transform_gradients'):
+        if options.get(name) is not None and not callable(options[name]):
+            raise InvalidArgumentError('%s=%r: expected a function here, since there are two '
+                                       'graphs.' % (name, options[name]))
+
+
 _Traits = collections.namedtuple('_Traits', 'all_float64 random batch_norm')
 
 
-def _run_one_device(model_fn, inputs, optimizer, steps, seed, factor, var_list, regularization):
+def _run_one_device(model_fn, inputs, optimizer, steps, seed, factor, options):
     with tf.Graph().as_default() as graph:
         tf.set_random_seed(seed)
         batch = tf.nest.map_structure(_constant, inputs)
-        with record_keras_calls() as keras:
+        scope = options.get('variable_scope')
+        with record_keras_calls() as keras, tf.variable_scope(
+                tf.get_variable_scope() if scope is None else scope, auxiliary_name_scope=False):
             output = to_model_output(call_model_fn(model_fn, batch), 0, True)
         loss = output.loss
         registered = tf.losses.get_regularization_losses() + keras.losses()
         known = graph_walk.ancestors([loss])
-        if (regularization == 'auto' and registered
+        if (options.get('regularization', 'auto') == 'auto' and registered
                 and not any(each.op.name in known for each in registered)
                 and not _has_weight_terms(loss, batch, graph)):
             loss = loss + tf.add_n([tf.cast(each, loss.dtype) for each in registered])
-        updates = (tf.get_collection(tf.GraphKeys.UPDATE_OPS) + keras.updates()
-                   + list(output.updates or ()))
+        updates = [] if options.get('update_ops') == 'none' else (
+            tf.get_collection(tf.GraphKeys.UPDATE_OPS) + keras.updates()
+            + list(output.updates or ()))
         trainable = tf.trainable_variables()
-        if var_list is not None:
-            trainable = var_list(trainable)
+        if options.get('var_list') is not None:
+            trainable = options['var_list'](trainable)
         pairs = optimizer.compute_gradients(loss * factor, var_list=trainable)
         pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+        if options.get('transform_gradients') is not None:
+            pairs = options['transform_gradients'](pairs)
         with tf.control_dependencies([loss] + updates):
             train_op = optimizer.apply_gradients(pairs)
         forward = [graph.get_operation_by_name(name) for name in graph_walk.ancestors([loss])]
@@ -153,13 +185,11 @@ def _has_weight_terms(loss, batch, graph):
     return split_loss(loss, graph_walk.reachable_from(sources, operations))[1] is not None
 
 
-def _run_towers(model_fn, inputs, optimizer, num_towers, steps, initial, reduction, options):
-    devices = options.pop('devices', None) or resolve_devices(
-        ['/cpu:%d' % index for index in range(num_towers)])
+def _run_towers(model_fn, inputs, optimizer, devices, steps, initial, reduction, options):
     with tf.Graph().as_default():
         batch = tf.nest.map_structure(_constant, inputs)
         built = build_towers(model_fn, batch, optimizer, devices, reduction, **options)
-        mean_of_losses = tf.add_n([tower.loss for tower in built.towers]) / num_towers
+        mean_of_losses = tf.add_n([tower.loss for tower in built.towers]) / len(devices)
         with tf.Session(config=session_config(devices)) as session:
             _initialize(session)
             names = _names_on_one_device(tf.global_variables(), initial)
@@ -264,13 +294,17 @@ def _likely_cause(first, one, traits, mean_of_losses, num_towers):
 
 
 def _repeat_first_shard(inputs, num_towers):
-    def repeat(leaf):
+    first = _first_examples(inputs, lambda count: count // num_towers)
+    return tf.nest.map_structure(lambda leaf: np.concatenate([leaf] * num_towers), first)
+
+
+def _first_examples(inputs, how_many):
+    def first(leaf):
         if isinstance(leaf, tf.SparseTensorValue):
-            raise InputError('same_shards takes arrays, not sparse tensors.')
+            raise InputError("same_shards and remainder='drop' take arrays here, not sparse "
+                             'tensors.')
         leaf = np.asarray(leaf)
-        shard = leaf[:len(leaf) // num_towers]
-        if not len(shard):
-            raise InputError('same_shards needs at least %d examples, got %d.'
-                             % (num_towers, len(leaf)))
-        return np.concatenate([shard] * num_towers)
-    return tf.nest.map_structure(repeat, inputs)
+        if not how_many(len(leaf)):
+            raise InputError('%d examples are too few: every tower needs one.' % len(leaf))
+        return leaf[:how_many(len(leaf))]
+    return tf.nest.map_structure(first, inputs)

@@ -60,6 +60,10 @@ def _checked(pairs, tower):
             raise GradientError('tower %d has %r among its gradients: expected a (gradient, '
                                 'variable) pair.' % (tower, pair))
         gradient, variable = pair
+        if gradient is not None and not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
+            raise GradientError('the gradient of %r in tower %d is a %s: expected a tensor, an '
+                                'IndexedSlices or None.'
+                                % (variable.op.name, tower, type(gradient).__name__))
         if variable.op.name in found:
             raise GradientError('variable %r occurs twice among the gradients of tower %d: sum '
                                 'them, or leave one out.' % (variable.op.name, tower))
@@ -85,7 +89,13 @@ def _sum(variable, present):
     with only_device(variable.device or None):
         if all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
             return _join(gradients)
-        return tf.add_n([tf.convert_to_tensor(gradient) for gradient in gradients])
+        return tf.add_n([_dense(gradient, variable) for gradient in gradients])
+
+
+def _dense(gradient, variable):
+    if isinstance(gradient, tf.IndexedSlices) and gradient.dense_shape is None:
+        gradient = tf.IndexedSlices(gradient.values, gradient.indices, tf.shape(variable))
+    return tf.convert_to_tensor(gradient)
 
 
 def _fits(gradient, shape):

@@ -66,11 +66,14 @@ def canonical_device(name):
     """`'/gpu:1'` as `'/device:GPU:1'`, the spelling of `op.device`; raises `DeviceError`."""
     try:
         spec = tf.DeviceSpec.from_string(name.strip())
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, TypeError):
         spec = None
-    if spec is None or spec.device_type is None or spec.device_index is None:
+    if (spec is None or spec.device_type is None or spec.device_index is None
+            or spec.device_index < 0):
         raise DeviceError("%r is not the name of one device: expected '/gpu:0', '/cpu:1' or "
                           "'/job:worker/task:0/gpu:0', with a number." % (name,))
+    if spec.job == 'localhost':  # how TF names this machine's devices where it lists them
+        spec = tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index)
     return spec.to_string()
 
 
@@ -121,7 +124,8 @@ def session_config(devices=None, allow_growth=True, intra_op_threads=None, inter
     names = resolve_devices(devices, check=False, allow_repeated=True)
     for flag, value in (('intra_op_threads', intra_op_threads),
                         ('inter_op_threads', inter_op_threads)):
-        if value is not None and (isinstance(value, bool) or int(value) != value or value < 0):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)
+                                  or value < 0):
             raise InvalidArgumentError('%s=%r: expected a number of threads, 0 for TF\'s own '
                                        'choice.' % (flag, value))
     if soft_placement is None:
@@ -159,7 +163,12 @@ def _first_devices(count, gpus, check):
 
 
 def _check_exists(name, gpus):
-    if is_gpu(name) and tf.DeviceSpec.from_string(name).job is None and name not in gpus:
+    spec = tf.DeviceSpec.from_string(name)
+    if spec.device_type == 'CPU' or spec.job is not None:
+        return
+    exists = name in gpus if is_gpu(name) else spec.device_index < len(
+        tf.config.experimental.list_physical_devices(spec.device_type))
+    if not exists:
         raise DeviceError('%s does not exist: %s. Name another device, or pass '
                           'check_devices=False to build the graph for another machine.'
                           % (short_name(name), _what_there_is(gpus)))

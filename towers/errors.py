@@ -40,3 +40,19 @@ class GradientError(TowersError, ValueError):
 
 class AuditError(TowersError):
     """The finished graph, or what the runtime placed, breaks a promise of the plan."""
+
+
+class CheckpointError(TowersError):
+    """A checkpoint that cannot be used, found, or written."""
+
+
+class RunLockedError(TowersError):
+    """A directory that another run is using."""
+
+
+class LogFileError(TowersError):
+    """A file of what a run did, such as metrics.jsonl, that cannot be read or written."""
+
+
+class MissingPackageError(TowersError, ImportError):
+    """An optional package that is not installed; names the extra that brings it."""

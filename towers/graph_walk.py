@@ -26,19 +26,24 @@ def reachable_from(sources, operations):
 
     Args:
       sources: operations.
-      operations: the operations to look at, in the order in which they were made.
+      operations: the operations to look at, in any order. (The order in which they were made is
+        no help: TF 1's `tf.cond` and `tf.while_loop` make the operation that brings in a tensor
+        from outside after the one that takes it.)
 
     Returns:
       A set of operation names, the sources' among them. Only data edges count.
     """
-    reached = {op.name for op in sources}
-    grew = True
-    while grew:  # again for the back edges of while loops, whose source is made after its target
-        grew = False
-        for op in operations:
-            if op.name not in reached and any(t.op.name in reached for t in op.inputs):
-                reached.add(op.name)
-                grew = grew or op.type in ('NextIteration', 'RefNextIteration')
+    takers = {}
+    for op in operations:
+        for tensor in op.inputs:
+            takers.setdefault(tensor.op.name, []).append(op.name)
+    stack = [op.name for op in sources]
+    reached = set(stack)
+    while stack:
+        for name in takers.get(stack.pop(), ()):
+            if name not in reached:
+                reached.add(name)
+                stack.append(name)
     return reached
 
 
@@ -56,13 +61,14 @@ def ancestors(tensors):
 
 def is_random(op):
     """Whether an operation draws random numbers, hence differs from tower to tower."""
-    return op.type in _RANDOM or op.type.startswith(('Random', 'StatefulRandom',
-                                                    'StatefulUniform', 'StatefulStandardNormal',
-                                                    'StatefulTruncatedNormal'))
+    return (op.type in _RANDOM or op.type.startswith(_RANDOM_PREFIXES)
+            or op.type.endswith('CandidateSampler'))
 
 
 _RANDOM = frozenset(['TruncatedNormal', 'ParameterizedTruncatedNormal', 'Multinomial',
-                     'StatefulRandomBinomial'])
+                     'RngReadAndSkip'])
+_RANDOM_PREFIXES = ('Random', 'StatefulRandom', 'StatefulUniform', 'StatefulStandardNormal',
+                    'StatefulTruncatedNormal', 'SampleDistortedBoundingBox')
 
 
 def step_operations(fetches):

@@ -132,13 +132,22 @@ def _merge(parts, sizes):
     if parts[0] is None:
         return None
     if isinstance(parts[0], tf.SparseTensor):
-        return tf.sparse.concat(0, parts)
+        if sizes is not None:
+            parts = [_first_rows(part, size) for part, size in zip(parts, sizes)]
+        # Shards may differ in the other dimensions, as the texts of a decoder do in length.
+        return tf.sparse.concat(0, parts, expand_nonconcat_dim=True)
     parts = [tf.convert_to_tensor(part) for part in parts]
     if parts[0].shape.ndims == 0:
         return tf.stack(parts)
     if sizes is not None:
         parts = [part[:size] for part, size in zip(parts, sizes)]
     return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
+
+
+def _first_rows(part, count):
+    shape = part.dense_shape
+    return tf.sparse.slice(part, tf.zeros_like(shape),
+                           tf.concat([[tf.cast(count, tf.int64)], shape[1:]], 0))
 
 
 def merge_metrics(metrics, weights):

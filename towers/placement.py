@@ -49,24 +49,30 @@ class Placement:
     def describe(self):
         """`'/cpu:0'`, or how variables are spread."""
         if self.balanced:
-            return 'balanced over ' + ', '.join(
-                '%s (%.1f MB)' % (short_name(device), used / 1e6)
-                for device, used in self.bytes_on.items())
+            sizes = ['%s (%.1f MB)' % (short_name(device), used / 1e6)
+                     for device, used in self.bytes_on.items()]
+            if len(sizes) > 3:
+                sizes = ['%d devices (%.1f to %.1f MB)' % (
+                    len(sizes), min(self.bytes_on.values()) / 1e6,
+                    max(self.bytes_on.values()) / 1e6)]
+            return 'balanced over ' + ', '.join(sizes)
         if self._device_function is not None:
             return 'placed by a device function'
         return short_name(self.main)
 
-    def scope(self, shape, creation):
-        """The device scope in which to create a variable.
-
-        Args:
-          shape: its shape where the caller knows it, else None.
-          creation: the keyword arguments of its creation (`initial_value`, `dtype`).
-        """
+    def scope(self):
+        """The device scope in which to create a variable; then `note` it."""
         if self._device_function is not None:
             return only_device(self._device_function)
-        device = self._lightest(shape, creation) if self.balanced else self.main
-        return only_device(device)
+        if self.balanced:  # the first one among equals
+            return only_device(min(self.bytes_on, key=self.bytes_on.get))
+        return only_device(self.main)
+
+    def note(self, variable):
+        """Counts the bytes of a new variable where it really is (beside another, perhaps)."""
+        if variable.device in self.bytes_on:
+            count = variable.get_shape().num_elements() or 0
+            self.bytes_on[variable.device] += count * variable.dtype.base_dtype.size
 
     def devices(self):
         """The devices that variables may be on, or None where a function of the caller's says."""
@@ -78,28 +84,9 @@ class Placement:
         """The device scope of what belongs to this variable: its gradient's sum, its slots."""
         return only_device(variable.device or self.main)
 
-    def _lightest(self, shape, creation):
-        device = min(self.bytes_on, key=self.bytes_on.get)  # the first one among equals
-        self.bytes_on[device] += _bytes(shape, creation)
-        return device
-
 
 @contextlib.contextmanager
 def only_device(device):
     """A device scope that takes nothing over from the scopes around it."""
     with tf.device(None), tf.device(device):
         yield
-
-
-def _bytes(shape, creation):
-    initial = creation.get('initial_value')
-    dtype = creation.get('dtype')
-    if shape is None and callable(initial):
-        with tf.Graph().as_default():  # a scratch graph: only the shape is wanted
-            initial = tf.convert_to_tensor(initial())
-            shape, dtype = initial.shape, initial.dtype
-    elif shape is None:
-        initial = tf.convert_to_tensor(initial)
-        shape, dtype = initial.shape, initial.dtype
-    count = tf.TensorShape(shape).num_elements()
-    return (count or 0) * tf.as_dtype(dtype or tf.float32).base_dtype.size

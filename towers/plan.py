@@ -1,6 +1,8 @@
 """The plan: what the towers will do, on one screen, before step 1."""
 
 import collections
+import itertools
+import textwrap
 
 import tensorflow.compat.v1 as tf
 
@@ -10,6 +12,9 @@ from towers.devices import short_name
 PlannedTower = collections.namedtuple('PlannedTower', 'index device examples owns')
 """A row of the plan: `examples` is an int, or None where the batch is not static; `owns` names
 what this tower alone provides."""
+
+
+_WIDTH = 100  # columns of a screen
 
 
 class Plan(collections.namedtuple('Plan', [
@@ -36,22 +41,26 @@ class Plan(collections.namedtuple('Plan', [
         sizes = [tower.examples for tower in self.towers]
         if self.batch_size is None:
             batch = 'a batch of any size'
-        elif len(set(sizes)) == 1:
-            batch = 'batch %d = %d x %d' % (self.batch_size, len(sizes), sizes[0])
-        else:
+        elif len(set(sizes)) > 1 and len(sizes) <= 8:
             batch = 'batch %d = %s' % (self.batch_size, ' + '.join(map(str, sizes)))
+        else:
+            batch = 'batch %d = %s' % (self.batch_size, ' + '.join(
+                '%d x %d' % (len(list(group)), size) for size, group in itertools.groupby(sizes)))
         if len(sizes) > 1 and self.batch_size is None:
             batch += ', a remainder: ' + self.remainder
+        width = max(len(short_name(tower.device)) for tower in self.towers)
+        row = '  %%-5s  %%-%ds  %%-8s  %%s' % max(width, 12)
         lines = ['%d tower%s, %s' % (len(sizes), '' if len(sizes) == 1 else 's', batch),
-                 '  tower  device        examples  alone provides']
+                 row % ('tower', 'device', 'examples', 'alone provides')]
         for tower in _some_rows(self.towers):
-            lines.append('  ...' if tower is None else '  %-5d  %-12s  %-8s  %s' % (
+            lines.append('  ...' if tower is None else row % (
                 tower.index, short_name(tower.device),
                 '?' if tower.examples is None else tower.examples, ', '.join(tower.owns) or '-'))
         facts = [
-            ('variables', '%d (%d trainable), %s parameters, %.1f MB, on %s' % (
+            ('variables', '%d (%d trainable), %s parameters, %.1f MB' % (
                 self.num_variables, self.num_trainable, '{:,}'.format(self.parameters),
-                self.parameter_bytes / 1e6, self.variable_device)),
+                self.parameter_bytes / 1e6)),
+            ('variables on', self.variable_device),
             ('shared by order', _some(self.shared_by_order)),
             ('optimizer', self.optimizer),
             ('reduction', None if self.optimizer is None else _reduction(self)),
@@ -59,7 +68,11 @@ class Plan(collections.namedtuple('Plan', [
             ('regularization', self.regularization),
             ('batch norm', self.batch_norm),
             ('no gradient', _some(self.without_gradient))]
-        return '\n'.join(lines + ['  %-15s  %s' % fact for fact in facts if fact[1]])
+        for name, text in facts:
+            for part in textwrap.wrap(text or '', _WIDTH - 19):
+                lines.append('  %-15s  %s' % (name, part))
+                name = ''
+        return '\n'.join(line[:_WIDTH] for line in lines)
 
 
 def make_plan(builder, towers, shards, placement, gradients, optimizer, reduction, remainder,
@@ -145,14 +158,19 @@ def _batch_norm(towers, update_ops):
             'none': "nobody's %d update ops run" % count}[update_ops]
 
 
-def _some(names, limit=3):
+def _some(names):
+    """As many of the names as fit a line, one at least (or its end), and the count of the rest."""
     if not names:
         return None
-    more = '' if len(names) <= limit else ' and %d more' % (len(names) - limit)
-    return ', '.join(names[:limit]) + more
+    for limit in (3, 2, 1):
+        more = '' if len(names) <= limit else ' and %d more' % (len(names) - limit)
+        text = ', '.join(names[:limit]) + more
+        if len(text) <= _WIDTH - 19:
+            return text
+    return '...' + names[0][len(text) + 3 - (_WIDTH - 19):] + more
 
 
-def _some_rows(rows, limit=12):
+def _some_rows(rows, limit=10):
     if len(rows) <= limit:
         return rows
     return rows[:limit - 2] + [None] + rows[-1:]

@@ -55,41 +55,73 @@ def losses_of_variables(losses, variables):
     return [loss for loss in losses if graph_walk.ancestors([loss]) & names]
 
 
+def depends_on_a_batch(loss):
+    """Whether a loss is computed from examples: a placeholder or iterator that is no scalar.
+
+    Said of a loss that was registered before the towers, perhaps by an earlier build, whose
+    activations are no business of this one. (A scalar may be the factor of an L2 loss.)
+    """
+    graph = loss.graph
+    sources = [graph.get_operation_by_name(name) for name in graph_walk.ancestors([loss])]
+    return any(op.type in ('Placeholder', 'PlaceholderWithDefault', 'IteratorGetNext')
+               and any(output.shape.ndims != 0 for output in op.outputs) for op in sources)
+
+
 _PASS = frozenset(['Identity', 'Cast', 'Neg'])
-_ADD = frozenset(['Add', 'AddV2', 'AddN', 'Sub'])
+_ADD = frozenset(['Add', 'AddV2', 'AddN', 'AccumulateNV2', 'Sub'])
 _SCALE = frozenset(['Mul', 'RealDiv', 'Div'])
 
 
 def _split(tensor, is_data):
     """(data part, weights part) of a scalar; either may be None, their sum is the tensor."""
+    data, weights = [], []  # of (part, whether it is subtracted)
+    terms, waits_for = _terms(tensor, is_data)
+    for term, negative in terms:
+        for part, parts in zip(_split_term(term, is_data), (data, weights)):
+            if part is not None:
+                parts.append((part, negative))
+    if not data:
+        return None, tensor
+    if not any(_depends_on_a_variable(part) for part, _ in weights):
+        return tensor, None
+    return _after(waits_for, _sum(data)), _sum(weights)
+
+
+def _terms(tensor, is_data):
+    """The terms that a scalar is the sum of, as far as it depends on data.
+
+    Not by recursion: a loss that was added up in a loop over the variables is as deep as they are
+    many.
+
+    Returns:
+      `(terms, waits_for)`: a list of (term, whether it is subtracted), and what the additions have
+      control dependencies on.
+    """
+    terms, waits_for, stack = [], [], [(tensor, False)]
+    while stack:
+        term, negative = stack.pop()
+        op = term.op
+        sum_op = op.inputs[0].op if op.type == 'Sum' and op.inputs[0].op.type == 'Pack' else op
+        if (op.name not in is_data or not (op.type in _ADD or sum_op is not op)
+                or any(each.shape.ndims != 0 for each in sum_op.inputs)):
+            terms.append((term, negative))
+            continue
+        waits_for.extend(op.control_inputs)
+        for position, each in reversed(list(enumerate(sum_op.inputs))):
+            stack.append((each, negative != (op.type == 'Sub' and position == 1)))
+    return terms, waits_for
+
+
+def _split_term(tensor, is_data):
+    """As `_split`, of what is no sum."""
     op = tensor.op
     if op.name not in is_data:
         return None, tensor
-    if op.type in _PASS:
-        return _through(op, 0, is_data, tensor)
-    if op.type in _ADD:
-        return _split_sum(op, is_data, tensor)
-    if op.type in _SCALE and op.inputs[1].op.name not in is_data:
+    if op.type in _PASS or (op.type in _SCALE and op.inputs[1].op.name not in is_data):
         return _through(op, 0, is_data, tensor)
     if op.type == 'Mul' and op.inputs[0].op.name not in is_data:
         return _through(op, 1, is_data, tensor)
-    if op.type == 'Sum' and op.inputs[0].op.type == 'Pack':
-        return _split_sum(op.inputs[0].op, is_data, tensor)
     return tensor, None
-
-
-def _split_sum(op, is_data, tensor):
-    if any(term.shape.ndims != 0 for term in op.inputs):
-        return tensor, None
-    data, weights = [], []
-    for position, term in enumerate(op.inputs):
-        negative = op.type == 'Sub' and position == 1
-        for part, parts in zip(_split(term, is_data), (data, weights)):
-            if part is not None:
-                parts.append(-part if negative else part)
-    if not any(_depends_on_a_variable(part) for part in weights):
-        return tensor, None
-    return _sum(data), _sum(weights)
 
 
 def _through(op, position, is_data, tensor):
@@ -97,7 +129,7 @@ def _through(op, position, is_data, tensor):
     data, weights = _split(op.inputs[position], is_data)
     if weights is None:
         return tensor, None
-    return tuple(None if part is None else _apply(op, position, part) for part in (data, weights))
+    return _after(op.control_inputs, _apply(op, position, data)), _apply(op, position, weights)
 
 
 def _apply(op, position, part):
@@ -111,9 +143,16 @@ def _apply(op, position, part):
     return part * other if op.type == 'Mul' else part / other
 
 
+def _after(waits_for, part):
+    """What the loss waited for, such as an assertion or an update, the data part waits for too."""
+    if not waits_for:
+        return part
+    with tf.control_dependencies(waits_for):
+        return tf.identity(part)
+
+
 def _sum(parts):
-    if not parts:
-        return None
+    parts = [-part if negative else part for part, negative in parts]
     return parts[0] if len(parts) == 1 else tf.add_n(parts)
 
 

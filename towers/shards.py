@@ -1,6 +1,7 @@
 """Cut a batch into one shard a tower, on the CPU."""
 
 import collections
+import copy
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -36,7 +37,7 @@ def split_batch(inputs, num_shards, remainder='error', pad_empty=True, device='/
 
     Args:
       inputs: a nest (tuple, list, dict, namedtuple) of dense or sparse tensors of any dtype, or
-        of arrays, each [n, …]. A None in it stays None in every shard.
+        of arrays or `tf.SparseTensorValue`s, each [n, …]. A None in it stays None in every shard.
       num_shards: N, the number of shards.
       remainder: what to do with a batch that N does not divide. `'error'`: an error, before any
         op is made where n is static, when the step runs where it is not. `'weight'`: the first
@@ -58,15 +59,16 @@ def split_batch(inputs, num_shards, remainder='error', pad_empty=True, device='/
     if remainder not in REMAINDERS:
         raise InvalidArgumentError('remainder=%r: expected one of %s.'
                                    % (remainder, ', '.join(map(repr, REMAINDERS))))
+    inputs = with_sparse_tensors(inputs)
     leaves = _leaves(inputs)
-    static_size = _static_batch_size(leaves)
+    static_size, unknown = _static_batch_size(leaves)
     _check_divides(static_size, num_shards, remainder)
     with tf.name_scope('shards'), tf.device(None), tf.device(device):
-        tensors = [None if leaf is None else _as_tensor(leaf) for _, leaf in leaves]
+        tensors = [None if leaf is None else _as_tensor(path, leaf) for path, leaf in leaves]
         if static_size is None:
             size, guards = _dynamic_batch_size(tensors, leaves, num_shards, remainder)
         else:
-            size, guards = static_size, []
+            size, guards = static_size, _size_guards(tensors, leaves, static_size, unknown)
         bounds, used = _bounds(size, num_shards, remainder)
         with tf.control_dependencies(guards):
             columns = [[None] * num_shards if tensor is None else
@@ -79,9 +81,30 @@ def split_batch(inputs, num_shards, remainder='error', pad_empty=True, device='/
     return Shards(inputs_of_shards, sizes, _weights(sizes, used, num_shards, remainder), used)
 
 
+def with_sparse_tensors(inputs):
+    """The nest with each `tf.SparseTensorValue`, which `tf.nest` would take apart, a tensor."""
+    if isinstance(inputs, tf.SparseTensorValue):
+        return tf.SparseTensor.from_value(inputs)
+    if isinstance(inputs, (tuple, list)):
+        parts = [with_sparse_tensors(part) for part in inputs]
+        if any(part is not before for part, before in zip(parts, inputs)):
+            return type(inputs)(*parts) if hasattr(inputs, '_fields') else type(inputs)(parts)
+    if isinstance(inputs, dict):
+        changed = {key: part for key, part in
+                   ((key, with_sparse_tensors(inputs[key])) for key in inputs)
+                   if part is not inputs[key]}
+        if changed:
+            inputs = copy.copy(inputs)
+            inputs.update(changed)
+    return inputs
+
+
 def _leaves(inputs):
     """[(path for error texts, leaf)], every leaf checked for what can be checked without an op."""
-    flat = tf.nest.flatten(inputs)
+    try:
+        flat = tf.nest.flatten(inputs)
+    except TypeError as error:
+        raise InputError('inputs cannot be taken apart: %s' % error) from None
     leaves = [('inputs' if len(flat) == 1 else 'inputs[%d]' % i, leaf)
               for i, leaf in enumerate(flat)]
     if isinstance(inputs, dict):
@@ -92,7 +115,7 @@ def _leaves(inputs):
     for path, leaf in leaves:
         if leaf is None:
             continue
-        if isinstance(leaf, (tf.data.Dataset, tf.data.Iterator)):
+        if isinstance(leaf, compat.DATASET_TYPES + (tf.data.Iterator,)):
             raise InputError('%s is a %s: pass the tensors of one batch, such as '
                              'tf.data.make_one_shot_iterator(dataset).get_next().'
                              % (path, type(leaf).__name__))
@@ -103,50 +126,60 @@ def _leaves(inputs):
         if graph is not None and graph is not tf.get_default_graph():
             raise InputError('%s (%s) belongs to another graph than the default one: make the '
                              'inputs and the towers under the same tf.Graph().'
-                             % (path, leaf.name))
+                             % (path, getattr(leaf, 'values', leaf).name))
     if all(leaf is None for _, leaf in leaves):
         raise InputError('inputs=%r holds no tensor: pass the tensors of one batch, [batch, ...] '
                          'each.' % (inputs,))
     return leaves
 
 
-def _as_tensor(leaf):
+def _as_tensor(path, leaf):
     if isinstance(leaf, tf.SparseTensor):
         return leaf
-    if isinstance(leaf, tf.SparseTensorValue):
-        return tf.SparseTensor.from_value(leaf)
-    return tf.convert_to_tensor(leaf)
+    try:
+        return tf.convert_to_tensor(leaf)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _no_tensor(path, leaf, str(error).split('\n', 1)[0]) from None
 
 
-def _static_shape(leaf):
-    if isinstance(leaf, tf.SparseTensorValue):
-        return tf.TensorShape(list(leaf.dense_shape))
+def _no_tensor(path, leaf, because):
+    return InputError('%s is a %s, which cannot be made a tensor of this graph: %s. Pass dense or '
+                      'sparse tensors, or arrays of numbers or strings.'
+                      % (path, type(leaf).__name__, because.rstrip('.')))
+
+
+def _static_shape(path, leaf):
     if isinstance(leaf, (tf.SparseTensor, tf.Tensor) + compat.VARIABLE_TYPES):
         return leaf.get_shape()
-    return tf.TensorShape(np.shape(leaf))
+    array = np.asarray(leaf)
+    if array.dtype == object and not array.shape:
+        raise _no_tensor(path, leaf, 'no tensor and no array')
+    return tf.TensorShape(array.shape)
 
 
 def _static_batch_size(leaves):
-    """The first dimension that all leaves share, None where none of them says it."""
-    sizes = {}
+    """(the first dimension that all leaves share, the paths of those that do not say it).
+
+    The dimension is None where no leaf says it.
+    """
+    sizes, unknown = {}, []
     for path, leaf in leaves:
         if leaf is None:
             continue
-        shape = _static_shape(leaf)
+        shape = _static_shape(path, leaf)
         if shape.ndims == 0:
             raise InputError('%s is a scalar and has no batch dimension to cut: let the model '
                              'function take it from its closure, or leave it out of inputs.'
                              % path)
         if shape.ndims is not None and shape.as_list()[0] is not None:
             sizes[path] = shape.as_list()[0]
+        else:
+            unknown.append(path)
     if len(set(sizes.values())) > 1:
         raise InputError('the first dimensions of the inputs differ: %s. Every tensor needs the '
                          'same number of examples.'
                          % ', '.join('%s has %d' % item for item in sizes.items()))
-    # One leaf of unknown size may hide another size than the rest: then it is checked as it runs.
-    if len(sizes) < sum(leaf is not None for _, leaf in leaves):
-        return None
-    return next(iter(sizes.values()))
+    return next(iter(sizes.values())) if sizes else None, unknown
 
 
 def _check_divides(size, num_shards, remainder):
@@ -164,19 +197,37 @@ def _check_divides(size, num_shards, remainder):
                size % num_shards))
 
 
+def _size(tensor):
+    if isinstance(tensor, tf.SparseTensor):
+        return tf.cast(tensor.dense_shape[0], tf.int32)
+    return tf.shape(tensor)[0]
+
+
+def _plain(text):
+    return text.replace("'", '')  # in an assertion TensorFlow puts backslashes before each quote
+
+
+def _size_guards(tensors, leaves, static_size, unknown):
+    """Assertions that the leaves which do not say their size have that of those which do."""
+    return [tf.Assert(tf.equal(size, static_size), [
+        _plain('towers: the first dimensions of the inputs differ: the others have %d and %s has'
+               % (static_size, path)), size])
+            for path, size in [(path, _size(tensor)) for tensor, (path, _) in zip(tensors, leaves)
+                               if tensor is not None and path in unknown]]
+
+
 def _dynamic_batch_size(tensors, leaves, num_shards, remainder):
     """The batch size as a scalar, and the assertions to run before anything is cut."""
-    sizes = [(path, tf.cast(tensor.dense_shape[0], tf.int32)
-              if isinstance(tensor, tf.SparseTensor) else tf.shape(tensor)[0])
+    sizes = [(path, _size(tensor))
              for tensor, (path, _) in zip(tensors, leaves) if tensor is not None]
     (first_path, size), others = sizes[0], sizes[1:]
     guards = [tf.Assert(tf.equal(size, other), [
-        'towers: the first dimensions of the inputs differ: %s and %s have' % (first_path, path),
-        size, other]) for path, other in others]
+        _plain('towers: the first dimensions of the inputs differ: %s and %s have'
+               % (first_path, path)), size, other]) for path, other in others]
     if remainder == 'error':
         guards.append(tf.Assert(tf.equal(size % num_shards, 0), [
-            "towers: the batch does not divide among %d towers (remainder='weight' or 'drop' "
-            'would take it). Examples in it:' % num_shards, size]))
+            'towers: the batch does not divide among %d towers (remainder=weight or drop would '
+            'take it). Examples in it:' % num_shards, size]))
     at_least = num_shards if remainder == 'drop' else 1
     guards.append(tf.Assert(tf.greater_equal(size, at_least), [
         'towers: a batch for %d towers needs at least %d examples and has' % (num_shards, at_least),
@@ -242,7 +293,16 @@ def _sparse_shard(tensor, start, count, pad_empty):
     return tf.SparseTensor(
         tf.placeholder_with_default(shard.indices, [None, static and len(static)]),
         tf.placeholder_with_default(shard.values, [None]),
-        tf.placeholder_with_default(shard.dense_shape, [static and len(static)]))
+        _sparse_shape(shard.dense_shape, static))
+
+
+def _sparse_shape(shape, static):
+    """The shape of a sparse shard, in which TensorFlow finds the dimensions that are static."""
+    if static is None or all(size is None for size in static[1:]):
+        return tf.placeholder_with_default(shape, [static and len(static)])
+    return tf.concat([tf.placeholder_with_default(shape[:1], [1])]
+                     + [shape[i:i + 1] if size is None else tf.constant([size], tf.int64)
+                        for i, size in enumerate(static) if i], 0)
 
 
 def _first_example_if_empty(start, count):

@@ -8,11 +8,14 @@ import tensorflow.compat.v1 as tf
 from towers import compat, graph_walk
 from towers.errors import GradientError, InvalidArgumentError, ModelFunctionError
 from towers.keras_calls import record_keras_calls
+from towers.nonfinite import checked_gradients, checked_loss
 from towers.outputs import call_model_fn, to_model_output
 from towers.placement import only_device
-from towers.regularization import losses_of_variables, registered_losses, split_loss
+from towers.regularization import (depends_on_a_batch, losses_of_variables, registered_losses,
+                                   split_loss)
+from towers.stateless_random import make_stateless
 from towers.tower_collections import TowerCollections
-from towers.variables import SharedVariables
+from towers.variables import SharedVariables, variables_read
 
 
 class Tower(collections.namedtuple('Tower', [
@@ -50,24 +53,29 @@ class TowerBuilder:
       trainable: the variables to take gradients of, known after the first tower.
       regularization_loss: scalar or None, known after the first tower.
       regularization_source: what the regularization is, in words, for the plan.
+      random_ops: `(replaced, kept)` random ops of a tower, see `make_stateless`; or None.
       direct_variables: see `SharedVariables.direct`.
     """
 
     def __init__(self, model_fn, optimizer, placement, graph, var_list, regularization,
-                 variable_scope, reuse, earlier):
+                 variable_scope, reuse, earlier, check_numerics=False, random_step=None):
         self.variables, self.trainable = [], []
         self.regularization_loss = None
         self.regularization_source = 'none'
         self.keras_layers = 0
+        self.random_ops = None
         self._model_fn = model_fn
         self._optimizer = optimizer
         self._placement = placement
         self._graph = graph
         self._var_list = var_list
         self._adds_registered = regularization == 'auto'
+        self._check_numerics = check_numerics
+        self._random_step = random_step
         self._shared = SharedVariables(placement, variable_scope, reuse, earlier)
         self._collections = TowerCollections(graph)
         self._weight_losses = []
+        self._registered = []
 
     @property
     def direct_variables(self):
@@ -103,37 +111,52 @@ class TowerBuilder:
         outer = outer + '/' if outer else ''
         inputs = shards.inputs[index]
         self._collections.enter_tower(index, shared=self._weight_losses)
+        of_others = [loss for loss in tf.losses.get_regularization_losses()
+                     if depends_on_a_batch(loss)]
         with graph_walk.Recording(self._graph) as made, \
                 tf.device(device), tf.name_scope(scope) as root:
             with self._shared.tower(index, root, outer), record_keras_calls() as keras:
                 returned = call_model_fn(self._model_fn, inputs)
             output = to_model_output(returned, index, self._optimizer is not None)
-            keras_updates, keras_losses = keras.updates(), keras.losses()
+            keras_updates = keras.updates()
+            keras_losses = keras.losses() if index == 0 else keras.activity_losses()
         sources = [leaf.op for leaf in tf.nest.flatten(inputs, expand_composites=True)
                    if leaf is not None]
         sources += [op for op in made.operations if graph_walk.is_random(op)]
         data_operations = graph_walk.reachable_from(sources, made.operations)
         of_weights, of_data = registered_losses(data_operations)
+        of_weights = [loss for loss in of_weights if not any(loss is each for each in of_others)]
         for loss in keras_losses:
             (of_data if loss.op.name in data_operations else of_weights).append(loss)
         added = self._collections.leave_tower(index, made.operations)
-        used = _variables_read(made.operations)
+        used = variables_read(made.operations)
         if index == 0:
             self._weight_losses = of_weights
             self.keras_layers = len(keras.layers)
             self._note_variables(used)
+        updates = _unique(added.get(tf.GraphKeys.UPDATE_OPS, []) + keras_updates
+                          + list(output.updates or ()))
+        if self._random_step is not None:
+            self.random_ops = make_stateless(
+                made.operations, _fetches(output) + updates, self._random_step, self._graph.seed)
         data_loss = None
         if output.loss is not None:
             with tf.name_scope(root), only_device(device):
                 data_loss = self._data_loss(index, output.loss, data_operations, of_weights,
                                             of_data)
+                if self._check_numerics:
+                    data_loss = checked_loss(data_loss, index)
+            if index == 0:
+                self._add_up_registered(output.loss.dtype)
         gradients = []
         if self._optimizer is not None:
-            scale = factor / len(shards.inputs) if shards.is_even else shards.weights[index] * factor
+            # Even shards: divided once, so that the sum over N towers has a scale of exactly 1.
+            scale = (factor / len(shards.inputs) if shards.is_even
+                     else shards.weights[index] * factor)
             with tf.name_scope(root), tf.device(device):
                 gradients = self._gradients(data_loss, scale)
-        updates = _unique(added.get(tf.GraphKeys.UPDATE_OPS, []) + keras_updates
-                          + list(output.updates or ()))
+                if self._check_numerics:
+                    gradients = checked_gradients(gradients, data_loss, index)
         return Tower(index, device, root, inputs, shards.sizes[index], output.loss,
                      output.predictions, output.metrics, gradients, updates, used, data_loss)
 
@@ -155,12 +178,7 @@ class TowerBuilder:
             return
         candidates = tf.trainable_variables()
         wanted = self._var_list
-        self.trainable = (candidates if wanted is None else
-                          list(wanted(candidates)) if callable(wanted) else list(wanted))
-        for variable in self.trainable:
-            if not isinstance(variable, compat.VARIABLE_TYPES):
-                raise InvalidArgumentError('var_list holds %r of type %s: expected variables.'
-                                           % (variable, type(variable).__name__))
+        self.trainable = candidates if wanted is None else self._chosen(candidates)
         if not self.trainable:
             raise GradientError(
                 'there is no trainable variable%s: %s' % (
@@ -168,6 +186,22 @@ class TowerBuilder:
                     'the choices were %s.' % ', '.join(v.op.name for v in candidates[:5])
                     if candidates else 'the model function made none. Pass optimizer=None to '
                     'evaluate it.'))
+
+    def _chosen(self, candidates):
+        chosen = self._var_list(candidates) if callable(self._var_list) else self._var_list
+        try:
+            chosen = list(chosen)
+        except TypeError:
+            raise InvalidArgumentError('var_list returned %r: expected a list of variables.'
+                                       % (chosen,)) from None
+        for variable in chosen:
+            if not isinstance(variable, compat.VARIABLE_TYPES):
+                raise InvalidArgumentError('var_list holds %r of type %s: expected variables.'
+                                           % (variable, type(variable).__name__))
+            if variable.graph is not self._graph:
+                raise InvalidArgumentError('var_list holds %r, which belongs to another graph.'
+                                           % variable.op.name)
+        return chosen
 
     def _data_loss(self, index, loss, data_operations, of_weights, of_data):
         """The tower's loss without regularization, which the first tower's call defines."""
@@ -183,8 +217,7 @@ class TowerBuilder:
                 self.regularization_loss = own
                 self.regularization_source = "in the model's own loss"
             elif self._adds_registered:
-                self._add_registered(losses_of_variables(of_weights, self.variables),
-                                     of_data, loss.dtype)
+                self._note_registered(losses_of_variables(of_weights, self.variables), of_data)
         if data is None:
             raise ModelFunctionError(
                 'the loss of tower %d consists of terms of the weights alone: it has to depend on '
@@ -193,34 +226,31 @@ class TowerBuilder:
             data = tf.add_n([data] + [tf.cast(each, data.dtype) for each in of_data])
         return data
 
-    def _add_registered(self, losses, of_data, dtype):
-        if losses:
-            with only_device(self._placement.main):
-                self.regularization_loss = tf.add_n([tf.cast(each, dtype) for each in losses])
-        if losses or of_data:
+    def _note_registered(self, of_weights, of_data):
+        self._registered = of_weights
+        if of_weights or of_data:
             self.regularization_source = '%d registered losses%s' % (
-                len(losses), ' and %d of activations' % len(of_data) if of_data else '')
+                len(of_weights), ' and %d of activations' % len(of_data) if of_data else '')
+
+    def _add_up_registered(self, dtype):
+        if self._registered:
+            with only_device(self._placement.main), tf.name_scope('regularization'):
+                self.regularization_loss = tf.add_n(
+                    [tf.cast(each, dtype) for each in self._registered])
 
     def _gradients(self, data_loss, scale):
-        if not (isinstance(scale, float) and scale == 1.):
+        if isinstance(scale, tf.Tensor):
             data_loss = data_loss * tf.cast(scale, data_loss.dtype)
+        elif scale != 1.:  # not by way of tf.cast, which would round a float to float32
+            data_loss = data_loss * scale
         return self._optimizer.compute_gradients(data_loss, var_list=self.trainable)
 
 
-def _variables_read(operations):
-    """The global and local variables that any of these operations takes as an input."""
-    inputs = {}
-    for op in operations:
-        for tensor in op.inputs:
-            inputs.setdefault(tensor.op.name, []).append(op.name)
-    used = []
-    for variable in tf.global_variables() + tf.local_variables():
-        name = variable.op.name
-        readers = inputs.get(name, []) + inputs.get(name + '/read', [])
-        # A variable's own operations (its initializer, its read) are no use of it.
-        if any(not reader.startswith(name + '/') for reader in readers):
-            used.append(variable)
-    return used
+def _fetches(output):
+    """Everything that a model function returned to be computed, as a flat list."""
+    return [tensor for tensor in tf.nest.flatten(
+        [output.loss, output.predictions, output.metrics], expand_composites=True)
+            if tensor is not None]
 
 
 def _unique(entries):

@@ -8,8 +8,6 @@ end the collections hold what one device would have left in them: the first towe
 
 import tensorflow.compat.v1 as tf
 
-from towers import compat
-
 _OF_EVERY_TOWER = frozenset([
     tf.GraphKeys.TABLE_INITIALIZERS, tf.GraphKeys.QUEUE_RUNNERS, tf.GraphKeys.COND_CONTEXT,
     tf.GraphKeys.WHILE_CONTEXT, tf.GraphKeys.ASSET_FILEPATHS, tf.GraphKeys.SAVEABLE_OBJECTS])
@@ -30,10 +28,9 @@ class TowerCollections:
         if index == 0:
             return
         shared = set(map(id, shared))
-        for key, entries in self._final.items():
-            self._graph.get_collection_ref(key)[:] = [
-                entry for entry in entries
-                if id(entry) in shared or not self._is_owned(entry)]
+        self._put({key: [entry for entry in entries
+                         if id(entry) in shared or not self._is_owned(entry)]
+                   for key, entries in self._final.items()})
 
     def leave_tower(self, index, operations):
         """Notes what the tower added; `operations` are those that it made.
@@ -75,7 +72,9 @@ class TowerCollections:
             self._graph.get_collection_ref(key)[:] = wanted.get(key, [])
 
     def _is_owned(self, entry):
-        if isinstance(entry, compat.VARIABLE_TYPES):
-            return False
+        """Whether a tower's call made this entry, for itself: variables are made for all."""
         op = getattr(entry, 'op', entry)
+        # Not by the type of the entry: what assigning a resource variable gives is a variable too.
+        if getattr(op, 'type', None) in ('Variable', 'VariableV2', 'VarHandleOp'):
+            return False
         return getattr(op, 'name', None) in self._owned

@@ -1,5 +1,7 @@
 """The one update of the shared variables, and what rides on it."""
 
+import contextlib
+
 import tensorflow.compat.v1 as tf
 
 from towers import graph_walk
@@ -27,14 +29,29 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after)
     graph = tf.get_default_graph()
     slots = []
     creator = slot_creator(placement, variables + [v for _, v in gradients], slots)
-    with only_device(placement.main), tf.variable_creator_scope(creator), \
-            tf.control_dependencies(after):
+    with only_device(placement.main), _scope_without_reuse(), \
+            tf.variable_creator_scope(creator), tf.control_dependencies(after):
         with graph_walk.Recording(graph) as made:
             applied = optimizer.apply_gradients(gradients, global_step=global_step)
         if global_step is not None and not _writes(made.operations, global_step):
             with tf.control_dependencies([applied]), only_device(global_step.device or None):
                 applied = tf.group(applied, tf.assign_add(global_step, 1).op)
     return applied if isinstance(applied, tf.Operation) else tf.group(applied), slots
+
+
+@contextlib.contextmanager
+def _scope_without_reuse():
+    """The caller's variable scope; if its reuse flag is on, without it: slots could not be made."""
+    scope = tf.get_variable_scope()
+    if scope.reuse is not True:
+        yield
+        return
+    fresh = tf.VariableScope(
+        False, scope.name, scope.initializer, scope.regularizer, scope.caching_device,
+        scope.partitioner, scope.custom_getter, scope.original_name_scope, scope.dtype,
+        scope.use_resource, scope.constraint)
+    with tf.variable_scope(fresh, auxiliary_name_scope=False):
+        yield
 
 
 def checked_transform(transform, gradients, placement):
@@ -58,6 +75,10 @@ def checked_transform(transform, gradients, placement):
 
 
 def _writes(operations, variable):
+    """Whether any of the operations may write the variable: gets it itself, not just its value.
+
+    One that sits in a `tf.cond`, as in a loss-scaling optimizer, shows as an If or a Switch on it.
+    """
     handle = variable.op.name
-    return any(op.type.startswith('Assign') and op.inputs and op.inputs[0].op.name == handle
-               for op in operations)
+    return any(op.type not in ('Identity', 'ReadVariableOp')
+               and any(tensor.op.name == handle for tensor in op.inputs) for op in operations)

@@ -12,6 +12,7 @@ import re
 
 import tensorflow.compat.v1 as tf
 
+from towers import graph_walk
 from towers.errors import SharedVariableError
 
 DirectVariable = collections.namedtuple('DirectVariable', 'requested_name variable')
@@ -23,7 +24,8 @@ class SharedVariables:
 
     Attributes:
       created: variables that the first tower made, in order.
-      direct: `DirectVariable`s of the first tower, in order of creation.
+      direct: `DirectVariable`s of the first tower, in order of creation; those of an earlier build
+        that it was handed included.
     """
 
     def __init__(self, placement, scope, reuse=None, earlier=()):
@@ -35,13 +37,15 @@ class SharedVariables:
           earlier: `DirectVariable`s of an earlier build that the first tower is to be handed.
         """
         self.created = []
-        self.direct = list(earlier)
-        self._takes_earlier = bool(earlier)
+        self.direct = []
         self._placement = placement
         self._scope = scope
         self._reuse = reuse
         self._tower = 0
-        self._handed = 0
+        local = {variable.op.name for variable in tf.local_variables()}
+        # Counters of tf.metrics are the earlier build's own: a new build counts anew.
+        self._earlier = [each for each in earlier if each.variable.op.name not in local]
+        self._pending = []  # those of the first tower that this one has not asked for yet
         self._get_variable_calls = []
         self._root = self._outer = ''
 
@@ -55,44 +59,51 @@ class SharedVariables:
           outer: the name scope around all towers, `''` or such as `'train/'`.
 
         Raises:
-          SharedVariableError: at the end of the block, when the tower used fewer variables than
-            the first; inside it, at the call that cannot be shared.
+          SharedVariableError: at the end of the block, when the tower left out a variable of the
+            first's; inside it, at the call that cannot be shared.
         """
-        self._tower, self._handed, self._root, self._outer = index, 0, root, outer
+        self._tower, self._root, self._outer = index, root, outer
+        self._pending = list(self.direct if index else self._earlier)
         # Re-entering the scope anew for each tower restarts the counters of `default_name`s and
         # unnamed layers; one scope around all towers would go on with dense_1, dense_2, …
         reuse = True if index else self._reuse
         scope = self._scope if self._scope is not None else tf.get_variable_scope()
-        with tf.variable_scope(scope, reuse=reuse, custom_getter=self._getter,
-                               auxiliary_name_scope=False), \
+        with graph_walk.Recording(tf.get_default_graph()) as made, \
+                tf.variable_scope(scope, reuse=reuse, custom_getter=self._getter,
+                                  auxiliary_name_scope=False), \
                 tf.variable_creator_scope(self._creator):
             yield
-        if self._shares_by_order and self._handed < len(self.direct):
+        if index and self._pending:
+            self._check_left_out(made.operations)
+
+    def _check_left_out(self, operations):
+        # What the model function made in its first call and keeps (a Keras layer from around it, a
+        # variable in a dictionary) is not asked for again, and is shared all the same.
+        used = {variable.op.name for variable in variables_read(operations)}
+        left_out = [each for each in self._pending if each.variable.op.name not in used]
+        if left_out:
             raise SharedVariableError(
                 'tower %d used %d of the %d variables that the first tower made without '
                 'get_variable; it left out %r. Make the same variables in every call of the model '
                 'function, or make them with tf.get_variable.'
-                % (index, self._handed, len(self.direct),
-                   self.direct[self._handed].requested_name))
-
-    @property
-    def _shares_by_order(self):
-        return self._tower > 0 or self._takes_earlier
+                % (self._tower, len(self.direct) - len(left_out), len(self.direct),
+                   left_out[0].requested_name))
 
     def _getter(self, getter, name, *args, **kwargs):
         """Tells creations by `get_variable` from direct ones, and translates what TF raises."""
-        self._get_variable_calls.append((name, kwargs.get('shape')))
+        self._get_variable_calls.append(name)
         try:
             return getter(name, *args, **kwargs)
         except ValueError as error:
-            if isinstance(error, SharedVariableError):
+            explanation = self._explain(name, str(error).split('\n', 1)[0])
+            if isinstance(error, SharedVariableError) or explanation is None:
                 raise
-            raise SharedVariableError(self._explain(name, error)) from error
+            raise SharedVariableError(explanation) from error
         finally:
             self._get_variable_calls.pop()
 
-    def _explain(self, name, error):
-        first_line = str(error).split('\n', 1)[0]
+    def _explain(self, name, first_line):
+        """What to tell of TF's error at a `get_variable`; None if it is not about sharing."""
         if 'already exists' in first_line and not self._tower:
             return ('variable %r exists already in this graph: pass reuse=True (or '
                     'tf.AUTO_REUSE) to share it with the towers, or variable_scope=... for a '
@@ -101,76 +112,91 @@ class SharedVariables:
             return ('variable %r of tower %d does not exist in the first tower: the model '
                     'function has to make the same names in every call; look for a name that '
                     'counts calls, or a branch that depends on the call.' % (name, self._tower))
-        return 'variable %r of tower %d cannot be shared: %s' % (name, self._tower, first_line)
+        if not self._tower and 'Trying to ' not in first_line:
+            return None  # 'Trying to share variable w, but specified shape (3,) and found ...'
+        return ('variable %r of tower %d cannot be shared: %s. Give it the same shape, dtype and '
+                'partitions %s.' % (name, self._tower, first_line.rstrip('.'),
+                                    'in every call of the model function' if self._tower else
+                                    'as the variable that reuse= found'))
 
     def _creator(self, next_creator, **kwargs):
         if self._get_variable_calls:
-            name, shape = self._get_variable_calls[-1]
             if self._tower:
                 raise SharedVariableError(
                     'variable %r is new in tower %d, the first tower has none of that name: the '
                     'model function has to make the same names in every call; look for a name '
                     'that counts calls, or a scope with reuse=tf.AUTO_REUSE under a name of its '
-                    'own.' % (name, self._tower))
-            if kwargs.get('name') != name:
-                shape = None  # a piece of a partitioned variable: smaller than the whole
-            return self._create(next_creator, kwargs, shape)
+                    'own.' % (self._get_variable_calls[-1], self._tower))
+            return self._create(next_creator, kwargs)
         requested = self._requested_name(kwargs)
-        if self._shares_by_order:
+        is_local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ())
+        if self._tower or self._earlier and not is_local:
             return self._hand_over(requested, kwargs)
         # The name scope of the moment without the tower's part gives the model's own name.
         with tf.name_scope(self._model_scope()):
-            variable = self._create(next_creator, kwargs, kwargs.get('shape'))
+            variable = self._create(next_creator, kwargs)
         self.direct.append(DirectVariable(requested, variable))
         return variable
 
-    def _create(self, next_creator, kwargs, shape):
+    def _create(self, next_creator, kwargs):
         if tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ()):
             # Counters of tf.metrics are shared, so towers add to them at the same time: the
             # updates of resource variables are atomic, those of reference variables are not.
             kwargs['use_resource'] = True
-        with self._placement.scope(shape, kwargs):
+        with self._placement.scope():
             variable = next_creator(**kwargs)
+        self._placement.note(variable)
         self.created.append(variable)
         return variable
 
     def _hand_over(self, requested, kwargs):
-        if self._handed == len(self.direct):
+        first_tower = 'the first tower' if self._tower else 'the earlier build'
+        total = len(self.direct if self._tower else self._earlier)
+        if not self._pending:
             raise SharedVariableError(
-                'tower %d makes variable %r without get_variable, beyond the %d that the first '
-                'tower made so: make the same variables in every call of the model function, or '
-                'make them with tf.get_variable.' % (self._tower, requested, len(self.direct)))
-        first = self.direct[self._handed]
+                'tower %d makes variable %r without get_variable, beyond the %d that %s made so: '
+                'make the same variables in every call of the model function, or make them with '
+                'tf.get_variable.' % (self._tower, requested, total, first_tower))
+        first = self._first_that_agrees(requested)
         given = 'tower %d asks for %r as its variable number %d made without get_variable' % (
-            self._tower, requested, self._handed + 1)
+            self._tower, requested, total - len(self._pending) + 1)
         fix = ('Make the same variables in the same order in every call of the model function, or '
                'make them with tf.get_variable.')
-        if not self._names_agree(first.requested_name, requested):
-            raise SharedVariableError('%s; the first tower made %r there. %s'
-                                      % (given, first.requested_name, fix))
+        if first is None:
+            raise SharedVariableError('%s; %s made %r there. %s' % (
+                given, first_tower, self._pending[0].requested_name, fix))
         shape, dtype = _wanted_shape_and_dtype(kwargs, first.variable)
         if not shape.is_compatible_with(first.variable.get_shape()):
-            raise SharedVariableError('%s of shape %s; the first tower made it of shape %s. %s' % (
-                given, shape, first.variable.get_shape(), fix))
+            raise SharedVariableError('%s of shape %s; %s made it of shape %s. %s' % (
+                given, shape, first_tower, first.variable.get_shape(), fix))
         if dtype != first.variable.dtype.base_dtype:
-            raise SharedVariableError('%s of dtype %s; the first tower made it of dtype %s. %s' % (
-                given, dtype.name, first.variable.dtype.base_dtype.name, fix))
-        self._handed += 1
+            raise SharedVariableError('%s of dtype %s; %s made it of dtype %s. %s' % (
+                given, dtype.name, first_tower, first.variable.dtype.base_dtype.name, fix))
+        self._pending.remove(first)
+        if not self._tower:
+            self.direct.append(first)
         return first.variable
 
-    def _names_agree(self, first, requested):
-        if first == requested:
-            return True
-        if any(requested == other.requested_name for other in self.direct):
-            return False  # the first tower has it elsewhere in its order
+    def _first_that_agrees(self, requested):
+        """The next variable of that name; those before it may be kept by the model function."""
+        for each in self._pending:
+            if each.requested_name == requested:
+                return each
+        known = self.direct if self._tower else self._earlier
+        if any(requested == each.requested_name for each in known):
+            return None  # the first tower has it, and it was asked for already
         # Keras numbers its layers on: what is dense_1 in the first tower is dense_3 in the next.
-        return without_numbers(first) == without_numbers(requested)
+        for each in self._pending:
+            if without_numbers(each.requested_name) == without_numbers(requested):
+                return each
+        return None
 
     def _model_scope(self):
         """The current name scope without the tower's part, ending in '/' (or '' at the top)."""
         current = (tf.get_default_graph().get_name_scope() or '') + '/'
         if current.startswith(self._root):
-            current = self._outer + current[len(self._root):]
+            scope = self._scope + '/' if isinstance(self._scope, str) and self._scope else ''
+            current = self._outer + scope + current[len(self._root):]
         return '' if current == '/' else current
 
     def _requested_name(self, kwargs):
@@ -208,14 +234,32 @@ def owner_by_name(name, by_name):
       by_name: dict from operation names of variables to the variables.
 
     Returns:
-      The variable with the longest such name, or None.
+      The variable with the longest such name, or None. Scopes around `apply_gradients` come before
+      that name.
     """
     parts = name.split('/')
-    for length in range(len(parts) - 1, 0, -1):
-        owner = by_name.get('/'.join(parts[:length]))
-        if owner is not None:
-            return owner
+    for start in range(len(parts) - 1):
+        for end in range(len(parts) - 1, start, -1):
+            owner = by_name.get('/'.join(parts[start:end]))
+            if owner is not None:
+                return owner
     return None
+
+
+def variables_read(operations):
+    """The global and local variables that any of these operations takes as an input."""
+    inputs = {}
+    for op in operations:
+        for tensor in op.inputs:
+            inputs.setdefault(tensor.op.name, []).append(op.name)
+    used = []
+    for variable in tf.global_variables() + tf.local_variables():
+        name = variable.op.name
+        readers = inputs.get(name, []) + inputs.get(name + '/read', [])
+        # A variable's own operations (its initializer, its read) are no use of it.
+        if any(not reader.startswith(name + '/') for reader in readers):
+            used.append(variable)
+    return used
 
 
 def _wanted_shape_and_dtype(kwargs, first):

@@ -1,0 +1,134 @@
+"""Importing towers changes nothing in the program that imports it; each case is a new process."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+# Prints, as JSON, what the import of towers and one use of it without a graph have changed.
+PROGRAM = '''
+import json, logging, os, sys, time, warnings
+import tensorflow
+import tensorflow.compat.v1 as tf
+
+OTHERS = ('tf_slim', 'keras', 'tf_keras', 'matplotlib', 'horovod', 'sklearn', 'scipy', 'pandas',
+          'PIL', 'tqdm', 'pynvml', 'absl.flags', 'absl.app', 'pytest')
+
+def logger(name):
+    log = logging.getLogger(name)
+    return [log.level, log.propagate, log.disabled, [repr(each) for each in log.handlers],
+            len(log.filters)]
+
+def state():
+    graph = tf.get_default_graph() if not tf.executing_eagerly() else tf.Graph()
+    return dict(
+        eager=tf.executing_eagerly(),
+        resource=tf.resource_variables_enabled(), control_flow=tf.control_flow_v2_enabled(),
+        loggers=[logger(name) for name in ('', 'absl', 'tensorflow')],
+        verbosity=int(tf.logging.get_verbosity()),
+        environ=dict(os.environ), argv=list(sys.argv), meta_path=len(sys.meta_path),
+        directory=os.getcwd(), filters=len(warnings.filters),
+        operations=len(graph.get_operations()), collections=graph.get_all_collection_keys(),
+        seed=graph.seed,
+        others=sorted(name for name in OTHERS if name in sys.modules),
+        tensorflow=sorted(name for name in sys.modules if name.split('.')[0] == 'tensorflow'))
+
+{setting}
+before = state()
+path = list(sys.path)
+start = time.time()
+import towers
+seconds = time.time() - start
+after = state()
+changed = [key for key in before if before[key] != after[key]]
+if changed == ['tensorflow']:
+    changed.append(sorted(set(after['tensorflow']) - set(before['tensorflow'])))
+
+towers.resolve_devices(2)
+towers.session_config(2)
+cpu = tf.config.experimental.list_physical_devices('CPU')[0]
+try:  # a RuntimeError, had the devices been initialized
+    tf.config.experimental.set_virtual_device_configuration(
+        cpu, [tf.config.experimental.VirtualDeviceConfiguration() for _ in range(2)])
+    initialized = False
+except RuntimeError:
+    initialized = True
+print(json.dumps(dict(changed=changed, seconds=seconds, initialized=initialized,
+                      path=path == sys.path, eager=before['eager'],
+                      others=[name for name in after['others'] if name not in before['others']])))
+'''
+
+
+def run(program, **environ):
+    variables = dict(os.environ, PYTHONPATH=ROOT, TF_CPP_MIN_LOG_LEVEL='2')
+    for name in ('CUDA_VISIBLE_DEVICES', 'TF_USE_LEGACY_KERAS'):
+        variables.pop(name, None)
+    variables.update(environ)
+    process = subprocess.run([sys.executable, '-c', program], cwd=os.path.dirname(ROOT),
+                             env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.returncode == 0, process.stderr.decode()[-3000:]
+    return process.stdout.decode()
+
+
+@pytest.mark.parametrize('setting', [
+    pytest.param('', id='plain'),
+    pytest.param('tf.disable_v2_behavior()', id='disable_v2_behavior', marks=pytest.mark.slow),
+    pytest.param('tf.disable_eager_execution(); tf.add_to_collection("c", tf.constant(1.)); '
+                 'tf.set_random_seed(3); logging.getLogger("absl").setLevel(7); '
+                 'tf.logging.set_verbosity(50)', id='graph and logging', marks=pytest.mark.slow)])
+def test_nothing_is_changed(setting):
+    report = json.loads(run(PROGRAM.format(setting=setting)))
+    assert report['changed'] == [] and report['others'] == []
+    assert not report['initialized'] and report['path']
+    # Importing TensorFlow takes seconds, this some milliseconds; generous for a busy machine.
+    assert report['seconds'] < 1.
+
+
+@pytest.mark.slow
+def test_imported_first_it_brings_no_more_than_tensorflow():
+    first = run('import towers, sys; print(sorted(name for name in ("tf_slim", "matplotlib", '
+                '"horovod", "tf_keras") if name in sys.modules))')
+    assert first.strip() == '[]'
+
+
+@pytest.mark.slow
+def test_slim_is_not_mended_by_the_import():
+    program = """
+import json, sys, tf_slim
+held = lambda: [id(value) for name, module in sorted(sys.modules.items())
+                if name.startswith('tf_slim') for value in list(vars(module).values())]
+before = held()
+import towers
+same = before == held()
+mended = towers.mend_slim()
+print(json.dumps([same, len(before), bool(mended) == (before != held())]))
+"""
+    same, count, consistent = json.loads(run(program))
+    assert same and count > 100 and consistent
+
+
+def test_every_public_name_is_there():
+    import towers
+    for name in ('build_towers', 'combine_gradients', 'split_batch', 'check_towers', 'audit',
+                 'session_config', 'resolve_devices', 'visible_gpus', 'mend_slim', 'ModelOutput',
+                 'BuiltTowers', 'Plan', 'Tower', 'Audit', 'TowersReport', 'TowersError',
+                 'scale_learning_rate', 'SharedVariableError', 'InputError', 'DeviceError',
+                 'GradientError', 'ModelFunctionError', 'NameScopeError', 'AuditError',
+                 'InvalidArgumentError'):
+        assert hasattr(towers, name), name
+
+
+def test_errors_are_caught_by_what_legacy_code_catches():
+    from towers import errors
+    builtin = {'InvalidArgumentError': ValueError, 'DeviceError': ValueError,
+               'InputError': ValueError, 'ModelFunctionError': TypeError,
+               'SharedVariableError': ValueError, 'NameScopeError': ValueError,
+               'GradientError': ValueError}
+    for name, kind in builtin.items():
+        error = getattr(errors, name)
+        assert issubclass(error, errors.TowersError) and issubclass(error, kind)
+    assert not issubclass(errors.TowersError, (ValueError, TypeError))

@@ -1,0 +1,463 @@
+"""towers.split_batch: which example goes to which tower, at what weight, and what is refused."""
+
+import collections
+import threading
+
+import numpy as np
+import pytest
+import tensorflow
+import tensorflow.compat.v1 as tf
+
+from towers import session_config, split_batch
+from towers.errors import InputError, InvalidArgumentError
+
+Batch = collections.namedtuple('Batch', 'images labels')
+
+
+def numbers(count, width=2):
+    """[[0, 1], [2, 3], ...]: example i starts with 2 i."""
+    return np.arange(count * width, dtype=np.float32).reshape([count, width])
+
+
+def run(fetches, feed=None):
+    with tf.Session(config=session_config(2)) as session:
+        return session.run(fetches, feed)
+
+
+def firsts(shards, feed=None):
+    """The first column of each shard, which tells its examples."""
+    return [value[:, 0].tolist() for value in run(shards.inputs, feed)]
+
+
+def known(tensor):
+    return tensor.shape.as_list()
+
+
+# ---- a static batch -----------------------------------------------------------------------------
+
+def test_even_shards_in_order(graph):
+    batch = tf.constant(numbers(6))
+    with tf.device('/gpu:1'):
+        shards = split_batch(batch, 3)
+    assert firsts(shards) == [[0., 2.], [4., 6.], [8., 10.]]
+    assert shards.sizes == [2, 2, 2] and shards.batch_size == 6
+    assert shards.weights == [1 / 3.] * 3 and shards.is_even
+    assert [known(shard) for shard in shards.inputs] == [[2, 2]] * 3
+    made = [op for op in graph.get_operations() if op.name.startswith('shards/')]
+    assert {op.device for op in made} == {'/device:CPU:0'}  # whatever scope is around
+    assert [op.type for op in made if op.type.startswith('Split')] in (['Split'], ['SplitV'])
+    assert not any(op.type in ('Assert', 'StridedSlice') for op in made)
+
+
+@pytest.mark.parametrize('remainder', ['error', 'weight', 'drop'])
+def test_a_batch_that_divides_is_the_same_whatever_the_remainder(remainder):
+    shards = split_batch(tf.constant(numbers(4)), 2, remainder)
+    assert firsts(shards) == [[0., 2.], [4., 6.]]
+    assert shards.sizes == [2, 2] and shards.weights == [0.5, 0.5] and shards.is_even
+
+
+def test_ten_on_four_is_an_error_before_any_operation(graph):
+    with pytest.raises(InputError) as caught:
+        split_batch(numbers(10), 4)
+    assert str(caught.value) == (
+        "a batch of 10 does not divide among 4 towers: use a batch of 8, or remainder='weight' "
+        "(uneven shards, weighted by their size) or remainder='drop' (leave 2 out).")
+    assert not graph.get_operations()
+
+
+@pytest.mark.parametrize('size,towers,use', [(3, 4, 4), (1, 2, 2), (7, 2, 8), (9, 4, 8)])
+def test_the_batch_that_would_do(size, towers, use):
+    with pytest.raises(InputError, match='use a batch of %d,' % use):
+        split_batch(numbers(size), towers)
+
+
+def test_ten_on_four_weighted():
+    shards = split_batch(tf.constant(numbers(10)), 4, 'weight')
+    assert firsts(shards) == [[0., 2., 4.], [6., 8., 10.], [12., 14.], [16., 18.]]
+    assert shards.sizes == [3, 3, 2, 2] and shards.batch_size == 10
+    assert shards.weights == [0.3, 0.3, 0.2, 0.2] and not shards.is_even
+    assert [known(shard)[0] for shard in shards.inputs] == [3, 3, 2, 2]
+
+
+def test_ten_on_four_dropped():
+    shards = split_batch(tf.constant(numbers(10)), 4, 'drop')
+    assert firsts(shards) == [[0., 2.], [4., 6.], [8., 10.], [12., 14.]]
+    assert shards.sizes == [2] * 4 and shards.batch_size == 8
+    assert shards.weights == [0.25] * 4 and shards.is_even
+    assert [known(shard)[0] for shard in shards.inputs] == [2] * 4
+
+
+def test_fewer_examples_than_towers_padded():
+    shards = split_batch(tf.constant(numbers(2) + 1.), 4, 'weight')
+    # The last two hold the first example, which is real and so cannot be NaN, and count nothing.
+    assert firsts(shards) == [[1.], [3.], [1.], [1.]]
+    assert shards.sizes == [1, 1, 0, 0] and shards.weights == [0.5, 0.5, 0., 0.]
+    assert shards.batch_size == 2 and not shards.is_even
+
+
+def test_fewer_examples_than_towers_not_padded():
+    shards = split_batch(tf.constant(numbers(2) + 1.), 4, 'weight', pad_empty=False)
+    assert firsts(shards) == [[1.], [3.], [], []]
+    assert shards.sizes == [1, 1, 0, 0] and shards.weights == [0.5, 0.5, 0., 0.]
+
+
+@pytest.mark.parametrize('size,remainder,least', [(0, 'error', 1), (0, 'weight', 1), (0, 'drop', 4),
+                                                  (3, 'drop', 4)])
+def test_no_example_for_any_tower(size, remainder, least):
+    with pytest.raises(InputError) as caught:
+        split_batch(numbers(size), 4, remainder)
+    assert str(caught.value) == ('a batch of %d on 4 towers leaves no tower an example: pass a '
+                                 'batch of at least %d.' % (size, least))
+
+
+@pytest.mark.parametrize('remainder', ['error', 'weight', 'drop'])
+def test_one_tower_gets_all(remainder):
+    shards = split_batch(tf.constant(numbers(3)), 1, remainder)
+    assert firsts(shards) == [[0., 2., 4.]]
+    assert shards.sizes == [3] and shards.weights == [1.] and shards.is_even
+
+
+# ---- a batch of any size ------------------------------------------------------------------------
+
+@pytest.fixture
+def batch():
+    return tf.placeholder(tf.float32, [None, 2], name='batch')
+
+
+def test_dynamic_even(batch):
+    shards = split_batch(batch, 2)
+    assert [known(shard) for shard in shards.inputs] == [[None, 2]] * 2
+    assert firsts(shards, {batch: numbers(4)}) == [[0., 2.], [4., 6.]]
+    assert firsts(shards, {batch: numbers(2)}) == [[0.], [2.]]
+    assert shards.weights == [0.5, 0.5] and shards.is_even
+    assert run(shards.sizes + [shards.batch_size], {batch: numbers(4)}) == [2, 2, 4]
+
+
+@pytest.mark.parametrize('size,expected,sizes', [
+    (10, [[0., 2., 4.], [6., 8., 10.], [12., 14.], [16., 18.]], [3, 3, 2, 2]),
+    (8, [[0., 2.], [4., 6.], [8., 10.], [12., 14.]], [2, 2, 2, 2]),
+    (2, [[0.], [2.], [0.], [0.]], [1, 1, 0, 0])])
+def test_dynamic_weighted(batch, size, expected, sizes):
+    shards = split_batch(batch, 4, 'weight')
+    feed = {batch: numbers(size)}
+    assert firsts(shards, feed) == expected
+    assert run(shards.sizes, feed) == sizes
+    assert run(shards.weights, feed) == [count / float(size) for count in sizes]
+    assert shards.weights[0].dtype == tf.float64
+    assert run(shards.batch_size, feed) == size
+    assert not shards.is_even  # it may be, but that is no certainty
+
+
+def test_dynamic_weighted_not_padded(batch):
+    shards = split_batch(batch, 4, 'weight', pad_empty=False)
+    assert firsts(shards, {batch: numbers(2)}) == [[0.], [2.], [], []]
+
+
+def test_dynamic_dropped(batch):
+    shards = split_batch(batch, 4, 'drop')
+    assert firsts(shards, {batch: numbers(10)}) == [[0., 2.], [4., 6.], [8., 10.], [12., 14.]]
+    assert run([shards.sizes, shards.batch_size], {batch: numbers(10)}) == [[2] * 4, 8]
+    assert shards.weights == [0.25] * 4 and shards.is_even
+
+
+def runtime_error(shards, feed):
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        run(shards.inputs, feed)
+    return str(caught.value)
+
+
+def test_dynamic_that_does_not_divide(batch):
+    text = runtime_error(split_batch(batch, 4), {batch: numbers(10)})
+    assert ('towers: the batch does not divide among 4 towers (remainder=weight or drop would take '
+            'it). Examples in it:') in text
+    assert '[10]' in text
+
+
+@pytest.mark.parametrize('remainder,size,least', [('weight', 0, 1), ('error', 0, 1), ('drop', 3, 4)])
+def test_dynamic_with_too_few(batch, remainder, size, least):
+    text = runtime_error(split_batch(batch, 4, remainder), {batch: numbers(size)})
+    assert 'towers: a batch for 4 towers needs at least %d examples and has' % least in text
+    assert '[%d]' % size in text
+
+
+@pytest.mark.parametrize('remainder', ['error', 'weight', 'drop'])
+def test_dynamic_first_dimensions_that_differ(batch, remainder):
+    labels = tf.placeholder(tf.int64, [None])
+    shards = split_batch({'x': batch, 'y': labels}, 2, remainder)
+    text = runtime_error(shards, {batch: numbers(4), labels: np.zeros([6], np.int64)})
+    assert 'towers: the first dimensions of the inputs differ: inputs[x] and inputs[y] have' in text
+    assert '[4]' in text and '[6]' in text
+
+
+def test_of_unknown_rank():
+    anything = tf.placeholder(tf.float32)
+    shards = split_batch(anything, 2)
+    assert [value.tolist() for value in run(shards.inputs, {anything: [[1.], [2.]]})] == [
+        [[1.]], [[2.]]]
+
+
+# ---- one leaf says its size, another does not ----------------------------------------------------
+
+def test_one_known_size_is_that_of_all(batch):
+    shards = split_batch((batch, tf.range(4)), 2)
+    assert shards.sizes == [2, 2] and shards.batch_size == 4
+    assert [known(leaf) for leaf in shards.inputs[0]] == [[2, 2], [2]]
+    values = run(shards.inputs, {batch: numbers(4)})
+    assert [images[:, 0].tolist() for images, _ in values] == [[0., 2.], [4., 6.]]
+    assert [labels.tolist() for _, labels in values] == [[0, 1], [2, 3]]
+
+
+def test_one_known_size_that_does_not_divide(batch, graph):
+    labels = tf.range(10)
+    before = len(graph.get_operations())
+    with pytest.raises(InputError, match='a batch of 10 does not divide among 4 towers'):
+        split_batch((batch, labels), 4)
+    assert len(graph.get_operations()) == before
+
+
+@pytest.mark.parametrize('remainder', ['weight', 'drop'])
+def test_one_known_size_with_a_remainder(batch, remainder):
+    shards = split_batch((batch, tf.range(3)), 2, remainder)
+    values = run(shards.inputs, {batch: numbers(3)})
+    assert [images[:, 0].tolist() for images, _ in values] == (
+        [[0., 2.], [4.]] if remainder == 'weight' else [[0.], [2.]])
+
+
+def test_one_known_size_is_checked_against_the_rest_as_it_runs(batch):
+    text = runtime_error(split_batch((batch, tf.range(4)), 2), {batch: numbers(6)})
+    assert ('towers: the first dimensions of the inputs differ: the others have 4 and inputs[0] '
+            'has') in text
+    assert '[6]' in text
+
+
+# ---- nests, types -------------------------------------------------------------------------------
+
+def test_a_nest_of_everything():
+    inputs = {
+        'images': tf.constant(numbers(4)),
+        'pair': (tf.constant([b'a', b'b', b'c', b'd']), [np.arange(4)]),
+        'batch': Batch(tf.constant([True, False, True, False]), None)}
+    shards = split_batch(inputs, 2)
+    first, second = run([{'images': s['images'], 'pair': s['pair'], 'batch': s['batch'].images}
+                         for s in shards.inputs])
+    assert first['images'].tolist() == [[0., 1.], [2., 3.]]
+    assert second['pair'][0].tolist() == [b'c', b'd']
+    assert second['pair'][1][0].tolist() == [2, 3]
+    assert first['batch'].tolist() == second['batch'].tolist() == [True, False]
+    for shard in shards.inputs:
+        assert type(shard) is dict and type(shard['pair']) is tuple
+        assert type(shard['pair'][1]) is list and type(shard['batch']) is Batch
+        assert shard['batch'].labels is None
+
+
+@pytest.mark.parametrize('remainder', ['error', 'weight', 'drop'])
+def test_none_and_numpy_under_every_remainder(remainder):
+    shards = split_batch((None, numbers(4), None), 2, remainder)
+    assert [shard[0] is None and shard[2] is None for shard in shards.inputs] == [True, True]
+    assert run([shard[1] for shard in shards.inputs])[1].tolist() == [[4., 5.], [6., 7.]]
+
+
+def test_strings_that_are_padded():
+    shards = split_batch(np.array(['one', 'two']), 3, 'weight')
+    assert [value.tolist() for value in run(shards.inputs)] == [[b'one'], [b'two'], [b'one']]
+
+
+@pytest.mark.parametrize('use_resource', [False, True])
+def test_a_variable_is_cut_too(use_resource):
+    data = tf.get_variable('data', initializer=numbers(4), use_resource=use_resource)
+    shards = split_batch(data, 2)
+    with tf.Session(config=session_config(1)) as session:
+        session.run(tf.global_variables_initializer())
+        assert session.run(shards.inputs[1]).tolist() == [[4., 5.], [6., 7.]]
+
+
+def test_the_tensors_of_a_data_set():
+    dataset = tf.data.Dataset.from_tensor_slices((numbers(5), np.arange(5))).batch(2)
+    images, labels = tf.data.make_one_shot_iterator(dataset).get_next()
+    shards = split_batch((images, labels), 2, 'weight')
+    with tf.Session(config=session_config(1)) as session:
+        seen = [session.run([shard[1] for shard in shards.inputs] + [shards.weights])
+                for _ in range(3)]
+    assert [[first.tolist(), second.tolist()] for first, second, _ in seen] == [
+        [[0], [1]], [[2], [3]], [[4], [4]]]  # the last batch has one example: padded
+    assert [weights for _, _, weights in seen] == [[0.5, 0.5], [0.5, 0.5], [1., 0.]]
+
+
+# ---- sparse tensors -----------------------------------------------------------------------------
+
+def sparse_rows(count):
+    """A value 10 i + 1 in column i % 3 of row i, but none in row 1."""
+    rows = [i for i in range(count) if i != 1]
+    return tf.SparseTensorValue([[i, i % 3] for i in rows], [10. * i + 1 for i in rows], [count, 3])
+
+
+def dense_of(shards, feed=None):
+    return [value.tolist() for value in
+            run([tf.sparse.to_dense(shard) for shard in shards.inputs], feed)]
+
+
+def test_sparse_values_anywhere_in_a_nest():
+    inputs = {'a': [numbers(2), sparse_rows(2)], 'b': Batch(sparse_rows(2), (sparse_rows(2),))}
+    shards = split_batch(inputs, 2)
+    assert isinstance(inputs['a'][1], tf.SparseTensorValue)  # the caller's nest is as it was
+    for shard in shards.inputs:
+        assert type(shard['a']) is list and type(shard['b']) is Batch
+        for leaf in (shard['a'][1], shard['b'].images, shard['b'].labels[0]):
+            assert isinstance(leaf, tf.SparseTensor)
+    assert run(shards.inputs[0]['b'].labels[0]).values.tolist() == [1.]
+
+
+@pytest.mark.parametrize('as_value', [True, False])
+def test_sparse_static(as_value):
+    value = sparse_rows(4)
+    shards = split_batch(value if as_value else tf.SparseTensor.from_value(value), 2)
+    assert dense_of(shards) == [[[1., 0., 0.], [0., 0., 0.]], [[0., 0., 21.], [31., 0., 0.]]]
+    assert shards.sizes == [2, 2] and shards.weights == [0.5, 0.5]
+
+
+def test_sparse_keeps_the_static_dimensions_that_layers_need():
+    shard = split_batch(tf.SparseTensor.from_value(sparse_rows(4)), 2).inputs[0]
+    assert shard.shape.as_list() == [None, 3]
+    assert tf.sparse.to_dense(shard).shape.as_list() == [None, 3]
+
+
+def test_sparse_dynamic_with_a_remainder():
+    fed = tf.sparse_placeholder(tf.float32)
+    shards = split_batch((fed, tf.placeholder_with_default(np.arange(3), [None])), 2, 'weight')
+    values = run([tf.sparse.to_dense(shard[0]) for shard in shards.inputs]
+                 + [shard[1] for shard in shards.inputs], {fed: sparse_rows(3)})
+    assert [value.tolist() for value in values] == [
+        [[1., 0., 0.], [0., 0., 0.]], [[0., 0., 21.]], [0, 1], [2]]
+
+
+def test_sparse_padded_and_dropped():
+    assert dense_of(split_batch(sparse_rows(1), 2, 'weight')) == [[[1., 0., 0.]]] * 2
+    assert dense_of(split_batch(sparse_rows(1), 2, 'weight', pad_empty=False)) == [
+        [[1., 0., 0.]], []]
+    assert dense_of(split_batch(sparse_rows(3), 2, 'drop')) == [[[1., 0., 0.]], [[0., 0., 0.]]]
+
+
+def test_sparse_that_does_not_divide():
+    with pytest.raises(InputError, match='a batch of 3 does not divide among 2 towers'):
+        split_batch(sparse_rows(3), 2)
+    fed = tf.sparse_placeholder(tf.float32)
+    shards = split_batch(fed, 2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match='does not divide among 2 towers'):
+        run(shards.inputs[0].values, {fed: sparse_rows(3)})
+
+
+def test_sparse_fed_by_hand():
+    shards = split_batch(sparse_rows(4), 2)
+    by_hand = tf.SparseTensorValue([[0, 2]], [7.], [1, 3])
+    assert dense_of(shards, {shards.inputs[1]: by_hand}) == [
+        [[1., 0., 0.], [0., 0., 0.]], [[0., 0., 7.]]]
+
+
+# ---- feeding one tower by hand ------------------------------------------------------------------
+
+def test_one_tower_fed_by_hand_leaves_the_others():
+    shards = split_batch(tf.constant(numbers(4)), 2)
+    by_hand = [[-1., -2.], [-3., -4.]]
+    values = run(shards.inputs, {shards.inputs[1]: by_hand})
+    assert values[0].tolist() == [[0., 1.], [2., 3.]] and values[1].tolist() == by_hand
+
+
+def test_a_tower_fed_by_hand_needs_no_batch(batch):
+    shards = split_batch(batch, 2)
+    assert run(shards.inputs[1], {shards.inputs[1]: [[5., 6.]]}).tolist() == [[5., 6.]]
+
+
+# ---- errors before any operation ----------------------------------------------------------------
+
+def error_of(inputs, *args):
+    graph = tf.get_default_graph()
+    before = len(graph.get_operations())
+    with pytest.raises(InputError) as caught:
+        split_batch(inputs, *args)
+    assert len(graph.get_operations()) == before
+    return str(caught.value)
+
+
+def test_static_first_dimensions_that_differ():
+    images, labels = tf.zeros([4, 2]), tf.zeros([6])
+    assert error_of((images, None, labels), 2) == (
+        'the first dimensions of the inputs differ: inputs[0] has 4, inputs[2] has 6. Every tensor '
+        'needs the same number of examples.')
+    assert "inputs['x'] has 4, inputs['y'] has 6" in error_of({'y': labels, 'x': images}, 2)
+    assert 'inputs[0] has 4, inputs[1] has 6' in error_of({'y': (labels,), 'x': images}, 2)
+
+
+def test_a_scalar():
+    assert error_of((tf.zeros([2]), tf.constant(0.5)), 2) == (
+        'inputs[1] is a scalar and has no batch dimension to cut: let the model function take it '
+        'from its closure, or leave it out of inputs.')
+    assert error_of(3., 2).startswith('inputs is a scalar')
+    assert error_of('text', 2).startswith('inputs is a scalar')
+    assert "inputs['rate'] is a scalar" in error_of({'rate': 0.5, 'x': numbers(2)}, 2)
+
+
+@pytest.mark.parametrize('inputs', [None, (), [], {}, (None, None), {'x': None}])
+def test_no_tensor_at_all(inputs):
+    assert error_of(inputs, 2) == ('inputs=%r holds no tensor: pass the tensors of one batch, '
+                                   '[batch, ...] each.' % (inputs,))
+
+
+def test_a_tensor_of_another_graph():
+    with tf.Graph().as_default():
+        foreign = tf.zeros([4], name='foreign')
+        foreign_sparse = tf.SparseTensor.from_value(sparse_rows(4))
+    assert error_of((tf.zeros([4]), foreign), 2) == (
+        'inputs[1] (foreign:0) belongs to another graph than the default one: make the inputs and '
+        'the towers under the same tf.Graph().')
+    assert 'belongs to another graph' in error_of(foreign_sparse, 2)
+
+
+@pytest.mark.parametrize('data', [tf.data, tensorflow.data], ids=['compat.v1', 'tensorflow'])
+def test_a_data_set_instead_of_its_tensors(data):
+    dataset = data.Dataset.from_tensor_slices(numbers(4)).batch(2)
+    text = error_of(dataset, 2)
+    assert text.startswith('inputs is a ') and text.endswith(
+        'pass the tensors of one batch, such as '
+        'tf.data.make_one_shot_iterator(dataset).get_next().')
+    error_of({'x': dataset}, 2)
+    error_of(tf.data.make_one_shot_iterator(tf.data.Dataset.range(4)), 2)
+
+
+def test_types_that_cannot_be_cut():
+    assert error_of(tf.ragged.constant([[1, 2], [3]]), 2) == (
+        'inputs is a RaggedTensor, which cannot be cut by examples here: pass a dense or a sparse '
+        'tensor.')
+    assert 'is a IndexedSlices, which' in error_of(
+        tf.IndexedSlices(tf.zeros([2, 2]), tf.constant([0, 1])), 2)
+
+
+def test_things_that_are_no_tensors():
+    assert error_of((numbers(2), object()), 2) == (
+        'inputs[1] is a object, which cannot be made a tensor of this graph: no tensor and no '
+        'array. Pass dense or sparse tensors, or arrays of numbers or strings.')
+    with pytest.raises(InputError, match='inputs is a ndarray, which cannot be made a tensor'):
+        split_batch(np.array([[1, 2], [3]], dtype=object), 2)
+
+
+@pytest.mark.skipif(tf.version.VERSION < '2', reason='TensorFlow 1.15 has no eager tensors here')
+def test_an_eager_tensor_under_a_graph():
+    eager = []
+    thread = threading.Thread(target=lambda: eager.append(tf.constant(numbers(4))))
+    thread.start()  # the default graph is that of one thread
+    thread.join()
+    assert eager[0].numpy().shape == (4, 2)
+    with pytest.raises(InputError, match='is a EagerTensor, which cannot be made a tensor of this'):
+        split_batch(eager[0], 2)
+
+
+def test_keys_that_cannot_be_sorted():
+    assert 'inputs cannot be taken apart' in error_of({1: numbers(2), 'x': numbers(2)}, 2)
+
+
+@pytest.mark.parametrize('remainder', ['pad', None, True])
+def test_an_unknown_remainder(remainder, graph):
+    with pytest.raises(InvalidArgumentError) as caught:
+        split_batch(numbers(4), 2, remainder)
+    assert str(caught.value) == ("remainder=%r: expected one of 'error', 'weight', 'drop'."
+                                 % (remainder,))
+    assert not graph.get_operations()

@@ -1,0 +1,70 @@
+"""Random numbers of a model that depend on the step alone, so that a resumed run draws the same.
+
+The kernel of a stateful random op (dropout's `RandomUniform`) counts its draws in memory. A run that
+is killed and started again counts from zero, and drops out other units than the run that was never
+killed. Here each such op is replaced by its stateless twin, which computes its numbers from
+
+    seed = [graph seed x 2^32 + crc32(name of the op), step]
+
+(Philox 4x32-10; Salmon et al. 2011). The name has the tower in it, so no two towers share a mask.
+"""
+
+import zlib
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat, graph_walk
+
+
+def make_stateless(operations, fetches, step, graph_seed):
+    """Replaces, for all that reads them, the random ops that the fetches are computed from.
+
+    Initial values of variables are no part of that, and keep their ops.
+
+    Args:
+      operations: the operations of one tower's forward pass.
+      fetches: tensors that the tower computes: loss, predictions, updates.
+      step: scalar integer tensor.
+      graph_seed: int or None.
+
+    Returns:
+      `(replaced, kept)`: numbers of random ops. Kept are those in loops and branches, where a draw
+      depends on more than the step, and kinds that have no stateless twin; a resumed run draws
+      other numbers there.
+    """
+    needed = {op.name for op in graph_walk.step_operations(fetches)}
+    replaced = kept = 0
+    for op in operations:
+        if op.name not in needed or not graph_walk.is_random(op):
+            continue
+        twin = _TWINS.get(op.type)
+        if twin is None or compat.in_control_flow(op):
+            kept += 1
+            continue
+        with tf.name_scope(op.name + '_stateless/'), tf.device(op.device), \
+                tf.control_dependencies(None):
+            mixed = ((graph_seed or 0) << 32) + zlib.crc32(op.name.encode())
+            seed = tf.stack([tf.constant(_as_int64(mixed), tf.int64), tf.cast(step, tf.int64)])
+            compat.replace_tensor(op.outputs[0], twin(op, seed))
+        replaced += 1
+    return replaced, kept
+
+
+def _as_int64(number):
+    number %= 2 ** 64
+    return number - 2 ** 64 if number >= 2 ** 63 else number
+
+
+_TWINS = {
+    'RandomUniform': lambda op, seed: tf.raw_ops.StatelessRandomUniform(
+        shape=op.inputs[0], seed=seed, dtype=op.outputs[0].dtype),
+    'RandomStandardNormal': lambda op, seed: tf.raw_ops.StatelessRandomNormal(
+        shape=op.inputs[0], seed=seed, dtype=op.outputs[0].dtype),
+    'TruncatedNormal': lambda op, seed: tf.raw_ops.StatelessTruncatedNormal(
+        shape=op.inputs[0], seed=seed, dtype=op.outputs[0].dtype),
+    'RandomUniformInt': lambda op, seed: tf.raw_ops.StatelessRandomUniformInt(
+        shape=op.inputs[0], seed=seed, minval=op.inputs[1], maxval=op.inputs[2]),
+    'Multinomial': lambda op, seed: tf.raw_ops.StatelessMultinomial(
+        logits=op.inputs[0], num_samples=op.inputs[1], seed=seed,
+        output_dtype=op.outputs[0].dtype),
+}
