@@ -1,6 +1,8 @@
 """Trains an image classifier on several devices; with no flags, handwritten digits on 2 towers."""
 
 import collections
+import contextlib
+import csv
 import os
 import sys
 import textwrap
@@ -14,21 +16,32 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 import datasets  # noqa: E402
 from models import registry  # noqa: E402
 import towers  # noqa: E402
+from towers.averages import WeightAverages, averages_in  # noqa: E402
 from towers.evaluation import Evaluation, EvaluationHook  # noqa: E402
+from towers.export import export_saved_model  # noqa: E402
+from towers.metrics_log import MetricsHook  # noqa: E402
 from towers.progress import ProgressHook  # noqa: E402
+from towers.stopping import StopOnSignalHook  # noqa: E402
+from towers.summaries import SummaryHook, default_summaries  # noqa: E402
+from towers.training_session import training_session  # noqa: E402
 
 FLAGS = flags.FLAGS
 
 # Groups of flags, in the order in which --helpshort shows them.
 GROUPS = collections.OrderedDict([
-    ('What is trained', ['model', 'dataset', 'image_size', 'weight_decay', 'aux_loss_weight']),
+    ('What is trained', ['mode', 'model', 'dataset', 'image_size', 'weight_decay',
+                         'aux_loss_weight', 'augment_shift', 'init_from']),
     ('Towers', ['num_towers', 'devices', 'batch_size', 'reduction', 'variable_device',
                 'update_ops']),
     ('Optimizer', ['optimizer', 'momentum', 'clip_norm', 'base_learning_rate', 'lr_scaling',
-                   'warmup_epochs', 'decay', 'decay_epochs', 'decay_rate']),
-    ('The run', ['train_dir', 'train_steps', 'train_epochs', 'save_steps', 'log_every', 'seed',
-                 'plan_only', 'audit_runtime'])])
+                   'warmup_epochs', 'decay', 'decay_epochs', 'decay_rate', 'average_decay']),
+    ('The run', ['train_dir', 'train_steps', 'train_epochs', 'stop_at_accuracy', 'eval_steps',
+                 'save_steps', 'keep', 'recover', 'seed', 'check_numerics']),
+    ('What is shown and written', ['log_every', 'summary_steps', 'predictions', 'export_dir',
+                                   'plan_only', 'audit_runtime'])])
 
+flags.DEFINE_enum('mode', 'train', ['train', 'eval', 'predict'], 'train; or evaluate the newest '
+                  'checkpoint on the test set; or write its predictions')
 flags.DEFINE_string('model', 'digits', 'network by name; an unknown one lists those that exist')
 flags.DEFINE_string('dataset', 'digits', 'data set by name')
 flags.DEFINE_integer('image_size', 0, 'height and width in pixels; 0: what the network asks for',
@@ -36,6 +49,10 @@ flags.DEFINE_integer('image_size', 0, 'height and width in pixels; 0: what the n
 flags.DEFINE_float('weight_decay', 4e-5, 'factor of the L2 loss of the weights', lower_bound=0)
 flags.DEFINE_float('aux_loss_weight', 0.4, 'factor of the loss of auxiliary logits, for networks '
                    'that have them', lower_bound=0)
+
+flags.DEFINE_integer('augment_shift', 0, 'pixels by which training images are shifted at random, '
+                     'at most, before they are resized', lower_bound=0)
+flags.DEFINE_string('init_from', '', 'checkpoint whose weights to start from, as far as they fit')
 
 flags.DEFINE_integer('num_towers', 2, 'copies of the model, one a device: GPUs where there are '
                      'any, else virtual CPUs', lower_bound=1)
@@ -64,21 +81,40 @@ flags.DEFINE_float('decay_epochs', 0, 'epochs for one factor of --decay_rate (ex
 flags.DEFINE_float('decay_rate', 0.94, 'factor of the exponential decay', lower_bound=0,
                    upper_bound=1)
 
-flags.DEFINE_string('train_dir', 'runs/digits', 'folder of the checkpoints; a run that is there '
-                    'already goes on')
+flags.DEFINE_float('average_decay', 0, 'keep moving averages of the weights with this decay, and '
+                   'evaluate and export them; 0: none', lower_bound=0, upper_bound=1)
+
+flags.DEFINE_string('train_dir', '', "folder of the checkpoints, 'runs/<model>' if empty; a run "
+                    'that is there already goes on')
 flags.DEFINE_integer('train_steps', 0, 'steps to train for; 0: by --train_epochs', lower_bound=0)
 flags.DEFINE_float('train_epochs', 30, 'passes over the training set', lower_bound=0)
+flags.DEFINE_float('stop_at_accuracy', 0, 'stop when the test accuracy is at least this; looked at '
+                   'every --eval_steps', lower_bound=0, upper_bound=1)
+flags.DEFINE_integer('eval_steps', 0, 'steps from one evaluation to the next; 0: at the end only',
+                     lower_bound=0)
 flags.DEFINE_integer('save_steps', 500, 'steps from one checkpoint to the next', lower_bound=1)
-flags.DEFINE_integer('log_every', 100, 'steps from one printed line to the next, where there is no '
-                     'terminal', lower_bound=1)
-flags.DEFINE_integer('seed', 1, 'of the initial weights, the data order and dropout')
+flags.DEFINE_integer('keep', 5, 'how many of the newest checkpoints to keep', lower_bound=1)
+flags.DEFINE_boolean('recover', False, 'when the newest checkpoint is damaged, go on from the one '
+                     'before it')
+flags.DEFINE_integer('seed', 1, 'of the initial weights, the data order, shifts and dropout',
+                     lower_bound=0, upper_bound=2 ** 31 - 1)
+flags.DEFINE_boolean('check_numerics', True, 'stop at the first NaN or infinity in a loss or a '
+                     'gradient')
+
+flags.DEFINE_integer('log_every', 100, 'steps from one line of metrics.jsonl to the next, and of '
+                     'the screen where it is no terminal', lower_bound=1)
+flags.DEFINE_integer('summary_steps', 100, 'steps from one TensorBoard summary to the next; 0: '
+                     'none', lower_bound=0)
+flags.DEFINE_string('predictions', 'predictions.csv', 'file that --mode=predict writes, a row an '
+                    'image')
+flags.DEFINE_string('export_dir', '', 'write a SavedModel of the final weights below this folder')
 flags.DEFINE_boolean('plan_only', False, 'build the graph, print the plan and the audit, and stop')
 flags.DEFINE_boolean('audit_runtime', False, 'also check what the runtime really places, with the '
                      'first step')
 
 
 def main(unused_argv):
-    """Builds, shows the plan, checks it, trains."""
+    """Builds, shows the plan, checks it, and does what --mode says."""
     tf.logging.set_verbosity(tf.logging.ERROR)
     warnings.filterwarnings('ignore', module='tensorflow|tf_slim')  # of TF to tf_slim, not to us
     tf.disable_v2_behavior()
@@ -88,15 +124,29 @@ def main(unused_argv):
     dataset = datasets.get_dataset(FLAGS.dataset)
     with tf.Graph().as_default():
         tf.set_random_seed(FLAGS.seed)
-        job = build_job(network, dataset)
-        print(job.built.plan, flush=True)
-        print(towers.audit(job.built).raise_if_broken(), flush=True)
-        if not FLAGS.plan_only:
-            train(job)
+        if FLAGS.mode == 'train':
+            job = build_job(network, dataset)
+            show(job.built)
+            stopped_by = None if FLAGS.plan_only else train(job)
+            if stopped_by is not None:
+                sys.exit(128 + stopped_by)
+        else:
+            evaluation = make_evaluation(network, dataset)
+            show(evaluation.built)
+            if not FLAGS.plan_only:
+                {'eval': evaluate, 'predict': predict}[FLAGS.mode](evaluation)
+    if FLAGS.export_dir and not FLAGS.plan_only:
+        export(network, dataset)
 
 
-Job = collections.namedtuple('Job', 'built train_op evaluation iterator global_step train_steps '
-                             'learning_rate examples_per_epoch')
+def show(built):
+    """Prints the plan and the audit; an audit that finds a broken promise is the end."""
+    print(built.plan, flush=True)
+    print(towers.audit(built).raise_if_broken(), flush=True)
+
+
+Job = collections.namedtuple('Job', 'built train_op evaluation iterator global_step examples_seen '
+                             'train_steps learning_rate examples_per_epoch')
 
 
 def build_job(network, dataset):
@@ -110,16 +160,15 @@ def build_job(network, dataset):
         raise towers.InvalidArgumentError(
             '--batch_size=%d does not divide among %d towers: give a multiple of %d'
             % (FLAGS.batch_size, num_towers, num_towers))
-    size = FLAGS.image_size or network.default_image_size
-    channels = 1 if FLAGS.model == 'digits' else 3
-    global_step = tf.train.get_or_create_global_step()
     with tf.device('/cpu:0'):
+        global_step = tf.train.get_or_create_global_step()
         # The run's position: where in the stream of examples, hence of the schedule, it is.
         examples_seen = tf.get_variable('examples_seen', [], tf.int64, tf.zeros_initializer(),
                                         trainable=False)
         batches = datasets.train_batches(
-            *dataset.load('train'), batch_size=FLAGS.batch_size, seed=FLAGS.seed, image_size=size,
-            channels=channels, first_example=tf.identity(examples_seen))
+            *dataset.load('train'), batch_size=FLAGS.batch_size, seed=FLAGS.seed,
+            first_example=tf.identity(examples_seen), shift=FLAGS.augment_shift,
+            **image_format(network))
         iterator = tf.data.make_initializable_iterator(batches)
     rate = make_learning_rate(num_towers, examples_per_epoch, train_steps)
     learning_rate = rate.tensor(tf.identity(examples_seen))
@@ -128,15 +177,35 @@ def build_job(network, dataset):
         make_optimizer(learning_rate), devices, FLAGS.reduction,
         variable_device=FLAGS.variable_device or None, update_ops=FLAGS.update_ops,
         transform_gradients=clip if FLAGS.clip_norm else None, global_step=global_step,
-        learning_rate=rate, check_devices=not FLAGS.plan_only)
-    with tf.control_dependencies([built.train_op]), tf.device('/cpu:0'):
+        learning_rate=rate, check_devices=not FLAGS.plan_only,
+        check_numerics=FLAGS.check_numerics, stateless_random=True)
+    train_op, weights = built.train_op, contextlib.nullcontext()
+    if FLAGS.average_decay:
+        averages = WeightAverages(FLAGS.average_decay, global_step)
+        train_op = averages.update_after(train_op, [variable for _, variable in built.gradients])
+        weights = averages.instead_of_weights()
+    with tf.control_dependencies([train_op]), tf.device('/cpu:0'):
         train_op = tf.assign_add(examples_seen, FLAGS.batch_size).op
-    evaluation = Evaluation(
-        make_model_fn(network, dataset.num_classes, is_training=False),
-        datasets.eval_batches(*dataset.load('test'), batch_size=FLAGS.batch_size, image_size=size,
-                              channels=channels), built)
-    return Job(built, train_op, evaluation, iterator, global_step, train_steps, learning_rate,
-               examples_per_epoch)
+    with weights:
+        evaluation = make_evaluation(network, dataset, built)
+    return Job(built, train_op, evaluation, iterator, global_step, examples_seen, train_steps,
+               learning_rate, examples_per_epoch)
+
+
+def make_evaluation(network, dataset, trained=None):
+    """The towers that evaluate the test set, on the variables of trained towers if given."""
+    batches = datasets.eval_batches(*dataset.load('test'), batch_size=FLAGS.batch_size,
+                                    **image_format(network))
+    return Evaluation(make_model_fn(network, dataset.num_classes, is_training=False), batches,
+                      None if trained else FLAGS.devices or FLAGS.num_towers, trained,
+                      variable_device=FLAGS.variable_device or None,
+                      check_devices=not FLAGS.plan_only)
+
+
+def image_format(network):
+    """What the network wants of an image: size in pixels, and channels."""
+    return {'image_size': FLAGS.image_size or network.default_image_size,
+            'channels': 1 if network.name == 'digits' else 3}
 
 
 def make_model_fn(network, num_classes, is_training):
@@ -149,8 +218,10 @@ def make_model_fn(network, num_classes, is_training):
             loss += FLAGS.aux_loss_weight * cross_entropy(labels, end_points['AuxLogits'])
         predicted = tf.argmax(logits, 1)
         accuracy = tf.reduce_mean(tf.cast(tf.equal(predicted, labels), tf.float64))
-        return towers.ModelOutput(loss, predictions={'label': predicted},
-                                  metrics={'accuracy': accuracy})
+        return towers.ModelOutput(
+            loss, metrics={'accuracy': accuracy},
+            predictions={'label': labels, 'predicted': predicted,
+                         'probability': tf.reduce_max(tf.nn.softmax(logits), 1)})
     return model_fn
 
 
@@ -190,43 +261,64 @@ def clip(gradients):
 
 
 def train(job):
-    """Runs the steps that are left, evaluates, and says where things are."""
-    done = finished_steps()
-    progress = ProgressHook(
-        [('loss', job.built.loss), ('rate', job.learning_rate)], job.global_step, job.train_steps,
-        FLAGS.batch_size, job.examples_per_epoch, FLAGS.log_every)
-    evaluation = EvaluationHook(job.evaluation, job.global_step)
-    hooks = [IteratorHook(job.iterator), evaluation]
-    if done < job.train_steps:
-        hooks += [progress, tf.train.StopAtStepHook(last_step=job.train_steps)]
-    else:
-        print('%s holds %d steps already, and %d were asked for: evaluating them. Another '
-              '--train_dir starts anew.' % (FLAGS.train_dir, done, job.train_steps))
-    with tf.train.MonitoredTrainingSession(
-            checkpoint_dir=FLAGS.train_dir, hooks=hooks, save_checkpoint_steps=FLAGS.save_steps,
-            save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=None,
-            config=towers.session_config(job.built.devices)) as session:
-        if FLAGS.audit_runtime and done < job.train_steps:
-            audit_runtime(job, session)
-        while done < job.train_steps and not session.should_stop():
-            session.run(job.train_op)
-    report(progress.throughput, evaluation.latest)
+    """Runs the steps that are left, evaluates, and says where things are.
+
+    Returns:
+      The number of the signal that stopped it, or None.
+    """
+    values = [('loss', job.built.loss), ('learning_rate', job.learning_rate)]
+    counts = dict(batch_size=FLAGS.batch_size, examples=job.examples_seen)
+    progress = ProgressHook(values, job.global_step, job.train_steps, log_every=FLAGS.log_every,
+                            examples_per_epoch=job.examples_per_epoch,
+                            devices=job.built.devices, fetch_every_step=True, **counts)
+    metrics = MetricsHook(values, job.global_step, os.path.join(train_dir(), 'metrics.jsonl'),
+                          examples_per_epoch=job.examples_per_epoch, log_every=FLAGS.log_every,
+                          last_step=job.train_steps, fetch_every_step=True, **counts)
+    listeners = [progress, metrics]
+    if FLAGS.summary_steps:
+        listeners.append(SummaryHook(
+            default_summaries(job.built, job.learning_rate), job.global_step, train_dir(),
+            summary_steps=FLAGS.summary_steps, last_step=job.train_steps, **counts))
+    evaluation = EvaluationHook(
+        job.evaluation, job.global_step, FLAGS.eval_steps or None, listeners,
+        ('accuracy', FLAGS.stop_at_accuracy) if FLAGS.stop_at_accuracy else None)
+    signals = StopOnSignalHook()
+    initial_values = towers.init_from(FLAGS.init_from) if FLAGS.init_from else None
+    try:
+        with training_session(
+                train_dir(), job.global_step, [StartInputHook(job.iterator), signals] + listeners
+                + [evaluation], towers.session_config(job.built.devices), FLAGS.save_steps,
+                FLAGS.keep, FLAGS.recover, initial_values,
+                [hook.listener for hook in listeners]) as session:
+            step = session.run_step_fn(
+                lambda step_context: int(step_context.session.run(job.global_step)))
+            if step >= job.train_steps:
+                print('%s holds %d steps already, and %d were asked for: evaluating them. Another '
+                      '--train_dir starts anew.' % (train_dir(), step, job.train_steps))
+            elif FLAGS.audit_runtime:
+                audit_runtime(job, session)
+                step += 1
+            while step < job.train_steps and not session.should_stop():
+                session.run(job.train_op)
+                step += 1
+    finally:
+        progress.close()
+        signals.restore()
+    if signals.received is None:
+        report(progress.throughput, evaluation.latest)
+    print('checkpoint     %s' % tf.train.latest_checkpoint(train_dir()))
+    return signals.received
 
 
-class IteratorHook(tf.train.SessionRunHook):
+class StartInputHook(tf.train.SessionRunHook):
     """Starts the input at the example that the restored variables say comes next."""
 
     def __init__(self, iterator):
         self._iterator = iterator
 
     def after_create_session(self, session, coord):
+        """Runs the iterator's initializer."""
         session.run(self._iterator.initializer)
-
-
-def finished_steps():
-    """The step of the newest checkpoint in --train_dir, 0 where there is none."""
-    checkpoint = tf.train.latest_checkpoint(FLAGS.train_dir)
-    return int(tf.train.load_variable(checkpoint, 'global_step')) if checkpoint else 0
 
 
 def audit_runtime(job, session):
@@ -238,11 +330,70 @@ def audit_runtime(job, session):
 
 
 def report(throughput, evaluation):
-    """The last lines: how good, how fast, and where the weights are."""
+    """How good and how fast."""
     print('test accuracy  %.4f on %d images' % (evaluation['accuracy'], evaluation['examples']))
     if throughput is not None:
         print('speed          {:,.0f} images/s'.format(throughput.examples / throughput.seconds))
-    print('checkpoint     %s' % tf.train.latest_checkpoint(FLAGS.train_dir))
+
+
+def evaluate(evaluation):
+    """Evaluates the newest checkpoint on the test set."""
+    with restored_session(evaluation.built) as session:
+        report(None, evaluation.run(session))
+
+
+def predict(evaluation):
+    """Writes a row an image of the test set: its number, label, prediction and probability."""
+    with restored_session(evaluation.built) as session, \
+            open(FLAGS.predictions, 'w', newline='') as table:
+        rows = csv.writer(table)
+        rows.writerow(['image', 'label', 'predicted', 'probability'])
+        number = 0
+        for batch in evaluation.predict(session):
+            for label, predicted, probability in zip(batch['label'], batch['predicted'],
+                                                     batch['probability']):
+                rows.writerow([number, label, predicted, '%.6f' % probability])
+                number += 1
+    print('predictions    %s, %d images' % (FLAGS.predictions, number))
+
+
+@contextlib.contextmanager
+def restored_session(built):
+    """A session with the weights of the newest checkpoint, or their averages if it has them."""
+    prefix = newest_or_refuse()
+    names, averages = averages_in(prefix, tf.global_variables())
+    towers.check_fits(prefix, names)
+    saver = tf.train.Saver(names)
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        saver.restore(session, prefix)
+        print('checkpoint     %s%s' % (prefix, ', moving averages' if averages else ''), flush=True)
+        yield session
+
+
+def newest_or_refuse():
+    """The newest checkpoint of --train_dir, which is only read, or an error if there is none."""
+    newest = towers.newest_checkpoint(train_dir(), FLAGS.recover)
+    if newest is None:
+        raise towers.CheckpointError('%s holds no checkpoint: train first, or give the --train_dir '
+                                     'of a run.' % train_dir())
+    return newest.prefix
+
+
+def export(network, dataset):
+    """Writes the SavedModel of the newest checkpoint."""
+    def build():
+        form = image_format(network)
+        images = tf.placeholder(
+            tf.float32, [None, form['image_size'], form['image_size'], form['channels']], 'images')
+        logits, _ = network.build(images, dataset.num_classes, is_training=False)
+        return {'images': images}, {'logits': logits, 'probabilities': tf.nn.softmax(logits),
+                                    'classes': tf.argmax(logits, 1)}
+    print('SavedModel     %s' % export_saved_model(build, newest_or_refuse(), FLAGS.export_dir))
+
+
+def train_dir():
+    """The folder of the run."""
+    return FLAGS.train_dir or os.path.join('runs', FLAGS.model)
 
 
 def contradiction(given):
@@ -266,11 +417,18 @@ def contradiction(given):
         return '--base_learning_rate=%g: expected more than 0' % FLAGS.base_learning_rate
     if FLAGS.decay == 'exponential' and not FLAGS.decay_epochs:
         return '--decay=exponential needs --decay_epochs'
+    if FLAGS.stop_at_accuracy and not FLAGS.eval_steps:
+        return '--stop_at_accuracy is looked at when there is an evaluation: give --eval_steps'
+    if FLAGS.average_decay == 1:
+        return '--average_decay=1 would never follow the weights: give less'
     if FLAGS.plan_only and FLAGS.audit_runtime:
         return '--plan_only runs nothing, so there is nothing for --audit_runtime to check'
     return (only_with('momentum', 'optimizer', ['momentum', 'rmsprop'])
             or only_with('decay_epochs', 'decay', ['exponential', 'cosine'])
-            or only_with('decay_rate', 'decay', ['exponential']))
+            or only_with('decay_rate', 'decay', ['exponential'])
+            or only_with('predictions', 'mode', ['predict'])
+            or only_with('audit_runtime', 'mode', ['train'])
+            or only_with('init_from', 'mode', ['train']))
 
 
 def help_text():
@@ -313,11 +471,16 @@ def run(argv):
     """Runs `main`; what a user can get wrong is one line, not a traceback."""
     try:
         main(argv)
-    except towers.AuditError as error:
+    except FAILURES as error:
         sys.stderr.write('train.py: %s\n' % error)
         sys.exit(1)
     except towers.TowersError as error:
         refuse(error)
+
+
+# What goes wrong in a run, as against what makes no sense about its flags.
+FAILURES = (towers.AuditError, towers.CheckpointError, towers.LogFileError, towers.NonFiniteError,
+            towers.RunLockedError)
 
 
 if __name__ == '__main__':

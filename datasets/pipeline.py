@@ -43,26 +43,56 @@ def example_order(num_examples, seed, first_example=0):
     """
     _check_int('num_examples', num_examples, 1)
     _check_int('seed', seed, -2 ** 63)
-    if tf.is_tensor(first_example):
-        first_example = tf.cast(first_example, tf.int64)
-    else:
-        _check_int('first_example', first_example, 0)
 
     def epoch_order(epoch):
         keys = tf.random.stateless_uniform(
             [num_examples], seed=tf.stack([tf.constant(seed, tf.int64), epoch]), minval=0,
             maxval=_KEY_RANGE, dtype=tf.int64)
-        order = tf.math.top_k(keys, k=num_examples).indices
-        return tf.data.Dataset.from_tensor_slices(tf.cast(order, tf.int64))
+        return tf.cast(tf.math.top_k(keys, k=num_examples).indices, tf.int64)
+    return _stream(epoch_order, num_examples, first_example)
 
+
+def example_shifts(num_examples, seed, largest, first_example=0):
+    """The endless stream of shifts that goes with `example_order`: one for each element of it.
+
+        shift = stateless_uniform([n, 2], seed=[seed, -1 - e], 0 <= shift <= 2 * largest) - largest
+
+    Args:
+      num_examples, seed, first_example: as for `example_order`.
+      largest: pixels, at least 0.
+
+    Returns:
+      A `tf.data.Dataset` of int64 [2]: pixels down and to the right, in [-largest, largest].
+
+    Raises:
+      InvalidArgumentError: an argument out of its range.
+    """
+    _check_int('num_examples', num_examples, 1)
+    _check_int('seed', seed, -2 ** 63)
+    _check_int('largest', largest, 0)
+
+    def epoch_shifts(epoch):
+        # Epochs of the order are counted up from 0: no seed pair serves both.
+        return tf.random.stateless_uniform(
+            [num_examples, 2], seed=tf.stack([tf.constant(seed, tf.int64), -1 - epoch]), minval=0,
+            maxval=2 * largest + 1, dtype=tf.int64) - largest
+    return _stream(epoch_shifts, num_examples, first_example)
+
+
+def _stream(of_epoch, num_examples, first_example):
+    """The rows of of_epoch(0) [n, ...], then those of of_epoch(1), …, from an element on."""
+    if tf.is_tensor(first_example):
+        first_example = tf.cast(first_example, tf.int64)
+    else:
+        _check_int('first_example', first_example, 0)
     first_epoch = first_example // num_examples
     return (tf.data.Dataset.range(first_epoch, _INT64_MAX)
-            .flat_map(epoch_order)
+            .flat_map(lambda epoch: tf.data.Dataset.from_tensor_slices(of_epoch(epoch)))
             .skip(first_example % num_examples))
 
 
 def train_batches(images, labels, batch_size, seed, image_size=None, channels=None,
-                  first_example=0):
+                  first_example=0, shift=0):
     """Full batches for ever, in the order of `example_order`.
 
     Batch k holds the stream's elements first_example + k * batch_size and the batch_size - 1 after
@@ -81,6 +111,8 @@ def train_batches(images, labels, batch_size, seed, image_size=None, channels=No
         by bilinear interpolation with half-pixel centres; the images become float32.
       channels: None to keep c, or a count that gray images (c = 1) are repeated to.
       first_example: see `example_order`.
+      shift: pixels by which images are moved at random, at most, before they are resized; see
+        `example_shifts`. What moves in from outside is 0.
 
     Returns:
       A `tf.data.Dataset` of `(images [batch_size, height, width, channels], labels [batch_size,
@@ -93,9 +125,12 @@ def train_batches(images, labels, batch_size, seed, image_size=None, channels=No
     _check_int('batch_size', batch_size, 1)
     prepare = _image_preparation(images.shape, image_size, channels)
     with tf.device('/cpu:0'):
-        indices = example_order(len(images), seed, first_example)
-        indices = indices.batch(batch_size, drop_remainder=True)
-        return _examples(images, labels, indices, prepare)
+        stream = example_order(len(images), seed, first_example)
+        if shift:
+            shifts = example_shifts(len(images), seed, shift, first_example)
+            stream = tf.data.Dataset.zip((stream, shifts))
+        return _examples(images, labels, stream.batch(batch_size, drop_remainder=True), prepare,
+                         shift)
 
 
 def eval_batches(images, labels, batch_size, image_size=None, channels=None):
@@ -117,15 +152,28 @@ def eval_batches(images, labels, batch_size, image_size=None, channels=None):
         return _examples(images, labels, indices, prepare)
 
 
-def _examples(images, labels, index_batches, prepare):
-    """From batches of indices to batches of (images, labels)."""
+def _examples(images, labels, batches, prepare, largest_shift=0):
+    """From batches of indices, or of (indices, shifts), to batches of (images, labels)."""
     all_images, all_labels = tf.constant(images), tf.constant(labels)
 
-    def gather(indices):
-        return prepare(tf.gather(all_images, indices)), tf.gather(all_labels, indices)
+    def gather(indices, shifts=None):
+        batch = tf.gather(all_images, indices)
+        if shifts is not None:
+            batch = _shifted(batch, shifts, largest_shift)
+        return prepare(batch), tf.gather(all_labels, indices)
 
-    batches = index_batches.map(gather, num_parallel_calls=tf.data.experimental.AUTOTUNE)
+    batches = batches.map(gather, num_parallel_calls=tf.data.experimental.AUTOTUNE)
     return batches.prefetch(_PREFETCHED)
+
+
+def _shifted(images, shifts, largest):
+    """Images [batch, h, w, c] moved by [batch, 2] pixels down and to the right, 0 moving in."""
+    height, width = images.shape.as_list()[1:3]
+    padded = tf.pad(images, [[0, 0], [largest, largest], [largest, largest], [0, 0]])
+    rows = largest - shifts[:, :1] + tf.range(height, dtype=tf.int64)
+    columns = largest - shifts[:, 1:] + tf.range(width, dtype=tf.int64)
+    padded = tf.gather(padded, rows, axis=1, batch_dims=1)
+    return tf.ensure_shape(tf.gather(padded, columns, axis=2, batch_dims=1), images.shape)
 
 
 def _image_preparation(shape, image_size, channels):

@@ -10,16 +10,22 @@ Importing this package changes nothing in the program that imports it.
 
 from towers.audit import Audit, audit
 from towers.build import BuiltTowers, build_towers
+from towers.checkpoint_files import newest_checkpoint
+from towers.checkpoint_hook import CheckpointHook
+from towers.checkpoint_match import check_fits, init_from
+from towers.checkpoint_tidy import tidy_directory
 from towers.check import TowersReport, check_towers
 from towers.combination import combine_gradients
 from towers.compat import mend_slim
 from towers.devices import resolve_devices, session_config, visible_gpus
-from towers.errors import (AuditError, DeviceError, GradientError, InputError,
-                           InvalidArgumentError, ModelFunctionError, NameScopeError,
-                           SharedVariableError, TowersError)
+from towers.errors import (AuditError, CheckpointError, DeviceError, GradientError, InputError,
+                           InvalidArgumentError, LogFileError, ModelFunctionError, NameScopeError,
+                           RunLockedError, SharedVariableError, TowersError)
 from towers.learning_rate import LearningRate, scale_learning_rate
+from towers.nonfinite import NonFiniteError
 from towers.outputs import ModelOutput
 from towers.plan import Plan
+from towers.run_lock import hold_directory
 from towers.shards import split_batch
 from towers.tower import Tower
 

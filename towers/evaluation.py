@@ -1,17 +1,19 @@
 """Metrics over a whole data set, on all towers, exact whether or not the batches divide."""
 
 import collections
+import time
 
 import tensorflow.compat.v1 as tf
 
 from towers.build import build_towers
 from towers.errors import InvalidArgumentError
+from towers.steps import check_steps
 
 
 class Evaluation:
     """A model function that is evaluated on every example of a data set, once.
 
-    The towers share the variables of an earlier build. Each batch is cut into shards weighted by
+    The towers share the variables of an earlier build, if there is one. Each batch is cut into shards weighted by
     their size (`remainder='weight'`), and batches are weighted by their size in turn:
 
         metric = sum_b n_b * metric_b / sum_b n_b
@@ -22,13 +24,17 @@ class Evaluation:
       built: the `BuiltTowers` of the evaluation.
     """
 
-    def __init__(self, model_fn, dataset, trained, name='eval_tower'):
+    def __init__(self, model_fn, dataset, devices=None, trained=None, name='eval_tower',
+                 variable_device=None, check_devices=True):
         """
         Args:
           model_fn: as for `build_towers`; its `metrics` are scalars, means over the shard.
           dataset: a `tf.data.Dataset` that ends, of batches `(inputs..., )` as `model_fn` takes.
-          trained: the `BuiltTowers` whose variables, devices and placement are used.
+          devices: as for `build_towers`; None for those of `trained`.
+          trained: the `BuiltTowers` whose variables are evaluated; None where the model function
+            makes them here, to be restored from a checkpoint.
           name: prefix of the towers' name scopes.
+          variable_device, check_devices: as for `build_towers`.
 
         Raises:
           InvalidArgumentError: the model function has neither a loss nor metrics.
@@ -37,10 +43,12 @@ class Evaluation:
             self._iterator = tf.data.make_initializable_iterator(dataset)
             batch = self._iterator.get_next()
             self._size = tf.shape(tf.nest.flatten(batch)[0], out_type=tf.int64)[0]
+        if trained is not None and devices is None:
+            devices, check_devices = trained.devices, False
         self.built = build_towers(
-            model_fn, batch, None, trained.devices, remainder='weight', reuse=trained, name=name,
-            variable_device=trained.placement.main, check_devices=False,
-            allow_repeated_devices=True)
+            model_fn, batch, None, devices, remainder='weight', reuse=trained, name=name,
+            variable_device=variable_device, check_devices=check_devices,
+            allow_repeated_devices=trained is not None)
         self._metrics = dict(self.built.metrics)
         if self.built.loss is not None:
             self._metrics['loss'] = self.built.loss
@@ -58,41 +66,92 @@ class Evaluation:
         Returns:
           Dict from metric names, `'loss'` and `'examples'` (how many there were) to numbers.
         """
-        session.run(self._iterator.initializer)
         totals, examples = collections.defaultdict(float), 0
-        while True:
-            try:
-                size, values = session.run([self._size, self._metrics])
-            except tf.errors.OutOfRangeError:
-                break
-            examples += int(size)
+        for size, values in self._batches(session, self._metrics):
+            examples += size
             for name, value in values.items():
-                totals[name] += float(value) * int(size)
+                totals[name] += float(value) * size
         result = {name: total / examples for name, total in totals.items()}
         result['examples'] = examples
         return result
 
+    def predict(self, session):
+        """Goes through the data set once and yields the predictions of each batch.
+
+        Yields:
+          Nests of arrays [batch, …], as the model function's predictions, in the data's order.
+        """
+        for _, predictions in self._batches(session, self.built.predictions):
+            yield predictions
+
+    def _batches(self, session, fetches):
+        session.run(self._iterator.initializer)
+        while True:
+            try:
+                size, values = session.run([self._size, fetches])
+            except tf.errors.OutOfRangeError:
+                return
+            yield int(size), values
+
 
 class EvaluationHook(tf.train.SessionRunHook):
-    """Evaluates at the end of training, and every so many steps when asked.
+    """Evaluates every so many steps and at the end of training, each step at most once.
 
     Attributes:
       latest: dict of the latest evaluation, or None.
+      reached: whether `stop_at` ended the training.
     """
 
-    def __init__(self, evaluation, global_step, every_steps=None):
+    def __init__(self, evaluation, global_step, every_steps=None, listeners=(), stop_at=None):
+        """
+        Args:
+          evaluation: `Evaluation`.
+          global_step: the variable that counts steps.
+          every_steps: evaluate at the multiples of so many steps; None: at the end only.
+          listeners: hooks to tell, by their `evaluated(step, results, seconds)`: `ProgressHook`,
+            `MetricsHook`, `SummaryHook`. Put them before this hook, and the one that saves after.
+          stop_at: `(metric, value)`: stop when the metric is at least that; or None.
+
+        Raises:
+          InvalidArgumentError: `stop_at` without `every_steps`, or `every_steps` below 1.
+        """
+        if every_steps is not None:
+            check_steps('every_steps', every_steps)
+        if stop_at is not None and every_steps is None:
+            raise InvalidArgumentError('stop_at=%r is looked at when there is an evaluation: give '
+                                       'every_steps.' % (stop_at,))
         self.latest = None
+        self.reached = False
         self._evaluation = evaluation
         self._global_step = global_step
         self._every_steps = every_steps
+        self._listeners = list(listeners)
+        self._stop_at = stop_at
+        self._step = 0
+        self._evaluated_step = None
+
+    def after_create_session(self, session, coord):
+        """Starts from the step that was restored."""
+        self._step = int(session.run(self._global_step))
 
     def after_run(self, run_context, run_values):
-        """Evaluates when the step is one of every `every_steps`."""
-        if self._every_steps:
-            step = int(run_context.session.run(self._global_step))
-            if step % self._every_steps == 0:
-                self.latest = self._evaluation.run(run_context.session)
+        """Evaluates when the step is one to evaluate."""
+        self._step += 1
+        if self._every_steps is None or self._step % self._every_steps:
+            return
+        self._evaluate(run_context.session)
+        if self._stop_at is not None and self.latest[self._stop_at[0]] >= self._stop_at[1]:
+            self.reached = True
+            run_context.request_stop()
 
     def end(self, session):
-        """Evaluates the final weights."""
+        """Evaluates the final weights, unless that has just been done."""
+        if self._evaluated_step != self._step:
+            self._evaluate(session)
+
+    def _evaluate(self, session):
+        begin = time.perf_counter()
         self.latest = self._evaluation.run(session)
+        self._evaluated_step = self._step
+        for listener in self._listeners:
+            listener.evaluated(self._step, self.latest, time.perf_counter() - begin)

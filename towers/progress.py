@@ -1,116 +1,259 @@
 """The view of a running training: one bar on a terminal, plain lines anywhere else."""
 
 import collections
+import os
 import sys
 import time
 
 import tensorflow.compat.v1 as tf
-from tqdm import tqdm
 
 from towers.errors import InvalidArgumentError
+from towers.steps import SaveListener, StepClock, check_steps, rate
+from towers.usage import DeviceUse
 
 Throughput = collections.namedtuple('Throughput', 'examples seconds')
 
+Field = collections.namedtuple('Field', 'text priority')
+"""A part of the bar's line; where there is no room, the highest priority number goes first."""
+
 
 class ProgressHook(tf.train.SessionRunHook):
-    """Shows epoch, step, values such as the loss, examples per second, and the time left.
+    """Shows step, epoch, values such as the loss, examples per second, time left, and device use.
 
     On a terminal, one bar that is drawn anew a few times a second; otherwise one line every
-    `log_every` steps. The values are fetched with the step only when they are shown.
+    `log_every` steps. Rates are those of the last seconds, without evaluations that `evaluated` is
+    told of and checkpoints that `listener` is told of.
+
+    The values are fetched with a step only where they are shown. A session optimises the graph anew
+    for each set of things that is fetched, which takes some 10 s for InceptionResNet-v2 on two
+    CPU towers, so give all hooks the same tensors for the same things.
 
     Attributes:
-      throughput: `Throughput` since the end of the first step (which builds kernels and is no
-        measure of anything), or None before the second.
+      listener: a `CheckpointSaverListener`, to be given to the hook that saves.
     """
 
     _REDRAW_SECONDS = 0.2
+    _RATE_SECONDS = 10.
 
     def __init__(self, values, global_step, train_steps, batch_size, examples_per_epoch,
-                 log_every=100, stream=None):
+                 log_every=100, stream=None, devices=(), examples=None, fetch_every_step=False):
         """
         Args:
-          values: dict from a short name to a scalar tensor, shown in that order.
+          values: dict (or list of pairs) from a short name to a scalar tensor, shown in that order.
           global_step: the variable that counts steps.
           train_steps: the step at which training ends.
           batch_size: examples a step.
           examples_per_epoch: examples in one pass over the data.
           log_every: steps from one plain line to the next, at least 1.
           stream: where to write; None for standard error.
+          devices: the towers' devices; use and memory of the GPUs among them are shown, if pynvml
+            is installed (`pip install towers[gpu]`).
+          examples: variable that counts examples; None: the step times `batch_size`.
+          fetch_every_step: fetch the values with every step, so that the graph is optimised for
+            one set of fetches less; some microseconds a step more.
 
         Raises:
-          InvalidArgumentError: `log_every` below 1.
+          InvalidArgumentError: a number below 1.
         """
-        if log_every < 1:
-            raise InvalidArgumentError('log_every=%r: expected at least 1 step.' % (log_every,))
-        self._values = collections.OrderedDict(values)
-        self._global_step = global_step
+        check_steps('log_every', log_every)
+        check_steps('train_steps', train_steps)
+        if examples_per_epoch <= 0:
+            raise InvalidArgumentError('examples_per_epoch=%r: expected more than 0.'
+                                       % (examples_per_epoch,))
+        self._clock = StepClock(global_step, batch_size, examples)
+        self.listener = SaveListener(self._clock)
+        self._arguments = tf.train.SessionRunArgs(collections.OrderedDict(values))
         self._train_steps = train_steps
-        self._batch_size = batch_size
         self._examples_per_epoch = examples_per_epoch
         self._log_every = log_every
+        self._fetches_always = fetch_every_step
         self._stream = stream or sys.stderr
-        self._on_terminal = self._stream.isatty()
+        self._on_terminal = self._stream.isatty() and os.environ.get('TERM') != 'dumb'
+        self._use = DeviceUse(devices)
+        self._problem_told = False
         self._bar = None
-        self._step = 0
+        self._first_mark = None
+        self._marks = collections.deque()
         self._shows = False
-        self._first_end = self._shown_at = None
-        self._steps_timed = self._steps_at_line = 0
+        self._shown_at = None
 
     @property
     def throughput(self):
-        if not self._steps_timed:
+        """`Throughput` since the end of the second step, or None before the third."""
+        begin, end = self._first_mark, self._clock.mark
+        if begin is None or end is None or end.examples == begin.examples:
             return None
-        return Throughput(self._steps_timed * self._batch_size, self._last_end - self._first_end)
+        return Throughput(end.examples - begin.examples, end.seconds)
 
     def after_create_session(self, session, coord):
         """Starts from the step that was restored."""
-        self._step = int(session.run(self._global_step))
-        if self._on_terminal and self._bar is None:
-            self._bar = tqdm(total=self._train_steps, initial=self._step, unit='step',
-                             file=self._stream, dynamic_ncols=True, mininterval=0, miniters=1)
+        self._clock.restart(session)
+        self._first_mark = self._shown_at = None
+        self._marks.clear()
+        if self._on_terminal:
+            if self._bar is None:
+                self._bar = _new_bar(self._stream, self._train_steps, self._clock.step)
+            self._draw([])
 
     def before_run(self, run_context):
         """Fetches the values when this step is one to show."""
-        following = self._step + 1
-        if following >= self._train_steps or self._shown_at is None:
+        following = self._clock.step + 1
+        if self._shown_at is None or following >= self._train_steps:
             self._shows = True
         elif self._on_terminal:
-            self._shows = time.time() - self._shown_at >= self._REDRAW_SECONDS
+            self._shows = time.perf_counter() - self._shown_at >= self._REDRAW_SECONDS
         else:
             self._shows = following % self._log_every == 0
-        return tf.train.SessionRunArgs(dict(self._values)) if self._shows else None
+        return self._arguments if self._shows or self._fetches_always else None
 
     def after_run(self, run_context, run_values):
         """Counts the step, and shows it where it is one to show."""
-        self._step += 1
-        self._last_end = time.time()
-        if self._first_end is None:
-            self._first_end = self._shown_at = self._last_end
-            self._rate_from = (self._last_end, self._step)
+        clock = self._clock
+        clock.count()
+        if self._first_mark is None and clock.mark is not None:
+            self._first_mark = clock.mark
+            self._marks.append(clock.mark)
+        if not self._shows:
+            return
+        clock.read(run_context.session)
+        values = [Field('%s %s' % (name, ('%#.4g' % value).rstrip('.') if not number
+                                   else '%.4g' % value), 4 if number else 0)
+                  for number, (name, value) in enumerate(run_values.results.items())]
+        if self._on_terminal:
+            self._draw(values)
         else:
-            self._steps_timed += 1
-        if self._shows:
-            self._show(run_values.results)
-            self._shown_at = self._last_end
+            self._write_line(values)
+        self._shown_at = time.perf_counter()
 
     def end(self, session):
         """Leaves the last state of the bar on the screen."""
+        self.close()
+
+    def close(self):
+        """Ends the line of the bar. `end` does it; call it where an error ends the session, so that
+        what is written about the error starts on a line of its own. May be called twice."""
         if self._bar is not None:
+            self._bar.n = self._clock.step
+            self._bar.left = self._position()
             self._bar.close()
             self._bar = None
+        self._use.close()
 
-    def _show(self, values):
-        seconds, steps = self._last_end - self._rate_from[0], self._step - self._rate_from[1]
-        parts = ['epoch %.1f' % (self._step * self._batch_size / self._examples_per_epoch)]
-        parts += ['%s %.4g' % item for item in values.items()]
-        if steps:
-            parts.append('{:,.0f} images/s'.format(steps * self._batch_size / seconds))
+    def write(self, text):
+        """Writes lines above the bar, or just writes them; so this can stand for a stream."""
+        text = text.strip('\n') + '\n'
         if self._bar is not None:
-            self._bar.set_postfix_str(', '.join(parts), refresh=False)
-            self._bar.update(self._step - self._bar.n)
-            return
-        if steps:
-            left = (self._train_steps - self._step) * seconds / steps
-            parts.append('%d:%02d left' % divmod(int(left), 60))
-        self._stream.write('step %d/%d  %s\n' % (self._step, self._train_steps, '  '.join(parts)))
+            self._bar.clear()
+            self._stream.write(text)
+            self._bar.refresh()
+        else:
+            self._stream.write(text)
+            self._stream.flush()
+
+    def flush(self):
+        """As of a stream."""
         self._stream.flush()
+
+    def evaluated(self, step, results, seconds=0., name='test'):
+        """Writes a line with the results of an evaluation.
+
+        Args:
+          step: the step whose weights were evaluated.
+          results: dict from names to numbers, as `Evaluation.run` returns it.
+          seconds: how long it took; left out of the rates.
+          name: what the results are of.
+        """
+        self._clock.away(seconds)
+        shown = ', '.join('%s %.4g' % item for item in results.items() if item[0] != 'examples')
+        if 'examples' in results:
+            shown += ' on {:,d} examples'.format(int(results['examples']))
+        self.write('step %d/%d  %s %s' % (step, self._train_steps, name, shown))
+
+    def _draw(self, values):
+        bar, use = self._bar, self._fields_of_use()
+        bar.n = self._clock.step
+        bar.left = self._position()
+        bar.right = values + self._fields_of_rate() + use
+        bar.refresh()
+
+    def _write_line(self, values):
+        fields = self._position() + values + self._fields_of_rate() + self._fields_of_use()
+        self.write('step ' + '  '.join(field.text for field in fields))
+
+    def _position(self):
+        # Right-aligned on a terminal, so that what follows stands still.
+        width = len(str(self._train_steps)) if self._bar is not None else 0
+        return [Field('%*d/%d' % (width, self._clock.step, self._train_steps), 0),
+                Field('epoch %.1f' % (self._clock.examples / self._examples_per_epoch), 5)]
+
+    def _fields_of_use(self):
+        gpus, cpu = self._use.describe()
+        if self._use.problem and not self._problem_told:
+            self._problem_told = True
+            self.write(self._use.problem)
+        return [Field(text, priority) for text, priority in ((gpus, 3), (cpu, 6)) if text]
+
+    def _fields_of_rate(self):
+        marks, mark = self._marks, self._clock.mark
+        # The last mark that is old enough to measure from, or the oldest of all.
+        while len(marks) > 1 and mark.seconds - marks[1].seconds >= self._RATE_SECONDS:
+            marks.popleft()
+        speed = rate(marks[0], mark) if marks else None
+        if speed is None:
+            return []
+        if mark != marks[-1]:
+            marks.append(mark)
+        examples_left = (self._train_steps - self._clock.step) * self._clock.batch_size
+        return [Field(('{:,.0f}' if speed >= 10 else '{:.2g}').format(speed) + ' images/s', 2),
+                Field('%s left' % describe_time(examples_left / speed), 1)]
+
+
+def describe_time(seconds):
+    """`'0:34'`, `'1:02:03'` or `'3 d 04:05'`."""
+    minutes, seconds = divmod(int(round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 24:
+        return '%d d %02d:%02d' % (hours // 24, hours % 24, minutes)
+    return '%d:%02d:%02d' % (hours, minutes, seconds) if hours else '%d:%02d' % (minutes, seconds)
+
+
+def fit(left, right, width):
+    """The texts left and right of a bar, without the fields for which there is no room.
+
+    Args:
+      left, right: lists of `Field`.
+      width: columns for both.
+
+    Returns:
+      Pair of strings.
+    """
+    while True:
+        texts = [' '.join(field.text for field in fields) for fields in (left, right)]
+        last = max(left + right, key=lambda field: field.priority, default=None)
+        if sum(map(len, texts)) <= width or last is None or last.priority == 0:
+            return texts
+        left, right = ([field for field in fields if field is not last]
+                       for fields in (left, right))
+
+
+def _new_bar(stream, total, initial):
+    from tqdm import tqdm  # pylint: disable=import-outside-toplevel
+
+    class Bar(tqdm):
+        """tqdm's bar between texts that are cut to the terminal's width."""
+
+        monitor_interval = 0  # of a thread that wakes bars up which count by themselves
+        _FRAME_AND_BAR = 9
+
+        left, right = (), ()
+
+        @property
+        def format_dict(self):
+            """What the bar's format is filled in with."""
+            values = super(Bar, self).format_dict
+            width = (values['ncols'] or 80) - self._FRAME_AND_BAR
+            values['left'], values['right'] = fit(list(self.left), list(self.right), width)
+            return values
+
+    return Bar(total=total, initial=initial, file=stream, dynamic_ncols=True,
+               bar_format='{left} |{bar}| {right}', mininterval=0)

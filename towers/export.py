@@ -1,0 +1,53 @@
+"""A SavedModel of the trained model: one device, no towers."""
+
+import os
+
+import tensorflow.compat.v1 as tf
+
+from towers.averages import averages_in
+from towers.checkpoint_match import check_fits
+from towers.errors import InvalidArgumentError
+
+
+def export_saved_model(build, checkpoint, directory):
+    """Writes a SavedModel that TF Serving and `tf.saved_model.load` read.
+
+    The model is built anew in a graph of its own, on no device in particular, and its variables
+    are restored by their names: a checkpoint of N towers has those of the model alone. Where the
+    checkpoint has moving averages of the weights, these are what is exported.
+
+    Args:
+      build: called without arguments under a fresh graph; returns `(inputs, outputs)`, two dicts
+        from the names in the signature to tensors.
+      checkpoint: prefix of the checkpoint with the weights.
+      directory: where versions of the model are kept. The new one goes into a folder named by the
+        checkpoint's global step, as TF Serving expects (the highest number is served).
+
+    Returns:
+      The folder that was written. Its signature is `'serving_default'`, method
+      `tensorflow/serving/predict`.
+
+    Raises:
+      InvalidArgumentError: that version is there already.
+      CheckpointError: the checkpoint is of another model.
+    """
+    step = int(tf.train.load_variable(checkpoint, 'global_step'))
+    target = os.path.join(directory, str(step))
+    if os.path.exists(target):
+        raise InvalidArgumentError('%s exists already: an export of step %d. Remove it, or export '
+                                   'elsewhere.' % (target, step))
+    with tf.Graph().as_default():
+        inputs, outputs = build()
+        names, _ = averages_in(checkpoint, tf.global_variables())
+        check_fits(checkpoint, names)
+        saver = tf.train.Saver(names)
+        signature = tf.saved_model.predict_signature_def(inputs, outputs)
+        with tf.Session() as session:
+            saver.restore(session, checkpoint)
+            builder = tf.saved_model.Builder(target)
+            builder.add_meta_graph_and_variables(
+                session, [tf.saved_model.tag_constants.SERVING],
+                {tf.saved_model.signature_constants.DEFAULT_SERVING_SIGNATURE_DEF_KEY: signature},
+                main_op=tf.tables_initializer(), strip_default_attrs=True)
+            builder.save()
+    return target

@@ -1,0 +1,89 @@
+"""A session that goes on where the newest checkpoint of a directory left off."""
+
+import contextlib
+
+import tensorflow.compat.v1 as tf
+
+from towers.checkpoint_files import newest_checkpoint
+from towers.checkpoint_hook import CheckpointHook
+from towers.checkpoint_match import check_fits
+from towers.checkpoint_tidy import tidy_directory
+from towers.nonfinite import explained
+from towers.run_lock import hold_directory
+
+
+@contextlib.contextmanager
+def training_session(directory, global_step, hooks, config=None, save_steps=500, keep=5,
+                     recover=False, initial_values=None, listeners=(), saver=None, say=print):
+    """A `tf.train.MonitoredSession` for a run that can be killed at any moment and started again.
+
+    In this order: takes the directory for this process alone; finds the newest checkpoint and
+    reads it wholly; removes what a killed writer left; compares the checkpoint with the graph's
+    variables; and only then makes the session, with `CheckpointHook` after the hooks given.
+
+    Args:
+      directory: of the checkpoints.
+      global_step: the variable that counts steps.
+      hooks: list of `SessionRunHook`s. They come before the one that saves, so that one that
+        raises for a bad step keeps it from being saved.
+      config: `tf.ConfigProto`, see `session_config`.
+      save_steps, keep: see `CheckpointHook`.
+      recover: go on from the checkpoint before a damaged newest one.
+      initial_values: `InitialValues` to start from where the directory has no checkpoint; or None.
+      listeners: `CheckpointSaverListener`s.
+      saver: a `tf.train.Saver`; None for one of all variables.
+      say: called with each line about what was found.
+
+    Yields:
+      The session.
+
+    Raises:
+      RunLockedError: another process has the directory.
+      CheckpointError: the newest checkpoint is damaged, or is of another model; or, while it runs,
+        a checkpoint could not be written.
+      NonFiniteError: a step found a NaN or an infinity (`build_towers(check_numerics=True)`).
+    """
+    with hold_directory(directory):
+        newest = newest_checkpoint(directory, recover)
+        if newest is not None:
+            check_fits(newest.prefix)
+            for damaged in newest.skipped:
+                say('passed over %s' % damaged)
+            say('going on from %s' % newest.prefix)
+        for line in tidy_directory(directory, newest):
+            say(line)
+        init_fn = None
+        if newest is None and initial_values is not None:
+            say(str(initial_values))
+
+            def init_fn(unused_scaffold, session):
+                initial_values.restore(session)
+        saver = saver or tf.train.Saver(save_relative_paths=True)
+        checkpoints = CheckpointHook(directory, global_step, save_steps, keep=keep, saver=saver,
+                                     listeners=listeners)
+        creator = tf.train.ChiefSessionCreator(
+            tf.train.Scaffold(saver=saver, init_fn=init_fn), config=config,
+            checkpoint_filename_with_path=newest.prefix if newest else None)
+        steps = _StepsDone(global_step)
+        try:
+            with tf.train.MonitoredSession(creator, [steps] + list(hooks) + [checkpoints]) as session:
+                yield session
+        except tf.errors.InvalidArgumentError as error:
+            reason = explained(error, steps.number + 1)
+            if reason is None:
+                raise
+            raise reason from None
+
+
+class _StepsDone(tf.train.SessionRunHook):
+    """Knows the number of the last step that went well, also when the session is gone."""
+
+    def __init__(self, global_step):
+        self.number = 0
+        self._global_step = global_step
+
+    def after_create_session(self, session, coord):
+        self.number = int(session.run(self._global_step))
+
+    def after_run(self, run_context, run_values):
+        self.number += 1
