@@ -20,12 +20,11 @@ def plan_of(model_fn=two_layers, size=8, optimizer=None, devices=2, **options):
 def lines_of(plan):
     """{label: text} of the facts below the table; what is wrapped is joined again."""
     facts, label = {}, None
-    for line in str(plan).split('\n'):
-        if line.startswith('  ') and line[2:17].strip() and line[17:19] == '  ':
-            label = line[2:17].strip()
-            facts[label] = line[19:]
-        elif label and line.startswith(' ' * 19):
-            facts[label] += ' ' + line.strip()
+    lines = str(plan).split('\n')
+    first = next(i for i, line in enumerate(lines) if line.startswith('  variables '))
+    for line in lines[first:]:
+        label = line[:19].strip() or label
+        facts[label] = (facts.get(label, '') + ' ' + line[19:]).strip()
     return facts
 
 
@@ -48,7 +47,7 @@ def test_the_whole_text():
   optimizer        GradientDescentOptimizer
   reduction        sum: 2 x the gradient of the batch's mean loss
   learning rate    0.5; on the sum, steps as 2 x 0.5 = 1 would on the mean
-  regularization   1 registered losses, counted once, computed once a step
+  regularization   1 registered loss, counted once, computed once a step
   batch norm       2 update ops of tower 0 ride on the train op
   no gradient      unused'''
     assert plan.batch_size == 8 and plan.reduction == 'sum' and plan.remainder == 'error'
@@ -74,14 +73,13 @@ def test_it_fits_a_screen(num_towers, options):
                 tf.get_variable('Conv2d_0b_1x7/weights/and/even/longer/than/that', [3])
         return samples.mean_squared_error(tf.matmul(x, kernel), y)
     options = dict(options)
-    names = ['/gpu:%d' % index for index in range(num_towers)]
-    if 'devices' in options:
-        names = [options.pop('devices') % index for index in range(num_towers)]
+    device = options.pop('devices', '/gpu:%d')
+    names = [device % index for index in range(num_towers)]
     if 'learning_rate' in options:
         options['learning_rate'] = towers.LearningRate(
             0.001, num_towers, 'sqrt', warmup_examples=1000000, decay='exponential',
             decay_examples=12345678, decay_rate=0.94)
-    options['model_fn'] = long_names if 'model_fn' in options else two_layers
+    options['model_fn'] = long_names if 'model_fn' in options else linear
     size = num_towers * 2 + (1 if 'remainder' in options else 0)
     lines = str(plan_of(size=size, optimizer=momentum, devices=names, **options)).split('\n')
     assert len(lines) <= 24 and max(map(len, lines)) <= 100

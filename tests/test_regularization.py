@@ -106,11 +106,14 @@ WHOLE = {
     'identity': lambda m: tf.identity(m.data),
     'negated': lambda m: -m.data,
     'product': lambda m: m.data * m.l2,
+    'product of data': lambda m: m.data * (m.more + m.l2),
     'data in the denominator': lambda m: m.l2 / m.data,
     'sum in the denominator': lambda m: m.data / (m.more + m.l2),
     'of a function that is not linear': lambda m: tf.exp(m.data + m.l2),
     'square of a sum': lambda m: tf.square(m.data + m.l2),
     'mean of a list': lambda m: tf.reduce_mean([m.data, m.l2]),
+    'sum of stacked vectors': lambda m: tf.reduce_sum(tf.stack([tf.stack([m.data, m.more]),
+                                                                tf.stack([m.l2, m.l1])])),
     'sum of vectors': lambda m: tf.reduce_sum(m.data * tf.ones([2], tf.float64)
                                               + m.l2 * tf.ones([2], tf.float64)),
 }

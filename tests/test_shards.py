@@ -358,6 +358,7 @@ def test_sparse_fed_by_hand():
 def test_one_tower_fed_by_hand_leaves_the_others():
     shards = split_batch(tf.constant(numbers(4)), 2)
     by_hand = [[-1., -2.], [-3., -4.]]
+    assert {shard.op.type for shard in shards.inputs} == {'PlaceholderWithDefault'}
     values = run(shards.inputs, {shards.inputs[1]: by_hand})
     assert values[0].tolist() == [[0., 1.], [2., 3.]] and values[1].tolist() == by_hand
 

@@ -267,15 +267,8 @@ def test_a_resumed_run_writes_each_step_once_for_tensorboard(tmp_path):
     assert [event.step for event in new[1:]] == [6, 8, 10]
     losses = {event.step: event.summary.value[0].simple_value for event in new[1:]}
     assert losses == pytest.approx({6: 62.5 * 0.75, 8: 62.5 * 0.25, 10: 62.5 * -0.25})
-
-
-def test_tensorboard_reads_a_resumed_run(tmp_path):
-    accumulator = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
-    logs, checkpoints = tmp_path / 'logs', tmp_path / 'checkpoints'
-    Job().run(logs, 7, checkpoints=checkpoints, killed=True)
-    with tf.Graph().as_default():
-        Job().run(logs, 6, last_step=10, checkpoints=checkpoints)
-    reader = accumulator.EventAccumulator(str(logs))
+    tensorboard = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
+    reader = tensorboard.EventAccumulator(str(logs))
     reader.Reload()
     assert [event.step for event in reader.Scalars('loss')] == [2, 4, 6, 8, 10]
 

@@ -13,6 +13,9 @@ import runpy
 import signal
 import sys
 
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # as train.py does, before the import
+
+
 TRAIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'train.py')
 sys.path.insert(0, os.path.dirname(TRAIN))
 

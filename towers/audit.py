@@ -30,8 +30,9 @@ class Audit(collections.namedtuple('Audit', 'broken notes copies')):
         lines += ['  BROKEN  ' + line for line in self.broken]
         lines += ['  note    ' + line for line in self.notes]
         for copy in self.copies[:6]:
-            lines.append('  copies  %s -> %s: %s a step in %d tensors%s' % (
+            lines.append('  copies  %s -> %s: %s a step in %d tensor%s%s' % (
                 short_name(copy.source), short_name(copy.target), _bytes(copy.bytes), copy.tensors,
+                '' if copy.tensors == 1 else 's',
                 ', and %d of unknown size' % copy.unknown if copy.unknown else ''))
         if len(self.copies) > 6:
             rest = self.copies[6:]
@@ -106,13 +107,13 @@ def _check_operations(built, operations, broken, notes):
                 continue
             (beside if _touches_variable(op, by_name) else stray).append((op, device))
         if stray:
-            broken.append('%d operations of tower %d are off %s: %s' % (
-                len(stray), tower.index, short_name(tower.device),
+            broken.append('%s of tower %d off %s: %s' % (
+                _operations(stray), tower.index, short_name(tower.device),
                 _some(['%s on %s' % (op.name, _named(device)) for op, device in stray])))
         if beside:
-            notes.append('%d operations of tower %d are beside the variable that they read or '
-                         'write, on %s' % (len(beside), tower.index, ', '.join(
-                             sorted({_named(device) for _, device in beside}))))
+            notes.append('%s of tower %d beside the variable read or written, on %s' % (
+                _operations(beside), tower.index,
+                ', '.join(sorted({_named(device) for _, device in beside}))))
 
 
 def _touches_variable(op, names, depth=3):
@@ -165,18 +166,20 @@ def _check_runtime(built, run_metadata, broken, notes):
                 continue  # the runtime's own: a copy, a folded constant
             if operation_device(op) != tower.device:
                 continue  # the graph's own choice, which the audit of the graph has judged
+            if any(tensor.dtype == tf.resource for tensor in op.inputs):
+                continue  # has to be where the variable is
             # Integers and strings have few kernels on a GPU; what computes floats has one.
             floats = any(output.dtype.is_floating for output in op.outputs)
             (moved if floats or not is_gpu(tower.device) else without_kernel).append(
                 '%s to %s' % (name, _named(device)))
         if moved:
-            broken.append('the runtime moved %d operations of tower %d off %s: %s' % (
-                len(moved), tower.index, short_name(tower.device), _some(moved)))
+            broken.append('the runtime moved %s of tower %d off %s: %s' % (
+                _operations(moved), tower.index, short_name(tower.device), _some(moved)))
         if without_kernel:
-            notes.append('the runtime moved %d operations of tower %d that %s has no kernel for'
-                         % (len(without_kernel), tower.index, short_name(tower.device)))
-    notes.append('what the runtime placed was checked: %d operations on %s' % (
-        len(placed), ', '.join(short_name(name) for name in sorted(set(placed.values())))))
+            notes.append('the runtime moved %s of tower %d that %s has no kernel for' % (
+                _operations(without_kernel), tower.index, short_name(tower.device)))
+    notes.append('what the runtime placed was checked: %s on %s' % (
+        _operations(placed), ', '.join(short_name(name) for name in sorted(set(placed.values())))))
 
 
 def operation_device(op):
@@ -235,6 +238,10 @@ def _bytes(count):
         if count >= size:
             return '%.1f %s' % (count / size, unit)
     return '%d bytes' % count
+
+
+def _operations(some):
+    return '%d operation%s' % (len(some), '' if len(some) == 1 else 's')
 
 
 def _named(device):

@@ -1,7 +1,9 @@
 """Ends a run in good order on SIGTERM and SIGINT."""
 
+import os
 import signal
 import sys
+import threading
 
 import tensorflow.compat.v1 as tf
 
@@ -10,9 +12,13 @@ class StopOnSignalHook(tf.train.SessionRunHook):
     """Finishes the step, and lets the session end and save, when the process is told to stop.
 
     The first SIGTERM or SIGINT (Ctrl-C) asks the session to stop after the current step; its other
-    hooks then save as at any end. From then on both signals have their default effect again, so a
-    second one ends the process at once. The handlers are installed when the session starts, which
-    has to be in the main thread, and the former ones are put back when it ends.
+    hooks then save as at any end. A second one ends the process at once, also in the middle of a
+    step, where Python's own handlers would wait for the end of it: its exit status is then 128 plus
+    the signal's number, or that of a process killed by the signal.
+
+    The handlers are installed when the session starts, which has to be in the main thread, and the
+    former ones are put back when it ends: so put this hook after those that save, for a signal that
+    comes while they do (`training_session(last_hooks=…)`).
 
     Attributes:
       received: the number of the signal that stopped the run, or None. A program that ends
@@ -29,10 +35,12 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         self.received = None
         self._stream = stream
         self._former = {}
+        self._watcher = self._pipe_end = self._former_fd = None
 
     def after_create_session(self, session, coord):
         """Installs the handlers, once."""
         if not self._former:
+            self._watch()
             self._former = {number: signal.signal(number, self._handle)
                             for number in self._SIGNALS}
 
@@ -42,20 +50,52 @@ class StopOnSignalHook(tf.train.SessionRunHook):
             run_context.request_stop()
 
     def end(self, session):
-        """Puts the former handlers back, unless a signal has given up on them already."""
-        if self.received is None:
-            self.restore()
+        """Puts the former handlers back."""
+        self.restore()
 
     def restore(self):
         """Puts the former handlers back; for a run that ended in an error, where no `end` is."""
         for number, former in self._former.items():
             signal.signal(number, former)
         self._former = {}
+        if self._watcher is not None:
+            signal.set_wakeup_fd(self._former_fd)
+            os.close(self._pipe_end)
+            self._watcher.join()
+            self._watcher = None
 
     def _handle(self, number, unused_frame):
-        self.received = number
+        """Runs in the main thread, when the step that runs in TensorFlow has ended."""
+        if self.received is None:
+            self.received = number
         for each in self._SIGNALS:
             signal.signal(each, signal.SIG_DFL)
-        (self._stream or sys.stderr).write(
-            '\n%s: finishing this step and saving; once more to stop at once\n'
-            % signal.Signals(number).name)
+
+    def _watch(self):
+        """Starts a thread that hears of signals at once, through a pipe that C's handler fills."""
+        read_end, self._pipe_end = os.pipe()
+        os.set_blocking(self._pipe_end, False)
+        self._former_fd = signal.set_wakeup_fd(self._pipe_end)
+        self._watcher = threading.Thread(target=self._wait_for_signals, args=(read_end,),
+                                         daemon=True)
+        self._watcher.start()
+
+    def _wait_for_signals(self, read_end):
+        came = 0
+        with open(read_end, 'rb', buffering=0) as pipe:
+            for byte in iter(lambda: pipe.read(1), b''):
+                if byte[0] not in self._SIGNALS:
+                    continue
+                came += 1
+                if came > 1:
+                    os._exit(128 + byte[0])
+                self._say(byte[0])
+
+    def _say(self, number):
+        stream = self._stream or sys.stderr
+        try:
+            stream.write('\n%s: finishing this step and saving; once more to stop at once\n'
+                         % signal.Signals(number).name)
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # whoever read it is gone; the run still has to end in good order

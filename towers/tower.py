@@ -229,8 +229,9 @@ class TowerBuilder:
     def _note_registered(self, of_weights, of_data):
         self._registered = of_weights
         if of_weights or of_data:
-            self.regularization_source = '%d registered losses%s' % (
-                len(of_weights), ' and %d of activations' % len(of_data) if of_data else '')
+            self.regularization_source = '%d registered %s%s' % (
+                len(of_weights), 'loss' if len(of_weights) == 1 else 'losses',
+                ' and %d of activations' % len(of_data) if of_data else '')
 
     def _add_up_registered(self, dtype):
         if self._registered:
