@@ -3,7 +3,9 @@
 import collections
 import contextlib
 import csv
+import math
 import os
+import signal
 import sys
 import textwrap
 import warnings
@@ -150,7 +152,7 @@ Job = collections.namedtuple('Job', 'built train_op evaluation iterator global_s
 
 
 def build_job(network, dataset):
-    """The graph: batches, towers, and the evaluation that shares their variables."""
+    """The graph: batches, towers, and, to be run, the evaluation that shares their variables."""
     examples_per_epoch = dataset.num_examples['train']
     train_steps = FLAGS.train_steps or int(
         -(-FLAGS.train_epochs * examples_per_epoch // FLAGS.batch_size))
@@ -186,8 +188,10 @@ def build_job(network, dataset):
         weights = averages.instead_of_weights()
     with tf.control_dependencies([train_op]), tf.device('/cpu:0'):
         train_op = tf.assign_add(examples_seen, FLAGS.batch_size).op
-    with weights:
-        evaluation = make_evaluation(network, dataset, built)
+    evaluation = None
+    if not FLAGS.plan_only:
+        with weights:
+            evaluation = make_evaluation(network, dataset, built)
     return Job(built, train_op, evaluation, iterator, global_step, examples_seen, train_steps,
                learning_rate, examples_per_epoch)
 
@@ -268,7 +272,8 @@ def train(job):
     """
     values = [('loss', job.built.loss), ('learning_rate', job.learning_rate)]
     counts = dict(batch_size=FLAGS.batch_size, examples=job.examples_seen)
-    progress = ProgressHook(values, job.global_step, job.train_steps, log_every=FLAGS.log_every,
+    progress = ProgressHook([('loss', job.built.loss), ('lr', job.learning_rate)],
+                            job.global_step, job.train_steps, log_every=FLAGS.log_every,
                             examples_per_epoch=job.examples_per_epoch,
                             devices=job.built.devices, fetch_every_step=True, **counts)
     metrics = MetricsHook(values, job.global_step, os.path.join(train_dir(), 'metrics.jsonl'),
@@ -279,23 +284,24 @@ def train(job):
         listeners.append(SummaryHook(
             default_summaries(job.built, job.learning_rate), job.global_step, train_dir(),
             summary_steps=FLAGS.summary_steps, last_step=job.train_steps, **counts))
+    signals = StopOnSignalHook()
     evaluation = EvaluationHook(
         job.evaluation, job.global_step, FLAGS.eval_steps or None, listeners,
-        ('accuracy', FLAGS.stop_at_accuracy) if FLAGS.stop_at_accuracy else None)
-    signals = StopOnSignalHook()
+        ('accuracy', FLAGS.stop_at_accuracy) if FLAGS.stop_at_accuracy else None,
+        skip_end=lambda: signals.received is not None)
     initial_values = towers.init_from(FLAGS.init_from) if FLAGS.init_from else None
     try:
         with training_session(
-                train_dir(), job.global_step, [StartInputHook(job.iterator), signals] + listeners
+                train_dir(), job.global_step, [StartInputHook(job.iterator)] + listeners
                 + [evaluation], towers.session_config(job.built.devices), FLAGS.save_steps,
                 FLAGS.keep, FLAGS.recover, initial_values,
-                [hook.listener for hook in listeners]) as session:
+                [hook.listener for hook in listeners], last_hooks=[signals]) as session:
             step = session.run_step_fn(
                 lambda step_context: int(step_context.session.run(job.global_step)))
             if step >= job.train_steps:
                 print('%s holds %d steps already, and %d were asked for: evaluating them. Another '
                       '--train_dir starts anew.' % (train_dir(), step, job.train_steps))
-            elif FLAGS.audit_runtime:
+            elif FLAGS.audit_runtime and not session.should_stop():
                 audit_runtime(job, session)
                 step += 1
             while step < job.train_steps and not session.should_stop():
@@ -344,8 +350,7 @@ def evaluate(evaluation):
 
 def predict(evaluation):
     """Writes a row an image of the test set: its number, label, prediction and probability."""
-    with restored_session(evaluation.built) as session, \
-            open(FLAGS.predictions, 'w', newline='') as table:
+    with restored_session(evaluation.built) as session, opened(FLAGS.predictions) as table:
         rows = csv.writer(table)
         rows.writerow(['image', 'label', 'predicted', 'probability'])
         number = 0
@@ -355,6 +360,15 @@ def predict(evaluation):
                 rows.writerow([number, label, predicted, '%.6f' % probability])
                 number += 1
     print('predictions    %s, %d images' % (FLAGS.predictions, number))
+
+
+def opened(path):
+    """A file to write a table to."""
+    try:
+        return open(path, 'w', newline='')
+    except OSError as error:
+        raise towers.LogFileError('%s cannot be written: %s. Give another --predictions.'
+                                  % (path, error.strerror))
 
 
 @contextlib.contextmanager
@@ -407,6 +421,9 @@ def contradiction(given):
             return '--%s is of no use with --%s=%s: it goes with %s' % (
                 flag, other, FLAGS[other].value, ' or '.join(values))
         return None
+    for name in sum(GROUPS.values(), []):
+        if isinstance(FLAGS[name].value, float) and not math.isfinite(FLAGS[name].value):
+            return '--%s=%s: expected a finite number' % (name, FLAGS[name].value)
     if {'num_towers', 'devices'} <= given:
         return '--num_towers and --devices both say how many towers there are: give one'
     if {'train_steps', 'train_epochs'} <= given:
@@ -476,6 +493,8 @@ def run(argv):
         sys.exit(1)
     except towers.TowersError as error:
         refuse(error)
+    except KeyboardInterrupt:  # before the first step, where there is nothing to save
+        sys.exit(128 + signal.SIGINT)
 
 
 # What goes wrong in a run, as against what makes no sense about its flags.

@@ -181,6 +181,16 @@ def test_a_lone_checkpoint_needs_no_state_file(tmpdir):
     assert newest_checkpoint(directory) == Newest(directory + '/model.ckpt-100', 100, [])
 
 
+@pytest.mark.parametrize('folder', ['model.ckpt-100_temp', 'model.ckpt-100_temp_0123456789abcdef'])
+def test_a_first_save_whose_shards_are_not_merged_is_none(tmpdir, folder):
+    # As a process leaves it that was killed while it wrote the index, which TF does in place.
+    directory = save(tmpdir, steps=(100,), sharded=True)
+    os.remove(directory + '/checkpoint')
+    change(directory + '/model.ckpt-100.index', length=40)
+    tmpdir.mkdir(folder)
+    assert newest_checkpoint(directory) is None
+
+
 @pytest.mark.parametrize('content', [b'', b'model_checkpoint_path: "model.ck', b'\x00\x00\x00',
                                      b'model_checkpoint_path: "\xff\xfe"', b'nonsense: 3'])
 def test_a_damaged_state_file(tmpdir, content):

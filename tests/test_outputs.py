@@ -86,9 +86,9 @@ def test_a_variable_is_a_loss_too(use_resource):
 
 def test_a_dict_or_any_object_with_some_of_the_fields():
     loss, labels = tf.constant(1.), tf.constant([2])
+    spec = collections.namedtuple('Spec', 'mode predictions loss')
     for returned in ({'loss': loss, 'predictions': labels},
-                     ModelOutput(loss=loss, predictions=labels),
-                     collections.namedtuple('Spec', 'mode predictions loss')('train', labels, loss)):
+                     ModelOutput(loss=loss, predictions=labels), spec('train', labels, loss)):
         output = to_model_output(returned, 0, True)
         assert output.loss is loss and output.predictions is labels
         assert output.metrics is None and output.updates == ()
@@ -242,6 +242,16 @@ def test_pairs_of_tf_metrics_stay_pairs():
         session.run(tf.global_variables_initializer())
         session.run(merged['m'][1])
         assert session.run(merged['m'][0]) == 6.
+
+
+def test_counters_do_not_count_padding():
+    total = tf.get_variable('total', [], initializer=tf.zeros_initializer(), use_resource=True)
+    metrics = [{'m': (total.read_value(), tf.assign_add(total, k + 1.))} for k in range(3)]
+    merged = merge_metrics(metrics, [0.5, 0.5, 0.])
+    with tf.Session(config=session_config(1)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(merged['m'][1])
+        assert session.run(merged['m'][0]) == 3.
 
 
 def test_no_metrics():

@@ -8,7 +8,7 @@ import pytest
 import tensorflow
 import tensorflow.compat.v1 as tf
 
-from towers import session_config, split_batch
+from towers import build_towers, session_config, split_batch
 from towers.errors import InputError, InvalidArgumentError
 
 Batch = collections.namedtuple('Batch', 'images labels')
@@ -173,7 +173,8 @@ def test_dynamic_that_does_not_divide(batch):
     assert '[10]' in text
 
 
-@pytest.mark.parametrize('remainder,size,least', [('weight', 0, 1), ('error', 0, 1), ('drop', 3, 4)])
+@pytest.mark.parametrize('remainder,size,least',
+                         [('weight', 0, 1), ('error', 0, 1), ('drop', 3, 4)])
 def test_dynamic_with_too_few(batch, remainder, size, least):
     text = runtime_error(split_batch(batch, 4, remainder), {batch: numbers(size)})
     assert 'towers: a batch for 4 towers needs at least %d examples and has' % least in text
@@ -366,6 +367,33 @@ def test_one_tower_fed_by_hand_leaves_the_others():
 def test_a_tower_fed_by_hand_needs_no_batch(batch):
     shards = split_batch(batch, 2)
     assert run(shards.inputs[1], {shards.inputs[1]: [[5., 6.]]}).tolist() == [[5., 6.]]
+
+
+# ---- an empty shard in training -----------------------------------------------------------------
+
+@pytest.mark.parametrize('static', [True, False])
+@pytest.mark.parametrize('reduction', ['sum', 'mean'])
+def test_an_empty_shard_puts_no_nan_anywhere(static, reduction):
+    def model_fn(x):
+        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
+        mean, variance = tf.nn.moments(x, [0])  # NaN of no examples
+        moving = tf.get_variable('moving', [], trainable=False, initializer=tf.zeros_initializer())
+        return {'loss': tf.reduce_mean(x * w) + 0. * variance, 'predictions': x * w,
+                'updates': [tf.assign(moving, moving + mean)]}
+    batch = tf.constant([2., 4.]) if static else tf.placeholder_with_default([2., 4.], [None])
+    built = build_towers(model_fn, batch, tf.train.GradientDescentOptimizer(1.), 3, reduction,
+                         remainder='weight', update_ops='all')
+    with tf.Session(config=session_config(3)) as session:
+        session.run(tf.global_variables_initializer())
+        gradients, loss, predictions = session.run(
+            [[tower.gradients[0][0] for tower in built.towers], built.loss, built.predictions])
+        # sum_k (n_k / n) mean_k, by 3 for the sum: (2 + 4) / 2
+        factor = {'mean': 1., 'sum': 3.}[reduction]
+        assert gradients == [1. * factor, 2. * factor, 0.] and loss == 3.
+        assert predictions.tolist() == [2., 4.]
+        session.run(built.train_op)
+        w, moving = session.run(built.variables)
+        assert w == 1. - 3. * factor and np.isfinite(moving)
 
 
 # ---- errors before any operation ----------------------------------------------------------------

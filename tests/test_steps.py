@@ -47,6 +47,7 @@ def test_counts_steps_examples_and_seconds_from_the_end_of_the_second_run(time):
     assert clock.mark == Mark(2., 100)
     assert rate(Mark(0., 90), clock.mark) == 5.
     assert rate(clock.mark, clock.mark) is None and rate(None, clock.mark) is None
+    assert rate(Mark(0., 90), Mark(1., 90)) is None and rate(Mark(0., 90), Mark(1., 80)) is None
 
 
 def test_time_away_is_left_out_whether_it_comes_before_or_after_the_count(time):

@@ -150,14 +150,14 @@ def test_total_losses_and_updates_are_those_of_one_device(towers):
         model_fn(tf.constant(BATCH))
         expected = {key: len(one.get_collection(key)) for key in one.get_all_collection_keys()
                     if isinstance(key, str)}
-    built = build_towers(model_fn, tf.constant(BATCH), tf.train.GradientDescentOptimizer(0.), towers,
-                         'mean')
+    built = build_towers(model_fn, tf.constant(BATCH), tf.train.GradientDescentOptimizer(0.),
+                         towers, 'mean')
     graph = tf.get_default_graph()
     assert {key: len(graph.get_collection(key)) for key in expected} == expected
     assert tf.get_collection('shards') == [built.towers[0].inputs]
     with tf.Session(config=session_config(towers)) as session:
         session.run(tf.global_variables_initializer())
-        # mean(x^2) = 12.5, mean(x) = 3, 10 w^2 once: the second tower's losses hold not the first's.
+        # mean(x^2) = 12.5, mean(x) = 3, 10 w^2 once; no tower counts another's losses.
         assert session.run(built.loss) == 25.5
         assert session.run(built.regularization_loss) == 10.
         session.run(built.train_op)

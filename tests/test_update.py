@@ -234,8 +234,8 @@ def test_what_a_transformation_must_not_return(resource):
         with pytest.raises(InvalidArgumentError) as caught:
             checked_transform(lambda unused, wrong=wrong: wrong, gradients, placement)
         assert str(caught.value).startswith('transform_gradients returned ')
-        assert str(caught.value).endswith(
-            'expected a list of (gradient, variable) pairs with variables among those it was given.')
+        assert str(caught.value).endswith('expected a list of (gradient, variable) pairs with '
+                                          'variables among those it was given.')
 
 
 def test_the_train_op_of_two_towers_steps_once(resource):

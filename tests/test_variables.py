@@ -431,10 +431,11 @@ def test_more_direct_variables_in_a_later_tower(resource):
 
 
 def test_fewer_direct_variables_in_a_later_tower(resource):
-    assert direct_error(lambda call: [tf.Variable(1., name='v%d' % i) for i in range(3 - call)]) == (
-        'tower 1 used 2 of the 3 variables that the first tower made without get_variable; it left '
-        "out 'v2'. Make the same variables in every call of the model function, or make them with "
-        'tf.get_variable.')
+    assert direct_error(
+        lambda call: [tf.Variable(1., name='v%d' % i) for i in range(3 - call)]) == (
+            'tower 1 used 2 of the 3 variables that the first tower made without get_variable; it '
+            "left out 'v2'. Make the same variables in every call of the model function, or make "
+            'them with tf.get_variable.')
 
 
 def test_direct_variables_of_another_shape(resource):

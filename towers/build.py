@@ -167,11 +167,8 @@ def _check_arguments(model_fn, optimizer, reduction, regularization, update_ops,
     if not callable(model_fn):
         raise ModelFunctionError('model_fn=%r cannot be called: expected a function from a shard '
                                  'to its loss.' % (model_fn,))
-    if optimizer is not None and not _is_optimizer(optimizer):
-        raise InvalidArgumentError(
-            'optimizer=%r has no compute_gradients(loss, var_list) and apply_gradients(pairs, '
-            'global_step): expected a tf.train.Optimizer (Keras optimizers are none), or None to '
-            'evaluate.' % (optimizer,))
+    if optimizer is not None:
+        check_optimizer(optimizer)
     if transform_gradients is not None and not callable(transform_gradients):
         raise InvalidArgumentError('transform_gradients=%r cannot be called.'
                                    % (transform_gradients,))
@@ -180,12 +177,17 @@ def _check_arguments(model_fn, optimizer, reduction, regularization, update_ops,
                                    'from all trainable variables to such a list.' % (var_list,))
 
 
-def _is_optimizer(optimizer):
+def check_optimizer(optimizer):
+    """Raises `InvalidArgumentError` for what is not used as a `tf.train.Optimizer` is."""
     if isinstance(optimizer, tf.train.Optimizer):
-        return True
+        return
     # Some Keras optimizers have methods of these names as well, with other arguments.
-    return hasattr(optimizer, 'compute_gradients') and hasattr(optimizer, 'apply_gradients') and (
-        'global_step' in inspect.signature(optimizer.apply_gradients).parameters)
+    if not (hasattr(optimizer, 'compute_gradients') and hasattr(optimizer, 'apply_gradients')
+            and 'global_step' in inspect.signature(optimizer.apply_gradients).parameters):
+        raise InvalidArgumentError(
+            'optimizer=%r has no compute_gradients(loss, var_list) and apply_gradients(pairs, '
+            'global_step): expected a tf.train.Optimizer (Keras optimizers are none), or None to '
+            'evaluate.' % (optimizer,))
 
 
 def _check_name_scopes(graph, name, num_towers):

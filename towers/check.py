@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import graph_walk
-from towers.build import build_towers
+from towers.build import build_towers, check_optimizer
 from towers.devices import resolve_devices, session_config
 from towers.errors import InputError, InvalidArgumentError, SharedVariableError
 from towers.keras_calls import record_keras_calls
@@ -65,7 +65,8 @@ def check_towers(model_fn, inputs, make_optimizer=None, num_towers=2, steps=3, r
       reduction: as for `build_towers`; with `'sum'` the one device gets N times its gradient.
       same_shards: use the batch's first n/N examples N times over, so that all towers see the
         same. Batch statistics are then those of the whole batch too, hence the way to check a
-        model with batch norm.
+        model with batch norm. All but moving variances, which are left out: fused batch norm
+        multiplies the variance of n numbers by n / (n - 1), and n is the shard's.
       tolerance: largest relative difference that counts as equal. None: 1e-9 where the model
         computes in float64 throughout, else 1e-4.
       seed: graph-level seed of the initial weights.
@@ -79,14 +80,16 @@ def check_towers(model_fn, inputs, make_optimizer=None, num_towers=2, steps=3, r
     Raises:
       TowersError: bad arguments, as `build_towers`.
     """
+    _check_arguments(make_optimizer, options)
+    make_optimizer = make_optimizer or (lambda: tf.train.MomentumOptimizer(0.01, 0.9))
+    if 'devices' in options:
+        devices = resolve_devices(options.pop('devices'))
+        num_towers = len(devices)
+    else:
+        devices = tuple('/device:CPU:%d' % index for index in range(num_towers))
     if steps < 1 or num_towers < 2:
         raise InvalidArgumentError('num_towers=%r, steps=%r: expected at least 2 towers and 1 '
                                    'step.' % (num_towers, steps))
-    _check_arguments(make_optimizer, options)
-    make_optimizer = make_optimizer or (lambda: tf.train.MomentumOptimizer(0.01, 0.9))
-    devices = resolve_devices(options.pop('devices', None)
-                              or ['/cpu:%d' % index for index in range(num_towers)])
-    num_towers = len(devices)
     if same_shards:
         inputs = _repeat_first_shard(inputs, num_towers)
     elif options.get('remainder') == 'drop':
@@ -97,16 +100,18 @@ def check_towers(model_fn, inputs, make_optimizer=None, num_towers=2, steps=3, r
         # float32 sums in another order differ in the last digits, and steps make that grow.
         tolerance = 1e-9 if traits.all_float64 else 1e-4
     try:
-        many, mean_of_losses = _run_towers(model_fn, inputs, make_optimizer(), devices, steps,
+        many, sum_of_losses = _run_towers(model_fn, inputs, make_optimizer(), devices, steps,
                                            one['initial'], reduction, options)
     except SharedVariableError as error:
         missing = Difference('variable', 'of a later tower', float('inf'))
         return TowersReport(False, missing, tolerance, missing, 'an unshared variable: %s' % error,
                             0, num_towers, steps, reduction)
-    differences = _compare(one, many)
+    differences = _compare(one, many, noise=1e-14 if traits.all_float64 else 1e-6)
+    if same_shards:
+        differences = [each for each in differences if not each.name.endswith('moving_variance')]
     worst = max(differences, key=lambda difference: difference.relative)
     beyond = [each for each in differences if not each.relative <= tolerance]
-    cause = _likely_cause(beyond[0], one, traits, mean_of_losses, num_towers) if beyond else None
+    cause = _likely_cause(beyond[0], one, traits, sum_of_losses) if beyond else None
     return TowersReport(not beyond, worst, tolerance, beyond[0] if beyond else None, cause,
                         len(differences), num_towers, steps, reduction)
 
@@ -137,7 +142,8 @@ _Traits = collections.namedtuple('_Traits', 'all_float64 random batch_norm')
 def _run_one_device(model_fn, inputs, optimizer, steps, seed, factor, options):
     with tf.Graph().as_default() as graph:
         tf.set_random_seed(seed)
-        batch = tf.nest.map_structure(_constant, inputs)
+        check_optimizer(optimizer)
+        batch = _map_leaves(_constant, inputs)
         scope = options.get('variable_scope')
         with record_keras_calls() as keras, tf.variable_scope(
                 tf.get_variable_scope() if scope is None else scope, auxiliary_name_scope=False):
@@ -170,7 +176,8 @@ def _run_one_device(model_fn, inputs, optimizer, steps, seed, factor, options):
             any('BatchNorm' in op.type for op in forward) or bool(updates))
         with tf.Session(config=session_config(1)) as session:
             _initialize(session)
-            initial = [(v.op.name, session.run(v)) for v in tf.global_variables()]
+            variables = tf.global_variables()
+            initial = list(zip([v.op.name for v in variables], session.run(variables)))
             names = {name: name for name, _ in initial}
             result = _train(session, loss, pairs, train_op, steps, names)
             result['initial'] = initial
@@ -187,21 +194,24 @@ def _has_weight_terms(loss, batch, graph):
 
 def _run_towers(model_fn, inputs, optimizer, devices, steps, initial, reduction, options):
     with tf.Graph().as_default():
-        batch = tf.nest.map_structure(_constant, inputs)
+        batch = _map_leaves(_constant, inputs)
         built = build_towers(model_fn, batch, optimizer, devices, reduction, **options)
-        mean_of_losses = tf.add_n([tower.loss for tower in built.towers]) / len(devices)
+        sum_of_losses = tf.add_n([tower.data_loss for tower in built.towers])
+        if built.regularization_loss is not None:
+            sum_of_losses += built.regularization_loss
         with tf.Session(config=session_config(devices)) as session:
             _initialize(session)
             names = _names_on_one_device(tf.global_variables(), initial)
-            values = dict(initial)
+            values, assignments, fed = dict(initial), [], {}
             for variable in tf.global_variables():
                 if names[variable.op.name] in values:
                     value = tf.placeholder(variable.dtype.base_dtype)
-                    session.run(tf.assign(variable, value, validate_shape=False),
-                                {value: values[names[variable.op.name]]})
-            mean = session.run(mean_of_losses)
+                    assignments.append(tf.assign(variable, value, validate_shape=False).op)
+                    fed[value] = values[names[variable.op.name]]
+            session.run(assignments, fed)
+            added_up = session.run(sum_of_losses)
             result = _train(session, built.loss, built.gradients, built.train_op, steps, names)
-            return result, mean
+            return result, added_up
 
 
 def _names_on_one_device(variables, initial):
@@ -216,6 +226,16 @@ def _names_on_one_device(variables, initial):
             [without_numbers(name) for name in names] == [without_numbers(n) for n in known]):
         return dict(zip(names, known))
     return {name: name for name in names}
+
+
+def _map_leaves(function, inputs):
+    """As `tf.nest.map_structure`, which would take a `tf.SparseTensorValue` apart."""
+    if isinstance(inputs, tf.SparseTensorValue) or not tf.nest.is_nested(inputs):
+        return None if inputs is None else function(inputs)
+    if isinstance(inputs, dict):
+        return {key: _map_leaves(function, inputs[key]) for key in inputs}
+    parts = [_map_leaves(function, each) for each in inputs]
+    return type(inputs)(*parts) if hasattr(inputs, '_fields') else type(inputs)(parts)
 
 
 def _constant(leaf):
@@ -238,49 +258,68 @@ def _train(session, loss, pairs, train_op, steps, names):
         result['loss']['of step %d' % (step + 1)] = value
     trainable = {variable.op.name for variable in tf.trainable_variables()}
     result['variable'], result['slot'] = {}, {}
-    for variable in tf.global_variables():
+    variables = tf.global_variables()
+    for variable, value in zip(variables, session.run(variables)):
         name = variable.op.name
         is_slot = any(name.startswith(other + '/') for other in trainable) or '/' not in name and (
             name.endswith('_power'))
-        result['slot' if is_slot else 'variable'][names[name]] = session.run(variable)
+        result['slot' if is_slot else 'variable'][names[name]] = value
     return result
 
 
-def _compare(one, many):
+def _compare(one, many, noise):
+    """The `Difference`s of two runs.
+
+    Args:
+      one, many: dicts from kind to dict from name to array.
+      noise: what rounding may add to a gradient, over the largest of all. A bias in front of a
+        batch norm has the gradient zero, computed as the rest of a sum: noise. Such a variable
+        and its slots are not compared. (Adam makes even such steps as large as any other, which
+        then shows in the moving mean; momentum SGD does not.)
+    """
+    noise *= max([np.abs(each).max() for each in one['gradient'].values() if each.size] or [0.])
+    noisy = {name for name in set(one['gradient']) & set(many['gradient'])
+             if _largest(one['gradient'][name]) <= noise
+             and _largest(many['gradient'][name]) <= noise}
     differences = []
     for what in ('loss', 'gradient', 'variable', 'slot'):
         for name in sorted(set(one[what]) | set(many[what])):
+            if noisy and (name in noisy or any(name.startswith(each + '/') for each in noisy)):
+                continue
             if name not in one[what] or name not in many[what]:
                 differences.append(Difference(what, name, float('inf')))
                 continue
-            differences.append(Difference(what, name, _relative(one[what][name],
-                                                                many[what][name])))
+            differences.append(Difference(what, name, _relative(
+                one[what][name], many[what][name], noise if what == 'gradient' else 0.)))
     return differences
 
 
-def _relative(one, many):
+def _largest(array):
+    return np.abs(array).max() if array.size else 0.
+
+
+def _relative(one, many, noise):
     one, many = np.asarray(one), np.asarray(many)
     if one.shape != many.shape:
         return float('inf')
     if one.dtype.kind not in 'fc':
         return 0. if np.array_equal(one, many) else float('inf')
-    if not one.size:
-        return 0.
     one, many = one.astype(np.float64), many.astype(np.float64)
     if not np.array_equal(np.isfinite(one), np.isfinite(many)):
         return float('inf')
     finite = np.isfinite(one)
-    largest = np.abs(one[finite]).max() if finite.any() else 0.
-    difference = np.abs(one[finite] - many[finite]).max() if finite.any() else 0.
+    largest, difference = _largest(one[finite]), _largest(one[finite] - many[finite])
+    if difference <= noise:
+        return 0.
     return float(difference / largest) if largest else float(difference)
 
 
-def _likely_cause(first, one, traits, mean_of_losses, num_towers):
+def _likely_cause(first, one, traits, sum_of_losses):
     if first.relative == float('inf') and first.what in ('variable', 'slot', 'gradient'):
         return ('%s %s exists on one side only: an unshared variable, or one whose name depends '
                 'on the tower.' % (first.what, first.name))
     full = float(one['loss']['of step 1'])
-    if full and abs(mean_of_losses * num_towers - full) < 1e-3 * abs(full):
+    if full and abs(sum_of_losses - full) < 1e-3 * abs(full):
         return ('the loss sums over the batch (the towers\' losses add up to the full one): return '
                 'the mean over examples.')
     if traits.random:
@@ -288,14 +327,14 @@ def _likely_cause(first, one, traits, mean_of_losses, num_towers):
                 'Check it with dropout off.' % ', '.join(traits.random))
     if traits.batch_norm:
         return ('batch norm: each tower normalizes with the statistics of its own shard. Check '
-                'with same_shards=True, or with batch norm in inference mode.')
+                'with same_shards=True, where these agree, or with batch norm in inference mode.')
     return ('something that mixes the examples of a batch other than by the mean of a loss, such '
             'as a statistic of the batch, or a loss divided by a count that differs by shard.')
 
 
 def _repeat_first_shard(inputs, num_towers):
     first = _first_examples(inputs, lambda count: count // num_towers)
-    return tf.nest.map_structure(lambda leaf: np.concatenate([leaf] * num_towers), first)
+    return _map_leaves(lambda leaf: np.concatenate([leaf] * num_towers), first)
 
 
 def _first_examples(inputs, how_many):
@@ -307,4 +346,4 @@ def _first_examples(inputs, how_many):
         if not how_many(len(leaf)):
             raise InputError('%d examples are too few: every tower needs one.' % len(leaf))
         return leaf[:how_many(len(leaf))]
-    return tf.nest.map_structure(first, inputs)
+    return _map_leaves(first, inputs)

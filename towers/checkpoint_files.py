@@ -4,7 +4,8 @@
 name, renamed; the index (V2 format) under another name, renamed; the state file `checkpoint`, which
 names the newest one, under another name, renamed; only then does it delete the oldest one. So
 whatever moment a process is killed, what the state file names is whole, and what it does not name
-may be half there. (A `Saver(sharded=True)` writes the index in place: it too before the state.)
+may be half there. (A `Saver(sharded=True)` writes into a folder first and the index in place, also
+before the state file.)
 
 TF notices damage when it reads: the blocks of an index, and each tensor, carry a CRC.
 """
@@ -50,7 +51,8 @@ def newest_checkpoint(directory, recover=False):
     """Finds the checkpoint to go on from, and reads every tensor of it to see that it is whole.
 
     The newest one is the one that the state file `checkpoint` names. Where there is no state file,
-    a lone checkpoint is it: that is how a process killed in its first save leaves a directory.
+    a lone finished checkpoint is it: so a process leaves a directory that is killed in its first
+    save.
     Nothing is changed in the directory.
 
     Args:
@@ -107,10 +109,17 @@ def newest_named(directory, there):
             return prefix, None
         return None, 'names %s as the newest checkpoint, which is not there' % (
             os.path.basename(prefix))
+    there = [prefix for prefix in there if not _is_unfinished(prefix)]
     if len(there) > 1:
         return None, 'is missing, and only it says which of the %d checkpoints is the newest' % (
             len(there))
     return (there[0] if there else None), None
+
+
+def _is_unfinished(prefix):
+    """Whether the shards of a checkpoint are being merged: TF removes their folder at the end."""
+    directory, base = os.path.split(prefix)
+    return any(name.startswith(base + '_temp') for name in names_in(directory or '.'))
 
 
 def _last_whole(candidates, skipped):

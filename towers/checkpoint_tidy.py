@@ -27,7 +27,9 @@ def tidy_directory(directory, newest):
     Removes what a killed writer left: files and folders under the temporary names that TF uses,
     and data files without an index that the state file does not know. Renames what `recover=True`
     passed over to `….damaged`, so that nothing takes it for a checkpoint again, and has the state
-    file name `newest`.
+    file name `newest`. A whole checkpoint that the state file does not know stays: a process that
+    is killed between writing the state file and deleting the oldest one leaves such, but they are
+    also how one puts a checkpoint by.
 
     Args:
       directory: where the checkpoints are.

@@ -13,8 +13,9 @@ from towers.steps import check_steps
 class Evaluation:
     """A model function that is evaluated on every example of a data set, once.
 
-    The towers share the variables of an earlier build, if there is one. Each batch is cut into shards weighted by
-    their size (`remainder='weight'`), and batches are weighted by their size in turn:
+    The towers share the variables of an earlier build, if there is one. Each batch is cut into
+    shards weighted by their size (`remainder='weight'`), and batches are weighted by their size in
+    turn:
 
         metric = sum_b n_b * metric_b / sum_b n_b
 
@@ -22,6 +23,7 @@ class Evaluation:
 
     Attributes:
       built: the `BuiltTowers` of the evaluation.
+      metrics: dict from the names of what is evaluated, `'loss'` included, to scalar tensors.
     """
 
     def __init__(self, model_fn, dataset, devices=None, trained=None, name='eval_tower',
@@ -37,24 +39,31 @@ class Evaluation:
           variable_device, check_devices: as for `build_towers`.
 
         Raises:
-          InvalidArgumentError: the model function has neither a loss nor metrics.
+          InvalidArgumentError: the model function has neither a loss nor metrics, or metrics that
+            are no scalars.
         """
         with tf.device('/cpu:0'):
             self._iterator = tf.data.make_initializable_iterator(dataset)
             batch = self._iterator.get_next()
-            self._size = tf.shape(tf.nest.flatten(batch)[0], out_type=tf.int64)[0]
         if trained is not None and devices is None:
             devices, check_devices = trained.devices, False
         self.built = build_towers(
             model_fn, batch, None, devices, remainder='weight', reuse=trained, name=name,
             variable_device=variable_device, check_devices=check_devices,
             allow_repeated_devices=trained is not None)
-        self._metrics = dict(self.built.metrics)
+        with tf.device('/cpu:0'):
+            self._size = tf.add_n([tf.cast(tower.size, tf.int64) for tower in self.built.towers])
+        self.metrics = dict(self.built.metrics)
         if self.built.loss is not None:
-            self._metrics['loss'] = self.built.loss
-        if not self._metrics:
+            self.metrics['loss'] = self.built.loss
+        if not self.metrics:
             raise InvalidArgumentError('the model function returned neither a loss nor metrics: '
                                        'there is nothing to evaluate.')
+        for metric, value in self.metrics.items():
+            if isinstance(value, tuple):
+                raise InvalidArgumentError(
+                    'metric %r is a (value, update_op) pair of tf.metrics, which counts over '
+                    'batches by itself: return the mean over the shard instead.' % metric)
 
     def run(self, session):
         """Goes through the data set once.
@@ -67,7 +76,7 @@ class Evaluation:
           Dict from metric names, `'loss'` and `'examples'` (how many there were) to numbers.
         """
         totals, examples = collections.defaultdict(float), 0
-        for size, values in self._batches(session, self._metrics):
+        for size, values in self._batches(session, self.metrics):
             examples += size
             for name, value in values.items():
                 totals[name] += float(value) * size
@@ -97,12 +106,16 @@ class Evaluation:
 class EvaluationHook(tf.train.SessionRunHook):
     """Evaluates every so many steps and at the end of training, each step at most once.
 
+    A run that `stop_at` has ended is over: started again, it evaluates the step that it is at, and
+    ends.
+
     Attributes:
       latest: dict of the latest evaluation, or None.
       reached: whether `stop_at` ended the training.
     """
 
-    def __init__(self, evaluation, global_step, every_steps=None, listeners=(), stop_at=None):
+    def __init__(self, evaluation, global_step, every_steps=None, listeners=(), stop_at=None,
+                 skip_end=None):
         """
         Args:
           evaluation: `Evaluation`.
@@ -111,15 +124,22 @@ class EvaluationHook(tf.train.SessionRunHook):
           listeners: hooks to tell, by their `evaluated(step, results, seconds)`: `ProgressHook`,
             `MetricsHook`, `SummaryHook`. Put them before this hook, and the one that saves after.
           stop_at: `(metric, value)`: stop when the metric is at least that; or None.
+          skip_end: function that tells, when the session ends, whether to leave out the evaluation
+            of what is not yet the end of training: `lambda: signals.received is not None`, for a
+            process that is told to stop has little time; or None.
 
         Raises:
-          InvalidArgumentError: `stop_at` without `every_steps`, or `every_steps` below 1.
+          InvalidArgumentError: `stop_at` without `every_steps`, or of a metric that there is not;
+            `every_steps` below 1.
         """
         if every_steps is not None:
             check_steps('every_steps', every_steps)
         if stop_at is not None and every_steps is None:
             raise InvalidArgumentError('stop_at=%r is looked at when there is an evaluation: give '
                                        'every_steps.' % (stop_at,))
+        if stop_at is not None and stop_at[0] not in evaluation.metrics:
+            raise InvalidArgumentError('stop_at=%r: there is no such metric; there are %s.' % (
+                stop_at, ', '.join(sorted(evaluation.metrics))))
         self.latest = None
         self.reached = False
         self._evaluation = evaluation
@@ -127,31 +147,43 @@ class EvaluationHook(tf.train.SessionRunHook):
         self._every_steps = every_steps
         self._listeners = list(listeners)
         self._stop_at = stop_at
+        self._skip_end = skip_end
         self._step = 0
         self._evaluated_step = None
 
     def after_create_session(self, session, coord):
-        """Starts from the step that was restored."""
+        """Starts from the step that was restored, and ends there if it is one that ended it."""
         self._step = int(session.run(self._global_step))
+        self._evaluated_step = None
+        if self._stop_at is not None and self._step and self._step % self._every_steps == 0:
+            self._evaluate(session, listeners=())  # they were told before the step was saved
+            if self._is_reached():
+                coord.request_stop()
 
     def after_run(self, run_context, run_values):
         """Evaluates when the step is one to evaluate."""
         self._step += 1
         if self._every_steps is None or self._step % self._every_steps:
             return
-        self._evaluate(run_context.session)
-        if self._stop_at is not None and self.latest[self._stop_at[0]] >= self._stop_at[1]:
-            self.reached = True
+        self._evaluate(run_context.session, self._listeners)
+        if self._is_reached():
             run_context.request_stop()
 
     def end(self, session):
         """Evaluates the final weights, unless that has just been done."""
-        if self._evaluated_step != self._step:
-            self._evaluate(session)
+        if self._evaluated_step != self._step and not (self._skip_end and self._skip_end()):
+            self._evaluate(session, self._listeners)
 
-    def _evaluate(self, session):
+    def _evaluate(self, session, listeners):
         begin = time.perf_counter()
         self.latest = self._evaluation.run(session)
         self._evaluated_step = self._step
-        for listener in self._listeners:
+        for listener in listeners:
             listener.evaluated(self._step, self.latest, time.perf_counter() - begin)
+
+    def _is_reached(self):
+        if self._stop_at is None:
+            return False
+        metric, least = self._stop_at
+        self.reached = self.latest[metric] >= least
+        return self.reached

@@ -1,12 +1,16 @@
 """A SavedModel of the trained model: one device, no towers."""
 
 import os
+import shutil
 
 import tensorflow.compat.v1 as tf
 
 from towers.averages import averages_in
+from towers.checkpoint_files import first_line
 from towers.checkpoint_match import check_fits
 from towers.errors import InvalidArgumentError
+
+_SIGNATURE = tf.saved_model.signature_constants.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 
 
 def export_saved_model(build, checkpoint, directory):
@@ -28,7 +32,7 @@ def export_saved_model(build, checkpoint, directory):
       `tensorflow/serving/predict`.
 
     Raises:
-      InvalidArgumentError: that version is there already.
+      InvalidArgumentError: that version is there already, or the directory cannot be written to.
       CheckpointError: the checkpoint is of another model.
     """
     step = int(tf.train.load_variable(checkpoint, 'global_step'))
@@ -36,6 +40,8 @@ def export_saved_model(build, checkpoint, directory):
     if os.path.exists(target):
         raise InvalidArgumentError('%s exists already: an export of step %d. Remove it, or export '
                                    'elsewhere.' % (target, step))
+    # Under another name first, since a server takes a folder with a number as soon as it sees it.
+    unfinished = target + '.unfinished'
     with tf.Graph().as_default():
         inputs, outputs = build()
         names, _ = averages_in(checkpoint, tf.global_variables())
@@ -44,10 +50,17 @@ def export_saved_model(build, checkpoint, directory):
         signature = tf.saved_model.predict_signature_def(inputs, outputs)
         with tf.Session() as session:
             saver.restore(session, checkpoint)
-            builder = tf.saved_model.Builder(target)
-            builder.add_meta_graph_and_variables(
-                session, [tf.saved_model.tag_constants.SERVING],
-                {tf.saved_model.signature_constants.DEFAULT_SERVING_SIGNATURE_DEF_KEY: signature},
-                main_op=tf.tables_initializer(), strip_default_attrs=True)
-            builder.save()
+            try:
+                if os.path.exists(unfinished):  # of a process that was killed
+                    shutil.rmtree(unfinished)
+                builder = tf.saved_model.Builder(unfinished)
+                builder.add_meta_graph_and_variables(
+                    session, [tf.saved_model.tag_constants.SERVING], {_SIGNATURE: signature},
+                    main_op=tf.tables_initializer(), strip_default_attrs=True)
+                builder.save()
+                os.rename(unfinished, target)
+            except (OSError, tf.errors.OpError) as error:
+                raise InvalidArgumentError(
+                    '%s cannot be written: %s. Export to a directory that can be made and written '
+                    'to.' % (target, first_line(error))) from error
     return target

@@ -155,7 +155,8 @@ def merge_metrics(metrics, weights):
 
     A scalar becomes the mean over all examples, `sum_k weight_k * value_k`. A `(value, update_op)`
     pair of `tf.metrics` stays one: its counters are shared, so any tower's value reads them all,
-    and the update runs every tower's.
+    and the update runs every tower's but those that hold nothing but padding. (In training, of a
+    batch whose size is not static and smaller than the number of towers, padding is counted.)
 
     Raises:
       ModelFunctionError: no dict, or values that are neither.
@@ -169,7 +170,9 @@ def merge_metrics(metrics, weights):
     for name in metrics[0]:
         values = [metric[name] for metric in metrics]
         if isinstance(values[0], (tuple, list)) and len(values[0]) == 2:
-            merged[name] = (values[0][0], tf.group(*[update for _, update in values]))
+            merged[name] = (values[0][0], tf.group(*[
+                update for (_, update), weight in zip(values, weights)
+                if not (isinstance(weight, float) and weight == 0.)]))
         elif isinstance(values[0], tf.Tensor) and values[0].shape.ndims == 0:
             merged[name] = weighted_mean(values, weights)
         else:

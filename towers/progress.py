@@ -81,7 +81,7 @@ class ProgressHook(tf.train.SessionRunHook):
     def throughput(self):
         """`Throughput` since the end of the second step, or None before the third."""
         begin, end = self._first_mark, self._clock.mark
-        if begin is None or end is None or end.examples == begin.examples:
+        if begin is None or end is None or end.examples <= begin.examples:
             return None
         return Throughput(end.examples - begin.examples, end.seconds)
 

@@ -128,7 +128,11 @@ def check_steps(name, value):
 
 
 def rate(begin, end):
-    """Examples a second from one `Mark` to another; None where there is nothing to measure."""
-    if begin is None or end is None or end.seconds <= begin.seconds:
+    """Examples a second from one `Mark` to another, above 0; None where there is nothing to measure.
+
+    That is also where a `read` between them has put the count back.
+    """
+    if (begin is None or end is None or end.seconds <= begin.seconds
+            or end.examples <= begin.examples):
         return None
     return (end.examples - begin.examples) / (end.seconds - begin.seconds)

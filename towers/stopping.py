@@ -7,6 +7,8 @@ import threading
 
 import tensorflow.compat.v1 as tf
 
+from towers.errors import InvalidArgumentError
+
 
 class StopOnSignalHook(tf.train.SessionRunHook):
     """Finishes the step, and lets the session end and save, when the process is told to stop.
@@ -18,7 +20,8 @@ class StopOnSignalHook(tf.train.SessionRunHook):
 
     The handlers are installed when the session starts, which has to be in the main thread, and the
     former ones are put back when it ends: so put this hook after those that save, for a signal that
-    comes while they do (`training_session(last_hooks=…)`).
+    comes while they do (`training_session(last_hooks=…)`). Processes forked meanwhile have the
+    former ones.
 
     Attributes:
       received: the number of the signal that stopped the run, or None. A program that ends
@@ -38,11 +41,19 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         self._watcher = self._pipe_end = self._former_fd = None
 
     def after_create_session(self, session, coord):
-        """Installs the handlers, once."""
-        if not self._former:
+        """Installs the handlers, once.
+
+        Raises:
+          InvalidArgumentError: this is not the main thread.
+        """
+        if self._former:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            raise InvalidArgumentError('StopOnSignalHook: Python has signal handlers in the main '
+                                       'thread only. Make the session there, or leave this out.')
+        self._former = {number: signal.signal(number, self._handle) for number in self._SIGNALS}
+        if hasattr(os, 'register_at_fork'):  # there is none on Windows
             self._watch()
-            self._former = {number: signal.signal(number, self._handle)
-                            for number in self._SIGNALS}
 
     def after_run(self, run_context, run_values):
         """Asks the session to stop after a signal."""
@@ -60,8 +71,8 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         self._former = {}
         if self._watcher is not None:
             signal.set_wakeup_fd(self._former_fd)
-            os.close(self._pipe_end)
-            self._watcher.join()
+            os.close(self._pipe_end)  # at which the watcher ends
+            self._watcher.join(1.)
             self._watcher = None
 
     def _handle(self, number, unused_frame):
@@ -75,10 +86,12 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         """Starts a thread that hears of signals at once, through a pipe that C's handler fills."""
         read_end, self._pipe_end = os.pipe()
         os.set_blocking(self._pipe_end, False)
-        self._former_fd = signal.set_wakeup_fd(self._pipe_end)
         self._watcher = threading.Thread(target=self._wait_for_signals, args=(read_end,),
                                          daemon=True)
         self._watcher.start()
+        self._former_fd = signal.set_wakeup_fd(self._pipe_end)
+        # A forked process would fill the same pipe with its signals.
+        os.register_at_fork(after_in_child=self.restore)
 
     def _wait_for_signals(self, read_end):
         came = 0

@@ -14,7 +14,8 @@ from towers.run_lock import hold_directory
 
 @contextlib.contextmanager
 def training_session(directory, global_step, hooks, config=None, save_steps=500, keep=5,
-                     recover=False, initial_values=None, listeners=(), saver=None, say=print):
+                     recover=False, initial_values=None, listeners=(), saver=None, say=print,
+                     last_hooks=()):
     """A `tf.train.MonitoredSession` for a run that can be killed at any moment and started again.
 
     In this order: takes the directory for this process alone; finds the newest checkpoint and
@@ -33,6 +34,8 @@ def training_session(directory, global_step, hooks, config=None, save_steps=500,
       listeners: `CheckpointSaverListener`s.
       saver: a `tf.train.Saver`; None for one of all variables.
       say: called with each line about what was found.
+      last_hooks: hooks that come after the one that saves: `StopOnSignalHook`, which then still
+        keeps a signal from cutting the last save short.
 
     Yields:
       The session.
@@ -66,7 +69,8 @@ def training_session(directory, global_step, hooks, config=None, save_steps=500,
             checkpoint_filename_with_path=newest.prefix if newest else None)
         steps = _StepsDone(global_step)
         try:
-            with tf.train.MonitoredSession(creator, [steps] + list(hooks) + [checkpoints]) as session:
+            with tf.train.MonitoredSession(
+                    creator, [steps] + list(hooks) + [checkpoints] + list(last_hooks)) as session:
                 yield session
         except tf.errors.InvalidArgumentError as error:
             reason = explained(error, steps.number + 1)
