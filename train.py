@@ -209,7 +209,7 @@ def make_evaluation(network, dataset, trained=None):
 def image_format(network):
     """What the network wants of an image: size in pixels, and channels."""
     return {'image_size': FLAGS.image_size or network.default_image_size,
-            'channels': 1 if network.name == 'digits' else 3}
+            'channels': network.default_channels}
 
 
 def make_model_fn(network, num_classes, is_training):

@@ -74,7 +74,7 @@ def build():
         step = tf.train.get_or_create_global_step()
         iterator = tf.data.make_initializable_iterator(datasets.train_batches(
             *datasets.get_dataset('digits').load('train'), batch_size=FLAGS.batch_size, seed=1,
-            image_size=FLAGS.image_size, channels=1 if FLAGS.model == 'digits' else 3))
+            image_size=FLAGS.image_size, channels=network.default_channels))
 
     def model_fn(images, labels):
         logits, _ = network.build(images, 10, is_training=True)

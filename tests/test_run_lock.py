@@ -103,14 +103,16 @@ def test_a_holder_that_left_a_child_behind(tmpdir):
 
 def test_programs_that_the_run_starts_do_not_hold_it(tmpdir):
     with hold_directory(str(tmpdir)):
-        child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],
-                                 close_fds=False)
+        child = subprocess.Popen(
+            [sys.executable, '-c', 'import time; print("", flush=True); time.sleep(60)'],
+            close_fds=False, stdout=subprocess.PIPE)
     try:
+        child.stdout.readline()  # the kernel closes its files shortly after Popen returns
         with hold_directory(str(tmpdir)) as locked:
             assert locked
     finally:
         child.kill()
-        child.wait()
+        child.communicate()
 
 
 @pytest.mark.parametrize('content', ['', '{"pid": 1', '[]', '{}', b'\xff'])
