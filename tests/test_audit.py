@@ -190,6 +190,17 @@ def test_trainable_variables_without_a_gradient():
     assert ('no gradient, hence never trained: unused0, unused1, unused2, ... (2 more)') in notes
 
 
+def test_a_global_step_that_the_model_reads_is_a_note():
+    step = tf.train.get_or_create_global_step()  # on no device
+
+    def model_fn(x, y):
+        return linear(x, y) * tf.cast(tf.train.get_global_step() + 1, tf.float64)
+    audit = towers.audit(towers.build_towers(model_fn, VECTORS, sgd(), 2, global_step=step))
+    assert not audit.broken
+    assert ('variable global_step, made before the towers, is on no device: the runtime chooses'
+            in audit.notes)
+
+
 def test_operations_beside_their_variable_are_a_note():
     built = towers.build_towers(samples.embedding, samples.tokens(4), sgd(), 2)
     audit = towers.audit(built)

@@ -247,6 +247,16 @@ def test_var_list_as_a_function_and_as_a_list():
     assert names(v for _, v in of_iterator.gradients) == ['body', 'head']
 
 
+def test_var_list_of_a_keras_model():
+    model = keras.Sequential([keras.layers.Dense(3, name='a'), keras.layers.Dense(3, name='b')])
+    model.build((None, 6))
+    built = towers.build_towers(lambda x, y: samples.mean_squared_error(model(x), y),
+                                samples.vectors(4, 'float32'), sgd(), 2,
+                                var_list=model.layers[1].trainable_variables)
+    assert [v.op.name.split('/')[-2:] for _, v in built.gradients] == [['b', 'kernel'],
+                                                                       ['b', 'bias']]
+
+
 def clip(pairs):
     clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 0.01)
     return list(zip(clipped, [variable for _, variable in pairs]))

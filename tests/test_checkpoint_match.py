@@ -123,7 +123,7 @@ def test_a_published_checkpoint_into_a_model_with_other_classes(prefix, use_reso
     assert initial.prefix == prefix
     assert initial.taken == ['net/conv/biases', 'net/conv/weights']
     assert initial.left == [
-        ('global_step', 'global step'),
+        ('global_step', 'counter'),
         ('net/conv/biases/Momentum', 'optimizer state'),
         ('net/conv/weights/Momentum', 'optimizer state'),
         ('net/logits/biases', 'another shape: [3] there, [5] here'),
@@ -135,7 +135,7 @@ def test_a_published_checkpoint_into_a_model_with_other_classes(prefix, use_reso
         'from %s: took 2 of 9 variables (net: 2)\n'
         '  left, another shape: net/logits/biases ([3] there, [5] here), net/logits/weights '
         '([4, 3] there, [4, 5] here)\n'
-        '  left, global step: global_step\n'
+        '  left, counter: global_step\n'
         '  left, optimizer state: net/conv/biases/Momentum, net/conv/weights/Momentum, '
         'net/logits/biases/Momentum, net/logits/weights/Momentum' % prefix)
     # As train.py does it: through a scaffold, in a finalized graph.
@@ -196,6 +196,26 @@ def test_adams_state_is_left(tmpdir):
     renamed = init_from(prefix, average.variables_to_restore(tf.trainable_variables()[:1]))
     assert renamed.taken == ['weights/ExponentialMovingAverage', 'weights/scale']
     assert len(init_from(prefix, optimizer_state=True).taken) == 9
+
+
+def test_counters_are_left_of_a_run_of_ones_own(tmpdir):
+    def build():
+        tf.train.get_or_create_global_step()
+        for use_resource in (False, True):
+            tf.get_variable('examples_seen_%d' % use_resource, [], tf.int64, trainable=False,
+                            initializer=tf.zeros_initializer(), use_resource=use_resource)
+        tf.get_variable('moving_mean', [1], trainable=False)
+        tf.get_variable('table', [3], tf.int64, tf.zeros_initializer(), trainable=False)
+    with tf.Graph().as_default(), tf.Session() as session:
+        build()
+        session.run(tf.global_variables_initializer())
+        prefix = tf.train.Saver().save(session, str(tmpdir.join('model.ckpt')))
+    build()
+    initial = init_from(prefix)
+    assert initial.taken == ['moving_mean', 'table']
+    assert initial.left == [('examples_seen_0', 'counter'), ('examples_seen_1', 'counter'),
+                            ('global_step', 'counter')]
+    assert len(init_from(prefix, optimizer_state=True).taken) == 5
 
 
 def test_nothing_that_fits_is_an_error():

@@ -68,7 +68,7 @@ def audit(built, run_metadata=None):
         [fetch for fetch in (built.train_op, built.loss) if fetch is not None]
         + [t for t in tf.nest.flatten(built.predictions, expand_composites=True) if t is not None])
     broken, notes = [], []
-    _check_variables(built, lambda variable: _resolved(variable.device), broken)
+    _check_variables(built, lambda variable: _resolved(variable.device), broken, notes)
     _check_operations(built, operations, broken, notes)
     for variable, towers in _used_by_some(built):
         notes.append('variable %s is used by tower %s only' % (
@@ -80,14 +80,21 @@ def audit(built, run_metadata=None):
     return Audit(broken, notes, _copies(operations))
 
 
-def _check_variables(built, device_of, broken):
+def _check_variables(built, device_of, broken, notes):
     by_name = {variable.op.name: variable for variable in built.variables}
     allowed = built.placement.devices()
+    trained = {variable.op.name for _, variable in built.gradients}
     for variable in built.variables:
-        if allowed is not None and device_of(variable) not in allowed:
-            broken.append('variable %s is on %s, not on %s' % (
-                variable.op.name, _named(device_of(variable)),
-                ' or '.join(short_name(device) for device in allowed)))
+        device = device_of(variable)
+        if allowed is None or device in allowed:
+            continue
+        if not device and variable.op.name not in trained:
+            notes.append('variable %s, made before the towers, is on no device: the runtime '
+                         'chooses' % variable.op.name)
+            continue
+        broken.append('variable %s is on %s, not on %s' % (
+            variable.op.name, _named(device),
+            ' or '.join(short_name(each) for each in allowed)))
     for slot in built.slots:
         owner = owner_by_name(slot.op.name, by_name)
         if owner is not None and device_of(slot) != device_of(owner):
@@ -152,7 +159,7 @@ def _check_runtime(built, run_metadata, broken, notes):
     _check_variables(built._replace(variables=[v for v in built.variables if v in seen],
                                     slots=[s for s in built.slots if s in seen]),
                      lambda variable: placed.get(variable.op.name, _resolved(variable.device)),
-                     broken)
+                     broken, notes)
     leaves = tf.nest.flatten(built.towers[0].inputs, expand_composites=True)
     graph = next(leaf.graph for leaf in leaves if leaf is not None)
     for tower in built.towers:

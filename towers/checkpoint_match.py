@@ -104,8 +104,8 @@ def init_from(path, variables=None, exclude=(), optimizer_state=False):
       variables: list of variables, or dict from names in the checkpoint, as for `check_fits`.
       exclude: names of variables, or of scopes, that are not to be taken.
       optimizer_state: whether to take slots, moving averages of weights, Adam's beta powers and
-        the global step too. They are told by not being trainable and by their names, those of
-        slots being below a variable's: `w/Momentum`.
+        counters, such as the global step, too. None of these is trainable; slots are told by names
+        that are below a variable's, `w/Momentum`, and counters by being single integers.
 
     Returns:
       `InitialValues`.
@@ -126,8 +126,8 @@ def init_from(path, variables=None, exclude=(), optimizer_state=False):
     for name, (shape, dtype, parts) in wanted.items():
         if any(_is_under(name, scope) for scope in exclude):
             reason = 'excluded'
-        elif not optimizer_state and _is_global_step(parts[0]):
-            reason = 'global step'
+        elif not optimizer_state and _is_counter(parts[0]):
+            reason = 'counter'
         elif not optimizer_state and _is_optimizer_state(parts[0], own_names):
             reason = 'optimizer state'
         else:
@@ -221,9 +221,10 @@ def _is_under(name, scope):
     return name == scope.rstrip('/') or name.startswith(scope.rstrip('/') + '/')
 
 
-def _is_global_step(variable):
-    return variable.op.name == 'global_step' or any(
-        variable is step for step in tf.get_collection(tf.GraphKeys.GLOBAL_STEP))
+def _is_counter(variable):
+    """The global step, and others that say how far a run is: examples seen, epochs."""
+    return (not variable.trainable and variable.dtype.is_integer
+            and variable.shape.num_elements() == 1)
 
 
 def _is_optimizer_state(variable, own_names):

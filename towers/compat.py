@@ -274,6 +274,12 @@ def keras_variables(layer, trainable=False):
     return list(variables)
 
 
+def keras_variable_value(variable):
+    """The `tf.Variable` behind a Keras 3 variable; anything else as it is."""
+    value = getattr(variable, 'value', None)
+    return value if isinstance(value, VARIABLE_TYPES) else variable
+
+
 def keras_weight_losses(layer):
     """What a Keras layer and its parts add to the loss whatever they are called on.
 

@@ -30,7 +30,8 @@ def make_stateless(operations, fetches, step, graph_seed):
     Returns:
       `(replaced, kept)`: numbers of random ops. Kept are those in loops and branches, where a draw
       depends on more than the step, and kinds that have no stateless twin; a resumed run draws
-      other numbers there.
+      other numbers there. Loops and branches of control flow v2 are functions of their own, in
+      which nothing is replaced and nothing counted.
     """
     needed = {op.name for op in graph_walk.step_operations(fetches)}
     replaced = kept = 0

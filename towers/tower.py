@@ -190,7 +190,7 @@ class TowerBuilder:
     def _chosen(self, candidates):
         chosen = self._var_list(candidates) if callable(self._var_list) else self._var_list
         try:
-            chosen = list(chosen)
+            chosen = [compat.keras_variable_value(variable) for variable in chosen]
         except TypeError:
             raise InvalidArgumentError('var_list returned %r: expected a list of variables.'
                                        % (chosen,)) from None

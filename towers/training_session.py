@@ -51,7 +51,7 @@ def training_session(directory, global_step, hooks, config=None, save_steps=500,
         if newest is not None:
             check_fits(newest.prefix)
             for damaged in newest.skipped:
-                say('passed over %s' % damaged)
+                say('passed over %s' % (damaged,))  # a tuple itself
             say('going on from %s' % newest.prefix)
         for line in tidy_directory(directory, newest):
             say(line)

@@ -1,0 +1,128 @@
+"""NaN and Inf: the error names tower, variable and step, and the variable has not changed."""
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from sample_models import kind_of_variables  # noqa: F401, a fixture
+from towers.nonfinite import NonFiniteError, explained
+
+pytestmark = pytest.mark.usefixtures('kind_of_variables')
+
+
+class Job:
+    """One variable of each kind of gradient: loss = mean(x * w) + mean(sqrt(rows[ids] + y))."""
+
+    def __init__(self, num_towers=2, check_numerics=True):
+        self.x = tf.placeholder(tf.float32, [4])
+        self.y = tf.placeholder(tf.float32, [4])
+
+        def model_fn(x, y):
+            w = tf.get_variable('w', [], initializer=tf.ones_initializer())
+            rows = tf.get_variable('rows', [3], initializer=tf.zeros_initializer())
+            return tf.reduce_mean(x * w) + tf.reduce_mean(
+                tf.sqrt(tf.gather(rows, tf.ones([tf.size(y)], tf.int32)) + y))
+        self.built = towers.build_towers(
+            model_fn, (self.x, self.y), tf.train.GradientDescentOptimizer(1.), num_towers,
+            check_numerics=check_numerics)
+        self.session = tf.Session(config=towers.session_config(self.built.devices))
+        self.session.run(tf.global_variables_initializer())
+
+    def step(self, x, y):
+        return self.session.run([self.built.loss, self.built.train_op],
+                                {self.x: x, self.y: y})[0]
+
+    def failure(self, x, y, step=3):
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            self.step(x, y)
+        return explained(caught.value, step)
+
+    def value(self, name):
+        variable, = [v for v in tf.global_variables() if v.op.name == name]
+        return self.session.run(variable).tolist()
+
+
+def test_the_gradients_are_of_two_kinds():
+    gradients = {variable.op.name: gradient for gradient, variable in Job().built.gradients}
+    assert isinstance(gradients['rows'], tf.IndexedSlices)
+    assert isinstance(gradients['w'], tf.Tensor)
+
+
+@pytest.mark.parametrize('bad, kind', [(np.nan, 'NaN'), (np.inf, 'Inf'), (-np.inf, 'Inf')])
+@pytest.mark.parametrize('tower', [0, 1])
+def test_a_loss_is_named_with_its_tower_before_any_gradient_is(tower, bad, kind):
+    job = Job()
+    x = [1., 1., 1., 1.]
+    x[2 * tower] = bad
+    for _ in range(5):  # the gradients are bad too, and it would be a race
+        error = job.failure(x, [1.] * 4, step=12)
+        assert isinstance(error, NonFiniteError) and isinstance(error, towers.TowersError)
+        assert str(error) == (
+            'the loss of tower %d is %s in step 12. Nothing of it was saved. Look at the learning '
+            'rate, at the inputs of that step, and at logarithms, divisions and square roots of 0 '
+            'in the model.' % (tower, kind))
+    assert job.value('w') == 1. and job.value('rows') == [0.] * 3
+
+
+@pytest.mark.parametrize('tower', [0, 1])
+def test_a_sparse_gradient_is_named_with_its_variable(tower):
+    job = Job()
+    y = [1., 1., 1., 1.]
+    y[2 * tower + 1] = 0.  # sqrt(0) is fine, its slope is not
+    error = job.failure([1.] * 4, y)
+    assert str(error).startswith('the gradient of rows in tower %d is Inf in step 3. ' % tower)
+    assert job.value('rows') == [0.] * 3
+
+
+def test_a_dense_gradient_is_named_with_its_variable(graph):
+    scale = tf.placeholder(tf.float32, [2])
+
+    def model_fn(scale):
+        with tf.variable_scope('net'):
+            w = tf.get_variable('w', [2], initializer=tf.zeros_initializer())
+        return tf.reduce_mean(scale) * tf.norm(w)  # a slope of 0 / 0
+    built = towers.build_towers(model_fn, scale, tf.train.GradientDescentOptimizer(1.), 2,
+                                check_numerics=True, global_step=tf.train.create_global_step())
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            session.run(built.train_op, {scale: [1., 1.]})
+        assert re.match(r'the gradient of net/w in tower [01] is (NaN|Inf) in step 1\. ',
+                        str(explained(caught.value, 1)))
+        assert session.run(built.variables[0]).tolist() == [0., 0.]
+        assert session.run(built.global_step) == 0
+
+
+def test_good_numbers_are_those_without_the_check():
+    losses = []
+    for check in (True, False):
+        with tf.Graph().as_default():
+            job = Job(check_numerics=check)
+            losses.append([job.step([1., 2., 3., 4.], [4., 4., 9., 9.]) for _ in range(2)])
+            values = job.value('w'), job.value('rows')
+            # Sum over two towers of means over two: d/dw = 1.5 + 3.5, d/drows = 1/4 + 1/6.
+            assert values[0] == pytest.approx(1. - 2 * 5.)
+            assert values[1][1] < 0 and values[1][0] == values[1][2] == 0
+    assert losses[0] == losses[1]
+    assert losses[0][0] == pytest.approx(2.5 + 2.5)
+
+
+def test_without_the_check_a_nan_goes_through():
+    job = Job(check_numerics=False)
+    assert np.isnan(job.step([np.nan, 1., 1., 1.], [1.] * 4))
+    assert np.isnan(job.value('w'))
+
+
+def test_one_tower():
+    assert str(Job(1).failure([np.nan] * 4, [1.] * 4)).startswith(
+        'the loss of tower 0 is NaN in step 3. ')
+
+
+def test_another_failure_is_not_explained():
+    with tf.Session() as session, pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        session.run(tf.debugging.check_numerics(tf.constant(np.nan), "the user's own check"))
+    assert explained(caught.value, 1) is None
+    assert explained(ValueError('NaN'), 1) is None
