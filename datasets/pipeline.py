@@ -123,6 +123,7 @@ def train_batches(images, labels, batch_size, seed, image_size=None, channels=No
     """
     images, labels = _check_arrays(images, labels)
     _check_int('batch_size', batch_size, 1)
+    _check_int('shift', shift, 0)
     prepare = _image_preparation(images.shape, image_size, channels)
     with tf.device('/cpu:0'):
         stream = example_order(len(images), seed, first_example)

@@ -415,6 +415,19 @@ def test_the_global_step_goes_up_by_one(make, kind_of_variables):
             assert session.run(step) == expected
 
 
+def test_a_step_that_loss_scaling_skips_is_not_counted():
+    step = tf.train.get_or_create_global_step()
+    x, y = tf.placeholder(tf.float32, [4, 6]), tf.placeholder(tf.float32, [4, 3])
+    built = towers.build_towers(linear, (x, y), loss_scaling(sgd()), 2, global_step=step)
+    arrays = samples.vectors(4, 'float32')
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op, {x: arrays[0], y: arrays[1]})
+        session.run(built.train_op, {x: arrays[0] * np.inf, y: arrays[1]})
+        assert session.run(step) == 1
+        assert np.all(np.isfinite(session.run(built.variables[0])))
+
+
 def test_a_monitored_session_runs_it(tmpdir):
     step = tf.train.get_or_create_global_step()
     built = towers.build_towers(linear, samples.vectors(4), momentum(), 2, global_step=step)

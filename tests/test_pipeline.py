@@ -197,3 +197,99 @@ def test_bad_arguments_are_named_before_any_op_is_made(graph, arguments, text):
     with pytest.raises(InvalidArgumentError, match=text):
         pipeline.train_batches(**dict(good, **arguments))
     assert not graph.get_operations()
+
+
+# ---- shifts ---------------------------------------------------------------------------------------
+
+def expected_shifts(num_examples, seed, epoch, largest):
+    """The shifts of an epoch by the documented formula, in plain Python."""
+    def halves(number):
+        return [number % 2 ** 32, (number >> 32) % 2 ** 32]
+
+    mixed = philox_4x32_10(halves(seed) + halves(-1 - epoch), [0x3ec8f720, 0x02461e29])
+    drawn = []
+    for block in range(num_examples):  # four words, hence two int64, a block
+        words = philox_4x32_10(halves(block) + mixed[2:], mixed[:2])
+        drawn.append([(words[i] + (words[i + 1] << 32)) % (2 * largest + 1) - largest
+                      for i in (0, 2)])
+    return drawn
+
+
+def moved(image, down, right):
+    """An image [h, w, c] moved, with 0 for what moves in: the slow way."""
+    result = np.zeros_like(image)
+    height, width = image.shape[:2]
+    for row in range(height):
+        for column in range(width):
+            if 0 <= row - down < height and 0 <= column - right < width:
+                result[row, column] = image[row - down, column - right]
+    return result
+
+
+@pytest.mark.parametrize('largest, seed', [(1, 5), (3, 0), (2, -2), (0, 5)])
+def test_shifts_are_the_documented_ones(largest, seed):
+    stream = take(pipeline.example_shifts(50, seed, largest), 150)
+    for epoch in range(3):
+        got = [shift.tolist() for shift in stream[epoch * 50:(epoch + 1) * 50]]
+        assert got == expected_shifts(50, seed, epoch, largest)
+    assert set(np.ravel(stream)) == set(range(-largest, largest + 1))
+
+
+def test_shifts_are_the_same_in_every_version():
+    # The same numbers from TF 1.15.5, 2.15.1 and 2.21.0.
+    assert [shift.tolist() for shift in take(pipeline.example_shifts(3, 5, 2), 4)] == [
+        [0, 1], [2, 0], [0, -2], [0, 1]]
+
+
+@pytest.mark.parametrize('first_example', [0, 1, 7, 23])
+def test_shifts_start_anywhere(first_example):
+    stream = take(pipeline.example_shifts(7, 5, 3), 40)
+    resumed = take(pipeline.example_shifts(7, 5, 3, first_example), 15)
+    assert np.array_equal(resumed, stream[first_example:first_example + 15])
+
+
+IMAGES_TO_MOVE = np.arange(1, 1 + 7 * 4 * 3 * 2, dtype=np.float32).reshape([7, 4, 3, 2])
+
+
+@pytest.mark.parametrize('shift', [1, 2, 5])
+@pytest.mark.parametrize('first_example', [0, 9])
+def test_images_are_moved_by_the_shifts_of_their_place_in_the_stream(shift, first_example):
+    order = [i for epoch in range(4) for i in expected_order(7, 5, epoch)][first_example:]
+    shifts = [s for epoch in range(4) for s in expected_shifts(7, 5, epoch, shift)][first_example:]
+    place = 0
+    for images, labels in take(pipeline.train_batches(
+            IMAGES_TO_MOVE, LABELS, 4, seed=5, first_example=first_example, shift=shift), 4):
+        assert images.shape == (4, 4, 3, 2) and images.dtype == np.float32
+        for image, label in zip(images, labels):
+            assert label == 10 * order[place]
+            assert np.array_equal(image, moved(IMAGES_TO_MOVE[order[place]], *shifts[place]))
+            place += 1
+
+
+def test_no_shift_is_as_before():
+    assert all(np.array_equal(one[0], other[0]) and np.array_equal(one[1], other[1])
+               for one, other in zip(take(pipeline.train_batches(IMAGES, LABELS, 4, 5), 5),
+                                     take(pipeline.train_batches(IMAGES, LABELS, 4, 5, shift=0), 5)))
+    # A shift changes the images and not their order.
+    plain = take(pipeline.train_batches(IMAGES, LABELS, 4, 5), 5)
+    shifted = take(pipeline.train_batches(IMAGES, LABELS, 4, 5, shift=1), 5)
+    assert all(np.array_equal(one[1], other[1]) for one, other in zip(plain, shifted))
+    assert not all(np.array_equal(one[0], other[0]) for one, other in zip(plain, shifted))
+
+
+def test_shifted_images_have_static_shapes_and_are_resized_after():
+    images, _ = tf.data.make_one_shot_iterator(pipeline.train_batches(
+        IMAGES_TO_MOVE, LABELS, 4, seed=1, shift=1)).get_next()
+    assert images.shape.as_list() == [4, 4, 3, 2]
+    image = np.array([[[8.]]], np.float32)[np.newaxis]  # one pixel: shifted, it is gone
+    batches = take(pipeline.train_batches(image, [1], 1, seed=1, image_size=2, shift=1), 99)
+    seen = {batch.shape == (1, 2, 2, 1) and tuple(np.ravel(batch)) for batch, _ in batches}
+    assert seen == {(0., 0., 0., 0.), (8., 8., 8., 8.)}
+
+
+@pytest.mark.parametrize('shift', [-1, 1.5, True, '1'])
+def test_a_shift_that_makes_no_sense(graph, shift):
+    with pytest.raises(InvalidArgumentError) as caught:
+        pipeline.train_batches(IMAGES, LABELS, 2, 1, shift=shift)
+    assert str(caught.value) == 'Got shift=%r, expected a whole number of at least 0.' % (shift,)
+    assert not graph.get_operations()

@@ -116,12 +116,24 @@ def test_keras_activity_regularizers():
     samples.assert_equal_runs(ours, plain)
 
 
-@needs_tf_layers
-def test_tf_layers_activity_regularizers_also_of_a_second_build():
+def registers_by_hand(x):
+    out = slim.fully_connected(x, 3, activation_fn=None)
+    size = tf.cast(tf.shape(out)[0], out.dtype)
+    tf.losses.add_loss(samples.DECAY * tf.reduce_sum(tf.square(out)) / size,
+                       tf.GraphKeys.REGULARIZATION_LOSSES)
+    return out
+
+
+def registers_by_tf_layers(x):
+    return tf.layers.dense(x, 3, activity_regularizer=lambda activity:
+                           samples.DECAY * tf.reduce_sum(tf.square(activity)))
+
+
+@pytest.mark.parametrize('layer', [registers_by_hand, pytest.param(
+    registers_by_tf_layers, marks=needs_tf_layers)])
+def test_registered_losses_of_activations_are_each_builds_own(layer):
     def model_fn(x, y):
-        out = tf.layers.dense(x, 3, name='out', activity_regularizer=lambda activity:
-                              samples.DECAY * tf.reduce_sum(tf.square(activity)))
-        return samples.mean_squared_error(out, y)
+        return samples.mean_squared_error(layer(x), y)
     arrays = samples.vectors(8)
     built = towers.build_towers(model_fn, arrays, sgd(), 2)
     x, y = tf.placeholder(tf.float64, [None, 6]), tf.placeholder(tf.float64, [None, 3])

@@ -55,14 +55,14 @@ def run(folder, steps, save_steps=2, bad_step=None, fail=None, hooks=(), width=3
         lines = []
         with training_session(str(folder), step, list(hooks), save_steps=save_steps,
                               say=lines.append, **options) as session:
-            done = session.run_step_fn(lambda context: int(context.session.run(step)))
+            done = session.run_step_fn(lambda step_context: int(step_context.session.run(step)))
             value = None
             while done < steps:
                 session.run(train_op)
                 done += 1
                 if done == fail:
                     raise FloatingPointError('of the program')
-            value = session.run_step_fn(lambda context: context.session.run(w)).tolist()
+            value = session.run_step_fn(lambda step_context: step_context.session.run(w)).tolist()
         return lines, value
 
 
@@ -208,7 +208,7 @@ def test_initial_values_are_for_a_run_that_starts(tmp_path):
     folder = tmp_path / 'run'
     lines, value = run(folder, 2, initial_values=source)
     assert value == [7.] * 3
-    assert lines == ['from %s: took 1 of 2 variables (w: 1)\n  left, global step: global_step'
+    assert lines == ['from %s: took 1 of 2 variables (w: 1)\n  left, counter: global_step'
                      % source]
     assert tf.train.load_variable(str(folder / 'model.ckpt-0'), 'w').tolist() == [5.] * 3
     lines, value = run(folder, 4, initial_values=source)

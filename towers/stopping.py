@@ -14,9 +14,9 @@ class StopOnSignalHook(tf.train.SessionRunHook):
     """Finishes the step, and lets the session end and save, when the process is told to stop.
 
     The first SIGTERM or SIGINT (Ctrl-C) asks the session to stop after the current step; its other
-    hooks then save as at any end. A second one ends the process at once, also in the middle of a
-    step, where Python's own handlers would wait for the end of it: its exit status is then 128 plus
-    the signal's number, or that of a process killed by the signal.
+    hooks then save as at any end. A second one ends the process at once, with exit status 128 plus
+    the signal's number; also in the middle of a step, where Python's own handlers would wait for
+    the end of it.
 
     The handlers are installed when the session starts, which has to be in the main thread, and the
     former ones are put back when it ends: so put this hook after those that save, for a signal that
@@ -76,11 +76,10 @@ class StopOnSignalHook(tf.train.SessionRunHook):
             self._watcher = None
 
     def _handle(self, number, unused_frame):
-        """Runs in the main thread, when the step that runs in TensorFlow has ended."""
-        if self.received is None:
-            self.received = number
-        for each in self._SIGNALS:
-            signal.signal(each, signal.SIG_DFL)
+        """Runs in the main thread, once the step that is in TensorFlow has ended."""
+        if self.received is not None:
+            os._exit(128 + number)
+        self.received = number
 
     def _watch(self):
         """Starts a thread that hears of signals at once, through a pipe that C's handler fills."""
