@@ -289,7 +289,8 @@ def train(job):
         job.evaluation, job.global_step, FLAGS.eval_steps or None, listeners,
         ('accuracy', FLAGS.stop_at_accuracy) if FLAGS.stop_at_accuracy else None,
         skip_end=lambda: signals.received is not None)
-    initial_values = towers.init_from(FLAGS.init_from) if FLAGS.init_from else None
+    initial_values = (towers.init_from(FLAGS.init_from, job.built.variables)
+                      if FLAGS.init_from else None)
     try:
         with training_session(
                 train_dir(), job.global_step, [StartInputHook(job.iterator)] + listeners
