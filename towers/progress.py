@@ -68,7 +68,7 @@ class ProgressHook(tf.train.SessionRunHook):
         self._log_every = log_every
         self._fetches_always = fetch_every_step
         self._stream = stream or sys.stderr
-        self._on_terminal = self._stream.isatty() and os.environ.get('TERM') != 'dumb'
+        self._on_terminal = _can_show_bar(self._stream)
         self._use = DeviceUse(devices)
         self._problem_told = False
         self._bar = None
@@ -206,6 +206,16 @@ class ProgressHook(tf.train.SessionRunHook):
         examples_left = (self._train_steps - self._clock.step) * self._clock.batch_size
         return [Field(('{:,.0f}' if speed >= 10 else '{:.2g}').format(speed) + ' images/s', 2),
                 Field('%s left' % describe_time(examples_left / speed), 1)]
+
+
+def _can_show_bar(stream):
+    """Whether a stream is a terminal with rows and columns (one in a container may have none)."""
+    if not stream.isatty() or os.environ.get('TERM') == 'dumb':
+        return False
+    try:
+        return min(os.get_terminal_size(stream.fileno())) > 0
+    except (AttributeError, OSError):  # a stream of a program's own that says it is a terminal
+        return True
 
 
 def describe_time(seconds):
