@@ -34,9 +34,10 @@ flags.DEFINE_list('warmup_epochs', '0', 'lengths of the warm-up: arms whose rate
                   "with each; '0,1' for without and with")
 flags.DEFINE_float('batch_norm_decay', 0.9, "of batch norm's moving averages at batch B; -1: the "
                    "network's own, which wants 10,000s of steps for the inceptions")
-flags.DEFINE_float('epochs', 3, 'passes over the data, rounded up to full batches of N B',
-                   lower_bound=0)
-flags.DEFINE_integer('examples', None, 'examples that each arm sees, instead of --epochs')
+flags.DEFINE_float('epochs', 3, 'passes over the data, rounded to full batches of N B between '
+                   'evaluations', lower_bound=0)
+flags.DEFINE_integer('examples', None, 'examples that each arm sees, instead of --epochs; rounded '
+                     'likewise', lower_bound=1)
 flags.DEFINE_integer('evaluations', 6, 'how often an arm is evaluated', lower_bound=1)
 flags.DEFINE_integer('seeds', 2, 'how many seeds', lower_bound=1)
 flags.DEFINE_list('arms', '', "a subset: 'one,sqrt'; default: all of %s" % ', '.join(arms.ARMS))
@@ -96,7 +97,8 @@ def settings_of_flags():
         image_size, FLAGS.num_towers, FLAGS.batch_size, FLAGS.learning_rate, FLAGS.optimizer,
         FLAGS.reduction, [float(each) for each in FLAGS.warmup_epochs],
         None if FLAGS.batch_norm_decay < 0 else FLAGS.batch_norm_decay, aux,
-        arms.whole_batches(examples, FLAGS.num_towers * FLAGS.batch_size), FLAGS.evaluations,
+        arms.rounded_examples(examples, FLAGS.num_towers * FLAGS.batch_size, FLAGS.evaluations),
+        FLAGS.evaluations,
         FLAGS.seeds)
 
 
@@ -112,7 +114,7 @@ def write(found, settings, directory):
     written = [base + '.csv', base + '.txt']
     if FLAGS.plots and any(result.points for result in found):
         from benchmarks.batch_scaling import plots  # pylint: disable=import-outside-toplevel
-        plots.draw(found, base + '.png', '%s on %s, %d x %d pixels, %s' % (
+        plots.draw(found, base + '.png', 'Network %s on data set %s, %d x %d pixels, %s' % (
             settings.model, settings.dataset, settings.image_size, settings.image_size,
             settings.optimizer))
         written.append(base + '.png')

@@ -11,7 +11,6 @@ With B examples a tower, N towers and rate r, every arm sees the same examples i
 """
 
 import collections
-import math
 import os
 
 from towers.errors import InvalidArgumentError
@@ -39,7 +38,7 @@ Fields:
   warmup_epochs: list of floats: each arm whose rate is scaled runs with each of them.
   batch_norm_decay: of batch norm's moving averages at batch B, or None for the network's own. A
     batch N times as large has N times fewer steps to average over, and decays by its N-th power.
-  examples: that every run sees; a multiple of N B.
+  examples: that every run sees; a multiple of N B evaluations.
   evaluations: how many there are on the way, the last one at the end.
   seeds: how many seeds, from 1 on.
 """
@@ -135,10 +134,10 @@ def train_flags(settings, arm, seed):
 
 def evaluation_interval(settings):
     """Examples from one evaluation to the next, a multiple of N B."""
-    global_batch = settings.batch_size * settings.num_towers
-    return max(1, settings.examples // global_batch // settings.evaluations) * global_batch
+    return settings.examples // settings.evaluations
 
 
-def whole_batches(examples, settings_batch):
-    """`examples` rounded up to full batches of that size, so that no arm sees more than another."""
-    return int(math.ceil(float(examples) / settings_batch)) * settings_batch
+def rounded_examples(examples, global_batch, evaluations):
+    """The number nearest to `examples` that is whole batches from each evaluation to the next."""
+    interval = global_batch * evaluations
+    return max(1, int(round(float(examples) / interval))) * interval

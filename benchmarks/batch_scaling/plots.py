@@ -39,7 +39,7 @@ def draw(results, path, title):
                 _legend(figure, ends, results)
     figure.suptitle(title, x=0.01, ha='left', fontsize=13)
     figure.tight_layout(rect=(0, 0.07, 1, 0.98))
-    figure.savefig(path)
+    charts.save(figure, path)
     plt.close(figure)
 
 
@@ -78,6 +78,7 @@ def _log_scale(plot, results):
     losses = [p.loss for result in results for p in result.points if p.loss > 0]
     if losses and max(losses) > 8 * min(losses):
         plot.set_yscale('log')
+        charts.log_axis(plot.yaxis)
 
 
 def _least_accuracy(results):

@@ -21,8 +21,8 @@ def table_rows(results, accuracy):
             row += [spread([r.points[-1].loss for r in done], '%.4f'),
                     spread([r.points[-1].accuracy for r in done], '%.4f'),
                     _reached([examples_to(r, accuracy) for r in done]),
-                    spread([r.images_per_second for r in done
-                            if r.images_per_second is not None], '%.3g')]
+                    _speeds([r.images_per_second for r in done
+                             if r.images_per_second is not None])]
         else:
             row += ['-', '-', '-', '-']
         row.append('%d of %d' % (len(done), len(of_arm)))
@@ -38,6 +38,10 @@ def spread(values, form):
     if len(values) == 1:
         return mean
     return '%s (%s-%s)' % (mean, form % min(values), form % max(values))
+
+
+def _speeds(values):
+    return spread(values, '%.0f' if values and min(values) >= 10 else '%.3g')
 
 
 def _reached(examples):
