@@ -59,7 +59,7 @@ def label_lines(axes, ends, gap=0.055):
     heights = _apart([each[0] for each in placed], gap)
     right = max(each[1] for each in placed)
     for height, (_, _, name, colour) in zip(heights, placed):
-        axes.text(right + 0.02, height, name, transform=axes.transAxes, color=colour,
+        axes.text(right + 0.04, height, name, transform=axes.transAxes, color=colour,
                   va='center', ha='left', clip_on=False)
 
 
