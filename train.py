@@ -432,7 +432,8 @@ def export(network, dataset):
         form = image_format(network)
         images = tf.placeholder(
             tf.float32, [None, form['image_size'], form['image_size'], form['channels']], 'images')
-        logits, _ = network.build(images, dataset.num_classes, is_training=False)
+        logits, _ = network.build(images, dataset.num_classes, is_training=False,
+                                  **network_options(network))
         return {'images': images}, {'logits': logits, 'probabilities': tf.nn.softmax(logits),
                                     'classes': tf.argmax(logits, 1)}
     print('SavedModel     %s' % export_saved_model(build, newest_or_refuse(), FLAGS.export_dir))
@@ -469,6 +470,8 @@ def contradiction(given):
         return '--decay=exponential needs --decay_epochs'
     if FLAGS.stop_at_accuracy and not FLAGS.eval_steps:
         return '--stop_at_accuracy is looked at when there is an evaluation: give --eval_steps'
+    if FLAGS.batch_norm_decay < 0 and FLAGS.batch_norm_decay != -1:
+        return '--batch_norm_decay=%g: expected 0 to 1, or -1' % FLAGS.batch_norm_decay
     if FLAGS.average_decay == 1:
         return '--average_decay=1 would never follow the weights: give less'
     if FLAGS.plan_only and FLAGS.audit_runtime:
