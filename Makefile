@@ -1,5 +1,8 @@
 # make train [ARGS='--num_towers=4 …']   learn the digits on two towers, or what ARGS say
 # make test  [ARGS='-k pipeline …']      run the tests
+# make scaling [ARGS='--model=digits …']  the batch and learning-rate claim, arm by arm, resumable
+# make scaling-speed [ARGS='--quick']      images/s on 1, 2, 4, 8 towers, and where a step's time goes
+# make scaling-step                        what `sum` and `mean` do to a step, by optimizer
 # make clean                             remove the environments and what Python leaves behind
 #
 # PYTHON=python3.11                          the Python to make the environment from
@@ -10,13 +13,24 @@ VENV ?= .venv
 PINS ?=
 INSTALLED := $(VENV)/installed
 
-.PHONY: train test clean
+PLOTS := $(VENV)/plots
+
+.PHONY: train test scaling scaling-speed scaling-step clean
 
 train: $(INSTALLED)
 	$(VENV)/bin/python train.py $(ARGS)
 
 test: $(INSTALLED)
 	$(VENV)/bin/python -m pytest tests $(ARGS)
+
+scaling: $(PLOTS)
+	$(VENV)/bin/python -m benchmarks.batch_scaling $(ARGS)
+
+scaling-speed: $(PLOTS)
+	$(VENV)/bin/python -m benchmarks.tower_speed $(ARGS)
+
+scaling-step: $(PLOTS)
+	$(VENV)/bin/python -m benchmarks.effective_step $(ARGS)
 
 clean:
 	rm -rf .venv .venv-* build dist .pytest_cache towers.egg-info
@@ -29,3 +43,7 @@ $(INSTALLED): setup.py
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/bin/python -m pip install --quiet --editable '.[test]' $(PINS)
 	touch $(INSTALLED)
+
+$(PLOTS): $(INSTALLED)
+	$(VENV)/bin/python -m pip install --quiet --editable '.[plots]'
+	touch $(PLOTS)

@@ -21,8 +21,10 @@ import towers  # noqa: E402
 from towers.averages import WeightAverages, averages_in  # noqa: E402
 from towers.evaluation import Evaluation, EvaluationHook  # noqa: E402
 from towers.export import export_saved_model  # noqa: E402
+from towers.fingerprint import ExamplesChecksum, FingerprintHook  # noqa: E402
 from towers.metrics_log import MetricsHook  # noqa: E402
 from towers.progress import ProgressHook  # noqa: E402
+from towers.stateless_random import make_initial_values_stateless  # noqa: E402
 from towers.stopping import StopOnSignalHook  # noqa: E402
 from towers.summaries import SummaryHook, default_summaries  # noqa: E402
 from towers.training_session import training_session  # noqa: E402
@@ -31,27 +33,30 @@ FLAGS = flags.FLAGS
 
 # Groups of flags, in the order in which --helpshort shows them.
 GROUPS = collections.OrderedDict([
-    ('What is trained', ['mode', 'model', 'dataset', 'image_size', 'weight_decay',
-                         'aux_loss_weight', 'augment_shift', 'init_from']),
+    ('What is trained', ['mode', 'model', 'dataset', 'data_dir', 'image_size', 'weight_decay',
+                         'aux_loss_weight', 'batch_norm_decay', 'augment_shift', 'init_from']),
     ('Towers', ['num_towers', 'devices', 'batch_size', 'reduction', 'variable_device',
                 'update_ops']),
-    ('Optimizer', ['optimizer', 'momentum', 'clip_norm', 'base_learning_rate', 'lr_scaling',
-                   'warmup_epochs', 'decay', 'decay_epochs', 'decay_rate', 'average_decay']),
+    ('Optimizer', ['optimizer', 'momentum', 'clip_norm', 'base_learning_rate', 'base_batch_size',
+                   'lr_scaling', 'warmup_epochs', 'decay', 'decay_epochs', 'decay_rate',
+                   'average_decay']),
     ('The run', ['train_dir', 'train_steps', 'train_epochs', 'stop_at_accuracy', 'eval_steps',
                  'save_steps', 'keep', 'recover', 'seed', 'check_numerics']),
-    ('What is shown and written', ['log_every', 'summary_steps', 'predictions', 'export_dir',
-                                   'plan_only', 'audit_runtime'])])
+    ('What is shown and written', ['log_every', 'summary_steps', 'fingerprint', 'predictions',
+                                   'export_dir', 'plan_only', 'audit_runtime'])])
 
 flags.DEFINE_enum('mode', 'train', ['train', 'eval', 'predict'], 'train; or evaluate the newest '
                   'checkpoint on the test set; or write its predictions')
 flags.DEFINE_string('model', 'digits', 'network by name; an unknown one lists those that exist')
 flags.DEFINE_string('dataset', 'digits', 'data set by name')
+flags.DEFINE_string('data_dir', '', 'folder of the data set, for one that is not part of this')
 flags.DEFINE_integer('image_size', 0, 'height and width in pixels; 0: what the network asks for',
                      lower_bound=0)
 flags.DEFINE_float('weight_decay', 4e-5, 'factor of the L2 loss of the weights', lower_bound=0)
 flags.DEFINE_float('aux_loss_weight', 0.4, 'factor of the loss of auxiliary logits, for networks '
-                   'that have them', lower_bound=0)
-
+                   'that have them; 0 builds none', lower_bound=0)
+flags.DEFINE_float('batch_norm_decay', -1, "of batch norm's moving averages; -1: what the network "
+                   'asks for', lower_bound=-1, upper_bound=1)
 flags.DEFINE_integer('augment_shift', 0, 'pixels by which training images are shifted at random, '
                      'at most, before they are resized', lower_bound=0)
 flags.DEFINE_string('init_from', '', 'checkpoint whose weights to start from, as far as they fit')
@@ -73,8 +78,10 @@ flags.DEFINE_float('momentum', 0.9, 'for momentum and rmsprop', lower_bound=0, u
 flags.DEFINE_float('clip_norm', 0, 'largest global norm of the combined gradient; 0: no clipping',
                    lower_bound=0)
 flags.DEFINE_float('base_learning_rate', 0.001, 'learning rate of one tower', lower_bound=0)
+flags.DEFINE_integer('base_batch_size', 0, 'batch that --base_learning_rate is meant for; 0: that '
+                     'of one tower', lower_bound=0)
 flags.DEFINE_enum('lr_scaling', 'none', ['none', 'sqrt', 'linear'],
-                  'how the rate grows with the number of towers')
+                  'how the rate grows with the batch, hence with the number of towers')
 flags.DEFINE_float('warmup_epochs', 0, 'epochs over which the rate rises to its full value',
                    lower_bound=0)
 flags.DEFINE_enum('decay', 'none', ['none', 'exponential', 'cosine'], 'how the rate falls')
@@ -107,6 +114,8 @@ flags.DEFINE_integer('log_every', 100, 'steps from one line of metrics.jsonl to 
                      'the screen where it is no terminal', lower_bound=1)
 flags.DEFINE_integer('summary_steps', 100, 'steps from one TensorBoard summary to the next; 0: '
                      'none', lower_bound=0)
+flags.DEFINE_boolean('fingerprint', False, 'write checksums of the initial weights and of the '
+                     'examples seen to metrics.jsonl, to compare runs by')
 flags.DEFINE_string('predictions', 'predictions.csv', 'file that --mode=predict writes, a row an '
                     'image')
 flags.DEFINE_string('export_dir', '', 'write a SavedModel of the final weights below this folder')
@@ -123,11 +132,11 @@ def main(unused_argv):
     tf.enable_resource_variables()
     towers.mend_slim()
     network = registry.get_network(FLAGS.model)
-    dataset = datasets.get_dataset(FLAGS.dataset)
+    dataset = datasets.get_dataset(FLAGS.dataset, FLAGS.data_dir or None)
     with tf.Graph().as_default():
         tf.set_random_seed(FLAGS.seed)
         if FLAGS.mode == 'train':
-            job = build_job(network, dataset)
+            job = build_job(network, dataset, with_evaluation=not FLAGS.plan_only)
             show(job.built)
             stopped_by = None if FLAGS.plan_only else train(job)
             if stopped_by is not None:
@@ -148,11 +157,11 @@ def show(built):
 
 
 Job = collections.namedtuple('Job', 'built train_op evaluation iterator global_step examples_seen '
-                             'train_steps learning_rate examples_per_epoch')
+                             'train_steps learning_rate examples_per_epoch checksum')
 
 
-def build_job(network, dataset):
-    """The graph: batches, towers, and, to be run, the evaluation that shares their variables."""
+def build_job(network, dataset, with_evaluation):
+    """The graph: batches, towers, and the evaluation that shares their variables if wanted."""
     examples_per_epoch = dataset.num_examples['train']
     train_steps = FLAGS.train_steps or int(
         -(-FLAGS.train_epochs * examples_per_epoch // FLAGS.batch_size))
@@ -167,15 +176,16 @@ def build_job(network, dataset):
         # The run's position: where in the stream of examples, hence of the schedule, it is.
         examples_seen = tf.get_variable('examples_seen', [], tf.int64, tf.zeros_initializer(),
                                         trainable=False)
-        batches = datasets.train_batches(
-            *dataset.load('train'), batch_size=FLAGS.batch_size, seed=FLAGS.seed,
+        batches = dataset.train_batches(
+            batch_size=FLAGS.batch_size, seed=FLAGS.seed,
             first_example=tf.identity(examples_seen), shift=FLAGS.augment_shift,
             **image_format(network))
         iterator = tf.data.make_initializable_iterator(batches)
+        batch = iterator.get_next()
     rate = make_learning_rate(num_towers, examples_per_epoch, train_steps)
     learning_rate = rate.tensor(tf.identity(examples_seen))
     built = towers.build_towers(
-        make_model_fn(network, dataset.num_classes, is_training=True), iterator.get_next(),
+        make_model_fn(network, dataset.num_classes, is_training=True), batch,
         make_optimizer(learning_rate), devices, FLAGS.reduction,
         variable_device=FLAGS.variable_device or None, update_ops=FLAGS.update_ops,
         transform_gradients=clip if FLAGS.clip_norm else None, global_step=global_step,
@@ -186,20 +196,24 @@ def build_job(network, dataset):
         averages = WeightAverages(FLAGS.average_decay, global_step)
         train_op = averages.update_after(train_op, [variable for _, variable in built.gradients])
         weights = averages.instead_of_weights()
+    make_initial_values_stateless(built.variables, FLAGS.seed)
+    checksum = None
     with tf.control_dependencies([train_op]), tf.device('/cpu:0'):
         train_op = tf.assign_add(examples_seen, FLAGS.batch_size).op
+        if FLAGS.fingerprint:
+            checksum = ExamplesChecksum().update(*batch)
+            train_op = tf.group(train_op, checksum.op)
     evaluation = None
-    if not FLAGS.plan_only:
+    if with_evaluation:
         with weights:
             evaluation = make_evaluation(network, dataset, built)
     return Job(built, train_op, evaluation, iterator, global_step, examples_seen, train_steps,
-               learning_rate, examples_per_epoch)
+               learning_rate, examples_per_epoch, checksum)
 
 
 def make_evaluation(network, dataset, trained=None):
     """The towers that evaluate the test set, on the variables of trained towers if given."""
-    batches = datasets.eval_batches(*dataset.load('test'), batch_size=FLAGS.batch_size,
-                                    **image_format(network))
+    batches = dataset.eval_batches(batch_size=FLAGS.batch_size, **image_format(network))
     return Evaluation(make_model_fn(network, dataset.num_classes, is_training=False), batches,
                       None if trained else FLAGS.devices or FLAGS.num_towers, trained,
                       variable_device=FLAGS.variable_device or None,
@@ -216,7 +230,8 @@ def make_model_fn(network, num_classes, is_training):
     """The model function that every tower calls with its shard."""
     def model_fn(images, labels):
         logits, end_points = network.build(images, num_classes, is_training=is_training,
-                                           weight_decay=FLAGS.weight_decay)
+                                           weight_decay=FLAGS.weight_decay,
+                                           **network_options(network))
         loss = cross_entropy(labels, logits)
         if is_training and end_points.get('AuxLogits') is not None:
             loss += FLAGS.aux_loss_weight * cross_entropy(labels, end_points['AuxLogits'])
@@ -227,6 +242,16 @@ def make_model_fn(network, num_classes, is_training):
             predictions={'label': labels, 'predicted': predicted,
                          'probability': tf.reduce_max(tf.nn.softmax(logits), 1)})
     return model_fn
+
+
+def network_options(network):
+    """What of the flags is an option of the network."""
+    options = {}
+    if FLAGS.batch_norm_decay >= 0:
+        options['batch_norm_decay'] = FLAGS.batch_norm_decay
+    if not FLAGS.aux_loss_weight and 'create_aux_logits' in network.options:
+        options['create_aux_logits'] = False
+    return options
 
 
 def cross_entropy(labels, logits):
@@ -243,8 +268,13 @@ def make_learning_rate(num_towers, examples_per_epoch, train_steps):
         decay_rate = FLAGS.decay_rate if FLAGS.decay == 'exponential' else None
         if FLAGS.decay == 'cosine' and not decay_examples:
             decay_examples = train_steps * FLAGS.batch_size
+    base_batch_size = FLAGS.base_batch_size or FLAGS.batch_size // num_towers
+    if FLAGS.batch_size % base_batch_size:
+        raise towers.InvalidArgumentError(
+            '--batch_size=%d is no multiple of --base_batch_size=%d: give one of which it is'
+            % (FLAGS.batch_size, base_batch_size))
     return towers.LearningRate(
-        FLAGS.base_learning_rate, num_towers, FLAGS.lr_scaling,
+        FLAGS.base_learning_rate, FLAGS.batch_size // base_batch_size, FLAGS.lr_scaling,
         warmup_examples=int(FLAGS.warmup_epochs * examples_per_epoch), decay=FLAGS.decay,
         decay_examples=decay_examples, decay_rate=decay_rate)
 
@@ -271,12 +301,13 @@ def train(job):
       The number of the signal that stopped it, or None.
     """
     values = [('loss', job.built.loss), ('learning_rate', job.learning_rate)]
+    log_values = values + ([] if job.checksum is None else [('examples_checksum', job.checksum)])
     counts = dict(batch_size=FLAGS.batch_size, examples=job.examples_seen)
     progress = ProgressHook([('loss', job.built.loss), ('lr', job.learning_rate)],
                             job.global_step, job.train_steps, log_every=FLAGS.log_every,
                             examples_per_epoch=job.examples_per_epoch,
                             devices=job.built.devices, fetch_every_step=True, **counts)
-    metrics = MetricsHook(values, job.global_step, os.path.join(train_dir(), 'metrics.jsonl'),
+    metrics = MetricsHook(log_values, job.global_step, os.path.join(train_dir(), 'metrics.jsonl'),
                           examples_per_epoch=job.examples_per_epoch, log_every=FLAGS.log_every,
                           last_step=job.train_steps, fetch_every_step=True, **counts)
     listeners = [progress, metrics]
@@ -284,6 +315,8 @@ def train(job):
         listeners.append(SummaryHook(
             default_summaries(job.built, job.learning_rate), job.global_step, train_dir(),
             summary_steps=FLAGS.summary_steps, last_step=job.train_steps, **counts))
+    fingerprint = [FingerprintHook(job.built.variables, job.global_step, metrics.log)
+                   ] if FLAGS.fingerprint else []
     signals = StopOnSignalHook()
     evaluation = EvaluationHook(
         job.evaluation, job.global_step, FLAGS.eval_steps or None, listeners,
@@ -294,7 +327,7 @@ def train(job):
     try:
         with training_session(
                 train_dir(), job.global_step, [StartInputHook(job.iterator)] + listeners
-                + [evaluation], towers.session_config(job.built.devices), FLAGS.save_steps,
+                + fingerprint + [evaluation], towers.session_config(job.built.devices), FLAGS.save_steps,
                 FLAGS.keep, FLAGS.recover, initial_values,
                 [hook.listener for hook in listeners], last_hooks=[signals]) as session:
             step = session.run_step_fn(
@@ -400,7 +433,8 @@ def export(network, dataset):
         form = image_format(network)
         images = tf.placeholder(
             tf.float32, [None, form['image_size'], form['image_size'], form['channels']], 'images')
-        logits, _ = network.build(images, dataset.num_classes, is_training=False)
+        logits, _ = network.build(images, dataset.num_classes, is_training=False,
+                                  **network_options(network))
         return {'images': images}, {'logits': logits, 'probabilities': tf.nn.softmax(logits),
                                     'classes': tf.argmax(logits, 1)}
     print('SavedModel     %s' % export_saved_model(build, newest_or_refuse(), FLAGS.export_dir))
@@ -437,6 +471,8 @@ def contradiction(given):
         return '--decay=exponential needs --decay_epochs'
     if FLAGS.stop_at_accuracy and not FLAGS.eval_steps:
         return '--stop_at_accuracy is looked at when there is an evaluation: give --eval_steps'
+    if FLAGS.batch_norm_decay < 0 and FLAGS.batch_norm_decay != -1:
+        return '--batch_norm_decay=%g: expected 0 to 1, or -1' % FLAGS.batch_norm_decay
     if FLAGS.average_decay == 1:
         return '--average_decay=1 would never follow the weights: give less'
     if FLAGS.plan_only and FLAGS.audit_runtime:

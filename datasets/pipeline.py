@@ -79,6 +79,32 @@ def example_shifts(num_examples, seed, largest, first_example=0):
     return _stream(epoch_shifts, num_examples, first_example)
 
 
+def example_draws(num_examples, seed, draws, first_example=0):
+    """The endless stream of random numbers that goes with `example_order`: some for each element.
+
+        numbers = stateless_uniform([n, draws], seed=[seed, -1 - e])
+
+    Args:
+      num_examples, seed, first_example: as for `example_order`.
+      draws: numbers an example, at least 1.
+
+    Returns:
+      A `tf.data.Dataset` of float32 [draws] in [0, 1).
+
+    Raises:
+      InvalidArgumentError: an argument out of its range.
+    """
+    _check_int('num_examples', num_examples, 1)
+    _check_int('seed', seed, -2 ** 63)
+    _check_int('draws', draws, 1)
+
+    def epoch_draws(epoch):
+        # Epochs of the order are counted up from 0: no seed pair serves both.
+        return tf.random.stateless_uniform(
+            [num_examples, draws], seed=tf.stack([tf.constant(seed, tf.int64), -1 - epoch]))
+    return _stream(epoch_draws, num_examples, first_example)
+
+
 def _stream(of_epoch, num_examples, first_example):
     """The rows of of_epoch(0) [n, ...], then those of of_epoch(1), …, from an element on."""
     if tf.is_tensor(first_example):

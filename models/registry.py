@@ -56,7 +56,8 @@ class Network(collections.namedtuple('Network', [
         """Names of the further arguments that `build` passes on to `fn`, such as 'scope'."""
         return [name for name in inspect.signature(self.fn).parameters if name not in _TAKEN]
 
-    def build(self, images, num_classes, is_training=True, weight_decay=None, **options):
+    def build(self, images, num_classes, is_training=True, weight_decay=None,
+              batch_norm_decay=None, **options):
         """Adds the network to the graph, inside its arg_scope.
 
         Args:
@@ -67,6 +68,9 @@ class Network(collections.namedtuple('Network', [
             is_training: bool, or a bool scalar tensor: batch norm by the batch's statistics,
                 dropout.
             weight_decay: factor of the L2 loss; None for the arg_scope's default, 0 for none.
+            batch_norm_decay: of batch norm's moving averages, at least 0 and below 1; None for
+                the arg_scope's default: 0.9997 for the inceptions, which takes some 10,000 steps
+                to forget the initial values.
             **options: passed on to `fn`: those in `self.options`, such as `dropout_keep_prob=1.0`
                 or `create_aux_logits=False`.
 
@@ -87,15 +91,7 @@ class Network(collections.namedtuple('Network', [
             raise InvalidArgumentError(
                 'Got num_classes=%r for the network %s, expected a whole number of at least 1. '
                 'For features without logits call its fn.' % (num_classes, self.name))
-        if weight_decay is None:
-            arg_scope = self.arg_scope()
-        elif isinstance(weight_decay, numbers.Real) and 0 <= weight_decay < float('inf'):
-            # slim refuses a whole number, 0 too.
-            arg_scope = self.arg_scope(weight_decay=float(weight_decay))
-        else:
-            raise InvalidArgumentError(
-                'Got weight_decay=%r, expected a number of at least 0, or None for the default '
-                'of the network %s.' % (weight_decay, self.name))
+        arg_scope = self.arg_scope(**self._scope_arguments(weight_decay, batch_norm_decay))
 
         earlier = {op.name for op in images.graph.get_operations()}
         with slim.arg_scope(arg_scope):
@@ -107,6 +103,27 @@ class Network(collections.namedtuple('Network', [
         if 'Predictions' not in end_points:
             end_points['Predictions'] = tf.nn.softmax(logits, name='Predictions')
         return logits, end_points
+
+    def _scope_arguments(self, weight_decay, batch_norm_decay):
+        arguments = {}
+        if weight_decay is not None:
+            if not isinstance(weight_decay, numbers.Real) or not 0 <= weight_decay < float('inf'):
+                raise InvalidArgumentError(
+                    'Got weight_decay=%r, expected a number of at least 0, or None for the default '
+                    'of the network %s.' % (weight_decay, self.name))
+            arguments['weight_decay'] = float(weight_decay)  # slim refuses a whole number, 0 too
+        if batch_norm_decay is not None:
+            if 'batch_norm_decay' not in inspect.signature(self.arg_scope).parameters:
+                raise InvalidArgumentError(
+                    'Got batch_norm_decay=%r, and the arg_scope of the network %s takes none: '
+                    'leave it out.'
+                    % (batch_norm_decay, self.name))
+            if not isinstance(batch_norm_decay, numbers.Real) or not 0 <= batch_norm_decay < 1:
+                raise InvalidArgumentError(
+                    'Got batch_norm_decay=%r, expected a number of at least 0 and below 1, or None '
+                    'for the default of the network %s.' % (batch_norm_decay, self.name))
+            arguments['batch_norm_decay'] = float(batch_norm_decay)
+        return arguments
 
     def _check_options(self, options):
         for option in sorted(options):

@@ -181,6 +181,30 @@ def test_weight_decay():
     np.testing.assert_allclose(l2(weight_decay=1), 2000 * l2(), rtol=1e-5)
 
 
+def test_batch_norm_decay():
+    network = registry.get_network('digits')
+
+    def moved(**arguments):
+        """How far one update moves the variance, which starts from 1, towards that of zeros."""
+        with tf.Graph().as_default(), tf.Session() as session:
+            network.build(tf.zeros([2, 8, 8, 1]), 10, **arguments)
+            session.run(tf.global_variables_initializer())
+            session.run(tf.get_collection(tf.GraphKeys.UPDATE_OPS))
+            return 1 - session.run([v for v in tf.global_variables()
+                                    if v.op.name == 'Digits/conv1/BatchNorm/moving_variance'])[0][0]
+
+    assert moved() == pytest.approx(0.1, abs=1e-6)
+    assert moved(batch_norm_decay=0.75) == pytest.approx(0.25, abs=1e-6)
+    assert moved(batch_norm_decay=0) == pytest.approx(1)
+
+
+def test_batch_norm_decay_of_a_network_without(graph):
+    with pytest.raises(InvalidArgumentError, match='vgg_a takes none'):
+        registry.get_network('vgg_a').build(tf.placeholder(tf.float32, [1, 224, 224, 3]), 10,
+                                            batch_norm_decay=0.9)
+    assert len(graph.get_operations()) == 1
+
+
 def test_options_are_passed_on():
     network = registry.get_network('digits')
     assert network.options == ['dropout_keep_prob', 'reuse', 'scope']
@@ -199,6 +223,8 @@ def test_options_are_passed_on():
     ({'weight_decay': -1}, 'weight_decay=-1'),
     ({'weight_decay': float('nan')}, 'weight_decay=nan'),
     ({'weight_decay': 'much'}, "weight_decay='much'"),
+    ({'batch_norm_decay': 1}, 'batch_norm_decay=1'),
+    ({'batch_norm_decay': -0.1}, 'batch_norm_decay=-0.1'),
     ({'droput': 0.5}, "no option 'droput'. It has: dropout_keep_prob, reuse, scope"),
     ({'images': tf.int32}, 'convert_image_dtype'),
     ({'images': [1, 8, 8]}, 'needs images of shape'),

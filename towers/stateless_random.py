@@ -51,6 +51,26 @@ def make_stateless(operations, fetches, step, graph_seed):
     return replaced, kept
 
 
+def make_initial_values_stateless(variables, graph_seed):
+    """Makes initial values depend on the graph-level seed and the names of their ops alone.
+
+    Otherwise TF seeds each op by its place in the graph too, and the same model with the same seed
+    starts from other weights on 4 towers than on 1, or with another input pipeline.
+
+    Args:
+      variables: those whose initial values are meant.
+      graph_seed: int or None.
+
+    Returns:
+      `(replaced, kept)`, as `make_stateless`: an `orthogonal_initializer`'s QR decomposition of
+      random numbers is replaced, values drawn inside loops and branches are kept.
+    """
+    initializers = [variable.initializer for variable in variables]
+    with tf.name_scope('initial_values'):
+        step = tf.constant(0, tf.int64)
+    return make_stateless(graph_walk.step_operations(initializers), initializers, step, graph_seed)
+
+
 def _as_int64(number):
     number %= 2 ** 64
     return number - 2 ** 64 if number >= 2 ** 63 else number

@@ -1,0 +1,143 @@
+"""What is compared: batches, towers and learning rates, as runs of train.py.
+
+With B examples a tower, N towers and rate r, every arm sees the same examples in the same order:
+
+    one       1 x B      at r            the run that the claim starts from
+    sqrt      N x B      at r sqrt(N)    the claim
+    same      N x B      at r            no scaling
+    linear    N x B      at r N
+    big       1 x N B    at r sqrt(N)    the claim's batch on one tower: towers must change nothing
+                                         (but what batch norm sees: a shard, or the whole batch)
+"""
+
+import collections
+import os
+
+from towers.errors import InvalidArgumentError
+from towers.learning_rate import scale_learning_rate
+
+ARMS = collections.OrderedDict([
+    # name: (on N towers, with N times the batch, rule of the rate)
+    ('one', (False, False, 'none')),
+    ('sqrt', (True, True, 'sqrt')),
+    ('same', (True, True, 'none')),
+    ('linear', (True, True, 'linear')),
+    ('big', (False, True, 'sqrt'))])
+
+Settings = collections.namedtuple('Settings', [
+    'model', 'dataset', 'data_dir', 'image_size', 'num_towers', 'batch_size', 'learning_rate',
+    'optimizer', 'reduction', 'warmup_epochs', 'batch_norm_decay', 'aux_loss_weight',
+    'examples', 'evaluations', 'seeds'])
+Settings.__doc__ = """What all arms of a set have in common.
+
+Fields:
+  model, dataset, data_dir, image_size, optimizer, reduction, aux_loss_weight: as train.py's flags.
+  num_towers: N.
+  batch_size: B, examples a tower.
+  learning_rate: r.
+  warmup_epochs: list of floats: each arm whose rate is scaled runs with each of them.
+  batch_norm_decay: of batch norm's moving averages at batch B, or None for the network's own. A
+    batch N times as large has N times fewer steps to average over, and decays by its N-th power.
+  examples: that every run sees; a multiple of N B evaluations.
+  evaluations: how many there are on the way, the last one at the end.
+  seeds: how many seeds, from 1 on.
+"""
+
+
+class Arm(collections.namedtuple('Arm', 'key towers batch_size rule rate warmup_epochs')):
+    """One way to train. `key`: 'sqrt', or 'sqrt-warmup-1'; `batch_size`: over all towers."""
+    __slots__ = ()
+
+    @property
+    def label(self):
+        """Such as '4 x 25 at 0.002'."""
+        text = '%d x %d at %.4g' % (self.towers, self.batch_size // self.towers, self.rate)
+        if self.warmup_epochs:
+            text += ', warm-up %g' % self.warmup_epochs
+        return text
+
+    @property
+    def kind(self):
+        """The arm's name in `ARMS`, such as 'sqrt'."""
+        return self.key.split('-')[0]
+
+
+class Run(collections.namedtuple('Run', 'arm seed folder flags')):
+    """One run of train.py: its folder and its flags, without --train_dir."""
+    __slots__ = ()
+
+    @property
+    def label(self):
+        """Such as '4 x 25 at 0.002, seed 1'."""
+        return '%s, seed %d' % (self.arm.label, self.seed)
+
+
+def make_arms(settings, names=None):
+    """The arms of a set, in the order of `ARMS`.
+
+    Args:
+      settings: `Settings`.
+      names: of those wanted; None for all.
+
+    Raises:
+      InvalidArgumentError: a name that there is not.
+    """
+    for name in names or ():
+        if name not in ARMS:
+            raise InvalidArgumentError('There is no arm %r; there are %s.' % (name, ', '.join(ARMS)))
+    arms = []
+    for name, (on_towers, larger, rule) in ARMS.items():
+        if names and name not in names:
+            continue
+        # Warm-up goes from r to the scaled rate: where nothing is scaled there is none.
+        for warmup in settings.warmup_epochs if rule != 'none' else [0.]:
+            arms.append(Arm(
+                key=name if not warmup else '%s-warmup-%g' % (name, warmup),
+                towers=settings.num_towers if on_towers else 1,
+                batch_size=settings.batch_size * (settings.num_towers if larger else 1),
+                rule=rule, warmup_epochs=warmup,
+                rate=scale_learning_rate(settings.learning_rate, settings.num_towers, rule)))
+    return arms
+
+
+def make_runs(settings, arms, directory):
+    """All runs, in the order in which they are made: seed by seed, each with all its arms."""
+    return [Run(arm, seed, os.path.join(directory, arm.key, 'seed-%d' % seed),
+                train_flags(settings, arm, seed))
+            for seed in range(1, settings.seeds + 1) for arm in arms]
+
+
+def train_flags(settings, arm, seed):
+    """The flags that make train.py this arm's run with this seed.
+
+    Log lines, evaluations and checkpoints come at the same numbers of examples in all arms.
+    """
+    scale = arm.batch_size // settings.batch_size
+    interval = evaluation_interval(settings) // arm.batch_size
+    flags = collections.OrderedDict([
+        ('model', settings.model), ('dataset', settings.dataset),
+        ('data_dir', settings.data_dir), ('image_size', settings.image_size),
+        ('num_towers', arm.towers), ('batch_size', arm.batch_size),
+        ('base_batch_size', settings.batch_size), ('base_learning_rate', settings.learning_rate),
+        ('lr_scaling', arm.rule), ('warmup_epochs', arm.warmup_epochs),
+        ('optimizer', settings.optimizer), ('reduction', settings.reduction),
+        ('aux_loss_weight', settings.aux_loss_weight),
+        ('batch_norm_decay', None if settings.batch_norm_decay is None else
+         round(settings.batch_norm_decay ** scale, 6)),
+        ('train_steps', settings.examples // arm.batch_size), ('seed', seed),
+        ('eval_steps', interval), ('save_steps', interval), ('keep', 1),
+        ('log_every', settings.batch_size * settings.num_towers // arm.batch_size),
+        ('summary_steps', 0)])
+    return ['--%s=%s' % (name, '%g' % value if isinstance(value, float) else value)
+            for name, value in flags.items() if value not in (None, '')] + ['--fingerprint']
+
+
+def evaluation_interval(settings):
+    """Examples from one evaluation to the next, a multiple of N B."""
+    return settings.examples // settings.evaluations
+
+
+def rounded_examples(examples, global_batch, evaluations):
+    """The number nearest to `examples` that is whole batches from each evaluation to the next."""
+    interval = global_batch * evaluations
+    return max(1, int(round(float(examples) / interval))) * interval

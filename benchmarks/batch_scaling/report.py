@@ -1,0 +1,82 @@
+"""The table: one row an arm, none left out."""
+
+from benchmarks.batch_scaling.results import by_arm, examples_to, finished, odd_starts
+
+
+def table_rows(results, accuracy):
+    """Header and rows as lists of strings.
+
+    Args:
+      results: list of `RunResult`.
+      accuracy: that 'examples to' is about.
+    """
+    rows = [['arm', '', 'batch', 'rate', 'steps', 'examples', 'test loss', 'test accuracy',
+             'examples to %g' % accuracy, 'images/s', 'seeds']]
+    for arm, of_arm in by_arm(results).items():
+        done = finished(of_arm)
+        examples = max([r.points[-1].examples for r in of_arm if r.points] or [0])
+        row = [arm.label, arm.key, '%d' % arm.batch_size, '%.4g' % arm.rate,
+               '%d' % (examples // arm.batch_size), '{:,}'.format(examples)]
+        if done:
+            row += [spread([r.points[-1].loss for r in done], '%.4f'),
+                    spread([r.points[-1].accuracy for r in done], '%.4f'),
+                    _reached([examples_to(r, accuracy) for r in done]),
+                    _speeds([r.images_per_second for r in done
+                             if r.images_per_second is not None])]
+        else:
+            row += ['-', '-', '-', '-']
+        row.append('%d of %d' % (len(done), len(of_arm)))
+        rows.append(row)
+    return rows
+
+
+def spread(values, form):
+    """The mean, and the least and the greatest where there are several: '0.95 (0.93-0.97)'."""
+    if not values:
+        return '-'
+    mean = form % (sum(values) / len(values))
+    if len(values) == 1:
+        return mean
+    return '%s (%s-%s)' % (mean, form % min(values), form % max(values))
+
+
+def _speeds(values):
+    return spread(values, '%.0f' if values and min(values) >= 10 else '%.3g')
+
+
+def _reached(examples):
+    reached = [each for each in examples if each is not None]
+    if not reached:
+        return 'never'
+    text = spread(reached, '%.0f')
+    return text if len(reached) == len(examples) else '%s in %d of %d' % (
+        text, len(reached), len(examples))
+
+
+def table(results, accuracy):
+    """The table as text, and below it what failed and whether all began alike."""
+    rows = table_rows(results, accuracy)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ['  '.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
+             for row in rows]
+    for result in results:
+        if result.status != 'finished':
+            lines.append('%s, seed %d: %s%s' % (
+                result.arm.label, result.seed, result.status.upper(),
+                ', ' + result.reason if result.reason else ''))
+    return '\n'.join(lines + starts(results))
+
+
+def starts(results):
+    """Lines that show whether the runs of a seed began with one set of weights and one order."""
+    odd = odd_starts(results)
+    if odd:
+        return ['NOT COMPARABLE: runs of one seed differ in their start.'] + odd
+    lines = []
+    for seed in sorted({result.seed for result in results if result.points}):
+        of_seed = [r for r in results if r.seed == seed and r.points]
+        orders = {r.examples_checksum for r in finished(of_seed)}
+        lines.append('seed %d: initial weights %s and order of examples %s in all %d runs' % (
+            seed, of_seed[0].initial_weights, ', '.join('%d' % each for each in orders) or '-',
+            len(of_seed)))
+    return lines
