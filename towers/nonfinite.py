@@ -45,6 +45,13 @@ def checked_gradients(gradients, loss, tower):
     return checked
 
 
+def message_of_tower(message, tower):
+    """The message of a check that was made for one tower, as it is for another one."""
+    if not message.startswith(_MARK):
+        return message
+    return re.sub(r'tower \d+\]$', 'tower %d]' % tower, message)
+
+
 def explained(error, step):
     """The `NonFiniteError` that says what a failed step found, or None if it was something else.
 
