@@ -21,7 +21,7 @@ from towers import cannot_clone, compat, graph_walk, nonfinite
 from towers.cannot_clone import CannotClone
 from towers.errors import CloneError
 from towers.stateless_random import key_of
-from towers.tower_device import TowerDevice, follows_tower, moved
+from towers.tower_device import TowerDevice, follows_tower, moved, overlaps
 
 COPIES = ('auto', 'clone', 'reuse')
 
@@ -150,35 +150,42 @@ class Cloner:
         `('moved', name)` where only a part of the device is the tower's.
         """
         devices = {}
-        mine = tf.DeviceSpec.from_string(self._tower.device)
         for name, node in self._nodes.items():
-            other = next((group[len('loc:@'):] for group in _colocation(node)
-                          if group != 'loc:@' + name), None)
             if not node.device:
                 devices[name] = ''
-            elif other is not None:
-                devices[name] = ('like', other) if other in self._nodes else node.device
-            else:
-                follows = follows_tower(self._graph.get_operation_by_name(name))
-                if follows is None:
-                    spec = tf.DeviceSpec.from_string(node.device)
-                    if (spec.device_type, spec.device_index) == (mine.device_type,
-                                                                 mine.device_index):
-                        raise CannotClone('a device function of the model has put %s on %s'
-                                          % (name, node.device))
-                if not follows:
-                    devices[name] = node.device
-                elif node.device != self._tower.device:
-                    devices[name] = ('moved', node.device)
+                continue
+            beside = next((group[len('loc:@'):] for group in _colocation(node)
+                           if group != 'loc:@' + name), None)
+            follows = None if beside else follows_tower(self._graph.get_operation_by_name(name))
+            if beside is None and follows is None:
+                beside = self._explained(name, node)
+            if beside in self._nodes:
+                devices[name] = ('like', beside)
+            elif not follows:
+                devices[name] = node.device
+            elif node.device != self._tower.device:
+                devices[name] = ('moved', node.device)
         return devices
+
+    def _explained(self, name, node):
+        """What TensorFlow has put an operation beside by way of the device's name, if anything."""
+        if not overlaps(node.device, self._tower.device):
+            return None
+        op = self._graph.get_operation_by_name(name)
+        for tensor in op.inputs:
+            if tensor.dtype == tf.resource:
+                return tensor.op.name  # reads of variables
+        if op.type == 'NoOp' and op.control_inputs:
+            return op.control_inputs[0].name  # tf.group, on the device of what it groups
+        raise CannotClone('operation %s was put on %s by a device function, or by the name of '
+                          "an operation's device" % (name, node.device))
 
     # ---- the graph to be imported ---------------------------------------------------------------
 
     def _make_template(self):
         """The copied nodes as a `GraphDef`, and where it has to be adapted to a tower."""
         self._template = tf.GraphDef()
-        self._template.versions.CopyFrom(self._graph.as_graph_def(
-            from_version=self._graph.version).versions)
+        self._template.versions.CopyFrom(self._graph.graph_def_versions)
         self._outside = {}      # 'name:0' of a tensor from outside -> its key in the input map
         self._controls = []     # (name, names of operations from outside that it waits for)
         self._colocated = []    # (name, its colocation groups)

@@ -25,7 +25,8 @@ def follows_tower(op):
     Not for operations that are colocated with others, which are where those are.
 
     Returns:
-      True, False, or None where a device function has had a say in it.
+      True; False; or None where it cannot be told: a device function has had a say in it, or it
+      was made under `tf.device(other_op.device)`.
     """
     for scope in compat.device_scopes(op):
         if isinstance(scope, TowerDevice):
@@ -33,6 +34,8 @@ def follows_tower(op):
         if scope == 'None':
             return False
         if '<' in scope:  # TensorFlow's way to write a function
+            return None
+        if scope == op.device and '/device:' in scope:  # as `op.device` spells it
             return None
         spec = tf.DeviceSpec.from_string(scope)
         if spec.device_type is not None or spec.device_index is not None:
@@ -59,3 +62,9 @@ def moved(device, source, target):
             getattr(old, field) == getattr(have, field) and getattr(new, field) is not None)
         else getattr(have, field)
         for field in ('job', 'replica', 'task', 'device_type', 'device_index')}).to_string()
+
+
+def overlaps(device, tower_device):
+    """Whether a device may be that of a tower: same type and number."""
+    one, other = tf.DeviceSpec.from_string(device), tf.DeviceSpec.from_string(tower_device)
+    return (one.device_type, one.device_index) == (other.device_type, other.device_index)
