@@ -108,7 +108,7 @@ def _check_state(node, where):
         raise CannotClone('%s %s (%s) %s' % (where, node.name, node.op, reason))
 
 
-def check_outside(names, made, root, inputs, graph):
+def check_outside(names, made, shared, root, inputs, graph):
     """Looks at what a tower's operations take from outside of its name scope.
 
     What was there before the tower, and what belongs to a variable, all towers share. Anything else
@@ -118,6 +118,7 @@ def check_outside(names, made, root, inputs, graph):
     Args:
       names: names of operations outside of the name scope that are used in it.
       made: the operations that building the tower made.
+      shared: names of operations that are for all towers.
       root: the name scope of the tower.
       inputs: names of the operations of its shard.
       graph: their graph.
@@ -128,7 +129,7 @@ def check_outside(names, made, root, inputs, graph):
     made = {op.name for op in made}
     variables = {variable.op.name for variable in tf.global_variables() + tf.local_variables()}
     for name in names:
-        if name not in made:
+        if name not in made or name in shared:
             continue
         op = graph.get_operation_by_name(name)
         if op.type in _FED:

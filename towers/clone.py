@@ -53,7 +53,9 @@ def build_all(builder, devices, prefix, shards, factor, copies):
         with graph_walk.Recording(tf.get_default_graph()) as made:
             towers.append(call(0))
         if copies != 'reuse' and count > 1:
-            cloner = Cloner(towers[0], made.operations, shards, builder.random_keys)
+            cloner = Cloner(towers[0], made.operations, shards,
+                            {loss.op.name for loss in builder.weight_losses},
+                            builder.random_keys)
             towers += [cloner.tower(index, devices[index], '%s_%d' % (prefix, index))
                        for index in range(1, count)]
             return towers, '1 call of the model function, %d clone%s of its graph' % (
@@ -71,12 +73,13 @@ def build_all(builder, devices, prefix, shards, factor, copies):
 class Cloner:
     """Makes clones of one tower."""
 
-    def __init__(self, tower, made, shards, random_keys):
+    def __init__(self, tower, made, shards, shared, random_keys):
         """
         Args:
           tower: the `Tower` to be cloned.
           made: the operations that building it made.
           shards: `Shards`.
+          shared: names of operations of the tower that all towers use: losses of the weights.
           random_keys: dict from the names of constants that hold seeds to what they are seeds of.
 
         Raises:
@@ -84,6 +87,7 @@ class Cloner:
         """
         self._tower = tower
         self._shards = shards
+        self._shared = shared
         self._random_keys = random_keys
         self._graph = tf.get_default_graph()
         self._root = tower.name_scope
@@ -94,7 +98,7 @@ class Cloner:
         self._nodes = {op.name: nodes[op.name] for op in made if op.name in nodes}
         cannot_clone.check_nodes(self._nodes.values(), self._graph)
         cannot_clone.check_outside(
-            outside, made, self._root,
+            outside, made, shared, self._root,
             {leaf.op.name for leaf in _leaves(shards.inputs[0])}, self._graph)
         self._devices = self._tell_devices()
         self._make_template()
@@ -135,7 +139,7 @@ class Cloner:
             name = stack.pop()
             if name in nodes or name in outside:
                 continue
-            if not name.startswith(self._root):
+            if not name.startswith(self._root) or name in self._shared:
                 outside.add(name)
                 continue
             node = nodes[name] = self._graph.get_operation_by_name(name).node_def
@@ -263,7 +267,7 @@ class Cloner:
             # Not by the op's name: two ops with equal seeds have equal numbers in the clone too.
             value.i = zlib.crc32(('%d %d tower %d' % (seed, seed2, index)).encode()) or 1
         for tensor, random_op in self._keys:
-            key = key_of(self._renamed(random_op, root), self._graph.seed)
+            key = key_of(self._in_text.sub(root, random_op), self._graph.seed)
             tensor.CopyFrom(tf.make_tensor_proto(key, tf.int64, []))
         for value, message in self._messages:
             value.s = nonfinite.message_of_tower(message, index).encode()
@@ -275,8 +279,8 @@ class Cloner:
             _leaves(self._shards.inputs[index])))
         if isinstance(self._shards.weights[0], tf.Tensor):
             exchanged[self._shards.weights[0].name] = self._shards.weights[index]
-        self._exchanged_operations = {
-            first.split(':')[0]: other.op for first, other in exchanged.items()}
+        # Each of these tensors is the only one of its operation.
+        self._exchanged = {_producer(first): other.op for first, other in exchanged.items()}
         return {key: exchanged.get(name) if name in exchanged
                 else self._graph.get_tensor_by_name(name) for name, key in self._outside.items()}
 
@@ -284,16 +288,15 @@ class Cloner:
 
     def _finish(self, device, root):
         """What an import cannot be told: devices, colocations and control inputs from outside."""
-        find = self._graph.get_operation_by_name
         for name in self._devices:
-            compat.set_device(find(self._renamed(name, root)), self._device_of(name, device))
+            compat.set_device(self._clone(name, root), self._device_of(name, device))
         for name, groups in self._colocated:
-            compat.set_colocation(find(self._renamed(name, root)), [
-                ('loc:@' + self._renamed(group[len('loc:@'):], root)).encode()
+            compat.set_colocation(self._clone(name, root), [
+                ('loc:@' + self._clone(group[len('loc:@'):], root).name).encode()
                 for group in groups])
         for name, waits_for in self._controls:
-            compat.add_control_inputs(find(self._renamed(name, root)), [
-                self._exchanged_operations.get(other) or find(other) for other in waits_for])
+            compat.add_control_inputs(self._clone(name, root), [
+                self._clone(other, root) for other in waits_for])
 
     def _device_of(self, name, device):
         said = self._devices.get(name, ('moved', self._tower.device))
@@ -301,26 +304,25 @@ class Cloner:
             said = self._devices.get(said[1], ('moved', self._tower.device))
         return moved(said[1], self._tower.device, device) if isinstance(said, tuple) else said
 
-    def _renamed(self, name, root):
-        """The clone's name of an operation of the tower; another name as it is."""
-        if not name.startswith(self._root):
-            return name
-        return root + self._in_text.sub(root, name[len(self._root):])
+    def _clone(self, name, root):
+        """The operation that another one of that name is in the clone: itself, from outside."""
+        if name in self._nodes:
+            return self._graph.get_operation_by_name(self._in_text.sub(root, name))
+        return self._exchanged.get(name) or self._graph.get_operation_by_name(name)
 
     def _clone_of(self, leaf, root):
-        """The clone of a tensor or operation of the tower; anything else as it is."""
-        if isinstance(leaf, compat.VARIABLE_TYPES) and not leaf.op.name.startswith(self._root):
-            return leaf
-        if isinstance(leaf, tf.Tensor):
-            clone = self._graph.get_operation_by_name(
-                self._renamed(leaf.op.name, root)).outputs[leaf.value_index]
-            if clone is not leaf:
-                clone.set_shape(leaf.shape)  # what Python code said of it is in no GraphDef
+        """The same for a tensor or an operation; what assigning to a variable gives is the latter.
+        """
+        clone = self._clone(leaf.op.name if hasattr(leaf, 'op') else leaf.name, root)
+        if isinstance(leaf, tf.Operation):
             return clone
-        op = getattr(leaf, 'op', leaf)
-        if isinstance(op, tf.Operation):  # of what assigning to a variable gives, the assignment
-            return self._graph.get_operation_by_name(self._renamed(op.name, root))
-        return leaf
+        if isinstance(leaf, compat.VARIABLE_TYPES):
+            return leaf if clone is leaf.op else clone
+        if clone is leaf.op:
+            return leaf
+        clone = clone.outputs[leaf.value_index]
+        clone.set_shape(leaf.shape)  # what Python code said of it is in no GraphDef
+        return clone
 
 
 def _leaves(nest):

@@ -55,6 +55,7 @@ class TowerBuilder:
       regularization_loss: scalar or None, known after the first tower.
       regularization_source: what the regularization is, in words, for the plan.
       random_ops: `(replaced, kept)` random ops of a tower, see `make_stateless`; or None.
+      weight_losses: losses of the weights that the first tower registered, for all.
       random_keys: the constants of a tower that hold seeds, see `make_stateless`.
       direct_variables: see `SharedVariables.direct`.
     """
@@ -67,6 +68,7 @@ class TowerBuilder:
         self.keras_layers = 0
         self.random_ops = None
         self.random_keys = {}
+        self.weight_losses = []
         self._model_fn = model_fn
         self._optimizer = optimizer
         self._placement = placement
@@ -77,7 +79,6 @@ class TowerBuilder:
         self._random_step = random_step
         self._shared = SharedVariables(placement, variable_scope, reuse, earlier)
         self._collections = TowerCollections(graph)
-        self._weight_losses = []
         self._registered = []
 
     @property
@@ -113,7 +114,7 @@ class TowerBuilder:
         outer = self._graph.get_name_scope()
         outer = outer + '/' if outer else ''
         inputs = shards.inputs[index]
-        self._collections.enter_tower(index, shared=self._weight_losses)
+        self._collections.enter_tower(index, shared=self.weight_losses)
         of_others = [loss for loss in tf.losses.get_regularization_losses()
                      if depends_on_a_batch(loss)]
         with graph_walk.Recording(self._graph) as made, \
@@ -134,7 +135,7 @@ class TowerBuilder:
         added = self._collections.leave_tower(index, made.operations)
         used = variables_read(made.operations)
         if index == 0:
-            self._weight_losses = of_weights
+            self.weight_losses = of_weights
             self.keras_layers = len(keras.layers)
             self._note_variables(used)
         updates = _unique(added.get(tf.GraphKeys.UPDATE_OPS, []) + keras_updates
