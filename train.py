@@ -36,7 +36,7 @@ GROUPS = collections.OrderedDict([
     ('What is trained', ['mode', 'model', 'dataset', 'data_dir', 'image_size', 'weight_decay',
                          'aux_loss_weight', 'batch_norm_decay', 'augment_shift', 'init_from']),
     ('Towers', ['num_towers', 'devices', 'batch_size', 'reduction', 'variable_device',
-                'update_ops']),
+                'copies', 'update_ops']),
     ('Optimizer', ['optimizer', 'momentum', 'clip_norm', 'base_learning_rate', 'base_batch_size',
                    'lr_scaling', 'warmup_epochs', 'decay', 'decay_epochs', 'decay_rate',
                    'average_decay']),
@@ -70,6 +70,8 @@ flags.DEFINE_enum('reduction', 'sum', ['sum', 'mean'], "gradient applied: the to
                   'of the mean loss of the whole batch')
 flags.DEFINE_string('variable_device', '', "where variables live: a device, or 'balanced'; empty: "
                     'the CPU, or the GPU when there is just one')
+flags.DEFINE_enum('copies', 'auto', ['auto', 'clone', 'reuse'], 'towers after the first: clones of '
+                  'its graph, a call of the model each, or clones where that gives the same')
 flags.DEFINE_enum('update_ops', 'first', ['first', 'all', 'none'],
                   "towers whose batch-norm updates run with a step")
 
@@ -190,7 +192,7 @@ def build_job(network, dataset, with_evaluation):
         variable_device=FLAGS.variable_device or None, update_ops=FLAGS.update_ops,
         transform_gradients=clip if FLAGS.clip_norm else None, global_step=global_step,
         learning_rate=rate, check_devices=not FLAGS.plan_only,
-        check_numerics=FLAGS.check_numerics, stateless_random=True)
+        check_numerics=FLAGS.check_numerics, stateless_random=True, copies=FLAGS.copies)
     train_op, weights = built.train_op, contextlib.nullcontext()
     if FLAGS.average_decay:
         averages = WeightAverages(FLAGS.average_decay, global_step)
@@ -217,7 +219,7 @@ def make_evaluation(network, dataset, trained=None):
     return Evaluation(make_model_fn(network, dataset.num_classes, is_training=False), batches,
                       None if trained else FLAGS.devices or FLAGS.num_towers, trained,
                       variable_device=FLAGS.variable_device or None,
-                      check_devices=not FLAGS.plan_only)
+                      check_devices=not FLAGS.plan_only, copies=FLAGS.copies)
 
 
 def image_format(network):

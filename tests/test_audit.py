@@ -177,7 +177,7 @@ def test_a_variable_that_only_some_towers_use():
         calls.append(1)
         extra = tf.get_variable('extra', [3], tf.float64)
         return linear(x, y) + (tf.reduce_mean(extra) if len(calls) != 2 else 0.)
-    built = towers.build_towers(model_fn, samples.vectors(6), sgd(), 3)
+    built = towers.build_towers(model_fn, samples.vectors(6), sgd(), 3, copies='reuse')
     assert 'variable extra is used by tower 0, 2 only' in towers.audit(built).notes
 
 

@@ -306,7 +306,7 @@ def test_a_variable_with_a_gradient_in_some_towers_only():
         w = tf.get_variable('w', [], tf.float64, tf.ones_initializer())
         extra = tf.get_variable('extra', [], tf.float64, tf.ones_initializer())
         return tf.reduce_mean(x * w) + (tf.reduce_mean(x * extra) if len(calls) == 2 else 0.)
-    built = towers.build_towers(model_fn, np.array([1., 2., 3.]), sgd(), 3, 'mean')
+    built = towers.build_towers(model_fn, np.array([1., 2., 3.]), sgd(), 3, 'mean', copies='reuse')
     gradients = dict((v.op.name, gradient) for gradient, v in built.gradients)
     np.testing.assert_allclose(run(built, [gradients['w'], gradients['extra']]), [2., 2. / 3])
 
@@ -574,18 +574,20 @@ MISUSES = [
     ('no device', towers.DeviceError, 'names no device', dict(devices=[])),
     ('devices=0', towers.InvalidArgumentError, 'at least one', dict(devices=0)),
     ('more tf.Variables', towers.SharedVariableError, "tower 1 makes variable 'b'.*beyond the 1",
-     dict(model_fn=lambda: make_direct([[('a', [2])], [('a', [2]), ('b', [2])]]))),
+     dict(model_fn=lambda: make_direct([[('a', [2])], [('a', [2]), ('b', [2])]]),
+          copies='reuse')),
     ('fewer tf.Variables', towers.SharedVariableError, "tower 1 used 1 of the 2.*left out 'b'",
-     dict(model_fn=lambda: make_direct([[('a', [2]), ('b', [2])], [('a', [2])]]))),
+     dict(model_fn=lambda: make_direct([[('a', [2]), ('b', [2])], [('a', [2])]]),
+          copies='reuse')),
     ('shapes differ', towers.SharedVariableError,
      r"tower 1 asks for 'a'.*shape \(3,\).*made it of shape \(2,\)",
-     dict(model_fn=lambda: make_direct([[('a', [2])], [('a', [3])]]))),
+     dict(model_fn=lambda: make_direct([[('a', [2])], [('a', [3])]]), copies='reuse')),
     ('names differ', towers.SharedVariableError,
      "tower 1 asks for 'z'.*the first tower made 'a' there",
-     dict(model_fn=lambda: make_direct([[('a', [2])], [('z', [2])]]))),
+     dict(model_fn=lambda: make_direct([[('a', [2])], [('z', [2])]]), copies='reuse')),
     ('names that count calls', towers.SharedVariableError,
      "'call_2/kernel' of tower 1 does not exist in the first tower",
-     dict(model_fn=make_counting_scope)),
+     dict(model_fn=make_counting_scope, copies='reuse')),
     ('loss [batch]', towers.ModelFunctionError, r'loss of shape \(2,\).*tf.reduce_mean',
      dict(model_fn=lambda: vector_loss)),
     ('None', towers.ModelFunctionError, 'returned None', dict(model_fn=lambda: lambda x, y: None)),
@@ -633,6 +635,8 @@ MISUSES = [
     ('remainder', towers.InvalidArgumentError, "expected one of 'error', 'weight', 'drop'",
      dict(remainder='pad')),
     ('update_ops', towers.InvalidArgumentError, "expected one of 'first'", dict(update_ops=True)),
+    ('copies', towers.InvalidArgumentError, "'copy': expected one of 'auto', 'clone', 'reuse'",
+     dict(copies='copy')),
     ('regularization', towers.InvalidArgumentError, "expected one of 'auto'",
      dict(regularization=None)),
     ('transform', towers.InvalidArgumentError, 'cannot be called', dict(transform_gradients=[])),

@@ -117,7 +117,7 @@ def test_balanced_with_an_initial_value_computed_from_the_graph(resource):
             calls.append(None)
             return outside * 2.
         return [tf.Variable(initial_value, name='v'), tf.get_variable('w', [1])]
-    built = build(make, 2, variable_device='balanced')
+    built = build(make, 2, variable_device='balanced', copies='reuse')
     assert built.placement.bytes_on == {'/device:CPU:0': 12, '/device:CPU:1': 4}
     assert len(calls) == 2  # once a tower: nothing is computed just to learn its size
     with tf.Session(config=session_config(2)) as session:

@@ -41,6 +41,7 @@ def test_the_whole_text():
   tower  device        examples  alone provides
   0      /gpu:2        4         regularization, batch-norm updates
   1      /cpu:0        4         -
+  towers           1 call of the model function, 1 clone of its graph
   variables        7 (5 trainable), 66 parameters, 0.0 MB
   variables on     /cpu:0
   shared by order  scale

@@ -315,7 +315,7 @@ def test_collections_are_each_towers_own_and_end_as_one_device_leaves_them():
                 if isinstance(key, str) and not key.startswith('_')}
     arrays = samples.vectors(6, 'float32')
     tf.add_to_collection('mine', tf.constant(1.))
-    built = towers.build_towers(model_fn, arrays, None, 3)
+    built = towers.build_towers(model_fn, arrays, None, 3, copies='reuse')
     assert seen == [[2, 2, 2, 1, 2]] * 3
     after_towers = left()
     assert all(op.op.name.startswith('tower_0/') for op in tf.get_collection('losses'))
@@ -344,7 +344,7 @@ def test_collections_are_put_back_after_an_error():
                 if isinstance(key, str) and not key.startswith('_') and graph.get_collection(key)}
     before = content()
     with pytest.raises(towers.ModelFunctionError, match='tower 1.*returned None'):
-        towers.build_towers(model_fn, samples.vectors(4), sgd(), 2)
+        towers.build_towers(model_fn, samples.vectors(4), sgd(), 2, copies='reuse')
     assert content() == before
     with pytest.raises(ZeroDivisionError):  # not one of ours
         towers.build_towers(lambda x, y: model_fn(x, y) / (1 // 0), samples.vectors(4), sgd(), 2,

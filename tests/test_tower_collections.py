@@ -199,5 +199,6 @@ def test_an_error_in_any_tower_leaves_no_entry(graph, failing_call):
             raise KeyboardInterrupt  # no Exception even
         return loss
     with pytest.raises(KeyboardInterrupt):
-        build_towers(failing, tf.constant(BATCH[:3]), tf.train.GradientDescentOptimizer(0.), 3)
+        build_towers(failing, tf.constant(BATCH[:3]), tf.train.GradientDescentOptimizer(0.), 3,
+                     copies='reuse')
     assert keys() == before and tf.get_collection(LOSSES) == [kept]

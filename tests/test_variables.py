@@ -35,7 +35,8 @@ def resource(request, graph):
 
 def build(model_fn, devices=2, optimizer=None, **kwargs):
     return build_towers(model_fn, tf.constant(BATCH),
-                        optimizer or tf.train.GradientDescentOptimizer(1.), devices, **kwargs)
+                        optimizer or tf.train.GradientDescentOptimizer(1.), devices,
+                        copies='reuse', **kwargs)
 
 
 def after_one_step(built):

@@ -18,9 +18,9 @@ from towers.check import TowersReport, check_towers
 from towers.combination import combine_gradients
 from towers.compat import mend_slim
 from towers.devices import resolve_devices, session_config, visible_gpus
-from towers.errors import (AuditError, CheckpointError, DeviceError, GradientError, InputError,
-                           InvalidArgumentError, LogFileError, ModelFunctionError, NameScopeError,
-                           RunLockedError, SharedVariableError, TowersError)
+from towers.errors import (AuditError, CheckpointError, CloneError, DeviceError, GradientError,
+                           InputError, InvalidArgumentError, LogFileError, ModelFunctionError,
+                           NameScopeError, RunLockedError, SharedVariableError, TowersError)
 from towers.learning_rate import LearningRate, scale_learning_rate
 from towers.nonfinite import NonFiniteError
 from towers.outputs import ModelOutput

@@ -5,6 +5,7 @@ import inspect
 
 import tensorflow.compat.v1 as tf
 
+from towers.clone import COPIES, build_all
 from towers.combination import combine_gradients
 from towers.devices import resolve_devices
 from towers.errors import InvalidArgumentError, ModelFunctionError, NameScopeError
@@ -53,7 +54,8 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
                  variable_device=None, variable_scope=None, reuse=None, name='tower',
                  var_list=None, transform_gradients=None, global_step=None, regularization='auto',
                  update_ops='first', learning_rate=None, check_devices=True,
-                 allow_repeated_devices=False, check_numerics=False, stateless_random=False):
+                 allow_repeated_devices=False, check_numerics=False, stateless_random=False,
+                 copies='auto'):
     """Copies a model onto several devices and trains the copies as one, data-parallel.
 
     The batch is cut into one shard a tower on the CPU; each tower computes its shard's loss and
@@ -66,8 +68,9 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
         sum:   N times that                   (the hand-written recipe's, for equal shards)
 
     Args:
-      model_fn: called once per tower with its shard: as `model_fn(*inputs)` where `inputs` is a
-        plain tuple or list, else as `model_fn(inputs)`. Returns a scalar loss, the mean over the
+      model_fn: called with a tower's shard, once or once per tower, see `copies`: as
+        `model_fn(*inputs)` where `inputs` is a plain tuple or list, else as `model_fn(inputs)`.
+        Returns a scalar loss, the mean over the
         shard's examples, or a dict or `ModelOutput` with `loss`, `predictions`, `metrics` and
         `updates`. Ordinary TF1 code.
       inputs: the batch: a nest of tensors [n, …], dense or sparse, of any dtype.
@@ -101,6 +104,15 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
       stateless_random: dropout and other random ops of the model draw numbers that depend on the
         graph-level seed, the op's name and `global_step` alone, so that a run that resumes draws
         what it would have drawn; see `stateless_random`.
+      copies: how the towers after the first are made. `'reuse'`: a call of the model function each,
+        under `variable_scope` reuse. `'clone'`: copies of the first one's finished graph, forward
+        and backward, which takes a fraction of the time: equal but for names, shards, devices and
+        the seeds of random ops (an op that the model gave a seed gets another one in each
+        clone). The model function is then called once in all, so what it does besides making a
+        graph (counting, printing, keeping tensors in lists) is done once, with the first tower's
+        tensors. `'auto'` clones where that gives what calls would give; where it cannot it calls,
+        and the plan says why: shards of different static sizes, tables, queues, placeholders and
+        Python functions made by the model function, random ops in functions of control flow v2.
 
     Returns:
       `BuiltTowers`.
@@ -113,7 +125,7 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
     names = resolve_devices(devices, check_devices, allow_repeated_devices)
     graph = tf.get_default_graph()
     _check_arguments(model_fn, optimizer, reduction, regularization, update_ops, var_list,
-                     transform_gradients)
+                     transform_gradients, copies)
     if stateless_random and global_step is None:
         raise InvalidArgumentError('stateless_random=True needs a global_step to draw by.')
     _check_name_scopes(graph, name, len(names))
@@ -128,8 +140,7 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
         # No padding for evaluation: there an empty shard is an empty part of the predictions.
         shards = split_batch(inputs, len(names), remainder, pad_empty=optimizer is not None)
         factor = 1. if reduction == 'mean' else float(len(names))
-        towers = [builder.tower(index, device, '%s_%d' % (name, index), shards, factor)
-                  for index, device in enumerate(names)]
+        towers, how_built = build_all(builder, names, name, shards, factor, copies)
         builder.finish_collections()
         with only_device(placement.main), tf.name_scope(name + 's'):
             loss = _mean_loss(towers, shards, builder.regularization_loss)
@@ -146,21 +157,22 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
                 optimizer, gradients, global_step, placement, builder.variables,
                 after=[loss] + _updates(towers, update_ops))
     plan = make_plan(builder, towers, shards, placement, gradients, optimizer, reduction,
-                     remainder, update_ops, learning_rate)
+                     remainder, update_ops, learning_rate, how_built)
     return BuiltTowers(train_op, loss, predictions, metrics, gradients, builder.variables, slots,
                        towers, builder.regularization_loss, global_step, names, placement,
                        builder.direct_variables, plan)
 
 
 def _check_arguments(model_fn, optimizer, reduction, regularization, update_ops, var_list,
-                     transform_gradients):
+                     transform_gradients, copies):
     if tf.executing_eagerly():
         raise InvalidArgumentError(
             'build_towers builds a graph, and TensorFlow is executing eagerly: call it under '
             '`with tf.Graph().as_default():`, or tf.disable_eager_execution() first.')
     for argument, given, expected in (('reduction', reduction, REDUCTIONS),
                                       ('regularization', regularization, REGULARIZATIONS),
-                                      ('update_ops', update_ops, UPDATE_TOWERS)):
+                                      ('update_ops', update_ops, UPDATE_TOWERS),
+                                      ('copies', copies, COPIES)):
         if given not in expected:
             raise InvalidArgumentError('%s=%r: expected one of %s.' % (
                 argument, given, ', '.join(map(repr, expected))))

@@ -72,7 +72,7 @@ def check_towers(model_fn, inputs, make_optimizer=None, num_towers=2, steps=3, r
       seed: graph-level seed of the initial weights.
       **options: more arguments of `build_towers`: `devices` (then they are counted, not
         `num_towers`), `remainder`, `variable_device`, `variable_scope`, `var_list` (a function),
-        `transform_gradients`, `regularization`, `update_ops`.
+        `transform_gradients`, `regularization`, `update_ops`, `copies`.
 
     Returns:
       `TowersReport`. A variable that cannot be shared is a report too, not an error.
@@ -118,7 +118,7 @@ def check_towers(model_fn, inputs, make_optimizer=None, num_towers=2, steps=3, r
 
 _OPTIONS = ('devices', 'remainder', 'variable_device', 'variable_scope', 'var_list',
             'transform_gradients', 'regularization', 'update_ops', 'check_devices',
-            'allow_repeated_devices')
+            'allow_repeated_devices', 'copies')
 
 
 def _check_arguments(make_optimizer, options):

@@ -19,6 +19,10 @@ Names that are not public API, and why each is needed:
 * `batch_norm.__closure__` of tf_slim: see `_guard_batch_norm`.
 * `_update_input` and `_get_control_flow_context` of an operation: TF has no public way to give an
   operation another input, nor to ask whether it is in a `tf.cond` or `tf.while_loop`.
+* `_device_assignments`, `_set_device`, `_set_attr` and `_add_control_inputs` of an operation: a clone
+  of a tower's graph has to know which device scope an operation got its device from, and to set
+  what `tf.import_graph_def` cannot be told: devices and colocations beside operations outside of
+  what is imported, and control inputs from there.
 * `_lr` and `_learning_rate` of TF's optimizers: no public call tells an optimizer's rate, and the
   plan shows it. Where neither is there the plan says that it does not know.
 """
@@ -344,6 +348,30 @@ def replace_tensor(old, new):
         for position, tensor in enumerate(reader.inputs):
             if tensor.name == old.name:
                 reader._update_input(position, new)  # pylint: disable=protected-access
+
+
+def device_scopes(op):
+    """The arguments of the `tf.device` scopes that an operation was made in, innermost first.
+
+    Each as the `str()` of the argument: a name, 'None', or for a function 'name<file, line>'.
+    """
+    return [scope.obj for scope in op._device_assignments]  # pylint: disable=protected-access
+
+
+def set_device(op, device):
+    """Puts a finished operation on a device, whatever scopes it was made in."""
+    op._set_device(device)  # pylint: disable=protected-access
+
+
+def set_colocation(op, groups):
+    """Makes a finished operation colocated with others; `groups` are bytes, `b'loc:@name'`."""
+    value = tf.AttrValue(list=tf.AttrValue.ListValue(s=groups))
+    op._set_attr('_class', value)  # pylint: disable=protected-access
+
+
+def add_control_inputs(op, others):
+    """Makes a finished operation wait for others."""
+    op._add_control_inputs(others)  # pylint: disable=protected-access
 
 
 # ---- Checkpoints --------------------------------------------------------------------------------

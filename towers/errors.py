@@ -34,6 +34,10 @@ class NameScopeError(TowersError, ValueError):
     """A name scope of the towers that the graph already has."""
 
 
+class CloneError(TowersError, ValueError):
+    """`copies='clone'` for towers that cannot be clones of the first one's graph; says why not."""
+
+
 class GradientError(TowersError, ValueError):
     """Gradients that cannot be combined, or no gradient at all."""
 

@@ -12,6 +12,7 @@ class NonFiniteError(TowersError):
 
 
 _MARK = 'towers-nonfinite'
+_OF_TOWER = re.compile('(' + _MARK + r'\[[^]]* tower )\d+\]')
 _FOUND = re.compile(_MARK + r'\[(.*?)\] : Tensor had (NaN|Inf|\S+)')
 
 
@@ -43,6 +44,14 @@ def checked_gradients(gradients, loss, tower):
                 gradient = tf.debugging.check_numerics(gradient, message)
             checked.append((gradient, variable))
     return checked
+
+
+def message_of_tower(message, tower):
+    """The message of a check that was made for one tower, as it is for another one.
+
+    Any text with such a message in it, as TensorFlow makes for the gradient of a check.
+    """
+    return _OF_TOWER.sub(lambda found: '%s%d]' % (found.group(1), tower), message)
 
 
 def explained(error, step):

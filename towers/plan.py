@@ -20,7 +20,7 @@ _WIDTH = 100  # columns of a screen
 class Plan(collections.namedtuple('Plan', [
         'towers', 'batch_size', 'remainder', 'reduction', 'optimizer', 'learning_rate',
         'variable_device', 'num_variables', 'num_trainable', 'parameters', 'parameter_bytes',
-        'shared_by_order', 'regularization', 'batch_norm', 'without_gradient'])):
+        'shared_by_order', 'regularization', 'batch_norm', 'without_gradient', 'how_built'])):
     """What `build_towers` built, in words; `print(plan)` fits a screen.
 
     Attributes:
@@ -34,6 +34,7 @@ class Plan(collections.namedtuple('Plan', [
       shared_by_order: names of variables that were shared by their order of creation.
       regularization, batch_norm: one line each.
       without_gradient: names of trainable variables that no tower has a gradient of.
+      how_built: one line: calls of the model function, and clones.
     """
     __slots__ = ()
 
@@ -57,6 +58,7 @@ class Plan(collections.namedtuple('Plan', [
                 tower.index, short_name(tower.device),
                 '?' if tower.examples is None else tower.examples, ', '.join(tower.owns) or '-'))
         facts = [
+            ('towers', self.how_built if len(sizes) > 1 else None),
             ('variables', '%d (%d trainable), %s parameters, %.1f MB' % (
                 self.num_variables, self.num_trainable, '{:,}'.format(self.parameters),
                 self.parameter_bytes / 1e6)),
@@ -76,7 +78,7 @@ class Plan(collections.namedtuple('Plan', [
 
 
 def make_plan(builder, towers, shards, placement, gradients, optimizer, reduction, remainder,
-              update_ops, learning_rate):
+              update_ops, learning_rate, how_built):
     """The `Plan` of what `build_towers` has just built from these parts."""
     rows = []
     for tower in towers:
@@ -110,7 +112,8 @@ def make_plan(builder, towers, shards, placement, gradients, optimizer, reductio
             else ''),
         batch_norm=_batch_norm(towers, update_ops) if optimizer is not None else None,
         without_gradient=[variable.op.name for variable in builder.trainable
-                          if optimizer is not None and variable.op.name not in trained])
+                          if optimizer is not None and variable.op.name not in trained],
+        how_built=how_built)
 
 
 # What scales with the gradient, and what (nearly) does not, since it divides by its size.

@@ -14,9 +14,10 @@ import zlib
 import tensorflow.compat.v1 as tf
 
 from towers import compat, graph_walk
+from towers.tower_device import device_like
 
 
-def make_stateless(operations, fetches, step, graph_seed):
+def make_stateless(operations, fetches, step, graph_seed, keys=None):
     """Replaces, for all that reads them, the random ops that the fetches are computed from.
 
     Initial values of variables are no part of that, and keep their ops.
@@ -26,6 +27,8 @@ def make_stateless(operations, fetches, step, graph_seed):
       fetches: tensors that the tower computes: loss, predictions, updates.
       step: scalar integer tensor.
       graph_seed: int or None.
+      keys: dict that gets, for each twin, the name of the constant that holds the first number of
+        its seed -> the name of the op that it stands for.
 
     Returns:
       `(replaced, kept)`: numbers of random ops. Kept are those in loops and branches, where a draw
@@ -42,11 +45,13 @@ def make_stateless(operations, fetches, step, graph_seed):
         if twin is None or compat.in_control_flow(op):
             kept += 1
             continue
-        with tf.name_scope(op.name + '_stateless/'), tf.device(op.device), \
+        with tf.name_scope(op.name + '_stateless/'), tf.device(device_like(op)), \
                 tf.control_dependencies(None):
-            mixed = ((graph_seed or 0) << 32) + zlib.crc32(op.name.encode())
-            seed = tf.stack([tf.constant(_as_int64(mixed), tf.int64), tf.cast(step, tf.int64)])
+            key = tf.constant(key_of(op.name, graph_seed), tf.int64)
+            seed = tf.stack([key, tf.cast(step, tf.int64)])
             compat.replace_tensor(op.outputs[0], twin(op, seed))
+        if keys is not None:
+            keys[key.op.name] = op.name
         replaced += 1
     return replaced, kept
 
@@ -71,8 +76,9 @@ def make_initial_values_stateless(variables, graph_seed):
     return make_stateless(graph_walk.step_operations(initializers), initializers, step, graph_seed)
 
 
-def _as_int64(number):
-    number %= 2 ** 64
+def key_of(name, graph_seed):
+    """The first number of a twin's seed, an int64: graph seed x 2^32 + crc32(name)."""
+    number = (((graph_seed or 0) << 32) + zlib.crc32(name.encode())) % 2 ** 64
     return number - 2 ** 64 if number >= 2 ** 63 else number
 
 

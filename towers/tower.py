@@ -15,6 +15,7 @@ from towers.regularization import (depends_on_a_batch, losses_of_variables, regi
                                    split_loss)
 from towers.stateless_random import make_stateless
 from towers.tower_collections import TowerCollections
+from towers.tower_device import TowerDevice
 from towers.variables import SharedVariables, variables_read
 
 
@@ -54,6 +55,8 @@ class TowerBuilder:
       regularization_loss: scalar or None, known after the first tower.
       regularization_source: what the regularization is, in words, for the plan.
       random_ops: `(replaced, kept)` random ops of a tower, see `make_stateless`; or None.
+      weight_losses: losses of the weights that the first tower registered, for all.
+      random_keys: the constants of a tower that hold seeds, see `make_stateless`.
       direct_variables: see `SharedVariables.direct`.
     """
 
@@ -64,6 +67,8 @@ class TowerBuilder:
         self.regularization_source = 'none'
         self.keras_layers = 0
         self.random_ops = None
+        self.random_keys = {}
+        self.weight_losses = []
         self._model_fn = model_fn
         self._optimizer = optimizer
         self._placement = placement
@@ -74,7 +79,6 @@ class TowerBuilder:
         self._random_step = random_step
         self._shared = SharedVariables(placement, variable_scope, reuse, earlier)
         self._collections = TowerCollections(graph)
-        self._weight_losses = []
         self._registered = []
 
     @property
@@ -110,11 +114,11 @@ class TowerBuilder:
         outer = self._graph.get_name_scope()
         outer = outer + '/' if outer else ''
         inputs = shards.inputs[index]
-        self._collections.enter_tower(index, shared=self._weight_losses)
+        self._collections.enter_tower(index, shared=self.weight_losses)
         of_others = [loss for loss in tf.losses.get_regularization_losses()
                      if depends_on_a_batch(loss)]
         with graph_walk.Recording(self._graph) as made, \
-                tf.device(device), tf.name_scope(scope) as root:
+                tf.device(TowerDevice(device)), tf.name_scope(scope) as root:
             with self._shared.tower(index, root, outer), record_keras_calls() as keras:
                 returned = call_model_fn(self._model_fn, inputs)
             output = to_model_output(returned, index, self._optimizer is not None)
@@ -131,17 +135,18 @@ class TowerBuilder:
         added = self._collections.leave_tower(index, made.operations)
         used = variables_read(made.operations)
         if index == 0:
-            self._weight_losses = of_weights
+            self.weight_losses = of_weights
             self.keras_layers = len(keras.layers)
             self._note_variables(used)
         updates = _unique(added.get(tf.GraphKeys.UPDATE_OPS, []) + keras_updates
                           + list(output.updates or ()))
         if self._random_step is not None:
             self.random_ops = make_stateless(
-                made.operations, _fetches(output) + updates, self._random_step, self._graph.seed)
+                made.operations, _fetches(output) + updates, self._random_step, self._graph.seed,
+                self.random_keys)
         data_loss = None
         if output.loss is not None:
-            with tf.name_scope(root), only_device(device):
+            with tf.name_scope(root), only_device(TowerDevice(device)):
                 data_loss = self._data_loss(index, output.loss, data_operations, of_weights,
                                             of_data)
                 if self._check_numerics:
@@ -153,7 +158,7 @@ class TowerBuilder:
             # Even shards: divided once, so that the sum over N towers has a scale of exactly 1.
             scale = (factor / len(shards.inputs) if shards.is_even
                      else shards.weights[index] * factor)
-            with tf.name_scope(root), tf.device(device):
+            with tf.name_scope(root), tf.device(TowerDevice(device)):
                 gradients = self._gradients(data_loss, scale)
                 if self._check_numerics:
                     gradients = checked_gradients(gradients, data_loss, index)

@@ -1,0 +1,149 @@
+"""What of a tower's graph cannot be cloned: where a copy would not be what another call gives.
+
+A clone is the same nodes under other names. It falls short where a node is more than its name, type
+and inputs say: where it keeps state of its own (a table, a queue), calls back into Python, waits
+to be fed by whoever holds it, or shares a function's random numbers with the node it was copied
+from. There, towers are built by a call of the model function each.
+"""
+
+import tensorflow.compat.v1 as tf
+
+from towers import graph_walk
+
+
+class CannotClone(Exception):
+    """Raised within this package; the text is the reason, half a sentence."""
+
+
+def check_shards(shards):
+    """Sizes that are static get into the graph as constants, so all shards have to have one.
+
+    Raises:
+      CannotClone: they differ.
+    """
+    first = _static_shapes(shards.inputs[0])
+    for inputs, weight in zip(shards.inputs, shards.weights):
+        # A float is in the graph as a constant, too.
+        if _static_shapes(inputs) != first or (
+                isinstance(weight, float) and weight != shards.weights[0]):
+            raise CannotClone('shards differ in size')
+
+
+def _static_shapes(inputs):
+    return [None if leaf is None or leaf.shape.ndims is None else leaf.shape.as_list()
+            for leaf in tf.nest.flatten(inputs, expand_composites=True)]
+
+
+def check_nodes(nodes, graph):
+    """Looks at the nodes of a tower, and at the functions that they call.
+
+    Args:
+      nodes: list of `tf.NodeDef`.
+      graph: the graph they are of.
+
+    Raises:
+      CannotClone: one of them cannot be copied.
+    """
+    for node in nodes:
+        _check_state(node, 'operation')
+    called = _functions(nodes)
+    if not called:
+        return
+    library = {each.signature.name: each for each in graph.as_graph_def().library.function}
+    seen, stack = set(), [name for name in called if name in library]
+    while stack:
+        name = stack.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        body = library[name].node_def
+        for node in body:
+            _check_state(node, 'function %s: operation' % name)
+            if has_seed(node):
+                raise CannotClone('function %s draws random numbers (%s), and all clones would '
+                                  'draw the same' % (name, node.op))
+            if node.device:
+                raise CannotClone('function %s names a device, %s' % (name, node.device))
+        stack.extend(each for each in _functions(body) if each in library)
+
+
+def _functions(nodes):
+    """Names that may be functions: those in attributes, and types of operations unknown to TF."""
+    names = set()
+    for node in nodes:
+        if not hasattr(tf.raw_ops, node.op):
+            names.add(node.op)
+        for value in node.attr.values():
+            kind = value.WhichOneof('value')
+            if kind == 'func':
+                names.add(value.func.name)
+            elif kind == 'list':
+                names.update(each.name for each in value.list.func)
+    return names
+
+
+def has_seed(node):
+    """Whether a node draws random numbers by a seed of its own (0, 0 stands for none)."""
+    return 'seed' in node.attr and 'seed2' in node.attr and bool(
+        node.attr['seed'].i or node.attr['seed2'].i)
+
+
+_FED = ('Placeholder', 'PlaceholderV2', 'PlaceholderWithDefault')
+_CALLS_PYTHON = ('PyFunc', 'EagerPyFunc')  # not PyFuncStateless, which is declared to be pure
+_JOINS_OTHERS = ('Collective', 'Nccl', 'Horovod')
+_ANONYMOUS_STATE = ('Anonymous', 'IteratorFromStringHandle')
+
+
+def _check_state(node, where):
+    reason = None
+    if node.op in _FED:
+        reason = 'is to be fed'
+    elif node.op in _CALLS_PYTHON:
+        reason = 'calls a Python function'
+    elif node.op.startswith(_JOINS_OTHERS):
+        reason = 'meets others of its name'
+    elif node.op.startswith(_ANONYMOUS_STATE) or 'shared_name' in node.attr:
+        reason = 'keeps state of its own'
+    if reason is not None:
+        raise CannotClone('%s %s (%s) %s' % (where, node.name, node.op, reason))
+
+
+def check_outside(names, made, shared, root, inputs, graph):
+    """Looks at what a tower's operations take from outside of its name scope.
+
+    What was there before the tower, and what belongs to a variable, all towers share. Anything else
+    that the model function's call made there (under `tf.name_scope(None)`, say) another call
+    would have made again.
+
+    Args:
+      names: names of operations outside of the name scope that are used in it.
+      made: the operations that building the tower made.
+      shared: names of operations that are for all towers.
+      root: the name scope of the tower.
+      inputs: names of the operations of its shard.
+      graph: their graph.
+
+    Raises:
+      CannotClone: the call made one of them, and not for all towers.
+    """
+    made = {op.name for op in made}
+    variables = {variable.op.name for variable in tf.global_variables() + tf.local_variables()}
+    for name in names:
+        if name not in made or name in shared:
+            continue
+        op = graph.get_operation_by_name(name)
+        if op.type in _FED:
+            continue  # Keras makes one for all towers: its learning phase
+        if not _belongs_to(name, variables) or _comes_from_tower(op, root, inputs):
+            raise CannotClone('operation %s, which the model function made, is outside of the '
+                              "tower's name scope" % name)
+
+
+def _belongs_to(name, variables):
+    parts = name.split('/')
+    return any('/'.join(parts[:end]) in variables for end in range(1, len(parts) + 1))
+
+
+def _comes_from_tower(op, root, inputs):
+    return any(name.startswith(root) or name in inputs
+               for name in graph_walk.ancestors(list(op.inputs)))
