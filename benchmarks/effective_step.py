@@ -12,16 +12,17 @@ the median over the steps, relative to one tower. SGD follows the gradient's siz
 by the gradient's own size, and goes (nearly) as far with either.
 """
 
+import argparse
 import collections
 import csv
 import os
 import statistics
 import sys
+import warnings
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from absl import app, flags  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
 
@@ -30,7 +31,6 @@ from models import registry  # noqa: E402
 import towers  # noqa: E402
 from towers.stateless_random import make_initial_values_stateless  # noqa: E402
 
-FLAGS = flags.FLAGS
 OPTIMIZERS = collections.OrderedDict([
     ('SGD', lambda: tf.train.GradientDescentOptimizer(0.01)),
     ('momentum', lambda: tf.train.MomentumOptimizer(0.002, 0.9)),
@@ -135,25 +135,30 @@ def draw(found, path):
     plt.close(figure)
 
 
-def main(unused_argv):
+def main():
     """Measures, prints, and writes CSV and picture."""
+    parser = argparse.ArgumentParser('make scaling-step', description=__doc__.splitlines()[0])
+    parser.add_argument('--results', default='runs/effective-step',
+                        help='folder for CSV and picture')
+    parser.add_argument('--noplots', dest='plots', action='store_false',
+                        help='draw no picture, which takes matplotlib')
+    options = parser.parse_args()
     tf.logging.set_verbosity(tf.logging.ERROR)
+    warnings.filterwarnings('ignore', module='tensorflow|tf_slim')  # of TF to tf_slim, not to us
     tf.disable_v2_behavior()
     tf.enable_resource_variables()
     towers.mend_slim()
-    if FLAGS.plots:
+    if options.plots:
         from benchmarks.charts import pyplot  # pylint: disable=import-outside-toplevel
         pyplot()
     found = measure_all()
-    os.makedirs(FLAGS.results, exist_ok=True)
-    base = os.path.join(FLAGS.results, 'effective_step')
+    os.makedirs(options.results, exist_ok=True)
+    base = os.path.join(options.results, 'effective_step')
     write_csv(base + '.csv', found)
-    if FLAGS.plots:
+    if options.plots:
         draw(found, base + '.png')
-    print('written: %s.csv%s' % (base, ', %s.png' % base if FLAGS.plots else ''))
+    print('written: %s.csv%s' % (base, ', %s.png' % base if options.plots else ''))
 
 
 if __name__ == '__main__':
-    flags.DEFINE_string('results', 'runs/effective-step', 'folder for CSV and picture')
-    flags.DEFINE_boolean('plots', True, 'draw the picture, which takes matplotlib')
-    app.run(main)
+    main()

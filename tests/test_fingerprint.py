@@ -56,6 +56,17 @@ def test_examples_checksum_depends_on_order_pixels_and_labels():
     assert len(set(sums)) == 4
 
 
+def test_large_images_are_looked_at_in_part():
+    images = np.random.RandomState(1).rand(4, 40, 60, 1).astype(np.float32)
+    # 2,400 numbers: every third one.
+    seen, unseen = images.copy(), images.copy()
+    seen[2, 0, 3, 0] += 0.5
+    unseen[2, 0, 4, 0] += 0.5
+    labels = np.zeros(4)
+    assert checksum_of(images, labels, 2) == checksum_of(unseen, labels, 4)
+    assert checksum_of(images, labels, 2) != checksum_of(seen, labels, 2)
+
+
 def test_two_seeds_see_two_orders():
     images, labels = datasets.get_dataset('digits').load('train')
     with tf.Session() as session:

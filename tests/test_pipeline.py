@@ -293,3 +293,20 @@ def test_a_shift_that_makes_no_sense(graph, shift):
         pipeline.train_batches(IMAGES, LABELS, 2, 1, shift=shift)
     assert str(caught.value) == 'Got shift=%r, expected a whole number of at least 0.' % (shift,)
     assert not graph.get_operations()
+
+
+# ---- random numbers that go with the order -------------------------------------------------------
+
+def test_draws_can_be_taken_up_anywhere_and_differ_by_seed_and_epoch():
+    stream = np.array(take(pipeline.example_draws(7, 5, draws=3), 21))
+    assert stream.shape == (21, 3) and stream.min() >= 0 and stream.max() < 1
+    for first in (0, 4, 7, 16):
+        resumed = take(pipeline.example_draws(7, 5, draws=3, first_example=first), 5)
+        np.testing.assert_array_equal(resumed, stream[first:first + 5])
+    assert not np.array_equal(stream[:7], stream[7:14])
+    assert not np.array_equal(stream[:7], take(pipeline.example_draws(7, 6, draws=3), 7))
+
+
+def test_draws_of_no_number():
+    with pytest.raises(InvalidArgumentError, match='draws=0'):
+        pipeline.example_draws(7, 5, draws=0)

@@ -22,7 +22,7 @@ import tf_slim as slim
 import datasets
 from models.digits import digits, digits_arg_scope
 from towers.compat import mend_slim
-from towers.errors import LogFileError
+from towers.errors import InvalidArgumentError, LogFileError
 import train
 
 TRAIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'train.py')
@@ -272,6 +272,7 @@ def refusal(capsys, *argv):
     ('--decay=exponential', '--decay=exponential needs --decay_epochs'),
     ('--stop_at_accuracy=0.9', '--stop_at_accuracy is looked at when there is an evaluation: give '
      '--eval_steps'),
+    ('--batch_norm_decay=-0.5', '--batch_norm_decay=-0.5: expected 0 to 1, or -1'),
     ('--average_decay=1', '--average_decay=1 would never follow the weights: give less'),
     ('--plan_only --audit_runtime', '--plan_only runs nothing, so there is nothing for '
      '--audit_runtime to check'),
@@ -846,3 +847,46 @@ def test_a_damaged_newest_checkpoint_is_named_and_passed_over_when_told(runner, 
     assert 'going on from %s/model.ckpt-27\n' % folder in run.stdout
     assert names_that_differ(values_of(reference.train_dir, 30), values_of(folder, 30)) == []
     assert untimed(metrics(folder)) == untimed(metrics(reference.train_dir))
+
+
+# ---- comparing runs ------------------------------------------------------------------------------
+
+def rate_of(*argv):
+    """The peak rate of flags, on two towers unless they say otherwise."""
+    with flagsaver.flagsaver():
+        train.FLAGS.unparse_flags()
+        train.parse_flags(['train.py'] + list(argv))
+        return train.make_learning_rate(train.FLAGS.num_towers, 1437, 10).peak
+
+
+def test_the_rate_grows_with_the_batch_it_is_meant_for():
+    assert rate_of('--lr_scaling=linear') == pytest.approx(0.002)
+    assert rate_of('--lr_scaling=linear', '--base_batch_size=25') == pytest.approx(0.004)
+    assert rate_of('--lr_scaling=sqrt', '--base_batch_size=25', '--num_towers=1') == (
+        pytest.approx(0.002))
+    with pytest.raises(InvalidArgumentError, match='--batch_size=100 is no multiple of '
+                                           '--base_batch_size=30'):
+        rate_of('--base_batch_size=30')
+
+
+def test_runs_of_one_seed_begin_alike_and_see_the_same_on_any_number_of_towers(runner, tmp_path):
+    found = []
+    for name, argv in (('one', ['--num_towers=1', '--batch_size=20', '--train_steps=8']),
+                       ('four', ['--num_towers=4', '--batch_size=80', '--train_steps=2']),
+                       ('seed', ['--num_towers=1', '--batch_size=20', '--train_steps=8',
+                                 '--seed=2'])):
+        argv = argv + ['--fingerprint', '--log_every=%d' % (int(argv[2].split('=')[1]) // 2),
+                       '--summary_steps=0']
+        folder = tmp_path / name
+        # Stopped half-way and gone on with: the checksum counts on from where it was.
+        half = [flag if not flag.startswith('--train_steps') else
+                '--train_steps=%d' % (int(flag.split('=')[1]) // 2) for flag in argv]
+        runner.run(folder, half)
+        runner.run(folder, argv)
+        lines = metrics(folder)
+        assert lines[0]['step'] == 0 and lines[-1]['examples'] == 160
+        found.append((lines[0]['initial_weights'],
+                      [line['examples_checksum'] for line in lines[1:]]))
+    assert len(found[0][1]) == 2
+    assert found[0] == found[1]
+    assert found[0][0] != found[2][0] and found[0][1][0] != found[2][1][0]

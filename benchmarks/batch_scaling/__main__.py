@@ -4,115 +4,126 @@ Runs train.py once an arm and seed, and writes table, CSV and picture. Ctrl-C st
 command goes on with it; what is finished is not run again. `arms.py` says what is compared.
 """
 
+import argparse
 import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from absl import app, flags  # noqa: E402
-
 from benchmarks.batch_scaling import arms, claim, report, results, runs  # noqa: E402
 from benchmarks.batch_scaling.display import Display  # noqa: E402
 import datasets  # noqa: E402
+from models import registry  # noqa: E402
 from towers.errors import TowersError  # noqa: E402
 
-FLAGS = flags.FLAGS
-flags.DEFINE_string('model', 'inception_resnet_v2', 'network by name')
-flags.DEFINE_string('dataset', 'digits', 'data set by name')
-flags.DEFINE_string('data_dir', '', 'folder of the data set, for one that is not part of this')
-flags.DEFINE_integer('image_size', None, 'height and width in pixels; default: 75 for '
-                     'inception_resnet_v2, its smallest, else what the network asks for')
-flags.DEFINE_float('aux_loss_weight', None, 'of auxiliary logits; default: none for '
-                   'inception_resnet_v2 below its 107 pixels, else as in train.py')
-flags.DEFINE_integer('num_towers', 4, 'N', lower_bound=2)
-flags.DEFINE_integer('batch_size', 25, 'B, examples a tower', lower_bound=1)
-flags.DEFINE_float('learning_rate', 0.0005, 'r, the rate of 1 x B', lower_bound=0)
-flags.DEFINE_enum('optimizer', 'adam', ['adam', 'momentum', 'sgd', 'rmsprop'], 'update rule')
-flags.DEFINE_enum('reduction', 'mean', ['mean', 'sum'], "gradient applied; under 'sum' momentum's "
-                  'and SGD\'s rates are N times what the arms say')
-flags.DEFINE_list('warmup_epochs', '0', 'lengths of the warm-up: arms whose rate is scaled run '
-                  "with each; '0,1' for without and with")
-flags.DEFINE_float('batch_norm_decay', 0.9, "of batch norm's moving averages at batch B; -1: the "
-                   "network's own, which wants 10,000s of steps for the inceptions")
-flags.DEFINE_float('epochs', 3, 'passes over the data, rounded to full batches of N B between '
-                   'evaluations', lower_bound=0)
-flags.DEFINE_integer('examples', None, 'examples that each arm sees, instead of --epochs; rounded '
-                     'likewise', lower_bound=1)
-flags.DEFINE_integer('evaluations', 6, 'how often an arm is evaluated', lower_bound=1)
-flags.DEFINE_integer('seeds', 2, 'how many seeds', lower_bound=1)
-flags.DEFINE_list('arms', '', "a subset: 'one,sqrt'; default: all of %s" % ', '.join(arms.ARMS))
-flags.DEFINE_float('accuracy', 0.9, "of the table's column 'examples to'", lower_bound=0,
-                   upper_bound=1)
-flags.DEFINE_string('directory', '', "folder of the runs; default: 'runs/scaling-<model>'")
-flags.DEFINE_string('results', '', 'folder for table, CSV and picture; default: --directory')
-flags.DEFINE_boolean('plots', True, 'draw the picture, which takes matplotlib')
-flags.DEFINE_boolean('keep_checkpoints', False, 'leave the checkpoints of finished runs')
-flags.DEFINE_boolean('report_only', False, 'run nothing: table, CSV and picture of what is there')
+
+def parse(argv):
+    """The options of the command line."""
+    parser = argparse.ArgumentParser('make scaling', description=__doc__,
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add = parser.add_argument
+    add('--model', default='inception_resnet_v2', help='network by name')
+    add('--dataset', default='digits', help='data set by name')
+    add('--data_dir', default='', help='folder of the data set, for one that is not part of this')
+    add('--image_size', type=_whole, help='height and width in pixels; if not given, the smallest '
+        'of a network with auxiliary logits (75), else what the network asks for')
+    add('--aux_loss_weight', type=float, help='of auxiliary logits; if not given, none where the '
+        'image is too small for them, else as in train.py')
+    add('--num_towers', type=_whole, default=4, help='N')
+    add('--batch_size', type=_whole, default=25, help='B, examples a tower')
+    add('--learning_rate', type=float, default=0.0005, help='r, the rate of 1 x B')
+    add('--optimizer', default='adam', choices=['adam', 'momentum', 'sgd', 'rmsprop'],
+        help='update rule')
+    add('--reduction', default='mean', choices=['mean', 'sum'], help="gradient applied; under 'sum' "
+        "momentum's and SGD's rates are N times what the arms say")
+    add('--warmup_epochs', type=_numbers, default=[0.], help='lengths of the warm-up: arms whose '
+        "rate is scaled run with each; '0,1' for without and with")
+    add('--batch_norm_decay', type=float, default=0.9, help="of batch norm's moving averages at "
+        "batch B; -1: the network's own, which wants 10,000s of steps for the inceptions")
+    add('--epochs', type=float, default=3., help='passes over the data, rounded to full batches of '
+        'N B between evaluations')
+    add('--examples', type=_whole, help='examples that each arm sees, instead of --epochs; rounded '
+        'likewise')
+    add('--evaluations', type=_whole, default=6, help='how often an arm is evaluated')
+    add('--seeds', type=_whole, default=2, help='how many seeds')
+    add('--arms', type=lambda text: text.split(','), help='a subset, such as one,sqrt; if not '
+        'given, all of ' + ', '.join(arms.ARMS))
+    add('--accuracy', type=float, default=0.9, help="of the table's column 'examples to'")
+    add('--directory', help="folder of the runs; if not given, 'runs/scaling-<model>'")
+    add('--results', help='folder for table, CSV and picture; if not given, --directory')
+    add('--noplots', dest='plots', action='store_false', help='draw no picture, which takes '
+        'matplotlib')
+    add('--keep_checkpoints', action='store_true', help='leave the checkpoints of finished runs')
+    add('--report_only', action='store_true', help='run nothing: table, CSV and picture of what '
+        'is there')
+    options = parser.parse_args(argv)
+    if options.num_towers < 2:
+        parser.error('--num_towers=%d: the claim is about 2 or more' % options.num_towers)
+    if not options.learning_rate > 0:
+        parser.error('--learning_rate=%g: expected more than 0' % options.learning_rate)
+    options.directory = options.directory or os.path.join('runs', 'scaling-' + options.model)
+    options.results = options.results or options.directory
+    return options
 
 
-def main(unused_argv):
-    """Runs what is left, and reports."""
+def main(options):
+    """Runs what is left, reports, and returns the exit status."""
+    if options.plots:
+        from benchmarks.charts import pyplot  # pylint: disable=import-outside-toplevel
+        pyplot()  # what is missing should be told before an hour, not after it
     try:
-        settings = settings_of_flags()
-        the_arms = arms.make_arms(settings, [name for name in FLAGS.arms if name])
-        directory = FLAGS.directory or os.path.join('runs', 'scaling-' + FLAGS.model)
-        the_runs = arms.make_runs(settings, the_arms, directory)
-        if FLAGS.plots:
-            from benchmarks.charts import pyplot  # pylint: disable=import-outside-toplevel
-            pyplot()  # what is missing should be told before an hour, not after it
-        runner = None
+        settings = make_settings(options)
+        the_runs = arms.make_runs(settings, arms.make_arms(settings, options.arms),
+                                  options.directory)
         runs.check_folders(the_runs)
-        if not FLAGS.report_only:
+        runner = None
+        if not options.report_only:
             runner = runs.Runner(the_runs, settings.examples,
                                  Display(len(the_runs), settings.examples),
-                                 FLAGS.keep_checkpoints)
+                                 options.keep_checkpoints)
             runner.run()
     except TowersError as error:
-        sys.stderr.write('batch_scaling: %s\n' % error)
-        sys.exit(2)
+        sys.stderr.write('make scaling: %s\n' % error)
+        return 2
     found = [results.run_result(run, *runs.status(run, settings.examples)) for run in the_runs]
-    write(found, settings, FLAGS.results or directory)
+    write(found, settings, options)
     if runner is not None and runner.stopped:
-        sys.exit(130)
-    if any(result.status == runs.FAILED for result in found):
-        sys.exit(1)
+        return 130
+    return 1 if any(result.status == runs.FAILED for result in found) else 0
 
 
-def settings_of_flags():
-    """The `Settings` that the flags describe; raises `TowersError` for those that make no sense."""
-    from models import registry  # pylint: disable=import-outside-toplevel
-    network = registry.get_network(FLAGS.model)
-    dataset = datasets.get_dataset(FLAGS.dataset, FLAGS.data_dir or None)
-    image_size, aux = FLAGS.image_size, FLAGS.aux_loss_weight
+def make_settings(options):
+    """The `Settings` of the options; raises `TowersError` for those that make no sense."""
+    network = registry.get_network(options.model)
+    dataset = datasets.get_dataset(options.dataset, options.data_dir or None)
+    image_size, aux = options.image_size, options.aux_loss_weight
+    smallest = network.image_sizes_without_aux
     if image_size is None:
-        image_size = (network.image_sizes_without_aux[0] if network.image_sizes_without_aux
-                      else network.default_image_size)
-    if aux is None and network.image_sizes_without_aux and image_size < network.image_sizes[0]:
+        image_size = smallest[0] if smallest else network.default_image_size
+    if aux is None and smallest and image_size < network.image_sizes[0]:
         aux = 0.
-    examples = FLAGS.examples
-    if examples is None:
-        examples = FLAGS.epochs * dataset.num_examples['train']
+    examples = options.examples or options.epochs * dataset.num_examples['train']
     return arms.Settings(
-        FLAGS.model, FLAGS.dataset, os.path.abspath(FLAGS.data_dir) if FLAGS.data_dir else '',
-        image_size, FLAGS.num_towers, FLAGS.batch_size, FLAGS.learning_rate, FLAGS.optimizer,
-        FLAGS.reduction, [float(each) for each in FLAGS.warmup_epochs],
-        None if FLAGS.batch_norm_decay < 0 else FLAGS.batch_norm_decay, aux,
-        arms.rounded_examples(examples, FLAGS.num_towers * FLAGS.batch_size, FLAGS.evaluations),
-        FLAGS.evaluations,
-        FLAGS.seeds)
+        options.model, options.dataset,
+        os.path.abspath(options.data_dir) if options.data_dir else '', image_size,
+        options.num_towers, options.batch_size, options.learning_rate, options.optimizer,
+        options.reduction, options.warmup_epochs,
+        None if options.batch_norm_decay < 0 else options.batch_norm_decay, aux,
+        arms.rounded_examples(examples, options.num_towers * options.batch_size,
+                              options.evaluations), options.evaluations, options.seeds)
 
 
-def write(found, settings, directory):
+def write(found, settings, options):
     """Prints the table and the verdict, and writes them, the CSV and the picture to a folder."""
-    os.makedirs(directory, exist_ok=True)
-    text = '\n'.join([report.table(found, FLAGS.accuracy), ''] + claim.sentences(found))
+    os.makedirs(options.results, exist_ok=True)
+    text = '\n'.join([report.table(found, options.accuracy), ''] + claim.sentences(found))
     print(text)
-    base = os.path.join(directory, 'batch_scaling')
+    base = os.path.join(options.results, 'batch_scaling')
     results.write_csv(base + '.csv', found)
     with open(base + '.txt', 'w') as opened:
         opened.write(text + '\n')
     written = [base + '.csv', base + '.txt']
-    if FLAGS.plots and any(result.points for result in found):
+    if options.plots and any(result.points for result in found):
         from benchmarks.batch_scaling import plots  # pylint: disable=import-outside-toplevel
         plots.draw(found, base + '.png', 'Network %s on data set %s, %d x %d pixels, %s' % (
             settings.model, settings.dataset, settings.image_size, settings.image_size,
@@ -121,5 +132,16 @@ def write(found, settings, directory):
     print('written: %s' % ', '.join(written))
 
 
+def _whole(text):
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError('%s is below 1' % text)
+    return number
+
+
+def _numbers(text):
+    return [float(each) for each in text.split(',')]
+
+
 if __name__ == '__main__':
-    app.run(main)
+    sys.exit(main(parse(sys.argv[1:])))

@@ -4,6 +4,7 @@ Each cell is train.py's graph in a process of its own; cells that are done are n
 (delete --directory for that). Ctrl-C stops; the same command goes on.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -12,42 +13,53 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, ROOT)
 
-from absl import app, flags  # noqa: E402
-
 from benchmarks.tower_speed import report  # noqa: E402
 
-FLAGS = flags.FLAGS
-flags.DEFINE_string('model', 'inception_resnet_v2', 'network by name')
-flags.DEFINE_integer('image_size', None, 'height and width in pixels; default: 75 for '
-                     'inception_resnet_v2, else what the network asks for')
-flags.DEFINE_list('towers', '1,2,4,8', 'numbers of towers')
-flags.DEFINE_integer('batch_size', 8, 'examples a tower where that is fixed; and, times the most '
-                     'towers, in all where that is', lower_bound=1)
-flags.DEFINE_integer('steps', 6, 'timed steps a cell', lower_bound=1)
-flags.DEFINE_integer('traces', 3, 'traced steps a cell', lower_bound=1)
-flags.DEFINE_boolean('quick', False, 'the digits network, in about a minute')
-flags.DEFINE_list('train_flags', '', "more flags of train.py: '--optimizer=sgd'")
-flags.DEFINE_string('directory', '', "folder of the cells; default: 'runs/speed-<model>'")
-flags.DEFINE_string('results', '', 'folder for table, CSV and picture; default: --directory')
-flags.DEFINE_boolean('plots', True, 'draw the picture, which takes matplotlib')
+
+def parse(argv):
+    """The options of the command line."""
+    parser = argparse.ArgumentParser('make scaling-speed', description=__doc__,
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add = parser.add_argument
+    add('--model', default='inception_resnet_v2', help='network by name')
+    add('--image_size', type=int, help='height and width in pixels; if not given, 75 for '
+        'inception_resnet_v2, else what the network asks for')
+    add('--towers', type=lambda text: [int(each) for each in text.split(',')],
+        default=[1, 2, 4, 8], help='numbers of towers')
+    add('--batch_size', type=int, default=8, help='examples a tower where that is fixed; and, times '
+        'the most towers, in all where that is')
+    add('--steps', type=int, default=6, help='timed steps a cell')
+    add('--traces', type=int, default=3, help='traced steps a cell')
+    add('--quick', action='store_true', help='the digits network, in about a minute')
+    add('--train_flags', default='', help="more flags of train.py: '--optimizer=sgd --seed=2'")
+    add('--directory', help="folder of the cells; if not given, 'runs/speed-<model>'")
+    add('--results', help='folder for table, CSV and picture; if not given, --directory')
+    add('--noplots', dest='plots', action='store_false', help='draw no picture, which takes '
+        'matplotlib')
+    options = parser.parse_args(argv)
+    for name in ('steps', 'traces', 'batch_size'):
+        if getattr(options, name) < 1:
+            parser.error('--%s=%d: expected at least 1' % (name, getattr(options, name)))
+    if options.quick:
+        options.model, options.batch_size, options.steps = 'digits', 32, 20
+    options.directory = options.directory or os.path.join('runs', 'speed-' + options.model)
+    options.results = options.results or options.directory
+    return options
 
 
-def main(unused_argv):
-    """Measures what is left, and reports."""
-    if FLAGS.plots:
+def main(options):
+    """Measures what is left, reports, and returns the exit status."""
+    if options.plots:
         from benchmarks.charts import pyplot  # pylint: disable=import-outside-toplevel
         pyplot()  # what is missing should be told before, not after
-    model = 'digits' if FLAGS.quick else FLAGS.model
-    directory = FLAGS.directory or os.path.join('runs', 'speed-' + model)
-    os.makedirs(directory, exist_ok=True)
-    cells = make_cells([int(count) for count in FLAGS.towers],
-                       32 if FLAGS.quick else FLAGS.batch_size)
+    os.makedirs(options.directory, exist_ok=True)
+    cells = make_cells(options.towers, options.batch_size)
     rows = []
     from tqdm import tqdm  # pylint: disable=import-outside-toplevel
     with tqdm(total=len(cells), unit=' cells', disable=not sys.stderr.isatty()) as bar:
         for kind, towers, batch_size in cells:
             bar.set_description('%d towers, batch %d' % (towers, batch_size))
-            cell, reason = measured(model, towers, batch_size, directory)
+            cell, reason = measured(options, towers, batch_size)
             rows.append((kind, cell, towers, batch_size, reason))
             bar.update()
             if not sys.stderr.isatty():
@@ -55,9 +67,8 @@ def main(unused_argv):
                     len(rows), len(cells), towers, batch_size,
                     'FAILED, ' + reason if cell is None else
                     '%.3g images/s' % report.figures(cell)['speed']))
-    write(rows, FLAGS.results or directory, model)
-    if any(cell is None for _, cell, _, _, _ in rows):
-        sys.exit(1)
+    write(rows, options)
+    return 1 if any(cell is None for _, cell, _, _, _ in rows) else 0
 
 
 def make_cells(counts, batch_size):
@@ -67,10 +78,10 @@ def make_cells(counts, batch_size):
     return fixed_each + fixed_all
 
 
-def measured(model, towers, batch_size, directory):
+def measured(options, towers, batch_size):
     """`(figures, '')` of a cell, from its file where it is done; or `(None, why not)`."""
-    command = cell_flags(model, towers, batch_size)
-    path = os.path.join(directory, '%d-towers-batch-%d.json' % (towers, batch_size))
+    command = cell_flags(options, towers, batch_size)
+    path = os.path.join(options.directory, '%d-towers-batch-%d.json' % (towers, batch_size))
     if os.path.exists(path):
         with open(path) as opened:
             earlier = json.load(opened)
@@ -90,35 +101,35 @@ def measured(model, towers, batch_size, directory):
     return found, ''
 
 
-def cell_flags(model, towers, batch_size):
+def cell_flags(options, towers, batch_size):
     """Arguments of `measure`: counts, and the flags of train.py."""
-    steps, traces = (20, 3) if FLAGS.quick else (FLAGS.steps, FLAGS.traces)
-    flags_of_cell = ['--model=%s' % model, '--num_towers=%d' % towers,
-                     '--batch_size=%d' % batch_size]
-    image_size = FLAGS.image_size
-    if model == 'inception_resnet_v2' and image_size is None:
-        image_size = 75
-        flags_of_cell.append('--aux_loss_weight=0')
+    found = ['%d' % options.steps, '%d' % options.traces, '--model=%s' % options.model,
+             '--num_towers=%d' % towers, '--batch_size=%d' % batch_size]
+    image_size = options.image_size
+    if options.model == 'inception_resnet_v2' and image_size is None:
+        image_size = 75  # which is too small for auxiliary logits
+        found.append('--aux_loss_weight=0')
     if image_size is not None:
-        flags_of_cell.append('--image_size=%d' % image_size)
-    return ['%d' % steps, '%d' % traces] + flags_of_cell + [f for f in FLAGS.train_flags if f]
+        found.append('--image_size=%d' % image_size)
+    return found + options.train_flags.split()
 
 
-def write(rows, directory, model):
+def write(rows, options):
     """Prints the table, and writes it, the CSV and the picture to a folder."""
-    os.makedirs(directory, exist_ok=True)
+    os.makedirs(options.results, exist_ok=True)
     text = report.table(rows)
     print(text)
-    base = os.path.join(directory, 'tower_speed')
+    base = os.path.join(options.results, 'tower_speed')
     report.write_csv(base + '.csv', rows)
     with open(base + '.txt', 'w') as opened:
         opened.write(text + '\n')
     written = [base + '.csv', base + '.txt']
-    if FLAGS.plots and any(cell is not None for _, cell, _, _, _ in rows):
-        report.draw(rows, base + '.png', '%s, %d CPU cores' % (model, os.cpu_count() or 0))
+    if options.plots and any(cell is not None for _, cell, _, _, _ in rows):
+        report.draw(rows, base + '.png', '%s, %d CPU cores' % (
+            options.model, os.cpu_count() or 0))
         written.append(base + '.png')
     print('written: %s' % ', '.join(written))
 
 
 if __name__ == '__main__':
-    app.run(main)
+    sys.exit(main(parse(sys.argv[1:])))
