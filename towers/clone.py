@@ -202,7 +202,7 @@ class Cloner:
         for name in self._devices:
             compat.set_device(self._clone(name, root), self._device_of(name, device))
         for name, groups in self._template.colocated:
-            compat.setcolocation(self._clone(name, root), [
+            compat.set_colocation(self._clone(name, root), [
                 ('loc:@' + self._clone(group[len('loc:@'):], root).name).encode()
                 for group in groups])
         for name, waits_for in self._template.controls:
