@@ -1,9 +1,9 @@
 """What of a tower's graph cannot be cloned: where a copy would not be what another call gives.
 
-A clone is the same nodes under other names. It falls short where a node is more than its name, type
-and inputs say: where it keeps state of its own (a table, a queue), calls back into Python, waits
-to be fed by whoever holds it, or shares a function's random numbers with the node it was copied
-from. There, towers are built by a call of the model function each.
+A clone is the same nodes under other names. It falls short where a node is more than its type,
+inputs and attributes say: where it keeps state of its own (a table, a queue), calls back into
+Python, or waits to be fed by whoever holds it. There, towers are built by a call of the model
+function each.
 """
 
 import tensorflow.compat.v1 as tf
@@ -34,54 +34,6 @@ def _static_shapes(inputs):
             for leaf in tf.nest.flatten(inputs, expand_composites=True)]
 
 
-def check_nodes(nodes, graph):
-    """Looks at the nodes of a tower, and at the functions that they call.
-
-    Args:
-      nodes: list of `tf.NodeDef`.
-      graph: the graph they are of.
-
-    Raises:
-      CannotClone: one of them cannot be copied.
-    """
-    for node in nodes:
-        _check_state(node, 'operation')
-    called = _functions(nodes)
-    if not called:
-        return
-    library = {each.signature.name: each for each in graph.as_graph_def().library.function}
-    seen, stack = set(), [name for name in called if name in library]
-    while stack:
-        name = stack.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        body = library[name].node_def
-        for node in body:
-            _check_state(node, 'function %s: operation' % name)
-            if has_seed(node):
-                raise CannotClone('function %s draws random numbers (%s), and all clones would '
-                                  'draw the same' % (name, node.op))
-            if node.device:
-                raise CannotClone('function %s names a device, %s' % (name, node.device))
-        stack.extend(each for each in _functions(body) if each in library)
-
-
-def _functions(nodes):
-    """Names that may be functions: those in attributes, and types of operations unknown to TF."""
-    names = set()
-    for node in nodes:
-        if not hasattr(tf.raw_ops, node.op):
-            names.add(node.op)
-        for value in node.attr.values():
-            kind = value.WhichOneof('value')
-            if kind == 'func':
-                names.add(value.func.name)
-            elif kind == 'list':
-                names.update(each.name for each in value.list.func)
-    return names
-
-
 def has_seed(node):
     """Whether a node draws random numbers by a seed of its own (0, 0 stands for none)."""
     return 'seed' in node.attr and 'seed2' in node.attr and bool(
@@ -94,7 +46,13 @@ _JOINS_OTHERS = ('Collective', 'Nccl', 'Horovod')
 _ANONYMOUS_STATE = ('Anonymous', 'IteratorFromStringHandle')
 
 
-def _check_state(node, where):
+def check_state(node, where):
+    """Raises `CannotClone` for a node that is more than its type, inputs and attributes say.
+
+    Args:
+      node: `tf.NodeDef`, of a tower or of a function.
+      where: what it is, for the text.
+    """
     reason = None
     if node.op in _FED:
         reason = 'is to be fed'

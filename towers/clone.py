@@ -12,15 +12,13 @@ are copied by `tf.import_graph_def`:
     variables and what else is from outside       stay what they are
 """
 
-import re
-import zlib
-
 import tensorflow.compat.v1 as tf
 
-from towers import cannot_clone, compat, graph_walk, nonfinite
+from towers import cannot_clone, compat, graph_walk
 from towers.cannot_clone import CannotClone
+from towers.clone_functions import FunctionCopies
+from towers.clone_template import Template, colocation, inside_text, producer_of
 from towers.errors import CloneError
-from towers.stateless_random import key_of
 from towers.tower_device import TowerDevice, follows_tower, moved, overlaps
 
 COPIES = ('auto', 'clone', 'reuse')
@@ -88,20 +86,21 @@ class Cloner:
         self._tower = tower
         self._shards = shards
         self._shared = shared
-        self._random_keys = random_keys
         self._graph = tf.get_default_graph()
         self._root = tower.name_scope
-        self._in_text = re.compile(r'(?<![\w.\-])' + re.escape(self._root))
+        self._in_text = inside_text(self._root)
         outputs = [tower.loss, tower.data_loss, tower.predictions, tower.metrics, tower.updates,
                    [gradient for gradient, _ in tower.gradients]]
         nodes, outside = self._needed(_operations(outputs))
         self._nodes = {op.name: nodes[op.name] for op in made if op.name in nodes}
-        cannot_clone.check_nodes(self._nodes.values(), self._graph)
+        for node in self._nodes.values():
+            cannot_clone.check_state(node, 'operation')
+        functions = FunctionCopies(list(self._nodes.values()), self._graph, tower.device)
         cannot_clone.check_outside(
             outside, made, shared, self._root,
             {leaf.op.name for leaf in _leaves(shards.inputs[0])}, self._graph)
         self._devices = self._tell_devices()
-        self._make_template()
+        self._template = Template(self._nodes, self._root, functions, random_keys, self._graph)
 
     def tower(self, index, device, scope):
         """The clone with that number, on that device: a `Tower`.
@@ -113,9 +112,9 @@ class Cloner:
         """
         with tf.name_scope(scope) as root:
             pass
-        self._adapt_template(index, root)
+        self._template.adapt(index, root, device)
         with tf.device(None), tf.device(TowerDevice(device)):
-            tf.import_graph_def(self._template, self._inputs_from_outside(index), name=root)
+            tf.import_graph_def(self._template.graph_def, self._inputs_from_outside(index), name=root)
         self._finish(device, root)
         tower = self._tower
 
@@ -143,8 +142,8 @@ class Cloner:
                 outside.add(name)
                 continue
             node = nodes[name] = self._graph.get_operation_by_name(name).node_def
-            stack.extend(_producer(text) for text in node.input)
-            stack.extend(group[len('loc:@'):] for group in _colocation(node))
+            stack.extend(producer_of(text) for text in node.input)
+            stack.extend(group[len('loc:@'):] for group in colocation(node))
         return nodes, outside
 
     def _tell_devices(self):
@@ -158,7 +157,7 @@ class Cloner:
             if not node.device:
                 devices[name] = ''
                 continue
-            beside = next((group[len('loc:@'):] for group in _colocation(node)
+            beside = next((group[len('loc:@'):] for group in colocation(node)
                            if group != 'loc:@' + name), None)
             follows = None if beside else follows_tower(self._graph.get_operation_by_name(name))
             if beside is None and follows is None:
@@ -184,93 +183,7 @@ class Cloner:
         raise CannotClone('operation %s was put on %s by a device function, or by the name of '
                           "an operation's device" % (name, node.device))
 
-    # ---- the graph to be imported ---------------------------------------------------------------
-
-    def _make_template(self):
-        """The copied nodes as a `GraphDef`, and where it has to be adapted to a tower."""
-        self._template = tf.GraphDef()
-        self._template.versions.CopyFrom(self._graph.graph_def_versions)
-        self._outside = {}      # 'name:0' of a tensor from outside -> its key in the input map
-        self._controls = []     # (name, names of operations from outside that it waits for)
-        self._colocated = []    # (name, its colocation groups)
-        self._texts = []        # (function that sets a text, the text in the first tower)
-        self._seeds, self._keys, self._messages = [], [], []
-        for name, original in self._nodes.items():
-            node = self._template.node.add()
-            node.CopyFrom(original)
-            node.name = name[len(self._root):]
-            if self._in_text.search(node.name):
-                self._texts.append((_setter(node, 'name'), node.name))
-            node.device = ''
-            self._take_inputs(node, name, original)
-            groups = _colocation(node)
-            if groups:
-                del node.attr['_class']
-                self._colocated.append((name, groups))
-            self._note_attributes(node, name)
-        if self._template.ByteSize() >= 2 ** 31 - 2 ** 20:
-            raise CannotClone('its graph is larger than 2 GB')
-
-    def _take_inputs(self, node, name, original):
-        del node.input[:]
-        waits_for = []
-        for text in original.input:
-            producer = _producer(text)
-            if producer in self._nodes:
-                text = text.replace(self._root, '', 1)
-                if self._in_text.search(text):
-                    self._texts.append((_element_setter(node.input, len(node.input)), text))
-            elif text.startswith('^'):
-                waits_for.append(producer)
-                continue
-            else:
-                tensor = text if ':' in text else text + ':0'
-                text = self._outside.setdefault(tensor, '__outside__/%d:0' % len(self._outside))
-            node.input.append(text)
-        if waits_for:
-            self._controls.append((name, waits_for))
-
-    def _note_attributes(self, node, name):
-        if cannot_clone.has_seed(node):
-            self._seeds.append((node.attr['seed2'], node.attr['seed'].i, node.attr['seed2'].i))
-        if name in self._random_keys:
-            self._keys.append((node.attr['value'].tensor, self._random_keys[name]))
-        if node.op == 'CheckNumerics':
-            self._messages.append((node.attr['message'], node.attr['message'].s.decode()))
-            return
-        if node.op == 'Const' and node.attr['dtype'].type == tf.string.as_datatype_enum:
-            strings = node.attr['value'].tensor.string_val  # of an assertion, say
-            self._note_texts((_element_setter(strings, i), text) for i, text in enumerate(strings))
-        for value in node.attr.values():
-            # Frames of loops, names of TensorArrays and of what else is told apart by them.
-            if value.WhichOneof('value') == 's' and value.s:
-                self._note_texts([(_setter(value, 's'), value.s)])
-        if '_XlaScope' in node.attr:  # XLA makes one cluster of what has one scope
-            value = node.attr['_XlaScope']
-            value.s += b'_' + self._root.encode()
-            self._texts.append((_setter(value, 's'), value.s))
-
-    def _note_texts(self, texts):
-        for setter, text in texts:
-            try:
-                decoded = text.decode()
-            except UnicodeDecodeError:
-                continue
-            if self._in_text.search(decoded):
-                self._texts.append((setter, text))
-
-    def _adapt_template(self, index, root):
-        for setter, text in self._texts:
-            setter(self._in_text.sub(root, text) if isinstance(text, str)
-                   else self._in_text.sub(root, text.decode()).encode())
-        for value, seed, seed2 in self._seeds:
-            # Not by the op's name: two ops with equal seeds have equal numbers in the clone too.
-            value.i = zlib.crc32(('%d %d tower %d' % (seed, seed2, index)).encode()) or 1
-        for tensor, random_op in self._keys:
-            key = key_of(self._in_text.sub(root, random_op), self._graph.seed)
-            tensor.CopyFrom(tf.make_tensor_proto(key, tf.int64, []))
-        for value, message in self._messages:
-            value.s = nonfinite.message_of_tower(message, index).encode()
+    # ---- the import -----------------------------------------------------------------------------
 
     def _inputs_from_outside(self, index):
         """{key in the template: tensor}: shards and their weights become those of the clone."""
@@ -280,21 +193,19 @@ class Cloner:
         if isinstance(self._shards.weights[0], tf.Tensor):
             exchanged[self._shards.weights[0].name] = self._shards.weights[index]
         # Each of these tensors is the only one of its operation.
-        self._exchanged = {_producer(first): other.op for first, other in exchanged.items()}
+        self._exchanged = {producer_of(first): other.op for first, other in exchanged.items()}
         return {key: exchanged.get(name) if name in exchanged
-                else self._graph.get_tensor_by_name(name) for name, key in self._outside.items()}
-
-    # ---- the imported graph ---------------------------------------------------------------------
+                else self._graph.get_tensor_by_name(name) for name, key in self._template.outside.items()}
 
     def _finish(self, device, root):
         """What an import cannot be told: devices, colocations and control inputs from outside."""
         for name in self._devices:
             compat.set_device(self._clone(name, root), self._device_of(name, device))
-        for name, groups in self._colocated:
+        for name, groups in self._template.colocated:
             compat.set_colocation(self._clone(name, root), [
                 ('loc:@' + self._clone(group[len('loc:@'):], root).name).encode()
                 for group in groups])
-        for name, waits_for in self._controls:
+        for name, waits_for in self._template.controls:
             compat.add_control_inputs(self._clone(name, root), [
                 self._clone(other, root) for other in waits_for])
 
@@ -353,26 +264,3 @@ def _map_leaves(function, nest):
             return tf.nest.map_structure(on_leaf, leaf, expand_composites=True)
         return leaf  # a number, say
     return tf.nest.map_structure(on_leaf, nest)
-
-
-def _producer(text):
-    """The operation that an input of a NodeDef comes from: of 'a:1' and of '^a' it is a."""
-    return text.lstrip('^').split(':')[0]
-
-
-def _colocation(node):
-    """The colocation groups of a NodeDef, as strings 'loc:@name'."""
-    if '_class' not in node.attr:
-        return []
-    return [group.decode() for group in node.attr['_class'].list.s
-            if group.startswith(b'loc:@')]
-
-
-def _setter(message, field):
-    return lambda text: setattr(message, field, text)
-
-
-def _element_setter(texts, position):
-    def set_element(text):
-        texts[position] = text
-    return set_element

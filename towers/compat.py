@@ -23,6 +23,8 @@ Names that are not public API, and why each is needed:
   of a tower's graph has to know which device scope an operation got its device from, and to set
   what `tf.import_graph_def` cannot be told: devices and colocations beside operations outside of
   what is imported, and control inputs from there.
+* `_get_function` of a graph: the device scopes in the body of a function, for the same purpose, are
+  not in its definition.
 * `_lr` and `_learning_rate` of TF's optimizers: no public call tells an optimizer's rate, and the
   plan shows it. Where neither is there the plan says that it does not know.
 """
@@ -372,6 +374,13 @@ def set_colocation(op, groups):
 def add_control_inputs(op, others):
     """Makes a finished operation wait for others."""
     op._add_control_inputs(others)  # pylint: disable=protected-access
+
+
+def function_operations(graph, name):
+    """{name: operation} of the body of a function of the graph; empty where TF does not keep it."""
+    function = graph._get_function(name)  # pylint: disable=protected-access
+    body = getattr(function, 'graph', None)
+    return {} if body is None else {op.name: op for op in body.get_operations()}
 
 
 # ---- Checkpoints --------------------------------------------------------------------------------

@@ -155,10 +155,10 @@ class TowerBuilder:
                 self._add_up_registered(output.loss.dtype)
         gradients = []
         if self._optimizer is not None:
-            # Even shards: divided once, so that the sum over N towers has a scale of exactly 1.
-            scale = (factor / len(shards.inputs) if shards.is_even
-                     else shards.weights[index] * factor)
             with tf.name_scope(root), tf.device(TowerDevice(device)):
+                # Even shards: divided once, so that the sum over N towers has a scale of exactly 1.
+                scale = (factor / len(shards.inputs) if shards.is_even
+                         else shards.weights[index] * factor)
                 gradients = self._gradients(data_loss, scale)
                 if self._check_numerics:
                     gradients = checked_gradients(gradients, data_loss, index)
