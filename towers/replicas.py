@@ -58,11 +58,12 @@ class Replicas:
             copies = [there.get(name) for name in names]
             if all(copy is None for copy in copies):
                 copies = _make_copies(variable, names, self.devices[1:])
-            elif None in copies or [copy.device for copy in copies] != list(self.devices[1:]):
+            elif [copy is not None and copy.device for copy in copies] != list(self.devices[1:]):
                 raise DeviceError(
                     'variable %s has copies on %s already, of an earlier build, and is to have '
                     'some on %s: build both for the same towers.' % (
-                        variable.op.name, ', '.join(each.device for each in copies if each),
+                        variable.op.name,
+                        ', '.join(copy.device for copy in copies if copy is not None),
                         ', '.join(self.devices[1:])))
             self._copies[variable.op.name] = copies
             self._origin.update((copy.op.name, variable) for copy in copies)
@@ -174,7 +175,7 @@ class Replicas:
                     "the optimizer makes slot %s for a copy of %s, which has no such slot of its "
                     "own to copy: use a new optimizer, and one that makes the same slots for "
                     "every variable, or another variable_device than 'replicated'."
-                    % (kwargs['name'], origin.op.name))
+                    % (kwargs['name'].rstrip('/'), origin.op.name))
             first, value = values[origin.op.name][number]
             kwargs.update(initial_value=_any_value(first), dtype=first.dtype.base_dtype,
                           trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES])
