@@ -35,7 +35,7 @@ FLAGS = flags.FLAGS
 GROUPS = collections.OrderedDict([
     ('What is trained', ['mode', 'model', 'dataset', 'data_dir', 'image_size', 'weight_decay',
                          'aux_loss_weight', 'batch_norm_decay', 'augment_shift', 'init_from']),
-    ('Towers', ['num_towers', 'devices', 'batch_size', 'reduction', 'variable_device',
+    ('Towers', ['num_towers', 'devices', 'batch_size', 'reduction', 'variable_device', 'all_reduce',
                 'copies', 'update_ops']),
     ('Optimizer', ['optimizer', 'momentum', 'clip_norm', 'base_learning_rate', 'base_batch_size',
                    'lr_scaling', 'warmup_epochs', 'decay', 'decay_epochs', 'decay_rate',
@@ -68,8 +68,12 @@ flags.DEFINE_string('devices', '', "the towers' devices by name, instead of --nu
 flags.DEFINE_integer('batch_size', 100, 'examples a step, over all towers together', lower_bound=1)
 flags.DEFINE_enum('reduction', 'sum', ['sum', 'mean'], "gradient applied: the towers' sum, or that "
                   'of the mean loss of the whole batch')
-flags.DEFINE_string('variable_device', '', "where variables live: a device, or 'balanced'; empty: "
-                    'the CPU, or the GPU when there is just one')
+flags.DEFINE_string('variable_device', '', "where variables live: a device, 'balanced', or "
+                    "'replicated' (a copy on every tower); empty: the CPU, or the GPU when there "
+                    'is just one')
+flags.DEFINE_enum('all_reduce', 'copy', ['copy', 'collective', 'nccl'], 'how the gradients get to '
+                  "every tower's copy, with --variable_device=replicated: added on one tower each "
+                  "and sent to the others; by TF's ring; by NCCL (GPUs of one machine)")
 flags.DEFINE_enum('copies', 'auto', ['auto', 'clone', 'reuse'], 'towers after the first: clones of '
                   'its graph, a call of the model each, or clones where that gives the same')
 flags.DEFINE_enum('update_ops', 'first', ['first', 'all', 'none'],
@@ -192,7 +196,8 @@ def build_job(network, dataset, with_evaluation):
         variable_device=FLAGS.variable_device or None, update_ops=FLAGS.update_ops,
         transform_gradients=clip if FLAGS.clip_norm else None, global_step=global_step,
         learning_rate=rate, check_devices=not FLAGS.plan_only,
-        check_numerics=FLAGS.check_numerics, stateless_random=True, copies=FLAGS.copies)
+        check_numerics=FLAGS.check_numerics, stateless_random=True, copies=FLAGS.copies,
+        all_reduce=FLAGS.all_reduce if FLAGS.variable_device == 'replicated' else None)
     train_op, weights = built.train_op, contextlib.nullcontext()
     if FLAGS.average_decay:
         averages = WeightAverages(FLAGS.average_decay, global_step)
@@ -480,6 +485,7 @@ def contradiction(given):
     if FLAGS.plan_only and FLAGS.audit_runtime:
         return '--plan_only runs nothing, so there is nothing for --audit_runtime to check'
     return (only_with('momentum', 'optimizer', ['momentum', 'rmsprop'])
+            or only_with('all_reduce', 'variable_device', ['replicated'])
             or only_with('decay_epochs', 'decay', ['exponential', 'cosine'])
             or only_with('decay_rate', 'decay', ['exponential'])
             or only_with('predictions', 'mode', ['predict'])

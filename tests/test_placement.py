@@ -187,8 +187,8 @@ def test_a_device_function_sees_each_kind_of_variable(resource):
 def test_no_type_for_a_variable_device(value):
     with pytest.raises(InvalidArgumentError) as caught:
         Placement(value, CPUS)
-    assert str(caught.value) == ("variable_device=%r: expected None, a device name, 'balanced', or "
-                                 'a device function.' % (value,))
+    assert str(caught.value) == ("variable_device=%r: expected None, a device name, 'balanced', "
+                                 "'replicated', or a device function." % (value,))
 
 
 @pytest.mark.parametrize('value', ['', 'Balanced', '/cpu', 'ps'])

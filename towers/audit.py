@@ -56,10 +56,10 @@ def audit(built, run_metadata=None):
         with `tf.RunOptions(output_partition_graphs=True)`, to check what was really placed.
 
     Returns:
-      `Audit`. Broken are: a variable or slot off its device; an operation or gradient operation
-      of a tower on another device, unless it reads or writes a variable there. Notes are:
-      variables that only some towers use, trainable variables without a gradient, operations
-      beside their variable.
+      `Audit`. Broken are: a variable, a copy of one, or a slot off its device; an operation or
+      gradient operation of a tower on another device, unless it reads or writes a variable there.
+      Notes are: variables that only some towers use, trainable variables without a gradient,
+      operations beside their variable, what copies of variables take.
 
     Raises:
       InvalidArgumentError: `run_metadata` without partition graphs.
@@ -75,6 +75,11 @@ def audit(built, run_metadata=None):
             variable, ', '.join(map(str, towers))))
     if built.plan.without_gradient:
         notes.append('no gradient, hence never trained: ' + _some(built.plan.without_gradient))
+    if built.replicas is not None:
+        notes.append('%d copies of trainable variables, and their %d slots, take %s on %s' % (
+            len(built.replicas.variables), len(built.replicas.slots),
+            _bytes(built.replicas.bytes()),
+            ', '.join(short_name(device) for device in built.devices[1:])))
     if run_metadata is not None:
         _check_runtime(built, run_metadata, broken, notes)
     return Audit(broken, notes, _copies(operations))
@@ -100,10 +105,30 @@ def _check_variables(built, device_of, broken, notes):
         if owner is not None and device_of(slot) != device_of(owner):
             broken.append('slot %s is on %s, its variable on %s' % (
                 slot.op.name, _named(device_of(slot)), _named(device_of(owner))))
+    if built.replicas is not None:
+        _check_copies(built, device_of, broken)
+
+
+def _check_copies(built, device_of, broken):
+    for variable in built.variables:
+        for tower in built.towers[1:]:
+            copy = built.replicas.replica_of(variable, tower.index)
+            if copy is not variable and device_of(copy) != tower.device:
+                broken.append("tower %d's copy of %s is on %s, not on %s" % (
+                    tower.index, variable.op.name, _named(device_of(copy)),
+                    short_name(tower.device)))
+    by_name = {copy.op.name: copy for copy in built.replicas.variables}
+    for slot in built.replicas.slots:
+        owner = owner_by_name(slot.op.name, by_name)
+        if device_of(slot) != device_of(owner):
+            broken.append('slot %s is on %s, its copy of the variable on %s' % (
+                slot.op.name, _named(device_of(slot)), _named(device_of(owner))))
 
 
 def _check_operations(built, operations, broken, notes):
     by_name = {variable.op.name for variable in built.variables}
+    if built.replicas is not None:
+        by_name |= {copy.op.name for copy in built.replicas.variables}
     for tower in built.towers:
         stray, beside = [], []
         for op in operations:

@@ -5,6 +5,7 @@ import inspect
 
 import tensorflow.compat.v1 as tf
 
+from towers.all_reduce import all_reduce as reduce_gradients, check_all_reduce
 from towers.clone import COPIES, build_all
 from towers.combination import combine_gradients
 from towers.devices import resolve_devices
@@ -12,6 +13,7 @@ from towers.errors import InvalidArgumentError, ModelFunctionError, NameScopeErr
 from towers.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.placement import Placement, only_device
 from towers.plan import make_plan
+from towers.replicas import Replicas, check_no_copies
 from towers.shards import split_batch
 from towers.tower import TowerBuilder
 from towers.update import apply_update, checked_transform
@@ -24,7 +26,7 @@ UPDATE_TOWERS = ('first', 'all', 'none')
 class BuiltTowers(collections.namedtuple('BuiltTowers', [
         'train_op', 'loss', 'predictions', 'metrics', 'gradients', 'variables', 'slots', 'towers',
         'regularization_loss', 'global_step', 'devices', 'placement', 'direct_variables',
-        'plan'])):
+        'plan', 'replicas'])):
     """What `build_towers` made.
 
     Attributes:
@@ -43,6 +45,8 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
       placement: `Placement` of the variables.
       direct_variables: those shared by order of creation, for `reuse=` of a later build.
       plan: `Plan`; print it.
+      replicas: `Replicas`: the other towers' copies of the trainable variables; None where there
+        is one set.
     """
     __slots__ = ()
 
@@ -55,7 +59,7 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
                  var_list=None, transform_gradients=None, global_step=None, regularization='auto',
                  update_ops='first', learning_rate=None, check_devices=True,
                  allow_repeated_devices=False, check_numerics=False, stateless_random=False,
-                 copies='auto'):
+                 copies='auto', all_reduce=None):
     """Copies a model onto several devices and trains the copies as one, data-parallel.
 
     The batch is cut into one shard a tower on the CPU; each tower computes its shard's loss and
@@ -80,7 +84,14 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
       remainder: a batch that does not divide: `'error'`, `'weight'` (uneven shards, weighted by
         their size), or `'drop'`; see `split_batch`.
       variable_device: None (`/cpu:0`; the GPU when there is just one), a device name,
-        `'balanced'`, or a device function.
+        `'balanced'`, `'replicated'`, or a device function. `'replicated'`: each tower has its own
+        copy of every trainable variable (the model's own is the first tower's), and updates it
+        with the combined gradient. The same numbers, the same checkpoints; the copies are local
+        variables, so a plain session runs `tf.local_variables_initializer()` after it has restored
+        a checkpoint (`MonitoredSession` does by itself), and a program that writes weights itself
+        runs `built.replicas.refresh()`, made when the graph is built, after it. An optimizer whose
+        `apply_gradients` mixes variables (a global norm) would see each one N times: do that in
+        `transform_gradients`. Without an optimizer no copies are made.
       variable_scope: the model's variables go under a scope of this name; None adds none.
       reuse: for the first tower: None, True or `tf.AUTO_REUSE` as in `tf.variable_scope`; or what
         an earlier `build_towers` returned, to share its variables, direct ones included.
@@ -113,6 +124,9 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
         tensors. `'auto'` clones where that gives what calls would give; where it cannot it calls,
         and the plan says why: shards of different static sizes, tables, queues, placeholders and
         Python functions made by the model function, random ops in functions of control flow v2.
+      all_reduce: for `variable_device='replicated'`: `'copy'` (the default: each sum is made on one
+        of the towers and sent to the others), `'collective'` (TF's ring) or `'nccl'` (GPUs of one
+        machine); see `all_reduce`.
 
     Returns:
       `BuiltTowers`.
@@ -129,13 +143,18 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
     if stateless_random and global_step is None:
         raise InvalidArgumentError('stateless_random=True needs a global_step to draw by.')
     _check_name_scopes(graph, name, len(names))
-    placement = Placement(variable_device, names)
+    placement = Placement(variable_device, names, all_reduce, optimizer is not None)
+    if all_reduce is not None:
+        check_all_reduce(all_reduce, names)
     shares_earlier = isinstance(reuse, BuiltTowers)
+    replicas = Replicas(names) if placement.all_reduce is not None else None
+    if replicas is not None and shares_earlier:
+        _check_earlier_has_copies(reuse)
     builder = TowerBuilder(
         model_fn, optimizer, placement, graph, var_list, regularization, variable_scope,
         reuse=True if shares_earlier else reuse,
         earlier=reuse.direct_variables if shares_earlier else (), check_numerics=check_numerics,
-        random_step=global_step if stateless_random else None)
+        random_step=global_step if stateless_random else None, replicas=replicas)
     with builder.undone_on_error():
         # No padding for evaluation: there an empty shard is an empty part of the predictions.
         shards = split_batch(inputs, len(names), remainder, pad_empty=optimizer is not None)
@@ -149,18 +168,25 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
             metrics = merge_metrics([tower.metrics for tower in towers], shards.weights)
         gradients, train_op, slots = [], None, []
         if optimizer is not None:
+            of_towers = [tower.gradients for tower in towers]
             with tf.name_scope('combine_gradients'):
-                gradients = combine_gradients([tower.gradients for tower in towers]
-                                              + builder.regularization_gradients(factor))
+                others, on_towers = builder.regularization_gradients(factor), None
+                if replicas is None:
+                    check_no_copies(builder.trainable)
+                    gradients = combine_gradients(of_towers + others)
+                else:
+                    gradients, on_towers = reduce_gradients(placement.all_reduce, of_towers,
+                                                            others, names)
             gradients = checked_transform(transform_gradients, gradients, placement)
             train_op, slots = apply_update(
                 optimizer, gradients, global_step, placement, builder.variables,
-                after=[loss] + _updates(towers, update_ops))
+                after=[loss] + _updates(towers, update_ops), replicas=replicas,
+                on_towers=on_towers)
     plan = make_plan(builder, towers, shards, placement, gradients, optimizer, reduction,
                      remainder, update_ops, learning_rate, how_built)
     return BuiltTowers(train_op, loss, predictions, metrics, gradients, builder.variables, slots,
                        towers, builder.regularization_loss, global_step, names, placement,
-                       builder.direct_variables, plan)
+                       builder.direct_variables, plan, replicas)
 
 
 def _check_arguments(model_fn, optimizer, reduction, regularization, update_ops, var_list,
@@ -200,6 +226,14 @@ def check_optimizer(optimizer):
             'optimizer=%r has no compute_gradients(loss, var_list) and apply_gradients(pairs, '
             'global_step): expected a tf.train.Optimizer (Keras optimizers are none), or None to '
             'evaluate.' % (optimizer,))
+
+
+def _check_earlier_has_copies(earlier):
+    if earlier.train_op is not None and earlier.replicas is None:
+        raise InvalidArgumentError(
+            "variable_device='replicated', but reuse= is a build that trains the same variables "
+            "without copies, so that its updates would not reach this one's: build that one with "
+            "variable_device='replicated' on several towers, too.")
 
 
 def _check_name_scopes(graph, name, num_towers):

@@ -72,7 +72,8 @@ def check_towers(model_fn, inputs, make_optimizer=None, num_towers=2, steps=3, r
       seed: graph-level seed of the initial weights.
       **options: more arguments of `build_towers`: `devices` (then they are counted, not
         `num_towers`), `remainder`, `variable_device`, `variable_scope`, `var_list` (a function),
-        `transform_gradients`, `regularization`, `update_ops`, `copies`.
+        `transform_gradients`, `regularization`, `update_ops`, `copies`,
+        `all_reduce`.
 
     Returns:
       `TowersReport`. A variable that cannot be shared is a report too, not an error.
@@ -118,7 +119,7 @@ def check_towers(model_fn, inputs, make_optimizer=None, num_towers=2, steps=3, r
 
 _OPTIONS = ('devices', 'remainder', 'variable_device', 'variable_scope', 'var_list',
             'transform_gradients', 'regularization', 'update_ops', 'check_devices',
-            'allow_repeated_devices', 'copies')
+            'allow_repeated_devices', 'copies', 'all_reduce')
 
 
 def _check_arguments(make_optimizer, options):
@@ -209,6 +210,8 @@ def _run_towers(model_fn, inputs, optimizer, devices, steps, initial, reduction,
                     assignments.append(tf.assign(variable, value, validate_shape=False).op)
                     fed[value] = values[names[variable.op.name]]
             session.run(assignments, fed)
+            if built.replicas is not None:
+                session.run(built.replicas.refresh())
             added_up = session.run(sum_of_losses)
             result = _train(session, built.loss, built.gradients, built.train_op, steps, names)
             return result, added_up

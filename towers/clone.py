@@ -48,6 +48,8 @@ def build_all(builder, devices, prefix, shards, factor, copies):
     try:
         if copies != 'reuse' and count > 1:
             cannot_clone.check_shards(shards)
+            if builder.replicates:
+                raise CannotClone('every tower reads its own copy of the variables')
         with graph_walk.Recording(tf.get_default_graph()) as made:
             towers.append(call(0))
         if copies != 'reuse' and count > 1:

@@ -30,6 +30,26 @@ def combine_gradients(tower_gradients):
       GradientError: no tower; an entry that is no pair; a variable twice in one tower; gradients of
         one variable whose shapes or dtypes differ; no gradient at all.
     """
+    combined = []
+    for variable, present in align(tower_gradients):
+        with only_device(variable.device or None):
+            combined.append((add_up([gradient for _, gradient in present], variable), variable))
+    return combined
+
+
+def align(tower_gradients):
+    """The gradients of all towers by variable, checked; makes no operation.
+
+    Args:
+      tower_gradients: as for `combine_gradients`.
+
+    Returns:
+      List of `(variable, [(tower, gradient)])`, in the order in which variables first occur, without
+      those that have no gradient in any tower.
+
+    Raises:
+      GradientError: as `combine_gradients`.
+    """
     if not isinstance(tower_gradients, (list, tuple)) or not tower_gradients:
         raise GradientError('combine_gradients expects a list with one list of (gradient, '
                             'variable) pairs a tower, and got %r.' % (tower_gradients,))
@@ -39,13 +59,33 @@ def combine_gradients(tower_gradients):
             entry = by_variable.setdefault(variable.op.name, (variable, []))
             if gradient is not None:
                 entry[1].append((tower, gradient))
-    combined = [(_sum(variable, present), variable)
-                for variable, present in by_variable.values() if present]
-    if not combined:
+    aligned = [entry for entry in by_variable.values() if entry[1]]
+    if not aligned:
         raise GradientError(
             'none of the %d variables has a gradient in any tower: the loss does not depend on '
             'them. Variables: %s.' % (len(by_variable), ', '.join(list(by_variable)[:5]) or 'none'))
-    return combined
+    for variable, present in aligned:
+        _check_alike(variable, present)
+    return aligned
+
+
+def add_up(gradients, variable):
+    """The sum of gradients of one variable, on the current device; one alone is returned as is.
+
+    Dense ones are added, `IndexedSlices` joined; of both kinds the sum is dense.
+    """
+    if len(gradients) == 1:
+        return gradients[0]
+    if all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+        return _join(gradients)
+    return tf.add_n([dense(gradient, variable) for gradient in gradients])
+
+
+def dense(gradient, variable):
+    """A gradient as a tensor of the variable's shape."""
+    if isinstance(gradient, tf.IndexedSlices) and gradient.dense_shape is None:
+        gradient = tf.IndexedSlices(gradient.values, gradient.indices, tf.shape(variable))
+    return tf.convert_to_tensor(gradient)
 
 
 def _checked(pairs, tower):
@@ -71,7 +111,7 @@ def _checked(pairs, tower):
     return found
 
 
-def _sum(variable, present):
+def _check_alike(variable, present):
     first = present[0][1]
     for tower, gradient in present:
         if gradient.dtype.base_dtype != first.dtype.base_dtype:
@@ -83,19 +123,6 @@ def _sum(variable, present):
             raise GradientError('the gradient of %r in tower %d is %s, which does not fit the '
                                 "variable's shape %s." % (variable.op.name, tower, gradient,
                                                           variable.get_shape()))
-    gradients = [gradient for _, gradient in present]
-    if len(gradients) == 1:
-        return first
-    with only_device(variable.device or None):
-        if all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
-            return _join(gradients)
-        return tf.add_n([_dense(gradient, variable) for gradient in gradients])
-
-
-def _dense(gradient, variable):
-    if isinstance(gradient, tf.IndexedSlices) and gradient.dense_shape is None:
-        gradient = tf.IndexedSlices(gradient.values, gradient.indices, tf.shape(variable))
-    return tf.convert_to_tensor(gradient)
 
 
 def _fits(gradient, shape):

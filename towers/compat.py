@@ -25,6 +25,8 @@ Names that are not public API, and why each is needed:
   what is imported, and control inputs from there.
 * `_get_function` of a graph: the device scopes in the body of a function, for the same purpose, are
   not in its definition.
+* `_get_partitions` and `_set_save_slice_info`: see `partitioned_like`.
+* `_initializer_op` of a variable: see `initialize_with`.
 * `_lr` and `_learning_rate` of TF's optimizers: no public call tells an optimizer's rate, and the
   plan shows it. Where neither is there the plan says that it does not know.
 """
@@ -334,6 +336,35 @@ def optimizer_learning_rate(optimizer):
         if rate is not None:
             return rate() if callable(rate) else rate
     return None
+
+
+def initialize_with(variable, value):
+    """Makes a tensor what a variable's initializer gives it, whatever it was made with.
+
+    A variable that is made with a value which depends on another variable gets TF's rewritten copy
+    of that value's graph, on its own device, where a reference variable of another device cannot
+    be read.
+    """
+    with tf.control_dependencies(None):
+        assign = tf.assign(variable, value, validate_shape=value.shape.is_fully_defined())
+    variable._initializer_op = assign.op  # pylint: disable=protected-access
+
+
+def parts_of(variable):
+    """The parts of a partitioned variable as a list; None for anything else."""
+    return list(variable) if hasattr(variable, '_get_partitions') else None
+
+
+def partitioned_like(whole, parts):
+    """A partitioned variable of other parts, cut as `whole` is.
+
+    TF has no public way to make one of parts that are there, nor to say which part is which.
+    """
+    # pylint: disable=protected-access
+    for part, original in zip(parts, whole):
+        part._set_save_slice_info(original._get_save_slice_info())
+    return type(whole)(name=whole.name, shape=whole.shape, dtype=whole.dtype,
+                       variable_list=parts, partitions=whole._get_partitions())
 
 
 # ---- Operations ---------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from towers.devices import canonical_device, default_variable_device, short_name
 from towers.errors import InvalidArgumentError
 
 BALANCED = 'balanced'
+REPLICATED = 'replicated'
 
 
 class Placement:
@@ -15,25 +16,39 @@ class Placement:
 
     Attributes:
       main: the device for what belongs to no single variable: the loss over all towers, merged
-        predictions, the regularization.
+        predictions, statistics where trainable variables are replicated.
+      of_weights: the device for what depends on the weights alone: the regularization.
+      all_reduce: how replicated variables' gradients are combined; None where none are replicated.
       bytes_on: dict from device to the bytes of variables put there (known sizes only).
     """
 
-    def __init__(self, variable_device, devices):
+    def __init__(self, variable_device, devices, all_reduce=None, trains=True):
         """
         Args:
           variable_device: None (the CPU; the one GPU when there is just one), a device name,
             `'balanced'` (each variable to the tower device that holds the fewest bytes so far),
-            or a device function as `tf.device` takes one (`tf.train.replica_device_setter`).
+            `'replicated'` (each trainable variable on every tower, see `replicas`; the model's
+            own, and all there is of it where one tower or nobody trains, on the first tower's
+            device), or a device function as `tf.device` takes one
+            (`tf.train.replica_device_setter`).
           devices: the towers' devices.
+          all_reduce: for `'replicated'`: one of `all_reduce.METHODS`, checked there; None for
+            `'copy'`.
+          trains: whether there is an optimizer.
 
         Raises:
-          DeviceError, InvalidArgumentError: a name that cannot be parsed; another type.
+          DeviceError, InvalidArgumentError: a name that cannot be parsed; another type; an
+            all-reduce without copies to reduce for.
         """
         self._devices = devices
         self._device_function = None
         self.balanced = variable_device == BALANCED
-        if variable_device is None or self.balanced:
+        self.replicated = variable_device == REPLICATED
+        if all_reduce is not None and not self.replicated:
+            raise InvalidArgumentError(
+                "all_reduce=%r goes with variable_device='replicated', and that is %r: with one "
+                'set of variables there is no all-reduce.' % (all_reduce, variable_device))
+        if variable_device is None or self.balanced or self.replicated:
             self.main = default_variable_device(devices)
         elif callable(variable_device):
             self._device_function = variable_device
@@ -42,8 +57,11 @@ class Placement:
             self.main = canonical_device(variable_device)
         else:
             raise InvalidArgumentError(
-                "variable_device=%r: expected None, a device name, 'balanced', or a device "
-                'function.' % (variable_device,))
+                "variable_device=%r: expected None, a device name, 'balanced', 'replicated', or a "
+                'device function.' % (variable_device,))
+        self.of_weights = devices[0] if self.replicated else self.main
+        copies = self.replicated and trains and len(devices) > 1
+        self.all_reduce = (all_reduce or 'copy') if copies else None
         self.bytes_on = dict.fromkeys(devices if self.balanced else (), 0)
 
     def describe(self):
@@ -58,10 +76,15 @@ class Placement:
             return 'balanced over ' + ', '.join(sizes)
         if self._device_function is not None:
             return 'placed by a device function'
-        return short_name(self.main)
+        if self.all_reduce is not None:
+            return 'every tower (%d copies), all-reduce by %s' % (
+                len(self._devices), self.all_reduce)
+        return short_name(self.of_weights)
 
-    def scope(self):
+    def scope(self, trainable=True):
         """The device scope in which to create a variable; then `note` it."""
+        if self.replicated and trainable:
+            return only_device(self.of_weights)
         if self._device_function is not None:
             return only_device(self._device_function)
         if self.balanced:  # the first one among equals
@@ -78,6 +101,8 @@ class Placement:
         """The devices that variables may be on, or None where a function of the caller's says."""
         if self._device_function is not None:
             return None
+        if self.replicated:
+            return tuple(sorted({self.main, self.of_weights}))
         return tuple(self.bytes_on) if self.balanced else (self.main,)
 
     def scope_of(self, variable):

@@ -37,7 +37,7 @@ class Tower(collections.namedtuple('Tower', [
         combined one is their plain sum (and the regularization's), so a weight that is not 1 is in
         them already.
       updates: operations of this tower for batch-norm statistics and the like.
-      variables: the variables that its operations read.
+      variables: the variables that its operations read, or that it reads copies of.
       data_loss: scalar, the loss without what depends on the weights alone.
     """
     __slots__ = ()
@@ -61,7 +61,8 @@ class TowerBuilder:
     """
 
     def __init__(self, model_fn, optimizer, placement, graph, var_list, regularization,
-                 variable_scope, reuse, earlier, check_numerics=False, random_step=None):
+                 variable_scope, reuse, earlier, check_numerics=False, random_step=None,
+                 replicas=None):
         self.variables, self.trainable = [], []
         self.regularization_loss = None
         self.regularization_source = 'none'
@@ -77,9 +78,15 @@ class TowerBuilder:
         self._adds_registered = regularization == 'auto'
         self._check_numerics = check_numerics
         self._random_step = random_step
-        self._shared = SharedVariables(placement, variable_scope, reuse, earlier)
+        self._replicas = replicas  # `Replicas` where each tower has a copy of what is trained
+        self._shared = SharedVariables(placement, variable_scope, reuse, earlier, replicas)
         self._collections = TowerCollections(graph)
         self._registered = []
+
+    @property
+    def replicates(self):
+        """Whether every tower has a copy of the variables of its own."""
+        return self._replicas is not None
 
     @property
     def direct_variables(self):
@@ -132,8 +139,10 @@ class TowerBuilder:
         of_weights = [loss for loss in of_weights if not any(loss is each for each in of_others)]
         for loss in keras_losses:
             (of_data if loss.op.name in data_operations else of_weights).append(loss)
-        added = self._collections.leave_tower(index, made.operations)
         used = variables_read(made.operations)
+        if index == 0 and self._replicas is not None:
+            self._replicas.make(self._shared.created + used)
+        added = self._collections.leave_tower(index, made.operations)
         if index == 0:
             self.weight_losses = of_weights
             self.keras_layers = len(keras.layers)
@@ -159,9 +168,11 @@ class TowerBuilder:
                 # Even shards: divided once, so that the sum over N towers has a scale of exactly 1.
                 scale = (factor / len(shards.inputs) if shards.is_even
                          else shards.weights[index] * factor)
-                gradients = self._gradients(data_loss, scale)
+                gradients = self._gradients(index, data_loss, scale, used)
                 if self._check_numerics:
                     gradients = checked_gradients(gradients, data_loss, index)
+        if self._replicas is not None:
+            used = self._replicas.originals(used)
         return Tower(index, device, root, inputs, shards.sizes[index], output.loss,
                      output.predictions, output.metrics, gradients, updates, used, data_loss)
 
@@ -169,7 +180,7 @@ class TowerBuilder:
         """[[(gradient, variable)]] of the regularization, once; [] where there is none."""
         if self.regularization_loss is None:
             return []
-        with only_device(self._placement.main):
+        with only_device(self._placement.of_weights):
             loss = self.regularization_loss
             gradients = tf.gradients(loss if factor == 1 else loss * factor, self.trainable)
         if all(gradient is None for gradient in gradients):
@@ -240,16 +251,19 @@ class TowerBuilder:
 
     def _add_up_registered(self, dtype):
         if self._registered:
-            with only_device(self._placement.main), tf.name_scope('regularization'):
+            with only_device(self._placement.of_weights), tf.name_scope('regularization'):
                 self.regularization_loss = tf.add_n(
                     [tf.cast(each, dtype) for each in self._registered])
 
-    def _gradients(self, data_loss, scale):
+    def _gradients(self, index, data_loss, scale, used):
         if isinstance(scale, tf.Tensor):
             data_loss = data_loss * tf.cast(scale, data_loss.dtype)
         elif scale != 1.:  # not by way of tf.cast, which would round a float to float32
             data_loss = data_loss * scale
-        return self._optimizer.compute_gradients(data_loss, var_list=self.trainable)
+        if self._replicas is None:
+            return self._optimizer.compute_gradients(data_loss, var_list=self.trainable)
+        return self._replicas.own_pairs(self._optimizer.compute_gradients(
+            data_loss, var_list=self._replicas.sources(self.trainable, index, used)))
 
 
 def _fetches(output):

@@ -10,7 +10,8 @@ from towers.placement import only_device
 from towers.variables import slot_creator
 
 
-def apply_update(optimizer, gradients, global_step, placement, variables, after):
+def apply_update(optimizer, gradients, global_step, placement, variables, after, replicas=None,
+                 on_towers=None):
     """Applies the combined gradients once.
 
     Args:
@@ -22,20 +23,30 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after)
       variables: the model's variables.
       after: what has to have run before the first variable changes: the loss, which reads the
         weights, and the batch-norm updates.
+      replicas: `Replicas`, whose copies are updated in the same call; or None.
+      on_towers: the gradients that the copies get, see `Replicas.pairs`.
 
     Returns:
-      `(train_op, slots)`: the operation of one step, and the variables that the optimizer made.
+      `(train_op, slots)`: the operation of one step, and the variables that the optimizer made,
+      without those of copies.
     """
     graph = tf.get_default_graph()
     slots = []
-    creator = slot_creator(placement, variables + [v for _, v in gradients], slots)
-    with only_device(placement.main), _scope_without_reuse(), \
-            tf.variable_creator_scope(creator), tf.control_dependencies(after):
+    pairs = gradients if replicas is None else replicas.pairs(gradients, on_towers)
+    known = variables + [v for _, v in pairs]
+    with only_device(placement.main), _scope_without_reuse(), contextlib.ExitStack() as scopes:
+        if replicas is not None:  # the outer one is the last to see a creation
+            scopes.enter_context(tf.variable_creator_scope(replicas.slot_creator(known)))
+        scopes.enter_context(tf.variable_creator_scope(slot_creator(placement, known, slots)))
+        scopes.enter_context(tf.control_dependencies(after))
         with graph_walk.Recording(graph) as made:
-            applied = optimizer.apply_gradients(gradients, global_step=global_step)
+            applied = optimizer.apply_gradients(pairs, global_step=global_step)
         if global_step is not None and not _writes(made.operations, global_step):
             with tf.control_dependencies([applied]), only_device(global_step.device or None):
                 applied = tf.group(applied, tf.assign_add(global_step, 1).op)
+    if replicas is not None:
+        of_copies = {slot.op.name for slot in replicas.slots}
+        slots = [slot for slot in slots if slot.op.name not in of_copies]
     return applied if isinstance(applied, tf.Operation) else tf.group(applied), slots
 
 

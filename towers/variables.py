@@ -28,19 +28,21 @@ class SharedVariables:
         that it was handed included.
     """
 
-    def __init__(self, placement, scope, reuse=None, earlier=()):
+    def __init__(self, placement, scope, reuse=None, earlier=(), replicas=None):
         """
         Args:
           placement: a `Placement`, which names the device of each new variable.
           scope: name of the variable scope to build under, or None for the one of the caller.
           reuse: for the first tower: None, True or `tf.AUTO_REUSE`, as in `tf.variable_scope`.
           earlier: `DirectVariable`s of an earlier build that the first tower is to be handed.
+          replicas: `Replicas`, whose copies the later towers get; None where all share one set.
         """
         self.created = []
         self.direct = []
         self._placement = placement
         self._scope = scope
         self._reuse = reuse
+        self._replicas = replicas
         self._tower = 0
         local = {variable.op.name for variable in tf.local_variables()}
         # Counters of tf.metrics are the earlier build's own: a new build counts anew.
@@ -93,7 +95,7 @@ class SharedVariables:
         """Tells creations by `get_variable` from direct ones, and translates what TF raises."""
         self._get_variable_calls.append(name)
         try:
-            return getter(name, *args, **kwargs)
+            return self._for_tower(getter(name, *args, **kwargs))
         except ValueError as error:
             explanation = self._explain(name, str(error).split('\n', 1)[0])
             if isinstance(error, SharedVariableError) or explanation is None:
@@ -101,6 +103,11 @@ class SharedVariables:
             raise SharedVariableError(explanation) from error
         finally:
             self._get_variable_calls.pop()
+
+    def _for_tower(self, variable):
+        """What the tower uses for a variable that it shares: its own copy where there are any."""
+        return variable if self._replicas is None else self._replicas.replica_of(
+            variable, self._tower)
 
     def _explain(self, name, first_line):
         """What to tell of TF's error at a `get_variable`; None if it is not about sharing."""
@@ -143,7 +150,7 @@ class SharedVariables:
             # Counters of tf.metrics are shared, so towers add to them at the same time: the
             # updates of resource variables are atomic, those of reference variables are not.
             kwargs['use_resource'] = True
-        with self._placement.scope():
+        with self._placement.scope(_is_trainable(kwargs)):
             variable = next_creator(**kwargs)
         self._placement.note(variable)
         self.created.append(variable)
@@ -175,7 +182,7 @@ class SharedVariables:
         self._pending.remove(first)
         if not self._tower:
             self.direct.append(first)
-        return first.variable
+        return self._for_tower(first.variable)
 
     def _first_that_agrees(self, requested):
         """The next variable of that name; those before it may be kept by the model function."""
@@ -201,6 +208,14 @@ class SharedVariables:
 
     def _requested_name(self, kwargs):
         return self._model_scope() + (kwargs.get('name') or 'Variable')
+
+
+def _is_trainable(kwargs):
+    """Whether what a creator is asked for will be trainable; TF's own default is no more than so."""
+    trainable = kwargs.get('trainable')
+    if trainable is None:
+        return kwargs.get('synchronization') != tf.VariableSynchronization.ON_READ
+    return bool(trainable)
 
 
 def slot_creator(placement, variables, created):
