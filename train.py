@@ -34,7 +34,7 @@ GROUPS = collections.OrderedDict([
     ('What is trained', ['mode', 'model', 'dataset', 'image_size', 'weight_decay',
                          'aux_loss_weight', 'augment_shift', 'init_from']),
     ('Towers', ['num_towers', 'devices', 'batch_size', 'reduction', 'variable_device',
-                'update_ops']),
+                'update_ops', 'precision', 'loss_scale']),
     ('Optimizer', ['optimizer', 'momentum', 'clip_norm', 'base_learning_rate', 'lr_scaling',
                    'warmup_epochs', 'decay', 'decay_epochs', 'decay_rate', 'average_decay']),
     ('The run', ['train_dir', 'train_steps', 'train_epochs', 'stop_at_accuracy', 'eval_steps',
@@ -67,6 +67,11 @@ flags.DEFINE_string('variable_device', '', "where variables live: a device, or '
                     'the CPU, or the GPU when there is just one')
 flags.DEFINE_enum('update_ops', 'first', ['first', 'all', 'none'],
                   "towers whose batch-norm updates run with a step")
+flags.DEFINE_enum('precision', 'float32', towers.PRECISIONS, "of products and convolutions, by "
+                  "TensorFlow's own graph rewrite: bf16 for CPUs, fp16 for GPUs, which scales the "
+                  'loss')
+flags.DEFINE_float('loss_scale', 0, 'first factor of the loss, halved and the step skipped when a '
+                   'gradient overflows; 0: 32768 with fp16, else none', lower_bound=0)
 
 flags.DEFINE_enum('optimizer', 'adam', ['sgd', 'momentum', 'adam', 'rmsprop'], 'update rule')
 flags.DEFINE_float('momentum', 0.9, 'for momentum and rmsprop', lower_bound=0, upper_bound=1)
@@ -180,7 +185,8 @@ def build_job(network, dataset):
         variable_device=FLAGS.variable_device or None, update_ops=FLAGS.update_ops,
         transform_gradients=clip if FLAGS.clip_norm else None, global_step=global_step,
         learning_rate=rate, check_devices=not FLAGS.plan_only,
-        check_numerics=FLAGS.check_numerics, stateless_random=True)
+        check_numerics=FLAGS.check_numerics, stateless_random=True, precision=FLAGS.precision,
+        loss_scale=make_loss_scale())
     train_op, weights = built.train_op, contextlib.nullcontext()
     if FLAGS.average_decay:
         averages = WeightAverages(FLAGS.average_decay, global_step)
@@ -203,7 +209,7 @@ def make_evaluation(network, dataset, trained=None):
     return Evaluation(make_model_fn(network, dataset.num_classes, is_training=False), batches,
                       None if trained else FLAGS.devices or FLAGS.num_towers, trained,
                       variable_device=FLAGS.variable_device or None,
-                      check_devices=not FLAGS.plan_only)
+                      check_devices=not FLAGS.plan_only, precision=FLAGS.precision)
 
 
 def image_format(network):
@@ -258,6 +264,12 @@ def make_optimizer(learning_rate):
             }[FLAGS.optimizer]()
 
 
+def make_loss_scale():
+    """The loss scale of the flags; None for what goes with the precision."""
+    first = FLAGS.loss_scale
+    return towers.LossScale(first, least=min(1., first), most=max(2. ** 24, first)) if first else None
+
+
 def clip(gradients):
     """Scales the combined gradients down to the global norm of --clip_norm."""
     clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in gradients], FLAGS.clip_norm)
@@ -271,9 +283,12 @@ def train(job):
       The number of the signal that stopped it, or None.
     """
     values = [('loss', job.built.loss), ('learning_rate', job.learning_rate)]
+    scaled = job.built.scaled_losses
+    if scaled is not None:
+        values += [('loss_scale', scaled.scale), ('skipped_steps', scaled.skipped_steps)]
     counts = dict(batch_size=FLAGS.batch_size, examples=job.examples_seen)
-    progress = ProgressHook([('loss', job.built.loss), ('lr', job.learning_rate)],
-                            job.global_step, job.train_steps, log_every=FLAGS.log_every,
+    progress = ProgressHook([('lr' if name == 'learning_rate' else name, value)
+                             for name, value in values], job.global_step, job.train_steps, log_every=FLAGS.log_every,
                             examples_per_epoch=job.examples_per_epoch,
                             devices=job.built.devices, fetch_every_step=True, **counts)
     metrics = MetricsHook(values, job.global_step, os.path.join(train_dir(), 'metrics.jsonl'),
@@ -293,9 +308,9 @@ def train(job):
     try:
         with training_session(
                 train_dir(), job.global_step, [StartInputHook(job.iterator)] + listeners
-                + [evaluation], towers.session_config(job.built.devices), FLAGS.save_steps,
-                FLAGS.keep, FLAGS.recover, initial_values,
-                [hook.listener for hook in listeners], last_hooks=[signals]) as session:
+                + [evaluation], session_config(job.built), FLAGS.save_steps, FLAGS.keep,
+                FLAGS.recover, initial_values, [hook.listener for hook in listeners],
+                last_hooks=[signals]) as session:
             step = session.run_step_fn(
                 lambda step_context: int(step_context.session.run(job.global_step)))
             if step >= job.train_steps:
@@ -325,6 +340,12 @@ class StartInputHook(tf.train.SessionRunHook):
     def after_create_session(self, session, coord):
         """Runs the iterator's initializer."""
         session.run(self._iterator.initializer)
+
+
+def session_config(built):
+    """The session's config for these towers."""
+    return towers.use_precision(towers.session_config(built.devices), built.precision,
+                                built.devices)
 
 
 def audit_runtime(job, session):
@@ -378,7 +399,7 @@ def restored_session(built):
     names, averages = averages_in(prefix, tf.global_variables())
     towers.check_fits(prefix, names)
     saver = tf.train.Saver(names)
-    with tf.Session(config=towers.session_config(built.devices)) as session:
+    with tf.Session(config=session_config(built)) as session:
         saver.restore(session, prefix)
         print('checkpoint     %s%s' % (prefix, ', moving averages' if averages else ''), flush=True)
         yield session
@@ -445,7 +466,8 @@ def contradiction(given):
             or only_with('decay_rate', 'decay', ['exponential'])
             or only_with('predictions', 'mode', ['predict'])
             or only_with('audit_runtime', 'mode', ['train'])
-            or only_with('init_from', 'mode', ['train']))
+            or only_with('init_from', 'mode', ['train'])
+            or only_with('loss_scale', 'mode', ['train']))
 
 
 def help_text():

@@ -20,11 +20,13 @@ from towers.compat import mend_slim
 from towers.devices import resolve_devices, session_config, visible_gpus
 from towers.errors import (AuditError, CheckpointError, DeviceError, GradientError, InputError,
                            InvalidArgumentError, LogFileError, ModelFunctionError, NameScopeError,
-                           RunLockedError, SharedVariableError, TowersError)
+                           PrecisionError, RunLockedError, SharedVariableError, TowersError)
 from towers.learning_rate import LearningRate, scale_learning_rate
+from towers.loss_scale import LossScale
 from towers.nonfinite import NonFiniteError
 from towers.outputs import ModelOutput
 from towers.plan import Plan
+from towers.precision import PRECISIONS, use_precision
 from towers.run_lock import hold_directory
 from towers.shards import split_batch
 from towers.tower import Tower

@@ -1,6 +1,7 @@
 """`build_towers`: from a model function to a data-parallel train op."""
 
 import collections
+import functools
 import inspect
 
 import tensorflow.compat.v1 as tf
@@ -8,9 +9,12 @@ import tensorflow.compat.v1 as tf
 from towers.combination import combine_gradients
 from towers.devices import resolve_devices
 from towers.errors import InvalidArgumentError, ModelFunctionError, NameScopeError
+from towers.loss_scale import LossScale, ScaledLosses
+from towers.nonfinite import checked_at_least_scale
 from towers.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.placement import Placement, only_device
 from towers.plan import make_plan
+from towers.precision import check_precision, rewrite_field, try_precision
 from towers.shards import split_batch
 from towers.tower import TowerBuilder
 from towers.update import apply_update, checked_transform
@@ -23,7 +27,7 @@ UPDATE_TOWERS = ('first', 'all', 'none')
 class BuiltTowers(collections.namedtuple('BuiltTowers', [
         'train_op', 'loss', 'predictions', 'metrics', 'gradients', 'variables', 'slots', 'towers',
         'regularization_loss', 'global_step', 'devices', 'placement', 'direct_variables',
-        'plan'])):
+        'plan', 'precision', 'scaled_losses'])):
     """What `build_towers` made.
 
     Attributes:
@@ -42,6 +46,9 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
       placement: `Placement` of the variables.
       direct_variables: those shared by order of creation, for `reuse=` of a later build.
       plan: `Plan`; print it.
+      precision: as given; `use_precision` makes the session's config keep it.
+      scaled_losses: `ScaledLosses`, whose `scale` and `skipped_steps` are scalars to be logged with
+        a step; or None.
     """
     __slots__ = ()
 
@@ -53,7 +60,8 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
                  variable_device=None, variable_scope=None, reuse=None, name='tower',
                  var_list=None, transform_gradients=None, global_step=None, regularization='auto',
                  update_ops='first', learning_rate=None, check_devices=True,
-                 allow_repeated_devices=False, check_numerics=False, stateless_random=False):
+                 allow_repeated_devices=False, check_numerics=False, stateless_random=False,
+                 precision='float32', loss_scale=None):
     """Copies a model onto several devices and trains the copies as one, data-parallel.
 
     The batch is cut into one shard a tower on the CPU; each tower computes its shard's loss and
@@ -101,6 +109,13 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
       stateless_random: dropout and other random ops of the model draw numbers that depend on the
         graph-level seed, the op's name and `global_step` alone, so that a run that resumes draws
         what it would have drawn; see `stateless_random`.
+      precision: `'float32'`; or `'bf16'` or `'fp16'`, by TensorFlow's own graph rewrite, which is
+        tried out first (not with check_devices=False). The session's config has to ask for it too:
+        `use_precision(config, precision, built.devices)`.
+      loss_scale: `LossScale`; None: the default one with `'fp16'`, none with the others. With one,
+        a step whose gradient is not finite in any tower changes no weight and no slot in any, and
+        is counted in `scaled_losses.skipped_steps`; `global_step` counts it too.
+        `check_numerics` then fails a step only for its loss, or at the least scale.
 
     Returns:
       `BuiltTowers`.
@@ -118,13 +133,22 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
         raise InvalidArgumentError('stateless_random=True needs a global_step to draw by.')
     _check_name_scopes(graph, name, len(names))
     placement = Placement(variable_device, names)
+    precision_text = _precision_text(precision, names, check_devices)
+    if optimizer is None:
+        loss_scale = None
+    elif loss_scale is None and precision == 'fp16':
+        loss_scale = LossScale()
     shares_earlier = isinstance(reuse, BuiltTowers)
     builder = TowerBuilder(
         model_fn, optimizer, placement, graph, var_list, regularization, variable_scope,
         reuse=True if shares_earlier else reuse,
         earlier=reuse.direct_variables if shares_earlier else (), check_numerics=check_numerics,
         random_step=global_step if stateless_random else None)
+    scaled_losses = None
     with builder.undone_on_error():
+        if loss_scale is not None:
+            scaled_losses = ScaledLosses(loss_scale, name + 's', placement)
+            builder.scaled_losses = scaled_losses
         # No padding for evaluation: there an empty shard is an empty part of the predictions.
         shards = split_batch(inputs, len(names), remainder, pad_empty=optimizer is not None)
         factor = 1. if reduction == 'mean' else float(len(names))
@@ -141,15 +165,22 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
             with tf.name_scope('combine_gradients'):
                 gradients = combine_gradients([tower.gradients for tower in towers]
                                               + builder.regularization_gradients(factor))
+            on_skip = None
+            if scaled_losses is not None:
+                scaled_losses.watch(gradients)
+                if check_numerics:
+                    on_skip = functools.partial(checked_at_least_scale, gradients, scaled_losses)
             gradients = checked_transform(transform_gradients, gradients, placement)
             train_op, slots = apply_update(
                 optimizer, gradients, global_step, placement, builder.variables,
-                after=[loss] + _updates(towers, update_ops))
+                [loss] + _updates(towers, update_ops), scaled_losses, on_skip)
     plan = make_plan(builder, towers, shards, placement, gradients, optimizer, reduction,
-                     remainder, update_ops, learning_rate)
+                     remainder, update_ops, learning_rate)._replace(
+                         precision=precision_text,
+                         loss_scale=None if loss_scale is None else loss_scale.describe())
     return BuiltTowers(train_op, loss, predictions, metrics, gradients, builder.variables, slots,
                        towers, builder.regularization_loss, global_step, names, placement,
-                       builder.direct_variables, plan)
+                       builder.direct_variables, plan, precision, scaled_losses)
 
 
 def _check_arguments(model_fn, optimizer, reduction, regularization, update_ops, var_list,
@@ -188,6 +219,17 @@ def check_optimizer(optimizer):
             'optimizer=%r has no compute_gradients(loss, var_list) and apply_gradients(pairs, '
             'global_step): expected a tf.train.Optimizer (Keras optimizers are none), or None to '
             'evaluate.' % (optimizer,))
+
+
+def _precision_text(precision, devices, check_devices):
+    """The plan's line about the precision, or None for float32."""
+    check_precision(precision)
+    if precision == 'float32':
+        return None
+    if check_devices and all(tf.DeviceSpec.from_string(name).job is None for name in devices):
+        return '%s by %s' % (precision, try_precision(precision, devices))
+    return "%s by TensorFlow's rewrite %s, not tried out" % (
+        precision, rewrite_field(precision, devices))
 
 
 def _check_name_scopes(graph, name, num_towers):

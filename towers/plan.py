@@ -20,7 +20,8 @@ _WIDTH = 100  # columns of a screen
 class Plan(collections.namedtuple('Plan', [
         'towers', 'batch_size', 'remainder', 'reduction', 'optimizer', 'learning_rate',
         'variable_device', 'num_variables', 'num_trainable', 'parameters', 'parameter_bytes',
-        'shared_by_order', 'regularization', 'batch_norm', 'without_gradient'])):
+        'shared_by_order', 'regularization', 'batch_norm', 'without_gradient', 'precision',
+        'loss_scale'])):
     """What `build_towers` built, in words; `print(plan)` fits a screen.
 
     Attributes:
@@ -34,6 +35,7 @@ class Plan(collections.namedtuple('Plan', [
       shared_by_order: names of variables that were shared by their order of creation.
       regularization, batch_norm: one line each.
       without_gradient: names of trainable variables that no tower has a gradient of.
+      precision, loss_scale: one line each, or None for float32 and an unscaled loss.
     """
     __slots__ = ()
 
@@ -65,6 +67,8 @@ class Plan(collections.namedtuple('Plan', [
             ('optimizer', self.optimizer),
             ('reduction', None if self.optimizer is None else _reduction(self)),
             ('learning rate', self.learning_rate),
+            ('precision', self.precision),
+            ('loss scale', self.loss_scale),
             ('regularization', self.regularization),
             ('batch norm', self.batch_norm),
             ('no gradient', _some(self.without_gradient))]
@@ -110,7 +114,8 @@ def make_plan(builder, towers, shards, placement, gradients, optimizer, reductio
             else ''),
         batch_norm=_batch_norm(towers, update_ops) if optimizer is not None else None,
         without_gradient=[variable.op.name for variable in builder.trainable
-                          if optimizer is not None and variable.op.name not in trained])
+                          if optimizer is not None and variable.op.name not in trained],
+        precision=None, loss_scale=None)
 
 
 # What scales with the gradient, and what (nearly) does not, since it divides by its size.

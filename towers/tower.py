@@ -55,6 +55,8 @@ class TowerBuilder:
       regularization_source: what the regularization is, in words, for the plan.
       random_ops: `(replaced, kept)` random ops of a tower, see `make_stateless`; or None.
       direct_variables: see `SharedVariables.direct`.
+      scaled_losses: `ScaledLosses` to take gradients with, to be set before the first tower; or
+        None.
     """
 
     def __init__(self, model_fn, optimizer, placement, graph, var_list, regularization,
@@ -62,6 +64,7 @@ class TowerBuilder:
         self.variables, self.trainable = [], []
         self.regularization_loss = None
         self.regularization_source = 'none'
+        self.scaled_losses = None
         self.keras_layers = 0
         self.random_ops = None
         self._model_fn = model_fn
@@ -155,7 +158,8 @@ class TowerBuilder:
                      else shards.weights[index] * factor)
             with tf.name_scope(root), tf.device(device):
                 gradients = self._gradients(data_loss, scale)
-                if self._check_numerics:
+                # With a scaled loss, what is not finite skips the step: see `update`.
+                if self._check_numerics and self.scaled_losses is None:
                     gradients = checked_gradients(gradients, data_loss, index)
         return Tower(index, device, root, inputs, shards.sizes[index], output.loss,
                      output.predictions, output.metrics, gradients, updates, used, data_loss)
@@ -244,7 +248,10 @@ class TowerBuilder:
             data_loss = data_loss * tf.cast(scale, data_loss.dtype)
         elif scale != 1.:  # not by way of tf.cast, which would round a float to float32
             data_loss = data_loss * scale
-        return self._optimizer.compute_gradients(data_loss, var_list=self.trainable)
+        if self.scaled_losses is None:
+            return self._optimizer.compute_gradients(data_loss, var_list=self.trainable)
+        return self.scaled_losses.unscaled(self._optimizer.compute_gradients(
+            self.scaled_losses.scaled(data_loss), var_list=self.trainable))
 
 
 def _fetches(output):

@@ -10,7 +10,8 @@ from towers.placement import only_device
 from towers.variables import slot_creator
 
 
-def apply_update(optimizer, gradients, global_step, placement, variables, after):
+def apply_update(optimizer, gradients, global_step, placement, variables, after,
+                 scaled_losses=None, on_skip=None):
     """Applies the combined gradients once.
 
     Args:
@@ -22,6 +23,10 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after)
       variables: the model's variables.
       after: what has to have run before the first variable changes: the loss, which reads the
         weights, and the batch-norm updates.
+      scaled_losses: `ScaledLosses` that has looked at the gradients: if they are not finite, the
+        optimizer does nothing, and the step is counted all the same, since it has used up its
+        batch; or None.
+      on_skip: function that makes the operations of a step that is skipped; or None.
 
     Returns:
       `(train_op, slots)`: the operation of one step, and the variables that the optimizer made.
@@ -32,11 +37,33 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after)
     with only_device(placement.main), _scope_without_reuse(), \
             tf.variable_creator_scope(creator), tf.control_dependencies(after):
         with graph_walk.Recording(graph) as made:
-            applied = optimizer.apply_gradients(gradients, global_step=global_step)
+            if scaled_losses is None:
+                applied = optimizer.apply_gradients(gradients, global_step=global_step)
+            else:
+                applied = _apply_if_finite(optimizer, gradients, scaled_losses, on_skip)
         if global_step is not None and not _writes(made.operations, global_step):
             with tf.control_dependencies([applied]), only_device(global_step.device or None):
                 applied = tf.group(applied, tf.assign_add(global_step, 1).op)
     return applied if isinstance(applied, tf.Operation) else tf.group(applied), slots
+
+
+def _apply_if_finite(optimizer, gradients, scaled_losses, on_skip):
+    is_finite = tf.identity(scaled_losses.is_finite)  # after what has to come first
+    outside = tf.get_default_graph().get_name_scope()
+
+    def apply():
+        # In the name scope from outside, which names some slots.
+        with tf.name_scope(outside + '/' if outside else None):
+            applied = tf.group(optimizer.apply_gradients(gradients))
+        with tf.control_dependencies([applied]):
+            return tf.constant(True)
+
+    def skip():
+        with tf.control_dependencies([on_skip()] if on_skip is not None else []):
+            return tf.constant(False)
+    applied = tf.cond(is_finite, apply, skip)
+    with tf.control_dependencies([applied]):
+        return scaled_losses.update()
 
 
 @contextlib.contextmanager
