@@ -18,6 +18,7 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 import datasets  # noqa: E402
 from models import registry  # noqa: E402
 import towers  # noqa: E402
+from towers import choose_placement  # noqa: E402
 from towers.averages import WeightAverages, averages_in  # noqa: E402
 from towers.evaluation import Evaluation, EvaluationHook  # noqa: E402
 from towers.export import export_saved_model  # noqa: E402
@@ -34,7 +35,7 @@ GROUPS = collections.OrderedDict([
     ('What is trained', ['mode', 'model', 'dataset', 'image_size', 'weight_decay',
                          'aux_loss_weight', 'augment_shift', 'init_from']),
     ('Towers', ['num_towers', 'devices', 'batch_size', 'reduction', 'variable_device',
-                'update_ops', 'precision', 'loss_scale']),
+                'update_ops', 'precision', 'loss_scale', 'xla']),
     ('Optimizer', ['optimizer', 'momentum', 'clip_norm', 'base_learning_rate', 'lr_scaling',
                    'warmup_epochs', 'decay', 'decay_epochs', 'decay_rate', 'average_decay']),
     ('The run', ['train_dir', 'train_steps', 'train_epochs', 'stop_at_accuracy', 'eval_steps',
@@ -63,13 +64,15 @@ flags.DEFINE_string('devices', '', "the towers' devices by name, instead of --nu
 flags.DEFINE_integer('batch_size', 100, 'examples a step, over all towers together', lower_bound=1)
 flags.DEFINE_enum('reduction', 'sum', ['sum', 'mean'], "gradient applied: the towers' sum, or that "
                   'of the mean loss of the whole batch')
-flags.DEFINE_string('variable_device', '', "where variables live: a device, or 'balanced'; empty: "
-                    'the CPU, or the GPU when there is just one')
+flags.DEFINE_string('variable_device', '', "where variables live: a device, 'balanced', or 'auto', "
+                    'which times steps of each; empty: the CPU, or the GPU when there is just one')
 flags.DEFINE_enum('update_ops', 'first', ['first', 'all', 'none'],
                   "towers whose batch-norm updates run with a step")
 flags.DEFINE_enum('precision', 'float32', towers.PRECISIONS, "of products and convolutions, by "
                   "TensorFlow's own graph rewrite: bf16 for CPUs, fp16 for GPUs, which scales the "
                   'loss')
+flags.DEFINE_boolean('xla', False, "compile each tower's forward and backward pass; takes long to "
+                     'start, and is worth it where it is measured to be')
 flags.DEFINE_float('loss_scale', 0, 'first factor of the loss, halved and the step skipped when a '
                    'gradient overflows; 0: 32768 with fp16, else none', lower_bound=0)
 
@@ -129,16 +132,19 @@ def main(unused_argv):
     towers.mend_slim()
     network = registry.get_network(FLAGS.model)
     dataset = datasets.get_dataset(FLAGS.dataset)
+    variable_device = FLAGS.variable_device or None
+    if variable_device == 'auto':
+        variable_device = choose_variable_device(network, dataset)
     with tf.Graph().as_default():
         tf.set_random_seed(FLAGS.seed)
         if FLAGS.mode == 'train':
-            job = build_job(network, dataset)
+            job = build_job(network, dataset, variable_device)
             show(job.built)
             stopped_by = None if FLAGS.plan_only else train(job)
             if stopped_by is not None:
                 sys.exit(128 + stopped_by)
         else:
-            evaluation = make_evaluation(network, dataset)
+            evaluation = make_evaluation(network, dataset, variable_device)
             show(evaluation.built)
             if not FLAGS.plan_only:
                 {'eval': evaluate, 'predict': predict}[FLAGS.mode](evaluation)
@@ -156,7 +162,22 @@ Job = collections.namedtuple('Job', 'built train_op evaluation iterator global_s
                              'train_steps learning_rate examples_per_epoch')
 
 
-def build_job(network, dataset):
+def choose_variable_device(network, dataset):
+    """Where the run in --train_dir has its variables; if it is new, the place that is fastest."""
+    def build(candidate):
+        tf.set_random_seed(FLAGS.seed)
+        job = build_job(network, dataset, candidate, with_evaluation=False)
+        return choose_placement.Trial(job.train_op, [job.iterator.initializer],
+                                      session_config(job.built))
+    devices = towers.resolve_devices(FLAGS.devices or FLAGS.num_towers)
+    chosen, text = choose_placement.recorded_choice(
+        train_dir(), devices,
+        lambda: towers.choose_variable_device(build, towers.placement_candidates(devices)))
+    print(text, flush=True)
+    return chosen
+
+
+def build_job(network, dataset, variable_device, with_evaluation=True):
     """The graph: batches, towers, and, to be run, the evaluation that shares their variables."""
     examples_per_epoch = dataset.num_examples['train']
     train_steps = FLAGS.train_steps or int(
@@ -182,11 +203,11 @@ def build_job(network, dataset):
     built = towers.build_towers(
         make_model_fn(network, dataset.num_classes, is_training=True), iterator.get_next(),
         make_optimizer(learning_rate), devices, FLAGS.reduction,
-        variable_device=FLAGS.variable_device or None, update_ops=FLAGS.update_ops,
+        variable_device=variable_device, update_ops=FLAGS.update_ops,
         transform_gradients=clip if FLAGS.clip_norm else None, global_step=global_step,
         learning_rate=rate, check_devices=not FLAGS.plan_only,
         check_numerics=FLAGS.check_numerics, stateless_random=True, precision=FLAGS.precision,
-        loss_scale=make_loss_scale())
+        loss_scale=make_loss_scale(), xla=FLAGS.xla)
     train_op, weights = built.train_op, contextlib.nullcontext()
     if FLAGS.average_decay:
         averages = WeightAverages(FLAGS.average_decay, global_step)
@@ -195,20 +216,20 @@ def build_job(network, dataset):
     with tf.control_dependencies([train_op]), tf.device('/cpu:0'):
         train_op = tf.assign_add(examples_seen, FLAGS.batch_size).op
     evaluation = None
-    if not FLAGS.plan_only:
+    if with_evaluation and not FLAGS.plan_only:
         with weights:
-            evaluation = make_evaluation(network, dataset, built)
+            evaluation = make_evaluation(network, dataset, variable_device, built)
     return Job(built, train_op, evaluation, iterator, global_step, examples_seen, train_steps,
                learning_rate, examples_per_epoch)
 
 
-def make_evaluation(network, dataset, trained=None):
+def make_evaluation(network, dataset, variable_device, trained=None):
     """The towers that evaluate the test set, on the variables of trained towers if given."""
     batches = datasets.eval_batches(*dataset.load('test'), batch_size=FLAGS.batch_size,
                                     **image_format(network))
     return Evaluation(make_model_fn(network, dataset.num_classes, is_training=False), batches,
                       None if trained else FLAGS.devices or FLAGS.num_towers, trained,
-                      variable_device=FLAGS.variable_device or None,
+                      variable_device=variable_device,
                       check_devices=not FLAGS.plan_only, precision=FLAGS.precision)
 
 
@@ -459,6 +480,9 @@ def contradiction(given):
         return '--stop_at_accuracy is looked at when there is an evaluation: give --eval_steps'
     if FLAGS.average_decay == 1:
         return '--average_decay=1 would never follow the weights: give less'
+    if FLAGS.variable_device == 'auto' and (FLAGS.plan_only or FLAGS.mode != 'train'):
+        return '--variable_device=auto times steps of training, and %s runs none' % (
+            '--plan_only' if FLAGS.plan_only else '--mode=%s' % FLAGS.mode)
     if FLAGS.plan_only and FLAGS.audit_runtime:
         return '--plan_only runs nothing, so there is nothing for --audit_runtime to check'
     return (only_with('momentum', 'optimizer', ['momentum', 'rmsprop'])
@@ -467,7 +491,8 @@ def contradiction(given):
             or only_with('predictions', 'mode', ['predict'])
             or only_with('audit_runtime', 'mode', ['train'])
             or only_with('init_from', 'mode', ['train'])
-            or only_with('loss_scale', 'mode', ['train']))
+            or only_with('loss_scale', 'mode', ['train'])
+            or only_with('xla', 'mode', ['train']))
 
 
 def help_text():

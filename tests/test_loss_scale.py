@@ -167,6 +167,12 @@ def test_gradients_too_small_for_half_precision_survive():
     assert gradients == [0., 2. ** -26]
 
 
+def test_a_scale_whose_inverse_is_no_normal_number():
+    job = Job(rule=LossScale(2. ** 127, most=2. ** 127))
+    gradient = job.session.run(job.built.gradients[0][0], {job.x: [1e-3] * 4})
+    assert gradient == pytest.approx(1e-3, rel=1e-6)
+
+
 def test_a_loss_in_half_precision_is_scaled_in_float32():
     def model_fn(x):
         w = tf.get_variable('w', [], initializer=tf.ones_initializer())
@@ -288,9 +294,9 @@ def test_evaluation_has_no_scale(graph):
 
 @pytest.mark.parametrize('arguments, text', [
     (dict(initial=0.5), 'LossScale(initial=0.5, least=1.0, most=16777216.0): expected 0 < least <= '
-                        'initial <= most.'),
+                        'initial <= most in float32.'),
     (dict(initial=4., most=2.), 'LossScale(initial=4.0, least=1.0, most=2.0): expected 0 < least '
-                                '<= initial <= most.'),
+                                '<= initial <= most in float32.'),
     (dict(initial=float('nan')), 'LossScale(initial=nan, '),
     (dict(factor=1.), 'LossScale(factor=1.0): expected more than 1, such as 2.'),
     (dict(growth_steps=-1), 'LossScale(growth_steps=-1): expected a number of steps, 0 for a scale '

@@ -15,6 +15,7 @@ from towers.checkpoint_hook import CheckpointHook
 from towers.checkpoint_match import check_fits, init_from
 from towers.checkpoint_tidy import tidy_directory
 from towers.check import TowersReport, check_towers
+from towers.choose_placement import choose_variable_device, placement_candidates
 from towers.combination import combine_gradients
 from towers.compat import mend_slim
 from towers.devices import resolve_devices, session_config, visible_gpus

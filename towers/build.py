@@ -21,13 +21,14 @@ from towers.update import apply_update, checked_transform
 
 REDUCTIONS = ('sum', 'mean')
 REGULARIZATIONS = ('auto', 'none')
+_XLA_TEXT = "each tower's forward and backward pass, but for random operations"
 UPDATE_TOWERS = ('first', 'all', 'none')
 
 
 class BuiltTowers(collections.namedtuple('BuiltTowers', [
         'train_op', 'loss', 'predictions', 'metrics', 'gradients', 'variables', 'slots', 'towers',
         'regularization_loss', 'global_step', 'devices', 'placement', 'direct_variables',
-        'plan', 'precision', 'scaled_losses'])):
+        'plan', 'precision', 'scaled_losses', 'xla'])):
     """What `build_towers` made.
 
     Attributes:
@@ -49,6 +50,7 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
       precision: as given; `use_precision` makes the session's config keep it.
       scaled_losses: `ScaledLosses`, whose `scale` and `skipped_steps` are scalars to be logged with
         a step; or None.
+      xla: as given.
     """
     __slots__ = ()
 
@@ -61,7 +63,7 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
                  var_list=None, transform_gradients=None, global_step=None, regularization='auto',
                  update_ops='first', learning_rate=None, check_devices=True,
                  allow_repeated_devices=False, check_numerics=False, stateless_random=False,
-                 precision='float32', loss_scale=None):
+                 precision='float32', loss_scale=None, xla=False):
     """Copies a model onto several devices and trains the copies as one, data-parallel.
 
     The batch is cut into one shard a tower on the CPU; each tower computes its shard's loss and
@@ -117,6 +119,9 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
         is counted in `scaled_losses.skipped_steps`; `global_step` counts it too.
         `check_numerics` then fails a step only for its loss, or at the least scale.
 
+      xla: whether XLA compiles each tower's forward and backward pass, see `xla`; what comes after
+        them (combination, update) is not compiled.
+
     Returns:
       `BuiltTowers`.
 
@@ -143,7 +148,7 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
         model_fn, optimizer, placement, graph, var_list, regularization, variable_scope,
         reuse=True if shares_earlier else reuse,
         earlier=reuse.direct_variables if shares_earlier else (), check_numerics=check_numerics,
-        random_step=global_step if stateless_random else None)
+        random_step=global_step if stateless_random else None, xla=xla)
     scaled_losses = None
     with builder.undone_on_error():
         if loss_scale is not None:
@@ -176,11 +181,11 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
                 [loss] + _updates(towers, update_ops), scaled_losses, on_skip)
     plan = make_plan(builder, towers, shards, placement, gradients, optimizer, reduction,
                      remainder, update_ops, learning_rate)._replace(
-                         precision=precision_text,
+                         precision=precision_text, xla=_XLA_TEXT if xla else None,
                          loss_scale=None if loss_scale is None else loss_scale.describe())
     return BuiltTowers(train_op, loss, predictions, metrics, gradients, builder.variables, slots,
                        towers, builder.regularization_loss, global_step, names, placement,
-                       builder.direct_variables, plan, precision, scaled_losses)
+                       builder.direct_variables, plan, precision, scaled_losses, xla)
 
 
 def _check_arguments(model_fn, optimizer, reduction, regularization, update_ops, var_list,

@@ -8,6 +8,9 @@ from towers.errors import GradientError, InvalidArgumentError
 from towers.placement import only_device
 
 
+_LARGEST = tf.float32.max
+
+
 class LossScale(collections.namedtuple('LossScale', 'initial growth_steps factor least most')):
     """How the scale S of a loss moves, for float16, whose numbers lie between 6e-8 and 65,504.
 
@@ -28,9 +31,10 @@ class LossScale(collections.namedtuple('LossScale', 'initial growth_steps factor
 
     def __new__(cls, initial=2. ** 15, growth_steps=2000, factor=2., least=1., most=2. ** 24):
         """Raises `InvalidArgumentError` unless 0 < least <= initial <= most, factor > 1."""
-        if not 0 < least <= initial <= most < float('inf'):
+        if not 0 < least <= initial <= most <= _LARGEST:
             raise InvalidArgumentError(
-                'LossScale(initial=%r, least=%r, most=%r): expected 0 < least <= initial <= most.'
+                'LossScale(initial=%r, least=%r, most=%r): expected 0 < least <= initial <= most '
+                'in float32.'
                 % (initial, least, most))
         if not factor > 1:
             raise InvalidArgumentError('LossScale(factor=%r): expected more than 1, such as 2.'
@@ -98,7 +102,7 @@ class ScaledLosses:
         Raises:
           GradientError: one in 16 bits, in which small numbers would be lost after all.
         """
-        factor = 1. / self.scale
+        # Divided, not multiplied by the inverse, which is flushed to zero for a scale above 2 ** 126.
         result = []
         for gradient, variable in gradients:
             if gradient is not None and gradient.dtype.size < 4:
@@ -108,10 +112,10 @@ class ScaledLosses:
                         variable.op.name, gradient.dtype.base_dtype.name))
             if isinstance(gradient, tf.IndexedSlices):
                 gradient = tf.IndexedSlices(
-                    gradient.values * tf.cast(factor, gradient.dtype), gradient.indices,
+                    gradient.values / tf.cast(self.scale, gradient.dtype), gradient.indices,
                     gradient.dense_shape)
             elif gradient is not None:
-                gradient = gradient * tf.cast(factor, gradient.dtype)
+                gradient = gradient / tf.cast(self.scale, gradient.dtype)
             result.append((gradient, variable))
         return result
 

@@ -21,7 +21,7 @@ class Plan(collections.namedtuple('Plan', [
         'towers', 'batch_size', 'remainder', 'reduction', 'optimizer', 'learning_rate',
         'variable_device', 'num_variables', 'num_trainable', 'parameters', 'parameter_bytes',
         'shared_by_order', 'regularization', 'batch_norm', 'without_gradient', 'precision',
-        'loss_scale'])):
+        'loss_scale', 'xla'])):
     """What `build_towers` built, in words; `print(plan)` fits a screen.
 
     Attributes:
@@ -35,7 +35,7 @@ class Plan(collections.namedtuple('Plan', [
       shared_by_order: names of variables that were shared by their order of creation.
       regularization, batch_norm: one line each.
       without_gradient: names of trainable variables that no tower has a gradient of.
-      precision, loss_scale: one line each, or None for float32 and an unscaled loss.
+      precision, loss_scale, xla: one line each, or None for float32, an unscaled loss, and none.
     """
     __slots__ = ()
 
@@ -69,6 +69,7 @@ class Plan(collections.namedtuple('Plan', [
             ('learning rate', self.learning_rate),
             ('precision', self.precision),
             ('loss scale', self.loss_scale),
+            ('XLA compiles', self.xla),
             ('regularization', self.regularization),
             ('batch norm', self.batch_norm),
             ('no gradient', _some(self.without_gradient))]
@@ -115,7 +116,7 @@ def make_plan(builder, towers, shards, placement, gradients, optimizer, reductio
         batch_norm=_batch_norm(towers, update_ops) if optimizer is not None else None,
         without_gradient=[variable.op.name for variable in builder.trainable
                           if optimizer is not None and variable.op.name not in trained],
-        precision=None, loss_scale=None)
+        precision=None, loss_scale=None, xla=None)
 
 
 # What scales with the gradient, and what (nearly) does not, since it divides by its size.

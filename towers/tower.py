@@ -16,6 +16,7 @@ from towers.regularization import (depends_on_a_batch, losses_of_variables, regi
 from towers.stateless_random import make_stateless
 from towers.tower_collections import TowerCollections
 from towers.variables import SharedVariables, variables_read
+from towers.xla import compiled, explained
 
 
 class Tower(collections.namedtuple('Tower', [
@@ -60,7 +61,8 @@ class TowerBuilder:
     """
 
     def __init__(self, model_fn, optimizer, placement, graph, var_list, regularization,
-                 variable_scope, reuse, earlier, check_numerics=False, random_step=None):
+                 variable_scope, reuse, earlier, check_numerics=False, random_step=None,
+                 xla=False):
         self.variables, self.trainable = [], []
         self.regularization_loss = None
         self.regularization_source = 'none'
@@ -75,6 +77,7 @@ class TowerBuilder:
         self._adds_registered = regularization == 'auto'
         self._check_numerics = check_numerics
         self._random_step = random_step
+        self._xla = xla
         self._shared = SharedVariables(placement, variable_scope, reuse, earlier)
         self._collections = TowerCollections(graph)
         self._weight_losses = []
@@ -118,7 +121,8 @@ class TowerBuilder:
                      if depends_on_a_batch(loss)]
         with graph_walk.Recording(self._graph) as made, \
                 tf.device(device), tf.name_scope(scope) as root:
-            with self._shared.tower(index, root, outer), record_keras_calls() as keras:
+            with self._shared.tower(index, root, outer), record_keras_calls() as keras, \
+                    compiled(self._xla):
                 returned = call_model_fn(self._model_fn, inputs)
             output = to_model_output(returned, index, self._optimizer is not None)
             keras_updates = keras.updates()
@@ -156,7 +160,7 @@ class TowerBuilder:
             # Even shards: divided once, so that the sum over N towers has a scale of exactly 1.
             scale = (factor / len(shards.inputs) if shards.is_even
                      else shards.weights[index] * factor)
-            with tf.name_scope(root), tf.device(device):
+            with tf.name_scope(root), tf.device(device), explained(self._xla):
                 gradients = self._gradients(data_loss, scale)
                 # With a scaled loss, what is not finite skips the step: see `update`.
                 if self._check_numerics and self.scaled_losses is None:
