@@ -8,7 +8,7 @@ from towers.errors import GradientError, InvalidArgumentError
 from towers.placement import only_device
 
 
-_LARGEST = tf.float32.max
+_LARGEST = float(tf.float32.max)
 
 
 class LossScale(collections.namedtuple('LossScale', 'initial growth_steps factor least most')):
