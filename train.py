@@ -18,6 +18,7 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 import datasets  # noqa: E402
 from models import registry  # noqa: E402
 import towers  # noqa: E402
+from towers import choose_placement  # noqa: E402
 from towers.averages import WeightAverages, averages_in  # noqa: E402
 from towers.evaluation import Evaluation, EvaluationHook  # noqa: E402
 from towers.export import export_saved_model  # noqa: E402
@@ -36,7 +37,7 @@ GROUPS = collections.OrderedDict([
     ('What is trained', ['mode', 'model', 'dataset', 'data_dir', 'image_size', 'weight_decay',
                          'aux_loss_weight', 'batch_norm_decay', 'augment_shift', 'init_from']),
     ('Towers', ['num_towers', 'devices', 'batch_size', 'reduction', 'variable_device', 'all_reduce',
-                'copies', 'update_ops']),
+                'copies', 'update_ops', 'precision', 'loss_scale', 'xla']),
     ('Optimizer', ['optimizer', 'momentum', 'clip_norm', 'base_learning_rate', 'base_batch_size',
                    'lr_scaling', 'warmup_epochs', 'decay', 'decay_epochs', 'decay_rate',
                    'average_decay']),
@@ -68,9 +69,9 @@ flags.DEFINE_string('devices', '', "the towers' devices by name, instead of --nu
 flags.DEFINE_integer('batch_size', 100, 'examples a step, over all towers together', lower_bound=1)
 flags.DEFINE_enum('reduction', 'sum', ['sum', 'mean'], "gradient applied: the towers' sum, or that "
                   'of the mean loss of the whole batch')
-flags.DEFINE_string('variable_device', '', "where variables live: a device, 'balanced', or "
-                    "'replicated' (a copy on every tower); empty: the CPU, or the GPU when there "
-                    'is just one')
+flags.DEFINE_string('variable_device', '', "where variables live: a device, 'balanced', "
+                    "'replicated' (a copy on every tower), or 'auto', which times steps of each; "
+                    'empty: the CPU, or the GPU when there is just one')
 flags.DEFINE_enum('all_reduce', 'copy', ['copy', 'collective', 'nccl'], 'how the gradients get to '
                   "every tower's copy, with --variable_device=replicated: added on one tower each "
                   "and sent to the others; by TF's ring; by NCCL (GPUs of one machine)")
@@ -78,6 +79,13 @@ flags.DEFINE_enum('copies', 'auto', ['auto', 'clone', 'reuse'], 'towers after th
                   'its graph, a call of the model each, or clones where that gives the same')
 flags.DEFINE_enum('update_ops', 'first', ['first', 'all', 'none'],
                   "towers whose batch-norm updates run with a step")
+flags.DEFINE_enum('precision', 'float32', towers.PRECISIONS, "of products and convolutions, by "
+                  "TensorFlow's own graph rewrite: bf16 for CPUs, fp16 for GPUs, which scales the "
+                  'loss')
+flags.DEFINE_boolean('xla', False, "compile each tower's forward and backward pass; takes long to "
+                     'start, and is worth it where it is measured to be')
+flags.DEFINE_float('loss_scale', 0, 'first factor of the loss, halved and the step skipped when a '
+                   'gradient overflows; 0: 32768 with fp16, else none', lower_bound=0)
 
 flags.DEFINE_enum('optimizer', 'adam', ['sgd', 'momentum', 'adam', 'rmsprop'], 'update rule')
 flags.DEFINE_float('momentum', 0.9, 'for momentum and rmsprop', lower_bound=0, upper_bound=1)
@@ -139,16 +147,20 @@ def main(unused_argv):
     towers.mend_slim()
     network = registry.get_network(FLAGS.model)
     dataset = datasets.get_dataset(FLAGS.dataset, FLAGS.data_dir or None)
+    variable_device = FLAGS.variable_device or None
+    if variable_device == 'auto':
+        variable_device = choose_variable_device(network, dataset)
     with tf.Graph().as_default():
         tf.set_random_seed(FLAGS.seed)
         if FLAGS.mode == 'train':
-            job = build_job(network, dataset, with_evaluation=not FLAGS.plan_only)
+            job = build_job(network, dataset, variable_device,
+                            with_evaluation=not FLAGS.plan_only)
             show(job.built)
             stopped_by = None if FLAGS.plan_only else train(job)
             if stopped_by is not None:
                 sys.exit(128 + stopped_by)
         else:
-            evaluation = make_evaluation(network, dataset)
+            evaluation = make_evaluation(network, dataset, variable_device)
             show(evaluation.built)
             if not FLAGS.plan_only:
                 {'eval': evaluate, 'predict': predict}[FLAGS.mode](evaluation)
@@ -166,7 +178,22 @@ Job = collections.namedtuple('Job', 'built train_op evaluation iterator global_s
                              'train_steps learning_rate examples_per_epoch checksum')
 
 
-def build_job(network, dataset, with_evaluation):
+def choose_variable_device(network, dataset):
+    """Where the run in --train_dir has its variables; if it is new, the place that is fastest."""
+    def build(candidate):
+        tf.set_random_seed(FLAGS.seed)
+        job = build_job(network, dataset, candidate, with_evaluation=False)
+        return choose_placement.Trial(job.train_op, [job.iterator.initializer],
+                                      session_config(job.built))
+    devices = towers.resolve_devices(FLAGS.devices or FLAGS.num_towers)
+    chosen, text = choose_placement.recorded_choice(
+        train_dir(), devices,
+        lambda: towers.choose_variable_device(build, towers.placement_candidates(devices)))
+    print(text, flush=True)
+    return chosen
+
+
+def build_job(network, dataset, variable_device, with_evaluation):
     """The graph: batches, towers, and the evaluation that shares their variables if wanted."""
     examples_per_epoch = dataset.num_examples['train']
     train_steps = FLAGS.train_steps or int(
@@ -193,11 +220,12 @@ def build_job(network, dataset, with_evaluation):
     built = towers.build_towers(
         make_model_fn(network, dataset.num_classes, is_training=True), batch,
         make_optimizer(learning_rate), devices, FLAGS.reduction,
-        variable_device=FLAGS.variable_device or None, update_ops=FLAGS.update_ops,
+        variable_device=variable_device, update_ops=FLAGS.update_ops,
         transform_gradients=clip if FLAGS.clip_norm else None, global_step=global_step,
         learning_rate=rate, check_devices=not FLAGS.plan_only,
         check_numerics=FLAGS.check_numerics, stateless_random=True, copies=FLAGS.copies,
-        all_reduce=FLAGS.all_reduce if FLAGS.variable_device == 'replicated' else None)
+        all_reduce=FLAGS.all_reduce if variable_device == 'replicated' else None,
+        precision=FLAGS.precision, loss_scale=make_loss_scale(), xla=FLAGS.xla)
     train_op, weights = built.train_op, contextlib.nullcontext()
     if FLAGS.average_decay:
         averages = WeightAverages(FLAGS.average_decay, global_step)
@@ -213,18 +241,18 @@ def build_job(network, dataset, with_evaluation):
     evaluation = None
     if with_evaluation:
         with weights:
-            evaluation = make_evaluation(network, dataset, built)
+            evaluation = make_evaluation(network, dataset, variable_device, built)
     return Job(built, train_op, evaluation, iterator, global_step, examples_seen, train_steps,
                learning_rate, examples_per_epoch, checksum)
 
 
-def make_evaluation(network, dataset, trained=None):
+def make_evaluation(network, dataset, variable_device, trained=None):
     """The towers that evaluate the test set, on the variables of trained towers if given."""
     batches = dataset.eval_batches(batch_size=FLAGS.batch_size, **image_format(network))
     return Evaluation(make_model_fn(network, dataset.num_classes, is_training=False), batches,
                       None if trained else FLAGS.devices or FLAGS.num_towers, trained,
-                      variable_device=FLAGS.variable_device or None,
-                      check_devices=not FLAGS.plan_only, copies=FLAGS.copies)
+                      variable_device=variable_device, check_devices=not FLAGS.plan_only,
+                      copies=FLAGS.copies, precision=FLAGS.precision)
 
 
 def image_format(network):
@@ -295,6 +323,12 @@ def make_optimizer(learning_rate):
             }[FLAGS.optimizer]()
 
 
+def make_loss_scale():
+    """The loss scale of the flags; None for what goes with the precision."""
+    first = FLAGS.loss_scale
+    return towers.LossScale(first, least=min(1., first), most=max(2. ** 24, first)) if first else None
+
+
 def clip(gradients):
     """Scales the combined gradients down to the global norm of --clip_norm."""
     clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in gradients], FLAGS.clip_norm)
@@ -308,9 +342,13 @@ def train(job):
       The number of the signal that stopped it, or None.
     """
     values = [('loss', job.built.loss), ('learning_rate', job.learning_rate)]
+    scaled = job.built.scaled_losses
+    if scaled is not None:
+        values += [('loss_scale', scaled.scale), ('skipped_steps', scaled.skipped_steps)]
     log_values = values + ([] if job.checksum is None else [('examples_checksum', job.checksum)])
     counts = dict(batch_size=FLAGS.batch_size, examples=job.examples_seen)
-    progress = ProgressHook([('loss', job.built.loss), ('lr', job.learning_rate)],
+    progress = ProgressHook([('lr' if name == 'learning_rate' else name, value)
+                             for name, value in values],
                             job.global_step, job.train_steps, log_every=FLAGS.log_every,
                             examples_per_epoch=job.examples_per_epoch,
                             devices=job.built.devices, fetch_every_step=True, **counts)
@@ -334,7 +372,7 @@ def train(job):
     try:
         with training_session(
                 train_dir(), job.global_step, [StartInputHook(job.iterator)] + listeners
-                + fingerprint + [evaluation], towers.session_config(job.built.devices), FLAGS.save_steps,
+                + fingerprint + [evaluation], session_config(job.built), FLAGS.save_steps,
                 FLAGS.keep, FLAGS.recover, initial_values,
                 [hook.listener for hook in listeners], last_hooks=[signals]) as session:
             step = session.run_step_fn(
@@ -366,6 +404,12 @@ class StartInputHook(tf.train.SessionRunHook):
     def after_create_session(self, session, coord):
         """Runs the iterator's initializer."""
         session.run(self._iterator.initializer)
+
+
+def session_config(built):
+    """The session's config for these towers."""
+    return towers.use_precision(towers.session_config(built.devices), built.precision,
+                                built.devices)
 
 
 def audit_runtime(job, session):
@@ -419,7 +463,7 @@ def restored_session(built):
     names, averages = averages_in(prefix, tf.global_variables())
     towers.check_fits(prefix, names)
     saver = tf.train.Saver(names)
-    with tf.Session(config=towers.session_config(built.devices)) as session:
+    with tf.Session(config=session_config(built)) as session:
         saver.restore(session, prefix)
         print('checkpoint     %s%s' % (prefix, ', moving averages' if averages else ''), flush=True)
         yield session
@@ -482,15 +526,20 @@ def contradiction(given):
         return '--batch_norm_decay=%g: expected 0 to 1, or -1' % FLAGS.batch_norm_decay
     if FLAGS.average_decay == 1:
         return '--average_decay=1 would never follow the weights: give less'
+    if FLAGS.variable_device == 'auto' and (FLAGS.plan_only or FLAGS.mode != 'train'):
+        return '--variable_device=auto times steps of training, and %s runs none' % (
+            '--plan_only' if FLAGS.plan_only else '--mode=%s' % FLAGS.mode)
     if FLAGS.plan_only and FLAGS.audit_runtime:
         return '--plan_only runs nothing, so there is nothing for --audit_runtime to check'
     return (only_with('momentum', 'optimizer', ['momentum', 'rmsprop'])
-            or only_with('all_reduce', 'variable_device', ['replicated'])
+            or only_with('all_reduce', 'variable_device', ['replicated', 'auto'])
             or only_with('decay_epochs', 'decay', ['exponential', 'cosine'])
             or only_with('decay_rate', 'decay', ['exponential'])
             or only_with('predictions', 'mode', ['predict'])
             or only_with('audit_runtime', 'mode', ['train'])
-            or only_with('init_from', 'mode', ['train']))
+            or only_with('init_from', 'mode', ['train'])
+            or only_with('loss_scale', 'mode', ['train'])
+            or only_with('xla', 'mode', ['train']))
 
 
 def help_text():

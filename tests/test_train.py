@@ -287,6 +287,13 @@ def refusal(capsys, *argv):
      'train'),
     ('--mode=predict --init_from=a', '--init_from is of no use with --mode=predict: it goes with '
      'train'),
+    ('--mode=eval --loss_scale=8', '--loss_scale is of no use with --mode=eval: it goes with train'),
+    ('--mode=eval --xla', '--xla is of no use with --mode=eval: it goes with train'),
+    ('--loss_scale=inf', '--loss_scale=inf: expected a finite number'),
+    ('--plan_only --variable_device=auto', '--variable_device=auto times steps of training, and '
+     '--plan_only runs none'),
+    ('--mode=eval --variable_device=auto', '--variable_device=auto times steps of training, and '
+     '--mode=eval runs none'),
     ('--train_epochs=nan', '--train_epochs=nan: expected a finite number'),
     ('--decay=cosine --decay_epochs=inf', '--decay_epochs=inf: expected a finite number'),
     ('--base_learning_rate=inf', '--base_learning_rate=inf: expected a finite number'),
@@ -337,6 +344,9 @@ def test_help_is_grouped_and_fits_two_screens(capsys):
 @pytest.mark.parametrize('argv, text', [
     ('--num_towers=4 --batch_size=10',
      '--batch_size=10 does not divide among 4 towers: give a multiple of 4'),
+    ('--precision=fp16', "precision='fp16': TensorFlow %s has no rewrite to it that works on CPUs. "
+     % tf.version.VERSION),
+    ('--loss_scale=1e39', 'LossScale(initial=1e+39, '),
     ('--devices=/gpu:7', '/gpu:7 does not exist: TensorFlow sees no GPU here'),
     ('--devices=/cpu:0,/cpu:0', '/cpu:0 is named 2 times in devices='),
     ('--model=digit', "There is no network 'digit'. Did you mean digits? Those there are: "
@@ -622,6 +632,65 @@ def test_another_seed_is_another_run(runner, reference, tmp_path):
     assert differ == sorted('Digits/%s/weights%s' % (layer, what)
                             for layer in ('conv1', 'conv2', 'conv3', 'logits')
                             for what in ('', '/ExponentialMovingAverage'))
+
+
+# ---- loss scale, XLA, and where variables live --------------------------------------------------
+
+def test_a_step_that_overflows_is_skipped_counted_and_resumed_from(runner, tmp_path):
+    flags = ['--loss_scale=3e38', '--batch_size=50', '--save_steps=1', '--log_every=1',
+             '--summary_steps=0', '--keep=99', '--augment_shift=1']
+    whole, parts = tmp_path / 'whole', tmp_path / 'parts'
+    run = runner.run(whole, flags + ['--train_steps=6'])
+    lines = metrics(whole)
+    skipped = [line['skipped_steps'] for line in lines]
+    assert skipped[0] == 1 and skipped == sorted(skipped) and skipped[-1] < 6
+    halved = [np.float32('3e38') / 2 ** count for count in [0] + skipped[:-1]]
+    assert [line['loss_scale'] for line in lines] == pytest.approx(halved, rel=1e-6)
+    assert re.search(r'^step 1/6 .* loss_scale 3e\+38  skipped_steps 1', run.stderr, re.MULTILINE)
+    moved = names_that_differ(values_of(whole, 0), values_of(whole, 1))
+    assert [name for name in moved if 'moving_' not in name] == [
+        'examples_seen', 'global_step', 'towers/loss_scale', 'towers/skipped_steps']
+    final = values_of(whole, 6)
+    assert final['towers/skipped_steps'] == skipped[-1]
+    assert final['towers/good_steps'] == 6 - skipped[-1]  # those that overflow come first
+    runner.run(parts, flags + ['--train_steps=3'])
+    runner.run(parts, flags + ['--train_steps=6'])
+    assert names_that_differ(final, values_of(parts, 6)) == []
+    assert [line['skipped_steps'] for line in metrics(parts)] == skipped
+
+
+def test_a_run_compiled_by_xla(runner, tmp_path):
+    flags = ['--train_steps=6', '--batch_size=20', '--log_every=3', '--summary_steps=0']
+    run = runner.run(tmp_path / 'xla', flags + ['--xla', '--audit_runtime'])
+    assert re.search(r'note    XLA compiled [1-9]\d* clusters for /cpu:0, [1-9]\d* clusters for '
+                     r'/cpu:1$', run.stdout, re.MULTILINE)
+    runner.run(tmp_path / 'plain', flags)
+    for ours, plain in zip(metrics(tmp_path / 'xla'), metrics(tmp_path / 'plain')):
+        assert ours['loss'] == pytest.approx(plain['loss'], rel=1e-3)  # Adam makes noise grow
+
+
+def test_auto_times_placements_once_and_the_run_keeps_to_its_choice(runner, tmp_path):
+    flags = ['--batch_size=20', '--summary_steps=0', '--save_steps=2', '--variable_device=auto']
+    folder = tmp_path / 'run'
+    run = runner.run(folder, flags + ['--train_steps=2'])
+    table = run.stdout.splitlines()[:3]
+    assert re.match(r'variables on (/cpu:0|balanced): ', table[0])
+    assert re.match(r'  /cpu:0 +[\d.]+ ms a step \([\d.]+ to [\d.]+\)$', table[1])
+    assert re.match(r'  balanced +[\d.]+ ms a step \([\d.]+ to [\d.]+\)$', table[2])
+    # Whatever it was: as if it had been the other one.
+    with open(str(folder / 'variable_device.json')) as opened:
+        record = json.load(opened)
+    taken = record['variable_device']
+    assert {'/device:CPU:0': '/cpu:0'}.get(taken, taken) == table[0].split()[2].rstrip(':')
+    record['variable_device'] = 'balanced'
+    (folder / 'variable_device.json').write_text(json.dumps(record))
+    run = runner.run(folder, flags + ['--train_steps=4'])
+    assert run.stdout.startswith('variables on balanced: as this run began, see %s/variable_device'
+                                 '.json\n' % folder)
+    assert '  variables on     balanced over /cpu:0 (' in run.stdout
+    # On CPUs sums are the same wherever they are.
+    runner.run(tmp_path / 'other', flags[:-1] + ['--train_steps=4'])
+    assert names_that_differ(values_of(folder, 4), values_of(tmp_path / 'other', 4)) == []
 
 
 # ---- the number of towers ------------------------------------------------------------------------

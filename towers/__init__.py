@@ -15,16 +15,20 @@ from towers.checkpoint_hook import CheckpointHook
 from towers.checkpoint_match import check_fits, init_from
 from towers.checkpoint_tidy import tidy_directory
 from towers.check import TowersReport, check_towers
+from towers.choose_placement import choose_variable_device, placement_candidates
 from towers.combination import combine_gradients
 from towers.compat import mend_slim
 from towers.devices import resolve_devices, session_config, visible_gpus
 from towers.errors import (AuditError, CheckpointError, CloneError, DeviceError, GradientError,
                            InputError, InvalidArgumentError, LogFileError, ModelFunctionError,
-                           NameScopeError, RunLockedError, SharedVariableError, TowersError)
+                           NameScopeError, PrecisionError, RunLockedError, SharedVariableError,
+                           TowersError)
 from towers.learning_rate import LearningRate, scale_learning_rate
+from towers.loss_scale import LossScale
 from towers.nonfinite import NonFiniteError
 from towers.outputs import ModelOutput
 from towers.plan import Plan
+from towers.precision import PRECISIONS, use_precision
 from towers.run_lock import hold_directory
 from towers.shards import split_batch
 from towers.tower import Tower

@@ -7,7 +7,9 @@ import tensorflow.compat.v1 as tf
 from towers.devices import is_gpu, short_name
 from towers.errors import AuditError, InvalidArgumentError
 from towers.graph_walk import step_operations
+from towers.precision import converted_operations
 from towers.variables import owner_by_name
+from towers.xla import clusters
 
 Copies = collections.namedtuple('Copies', 'source target tensors bytes unknown')
 """Tensors that cross from one device to another in a step; `unknown` have no static size."""
@@ -210,6 +212,20 @@ def _check_runtime(built, run_metadata, broken, notes):
         if without_kernel:
             notes.append('the runtime moved %s of tower %d that %s has no kernel for' % (
                 _operations(without_kernel), tower.index, short_name(tower.device)))
+    if built.precision != 'float32':
+        converted = converted_operations(run_metadata, built.precision)
+        if converted:
+            notes.append('in %s: %s' % (built.precision, ', '.join(
+                '%d %s' % (count, kind) for kind, count in converted.most_common(6))))
+        else:
+            broken.append('no operation ran in %s: was the session made with use_precision(config, '
+                          '%r, built.devices)?' % (built.precision, built.precision))
+    if built.xla:
+        found = clusters(run_metadata)
+        notes.append('XLA compiled %s' % (', '.join('%d clusters for %s' % (
+            found[tower.device], short_name(tower.device)) for tower in built.towers)))
+        if not all(found[tower.device] for tower in built.towers):
+            broken.append('XLA compiled nothing for some tower')
     notes.append('what the runtime placed was checked: %s on %s' % (
         _operations(placed), ', '.join(short_name(name) for name in sorted(set(placed.values())))))
 

@@ -1,6 +1,7 @@
 """`build_towers`: from a model function to a data-parallel train op."""
 
 import collections
+import functools
 import inspect
 
 import tensorflow.compat.v1 as tf
@@ -10,9 +11,12 @@ from towers.clone import COPIES, build_all
 from towers.combination import combine_gradients
 from towers.devices import resolve_devices
 from towers.errors import InvalidArgumentError, ModelFunctionError, NameScopeError
+from towers.loss_scale import LossScale, ScaledLosses
+from towers.nonfinite import checked_at_least_scale
 from towers.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.placement import Placement, only_device
 from towers.plan import make_plan
+from towers.precision import check_precision, rewrite_field, try_precision
 from towers.replicas import Replicas, check_no_copies
 from towers.shards import split_batch
 from towers.tower import TowerBuilder
@@ -20,13 +24,14 @@ from towers.update import apply_update, checked_transform
 
 REDUCTIONS = ('sum', 'mean')
 REGULARIZATIONS = ('auto', 'none')
+_XLA_TEXT = "each tower's forward and backward pass, but for random operations"
 UPDATE_TOWERS = ('first', 'all', 'none')
 
 
 class BuiltTowers(collections.namedtuple('BuiltTowers', [
         'train_op', 'loss', 'predictions', 'metrics', 'gradients', 'variables', 'slots', 'towers',
         'regularization_loss', 'global_step', 'devices', 'placement', 'direct_variables',
-        'plan', 'replicas'])):
+        'plan', 'replicas', 'precision', 'scaled_losses', 'xla'])):
     """What `build_towers` made.
 
     Attributes:
@@ -47,6 +52,10 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
       plan: `Plan`; print it.
       replicas: `Replicas`: the other towers' copies of the trainable variables; None where there
         is one set.
+      precision: as given; `use_precision` makes the session's config keep it.
+      scaled_losses: `ScaledLosses`, whose `scale` and `skipped_steps` are scalars to be logged with
+        a step; or None.
+      xla: as given.
     """
     __slots__ = ()
 
@@ -59,7 +68,7 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
                  var_list=None, transform_gradients=None, global_step=None, regularization='auto',
                  update_ops='first', learning_rate=None, check_devices=True,
                  allow_repeated_devices=False, check_numerics=False, stateless_random=False,
-                 copies='auto', all_reduce=None):
+                 copies='auto', all_reduce=None, precision='float32', loss_scale=None, xla=False):
     """Copies a model onto several devices and trains the copies as one, data-parallel.
 
     The batch is cut into one shard a tower on the CPU; each tower computes its shard's loss and
@@ -127,6 +136,15 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
       all_reduce: for `variable_device='replicated'`: `'copy'` (the default: each sum is made on one
         of the towers and sent to the others), `'collective'` (TF's ring) or `'nccl'` (GPUs of one
         machine); see `all_reduce`.
+      precision: `'float32'`; or `'bf16'` or `'fp16'`, by TensorFlow's own graph rewrite, which is
+        tried out first (not with check_devices=False). The session's config has to ask for it too:
+        `use_precision(config, precision, built.devices)`.
+      loss_scale: `LossScale`; None: the default one with `'fp16'`, none with the others. With one,
+        a step whose gradient is not finite in any tower changes no weight and no slot in any, and
+        is counted in `scaled_losses.skipped_steps`; `global_step` counts it too.
+        `check_numerics` then fails a step only for its loss, or at the least scale.
+      xla: whether XLA compiles each tower's forward and backward pass, see `xla`; what comes after
+        them (combination, update) is not compiled.
 
     Returns:
       `BuiltTowers`.
@@ -146,6 +164,11 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
     placement = Placement(variable_device, names, all_reduce, optimizer is not None)
     if all_reduce is not None:
         check_all_reduce(all_reduce, names)
+    precision_text = _precision_text(precision, names, check_devices)
+    if optimizer is None:
+        loss_scale = None
+    elif loss_scale is None and precision == 'fp16':
+        loss_scale = LossScale()
     shares_earlier = isinstance(reuse, BuiltTowers)
     replicas = Replicas(names) if placement.all_reduce is not None else None
     if replicas is not None and shares_earlier:
@@ -154,8 +177,12 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
         model_fn, optimizer, placement, graph, var_list, regularization, variable_scope,
         reuse=True if shares_earlier else reuse,
         earlier=reuse.direct_variables if shares_earlier else (), check_numerics=check_numerics,
-        random_step=global_step if stateless_random else None, replicas=replicas)
+        random_step=global_step if stateless_random else None, replicas=replicas, xla=xla)
+    scaled_losses = None
     with builder.undone_on_error():
+        if loss_scale is not None:
+            scaled_losses = ScaledLosses(loss_scale, name + 's', placement)
+            builder.scaled_losses = scaled_losses
         # No padding for evaluation: there an empty shard is an empty part of the predictions.
         shards = split_batch(inputs, len(names), remainder, pad_empty=optimizer is not None)
         factor = 1. if reduction == 'mean' else float(len(names))
@@ -177,16 +204,22 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
                 else:
                     gradients, on_towers = reduce_gradients(placement.all_reduce, of_towers,
                                                             others, names)
+            on_skip = None
+            if scaled_losses is not None:
+                scaled_losses.watch(gradients)
+                if check_numerics:
+                    on_skip = functools.partial(checked_at_least_scale, gradients, scaled_losses)
             gradients = checked_transform(transform_gradients, gradients, placement)
             train_op, slots = apply_update(
                 optimizer, gradients, global_step, placement, builder.variables,
-                after=[loss] + _updates(towers, update_ops), replicas=replicas,
-                on_towers=on_towers)
+                [loss] + _updates(towers, update_ops), replicas, on_towers, scaled_losses, on_skip)
     plan = make_plan(builder, towers, shards, placement, gradients, optimizer, reduction,
-                     remainder, update_ops, learning_rate, how_built)
+                     remainder, update_ops, learning_rate, how_built)._replace(
+                         precision=precision_text, xla=_XLA_TEXT if xla else None,
+                         loss_scale=None if loss_scale is None else loss_scale.describe())
     return BuiltTowers(train_op, loss, predictions, metrics, gradients, builder.variables, slots,
                        towers, builder.regularization_loss, global_step, names, placement,
-                       builder.direct_variables, plan, replicas)
+                       builder.direct_variables, plan, replicas, precision, scaled_losses, xla)
 
 
 def _check_arguments(model_fn, optimizer, reduction, regularization, update_ops, var_list,
@@ -234,6 +267,17 @@ def _check_earlier_has_copies(earlier):
             "variable_device='replicated', but reuse= is a build that trains the same variables "
             "without copies, so that its updates would not reach this one's: build that one with "
             "variable_device='replicated' on several towers, too.")
+
+
+def _precision_text(precision, devices, check_devices):
+    """The plan's line about the precision, or None for float32."""
+    check_precision(precision)
+    if precision == 'float32':
+        return None
+    if check_devices and all(tf.DeviceSpec.from_string(name).job is None for name in devices):
+        return '%s by %s' % (precision, try_precision(precision, devices))
+    return "%s by TensorFlow's rewrite %s, not tried out" % (
+        precision, rewrite_field(precision, devices))
 
 
 def _check_name_scopes(graph, name, num_towers):

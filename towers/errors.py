@@ -42,6 +42,10 @@ class GradientError(TowersError, ValueError):
     """Gradients that cannot be combined, or no gradient at all."""
 
 
+class PrecisionError(TowersError):
+    """A precision that TensorFlow has no rewrite to here, or whose rewrite changes nothing."""
+
+
 class AuditError(TowersError):
     """The finished graph, or what the runtime placed, breaks a promise of the plan."""
 

@@ -27,7 +27,8 @@ class Evaluation:
     """
 
     def __init__(self, model_fn, dataset, devices=None, trained=None, name='eval_tower',
-                 variable_device=None, check_devices=True, copies='auto'):
+                 variable_device=None, check_devices=True, copies='auto',
+                 precision='float32'):
         """
         Args:
           model_fn: as for `build_towers`; its `metrics` are scalars, means over the shard.
@@ -36,7 +37,8 @@ class Evaluation:
           trained: the `BuiltTowers` whose variables are evaluated; None where the model function
             makes them here, to be restored from a checkpoint.
           name: prefix of the towers' name scopes.
-          variable_device, check_devices, copies: as for `build_towers`.
+          variable_device, check_devices, copies, precision: as for `build_towers`; with `trained`,
+            the precision is its.
 
         Raises:
           InvalidArgumentError: the model function has neither a loss nor metrics, or metrics that
@@ -50,7 +52,8 @@ class Evaluation:
         self.built = build_towers(
             model_fn, batch, None, devices, remainder='weight', reuse=trained, name=name,
             variable_device=variable_device, check_devices=check_devices,
-            allow_repeated_devices=trained is not None, copies=copies)
+            allow_repeated_devices=trained is not None, copies=copies,
+            precision=trained.precision if trained is not None else precision)
         with tf.device('/cpu:0'):
             self._size = tf.add_n([tf.cast(tower.size, tf.int64) for tower in self.built.towers])
         self.metrics = dict(self.built.metrics)

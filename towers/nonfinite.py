@@ -54,6 +54,25 @@ def message_of_tower(message, tower):
     return _OF_TOWER.sub(lambda found: '%s%d]' % (found.group(1), tower), message)
 
 
+def checked_at_least_scale(gradients, scaled_losses):
+    """An operation for a step that is skipped: fails it where no smaller loss scale is to be had.
+
+    Args:
+      gradients: list of combined `(gradient, variable)`, dense or `IndexedSlices`.
+      scaled_losses: `ScaledLosses`.
+    """
+    def check():
+        checks = []
+        for gradient, variable in gradients:
+            values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+            checks.append(tf.debugging.check_numerics(
+                values, '%s[the gradient of %s, at the least loss scale,]' % (
+                    _MARK, variable.op.name)))
+        with tf.control_dependencies(checks):
+            return tf.constant(True)
+    return tf.cond(scaled_losses.at_least(), check, lambda: tf.constant(False))
+
+
 def explained(error, step):
     """The `NonFiniteError` that says what a failed step found, or None if it was something else.
 

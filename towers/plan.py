@@ -20,7 +20,8 @@ _WIDTH = 100  # columns of a screen
 class Plan(collections.namedtuple('Plan', [
         'towers', 'batch_size', 'remainder', 'reduction', 'optimizer', 'learning_rate',
         'variable_device', 'num_variables', 'num_trainable', 'parameters', 'parameter_bytes',
-        'shared_by_order', 'regularization', 'batch_norm', 'without_gradient', 'how_built'])):
+        'shared_by_order', 'regularization', 'batch_norm', 'without_gradient', 'how_built',
+        'precision', 'loss_scale', 'xla'])):
     """What `build_towers` built, in words; `print(plan)` fits a screen.
 
     Attributes:
@@ -35,6 +36,7 @@ class Plan(collections.namedtuple('Plan', [
       regularization, batch_norm: one line each.
       without_gradient: names of trainable variables that no tower has a gradient of.
       how_built: one line: calls of the model function, and clones.
+      precision, loss_scale, xla: one line each, or None for float32, an unscaled loss, and none.
     """
     __slots__ = ()
 
@@ -67,6 +69,9 @@ class Plan(collections.namedtuple('Plan', [
             ('optimizer', self.optimizer),
             ('reduction', None if self.optimizer is None else _reduction(self)),
             ('learning rate', self.learning_rate),
+            ('precision', self.precision),
+            ('loss scale', self.loss_scale),
+            ('XLA compiles', self.xla),
             ('regularization', self.regularization),
             ('batch norm', self.batch_norm),
             ('no gradient', _some(self.without_gradient))]
@@ -113,7 +118,7 @@ def make_plan(builder, towers, shards, placement, gradients, optimizer, reductio
         batch_norm=_batch_norm(towers, update_ops) if optimizer is not None else None,
         without_gradient=[variable.op.name for variable in builder.trainable
                           if optimizer is not None and variable.op.name not in trained],
-        how_built=how_built)
+        how_built=how_built, precision=None, loss_scale=None, xla=None)
 
 
 # What scales with the gradient, and what (nearly) does not, since it divides by its size.

@@ -17,6 +17,7 @@ from towers.stateless_random import make_stateless
 from towers.tower_collections import TowerCollections
 from towers.tower_device import TowerDevice
 from towers.variables import SharedVariables, variables_read
+from towers.xla import compiled, explained
 
 
 class Tower(collections.namedtuple('Tower', [
@@ -58,14 +59,17 @@ class TowerBuilder:
       weight_losses: losses of the weights that the first tower registered, for all.
       random_keys: the constants of a tower that hold seeds, see `make_stateless`.
       direct_variables: see `SharedVariables.direct`.
+      scaled_losses: `ScaledLosses` to take gradients with, to be set before the first tower; or
+        None.
     """
 
     def __init__(self, model_fn, optimizer, placement, graph, var_list, regularization,
                  variable_scope, reuse, earlier, check_numerics=False, random_step=None,
-                 replicas=None):
+                 replicas=None, xla=False):
         self.variables, self.trainable = [], []
         self.regularization_loss = None
         self.regularization_source = 'none'
+        self.scaled_losses = None
         self.keras_layers = 0
         self.random_ops = None
         self.random_keys = {}
@@ -80,6 +84,7 @@ class TowerBuilder:
         self._random_step = random_step
         self._replicas = replicas  # `Replicas` where each tower has a copy of what is trained
         self._shared = SharedVariables(placement, variable_scope, reuse, earlier, replicas)
+        self._xla = xla
         self._collections = TowerCollections(graph)
         self._registered = []
 
@@ -126,7 +131,8 @@ class TowerBuilder:
                      if depends_on_a_batch(loss)]
         with graph_walk.Recording(self._graph) as made, \
                 tf.device(TowerDevice(device)), tf.name_scope(scope) as root:
-            with self._shared.tower(index, root, outer), record_keras_calls() as keras:
+            with self._shared.tower(index, root, outer), record_keras_calls() as keras, \
+                    compiled(self._xla):
                 returned = call_model_fn(self._model_fn, inputs)
             output = to_model_output(returned, index, self._optimizer is not None)
             keras_updates = keras.updates()
@@ -164,12 +170,13 @@ class TowerBuilder:
                 self._add_up_registered(output.loss.dtype)
         gradients = []
         if self._optimizer is not None:
-            with tf.name_scope(root), tf.device(TowerDevice(device)):
+            with tf.name_scope(root), tf.device(TowerDevice(device)), explained(self._xla):
                 # Even shards: divided once, so that the sum over N towers has a scale of exactly 1.
                 scale = (factor / len(shards.inputs) if shards.is_even
                          else shards.weights[index] * factor)
                 gradients = self._gradients(index, data_loss, scale, used)
-                if self._check_numerics:
+                # With a scaled loss, what is not finite skips the step: see `update`.
+                if self._check_numerics and self.scaled_losses is None:
                     gradients = checked_gradients(gradients, data_loss, index)
         if self._replicas is not None:
             used = self._replicas.originals(used)
@@ -260,10 +267,14 @@ class TowerBuilder:
             data_loss = data_loss * tf.cast(scale, data_loss.dtype)
         elif scale != 1.:  # not by way of tf.cast, which would round a float to float32
             data_loss = data_loss * scale
-        if self._replicas is None:
-            return self._optimizer.compute_gradients(data_loss, var_list=self.trainable)
-        return self._replicas.own_pairs(self._optimizer.compute_gradients(
-            data_loss, var_list=self._replicas.sources(self.trainable, index, used)))
+        sources = (self.trainable if self._replicas is None
+                   else self._replicas.sources(self.trainable, index, used))
+        if self.scaled_losses is not None:
+            data_loss = self.scaled_losses.scaled(data_loss)
+        pairs = self._optimizer.compute_gradients(data_loss, var_list=sources)
+        if self.scaled_losses is not None:
+            pairs = self.scaled_losses.unscaled(pairs)
+        return pairs if self._replicas is None else self._replicas.own_pairs(pairs)
 
 
 def _fetches(output):

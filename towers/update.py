@@ -11,7 +11,7 @@ from towers.variables import slot_creator
 
 
 def apply_update(optimizer, gradients, global_step, placement, variables, after, replicas=None,
-                 on_towers=None):
+                 on_towers=None, scaled_losses=None, on_skip=None):
     """Applies the combined gradients once.
 
     Args:
@@ -25,6 +25,10 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
         weights, and the batch-norm updates.
       replicas: `Replicas`, whose copies are updated in the same call; or None.
       on_towers: the gradients that the copies get, see `Replicas.pairs`.
+      scaled_losses: `ScaledLosses` that has looked at the gradients: if they are not finite, the
+        optimizer does nothing, and the step is counted all the same, since it has used up its
+        batch; or None.
+      on_skip: function that makes the operations of a step that is skipped; or None.
 
     Returns:
       `(train_op, slots)`: the operation of one step, and the variables that the optimizer made,
@@ -40,7 +44,10 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
         scopes.enter_context(tf.variable_creator_scope(slot_creator(placement, known, slots)))
         scopes.enter_context(tf.control_dependencies(after))
         with graph_walk.Recording(graph) as made:
-            applied = optimizer.apply_gradients(pairs, global_step=global_step)
+            if scaled_losses is None:
+                applied = optimizer.apply_gradients(pairs, global_step=global_step)
+            else:
+                applied = _apply_if_finite(optimizer, pairs, scaled_losses, on_skip)
         if global_step is not None and not _writes(made.operations, global_step):
             with tf.control_dependencies([applied]), only_device(global_step.device or None):
                 applied = tf.group(applied, tf.assign_add(global_step, 1).op)
@@ -48,6 +55,25 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
         of_copies = {slot.op.name for slot in replicas.slots}
         slots = [slot for slot in slots if slot.op.name not in of_copies]
     return applied if isinstance(applied, tf.Operation) else tf.group(applied), slots
+
+
+def _apply_if_finite(optimizer, gradients, scaled_losses, on_skip):
+    is_finite = tf.identity(scaled_losses.is_finite)  # after what has to come first
+    outside = tf.get_default_graph().get_name_scope()
+
+    def apply():
+        # In the name scope from outside, which names some slots.
+        with tf.name_scope(outside + '/' if outside else None):
+            applied = tf.group(optimizer.apply_gradients(gradients))
+        with tf.control_dependencies([applied]):
+            return tf.constant(True)
+
+    def skip():
+        with tf.control_dependencies([on_skip()] if on_skip is not None else []):
+            return tf.constant(False)
+    applied = tf.cond(is_finite, apply, skip)
+    with tf.control_dependencies([applied]):
+        return scaled_losses.update()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,143 @@
+"""Half precision by TensorFlow's own graph rewrite: which devices have it, and whether it acts.
+
+The rewrite is a pass of grappler, which the session's config switches on: it casts what goes into
+convolutions and matrix products, and leaves variables, sums and losses in float32. Where it has
+nothing to do it says so in TF's log at most, so it is tried out here before it is promised.
+"""
+
+import collections
+
+import tensorflow.compat.v1 as tf
+
+from towers.devices import is_gpu, short_name
+from towers.errors import InvalidArgumentError, PrecisionError
+
+PRECISIONS = ('float32', 'bf16', 'fp16')
+
+# (precision, on GPUs?) -> fields of `RewriterConfig` that do it, today's name first.
+_FIELDS = {
+    ('fp16', True): ('auto_mixed_precision',),
+    # `auto_mixed_precision_cpu` is left out: it only rounds, between products in float32, and on TF
+    # 2.15 and 2.21 it ends the process with a segmentation fault when a convolution with batch
+    # norm is run forwards.
+    ('fp16', False): (),
+    ('bf16', False): ('auto_mixed_precision_onednn_bfloat16', 'auto_mixed_precision_mkl'),
+    ('bf16', True): (),
+}
+_INSTEAD = {('fp16', True): '', ('fp16', False): ', or bf16 with TensorFlow 2.15 or later',
+            ('bf16', True): ' or fp16', ('bf16', False): ', or TensorFlow 2.15 or later'}
+_DTYPES = {'fp16': tf.float16, 'bf16': tf.bfloat16}
+# Flags of /proc/cpuinfo for instructions that multiply in bfloat16, on x86 and on ARM.
+_BF16_INSTRUCTIONS = ('avx512_bf16', 'amx_bf16', 'bf16')
+
+
+def use_precision(config, precision, devices):
+    """Switches the rewrite on in a session's config.
+
+    Args:
+      config: `tf.ConfigProto`, changed in place.
+      precision: `'float32'` (no rewrite), `'bf16'` or `'fp16'`.
+      devices: the towers' devices, as in `BuiltTowers.devices`.
+
+    Returns:
+      The config.
+
+    Raises:
+      InvalidArgumentError: another precision.
+      PrecisionError: this TensorFlow has no such rewrite for these devices.
+    """
+    check_precision(precision)
+    if precision != 'float32':
+        setattr(config.graph_options.rewrite_options, rewrite_field(precision, devices),
+                config.graph_options.rewrite_options.ON)
+    return config
+
+
+def check_precision(precision):
+    """Raises `InvalidArgumentError` for what is none of `PRECISIONS`."""
+    if precision not in PRECISIONS:
+        raise InvalidArgumentError('precision=%r: expected one of %s.' % (
+            precision, ', '.join(map(repr, PRECISIONS))))
+
+
+def rewrite_field(precision, devices):
+    """The field of `RewriterConfig` that rewrites for these devices; see `use_precision`."""
+    gpus = {is_gpu(device) for device in devices}
+    if len(gpus) > 1:
+        raise PrecisionError(
+            'precision=%r, and the towers are on GPUs and CPUs: TensorFlow rewrites for the one '
+            'kind or for the other. Use float32, or devices of one kind.' % precision)
+    on_gpus = gpus.pop()
+    known = [descriptor.name for descriptor in
+             tf.ConfigProto().graph_options.rewrite_options.DESCRIPTOR.fields]
+    for field in _FIELDS[precision, on_gpus]:
+        if field in known:
+            return field
+    raise PrecisionError('precision=%r: TensorFlow %s has no rewrite to it %son %s. Use float32%s.' % (
+        precision, tf.version.VERSION, 'that works ' if precision == 'fp16' else '',
+        'GPUs' if on_gpus else 'CPUs', _INSTEAD[precision, on_gpus]))
+
+
+def try_precision(precision, devices):
+    """Finds out whether the rewrite changes a matrix product on the first of these devices.
+
+    Args:
+      precision: `'bf16'` or `'fp16'`.
+      devices: the towers' devices; they have to exist.
+
+    Returns:
+      One line: how it is done, and what is known to be wrong with it here.
+
+    Raises:
+      PrecisionError: there is no such rewrite, or it changes nothing here.
+    """
+    field = rewrite_field(precision, devices)
+    found = _converted_in_a_product(precision, devices)
+    on_gpu = is_gpu(devices[0])
+    if not found:
+        raise PrecisionError(
+            'precision=%r: the rewrite %s of TensorFlow %s changes nothing on %s%s. Or use '
+            'float32.' % (precision, field, tf.version.VERSION, short_name(devices[0]), (
+                ', which needs a GPU of compute capability 7.0 or higher' if on_gpu else
+                ', where oneDNN is off: set TF_ENABLE_ONEDNN_OPTS=1 before the program starts')))
+    text = "TensorFlow's rewrite " + field
+    if not on_gpu and not _cpu_has(_BF16_INSTRUCTIONS):
+        text += '; this CPU has no instructions for it, so expect it to be slower than float32'
+    return text
+
+
+def converted_operations(run_metadata, precision):
+    """Counts by type of the operations that a step ran in that precision, casts to it included.
+
+    Args:
+      run_metadata: of a step that was run with `tf.RunOptions(output_partition_graphs=True)`.
+      precision: `'bf16'` or `'fp16'`.
+    """
+    code = _DTYPES[precision].as_datatype_enum
+    return collections.Counter(
+        node.op for graph in run_metadata.partition_graphs for node in graph.node
+        if node.op not in ('_Send', '_Recv', 'Const')
+        and code in (node.attr['T'].type, node.attr['DstT'].type))
+
+
+def _converted_in_a_product(precision, devices):
+    config = tf.ConfigProto(allow_soft_placement=True)
+    config.gpu_options.allow_growth = True
+    use_precision(config, precision, devices)
+    metadata = tf.RunMetadata()
+    with tf.Graph().as_default(), tf.Session(config=config) as session:
+        with tf.device('/gpu:0' if is_gpu(devices[0]) else '/cpu:0'):
+            sides = [tf.placeholder(tf.float32, [64, 64]) for _ in range(2)]
+            product = tf.matmul(tf.nn.relu(tf.matmul(*sides)), sides[0])
+        session.run(product, {side: [[0.] * 64] * 64 for side in sides},
+                    tf.RunOptions(output_partition_graphs=True), metadata)
+    return converted_operations(metadata, precision)
+
+
+def _cpu_has(flags):
+    try:
+        with open('/proc/cpuinfo') as cpuinfo:
+            words = set(cpuinfo.read().split())
+    except OSError:
+        return True  # no Linux: nothing is known against it
+    return not words.isdisjoint(flags)
