@@ -105,7 +105,7 @@ def hold(contenders, workload, effort, log, ours='towers'):
             contender.close()
     seconds = {_plain(each.label): each.seconds for each in racing}
     return {
-        'batch': contenders[0]._specs[0]['batch'],  # pylint: disable=protected-access
+        'batch': contenders[0].batch,
         'steps': steps, 'seconds': seconds,
         'milliseconds': {label: turns.spread([1e3 * each for each in values])
                          for label, values in seconds.items()},

@@ -18,6 +18,8 @@ Fields:
   config: `ConfigProto` of the session.
 """
 
+_TRACED = 5  # steps whose peak memory is taken
+
 
 class GraphProgram:
     """A session on the default graph, its model variables set to the common initial values."""
@@ -59,8 +61,12 @@ class GraphProgram:
         return metadata
 
     def peak_bytes(self):
-        """Most bytes that TensorFlow's CPU allocator held during a step, variables included."""
-        return max([memory.allocator_bytes_in_use
+        """Most bytes that TensorFlow's CPU allocator held during a step, variables included.
+
+        Of several steps: it depends on which operations happen to run at the same time. 0 where the
+        allocator does not count; it does with TF_CPU_ALLOCATOR_USE_BFC=true.
+        """
+        return max([memory.allocator_bytes_in_use for _ in range(_TRACED)
                     for device in self.trace().step_stats.dev_stats for node in device.node_stats
                     for memory in node.memory] or [0])
 
