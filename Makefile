@@ -1,4 +1,5 @@
 # make train [ARGS='--num_towers=4 …']   learn the digits on two towers, or what ARGS say
+# make bench [ARGS='--quick …']          measure towers beside what else there is; --help says more
 # make test  [ARGS='-k pipeline …']      run the tests
 # make clean                             remove the environments and what Python leaves behind
 #
@@ -10,10 +11,13 @@ VENV ?= .venv
 PINS ?=
 INSTALLED := $(VENV)/installed
 
-.PHONY: train test clean
+.PHONY: train bench test clean
 
 train: $(INSTALLED)
 	$(VENV)/bin/python train.py $(ARGS)
+
+bench: $(INSTALLED)
+	$(VENV)/bin/python -m benchmarks.bench $(ARGS)
 
 test: $(INSTALLED)
 	$(VENV)/bin/python -m pytest tests $(ARGS)

@@ -5,8 +5,8 @@
     python -m benchmarks.bench --only=steps --workloads=dense --towers=2,4
     python -m benchmarks.bench report                            the table of what has been measured
 
-Results are merged into one JSON file, cell by cell, so parts can be run one by one; the table of all
-that is in it is printed at the end. Contenders: see `contest.PEERS`; how they take turns: `turns`;
+Results are merged into one JSON file, cell by cell, so parts can be run one by one; the table of
+all that is in it is printed at the end. Contenders: see `contest.PEERS`; how they take turns: `turns`;
 what they train: `workloads`; what is aimed at: `aims`.
 """
 

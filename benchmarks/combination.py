@@ -3,9 +3,9 @@
     python -m benchmarks.combination [--quick]      prints JSON; started by bench.py
 
 Bandwidth is measured with the combination's own access pattern, N reads and one write, in turns
-with it: numpy adds blocks that stay in the cache, one thread a core. Once into an array that is there
-already, and once into a fresh one, as TensorFlow's operations have to: the system hands out zeroed
-pages, which is traffic too.
+with it: numpy adds blocks that stay in the cache, one thread a core. Once into an array that is
+there already, and once into a fresh one, as TensorFlow's operations have to: the system hands out
+zeroed pages, which is traffic too.
 """
 
 import concurrent.futures
@@ -60,7 +60,7 @@ def dense_share(num_towers, variables, floats, rounds):
                 gradients.append([(source.read_value(), owner)
                                   for source, owner in zip(sources, owners)])
         combined = towers.combine_gradients(gradients)
-        # The sum's buffer becomes the variable's, without a copy. Unused, it would be optimised away.
+        # The sum's buffer becomes the variable's, without a copy; unused, it is optimised away.
         done = tf.group(*[owner.assign(gradient, read_value=False)
                           for gradient, owner in combined])
         with tf.Session(config=towers.session_config(num_towers)) as session:

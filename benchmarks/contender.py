@@ -1,4 +1,4 @@
-"""One contender in a process of its own: reads commands, a JSON object a line, and answers likewise.
+"""One contender in a process of its own: commands come in, answers go out, a JSON object a line.
 
     {"do": "build", "peer": "towers", "workload": "digits", "num_towers": 2, "batch": 96, ...}
     {"do": "steps", "count": 20, "start_at": 123.4}
@@ -6,7 +6,8 @@
 
 Started by `turns.Contender`. Between commands it sleeps, so that contenders take turns without
 sharing sessions, thread pools or memory. Times are of `time.monotonic`, one clock for all processes
-of a machine. Standard output carries the answers alone; what libraries print goes to standard error.
+of a machine. Standard output carries the answers alone; what libraries print goes to standard
+error.
 """
 
 import json
@@ -82,15 +83,16 @@ class _Worker:
         return {}
 
     def steps(self, count, start_at=None):
-        """Runs steps, from a given moment on; when it began and ended, and the losses."""
+        """Runs steps, from a given moment on; when it began and ended, processor time, losses."""
         if start_at is not None:
             time.sleep(max(0., start_at - time.monotonic()))
         step = self._program.step
         losses = []
-        begin = time.monotonic()
+        begin, busy = time.monotonic(), time.process_time()
         for _ in range(count):
             losses.append(step())
-        return {'begin': begin, 'end': time.monotonic(), 'losses': losses}
+        return {'begin': begin, 'end': time.monotonic(), 'losses': losses,
+                'cpu': time.process_time() - busy}
 
     def checksum(self):
         """See `programs.checksum`."""

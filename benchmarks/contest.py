@@ -56,7 +56,7 @@ def combinations(workload, num_towers):
 
 
 def placements(workload, num_towers):
-    """Where variables can live. The first CPU is the first tower's, so 'beside' moves the towers."""
+    """Where variables can live. The first CPU is the first tower's: 'beside' moves the towers."""
     return [turns.Contender(label, [spec(workload, num_towers, 'towers', options=options)])
             for label, options in (
                 ('first tower', {}),
@@ -85,8 +85,9 @@ def hold(contenders, workload, effort, log, ours='towers'):
 
     Returns:
       dict: `batch`, `steps` of a turn, `seconds` (label to a list, one a round), `milliseconds`
-      (label to `spread`), `ratios` (label to `spread` of ours over it), `failures` (label to why it
-      is out), `build_seconds`, `one_device_threads`, `probe`, `load`, `when`.
+      (label to `spread`), `cpu_milliseconds` (the same of processor time), `ratios`
+      (label to `spread` of ours over it), `failures` (label to why it is out), `build_seconds`,
+      `one_device_threads`, `probe`, `load`, `when`.
     """
     load = os.getloadavg()[0]
     try:
@@ -109,6 +110,8 @@ def hold(contenders, workload, effort, log, ours='towers'):
         'steps': steps, 'seconds': seconds,
         'milliseconds': {label: turns.spread([1e3 * each for each in values])
                          for label, values in seconds.items()},
+        'cpu_milliseconds': {_plain(each.label): turns.spread(
+            [1e3 * busy for busy in each.cpu_seconds]) for each in racing},
         'ratios': {label: turns.ratios(seconds[ours], values)
                    for label, values in seconds.items() if label != ours and ours in seconds},
         'failures': {_plain(each.label): each.failure for each in contenders
@@ -165,7 +168,6 @@ def _keep_best_one_device(contenders, effort):
     probe = {each.label: turns.spread(each.seconds) for each in candidates}
     best = min(candidates, key=lambda each: probe[each.label]['median'])
     for contender in candidates:
-        contender.seconds = []
         if contender is not best:
             contender.fail(_SLOWER)
     return probe, int(best.label.split('@')[1])

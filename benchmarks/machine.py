@@ -24,7 +24,8 @@ def describe():
 
 def lines(machine):
     """The description as lines for people, with a warning where the machine was not quiet."""
-    text = ['%s, %d cores, %s, %.1f GB; TensorFlow %s, Python %s; load average %.2f at the start' % (
+    text = ['%s, %d cores, %s, %.1f GB; TensorFlow %s, Python %s; load average %.2f at the '
+            'start' % (
         machine['cpu'], machine['cores'], ' '.join(machine['instructions']) or 'no vector flags',
         machine['memory_gb'], machine['tensorflow'], machine['python'], machine['load'])]
     if machine['load'] > _NOISY:

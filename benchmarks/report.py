@@ -54,13 +54,21 @@ def _steps(part, _):
         for count, cell in _by_number(cells):
             lines.append('%-16s %6s %5d' % (workload, count, cell['batch']) + ''.join(
                 ' %-18s' % _ratio(cell['ratios'].get(peer)) for peer in _OTHERS))
-    lines += ['', 'milliseconds a step (median)', '%-16s %6s %9s' % ('workload', 'towers', 'towers')
-              + ''.join(' %17s' % peer for peer in _OTHERS) + '  one device had']
+    lines += _medians(part, 'milliseconds', 'milliseconds a step (median)')
+    lines += _medians(part, 'cpu_milliseconds', 'milliseconds of processor time a step, all cores '
+                      'and processes together (median): a busy machine matters less to it')
+    return lines + _failures(part)
+
+
+def _medians(part, kind, title):
+    lines = ['', title, '%-16s %6s' % ('workload', 'towers')
+             + ''.join(' %17s' % peer for peer in contest.PEERS) + '  one device had']
     for workload, cells in part.items():
         for count, cell in _by_number(cells):
-            lines.append('%-16s %6s %9s' % (workload, count, _milliseconds(cell, 'towers')) + ''.join(
-                ' %17s' % _milliseconds(cell, peer) for peer in _OTHERS) + '  %s' % _threads(cell))
-    return lines + _failures(part)
+            lines.append('%-16s %6s' % (workload, count) + ''.join(
+                ' %17s' % _median(cell[kind].get(peer)) for peer in contest.PEERS)
+                         + '  %s' % _threads(cell))
+    return lines
 
 
 def _threads(cell):
@@ -70,8 +78,7 @@ def _threads(cell):
     return 'default threads' if count == 0 else '%d intra-op thread%s' % (count, 's'[:count != 1])
 
 
-def _milliseconds(cell, label):
-    spread = cell['milliseconds'].get(label)
+def _median(spread):
     return '-' if spread is None else '%.2f' % spread['median']
 
 
@@ -86,14 +93,16 @@ def _failures(part):
 def _variants(part, name):
     title = {'combinations': 'ways to add up gradients', 'placements': 'where variables live',
              'threads': 'intra-op threads of towers'}[name]
-    lines = ['%s: ms a step (least..most), over the first of each cell' % title]
+    lines = ['%s: ms a step (least..most), over the first of each cell; '
+             'processor time' % title]
     for workload, cells in part.items():
         for count, cell in _by_number(cells):
             first = next(iter(cell['milliseconds'].values()), None)
             for label, spread in cell['milliseconds'].items():
-                lines.append('  %-12s %2s towers  %-26s %9.2f (%.2f..%.2f)  %5.2f' % (
+                lines.append('  %-12s %2s towers  %-26s %9.2f (%.2f..%.2f)  %5.2f  %9.2f' % (
                     workload, count, label, spread['median'], spread['least'], spread['most'],
-                    spread['median'] / first['median']))
+                    spread['median'] / first['median'],
+                    cell['cpu_milliseconds'][label]['median']))
     return lines + _failures(part)
 
 

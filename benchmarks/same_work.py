@@ -1,4 +1,4 @@
-"""Whether contenders did the same work: losses of the first steps, and what became of the weights."""
+"""Whether contenders did the same work: the first losses, and what became of the weights."""
 
 LOSS_TOLERANCE = 2e-3  # relative; of float32 sums in another order, over a few steps
 CHANGE_TOLERANCE = 2e-2

@@ -24,6 +24,7 @@ class Contender:
     Attributes:
       label: its name in the results.
       seconds: list, seconds a step of each turn.
+      cpu_seconds: list, processor seconds a step of each turn, of all its processes together.
       failure: None, or why it is out.
     """
 
@@ -33,7 +34,8 @@ class Contender:
           label: its name.
           specs: list of dicts, the arguments of the `build` command, one a process.
         """
-        self.label, self.seconds, self.failure = label, [], None
+        self.label, self.failure = label, None
+        self.seconds, self.cpu_seconds = [], []
         self.losses, self.checksum, self.build_seconds = None, None, None
         self._specs, self._environment = specs, {}
         self._processes, self._logs = [], []
@@ -58,7 +60,8 @@ class Contender:
             self.fail(str(error))
 
     def run(self, count):
-        """Runs steps in all processes at once; seconds a step and each process's losses.
+        """Runs steps in all processes at once: seconds and processor seconds a step, and the
+        losses of each process.
 
         Several processes are started by one clock, and a step's time is the wall time from the
         first's start to the last's end.
@@ -68,7 +71,8 @@ class Contender:
             command['start_at'] = time.monotonic() + 0.02
         answers = self._ask_all([command] * len(self._specs))
         wall = max(each['end'] for each in answers) - min(each['begin'] for each in answers)
-        return wall / count, [each['losses'] for each in answers]
+        return (wall / count, sum(each['cpu'] for each in answers) / count,
+                [each['losses'] for each in answers])
 
     def ask(self, command):
         """The answers of all processes to a command without arguments."""
@@ -134,7 +138,7 @@ def start_all(contenders, at_once=None):
 def first_steps(contender, count):
     """Its first steps: the mean over processes of each step's loss, and the weights' checksum."""
     try:
-        _, losses = contender.run(count)
+        _, _, losses = contender.run(count)
         contender.losses = [statistics.mean(step) for step in zip(*losses)]
         contender.checksum = contender.ask('checksum')[0]
     except ContenderError as error:
@@ -157,27 +161,32 @@ def take_turns(contenders, rounds, turn_seconds, log=None):
       Steps of a turn.
     """
     # The better of two tries: a neighbour's burst of work must not shorten every turn.
-    tries = [[_timed(contender, 2) for contender in contenders] for _ in range(2)]
-    slowest = max([min(each) for each in zip(*tries)] or [turn_seconds]) or turn_seconds
+    for contender in contenders + contenders:
+        if contender.failure is None:
+            _turn(contender, 2)
+    slowest = max([min(contender.seconds) for contender in contenders
+                   if contender.failure is None] or [turn_seconds])
     steps = max(1, min(_MOST_STEPS, int(round(turn_seconds / slowest))))
+    for contender in contenders:
+        contender.seconds, contender.cpu_seconds = [], []
     for number in range(rounds):
         first = number % max(1, len(contenders))
         for contender in contenders[first:] + contenders[:first]:
             if contender.failure is None:
-                seconds = _timed(contender, steps)
-                if seconds:
-                    contender.seconds.append(seconds)
+                _turn(contender, steps)
         if log:
             log('round %d of %d, %d steps a turn' % (number + 1, rounds, steps))
     return steps
 
 
-def _timed(contender, steps):
+def _turn(contender, steps):
     try:
-        return contender.run(steps)[0]
+        seconds, cpu_seconds, _ = contender.run(steps)
     except ContenderError as error:
         contender.fail(str(error))
-        return 0.
+        return
+    contender.seconds.append(seconds)
+    contender.cpu_seconds.append(cpu_seconds)
 
 
 def spread(values):
