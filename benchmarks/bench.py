@@ -60,8 +60,10 @@ class Bench:
         for name in names:
             for count in self._counts((2,) if self._quick else (4,)):
                 if self._has_time('memory', name, count):
-                    self._results.put(['memory', name, str(count)], memory.measure(
-                        name, count, self._log, peers, variants=not self._quick))
+                    for label, peak in memory.measure(name, count, peers,
+                                                      variants=not self._quick):
+                        self._log('%s: %s' % (label, peak))
+                        self._results.put(['memory', name, str(count), 'peaks', label], peak)
 
     def overlap(self):
         """Combination under the backward pass, from a trace."""

@@ -84,7 +84,7 @@ def hold(contenders, workload, effort, log, ours='towers'):
       ours: label of the one whose time is divided by the others'.
 
     Returns:
-      dict: `batch`, `steps` of a turn, `seconds` (label to a list, one a round), `milliseconds`
+      dict: `batch`, `steps` (label to steps of a turn), `seconds` (label to a list, one a round), `milliseconds`
       (label to `spread`), `cpu_milliseconds` (the same of processor time), `ratios`
       (label to `spread` of ours over it), `failures` (label to why it is out), `build_seconds`,
       `one_device_threads`, `probe`, `load`, `when`.
@@ -107,7 +107,7 @@ def hold(contenders, workload, effort, log, ours='towers'):
     seconds = {_plain(each.label): each.seconds for each in racing}
     return {
         'batch': contenders[0].batch,
-        'steps': steps, 'seconds': seconds,
+        'steps': {_plain(label): count for label, count in steps.items()}, 'seconds': seconds,
         'milliseconds': {label: turns.spread([1e3 * each for each in values])
                          for label, values in seconds.items()},
         'cpu_milliseconds': {_plain(each.label): turns.spread(

@@ -1,26 +1,24 @@
 """Peak memory of a step, contender by contender, as TensorFlow's allocator counts it."""
 
 from benchmarks import contest, turns
-from benchmarks.workloads import WORKLOADS
 
 # TF 1.15's plain CPU allocator counts nothing.
 _COUNTING = {'TF_CPU_ALLOCATOR_USE_BFC': 'true'}
 _WARM_UP = 3
 
 
-def measure(workload, num_towers, log, names=contest.PEERS, variants=True):
-    """Peak memory of each contender, one after the other.
+def measure(workload, num_towers, names=contest.PEERS, variants=True):
+    """Yields the peak memory of each contender, one after the other.
 
     Args:
       workload: name.
       num_towers: N.
-      log: called with lines of text.
       names: peers.
       variants: whether to add the ways of `contest.combinations`.
 
-    Returns:
-      dict from label to {'allocator': bytes or None, 'resident': bytes} (of the floor all its
-      processes together), or to {'failure': text}.
+    Yields:
+      (label, {'allocator': bytes or None, 'resident': bytes}), of the floor all its processes
+      together; or (label, {'failure': text}).
     """
     contenders = contest.peers(workload, num_towers, names)
     # Threads change nothing here: one of one device's settings is enough.
@@ -29,13 +27,9 @@ def measure(workload, num_towers, log, names=contest.PEERS, variants=True):
         known = {each.label for each in contenders}
         contenders += [each for each in contest.combinations(workload, num_towers)
                        if each.label not in known]
-    found = {}
     for contender in contenders:
-        label = contender.label.split('@')[0]
         contender.set_environment(_COUNTING)
-        found[label] = _peak(contender)
-        log('memory of %s: %s' % (label, found[label]))
-    return {'batch': WORKLOADS[workload].batch_size(num_towers), 'peaks': found}
+        yield contender.label.split('@')[0], _peak(contender)
 
 
 def _peak(contender):

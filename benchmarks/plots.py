@@ -22,6 +22,7 @@ def draw_growth(name, grown, path):
         axis.loglog(grown['sizes'], values, 'o-')
         axis.loglog(grown['sizes'], [values[-1] * size / float(grown['sizes'][-1])
                                      for size in grown['sizes']], ':', color='gray')
+        axis.minorticks_off()
         axis.set_title('%s, slope %.2f' % (cost, slope), fontsize=10)
         axis.set_xlabel('%s (dotted: linear)' % name)
     figure.tight_layout()

@@ -148,8 +148,8 @@ def first_steps(contender, count):
 def take_turns(contenders, rounds, turn_seconds, log=None):
     """Times contenders in turns; each gets `seconds`, one entry a round.
 
-    All do the same number of steps a turn: as many as the slowest does in `turn_seconds`. Who
-    begins changes from round to round.
+    Each does as many steps a turn as take it `turn_seconds`, one at least; a slow one would leave
+    the fast ones too few steps to time. Who begins changes from round to round.
 
     Args:
       contenders: those that have not failed.
@@ -158,24 +158,25 @@ def take_turns(contenders, rounds, turn_seconds, log=None):
       log: called with a line of text now and then, or None.
 
     Returns:
-      Steps of a turn.
+      dict from label to the steps of a turn.
     """
     # The better of two tries: a neighbour's burst of work must not shorten every turn.
     for contender in contenders + contenders:
         if contender.failure is None:
             _turn(contender, 2)
-    slowest = max([min(contender.seconds) for contender in contenders
-                   if contender.failure is None] or [turn_seconds])
-    steps = max(1, min(_MOST_STEPS, int(round(turn_seconds / slowest))))
+    steps = {}
     for contender in contenders:
+        if contender.failure is None:
+            wanted = int(round(turn_seconds / min(contender.seconds)))
+            steps[contender.label] = max(1, min(_MOST_STEPS, wanted))
         contender.seconds, contender.cpu_seconds = [], []
     for number in range(rounds):
         first = number % max(1, len(contenders))
         for contender in contenders[first:] + contenders[:first]:
             if contender.failure is None:
-                _turn(contender, steps)
+                _turn(contender, steps[contender.label])
         if log:
-            log('round %d of %d, %d steps a turn' % (number + 1, rounds, steps))
+            log('round %d of %d' % (number + 1, rounds))
     return steps
 
 

@@ -35,17 +35,17 @@ def test_ratios_need_as_many_rounds():
         turns.ratios([1., 2.], [1.])
 
 
-def test_turns_alternate_and_have_one_length():
+def test_turns_alternate_and_take_equally_long():
     journal = []
     fast, slow = Pretender('fast', 0.01, journal), Pretender('slow', 0.1, journal)
-    assert turns.take_turns([fast, slow], 2, 1.) == 10  # as many as the slow one does in a second
-    assert journal[4:] == [('fast', 10), ('slow', 10), ('slow', 10), ('fast', 10)]
+    assert turns.take_turns([fast, slow], 2, 1.) == {'fast': 100, 'slow': 10}
+    assert journal[4:] == [('fast', 100), ('slow', 10), ('slow', 10), ('fast', 100)]
     assert fast.seconds == [0.01, 0.01] and slow.cpu_seconds == [0.2, 0.2]
 
 
 def test_a_turn_has_a_step_at_least_and_not_too_many():
-    assert turns.take_turns([Pretender('slow', 60., [])], 1, 1.) == 1
-    assert turns.take_turns([Pretender('fast', 1e-9, [])], 1, 1.) == 500
+    assert turns.take_turns([Pretender('slow', 60., [])], 1, 1.) == {'slow': 1}
+    assert turns.take_turns([Pretender('fast', 1e-9, [])], 1, 1.) == {'fast': 500}
 
 
 def test_one_that_dies_is_out_and_the_others_go_on():
