@@ -28,9 +28,15 @@ def main():
             answer = getattr(worker, command.pop('do'))(**command)
         except Exception as error:  # pylint: disable=broad-except; it is told to who asked
             traceback.print_exc()
-            answer = {'error': '%s: %s' % (type(error).__name__, str(error).strip()[:300])}
+            answer = {'error': _shortened('%s: %s' % (type(error).__name__, error))}
         answers.write(json.dumps(answer) + '\n')
         answers.flush()
+
+
+def _shortened(text):
+    """Beginning and end of an error's text, in one line: TF puts code between the two."""
+    text = ' '.join(text.split())
+    return text if len(text) <= 300 else '%s ... %s' % (text[:145], text[-145:])
 
 
 class _Worker:

@@ -51,6 +51,7 @@ class FunctionProgram:
         with self._strategy.scope():
             self._variables = {
                 name: Variable(initial_value(name, shape), trainable=trainable, name=name,
+                               synchronization=_synchronization(trainable),
                                aggregation=tf.VariableAggregation.MEAN)
                 for name, shape, trainable in made}
             optimizer = workloads.optimizer(workload.learning_rate)
@@ -67,7 +68,7 @@ class FunctionProgram:
             optimizer.apply_gradients(list(zip(gradients, weights)))
             return loss
 
-        @tf.function
+        @tf.function(autograph=False)  # the models have no Python control flow to convert
         def step():
             losses = _run(self._strategy)(replica, args=(next(batches),))
             return self._strategy.reduce(tf.distribute.ReduceOp.MEAN, losses, axis=None)
@@ -109,6 +110,17 @@ def _batches(arrays):
     # The strategy cuts the batch for its replicas by itself, and prefetches.
     return tf.data.Dataset.from_tensor_slices(arrays).batch(
         len(arrays[0]), drop_remainder=True).cache().repeat()
+
+
+def _synchronization(trainable):
+    """How copies of a variable are kept equal.
+
+    On TF 1.15 slim's batch norm is the Keras layer, whose statistics each replica keeps for itself
+    (it cannot update mirrored ones); later slim's own averages them over the replicas.
+    """
+    if not trainable and tf.version.VERSION.startswith('1.'):
+        return tf.VariableSynchronization.ON_READ
+    return tf.VariableSynchronization.AUTO
 
 
 def _run(strategy):
