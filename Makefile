@@ -1,4 +1,5 @@
 # make train [ARGS='--num_towers=4 …']   learn the digits on two towers, or what ARGS say
+# make bench [ARGS='--quick …']          measure towers beside what else there is; --help says more
 # make test  [ARGS='-k pipeline …']      run the tests
 # make scaling [ARGS='--model=digits …']  the batch and learning-rate claim, arm by arm, resumable
 # make scaling-speed [ARGS='--quick']      images/s on 1, 2, 4, 8 towers, and where a step's time goes
@@ -12,13 +13,15 @@ PYTHON ?= python3
 VENV ?= .venv
 PINS ?=
 INSTALLED := $(VENV)/installed
-
 PLOTS := $(VENV)/plots
 
-.PHONY: train test scaling scaling-speed scaling-step clean
+.PHONY: train bench test scaling scaling-speed scaling-step clean
 
 train: $(INSTALLED)
 	$(VENV)/bin/python train.py $(ARGS)
+
+bench: $(INSTALLED)
+	$(VENV)/bin/python -m benchmarks.bench $(ARGS)
 
 test: $(INSTALLED)
 	$(VENV)/bin/python -m pytest tests $(ARGS)

@@ -1,0 +1,158 @@
+"""The combination alone, against the memory's bandwidth; sparse ones against touched rows.
+
+    python -m benchmarks.combination [--quick]      prints JSON; started by bench.py
+
+Bandwidth is measured with the combination's own access pattern, N reads and one write, in turns
+with it: numpy adds blocks that stay in the cache, one thread a core. Once into an array that is
+there already, and once into a fresh one, as TensorFlow's operations have to: the system hands out
+zeroed pages, which is traffic too.
+"""
+
+import concurrent.futures
+import json
+import os
+import sys
+import time
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import towers
+from benchmarks import fits, turns
+
+_BLOCK = 1 << 15  # floats of a block: with N of them it fits a core's cache
+
+
+def main():
+    """Measures all and prints one JSON object."""
+    quick = '--quick' in sys.argv
+    tf.logging.set_verbosity(tf.logging.ERROR)
+    tf.disable_v2_behavior()
+    tf.enable_resource_variables()
+    megabytes, rounds = (16, 3) if quick else (64, 15)
+    dense = {}
+    for num_towers in (2, 4) if quick else (2, 4, 8):
+        for variables in (1, 4):
+            dense['%d towers, %d variables' % (num_towers, variables)] = dense_share(
+                num_towers, variables, megabytes * 1000 * 1000 // 4 // variables, rounds)
+    print(json.dumps({'dense': dense, 'sparse': sparse_growth(quick)}))
+
+
+def dense_share(num_towers, variables, floats, rounds):
+    """GB/s of `combine_gradients` for N dense gradients of each variable, and of plain memory.
+
+    Returns:
+      dict: `combination`, `memory`, `memory_fresh`: `spread` of GB/s; `share`, `share_fresh`:
+      `spread` of the combination's rate over the memory's, round by round; `bytes` of a run.
+    """
+    moved = (num_towers + 1) * variables * floats * 4
+    with tf.Graph().as_default():
+        gradients, owners = [], []
+        for index in range(variables):
+            with tf.device('/cpu:0'):
+                owners.append(tf.get_variable('owner%d' % index, [floats]))
+        for tower in range(num_towers):
+            with tf.device('/cpu:%d' % tower):
+                # Values of variables are handed on without a copy, as gradients would be.
+                sources = [tf.get_variable('gradient%d_%d' % (tower, index), [floats],
+                                           initializer=tf.ones_initializer())
+                           for index in range(variables)]
+                gradients.append([(source.read_value(), owner)
+                                  for source, owner in zip(sources, owners)])
+        combined = towers.combine_gradients(gradients)
+        # The sum's buffer becomes the variable's, without a copy; unused, it is optimised away.
+        done = tf.group(*[owner.assign(gradient, read_value=False)
+                          for gradient, owner in combined])
+        with tf.Session(config=towers.session_config(num_towers)) as session:
+            session.run(tf.global_variables_initializer())
+            combine = session.make_callable(done)
+            plain, fresh = _memory_runs(num_towers, variables * floats)
+            timed = {'combination': [], 'memory': [], 'memory_fresh': []}
+            for each in (combine, plain, fresh):
+                each()
+            for _ in range(rounds):
+                for name, run in (('combination', combine), ('memory', plain),
+                                  ('memory_fresh', fresh)):
+                    begin = time.perf_counter()
+                    run()
+                    timed[name].append(moved / (time.perf_counter() - begin) / 1e9)
+    result = {name: turns.spread(rates) for name, rates in timed.items()}
+    result.update(share=turns.ratios(timed['combination'], timed['memory']),
+                  share_fresh=turns.ratios(timed['combination'], timed['memory_fresh']),
+                  bytes=moved)
+    return result
+
+
+def _memory_runs(num_arrays, floats):
+    """(into an old array, into a fresh one): functions that add up arrays in every core."""
+    arrays = [np.ones(floats, np.float32) for _ in range(num_arrays)]
+    kept = np.zeros(floats, np.float32)
+    cores = os.cpu_count() or 1
+    pool = concurrent.futures.ThreadPoolExecutor(cores)
+    bounds = np.linspace(0, floats, cores + 1).astype(int)
+
+    def add(out):
+        def part(core):
+            for start in range(bounds[core], bounds[core + 1], _BLOCK):
+                block = slice(start, min(start + _BLOCK, bounds[core + 1]))
+                if num_arrays == 1:
+                    out[block] = arrays[0][block]
+                    continue
+                np.add(arrays[0][block], arrays[1][block], out=out[block])
+                for array in arrays[2:]:
+                    np.add(out[block], array[block], out=out[block])
+        list(pool.map(part, range(cores)))
+
+    return lambda: add(kept), lambda: add(np.empty(floats, np.float32))
+
+
+def sparse_growth(quick):
+    """Time of combining and applying sparse gradients, against touched rows and table size.
+
+    Returns:
+      dict: `rows` and `tables`, each {'sizes', 'milliseconds', 'slope'}: of touched rows a tower
+      with one table, and of the table's rows with one number of touched rows.
+    """
+    table, touched = (10 ** 5, 10 ** 3) if quick else (10 ** 6, 10 ** 4)
+    growing = [touched // 2 * 2 ** power for power in range(6)]
+    tables = [table // 100, table // 10, table]
+    runs = 5 if quick else 25
+    by_rows = [_sparse_milliseconds(table, rows, runs) for rows in growing]
+    by_table = [_sparse_milliseconds(size, touched, runs) for size in tables]
+    large = fits.large_half(growing)
+    return {'rows': {'sizes': growing, 'milliseconds': by_rows, 'slope': fits.slope(
+                [growing[index] for index in large], [by_rows[index] for index in large])},
+            'tables': {'sizes': tables, 'milliseconds': by_table,
+                       'slope': fits.slope(tables, by_table)}}
+
+
+def _sparse_milliseconds(table_rows, touched, runs, num_towers=4, width=32):
+    """Median milliseconds of combining four towers' sparse gradients and applying them."""
+    with tf.Graph().as_default():
+        with tf.device('/cpu:0'):
+            table = tf.get_variable('table', [table_rows, width],
+                                    initializer=tf.zeros_initializer())
+        random, gradients = np.random.RandomState(1), []
+        for tower in range(num_towers):
+            with tf.device('/cpu:%d' % tower):
+                values = tf.get_variable('values%d' % tower, [touched, width])
+                indices = tf.placeholder_with_default(
+                    random.randint(table_rows, size=touched).astype(np.int64), [touched])
+                gradients.append([(tf.IndexedSlices(
+                    values.read_value(), indices, tf.constant([table_rows, width], tf.int64)),
+                                   table)])
+        combined = towers.combine_gradients(gradients)
+        done = tf.train.GradientDescentOptimizer(0.1).apply_gradients(combined)
+        with tf.Session(config=towers.session_config(num_towers)) as session:
+            session.run(tf.global_variables_initializer())
+            run = session.make_callable(done)
+            times = []
+            for _ in range(runs + 3):
+                begin = time.perf_counter()
+                run()
+                times.append(1e3 * (time.perf_counter() - begin))
+    return turns.spread(times[3:])['median']
+
+
+if __name__ == '__main__':
+    main()

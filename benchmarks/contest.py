@@ -1,0 +1,177 @@
+"""A contest: contenders of one workload and number of towers, shown to do the same, then timed."""
+
+import os
+import time
+
+from benchmarks import same_work, turns
+from benchmarks.workloads import WORKLOADS
+
+PEERS = ('towers', 'one_device', 'recipe', 'slim', 'mirrored_graph', 'mirrored_function', 'floor')
+ONE_DEVICE_THREADS = (0, 1, 2)  # 0 is TF's default: as many as there are cores
+_FIRST_STEPS = 4
+_OF_WHOLE_BATCH = 0.3  # how far batch-norm statistics of whole batch and shards take a first loss
+
+
+class Effort:
+    """How long to measure: rounds, seconds of a turn."""
+
+    def __init__(self, quick):
+        self.rounds = 3 if quick else 7
+        self.turn_seconds = 0.2 if quick else 1.
+        self.probe_rounds = 1 if quick else 3
+
+
+def spec(workload, num_towers, peer, **more):
+    """The `build` command of a contender."""
+    chosen = WORKLOADS[workload]
+    return dict({'peer': peer, 'workload': workload, 'num_towers': num_towers,
+                 'batch': chosen.batch_size(num_towers)}, **more)
+
+
+def peers(workload, num_towers, names=PEERS):
+    """The contenders of a cell of the table of steps; one device once for each thread setting."""
+    contenders = []
+    for name in names:
+        if name == 'one_device':
+            contenders += [turns.Contender('one_device@%d' % threads, [
+                spec(workload, num_towers, name, threads=threads)])
+                for threads in ONE_DEVICE_THREADS]
+        elif name == 'floor':
+            contenders.append(turns.Contender(name, [
+                spec(workload, num_towers, name, shard=shard) for shard in range(num_towers)]))
+        else:
+            contenders.append(turns.Contender(name, [spec(workload, num_towers, name)]))
+    return contenders
+
+
+def combinations(workload, num_towers):
+    """Ways to add up gradients, by hand, with one intra-op thread, beside towers and the recipe."""
+    def one(label, peer, **options):
+        threads = {} if peer in ('towers', 'recipe') else {'threads': 1}
+        return turns.Contender(label, [spec(workload, num_towers, peer, options=options,
+                                            **threads)])
+    return [one('towers', 'towers'), one('recipe', 'recipe'),
+            one('add_n', 'add_n'), one('add_n, arithmetic off', 'add_n', arithmetic=False),
+            one('chain', 'chain'), one('chain, arithmetic off', 'chain', arithmetic=False)]
+
+
+def placements(workload, num_towers):
+    """Where variables can live. The first CPU is the first tower's: 'beside' moves the towers."""
+    return [turns.Contender(label, [spec(workload, num_towers, 'towers', options=options)])
+            for label, options in (
+                ('first tower', {}),
+                ('CPU beside the towers', {'variable_device': '/cpu:0', 'beside': True}),
+                ('balanced', {'variable_device': 'balanced'}),
+                ('replicated', {'variable_device': 'replicated'}))]
+
+
+def threads(workload, num_towers):
+    """Thread settings for towers, beside the one that `session_config` hands out."""
+    return [turns.Contender('towers', [spec(workload, num_towers, 'towers')])] + [
+        turns.Contender('%d threads' % count if count else 'TF default',
+                        [spec(workload, num_towers, 'towers', threads=count)])
+        for count in ONE_DEVICE_THREADS]
+
+
+def hold(contenders, workload, effort, log, ours='towers'):
+    """Builds, compares and times contenders.
+
+    Args:
+      contenders: list of `Contender`, not started.
+      workload: `Workload`.
+      effort: `Effort`.
+      log: called with lines of text.
+      ours: label of the one whose time is divided by the others'.
+
+    Returns:
+      dict: `batch`, `steps` (label to steps of a turn), `seconds` (label to a list, one a round), `milliseconds`
+      (label to `spread`), `cpu_milliseconds` (the same of processor time), `ratios`
+      (label to `spread` of ours over it), `failures` (label to why it is out), `build_seconds`,
+      `one_device_threads`, `probe`, `load`, `when`.
+    """
+    load = os.getloadavg()[0]
+    try:
+        turns.start_all(contenders)
+        for contender in running(contenders):
+            turns.first_steps(contender, _FIRST_STEPS)
+        compare(contenders, workload)
+        for contender in contenders:
+            log('%-18s %s' % (contender.label, contender.failure or 'built, same work'))
+        probe, chosen_threads = _keep_best_one_device(contenders, effort)
+        racing = running(contenders)
+        steps = turns.take_turns(racing, effort.rounds, effort.turn_seconds, log)
+        racing = running(racing)
+    finally:
+        for contender in contenders:
+            contender.close()
+    seconds = {_plain(each.label): each.seconds for each in racing}
+    return {
+        'batch': contenders[0].batch,
+        'steps': {_plain(label): count for label, count in steps.items()}, 'seconds': seconds,
+        'milliseconds': {label: turns.spread([1e3 * each for each in values])
+                         for label, values in seconds.items()},
+        'cpu_milliseconds': {_plain(each.label): turns.spread(
+            [1e3 * busy for busy in each.cpu_seconds]) for each in racing},
+        'ratios': {label: turns.ratios(seconds[ours], values)
+                   for label, values in seconds.items() if label != ours and ours in seconds},
+        'failures': {_plain(each.label): each.failure for each in contenders
+                     if each.failure and each.failure != _SLOWER},
+        'build_seconds': {_plain(each.label): each.build_seconds for each in racing},
+        'one_device_threads': chosen_threads, 'probe': probe,
+        'load': load, 'when': time.strftime('%Y-%m-%d %H:%M:%S')}
+
+
+_SLOWER = 'slower than another thread setting'
+
+
+def running(contenders):
+    """Those that have not failed."""
+    return [contender for contender in contenders if contender.failure is None]
+
+
+def compare(contenders, workload):
+    """Takes out of the contest whoever does other work than the reference.
+
+    The reference is one device. Where batch norm makes one device's loss another it is whoever
+    comes first of the recipe, slim's way and towers.
+    """
+    def is_whole(label):
+        return label.startswith('one_device')
+    alive = running(contenders)
+    order = ('recipe', 'slim', 'towers')
+    if not workload.batch_norm:
+        order = ('one_device@0', 'one_device@1', 'one_device@2') + order
+    by_label = {contender.label: contender for contender in alive}
+    reference = next((by_label[label] for label in order if label in by_label), None)
+    reference = reference or (alive[0] if alive else None)
+    for contender in alive:
+        other_statistics = workload.batch_norm and is_whole(contender.label)
+        found = same_work.difference(
+            _record(reference), _record(contender),
+            first_loss_only=contender.label == 'floor' or other_statistics,
+            tolerance=_OF_WHOLE_BATCH if other_statistics else same_work.LOSS_TOLERANCE)
+        if found:
+            contender.fail('DIFFERS from %s: %s' % (reference.label, found))
+
+
+def _record(contender):
+    return {'losses': contender.losses, 'checksum': contender.checksum}
+
+
+def _keep_best_one_device(contenders, effort):
+    """Times one device's thread settings against each other and lets the best one go on."""
+    candidates = [each for each in running(contenders) if each.label.startswith('one_device@')]
+    if not candidates:
+        return {}, None
+    turns.take_turns(candidates, effort.probe_rounds, effort.turn_seconds)
+    candidates = running(candidates)
+    probe = {each.label: turns.spread(each.seconds) for each in candidates}
+    best = min(candidates, key=lambda each: probe[each.label]['median'])
+    for contender in candidates:
+        if contender is not best:
+            contender.fail(_SLOWER)
+    return probe, int(best.label.split('@')[1])
+
+
+def _plain(label):
+    return label.split('@')[0]

@@ -1,0 +1,194 @@
+"""benchmarks/fits, overlap, scale, start_up, aims, report, results and the command line."""
+
+import json
+
+import pytest
+
+from benchmarks import aims, bench, fits, machine, overlap, scale, start_up
+from benchmarks.report import aim_lines, report
+from benchmarks.results import Results
+
+MACHINE = {'cpu': 'a processor', 'cores': 2, 'instructions': ['avx2'], 'memory_gb': 8.,
+           'tensorflow': '2.21.0', 'python': '3.11.7', 'load': 0.1}
+
+
+def spread(value):
+    return {'median': value, 'least': 0.9 * value, 'most': 1.1 * value}
+
+
+def cell(batch=64, failures=None, **ratios):
+    milliseconds = {'towers': spread(10.)}
+    milliseconds.update({peer: spread(10. / ratio) for peer, ratio in ratios.items()})
+    return {'batch': batch, 'ratios': {peer: spread(ratio) for peer, ratio in ratios.items()},
+            'milliseconds': milliseconds, 'cpu_milliseconds': milliseconds,
+            'failures': failures or {}, 'one_device_threads': 1}
+
+
+def results_of(**parts):
+    return dict({'machine': MACHINE}, **parts)
+
+
+def verdict(results, text):
+    found = [each for each in aims.judge(results) if text in each.text]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_slope():
+    assert fits.slope([1, 2, 4], [3., 6., 12.]) == pytest.approx(1.)
+    assert fits.slope([1, 10, 100], [5., 5., 5.]) == pytest.approx(0.)
+    assert fits.slope([1, 2, 4], [1., 4., 16.]) == pytest.approx(2.)
+
+
+@pytest.mark.parametrize('sizes, costs', [([1], [1.]), ([2, 2], [1., 1.]), ([1, 2], [1.]),
+                                          ([1, 2], [1., 0.])])
+def test_no_slope(sizes, costs):
+    with pytest.raises(ValueError):
+        fits.slope(sizes, costs)
+
+
+def test_large_half():
+    assert fits.large_half([1, 2, 4, 8, 16, 32]) == [3, 4, 5]
+    assert fits.large_half([1, 2]) == [0, 1]
+    assert fits.large_half([8, 1, 2, 4]) == [3, 0]
+
+
+def test_slopes_leave_out_what_was_not_measured():
+    grown = scale.with_slopes([1, 2, 4, 8], [{'build': size, 'peak': 0} for size in (9, 2, 4, 8)])
+    assert grown['slopes'] == {'build': pytest.approx(1.)}  # of the larger half
+    assert grown['costs']['peak'] == [0, 0, 0, 0]
+
+
+def test_overlap_counts_what_ran_before_the_last_gradient():
+    times = [overlap.OperationTime(*each) for each in [
+        ('tower_0/MatMul', 0, 5), ('tower_0/gradients/a', 5, 30), ('tower_1/gradients/a', 5, 40),
+        ('tower_0/gradients/b', 30, 60), ('tower_1/gradients/b', 40, 100),
+        ('combine_gradients/AddN', 50, 70),     # before
+        ('combine_gradients/AddN_1', 90, 110),  # half before
+        ('combine_gradients/AddN_2', 100, 140)]]
+    found = overlap.overlapped(times)
+    assert found['share'] == pytest.approx(30. / 80)
+    assert found['combination'] == pytest.approx(0.08) and found['backward'] == pytest.approx(0.1)
+    assert found['operations'] == 3
+
+
+def test_a_trace_without_combination_is_an_error():
+    with pytest.raises(ValueError, match='0 operations of the combination and 1 of gradients'):
+        overlap.overlapped([overlap.OperationTime('tower_0/gradients/a', 0, 1)])
+
+
+def test_further_tower():
+    starts = {'1': {'build': 10.}, '4': {'build': 13.}}
+    assert start_up.further_tower(starts, 4) == pytest.approx(0.1)
+
+
+def test_an_aim_met_missed_and_not_measured():
+    results = results_of(steps={'small_conv': {'4': cell(mirrored_graph=0.79)}})
+    met = verdict(results, 'graph, small net')
+    assert (met.worst, met.missed) == (0.79, [])
+    results['steps']['small_conv']['4'] = cell(mirrored_graph=0.81)
+    assert verdict(results, 'graph, small net').missed == ['small_conv, 4 towers']
+    assert verdict(results_of(), 'graph, small net').worst is None
+
+
+def test_the_floor_counts_many_towers_with_shards_of_eight():
+    results = results_of(steps={'resnet50': {
+        '1': cell(floor=9.), '2': cell(floor=1.01), '4': cell(floor=1.03),
+        '8': cell(floor=9., batch=32)}, 'lstm': {'2': cell(floor=9.)}})
+    found = verdict(results, 'conv nets')
+    assert (found.worst, found.where, found.cells) == (1.03, 'resnet50, 4 towers', 2)
+
+
+def test_one_device_counts_where_towers_are_cores():
+    results = results_of(steps={'lstm': {'2': cell(one_device=0.9), '4': cell(one_device=1.5)}})
+    assert verdict(results, 'never slower').worst == 0.9
+
+
+def test_aims_with_a_least_value():
+    shares = {'2 towers': {'share': spread(0.85)}, '4 towers': {'share': spread(0.7)}}
+    found = verdict(results_of(combination={'dense': shares}), "share of the memory's")
+    assert (found.worst, found.missed) == (0.7, ['4 towers'])
+
+
+def test_memory_and_start_up_and_python():
+    results = results_of(
+        memory={'dense': {'4': {'peaks': {'towers': {'allocator': 60, 'resident': 7},
+                                          'recipe': {'allocator': 100, 'resident': 10}}}}},
+        start_up={'net': {'auto': {'starts': {'1': {'total': 10.}, '8': {'total': 25.}},
+                                   'further': {'8': 0.1}}}},
+        overhead={'callable': spread(20.), "train.py's loop": spread(65.)})
+    assert verdict(results, 'allocator').worst == pytest.approx(0.6)
+    assert verdict(results, 'whole process').missed
+    assert verdict(results, '8 towers over 1').worst == 2.5
+    assert verdict(results, 'further tower').missed == []
+    assert verdict(results, 'Python a step').worst == pytest.approx(45.)
+
+
+def test_aim_lines():
+    lines = aim_lines(aims.judge(results_of(steps={'small_conv': {
+        '4': cell(mirrored_graph=0.9, floor=1.01)}})))
+    line = [each for each in lines if 'graph, small net' in each][0]
+    assert line.split() == ('MirroredStrategy, graph, small net, 4 towers at most 0.8 0.9 '
+                            'MISSED in 1 of 1 (in: small_conv, 4 towers)').split()
+    assert any('conv nets' in each and each.rstrip().endswith('met (in: small_conv, 4 towers)')
+               for each in lines)
+    assert any('parameter-heavy' in each and 'not measured' in each for each in lines)
+
+
+def test_report_says_ratios_failures_and_noise():
+    text = report(results_of(
+        machine=dict(MACHINE, load=3.),
+        steps={'digits': {'2': cell(recipe=0.5, failures={'slim': 'DIFFERS from recipe: loss'})}},
+        left_out={'steps, lstm, 8 towers': 'the time given was over'}))
+    assert '0.50 (0.45..0.55)' in text
+    assert 'digits, 2 towers: slim: *** DIFFERS from recipe: loss ***' in text
+    assert 'WARNING: the load average was above 0.5' in text
+    assert 'left out: steps, lstm, 8 towers: the time given was over' in text
+
+
+def test_a_quiet_machine_is_not_warned_of():
+    assert len(machine.lines(MACHINE)) == 1
+    described = machine.describe()
+    assert described['cores'] > 0 and described['memory_gb'] > 0
+
+
+def test_results_merge_cell_by_cell(tmp_path):
+    path = str(tmp_path / 'deep' / 'bench.json')
+    first = Results(path)
+    first.begin(MACHINE, '--only=steps')
+    first.put(['steps', 'digits', '2'], 1)
+    first.leave_out('steps, digits, 4 towers', 'time')
+    again = Results(path)
+    again.put(['steps', 'digits', '4'], 2)
+    again.take_back_in('steps, digits, 4 towers')
+    again.begin(MACHINE, '')
+    with open(path) as text:
+        values = json.load(text)
+    assert values['steps'] == {'digits': {'2': 1, '4': 2}} and values['left_out'] == {}
+    assert [run['arguments'] for run in values['runs']] == ['--only=steps', 'everything']
+
+
+@pytest.mark.parametrize('arguments, text', [
+    (['--only=stepps'], "there is no 'stepps': expected steps, "),
+    (['--workloads=mnist'], "there is no 'mnist'"),
+    (['--towers=2,x'], "'2,x': expected numbers"),
+    (['report', '--results=/nowhere/x.json'], 'nothing has been measured')])
+def test_bad_arguments(arguments, text, capsys):
+    with pytest.raises(SystemExit):
+        bench.main(arguments)
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_quick_run_of_the_tiniest_workload(tmp_path, capsys):
+    path = str(tmp_path / 'bench.json')
+    bench.main(['--quick', '--only=steps,overlap', '--workloads=tiny', '--results=' + path])
+    with open(path) as text:
+        values = json.load(text)
+    cell_of_two = values['steps']['tiny']['2']
+    assert cell_of_two['failures'] == {}
+    assert sorted(cell_of_two['ratios']) == ['floor', 'mirrored_function', 'mirrored_graph',
+                                             'one_device', 'recipe', 'slim']
+    assert all(len(each) == 3 for each in cell_of_two['seconds'].values())
+    assert 0 <= values['overlap']['tiny']['2']['share'] <= 1
+    assert 'a step of towers over the other' in capsys.readouterr().out

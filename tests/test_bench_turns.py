@@ -1,0 +1,70 @@
+"""benchmarks/turns: spread, ratios, and the turns of contenders that need no process."""
+
+import pytest
+
+from benchmarks import turns
+
+
+class Pretender(turns.Contender):
+    """A contender that answers at once: so many seconds a step, and dies after so many turns."""
+
+    def __init__(self, label, seconds, journal, dies_at=None):
+        super(Pretender, self).__init__(label, [{}])
+        self._a_step, self._journal, self._dies_at = seconds, journal, dies_at
+
+    def run(self, count):
+        self._journal.append((self.label, count))
+        if self._dies_at is not None and len(self._journal) >= self._dies_at:
+            raise turns.ContenderError('it died')
+        return self._a_step, 2 * self._a_step, [[1.] * count]
+
+
+def test_spread():
+    assert turns.spread([3., 1., 10.]) == {'median': 3., 'least': 1., 'most': 10.}
+    assert turns.spread([]) is None
+
+
+def test_ratios_are_taken_round_by_round():
+    # The second round was slow for both: that must not show.
+    assert turns.ratios([1., 10., 1.2], [2., 20., 2.]) == {
+        'median': 0.5, 'least': 0.5, 'most': 0.6}
+
+
+def test_ratios_need_as_many_rounds():
+    with pytest.raises(ValueError, match='2 rounds against 1'):
+        turns.ratios([1., 2.], [1.])
+
+
+def test_turns_alternate_and_take_equally_long():
+    journal = []
+    fast, slow = Pretender('fast', 0.01, journal), Pretender('slow', 0.1, journal)
+    assert turns.take_turns([fast, slow], 2, 1.) == {'fast': 100, 'slow': 10}
+    assert journal[4:] == [('fast', 100), ('slow', 10), ('slow', 10), ('fast', 100)]
+    assert fast.seconds == [0.01, 0.01] and slow.cpu_seconds == [0.2, 0.2]
+
+
+def test_a_turn_has_a_step_at_least_and_not_too_many():
+    assert turns.take_turns([Pretender('slow', 60., [])], 1, 1.) == {'slow': 1}
+    assert turns.take_turns([Pretender('fast', 1e-9, [])], 1, 1.) == {'fast': 500}
+
+
+def test_one_that_dies_is_out_and_the_others_go_on():
+    journal = []
+    dies, stays = Pretender('dies', 0.1, journal, dies_at=6), Pretender('stays', 0.1, journal)
+    turns.take_turns([stays, dies], 3, 0.1)
+    assert dies.failure == 'it died'
+    assert len(stays.seconds) == 3
+
+
+def test_a_process_that_cannot_build_says_why():
+    contender = turns.Contender('nobody', [dict(
+        peer='nobody', workload='tiny', num_towers=1, batch=16)])
+    contender.start()
+    assert contender.failure == "KeyError: 'nobody'"
+
+
+def test_no_process_without_memory(monkeypatch):
+    monkeypatch.setattr(turns, 'free_memory', lambda: 1.5e9)
+    contender = turns.Contender('towers', [{}])
+    contender.start()
+    assert contender.failure == 'left out: 1.5 GB of memory left'
