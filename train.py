@@ -326,8 +326,8 @@ def train(job):
     try:
         with training_session(
                 train_dir(), job.global_step, [StartInputHook(job.iterator)] + listeners
-                + fingerprint + [evaluation], towers.session_config(job.built.devices), FLAGS.save_steps,
-                FLAGS.keep, FLAGS.recover, initial_values,
+                + fingerprint + [evaluation], towers.session_config(job.built.devices),
+                FLAGS.save_steps, FLAGS.keep, FLAGS.recover, initial_values,
                 [hook.listener for hook in listeners], last_hooks=[signals]) as session:
             step = session.run_step_fn(
                 lambda step_context: int(step_context.session.run(job.global_step)))
