@@ -264,8 +264,9 @@ def test_a_job_around_the_towers_and_one_inside():
         with tf.Graph().as_default() as graph, tf.device('/job:worker/task:1'):
             towers.build_towers(model_fn, samples.vectors(4), sgd(), ['/cpu:1', '/cpu:2'],
                                 copies=copies)
-            assert [graph.get_operation_by_name('tower_%d/with_job' % k).device for k in (0, 1)] == [
-                '/job:other/task:1/device:CPU:1', '/job:other/task:1/device:CPU:2']
+            for k, device in enumerate(['/device:CPU:1', '/device:CPU:2']):
+                op = graph.get_operation_by_name('tower_%d/with_job' % k)
+                assert op.device == '/job:other/task:1' + device
 
 
 def test_towers_within_a_name_scope():

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import kind_of_variables  # noqa: F401, a fixture
-from towers.nonfinite import NonFiniteError, explained
+from towers.nonfinite import NonFiniteError, explained, message_of_tower
 
 pytestmark = pytest.mark.usefixtures('kind_of_variables')
 
@@ -126,3 +126,14 @@ def test_another_failure_is_not_explained():
         session.run(tf.debugging.check_numerics(tf.constant(np.nan), "the user's own check"))
     assert explained(caught.value, 1) is None
     assert explained(ValueError('NaN'), 1) is None
+
+
+@pytest.mark.parametrize('message, of_tower_12', [
+    ('towers-nonfinite[the loss of tower 0]', 'towers-nonfinite[the loss of tower 12]'),
+    ('towers-nonfinite[the gradient of tower 0/w in tower 0]',
+     'towers-nonfinite[the gradient of tower 0/w in tower 12]'),
+    ("in gradient. b'towers-nonfinite[the loss of tower 0]'",  # of the gradient of a check
+     "in gradient. b'towers-nonfinite[the loss of tower 12]'"),
+    ('of tower 0]', 'of tower 0]')])  # the model's own
+def test_the_message_of_another_tower(message, of_tower_12):
+    assert message_of_tower(message, 12) == of_tower_12

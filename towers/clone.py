@@ -116,7 +116,7 @@ class Cloner:
             pass
         self._template.adapt(index, root, device)
         with tf.device(None), tf.device(TowerDevice(device)):
-            tf.import_graph_def(self._template.graph_def, self._inputs_from_outside(index), name=root)
+            tf.import_graph_def(self._template.graph_def, self._from_outside(index), name=root)
         self._finish(device, root)
         tower = self._tower
 
@@ -187,7 +187,7 @@ class Cloner:
 
     # ---- the import -----------------------------------------------------------------------------
 
-    def _inputs_from_outside(self, index):
+    def _from_outside(self, index):
         """{key in the template: tensor}: shards and their weights become those of the clone."""
         exchanged = dict(zip(
             (leaf.name for leaf in _leaves(self._shards.inputs[0])),
@@ -196,8 +196,8 @@ class Cloner:
             exchanged[self._shards.weights[0].name] = self._shards.weights[index]
         # Each of these tensors is the only one of its operation.
         self._exchanged = {producer_of(first): other.op for first, other in exchanged.items()}
-        return {key: exchanged.get(name) if name in exchanged
-                else self._graph.get_tensor_by_name(name) for name, key in self._template.outside.items()}
+        return {key: exchanged[name] if name in exchanged else self._graph.get_tensor_by_name(name)
+                for name, key in self._template.outside.items()}
 
     def _finish(self, device, root):
         """What an import cannot be told: devices, colocations and control inputs from outside."""

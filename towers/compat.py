@@ -19,8 +19,8 @@ Names that are not public API, and why each is needed:
 * `batch_norm.__closure__` of tf_slim: see `_guard_batch_norm`.
 * `_update_input` and `_get_control_flow_context` of an operation: TF has no public way to give an
   operation another input, nor to ask whether it is in a `tf.cond` or `tf.while_loop`.
-* `_device_assignments`, `_set_device`, `_set_attr` and `_add_control_inputs` of an operation: a clone
-  of a tower's graph has to know which device scope an operation got its device from, and to set
+* `_device_assignments`, `_set_device`, `_set_attr` and `_add_control_inputs` of an operation: a
+  clone of a tower's graph has to know which device scope an operation got its device from, and set
   what `tf.import_graph_def` cannot be told: devices and colocations beside operations outside of
   what is imported, and control inputs from there.
 * `_get_function` of a graph: the device scopes in the body of a function, for the same purpose, are

@@ -1,10 +1,10 @@
 """Which operations are on a tower's device because they are the tower's, and which for a reason of
 their own.
 
-A model that says `tf.device('/cpu:0')` around its embedding wants it there in every tower, and
-in the finished graph such an operation of a first tower on `/cpu:0` looks like any other. TensorFlow
-keeps with each operation the device scopes that it was made under; the tower's own one is told
-from all others by being a `TowerDevice`.
+A model that says `tf.device('/cpu:0')` around its embedding wants it there in every tower, and in
+the finished graph such an operation of a first tower on `/cpu:0` looks like any other. TensorFlow
+keeps with each operation the device scopes that it was made under; the tower's own one is told from
+all others by being a `TowerDevice`.
 """
 
 import tensorflow.compat.v1 as tf
