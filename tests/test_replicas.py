@@ -386,15 +386,21 @@ def test_refresh_after_the_weights_were_written(kind_of_variables):
         assert_copies_are_equal(built, session)
 
 
-def run_in_directory(folder, steps, devices, optimizer, initial_values=None, model_fn=None,
-                     **options):
-    """Trains up to a step in a `training_session`; returns the names in the checkpoint."""
+def decayed_model(x, y):
+    """With regularization, and initial weights that do not depend on the number of towers."""
+    l2 = slim.l2_regularizer(2 * samples.DECAY)
+    body, head = [tf.get_variable(
+        name, shape, x.dtype, tf.constant_initializer(np.random.RandomState(3).randn(*shape)),
+        regularizer=l2) for name, shape in (('body', [6, 4]), ('head', [4, 3]))]
+    return samples.mean_squared_error(tf.matmul(tf.tanh(tf.matmul(x, body)), head), y)
+
+
+def run_in_directory(folder, steps, devices, optimizer, initial_values=None, **options):
+    """Trains up to a step in a `training_session`; returns the checkpoint as a dict."""
     with tf.Graph().as_default():
-        tf.set_random_seed(1)
         step = tf.train.get_or_create_global_step()
-        built = towers.build_towers(model_fn or samples.slim_layers, VECTORS,
-                                    OPTIMIZERS[optimizer](), devices, 'mean', global_step=step,
-                                    **options)
+        built = towers.build_towers(decayed_model, VECTORS, OPTIMIZERS[optimizer](), devices,
+                                    'mean', global_step=step, **options)
         if initial_values is not None:
             initial_values = towers.init_from(initial_values)
         with training_session(str(folder), step, [], towers.session_config(devices),

@@ -248,6 +248,25 @@ def test_with_no_flags_two_towers_learn_the_digits(tmp_path):
         100, 200, 300, 400, 432]
 
 
+@pytest.mark.slow
+def test_copies_on_every_tower_train_the_same_weights_and_resume_everywhere(runner, tmp_path):
+    flags = ['--augment_shift=1', '--average_decay=0.9', '--base_learning_rate=0.01',
+             '--summary_steps=3', '--save_steps=4', '--keep=99']
+    copies = ['--variable_device=replicated']
+    runner.run(tmp_path / 'plain', flags + ['--train_steps=9'])
+    for steps, more in ((3, copies), (6, []), (9, copies + ['--all_reduce=collective',
+                                                            '--audit_runtime'])):
+        run = runner.run(tmp_path / 'mixed', flags + more + ['--train_steps=%d' % steps])
+        assert ('variables on     every tower (2 copies), all-reduce by ' in run.stdout) == bool(more)
+    assert 'BROKEN' not in run.stdout
+    ours, theirs = values_of(tmp_path / 'mixed', 9), values_of(tmp_path / 'plain', 9)
+    assert sorted(ours) == sorted(theirs)
+    for name, expected in theirs.items():
+        np.testing.assert_allclose(ours[name], expected, rtol=1e-4, atol=1e-5, err_msg=name)
+    evaluated = runner.run(tmp_path / 'mixed', copies + ['--mode=eval'])
+    assert re.search(r'^test accuracy  0\.\d{4} on 360 images$', evaluated.stdout, re.MULTILINE)
+
+
 # ---- flags ---------------------------------------------------------------------------------------
 
 def refusal(capsys, *argv):
@@ -294,6 +313,8 @@ def refusal(capsys, *argv):
      '--plan_only runs none'),
     ('--mode=eval --variable_device=auto', '--variable_device=auto times steps of training, and '
      '--mode=eval runs none'),
+    ('--all_reduce=copy', '--all_reduce is of no use with --variable_device=: it goes with '
+     'replicated'),
     ('--train_epochs=nan', '--train_epochs=nan: expected a finite number'),
     ('--decay=cosine --decay_epochs=inf', '--decay_epochs=inf: expected a finite number'),
     ('--base_learning_rate=inf', '--base_learning_rate=inf: expected a finite number'),

@@ -13,13 +13,16 @@ The latter two reduce dense gradients; sparse ones (`IndexedSlices`) are joined 
 stay sparse. Small gradients share a buffer, and a tower reduces one buffer after another, in the
 same order on all towers, beginning with the variables made last, whose gradients come first in a
 backward pass. So there is never more than one reduction a tower under way, whose peers are all
-under way or next: with any number of threads none waits for one that cannot start.
+under way or next: with any number of threads none waits for one that cannot start. On TF 2 a
+session whose very first step fails cannot use `'collective'` again, and says so; later failures do
+no harm.
 """
 
 import collections
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.combination import add_up, align, dense
 from towers.devices import is_gpu, short_name
 from towers.errors import DeviceError, GradientError, InvalidArgumentError
@@ -29,7 +32,8 @@ METHODS = ('copy', 'collective', 'nccl')
 BUFFER_BYTES = 4 << 20
 """Gradients are packed together up to this; a larger one is reduced by itself, without a copy."""
 
-_DTYPES = (tf.float16, tf.float32, tf.float64)
+_DTYPES = {'collective': compat.COLLECTIVE_DTYPES,
+           'nccl': (tf.float16, tf.float32, tf.float64)}
 
 Reduced = collections.namedtuple('Reduced', 'gradients on_towers')
 Reduced.__doc__ = """What an all-reduce gives.
@@ -107,10 +111,11 @@ def _by_buffers(ring, method, aligned, devices):
     """Dict from names of variables to their reduced gradient on each tower."""
     for variable, present in aligned:
         dtype = present[0][1].dtype.base_dtype
-        if dtype not in _DTYPES:
-            raise GradientError(
-                'all_reduce=%r adds gradients of float16, float32 and float64, and that of %r is '
-                "%s: use 'copy'." % (method, variable.op.name, dtype.name))
+        if dtype not in _DTYPES[method]:
+            raise GradientError('all_reduce=%r adds gradients of %s here, and that of %r is %s: '
+                                "use 'copy'." % (
+                                    method, ', '.join(each.name for each in _DTYPES[method]),
+                                    variable.op.name, dtype.name))
     reduce = ring(len(devices))
     last = [None] * len(devices)
     on_towers = {}

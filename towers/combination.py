@@ -44,8 +44,8 @@ def align(tower_gradients):
       tower_gradients: as for `combine_gradients`.
 
     Returns:
-      List of `(variable, [(tower, gradient)])`, in the order in which variables first occur, without
-      those that have no gradient in any tower.
+      List of `(variable, [(tower, gradient)])`, in the order in which variables first occur,
+      without those that have no gradient in any tower.
 
     Raises:
       GradientError: as `combine_gradients`.

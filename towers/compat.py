@@ -367,6 +367,10 @@ def partitioned_like(whole, parts):
                        variable_list=parts, partitions=whole._get_partitions())
 
 
+# What the kernel of `CollectiveReduce` on CPUs adds.
+COLLECTIVE_DTYPES = (tf.float32, tf.float64) + ((tf.float16,) if TF_VERSION >= (2, 0) else ())
+
+
 # ---- Operations ---------------------------------------------------------------------------------
 
 

@@ -227,9 +227,9 @@ def _make_copies(variable, names, devices):
         with tf.control_dependencies(None), tf.name_scope(None), only_device(device):
             # Trainable, for what asks a variable (custom gradients); but on no list of such.
             copy = tf.Variable(
-                _any_value(variable), trainable=True, collections=[tf.GraphKeys.LOCAL_VARIABLES], name=name,
-                dtype=variable.dtype.base_dtype, use_resource=variable.op.type == 'VarHandleOp',
-                constraint=variable.constraint,
+                _any_value(variable), trainable=True, name=name,
+                collections=[tf.GraphKeys.LOCAL_VARIABLES], dtype=variable.dtype.base_dtype,
+                use_resource=variable.op.type == 'VarHandleOp', constraint=variable.constraint,
                 validate_shape=variable.get_shape().is_fully_defined())
             compat.initialize_with(copy, value)
         listed = tf.get_default_graph().get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)

@@ -211,7 +211,7 @@ class SharedVariables:
 
 
 def _is_trainable(kwargs):
-    """Whether what a creator is asked for will be trainable; TF's own default is no more than so."""
+    """Whether what a creator is asked for will be trainable, as TF itself decides it."""
     trainable = kwargs.get('trainable')
     if trainable is None:
         return kwargs.get('synchronization') != tf.VariableSynchronization.ON_READ
