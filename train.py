@@ -326,7 +326,9 @@ def make_optimizer(learning_rate):
 def make_loss_scale():
     """The loss scale of the flags; None for what goes with the precision."""
     first = FLAGS.loss_scale
-    return towers.LossScale(first, least=min(1., first), most=max(2. ** 24, first)) if first else None
+    if not first:
+        return None
+    return towers.LossScale(first, least=min(1., first), most=max(2. ** 24, first))
 
 
 def clip(gradients):

@@ -102,7 +102,7 @@ class ScaledLosses:
         Raises:
           GradientError: one in 16 bits, in which small numbers would be lost after all.
         """
-        # Divided, not multiplied by the inverse, which is flushed to zero for a scale above 2 ** 126.
+        # Divided: the inverse of a scale above 2 ** 126 would be flushed to zero.
         result = []
         for gradient, variable in gradients:
             if gradient is not None and gradient.dtype.size < 4:

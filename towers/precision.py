@@ -73,7 +73,8 @@ def rewrite_field(precision, devices):
     for field in _FIELDS[precision, on_gpus]:
         if field in known:
             return field
-    raise PrecisionError('precision=%r: TensorFlow %s has no rewrite to it %son %s. Use float32%s.' % (
+    raise PrecisionError('precision=%r: TensorFlow %s has no rewrite to it %son %s. Use '
+                         'float32%s.' % (
         precision, tf.version.VERSION, 'that works ' if precision == 'fp16' else '',
         'GPUs' if on_gpus else 'CPUs', _INSTEAD[precision, on_gpus]))
 

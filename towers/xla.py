@@ -61,8 +61,8 @@ def explained(enabled):
         if not enabled or 'XLA while_loop' not in str(error):
             raise
         raise InvalidArgumentError(
-            'xla=True: the model has a tf.while_loop without maximum_iterations, whose gradient XLA '
-            'cannot compile (%s). Pass maximum_iterations, or leave xla out.'
+            'xla=True: the model has a tf.while_loop without maximum_iterations, whose gradient '
+            'XLA cannot compile (%s). Pass maximum_iterations, or leave xla out.'
             % ' '.join(str(error).split())) from error
 
 
