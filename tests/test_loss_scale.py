@@ -57,6 +57,26 @@ def test_the_scale_shrinks_on_overflow_and_grows_after_good_steps():
     assert job.state()[2:] == [4., 0, 2, 7]
 
 
+def test_a_skipped_step_moves_no_copy_of_a_replicated_variable():
+    def states(variable_device):
+        with tf.Graph().as_default():
+            job = Job(2, optimizer=tf.train.AdamOptimizer(0.1), variable_device=variable_device)
+            job.session.run(tf.local_variables_initializer())
+            found = []
+            for x in (GOOD, [HUGE] * 4, GOOD):
+                job.step(x)
+                found.append(job.state())
+            copies = job.built.replicas
+            if copies is not None:
+                assert len(copies.variables) == 1 and len(copies.slots) == 2
+                assert job.session.run(copies.variables) == found[-1][:1]
+            return found
+    shared, copied = states(None), states('replicated')
+    assert copied == shared
+    assert shared[1][:5] == shared[0][:5]  # w, two slots and two powers of beta
+    assert shared[2][0] < shared[1][0]
+
+
 def test_the_scale_stays_within_its_bounds():
     job = Job(rule=LossScale(4., 1, factor=4., least=2., most=8.))
     used = [job.step(x)[0] for x in (GOOD, GOOD, BAD, BAD, BAD, GOOD)]
