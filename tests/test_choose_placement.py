@@ -19,8 +19,10 @@ GPUS = ('/device:GPU:0', '/device:GPU:1')
 
 
 def test_candidates_are_the_simplest_first_each_once():
-    assert placement_candidates(CPUS) == ['/device:CPU:0', 'balanced']
-    assert placement_candidates(GPUS) == ['/device:CPU:0', '/device:GPU:0', 'balanced']
+    assert placement_candidates(CPUS) == ['/device:CPU:0', 'balanced', 'replicated']
+    assert placement_candidates(GPUS) == [
+        '/device:CPU:0', '/device:GPU:0', 'balanced', 'replicated']
+    # One tower has nothing to replicate.
     assert placement_candidates(CPUS[1:]) == ['/device:CPU:0', '/device:CPU:1', 'balanced']
 
 
@@ -258,8 +260,9 @@ def test_on_cpus_a_step_is_the_same_to_the_bit_wherever_variables_live():
             built = towers.build_towers(model_fn, (x, y), tf.train.AdamOptimizer(0.1), 2,
                                         variable_device=candidate)
             with tf.Session(config=towers.session_config(2)) as session:
-                session.run(tf.global_variables_initializer())
+                session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
                 for _ in range(3):
                     session.run(built.train_op)
                 results.append([session.run(v).tobytes() for v in built.variables + built.slots])
-    assert results[0] == results[1] == results[2] and len(results[0]) == 8
+    assert len(results) == 4 and len(results[0]) == 8
+    assert all(result == results[0] for result in results)
