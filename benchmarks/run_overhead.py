@@ -2,12 +2,13 @@
 
     python benchmarks/run_overhead.py                    the digits network, steps of some 30 ms
     python benchmarks/run_overhead.py --model=resnet_v1_50 --image_size=64 --batch_size=64 \\
-        --steps=24 --every=8                             a model whose step takes about a second
+        --warm_up=3 --steps=16 --every=8 --save_steps=8  a model whose step takes about a second
 
 The same graph trains in turns with nothing, with each kind of hook alone, and with all of them, at
 train.py's rhythm by default. A turn is a session of its own; the first steps of it, which build
-kernels, are not timed. Printed are medians over turns, and shares of the bare step with their
-spread (least and greatest over turns, each against the bare turn of the same round).
+kernels, are not timed. Printed are medians over turns: shares of the bare step with their spread
+(least and greatest over turns, each against the bare turn of the same round), and what one
+checkpoint or one summary costs, from which follows the share at any other rhythm.
 """
 
 import os
@@ -38,8 +39,8 @@ flags.DEFINE_integer('steps', 500, 'timed steps a turn')
 flags.DEFINE_integer('every', 100, 'steps from one log line and summary to the next')
 flags.DEFINE_integer('save_steps', 500, 'steps from one checkpoint to the next')
 flags.DEFINE_integer('rounds', 5, 'turns of each kind')
+flags.DEFINE_integer('warm_up', 20, 'steps of a turn before those that are timed')
 
-_UNTIMED = 20
 KINDS = ('bare', 'checkpoints', 'logging', 'summaries', 'all')
 
 
@@ -63,8 +64,22 @@ def main(unused_argv):
         1e3 * statistics.median(seconds['bare']) / FLAGS.steps, FLAGS.rounds, FLAGS.steps))
     for kind in KINDS[1:]:
         shares = [with_it / bare - 1 for with_it, bare in zip(seconds[kind], seconds['bare'])]
-        print('  %-12s %+5.1f %%  (%+.1f to %+.1f)' % (
-            kind, 100 * statistics.median(shares), 100 * min(shares), 100 * max(shares)))
+        print('  %-12s %+5.1f %%  (%+.1f to %+.1f)%s' % (
+            kind, 100 * statistics.median(shares), 100 * min(shares), 100 * max(shares),
+            price(kind, seconds)))
+
+
+def price(kind, seconds):
+    """What one checkpoint or summary costs, in words; '' for the other kinds."""
+    interval = {'checkpoints': FLAGS.save_steps, 'summaries': FLAGS.every}.get(kind)
+    if interval is None:
+        return ''
+    last = FLAGS.warm_up + FLAGS.steps
+    times = last // interval - FLAGS.warm_up // interval
+    extra = statistics.median(
+        [with_it - bare for with_it, bare in zip(seconds[kind], seconds['bare'])])
+    return ', %d in the timed steps, %.0f ms each' % (times, 1e3 * extra / times) if times else (
+        ', none in the timed steps')
 
 
 def build():
@@ -88,7 +103,7 @@ def build():
 def make_hooks(kind, directory, step, built, summaries):
     """The hooks of one kind, as train.py makes them."""
     hooks = []
-    values, last = [('loss', built.loss)], _UNTIMED + FLAGS.steps
+    values, last = [('loss', built.loss)], FLAGS.warm_up + FLAGS.steps
     if kind in ('logging', 'all'):
         hooks.append(ProgressHook(values, step, last, FLAGS.batch_size, 1437, FLAGS.every,
                                   open(os.devnull, 'w'), fetch_every_step=True))
@@ -108,7 +123,7 @@ def time_steps(hooks, iterator, built):
     creator = tf.train.ChiefSessionCreator(config=towers.session_config(built.devices))
     with tf.train.MonitoredSession(creator, hooks) as session:
         session.run_step_fn(lambda step_context: step_context.session.run(iterator.initializer))
-        for _ in range(_UNTIMED):
+        for _ in range(FLAGS.warm_up):
             session.run(built.train_op)
         begin = time.perf_counter()
         for _ in range(FLAGS.steps):

@@ -50,7 +50,7 @@ def test_graph_and_plan_of_the_claim(command):
         train.parse_flags(['train.py'] + flags)
         dataset = datasets.get_dataset(train.FLAGS.dataset, train.FLAGS.data_dir)
         job = train.build_job(registry.get_network(train.FLAGS.model), dataset,
-                              with_evaluation=False)
+                              variable_device=None, with_evaluation=False)
     lines = str(job.built.plan).splitlines()
     assert lines[0] == '4 towers, batch 400 = 4 x 100'
     assert [tower.examples for tower in job.built.plan.towers] == [100] * 4

@@ -34,10 +34,10 @@ def measure(steps, traces):
     begin = time.perf_counter()
     job = train.build_job(registry.get_network(train.FLAGS.model),
                           datasets.get_dataset(train.FLAGS.dataset, train.FLAGS.data_dir or None),
-                          with_evaluation=False)
+                          train.FLAGS.variable_device or None, with_evaluation=False)
     built = time.perf_counter()
-    with tf.Session(config=towers.session_config(job.built.devices)) as session:
-        session.run(tf.global_variables_initializer())
+    with tf.Session(config=train.session_config(job.built)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         session.run(job.iterator.initializer)
         session.run(job.train_op)
         first = time.perf_counter()
