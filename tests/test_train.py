@@ -314,7 +314,7 @@ def refusal(capsys, *argv):
     ('--mode=eval --variable_device=auto', '--variable_device=auto times steps of training, and '
      '--mode=eval runs none'),
     ('--all_reduce=copy', '--all_reduce is of no use with --variable_device=: it goes with '
-     'replicated'),
+     'replicated or auto'),
     ('--train_epochs=nan', '--train_epochs=nan: expected a finite number'),
     ('--decay=cosine --decay_epochs=inf', '--decay_epochs=inf: expected a finite number'),
     ('--base_learning_rate=inf', '--base_learning_rate=inf: expected a finite number'),
@@ -372,7 +372,7 @@ def test_help_is_grouped_and_fits_two_screens(capsys):
     ('--devices=/cpu:0,/cpu:0', '/cpu:0 is named 2 times in devices='),
     ('--model=digit', "There is no network 'digit'. Did you mean digits? Those there are: "
      'alexnet_v2, digits, inception_resnet_v2, '),
-    ('--dataset=mnist', "There is no data set 'mnist'; choose one of: digits.")])
+    ('--dataset=mnist', "There is no data set 'mnist'; choose one of: digits, imagenet.")])
 def test_what_there_is_not_is_refused_before_anything_is_built(runner, tmp_path, argv, text):
     run = runner.run(tmp_path / 'run', argv.split(), status=2)
     assert run.stderr.startswith('train.py: ' + text)
