@@ -1,16 +1,22 @@
 """What a run costs besides its steps: checkpoints, logging and summaries, as a share of step time.
 
-    python benchmarks/run_overhead.py                    the digits network, steps of some 30 ms
-    python benchmarks/run_overhead.py --model=resnet_v1_50 --image_size=64 --batch_size=64 \\
-        --warm_up=3 --steps=16 --every=8 --save_steps=8  a model whose step takes about a second
+    python benchmarks/run_overhead.py                    the digits network, steps of some 20 ms
+    python benchmarks/run_overhead.py --model=resnet_v1_50 --image_size=64 --batch_size=32 \\
+        --interval=4 --rounds=12                         a model whose step takes about a second
 
-The same graph trains in turns with nothing, with each kind of hook alone, and with all of them, at
-train.py's rhythm by default. A turn is a session of its own; the first steps of it, which build
-kernels, are not timed. Printed are medians over turns: shares of the bare step with their spread
-(least and greatest over turns, each against the bare turn of the same round), and what one
-checkpoint or one summary costs, from which follows the share at any other rhythm.
+The same graph trains in sessions that stay open, one without hooks and one for each kind of hook,
+some steps each in turn, so that what else the machine does meets all alike. An event (a checkpoint,
+a log line, a summary) comes every few steps, oftener than in train.py, so that there are many to
+measure. Each kind has two costs:
+
+    a step      median over rounds of (its median step without an event - the bare median step)
+    an event    median over events of (the step with it - its round's median step without one)
+
+and the share at train.py's own rhythm (a log line and a summary in 100 steps, a checkpoint in 500)
+is (step + event / rhythm) / bare step. The spread is that of the rounds' differences.
 """
 
+import contextlib
 import os
 import statistics
 import sys
@@ -35,13 +41,10 @@ flags.DEFINE_string('model', 'digits', 'network by name')
 flags.DEFINE_integer('image_size', 8, 'pixels')
 flags.DEFINE_integer('batch_size', 100, 'examples a step')
 flags.DEFINE_integer('num_towers', 2, 'virtual CPU towers')
-flags.DEFINE_integer('steps', 500, 'timed steps a turn')
-flags.DEFINE_integer('every', 100, 'steps from one log line and summary to the next')
-flags.DEFINE_integer('save_steps', 500, 'steps from one checkpoint to the next')
-flags.DEFINE_integer('rounds', 5, 'turns of each kind')
-flags.DEFINE_integer('warm_up', 20, 'steps of a turn before those that are timed')
+flags.DEFINE_integer('interval', 20, 'steps from one event to the next, and of a turn')
+flags.DEFINE_integer('rounds', 100, 'turns of each kind')
 
-KINDS = ('bare', 'checkpoints', 'logging', 'summaries', 'all')
+RHYTHM = {'checkpoints': 500, 'logging': 100, 'summaries': 100}  # train.py's defaults
 
 
 def main(unused_argv):
@@ -50,36 +53,46 @@ def main(unused_argv):
     tf.disable_v2_behavior()
     tf.enable_resource_variables()
     towers.mend_slim()
-    with tf.Graph().as_default():
+    with tf.Graph().as_default(), contextlib.ExitStack() as open_sessions:
         step, batches, built = build()
         summaries = default_summaries(built)
-        seconds = {kind: [] for kind in KINDS}
-        for _ in range(FLAGS.rounds):
-            for kind in KINDS:
-                with tempfile.TemporaryDirectory() as directory:
-                    hooks = make_hooks(kind, directory, step, built, summaries)
-                    seconds[kind].append(time_steps(hooks, batches, built))
+        sessions = {}
+        for kind in ['bare'] + list(RHYTHM):
+            directory = open_sessions.enter_context(tempfile.TemporaryDirectory())
+            sessions[kind] = open_sessions.enter_context(tf.train.MonitoredSession(
+                tf.train.ChiefSessionCreator(config=towers.session_config(built.devices)),
+                make_hooks(kind, directory, step, built, summaries)))
+            sessions[kind].run_step_fn(
+                lambda step_context: step_context.session.run(batches.initializer))
+            time_steps(sessions[kind], built.train_op)  # kernels are made, graphs optimized
+        kinds, rounds = list(sessions), []
+        for number in range(FLAGS.rounds):
+            first = number % len(kinds)  # none is always the one after a certain other one
+            rounds.append({kind: time_steps(sessions[kind], built.train_op)
+                           for kind in kinds[first:] + kinds[:first]})
+    report(rounds)
+
+
+def report(rounds):
+    """Prints shares and costs.
+
+    Args:
+      rounds: list of dicts from kind to the seconds of a turn's steps; the last one has the event.
+    """
+    ordinary = [{kind: statistics.median(seconds[:-1]) for kind, seconds in turns.items()}
+                for turns in rounds]
+    bare = statistics.median(medians['bare'] for medians in ordinary)
     print('%s, %d towers, batch %d: %.1f ms a step (median of %d turns of %d steps)' % (
-        FLAGS.model, FLAGS.num_towers, FLAGS.batch_size,
-        1e3 * statistics.median(seconds['bare']) / FLAGS.steps, FLAGS.rounds, FLAGS.steps))
-    for kind in KINDS[1:]:
-        shares = [with_it / bare - 1 for with_it, bare in zip(seconds[kind], seconds['bare'])]
-        print('  %-12s %+5.1f %%  (%+.1f to %+.1f)%s' % (
-            kind, 100 * statistics.median(shares), 100 * min(shares), 100 * max(shares),
-            price(kind, seconds)))
-
-
-def price(kind, seconds):
-    """What one checkpoint or summary costs, in words; '' for the other kinds."""
-    interval = {'checkpoints': FLAGS.save_steps, 'summaries': FLAGS.every}.get(kind)
-    if interval is None:
-        return ''
-    last = FLAGS.warm_up + FLAGS.steps
-    times = last // interval - FLAGS.warm_up // interval
-    extra = statistics.median(
-        [with_it - bare for with_it, bare in zip(seconds[kind], seconds['bare'])])
-    return ', %d in the timed steps, %.0f ms each' % (times, 1e3 * extra / times) if times else (
-        ', none in the timed steps')
+        FLAGS.model, FLAGS.num_towers, FLAGS.batch_size, 1e3 * bare, len(rounds), FLAGS.interval))
+    for kind, rhythm in RHYTHM.items():
+        extra = sorted(medians[kind] - medians['bare'] for medians in ordinary)
+        quarter = len(extra) // 4
+        step = statistics.median(extra)
+        event = statistics.median(turns[kind][-1] - medians[kind]
+                                  for turns, medians in zip(rounds, ordinary))
+        print('  %-12s %+5.2f %% at 1 in %d steps: a step %+.2f ms (quartiles %+.2f to %+.2f), '
+              'an event %.1f ms' % (kind, 100 * (step + event / rhythm) / bare, rhythm, 1e3 * step,
+                                    1e3 * extra[quarter], 1e3 * extra[-1 - quarter], 1e3 * event))
 
 
 def build():
@@ -102,33 +115,27 @@ def build():
 
 def make_hooks(kind, directory, step, built, summaries):
     """The hooks of one kind, as train.py makes them."""
-    hooks = []
-    values, last = [('loss', built.loss)], FLAGS.warm_up + FLAGS.steps
-    if kind in ('logging', 'all'):
-        hooks.append(ProgressHook(values, step, last, FLAGS.batch_size, 1437, FLAGS.every,
-                                  open(os.devnull, 'w'), fetch_every_step=True))
-        hooks.append(MetricsHook(values, step, os.path.join(directory, 'metrics.jsonl'),
-                                 FLAGS.batch_size, 1437, FLAGS.every, last,
-                                 fetch_every_step=True))
-    if kind in ('summaries', 'all'):
-        hooks.append(SummaryHook(summaries, step, directory, FLAGS.batch_size, FLAGS.every, last))
-    if kind in ('checkpoints', 'all'):
-        hooks.append(towers.CheckpointHook(directory, step, FLAGS.save_steps,
-                                           listeners=[hook.listener for hook in hooks]))
-    return hooks
+    values, last, every = [('loss', built.loss)], 10 ** 9, FLAGS.interval
+    if kind == 'logging':
+        return [ProgressHook(values, step, last, FLAGS.batch_size, 1437, every,
+                             open(os.devnull, 'w'), fetch_every_step=True),
+                MetricsHook(values, step, os.path.join(directory, 'metrics.jsonl'),
+                            FLAGS.batch_size, 1437, every, last, fetch_every_step=True)]
+    if kind == 'summaries':
+        return [SummaryHook(summaries, step, directory, FLAGS.batch_size, every, last)]
+    if kind == 'checkpoints':
+        return [towers.CheckpointHook(directory, step, every, keep=1)]
+    return []
 
 
-def time_steps(hooks, iterator, built):
-    """Seconds of the timed steps of one session."""
-    creator = tf.train.ChiefSessionCreator(config=towers.session_config(built.devices))
-    with tf.train.MonitoredSession(creator, hooks) as session:
-        session.run_step_fn(lambda step_context: step_context.session.run(iterator.initializer))
-        for _ in range(FLAGS.warm_up):
-            session.run(built.train_op)
+def time_steps(session, train_op):
+    """The seconds of each step from one event to the next; the last one has the event."""
+    seconds = []
+    for _ in range(FLAGS.interval):
         begin = time.perf_counter()
-        for _ in range(FLAGS.steps):
-            session.run(built.train_op)
-        return time.perf_counter() - begin
+        session.run(train_op)
+        seconds.append(time.perf_counter() - begin)
+    return seconds
 
 
 if __name__ == '__main__':
