@@ -10,7 +10,7 @@ from towers.errors import InvalidArgumentError
 from towers.learning_rate import LearningRate, scale_learning_rate
 
 
-def check(rate, expected):
+def assert_rates(rate, expected):
     """Both forms of `rate` give the expected {examples seen: rate}."""
     examples = tf.placeholder(tf.int64, [])
     tensor = rate.tensor(examples)
@@ -41,51 +41,51 @@ def test_scaling_rules(base, num_towers, rule, expected):
 
 
 def test_constant():
-    check(LearningRate(0.001), {0: 0.001, 1: 0.001, 10 ** 12: 0.001})
+    assert_rates(LearningRate(0.001), {0: 0.001, 1: 0.001, 10 ** 12: 0.001})
 
 
 def test_warm_up_goes_from_the_rate_of_one_device_to_the_scaled_one():
     rate = LearningRate(0.001, 4, 'sqrt', warmup_examples=1000)
-    check(rate, {0: 0.001, 250: 0.00125, 500: 0.0015, 999: 0.001999, 1000: 0.002, 5000: 0.002})
+    assert_rates(rate, {0: 0.001, 250: 0.00125, 500: 0.0015, 999: 0.001999, 1000: 0.002, 5000: 0.002})
 
 
 def test_warm_up_goes_from_zero_where_nothing_was_scaled():
     for rate in (LearningRate(0.5, 4, 'none', warmup_examples=100),
                  LearningRate(0.5, 1, 'sqrt', warmup_examples=100)):
-        check(rate, {0: 0, 1: 0.005, 50: 0.25, 100: 0.5, 101: 0.5})
+        assert_rates(rate, {0: 0, 1: 0.005, 50: 0.25, 100: 0.5, 101: 0.5})
 
 
 def test_exponential_decay():
     rate = LearningRate(0.1, decay='exponential', decay_examples=200, decay_rate=0.25)
-    check(rate, {0: 0.1, 100: 0.05, 200: 0.025, 300: 0.0125, 400: 0.00625})
+    assert_rates(rate, {0: 0.1, 100: 0.05, 200: 0.025, 300: 0.0125, 400: 0.00625})
 
 
 def test_exponential_decay_in_jumps():
     rate = LearningRate(0.1, decay='exponential', decay_examples=200, decay_rate=0.25,
                         staircase=True)
-    check(rate, {0: 0.1, 199: 0.1, 200: 0.025, 399: 0.025, 400: 0.00625})
+    assert_rates(rate, {0: 0.1, 199: 0.1, 200: 0.025, 399: 0.025, 400: 0.00625})
 
 
 def test_jumps_are_exact_after_billions_of_examples():
     # float32 could not tell 3,000,000,000 from 2,999,999,999.
     rate = LearningRate(1, decay='exponential', decay_examples=10 ** 9, decay_rate=0.5,
                         staircase=True)
-    check(rate, {2999999999: 0.25, 3000000000: 0.125})
+    assert_rates(rate, {2999999999: 0.25, 3000000000: 0.125})
     rate = LearningRate(1, decay='piecewise', decay_examples=[3 * 10 ** 9], decay_rate=0.5)
-    check(rate, {2999999999: 1, 3000000000: 0.5})
+    assert_rates(rate, {2999999999: 1, 3000000000: 0.5})
 
 
 def test_piecewise_decay():
     # Goyal et al.: a tenth at each boundary.
     rate = LearningRate(0.1, decay='piecewise', decay_examples=[30, 60, 80], decay_rate=0.1)
-    check(rate, {0: 0.1, 29: 0.1, 30: 0.01, 59: 0.01, 60: 0.001, 79: 0.001, 80: 0.0001,
+    assert_rates(rate, {0: 0.1, 29: 0.1, 30: 0.01, 59: 0.01, 60: 0.001, 79: 0.001, 80: 0.0001,
                  999: 0.0001})
 
 
 def test_cosine_decay():
     rate = LearningRate(0.2, decay='cosine', decay_examples=1200)
     # cos of 0, 60, 90, 120, 180 degrees: 1, 1/2, 0, -1/2, -1.
-    check(rate, {0: 0.2, 400: 0.15, 600: 0.1, 800: 0.05, 1200: 0, 5000: 0})
+    assert_rates(rate, {0: 0.2, 400: 0.15, 600: 0.1, 800: 0.05, 1200: 0, 5000: 0})
 
 
 def test_the_end_of_a_cosine_keeps_its_digits():
@@ -101,7 +101,7 @@ def test_warm_up_and_decay_multiply_and_both_count_from_zero():
     rate = LearningRate(0.1, 4, 'linear', warmup_examples=200, decay='exponential',
                         decay_examples=100, decay_rate=0.5)
     # Ramp 0.1, 0.25, 0.4, 0.4 times decay 1, 1/2, 1/4, 1/16.
-    check(rate, {0: 0.1, 100: 0.125, 200: 0.1, 400: 0.025})
+    assert_rates(rate, {0: 0.1, 100: 0.125, 200: 0.1, 400: 0.025})
     without = LearningRate(0.1, 4, 'linear', decay='exponential', decay_examples=100,
                            decay_rate=0.5)
     assert [rate.at(e) for e in (200, 333)] == [without.at(e) for e in (200, 333)]

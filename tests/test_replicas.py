@@ -9,6 +9,7 @@ import tf_slim as slim
 import towers
 from sample_models import keras, linear, momentum, sgd, two_layers
 from sample_models import kind_of_variables  # noqa: F401, a fixture
+from test_update import BertOptimizer
 from towers.evaluation import Evaluation
 from towers.graph_walk import step_operations
 from towers.placement import Placement
@@ -311,22 +312,6 @@ def test_keras_layers_from_around_the_model_function():
     ours = samples.on_towers(make(), VECTORS, momentum, 2, variable_device='replicated')
     plain = samples.one_device(make(), VECTORS, momentum, ours.initial, factor=2)
     samples.assert_equal_runs(ours, plain)
-
-
-class BertOptimizer(tf.train.Optimizer):
-    """Slots by get_variable under the variable's name, as google-research/bert has them."""
-
-    def __init__(self):
-        super(BertOptimizer, self).__init__(False, 'BertOptimizer')
-
-    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-        assignments = []
-        for grad, param in grads_and_vars:
-            m = tf.get_variable(param.op.name + '/adam_m', param.shape.as_list(), tf.float64,
-                                trainable=False, initializer=tf.zeros_initializer())
-            next_m = 0.5 * m + 0.5 * grad
-            assignments.extend([param.assign(param - next_m), m.assign(next_m)])
-        return tf.group(*assignments, name=name)
 
 
 def test_an_optimizer_with_slots_of_its_own_making(kind_of_variables):

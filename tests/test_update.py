@@ -29,7 +29,7 @@ class BertOptimizer(tf.train.Optimizer):
         for grad, param in grads_and_vars:
             if grad is None or param is None:
                 continue
-            m = tf.get_variable(param.op.name + '/adam_m', param.shape.as_list(), tf.float32,
+            m = tf.get_variable(param.op.name + '/adam_m', param.shape.as_list(), param.dtype.base_dtype,
                                 trainable=False, initializer=tf.zeros_initializer())
             next_m = 0.5 * m + 0.5 * grad
             assignments.extend([param.assign(param - next_m), m.assign(next_m)])
