@@ -339,17 +339,27 @@ def test_an_optimizer_whose_slots_cannot_be_paired_is_refused():
 
 # ---- initial values and checkpoints -------------------------------------------------------------
 
-@pytest.mark.parametrize('runs', ['together', 'one after the other', 'again'])
-def test_copies_start_as_the_models_own(runs, kind_of_variables):
-    """Random initial values; whether the initializers run together or not."""
+def test_copies_start_as_the_models_own_in_one_run(kind_of_variables):
+    """Random initial values, both initializers in one run: in a new session, since in a used one
+    the copies may be given the values from before that run."""
+    built = build(optimizer=OPTIMIZERS['adam'], devices=3)
+    both = [tf.global_variables_initializer(), tf.local_variables_initializer()]
+    for _ in range(10):
+        with tf.Session(config=towers.session_config(3)) as session:
+            session.run(both)
+            assert_copies_are_equal(built, session)
+
+
+@pytest.mark.parametrize('train', [False, True])
+def test_copies_start_as_the_models_own_in_two_runs(train, kind_of_variables):
+    """Random initial values, one initializer after the other, also in a session in use."""
     built = build(optimizer=OPTIMIZERS['adam'], devices=3)
     globals_, locals_ = tf.global_variables_initializer(), tf.local_variables_initializer()
     with tf.Session(config=towers.session_config(3)) as session:
         for _ in range(3):
-            session.run([globals_, locals_] if runs == 'together' else globals_)
-            if runs != 'together':
-                session.run(locals_)
-            if runs == 'again':  # what was trained is not drawn anew
+            session.run(globals_)
+            session.run(locals_)
+            if train:  # what was trained is not drawn anew
                 session.run(built.train_op)
                 before = session.run(built.variables + built.slots)
                 session.run(locals_)

@@ -253,7 +253,8 @@ def _value_or_initial_value(variable):
     """What a variable holds, or, before it is initialized, what it will be: a tensor.
 
     So the copies may be initialized with the model's variables in one run, after a restore, or
-    later. As `Variable.initialized_value`, which TF 2 no longer has for resource variables, in
+    later. Only a session in which everything is initialized already must run the two initializers
+    one after the other: in one run, the copies might read what the variable held before. As `Variable.initialized_value`, which TF 2 no longer has for resource variables, in
     fewer operations.
     """
     with tf.control_dependencies(None), tf.name_scope('replicas/'), only_device(variable.device):
