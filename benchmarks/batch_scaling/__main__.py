@@ -30,7 +30,7 @@ def parse(argv):
     add('--aux_loss_weight', type=float, help='of auxiliary logits; if not given, none where the '
         'image is too small for them, else as in train.py')
     add('--num_towers', type=_whole, default=4, help='N')
-    add('--batch_size', type=_whole, default=25, help='B, examples a tower')
+    add('--batch_size', type=_whole, default=16, help='B, examples a tower')
     add('--learning_rate', type=float, default=0.0005, help='r, the rate of 1 x B')
     add('--optimizer', default='adam', choices=['adam', 'momentum', 'sgd', 'rmsprop'],
         help='update rule')
@@ -40,11 +40,11 @@ def parse(argv):
         "rate is scaled run with each; '0,1' for without and with")
     add('--batch_norm_decay', type=float, default=0.9, help="of batch norm's moving averages at "
         "batch B; -1: the network's own, which wants 10,000s of steps for the inceptions")
-    add('--epochs', type=float, default=2.5, help='passes over the data, rounded to full batches of '
+    add('--epochs', type=float, default=3., help='passes over the data, rounded to full batches of '
         'N B between evaluations')
     add('--examples', type=_whole, help='examples that each arm sees, instead of --epochs; rounded '
         'likewise')
-    add('--evaluations', type=_whole, default=6, help='how often an arm is evaluated')
+    add('--evaluations', type=_whole, default=8, help='how often an arm is evaluated')
     add('--seeds', type=_whole, default=2, help='how many seeds')
     add('--arms', type=lambda text: text.split(','), help='a subset, such as one,sqrt; if not '
         'given, all of ' + ', '.join(arms.ARMS))
