@@ -26,6 +26,7 @@ from towers.fingerprint import ExamplesChecksum, FingerprintHook  # noqa: E402
 from towers.metrics_log import MetricsHook  # noqa: E402
 from towers.progress import ProgressHook  # noqa: E402
 from towers.stateless_random import make_initial_values_stateless  # noqa: E402
+from towers.step_loop import OccasionalHook  # noqa: E402
 from towers.stopping import StopOnSignalHook  # noqa: E402
 from towers.summaries import SummaryHook, default_summaries  # noqa: E402
 from towers.training_session import training_session  # noqa: E402
@@ -385,9 +386,7 @@ def train(job):
             elif FLAGS.audit_runtime and not session.should_stop():
                 audit_runtime(job, session)
                 step += 1
-            while step < job.train_steps and not session.should_stop():
-                session.run(job.train_op)
-                step += 1
+            session.run_steps(job.train_op, job.train_steps - step)
     finally:
         progress.close()
         signals.restore()
@@ -397,7 +396,7 @@ def train(job):
     return signals.received
 
 
-class StartInputHook(tf.train.SessionRunHook):
+class StartInputHook(OccasionalHook):
     """Starts the input at the example that the restored variables say comes next."""
 
     def __init__(self, iterator):
@@ -406,6 +405,10 @@ class StartInputHook(tf.train.SessionRunHook):
     def after_create_session(self, session, coord):
         """Runs the iterator's initializer."""
         session.run(self._iterator.initializer)
+
+    def is_due(self):
+        """Never: there is nothing to do around a step."""
+        return False
 
 
 def session_config(built):

@@ -10,9 +10,10 @@ from towers.checkpoint_files import (STATE_FILE, describe_safe, files_of, first_
                                      step_of)
 from towers.checkpoint_tidy import remove_leftovers
 from towers.errors import CheckpointError, InvalidArgumentError
+from towers.step_loop import OccasionalHook
 
 
-class CheckpointHook(tf.train.SessionRunHook):
+class CheckpointHook(OccasionalHook):
     """Saves when the session starts, at a rhythm, and when the session ends in good order.
 
     In place of `tf.train.CheckpointSaverHook`, which saves anew the step that it resumes at, writes
@@ -75,6 +76,7 @@ class CheckpointHook(tf.train.SessionRunHook):
         self._basename = basename
         self._write_meta_graph = write_meta_graph
         self._saved_step = self._saved_at = None
+        self._step = 0  # of the latest run, or the one after it
         self._surplus = []  # checkpoints of earlier runs, more than `keep`
 
     def begin(self):
@@ -101,6 +103,7 @@ class CheckpointHook(tf.train.SessionRunHook):
         self._saver.saver_def.max_to_keep = self._keep or 0
         self._saver.recover_last_checkpoints(kept)
         self._saved_step, self._saved_at = step, time.monotonic()
+        self._step = step
         if not earlier or step_of(earlier[-1]) != step:
             self._save(session, step)
 
@@ -111,11 +114,24 @@ class CheckpointHook(tf.train.SessionRunHook):
     def after_run(self, run_context, run_values):
         """Saves when it is time."""
         # Most runs are told from the fetched value not to be the time, without another run.
-        if not self._is_time(int(run_values.results) + 1):
+        self._step = int(run_values.results) + 1
+        if not self._is_time(self._step):
             return
-        step = int(run_context.session.run(self._global_step))
+        self._step = step = int(run_context.session.run(self._global_step))
         if self._is_time(step) and self._save(run_context.session, step):
             run_context.request_stop()
+
+    def is_due(self):
+        """Whether the coming step may be one to save."""
+        return self._is_time(self._step + 1)
+
+    def step_done(self):
+        """Counts a step that is none to save."""
+        self._step += 1
+
+    def always_fetched(self):
+        """The step."""
+        return self._global_step
 
     def end(self, session):
         """Saves the last step, unless it is saved already."""

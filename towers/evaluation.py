@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.build import build_towers
 from towers.errors import InvalidArgumentError
+from towers.step_loop import OccasionalHook
 from towers.steps import check_steps
 
 
@@ -106,7 +107,7 @@ class Evaluation:
             yield int(size), values
 
 
-class EvaluationHook(tf.train.SessionRunHook):
+class EvaluationHook(OccasionalHook):
     """Evaluates every so many steps and at the end of training, each step at most once.
 
     A run that `stop_at` has ended is over: started again, it evaluates the step that it is at, and
@@ -165,12 +166,21 @@ class EvaluationHook(tf.train.SessionRunHook):
 
     def after_run(self, run_context, run_values):
         """Evaluates when the step is one to evaluate."""
+        due = self.is_due()
         self._step += 1
-        if self._every_steps is None or self._step % self._every_steps:
+        if not due:
             return
         self._evaluate(run_context.session, self._listeners)
         if self._is_reached():
             run_context.request_stop()
+
+    def is_due(self):
+        """Whether the coming step is one to evaluate after."""
+        return self._every_steps is not None and (self._step + 1) % self._every_steps == 0
+
+    def step_done(self):
+        """Counts a step that is none to evaluate after."""
+        self._step += 1
 
     def end(self, session):
         """Evaluates the final weights, unless that has just been done."""

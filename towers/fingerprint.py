@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
+from towers.step_loop import OccasionalHook
 
 _PRIME = 2 ** 31 - 1  # products of two remainders fit into an int64
 _BASE = 1000003
@@ -75,7 +76,7 @@ class ExamplesChecksum:
             return tf.identity(new)
 
 
-class FingerprintHook(tf.train.SessionRunHook):
+class FingerprintHook(OccasionalHook):
     """Writes the checksum of a new run's initial weights into the line of step 0 of its log.
 
     Those of a run that resumes are in the file already.
@@ -97,6 +98,10 @@ class FingerprintHook(tf.train.SessionRunHook):
         if int(session.run(self._global_step)) == 0:
             checksum = weights_checksum(session.run(self._variables))
             self._log.add(0, {'examples': 0, 'initial_weights': checksum})
+
+    def is_due(self):
+        """Never: there is nothing to do around a step."""
+        return False
 
 
 def _weighted_sum(numbers, base, axis):

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError, LogFileError
+from towers.step_loop import OccasionalHook
 from towers.steps import SaveListener, StepClock, check_steps, rate
 
 
@@ -143,7 +144,7 @@ class MetricsLog:
                 ' Its lines up to step %d are safe.' % step if step >= 0 else '')) from error
 
 
-class MetricsHook(tf.train.SessionRunHook):
+class MetricsHook(OccasionalHook):
     """Writes a line of `metrics.jsonl` at each multiple of `log_every` steps and at the last step.
 
     Which steps have a line depends on the step alone, and a run that goes on from an earlier step
@@ -208,15 +209,13 @@ class MetricsHook(tf.train.SessionRunHook):
     def before_run(self, run_context):
         """Fetches the values when the next step is one to write."""
         self.log.flush()
-        self._writes = self._clock.comes_to(self._log_every, self._last_step)
+        self._writes = self.is_due()
         return self._arguments if self._writes or self._fetches_always else None
 
     def after_run(self, run_context, run_values):
         """Counts the step, and notes the values where it is one to write."""
         clock = self._clock
-        clock.count()
-        if self._mark is None:
-            self._mark = clock.mark
+        self._count()
         if not self._writes:
             return
         self._writes = False
@@ -232,6 +231,19 @@ class MetricsHook(tf.train.SessionRunHook):
         line['images_per_second'] = None if speed is None else round(speed, 3)
         line['wall_time'] = round(time.time(), 3)
         self.log.add(clock.step, line)
+
+    def is_due(self):
+        """Whether the coming step has a line."""
+        return self._clock.comes_to(self._log_every, self._last_step)
+
+    def step_done(self):
+        """Counts a step without a line."""
+        self.log.flush()
+        self._count()
+
+    def always_fetched(self):
+        """The values, with `fetch_every_step`."""
+        return self._arguments.fetches if self._fetches_always else None
 
     def end(self, session):
         """Writes what is kept back."""
@@ -254,6 +266,11 @@ class MetricsHook(tf.train.SessionRunHook):
         self.log.add(step, {'%s_%s' % (name, key): value for key, value in results.items()})
         if self._ended:  # by a hook whose `end` comes after this one's
             self.log.sync()
+
+    def _count(self):
+        self._clock.count()
+        if self._mark is None:
+            self._mark = self._clock.mark
 
     def _before_save(self, step):
         if self._writes and step > self._clock.step:

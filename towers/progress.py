@@ -8,6 +8,7 @@ import time
 import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
+from towers.step_loop import OccasionalHook
 from towers.steps import SaveListener, StepClock, check_steps, rate
 from towers.usage import DeviceUse
 
@@ -17,7 +18,7 @@ Field = collections.namedtuple('Field', 'text priority')
 """A part of the bar's line; where there is no room, the highest priority number goes first."""
 
 
-class ProgressHook(tf.train.SessionRunHook):
+class ProgressHook(OccasionalHook):
     """Shows step, epoch, values such as the loss, examples per second, time left, and device use.
 
     On a terminal, one bar that is drawn anew a few times a second; otherwise one line every
@@ -97,22 +98,13 @@ class ProgressHook(tf.train.SessionRunHook):
 
     def before_run(self, run_context):
         """Fetches the values when this step is one to show."""
-        following = self._clock.step + 1
-        if self._shown_at is None or following >= self._train_steps:
-            self._shows = True
-        elif self._on_terminal:
-            self._shows = time.perf_counter() - self._shown_at >= self._REDRAW_SECONDS
-        else:
-            self._shows = following % self._log_every == 0
+        self._shows = self.is_due()
         return self._arguments if self._shows or self._fetches_always else None
 
     def after_run(self, run_context, run_values):
         """Counts the step, and shows it where it is one to show."""
         clock = self._clock
-        clock.count()
-        if self._first_mark is None and clock.mark is not None:
-            self._first_mark = clock.mark
-            self._marks.append(clock.mark)
+        self.step_done()
         if not self._shows:
             return
         clock.read(run_context.session)
@@ -124,6 +116,26 @@ class ProgressHook(tf.train.SessionRunHook):
         else:
             self._write_line(values)
         self._shown_at = time.perf_counter()
+
+    def is_due(self):
+        """Whether the coming step is one to show."""
+        following = self._clock.step + 1
+        if self._shown_at is None or following >= self._train_steps:
+            return True
+        if self._on_terminal:
+            return time.perf_counter() - self._shown_at >= self._REDRAW_SECONDS
+        return following % self._log_every == 0
+
+    def step_done(self):
+        """Counts a step."""
+        self._clock.count()
+        if self._first_mark is None and self._clock.mark is not None:
+            self._first_mark = self._clock.mark
+            self._marks.append(self._clock.mark)
+
+    def always_fetched(self):
+        """The values, with `fetch_every_step`."""
+        return self._arguments.fetches if self._fetches_always else None
 
     def end(self, session):
         """Leaves the last state of the bar on the screen."""

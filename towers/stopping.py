@@ -8,9 +8,10 @@ import threading
 import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
+from towers.step_loop import OccasionalHook
 
 
-class StopOnSignalHook(tf.train.SessionRunHook):
+class StopOnSignalHook(OccasionalHook):
     """Finishes the step, and lets the session end and save, when the process is told to stop.
 
     The first SIGTERM or SIGINT (Ctrl-C) asks the session to stop after the current step; its other
@@ -38,7 +39,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         self.received = None
         self._stream = stream
         self._former = {}
-        self._watcher = self._pipe_end = self._former_fd = None
+        self._watcher = self._pipe_end = self._former_fd = self._coordinator = None
 
     def after_create_session(self, session, coord):
         """Installs the handlers, once.
@@ -46,6 +47,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         Raises:
           InvalidArgumentError: this is not the main thread.
         """
+        self._coordinator = coord
         if self._former:
             return
         if threading.current_thread() is not threading.main_thread():
@@ -59,6 +61,15 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         """Asks the session to stop after a signal."""
         if self.received is not None:
             run_context.request_stop()
+
+    def is_due(self):
+        """Never: `step_done` can end the session as well."""
+        return False
+
+    def step_done(self):
+        """Asks the session to stop after a signal."""
+        if self.received is not None:
+            self._coordinator.request_stop()
 
     def end(self, session):
         """Puts the former handlers back."""

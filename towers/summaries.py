@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
 from towers.placement import only_device
+from towers.step_loop import OccasionalHook
 from towers.steps import SaveListener, StepClock, check_steps, rate
 
 
@@ -80,7 +81,7 @@ def without_tower(tag, scope):
     return re.sub('(^|/)' + re.escape(scope), lambda match: match.group(1) + outer, tag, count=1)
 
 
-class SummaryHook(tf.train.SessionRunHook):
+class SummaryHook(OccasionalHook):
     """Writes summaries at each multiple of `summary_steps` steps and at the last step.
 
     They are fetched with the step itself, so there is no second forward pass; the norms of the
@@ -146,15 +147,13 @@ class SummaryHook(tf.train.SessionRunHook):
 
     def before_run(self, run_context):
         """Fetches the summaries when the next step is one to write."""
-        self._writes = self._clock.comes_to(self._summary_steps, self._last_step)
+        self._writes = self.is_due()
         return self._arguments if self._writes else None
 
     def after_run(self, run_context, run_values):
         """Counts the step, and writes the summaries where it is one to write."""
         clock = self._clock
-        clock.count()
-        if self._mark is None:
-            self._mark = clock.mark
+        self.step_done()
         if not self._writes:
             return
         clock.read(run_context.session)
@@ -173,6 +172,16 @@ class SummaryHook(tf.train.SessionRunHook):
                 summary.value.add(tag='towers/' + tag if tag in taken else tag,
                                   simple_value=float(value))
         self._writer.add_summary(summary, clock.step)
+
+    def is_due(self):
+        """Whether the coming step is one to write."""
+        return self._clock.comes_to(self._summary_steps, self._last_step)
+
+    def step_done(self):
+        """Counts a step."""
+        self._clock.count()
+        if self._mark is None:
+            self._mark = self._clock.mark
 
     def end(self, session):
         """Brings what was written to the disk."""

@@ -10,13 +10,14 @@ from towers.checkpoint_match import check_fits
 from towers.checkpoint_tidy import tidy_directory
 from towers.nonfinite import explained
 from towers.run_lock import hold_directory
+from towers.step_loop import LoopSession, OccasionalHook
 
 
 @contextlib.contextmanager
 def training_session(directory, global_step, hooks, config=None, save_steps=500, keep=5,
                      recover=False, initial_values=None, listeners=(), saver=None, say=print,
                      last_hooks=()):
-    """A `tf.train.MonitoredSession` for a run that can be killed at any moment and started again.
+    """A `LoopSession` for a run that can be killed at any moment and started again.
 
     In this order: takes the directory for this process alone; finds the newest checkpoint and
     reads it wholly; removes what a killed writer left; compares the checkpoint with the graph's
@@ -38,7 +39,7 @@ def training_session(directory, global_step, hooks, config=None, save_steps=500,
         keeps a signal from cutting the last save short.
 
     Yields:
-      The session.
+      The session, a `tf.train.MonitoredSession` that has `run_steps` as well, see `step_loop`.
 
     Raises:
       RunLockedError: another process has the directory.
@@ -69,7 +70,7 @@ def training_session(directory, global_step, hooks, config=None, save_steps=500,
             checkpoint_filename_with_path=newest.prefix if newest else None)
         steps = _StepsDone(global_step)
         try:
-            with tf.train.MonitoredSession(
+            with LoopSession(
                     creator, [steps] + list(hooks) + [checkpoints] + list(last_hooks)) as session:
                 yield session
         except tf.errors.InvalidArgumentError as error:
@@ -79,7 +80,7 @@ def training_session(directory, global_step, hooks, config=None, save_steps=500,
             raise reason from None
 
 
-class _StepsDone(tf.train.SessionRunHook):
+class _StepsDone(OccasionalHook):
     """Knows the number of the last step that went well, also when the session is gone."""
 
     def __init__(self, global_step):
@@ -90,4 +91,10 @@ class _StepsDone(tf.train.SessionRunHook):
         self.number = int(session.run(self._global_step))
 
     def after_run(self, run_context, run_values):
+        self.number += 1
+
+    def is_due(self):
+        return False
+
+    def step_done(self):
         self.number += 1
