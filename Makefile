@@ -20,7 +20,7 @@ PLOTS := $(VENV)/plots
 train: $(INSTALLED)
 	$(VENV)/bin/python train.py $(ARGS)
 
-bench: $(INSTALLED)
+bench: $(PLOTS)
 	$(VENV)/bin/python -m benchmarks.bench $(ARGS)
 
 test: $(INSTALLED)

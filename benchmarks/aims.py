@@ -2,7 +2,10 @@
 
 import collections
 
-Aim = collections.namedtuple('Aim', 'text limit at_most values')
+from benchmarks.workloads import DEFAULT
+
+Aim = collections.namedtuple('Aim', 'text limit at_most values expected')
+Aim.__new__.__defaults__ = (lambda results: [],)
 """One aim.
 
 Fields:
@@ -10,11 +13,12 @@ Fields:
   limit: the number.
   at_most: True where a measured value may not be above the limit, False where not below.
   values: function from results to a dict from a cell's name to its measured value.
+  expected: function from results to the names of cells that are meant, measured or not.
 """
 
-Verdict = collections.namedtuple('Verdict', 'text target worst where cells missed')
-"""An aim and what was measured: the worst value, its cell, and of how many cells which missed it.
-`worst` is None where nothing was measured."""
+Verdict = collections.namedtuple('Verdict', 'text target worst where cells missed absent')
+"""An aim and what was measured: the worst value, its cell, of how many cells which missed it, and
+which are meant and were not measured. `worst` is None where nothing was measured."""
 
 _CONVOLUTIONAL = ('digits', 'small_conv', 'resnet50', 'inception_resnet')
 _SHARD = 8  # the least examples of a tower for the floor's aim
@@ -33,7 +37,8 @@ def judge(results, aims=None):
                   if (value > aim.limit if aim.at_most else value < aim.limit)]
         target = '%s %g' % ('at most' if aim.at_most else 'at least', aim.limit)
         verdicts.append(Verdict(aim.text, target, values[worst] if values else None, worst,
-                                len(values), missed))
+                                len(values), missed,
+                                [cell for cell in aim.expected(results) if cell not in values]))
     return verdicts
 
 
@@ -51,6 +56,15 @@ def _ratio(peer, workloads=None, towers=None, cores_only=False):
                     found['%s, %s towers' % (workload, count)] = cell['ratios'][peer]['median']
         return found
     return values
+
+
+def _cells(workloads, towers):
+    """Expected: all of these workloads on all of these numbers of towers; None: what there is."""
+    def cells(results):
+        counts = (results['machine']['cores'],) if towers is None else towers
+        return ['%s, %d towers' % (workload, count)
+                for workload in workloads or DEFAULT for count in counts]
+    return cells
 
 
 def _memory(kind):
@@ -113,17 +127,19 @@ def _slopes(results):
 
 _MANY = (2, 4, 8)
 AIMS = (
-    Aim('a step over the floor, conv nets', 1.02, True, _ratio('floor', _CONVOLUTIONAL, _MANY)),
-    Aim('a step over the floor, parameter-heavy', 0.95, True, _ratio('floor', ('dense',), _MANY)),
+    Aim('a step over the floor, conv nets', 1.02, True, _ratio('floor', _CONVOLUTIONAL, _MANY),
+        _cells(_CONVOLUTIONAL, _MANY)),
+    Aim('a step over the floor, parameter-heavy', 0.95, True, _ratio('floor', ('dense',), _MANY),
+        _cells(('dense',), _MANY)),
     Aim('never slower than one device, towers = cores', 1., True,
-        _ratio('one_device', cores_only=True)),
+        _ratio('one_device', cores_only=True), _cells(None, None)),
     Aim('a step over the recipe, dense, 4 towers', 0.55, True, _ratio('recipe', ('dense',), (4,))),
     Aim("peak memory over the recipe's (TF's allocator)", 0.65, True, _memory('allocator')),
     Aim("peak memory over the recipe's (whole process)", 0.65, True, _memory('resident')),
     Aim('ahead of MirroredStrategy, graph, everywhere', 1., True,
-        _ratio('mirrored_graph', towers=_MANY)),
+        _ratio('mirrored_graph', towers=_MANY), _cells(None, _MANY)),
     Aim('ahead of MirroredStrategy, tf.function, everywhere', 1., True,
-        _ratio('mirrored_function', towers=_MANY)),
+        _ratio('mirrored_function', towers=_MANY), _cells(None, _MANY)),
     Aim('MirroredStrategy, graph, small net, 4 towers', 0.80, True,
         _ratio('mirrored_graph', ('small_conv',), (4,))),
     Aim('MirroredStrategy, tf.function, small net, 4 towers', 0.70, True,

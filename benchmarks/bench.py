@@ -1,7 +1,7 @@
 """Measures towers beside what people would pick instead: `make bench`.
 
     python -m benchmarks.bench                                   everything: takes an hour or so
-    python -m benchmarks.bench --quick                           a little of everything, a minute
+    python -m benchmarks.bench --quick                           a little of everything, minutes
     python -m benchmarks.bench --only=steps --workloads=dense --towers=2,4
     python -m benchmarks.bench report                            the table of what has been measured
 
@@ -47,7 +47,7 @@ class Bench:
 
     def placements(self):
         """Where variables live."""
-        self._variants('placements', contest.placements, ('dense', 'small_conv'), (2, 4))
+        self._variants('placements', contest.placements, ('dense', 'small_conv'), (2,))
 
     def threads(self):
         """Thread settings for towers."""
@@ -90,25 +90,29 @@ class Bench:
                 plots.draw_growth(what, costs, path)
                 self._log('wrote %s' % path)
             except ImportError:
-                self._log('no picture of scale against %s: pip install towers[plots]' % what)
+                self._log('no picture of scale against %s: that takes matplotlib, '
+                          'pip install "towers[plots]"' % what)
 
     def start_up(self):
         """To the end of step 1. Towers beyond one need the start with one, so that comes first."""
-        networks = ('digits',) if self._quick else ('inception_v3', 'inception_resnet_v2')
-        for network in networks:
+        networks = {'digits': 1} if self._quick else {'inception_v3': 3, 'inception_resnet_v2': 2}
+        for network, rounds in networks.items():
             for copies, counts in (('auto', (1, 2) if self._quick else (1, 2, 4, 8)),
-                                   ('reuse', () if self._quick else (1, 2, 4))):
-                starts = {}
-                for count in sorted(set((1,) + tuple(self._counts(counts)))) if counts else ():
-                    if self._has_time('start_up', network, count):
-                        starts[str(count)] = start_up.measure(network, count, copies, turns.ROOT)
-                        self._log('%s, %d towers, %s: %s' % (
-                            network, count, copies, starts[str(count)]))
+                                   ('reuse', () if self._quick else (1, 2))):
+                counts = sorted(set((1,) + tuple(self._counts(counts)))) if counts else ()
+                found = {str(count): [] for count in counts}
+                for _ in range(rounds):
+                    for count in counts:
+                        if self._has_time('start_up', '%s, %s' % (network, copies), count):
+                            found[str(count)].append(
+                                start_up.measure(network, count, copies, turns.ROOT))
+                            self._log(str(found[str(count)][-1]))
+                starts = {count: start_up.medians(each) for count, each in found.items() if each}
                 further = {count: start_up.further_tower(starts, int(count)) for count in starts
                            if count != '1' and 'build' in starts[count] and 'build' in starts['1']}
                 if starts:
                     self._results.put(['start_up', network, copies],
-                                      {'starts': starts, 'further': further})
+                                      {'starts': starts, 'further': further, 'every': found})
 
     def _variants(self, part, contenders, names, counts):
         for name in self._workloads or names:
@@ -163,7 +167,7 @@ def main(arguments=None):
     """Runs what the command line says; prints the table."""
     parser = argparse.ArgumentParser(prog='bench', description=__doc__.split('\n')[0])
     parser.add_argument('what', nargs='?', choices=('run', 'report'), default='run')
-    parser.add_argument('--quick', action='store_true', help='about a minute, noisy')
+    parser.add_argument('--quick', action='store_true', help='a few minutes, noisy')
     parser.add_argument('--only', type=_names(PARTS), help='parts: ' + ', '.join(PARTS))
     parser.add_argument('--workloads', type=_names(WORKLOADS),
                         help='instead of each part\'s own: ' + ', '.join(WORKLOADS))

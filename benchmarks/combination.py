@@ -2,10 +2,12 @@
 
     python -m benchmarks.combination [--quick]      prints JSON; started by bench.py
 
-Bandwidth is measured with the combination's own access pattern, N reads and one write, in turns
-with it: numpy adds blocks that stay in the cache, one thread a core. Once into an array that is
-there already, and once into a fresh one, as TensorFlow's operations have to: the system hands out
-zeroed pages, which is traffic too.
+The time is that of the combination's own operations, from a step's trace, from the first's begin to
+the last's end; gradients are results of other operations, as they are in training, so that a sum
+may be made in the buffer of one of them. Bandwidth is measured with the same access pattern, N reads
+and one write, in turns with it: numpy adds blocks that stay in the cache, one thread a core. Once
+into an array that is there already, and once into a fresh one: the system hands out zeroed pages,
+which is traffic too.
 """
 
 import concurrent.futures
@@ -18,7 +20,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import towers
-from benchmarks import fits, turns
+from benchmarks import fits, overlap, turns
 
 _BLOCK = 1 << 15  # floats of a block: with N of them it fits a core's cache
 
@@ -53,11 +55,12 @@ def dense_share(num_towers, variables, floats, rounds):
                 owners.append(tf.get_variable('owner%d' % index, [floats]))
         for tower in range(num_towers):
             with tf.device('/cpu:%d' % tower):
-                # Values of variables are handed on without a copy, as gradients would be.
                 sources = [tf.get_variable('gradient%d_%d' % (tower, index), [floats],
                                            initializer=tf.ones_initializer())
                            for index in range(variables)]
-                gradients.append([(source.read_value(), owner)
+                # Results of an operation, whose buffers nothing else holds.
+                scale = tf.placeholder_with_default(1., [])
+                gradients.append([(source.read_value() * scale, owner)
                                   for source, owner in zip(sources, owners)])
         combined = towers.combine_gradients(gradients)
         # The sum's buffer becomes the variable's, without a copy; unused, it is optimised away.
@@ -65,22 +68,35 @@ def dense_share(num_towers, variables, floats, rounds):
                           for gradient, owner in combined])
         with tf.Session(config=towers.session_config(num_towers)) as session:
             session.run(tf.global_variables_initializer())
-            combine = session.make_callable(done)
+            combine = session.make_callable(done, accept_options=True)
             plain, fresh = _memory_runs(num_towers, variables * floats)
             timed = {'combination': [], 'memory': [], 'memory_fresh': []}
-            for each in (combine, plain, fresh):
-                each()
+            ways = (('combination', lambda: _traced_seconds(combine)),
+                    ('memory', lambda: _seconds(plain)), ('memory_fresh', lambda: _seconds(fresh)))
+            for _, seconds in ways + ways:
+                seconds()
             for _ in range(rounds):
-                for name, run in (('combination', combine), ('memory', plain),
-                                  ('memory_fresh', fresh)):
-                    begin = time.perf_counter()
-                    run()
-                    timed[name].append(moved / (time.perf_counter() - begin) / 1e9)
+                for name, seconds in ways:
+                    timed[name].append(moved / seconds() / 1e9)
     result = {name: turns.spread(rates) for name, rates in timed.items()}
     result.update(share=turns.ratios(timed['combination'], timed['memory']),
                   share_fresh=turns.ratios(timed['combination'], timed['memory_fresh']),
                   bytes=moved)
     return result
+
+
+def _traced_seconds(combine):
+    """Seconds from the begin of the first operation of the combination to the end of the last."""
+    metadata = tf.RunMetadata()
+    combine(options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), run_metadata=metadata)
+    added = [each for each in overlap.operation_times(metadata) if 'AddN' in each.name]
+    return (max(each.end for each in added) - min(each.begin for each in added)) / 1e6
+
+
+def _seconds(run):
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
 
 
 def _memory_runs(num_arrays, floats):
@@ -113,9 +129,10 @@ def sparse_growth(quick):
       dict: `rows` and `tables`, each {'sizes', 'milliseconds', 'slope'}: of touched rows a tower
       with one table, and of the table's rows with one number of touched rows.
     """
-    table, touched = (10 ** 5, 10 ** 3) if quick else (10 ** 6, 10 ** 4)
+    # Tables that no cache holds: else what would grow is the time to reach a row.
+    table, touched = (10 ** 6, 10 ** 3) if quick else (4 * 10 ** 6, 10 ** 4)
     growing = [touched // 2 * 2 ** power for power in range(6)]
-    tables = [table // 100, table // 10, table]
+    tables = [table // 4, table // 2, table]
     runs = 5 if quick else 25
     by_rows = [_sparse_milliseconds(table, rows, runs) for rows in growing]
     by_table = [_sparse_milliseconds(size, touched, runs) for size in tables]

@@ -2,7 +2,7 @@
 
     {"do": "build", "peer": "towers", "workload": "digits", "num_towers": 2, "batch": 96, ...}
     {"do": "steps", "count": 20, "start_at": 123.4}
-    {"do": "checksum"}, {"do": "memory"}, {"do": "overlap"}
+    {"do": "checksum"}, {"do": "allocator"}, {"do": "resident"}, {"do": "overlap"}
 
 Started by `turns.Contender`. Between commands it sleeps, so that contenders take turns without
 sharing sessions, thread pools or memory. Times are of `time.monotonic`, one clock for all processes
@@ -105,12 +105,15 @@ class _Worker:
         from benchmarks import programs
         return programs.checksum(self._program.trainable_weights())
 
-    def memory(self):
-        """Peak bytes of TensorFlow's allocator in a step, and of the process so far."""
+    def allocator(self):
+        """Peak bytes of TensorFlow's allocator in a step, or None."""
+        return {'bytes': self._program.peak_bytes()}
+
+    def resident(self):
+        """Peak bytes of the process so far."""
         with open('/proc/self/status') as status:
-            resident = [int(line.split()[1]) * 1024 for line in status
-                        if line.startswith('VmHWM:')]
-        return {'allocator': self._program.peak_bytes(), 'resident': resident[0]}
+            return {'bytes': [int(line.split()[1]) * 1024 for line in status
+                              if line.startswith('VmHWM:')][0]}
 
     def overlap(self):
         """See `overlap.overlapped`: of the last of three traced steps."""

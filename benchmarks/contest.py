@@ -1,5 +1,6 @@
 """A contest: contenders of one workload and number of towers, shown to do the same, then timed."""
 
+import collections
 import os
 import time
 
@@ -8,6 +9,8 @@ from benchmarks.workloads import WORKLOADS
 
 PEERS = ('towers', 'one_device', 'recipe', 'slim', 'mirrored_graph', 'mirrored_function', 'floor')
 ONE_DEVICE_THREADS = (0, 1, 2)  # 0 is TF's default: as many as there are cores
+PEER_THREADS = (0, 1)  # what session_config gives towers on a machine of few cores, and the default
+_FIXED_THREADS = ('towers', 'floor')
 _FIRST_STEPS = 4
 _OF_WHOLE_BATCH = 0.3  # how far batch-norm statistics of whole batch and shards take a first loss
 
@@ -29,18 +32,18 @@ def spec(workload, num_towers, peer, **more):
 
 
 def peers(workload, num_towers, names=PEERS):
-    """The contenders of a cell of the table of steps; one device once for each thread setting."""
+    """The contenders of a cell of the table of steps; peers once for each thread setting."""
     contenders = []
     for name in names:
-        if name == 'one_device':
-            contenders += [turns.Contender('one_device@%d' % threads, [
-                spec(workload, num_towers, name, threads=threads)])
-                for threads in ONE_DEVICE_THREADS]
-        elif name == 'floor':
+        if name == 'floor':
             contenders.append(turns.Contender(name, [
                 spec(workload, num_towers, name, shard=shard) for shard in range(num_towers)]))
-        else:
+        elif name in _FIXED_THREADS:
             contenders.append(turns.Contender(name, [spec(workload, num_towers, name)]))
+        else:
+            contenders += [turns.Contender('%s@%d' % (name, threads), [
+                spec(workload, num_towers, name, threads=threads)])
+                for threads in (ONE_DEVICE_THREADS if name == 'one_device' else PEER_THREADS)]
     return contenders
 
 
@@ -62,7 +65,9 @@ def placements(workload, num_towers):
                 ('first tower', {}),
                 ('CPU beside the towers', {'variable_device': '/cpu:0', 'beside': True}),
                 ('balanced', {'variable_device': 'balanced'}),
-                ('replicated', {'variable_device': 'replicated'}))]
+                ('replicated, copy', {'variable_device': 'replicated'}),
+                ('replicated, collective', {'variable_device': 'replicated',
+                                            'all_reduce': 'collective'}))]
 
 
 def threads(workload, num_towers):
@@ -73,31 +78,37 @@ def threads(workload, num_towers):
         for count in ONE_DEVICE_THREADS]
 
 
-def hold(contenders, workload, effort, log, ours='towers'):
-    """Builds, compares and times contenders.
+def hold(contenders, workload, effort, log):
+    """Builds, compares and times contenders; the first one is the one of interest.
+
+    Of a contender that is there with several thread settings (`name@threads`) the fastest goes on,
+    as found by a probe. They are started one name after the other, so that only the fastest of
+    each holds memory.
 
     Args:
       contenders: list of `Contender`, not started.
       workload: `Workload`.
       effort: `Effort`.
       log: called with lines of text.
-      ours: label of the one whose time is divided by the others'.
 
     Returns:
       dict: `batch`, `steps` (label to steps of a turn), `seconds` (label to a list, one a round), `milliseconds`
       (label to `spread`), `cpu_milliseconds` (the same of processor time), `ratios`
-      (label to `spread` of ours over it), `failures` (label to why it is out), `build_seconds`,
-      `one_device_threads`, `probe`, `load`, `when`.
+      (label to `spread` of the first one's over it), `failures` (label to why it is out),
+      `build_seconds`, `threads` (label to the fastest setting), `probe`, `load`, `when`.
     """
-    load = os.getloadavg()[0]
+    load, ours = os.getloadavg()[0], _plain(contenders[0].label)
+    probe, chosen_threads = {}, {}
     try:
-        turns.start_all(contenders)
-        for contender in running(contenders):
-            turns.first_steps(contender, _FIRST_STEPS)
+        for group in _groups(contenders):
+            turns.start_all(group)
+            for contender in running(group):
+                turns.first_steps(contender, _FIRST_STEPS)
+            if len(group) > 1:
+                _keep_fastest(group, effort, probe, chosen_threads)
         compare(contenders, workload)
         for contender in contenders:
             log('%-18s %s' % (contender.label, contender.failure or 'built, same work'))
-        probe, chosen_threads = _keep_best_one_device(contenders, effort)
         racing = running(contenders)
         steps = turns.take_turns(racing, effort.rounds, effort.turn_seconds, log)
         racing = running(racing)
@@ -117,7 +128,7 @@ def hold(contenders, workload, effort, log, ours='towers'):
         'failures': {_plain(each.label): each.failure for each in contenders
                      if each.failure and each.failure != _SLOWER},
         'build_seconds': {_plain(each.label): each.build_seconds for each in racing},
-        'one_device_threads': chosen_threads, 'probe': probe,
+        'threads': chosen_threads, 'probe': probe,
         'load': load, 'when': time.strftime('%Y-%m-%d %H:%M:%S')}
 
 
@@ -140,8 +151,8 @@ def compare(contenders, workload):
     alive = running(contenders)
     order = ('recipe', 'slim', 'towers')
     if not workload.batch_norm:
-        order = ('one_device@0', 'one_device@1', 'one_device@2') + order
-    by_label = {contender.label: contender for contender in alive}
+        order = ('one_device',) + order
+    by_label = {_plain(contender.label): contender for contender in alive}
     reference = next((by_label[label] for label in order if label in by_label), None)
     reference = reference or (alive[0] if alive else None)
     for contender in alive:
@@ -158,19 +169,29 @@ def _record(contender):
     return {'losses': contender.losses, 'checksum': contender.checksum}
 
 
-def _keep_best_one_device(contenders, effort):
-    """Times one device's thread settings against each other and lets the best one go on."""
-    candidates = [each for each in running(contenders) if each.label.startswith('one_device@')]
-    if not candidates:
-        return {}, None
-    turns.take_turns(candidates, effort.probe_rounds, effort.turn_seconds)
-    candidates = running(candidates)
-    probe = {each.label: turns.spread(each.seconds) for each in candidates}
-    best = min(candidates, key=lambda each: probe[each.label]['median'])
-    for contender in candidates:
+def _groups(contenders):
+    """Those of one plain label together, in order."""
+    groups = collections.OrderedDict()
+    for contender in contenders:
+        groups.setdefault(_plain(contender.label), []).append(contender)
+    return list(groups.values())
+
+
+def _keep_fastest(group, effort, probe, chosen):
+    """Times thread settings of one contender against each other and lets the fastest go on.
+
+    Adds to `probe` the `spread` of each, and to `chosen` the number of threads.
+    """
+    turns.take_turns(running(group), effort.probe_rounds, effort.turn_seconds)
+    timed = {each: turns.spread(each.seconds) for each in running(group)}
+    if not timed:
+        return
+    probe.update((each.label, seconds) for each, seconds in timed.items())
+    best = min(timed, key=lambda each: timed[each]['median'])
+    for contender in timed:
         if contender is not best:
             contender.fail(_SLOWER)
-    return probe, int(best.label.split('@')[1])
+    chosen[_plain(best.label)] = int(best.label.split('@')[1])
 
 
 def _plain(label):

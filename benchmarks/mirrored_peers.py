@@ -9,7 +9,7 @@ from tensorflow.compat.v2 import Variable
 
 from benchmarks import workloads
 from benchmarks.graph_peers import plain_config
-from benchmarks.programs import GraphParts, copies_of
+from benchmarks.programs import TRACED, GraphParts, copies_of
 from benchmarks.workloads import initial_value
 
 
@@ -95,7 +95,8 @@ class FunctionProgram:
         if not hasattr(experimental, 'get_memory_info'):
             return None
         experimental.reset_memory_stats('CPU:0')
-        self.step()
+        for _ in range(TRACED):
+            self.step()
         return experimental.get_memory_info('CPU:0')['peak']
 
     def close(self):

@@ -28,6 +28,7 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 from models import registry  # noqa: E402
 import towers  # noqa: E402
 from towers.precision import converted_operations  # noqa: E402
+from towers.stateless_random import make_initial_values_stateless  # noqa: E402
 from towers.xla import clusters  # noqa: E402
 
 FLAGS = flags.FLAGS
@@ -105,6 +106,8 @@ class Arm:
             built = towers.build_towers(
                 model_fn, tuple(tf.constant(each) for each in batch),
                 tf.train.MomentumOptimizer(0.001, 0.9), FLAGS.num_towers, 'mean', **options)
+            # By name: TF's seeds count the graph's operations, which are others in each arm.
+            make_initial_values_stateless(built.variables, 1)
             config = towers.use_precision(towers.session_config(built.devices), built.precision,
                                           built.devices)
             self.session = tf.Session(graph=graph, config=config)
@@ -140,14 +143,14 @@ class Arm:
         return float(self.session.run(self._loss))
 
 
-def image_workload(network_name, image_size, batch_size):
+def image_workload(network_name, image_size, batch_size, **options):
     """(model function, batch) of a network, without dropout, so that all arms do the same."""
     network = registry.get_network(network_name)
     random = np.random.RandomState(1)
     images = random.rand(batch_size, image_size, image_size, network.default_channels)
 
     def model_fn(images, labels):
-        logits, _ = network.build(images, 10, is_training=True, weight_decay=4e-5)
+        logits, _ = network.build(images, 10, is_training=True, weight_decay=4e-5, **options)
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels,
                                                                              logits=logits))
     return model_fn, (images.astype('float32'), random.randint(0, 10, batch_size))
@@ -175,7 +178,7 @@ def lstm_workload(batch_size=64, length=20, width=128):
     return model_fn, (sequences, random.randint(0, 10, batch_size))
 
 
-WORKLOADS = {'digits': lambda: image_workload('digits', 8, 100),
+WORKLOADS = {'digits': lambda: image_workload('digits', 8, 100, dropout_keep_prob=1.),
              'resnet': lambda: image_workload('resnet_v1_50', 64, 16),
              'lstm': lstm_workload}
 

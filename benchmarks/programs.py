@@ -18,7 +18,7 @@ Fields:
   config: `ConfigProto` of the session.
 """
 
-_TRACED = 5  # steps whose peak memory is taken
+TRACED = 5  # steps whose peak memory is taken
 
 
 class GraphProgram:
@@ -28,16 +28,18 @@ class GraphProgram:
         self._parts = parts
         self._session = tf.Session(config=parts.config)
         ours = {copy.op.name for copies in parts.weights.values() for copy in copies}
-        # Slots and counters have their initializers run; weights are set, copy by copy.
-        others = [copy for variable in tf.global_variables() + tf.local_variables()
-                  for copy in copies_of(variable) if copy.op.name not in ours]
-        self._session.run([copy.initializer for copy in others] + list(parts.initializers))
         for name, copies in parts.weights.items():
             shape = copies[0].get_shape().as_list()
             with tf.device(copies[0].device):
                 given = tf.placeholder(tf.float32, shape)
             self._session.run([set_to(copy, given) for copy in copies],
                               {given: initial_value(name, shape)})
+        # Slots and counters have their initializers run; last those of towers' copies, which take
+        # what weights and slots hold.
+        for collection in (tf.global_variables(), tf.local_variables()):
+            self._session.run([copy.initializer for variable in collection
+                               for copy in copies_of(variable) if copy.op.name not in ours])
+        self._session.run(list(parts.initializers))
         fetches = [parts.loss, parts.train_op]
         self._step = self._session.make_callable(fetches)
         self._traced = self._session.make_callable(fetches, accept_options=True)
@@ -66,7 +68,7 @@ class GraphProgram:
         Of several steps: it depends on which operations happen to run at the same time. 0 where the
         allocator does not count; it does with TF_CPU_ALLOCATOR_USE_BFC=true.
         """
-        return max([memory.allocator_bytes_in_use for _ in range(_TRACED)
+        return max([memory.allocator_bytes_in_use for _ in range(TRACED)
                     for device in self.trace().step_stats.dev_stats for node in device.node_stats
                     for memory in node.memory] or [0])
 

@@ -8,8 +8,8 @@ _OTHERS = [peer for peer in contest.PEERS if peer != 'towers']
 def report(results):
     """The whole table, a string, from the results that there are."""
     lines = machine.lines(results['machine'])
-    for run in results.get('runs', [])[-1:]:
-        lines.append('last run: %(arguments)s, %(when)s, load %(load).2f' % run)
+    for run in results.get('runs', []):
+        lines.append('run: %(arguments)s, %(when)s, load %(load).2f' % run)
     for part, to_lines in (('steps', _steps), ('combinations', _variants),
                            ('placements', _variants), ('threads', _variants),
                            ('memory', _memory), ('combination', _combination),
@@ -29,8 +29,11 @@ def aim_lines(verdicts):
         if verdict.worst is None:
             lines.append('%-52s %-15s %8s  not measured' % (verdict.text, verdict.target, '-'))
             continue
-        outcome = 'met' if not verdict.missed else 'MISSED in %d of %d' % (
-            len(verdict.missed), verdict.cells)
+        outcome = ('MISSED in %d of %d' % (len(verdict.missed), verdict.cells) if verdict.missed
+                   else 'met' if verdict.cells == 1 and not verdict.absent
+                   else 'met in %d' % verdict.cells)
+        if verdict.absent:
+            outcome += ', not measured in %d' % len(verdict.absent)
         lines.append('%-52s %-15s %8.3g  %s (%s: %s)' % (
             verdict.text, verdict.target, verdict.worst, outcome,
             'worst' if verdict.cells > 1 else 'in', verdict.where))
@@ -62,7 +65,7 @@ def _steps(part, _):
 
 def _medians(part, kind, title):
     lines = ['', title, '%-16s %6s' % ('workload', 'towers')
-             + ''.join(' %17s' % peer for peer in contest.PEERS) + '  one device had']
+             + ''.join(' %17s' % peer for peer in contest.PEERS) + '  fastest with']
     for workload, cells in part.items():
         for count, cell in _by_number(cells):
             lines.append('%-16s %6s' % (workload, count) + ''.join(
@@ -72,10 +75,12 @@ def _medians(part, kind, title):
 
 
 def _threads(cell):
-    count = cell['one_device_threads']
-    if count is None:
-        return '-'
-    return 'default threads' if count == 0 else '%d intra-op thread%s' % (count, 's'[:count != 1])
+    """Which number of intra-op threads each peer was fastest with."""
+    by_count = {}
+    for peer, count in cell['threads'].items():
+        by_count.setdefault(count, []).append(peer)
+    return '; '.join('%s: %s' % ('default' if count == 0 else '%d thread%s' % (
+        count, 's'[:count != 1]), ' '.join(peers)) for count, peers in sorted(by_count.items()))
 
 
 def _median(spread):

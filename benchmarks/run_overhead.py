@@ -7,10 +7,10 @@
 The same graph trains in sessions that stay open, one without hooks and one for each kind of hook,
 some steps each in turn, so that what else the machine does meets all alike. An event (a checkpoint,
 a log line, a summary) comes every few steps, oftener than in train.py, so that there are many to
-measure. Each kind has two costs:
+measure. Steps are run as train.py runs them, by `LoopSession.run_steps`. Each kind has two costs:
 
-    a step      median over rounds of (its median step without an event - the bare median step)
-    an event    median over events of (the step with it - its round's median step without one)
+    a step      median over rounds of (its mean step without an event - the bare mean step)
+    an event    median over events of (the step with it - its round's mean step without one)
 
 and the share at train.py's own rhythm (a log line and a summary in 100 steps, a checkpoint in 500)
 is (step + event / rhythm) / bare step. The spread is that of the rounds' differences.
@@ -34,6 +34,7 @@ from models import registry  # noqa: E402
 import towers  # noqa: E402
 from towers.metrics_log import MetricsHook  # noqa: E402
 from towers.progress import ProgressHook  # noqa: E402
+from towers.step_loop import LoopSession  # noqa: E402
 from towers.summaries import SummaryHook, default_summaries  # noqa: E402
 
 FLAGS = flags.FLAGS
@@ -59,16 +60,16 @@ def main(unused_argv):
         sessions = {}
         for kind in ['bare'] + list(RHYTHM):
             directory = open_sessions.enter_context(tempfile.TemporaryDirectory())
-            sessions[kind] = open_sessions.enter_context(tf.train.MonitoredSession(
+            sessions[kind] = open_sessions.enter_context(LoopSession(
                 tf.train.ChiefSessionCreator(config=towers.session_config(built.devices)),
                 make_hooks(kind, directory, step, built, summaries)))
             sessions[kind].run_step_fn(
                 lambda step_context: step_context.session.run(batches.initializer))
-            time_steps(sessions[kind], built.train_op)  # kernels are made, graphs optimized
+            time_turn(sessions[kind], built.train_op)  # kernels are made, graphs optimized
         kinds, rounds = list(sessions), []
         for number in range(FLAGS.rounds):
             first = number % len(kinds)  # none is always the one after a certain other one
-            rounds.append({kind: time_steps(sessions[kind], built.train_op)
+            rounds.append({kind: time_turn(sessions[kind], built.train_op)
                            for kind in kinds[first:] + kinds[:first]})
     report(rounds)
 
@@ -77,19 +78,16 @@ def report(rounds):
     """Prints shares and costs.
 
     Args:
-      rounds: list of dicts from kind to the seconds of a turn's steps; the last one has the event.
+      rounds: list of dicts from kind to `(seconds a step, seconds of the step with the event)`.
     """
-    ordinary = [{kind: statistics.median(seconds[:-1]) for kind, seconds in turns.items()}
-                for turns in rounds]
-    bare = statistics.median(medians['bare'] for medians in ordinary)
+    bare = statistics.median(turns['bare'][0] for turns in rounds)
     print('%s, %d towers, batch %d: %.1f ms a step (median of %d turns of %d steps)' % (
         FLAGS.model, FLAGS.num_towers, FLAGS.batch_size, 1e3 * bare, len(rounds), FLAGS.interval))
     for kind, rhythm in RHYTHM.items():
-        extra = sorted(medians[kind] - medians['bare'] for medians in ordinary)
+        extra = sorted(turns[kind][0] - turns['bare'][0] for turns in rounds)
         quarter = len(extra) // 4
         step = statistics.median(extra)
-        event = statistics.median(turns[kind][-1] - medians[kind]
-                                  for turns, medians in zip(rounds, ordinary))
+        event = statistics.median(turns[kind][1] - turns[kind][0] for turns in rounds)
         print('  %-12s %+5.2f %% at 1 in %d steps: a step %+.2f ms (quartiles %+.2f to %+.2f), '
               'an event %.1f ms' % (kind, 100 * (step + event / rhythm) / bare, rhythm, 1e3 * step,
                                     1e3 * extra[quarter], 1e3 * extra[-1 - quarter], 1e3 * event))
@@ -128,14 +126,13 @@ def make_hooks(kind, directory, step, built, summaries):
     return []
 
 
-def time_steps(session, train_op):
-    """The seconds of each step from one event to the next; the last one has the event."""
-    seconds = []
-    for _ in range(FLAGS.interval):
-        begin = time.perf_counter()
-        session.run(train_op)
-        seconds.append(time.perf_counter() - begin)
-    return seconds
+def time_turn(session, train_op):
+    """Runs the steps from one event to the next: (mean seconds of one, seconds of the last one)."""
+    begin = time.perf_counter()
+    session.run_steps(train_op, FLAGS.interval - 1)
+    before_event = time.perf_counter()
+    session.run_steps(train_op, 1)
+    return (before_event - begin) / (FLAGS.interval - 1), time.perf_counter() - before_event
 
 
 if __name__ == '__main__':

@@ -6,9 +6,9 @@ T is `time.monotonic()` of the moment at which the process was started; `measure
 """
 
 import argparse
-import inspect
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -50,7 +50,7 @@ def main():
         (np.zeros([examples, side, side, network.default_channels], np.float32),
          np.zeros([examples], np.int64)), examples)
     built = towers.build_towers(model_fn, batch, workloads.optimizer(0.01), arguments.towers,
-                                **copies_argument(arguments.copies))
+                                copies=arguments.copies)
     moments.append(time.monotonic())
     session = tf.Session(config=towers.session_config(built.devices))
     moments.append(time.monotonic())
@@ -64,22 +64,6 @@ def main():
     print(json.dumps(result))
 
 
-def copies_argument(copies):
-    """The argument of `build_towers` that says how further towers are made.
-
-    To be `{'copies': copies}` as soon as every version that is measured has it.
-
-    Raises:
-      ValueError: this version has no such argument, and other than its one way was asked for.
-    """
-    import towers
-    if 'copies' in inspect.signature(towers.build_towers).parameters:
-        return {'copies': copies}
-    if copies == 'clone':
-        raise ValueError('this build_towers does not clone')
-    return {}
-
-
 def measure(network, num_towers, copies, root):
     """The splits of one start, a dict of seconds, or {'failure': text}."""
     command = [sys.executable, '-m', 'benchmarks.start_up', '--network=%s' % network,
@@ -91,6 +75,13 @@ def measure(network, num_towers, copies, root):
     if done.returncode:
         return {'failure': (done.stderr.strip().splitlines() or ['?'])[-1][:300]}
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def medians(starts):
+    """The median of each part over several starts, or the first failure among them."""
+    failed = [start for start in starts if 'failure' in start]
+    return failed[0] if failed else {
+        part: statistics.median(start[part] for start in starts) for part in starts[0]}
 
 
 def further_tower(starts, num_towers):

@@ -3,11 +3,13 @@
     python -m benchmarks.step_overhead [--quick]      prints JSON; started by bench.py
 
 Microseconds a step of `session.run`, of a prepared callable, of a `MonitoredSession` without hooks
-(as TF's users have it), and of the loop of train.py with its hooks. The step of the graph is one
-addition to a counter; the callable's time, which has no Python in it to speak of, is what the
-runtime takes, and the rest is Python's.
+(as TF's users have it), and of the loop of train.py with its hooks: in steps without an event, and
+with log lines, summaries and checkpoints at their rhythm. The step of the graph adds to two counters; the callable's time,
+which has no Python in it to speak of, is what the runtime takes, and the rest is Python's.
 """
 
+import collections
+import functools
 import json
 import os
 import sys
@@ -18,12 +20,18 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks import turns
 from towers.checkpoint_hook import CheckpointHook
+from towers.evaluation import EvaluationHook
 from towers.metrics_log import MetricsHook
 from towers.progress import ProgressHook
 from towers.step_loop import LoopSession
 from towers.stopping import StopOnSignalHook
+from towers.summaries import Summaries, SummaryHook
 
-_LOG_EVERY = 100  # train.py's default
+_EVERY, _SAVE_EVERY = 100, 500  # lines and summaries, and checkpoints: train.py's defaults
+
+_NEVER = 10 ** 6
+
+Graph = collections.namedtuple('Graph', 'step examples values train_op')
 
 
 def main():
@@ -34,51 +42,62 @@ def main():
     tf.enable_resource_variables()
     steps, rounds = (200, 3) if quick else (2000, 9)
     step = tf.train.get_or_create_global_step()
-    loss = tf.placeholder_with_default(1., [])
-    train_op = step.assign_add(1, read_value=False)
+    examples = tf.get_variable('examples_seen', [], tf.int64, tf.zeros_initializer(),
+                               trainable=False)
+    values = [('loss', tf.placeholder_with_default(1., [])),
+              ('learning_rate', tf.placeholder_with_default(1., []))]
+    train_op = tf.group(step.assign_add(1, read_value=False),
+                        examples.assign_add(1, read_value=False))
+    graph = Graph(step, examples, values, train_op)
     ways = {'session.run': _plain, 'callable': _callable, 'monitored': _monitored,
-            "train.py's loop": _with_hooks}
+            "train.py's loop": functools.partial(_with_hooks, every=_NEVER, save_every=_NEVER),
+            "train.py's loop, with its events": functools.partial(
+                _with_hooks, every=_EVERY, save_every=_SAVE_EVERY)}
     seconds = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
-            seconds[name].append(1e6 * way(step, loss, train_op, steps) / steps)
+            seconds[name].append(1e6 * way(graph, steps) / steps)
     print(json.dumps({name: turns.spread(values) for name, values in seconds.items()}))
 
 
-def _plain(step, loss, train_op, steps):
-    del step, loss
+def _plain(graph, steps):
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
-        return _timed(lambda: session.run(train_op), steps)
+        return _timed(lambda: session.run(graph.train_op), steps)
 
 
-def _callable(step, loss, train_op, steps):
-    del step, loss
+def _callable(graph, steps):
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
-        return _timed(session.make_callable(train_op), steps)
+        return _timed(session.make_callable(graph.train_op), steps)
 
 
-def _monitored(step, loss, train_op, steps):
-    del step, loss
+def _monitored(graph, steps):
     with tf.train.MonitoredSession() as session:
-        return _timed(lambda: session.run(train_op), steps)
+        return _timed(lambda: session.run(graph.train_op), steps)
 
 
-def _with_hooks(step, loss, train_op, steps):
-    values, last = [('loss', loss)], steps + 1000
+def _with_hooks(graph, steps, every, save_every):
+    """The hooks of a run of train.py, without its evaluations, which come when they are asked for."""
+    last, counts = _NEVER, dict(batch_size=1, examples=graph.examples)
     with tempfile.TemporaryDirectory() as directory, open(os.devnull, 'w') as nowhere:
+        listeners = [
+            ProgressHook(graph.values, graph.step, last, log_every=every, stream=nowhere,
+                         examples_per_epoch=1, fetch_every_step=True, **counts),
+            MetricsHook(graph.values, graph.step, os.path.join(directory, 'metrics.jsonl'),
+                        log_every=every, last_step=last, examples_per_epoch=1,
+                        fetch_every_step=True, **counts),
+            SummaryHook(Summaries(dict(graph.values), {}, None, ''), graph.step, directory,
+                        summary_steps=every, last_step=last, **counts)]
         signals = StopOnSignalHook()
-        hooks = [ProgressHook(values, step, last, 1, 1, _LOG_EVERY, nowhere,
-                              fetch_every_step=True),
-                 MetricsHook(values, step, os.path.join(directory, 'metrics.jsonl'), 1, 1,
-                             _LOG_EVERY, last, fetch_every_step=True),
-                 CheckpointHook(directory, step, save_steps=last), signals]
+        evaluation = EvaluationHook(None, graph.step, None, listeners, skip_end=lambda: True)
+        checkpoints = CheckpointHook(directory, graph.step, save_steps=save_every,
+                                     listeners=[hook.listener for hook in listeners])
         try:
-            with LoopSession(hooks=hooks) as session:
-                session.run_steps(train_op, 20)
+            with LoopSession(hooks=listeners + [evaluation, checkpoints, signals]) as session:
+                session.run_steps(graph.train_op, 20)
                 begin = time.perf_counter()
-                session.run_steps(train_op, steps)
+                session.run_steps(graph.train_op, steps)
                 return time.perf_counter() - begin
         finally:
             signals.restore()

@@ -132,7 +132,7 @@ class Contender:
 def start_all(contenders, at_once=None):
     """Starts contenders, as many at once as there are cores."""
     with concurrent.futures.ThreadPoolExecutor(at_once or os.cpu_count() or 1) as pool:
-        list(pool.map(Contender.start, contenders))
+        list(pool.map(lambda contender: contender.start(), contenders))
 
 
 def first_steps(contender, count):

@@ -26,9 +26,22 @@ def test_better_and_worse_by_more_than_the_spread():
 
 def test_even_within_the_spread():
     verdict = judge(runs('one', 0.80, 0.90), runs('sqrt', 0.81, 0.83))[0]
-    assert verdict.outcome == 'even' and verdict.seeds == 2
+    assert verdict.outcome == 'even' and verdict.differences == pytest.approx([0.01, -0.07])
     assert verdict.base == pytest.approx(0.85) and verdict.claim == pytest.approx(0.82)
-    assert verdict.difference == pytest.approx(-0.03) and verdict.spread == pytest.approx(0.10)
+    assert verdict.difference == pytest.approx(-0.03) and verdict.spread == pytest.approx(0.08)
+
+
+def test_seeds_are_compared_with_themselves_and_more_of_them_tell_more():
+    """Arms that differ by 0.02 in every seed, while the seeds themselves are far apart."""
+    low, high = (0.5, 0.7, 0.9), (0.521, 0.719, 0.92)
+    assert outcomes(runs('one', *low), runs('sqrt', *high))[:2] == ['better'] * 2
+    differences = (0.03, -0.01)
+    spreads = [judge(runs('one', *[0.5] * 2 * times),
+                     runs('sqrt', *[0.5 + each for each in differences * times]))[0]
+               for times in (1, 16)]
+    assert [verdict.outcome for verdict in spreads] == ['even', 'better']
+    assert spreads[0].spread == pytest.approx(0.04)
+    assert spreads[1].spread == pytest.approx(2 * 0.02 / 31 ** .5)
 
 
 def test_one_seed_knows_no_spread():
@@ -49,24 +62,29 @@ def test_sentences_when_it_held():
     lines = sentences(runs('one', 0.80, 0.82) + runs('sqrt', 0.90, 0.91))
     assert lines[0] == ('Here the claim held: 4 x 25 at 0.002 against 1 x 25 at 0.001, both after '
                         '600 examples, in 6 steps against 24.')
-    assert lines[1] == ('Test accuracy at the end: 0.9050 against 0.8100, a difference of +0.0950, '
-                        'better by more than the spread (0.0200 between seeds of one arm).')
+    assert lines[1] == ('Test accuracy at the end: 0.9050 against 0.8100, a difference of +0.0950 '
+                        '(+0.1000, +0.0900 by seed), better by more than twice its standard error, '
+                        '0.0100.')
     assert lines[2].startswith('Test loss at the end: 0.0950 against 0.1900, a difference of '
-                               '-0.0950, better by')
+                               '-0.0950 (-0.1000, -0.0900 by seed), better by')
     assert len(lines) == 4
 
 
 def test_sentences_when_it_did_not_hold():
     lines = sentences(runs('one', 0.90, 0.91) + runs('sqrt', 0.80, 0.82) + runs('same', 0.1, 0.1))
     assert lines[0].startswith('Here the claim did not hold: 4 x 25')
-    assert 'worse by more than the spread (0.0200' in lines[1]
+    assert 'worse by more than twice its standard error, 0.0100.' in lines[1]
+    assert lines[4] == ('4 x 25 at 0.002 against 4 x 25 at 0.001, no scaling: test accuracy at the '
+                        'end +0.7100 (spread 0.0200); test loss at the end -0.7100 (spread 0.0200); '
+                        'test accuracy on the way +0.2367 (spread 0.0067).')
+    assert len(lines) == 5
 
 
 def test_sentences_when_the_spread_is_larger():
     lines = sentences(runs('one', 0.80, 0.90) + runs('sqrt', 0.81, 0.83))
     assert lines[0].startswith('Here the claim held as far as 2 seeds can tell: ')
-    assert lines[1].endswith('which is within the spread (0.1000 between seeds of one arm): no '
-                             'difference can be told.')
+    assert lines[1].endswith('which is within twice its standard error, 0.0800: no difference '
+                             'can be told.')
 
 
 def test_sentences_when_the_measures_disagree():

@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks import turns
+from benchmarks import contest, turns
+from benchmarks.workloads import WORKLOADS
 
 
 class Pretender(turns.Contender):
@@ -54,6 +55,30 @@ def test_one_that_dies_is_out_and_the_others_go_on():
     turns.take_turns([stays, dies], 3, 0.1)
     assert dies.failure == 'it died'
     assert len(stays.seconds) == 3
+
+
+def test_of_each_peer_the_fastest_thread_setting_goes_on():
+    class Ready(Pretender):
+        def start(self):
+            journal.append(('start', self.label))
+
+        def ask(self, command):
+            return [{'change': 1., 'projection': 1.}]
+
+    journal = []
+    contenders = [Ready(label, seconds, journal) for label, seconds in (
+        ('towers', 0.5), ('recipe@0', 0.8), ('recipe@1', 0.7), ('slim@0', 0.25), ('slim@1', 1.))]
+    for each in contenders:
+        each._specs = [{'batch': 16}]
+    found = contest.hold(contenders, WORKLOADS['small_conv'], contest.Effort(True),
+                         lambda text: None)
+    assert found['threads'] == {'recipe': 1, 'slim': 0}
+    assert {label: ratio['median'] for label, ratio in found['ratios'].items()} == {
+        'recipe': pytest.approx(0.5 / 0.7), 'slim': 2.}
+    assert found['failures'] == {} and found['batch'] == 16
+    # The slower one of a peer has ended before the next peer is started.
+    assert journal.index(('start', 'slim@0')) > max(
+        place for place, entry in enumerate(journal) if entry[0] == 'recipe@0')
 
 
 def test_a_process_that_cannot_build_says_why():

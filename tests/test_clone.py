@@ -10,6 +10,7 @@ import sample_models as samples
 import tensorflow.compat.v1 as tf
 import tf_slim as slim
 
+from models import registry
 import towers
 from sample_models import (SAMPLES, assert_equal_runs, keras, linear, mean_squared_error, momentum,
                            run, sgd, switched)
@@ -480,23 +481,33 @@ def test_python_functions_that_are_pure_are_cloned():
     assert run(built, [tower.loss for tower in built.towers]) == [1., 5., 9.]
 
 
-# ---- a large one ---------------------------------------------------------------------------------
+# ---- the networks --------------------------------------------------------------------------------
 
+# Of the resnets and the VGGs one stands for all: the others have more of the same layers.
 @pytest.mark.slow
-def test_inception_resnet_v2():
-    from models import registry
-    network = registry.get_network('inception_resnet_v2')
+@pytest.mark.parametrize('name', [
+    'alexnet_v2', 'digits', 'inception_resnet_v2', 'inception_v1', 'inception_v2', 'inception_v3',
+    'overfeat', 'resnet_v1_50', 'resnet_v2_50', 'vgg_a'])
+def test_networks(name):
+    network = registry.get_network(name)
+    side = network.image_sizes[0]
+    if name == 'digits':
+        side = network.default_image_size
 
     def model_fn(x, y):
-        logits, _ = network.build(x, 10, is_training=True, weight_decay=4e-5,
-                                  create_aux_logits=False)
-        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y,
+        logits, end_points = network.build(x, 10, is_training=True, weight_decay=4e-5)
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y,
                                                                              logits=logits))
-    batch = np.zeros([4, 96, 96, 3], np.float32), np.zeros([4], np.int32)
+        if 'AuxLogits' in end_points:
+            loss += 0.4 * tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
+                labels=y, logits=end_points['AuxLogits']))
+        return loss
+    batch = np.zeros([4, side, side, network.default_channels], np.float32), np.zeros([4], np.int32)
     cloned, called = [build(copies, model_fn, batch, 2, sgd) for copies in ('clone', 'reuse')]
     ours, theirs = [
         {op.name: described(op) for op in graph_walk.step_operations(
             fetches_of(built.towers[1])) if op.name.startswith('tower_1/')}
         for built in (cloned, called)]
-    assert len(ours) > 7000 and sorted(ours) == sorted(theirs)
+    assert sorted(ours) == sorted(theirs)
     assert [name for name in ours if ours[name] != theirs[name]] == []
+    assert len(ours) > {'inception_resnet_v2': 7000, 'resnet_v2_50': 1500}.get(name, 100)

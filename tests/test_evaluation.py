@@ -151,6 +151,21 @@ def run(steps, start=0, **options):
     return hook, evaluation.steps, [told for told, _ in listeners[0].told], done
 
 
+def test_several_runs_a_step_are_one_step():
+    """As a GAN trains: the step is read, not counted by runs."""
+    with tf.Graph().as_default():
+        step, half = tf.train.get_or_create_global_step(), tf.Variable(0)
+        generator, discriminator = tf.assign_add(step, 1).op, tf.assign_add(half, 1).op
+        evaluation, listener = Accuracy(step), Listener()
+        hook = EvaluationHook(evaluation, step, 3, [listener])
+        with tf.train.MonitoredSession(hooks=[hook]) as session:
+            for _ in range(7):
+                session.run(discriminator)
+                session.run(generator)
+    assert evaluation.steps == [3, 6, 7]
+    assert [told for told, _ in listener.told] == [3, 6, 7]
+
+
 def test_every_so_many_steps_and_at_the_end():
     hook, evaluated, told, _ = run(7, every_steps=3)
     assert evaluated == told == [3, 6, 7]

@@ -120,6 +120,17 @@ def test_a_skipped_step_moves_no_slot(optimizer, where):
     assert all(a != b for a, b in zip(job.state()[:number], before[:number]))
 
 
+def test_an_optimizer_that_reads_the_step_does_not_keep_it_from_counting():
+    def rate():
+        return tf.train.exponential_decay(1., tf.train.get_global_step(), 1, 0.5)
+    job = Job(optimizer=tf.train.MomentumOptimizer(rate, 0.))
+    for number, x in enumerate([GOOD, [HUGE] * 4, GOOD]):
+        assert job.state()[-1] == number
+        job.step(x)
+    # Two good steps, at rates 1 and 1/4, on a gradient of 3.
+    assert job.state()[-1] == 3 and job.state()[0] == pytest.approx(-3. * 1.25)
+
+
 def test_slots_have_the_names_that_they_have_without_a_scale(graph):
     names = []
     for rule in (None, LossScale()):

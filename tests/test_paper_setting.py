@@ -1,5 +1,8 @@
 """The paper's own setting: 4 x 100 images of 224 x 224 x 3, 1001 classes, at 0.002."""
 
+import os
+import re
+
 from absl.testing import flagsaver
 import pytest
 import tensorflow.compat.v1 as tf
@@ -12,14 +15,19 @@ from test_imagenet import write_imagenet
 import towers
 import train
 
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
 
 @pytest.fixture
 def command(tmp_path):
     """README's command, with a folder of a few images instead of ImageNet."""
     write_imagenet(tmp_path)
-    return ['--dataset=imagenet', '--data_dir=%s' % tmp_path, '--image_size=224',
-            '--batch_size=100', '--learning_rate=0.001', '--batch_norm_decay=0.9997', '--seeds=1',
-            '--examples=2400000']
+    with open(os.path.join(ROOT, 'README.md')) as readme:
+        found = re.search(r"make scaling ARGS='([^']*--dataset=imagenet[^']*)'", readme.read())
+    flags = found.group(1).replace('\\\n', ' ').split()
+    assert '--data_dir=/data/imagenet' in flags
+    return [flag for flag in flags if not flag.startswith('--data_dir')] + [
+        '--data_dir=%s' % tmp_path]
 
 
 def flags_of(command, name):
@@ -32,8 +40,8 @@ def flags_of(command, name):
 def test_flags_of_both_arms(command):
     one, claim = flags_of(command, 'one'), flags_of(command, 'sqrt')
     for flags, steps, towers_and_batch in (
-            (one, 24000, ['--num_towers=1', '--batch_size=100']),
-            (claim, 6000, ['--num_towers=4', '--batch_size=400'])):
+            (one, 80, ['--num_towers=1', '--batch_size=100']),  # of few images: the least there is
+            (claim, 20, ['--num_towers=4', '--batch_size=400'])):
         assert set(towers_and_batch + [
             '--train_steps=%d' % steps, '--image_size=224', '--model=inception_resnet_v2',
             '--base_batch_size=100', '--base_learning_rate=0.001']) <= set(flags)

@@ -4,10 +4,12 @@ import json
 import os
 import signal
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 from towers.checkpoint_hook import CheckpointHook
+from towers.evaluation import Evaluation, EvaluationHook
 from towers.metrics_log import MetricsHook
 from towers.nonfinite import NonFiniteError, checked_loss
 from towers.progress import ProgressHook
@@ -22,7 +24,7 @@ class Recorder(OccasionalHook):
 
     def __init__(self, every, stop_at=None):
         self.every, self.stop_at = every, stop_at
-        self.hooked, self.passed, self.ended, self.step = [], [], 0, 0
+        self.hooked, self.passed, self.fetched, self.ended, self.step = [], [], [], 0, 0
 
     def is_due(self):
         return (self.step + 1) % self.every == 0
@@ -33,9 +35,10 @@ class Recorder(OccasionalHook):
         if self.step == self.stop_at:
             run_context.request_stop()
 
-    def step_done(self):
+    def step_done(self, fetched):
         self.step += 1
         self.passed.append(self.step)
+        self.fetched.append(fetched)
 
     def end(self, session):
         self.ended += 1
@@ -92,10 +95,12 @@ def test_what_hooks_always_fetch_is_computed_with_every_step():
         def always_fetched(self):
             return {'of': [fetched]}
 
-    with LoopSession(hooks=[Fetches(3), Recorder(3)]) as session:
+    hooks = [Recorder(3), Fetches(3), Recorder(3)]
+    with LoopSession(hooks=hooks) as session:
         session.run_steps(train_op, 8)
         assert value_of(session, step) == 8
     assert len(seen) == 8
+    assert [hook.fetched for hook in hooks] == [[None] * 6, [{'of': [7.]}] * 6, [None] * 6]
 
 
 def test_a_hook_ends_the_loop():
@@ -130,6 +135,66 @@ def test_an_error_is_the_same_as_without_the_loop(tmp_path):
     assert tf.train.latest_checkpoint(str(tmp_path)).endswith('model.ckpt-5')
 
 
+@pytest.mark.parametrize('loop', [False, True])
+def test_an_error_names_operation_and_line(loop):
+    step = tf.train.get_or_create_global_step()
+    with tf.control_dependencies([tf.Assert(step < 4, ['too far'], name='bound')]):
+        train_op = tf.assign_add(step, 1).op
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        with LoopSession(hooks=[Recorder(100)]) as session:
+            if loop:
+                session.run_steps(train_op, 9)
+            else:
+                for _ in range(9):
+                    session.run(train_op)
+    assert 'bound' in caught.value.op.name and 'too far' in str(caught.value)
+    assert 'test_step_loop.py' in str(caught.value)
+
+
+def test_the_line_of_the_step_before_one_that_fails_is_in_the_log(tmp_path):
+    step = tf.train.get_or_create_global_step()
+    loss = tf.where(tf.equal(step, 8), float('nan'), 1.)
+    with tf.control_dependencies([checked_loss(loss, 1)]):
+        train_op = tf.assign_add(step, 1).op
+    metrics = MetricsHook({'loss': loss}, step, str(tmp_path / 'metrics.jsonl'), 1, 1, 4)
+    with pytest.raises(NonFiniteError):
+        with training_session(str(tmp_path), step, [metrics]) as session:
+            session.run_steps(train_op, 20)
+    lines = (tmp_path / 'metrics.jsonl').read_text().splitlines()
+    assert [json.loads(line)['step'] for line in lines] == [4, 8]
+
+
+def test_a_lost_session_is_made_anew(tmp_path):
+    """As `MonitoredSession.run` recovers from a machine that is gone."""
+    class FailsOnce(Recorder):
+        failed = False
+
+        def step_done(self, fetched):
+            super(FailsOnce, self).step_done(fetched)
+            if self.step == 5 and not self.failed:
+                self.failed = True
+                raise tf.errors.UnavailableError(None, None, 'gone')
+
+    step, train_op = counter()
+    hook = FailsOnce(100)
+    with LoopSession(tf.train.ChiefSessionCreator(checkpoint_dir=str(tmp_path)),
+                     hooks=[hook]) as session:
+        assert session.run_steps(train_op, 9) == 9
+        # Four went well; the others in a session that began from nothing, as none was saved.
+        assert value_of(session, step) == 5
+    assert hook.failed and hook.step == 10
+
+
+def test_a_step_that_counts_several_is_saved_at_its_time(tmp_path):
+    step = tf.train.get_or_create_global_step()
+    train_op = tf.assign_add(step, 30).op
+    with LoopSession(hooks=[CheckpointHook(str(tmp_path), step, save_steps=100)]) as session:
+        session.run_steps(train_op, 11)
+    saved = {int(name.split('-')[1].split('.')[0]) for name in os.listdir(str(tmp_path))
+             if name.endswith('.index')}
+    assert saved == {0, 120, 210, 300, 330}
+
+
 def test_a_signal_ends_the_loop_after_the_step_it_comes_in(tmp_path):
     step = tf.train.get_or_create_global_step()
 
@@ -148,7 +213,7 @@ def test_a_signal_ends_the_loop_after_the_step_it_comes_in(tmp_path):
     assert tf.train.latest_checkpoint(str(tmp_path)).endswith('model.ckpt-4')
 
 
-def train(folder, loop, fetch_every_step):
+def train(folder, loop, fetch_every_step, until=23):
     """A run with the hooks of a run; what it left behind, without times."""
     with tf.Graph().as_default():
         step = tf.train.get_or_create_global_step()
@@ -157,17 +222,21 @@ def train(folder, loop, fetch_every_step):
         train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss, step)
         values = {'loss': loss}
         lines = open(str(folder) + '.txt', 'w')
+        evaluation = Evaluation(lambda x: {'loss': tf.reduce_mean(x) * w},
+                                tf.data.Dataset.from_tensor_slices(np.ones([4], 'f')).batch(2))
         hooks = [ProgressHook(values, step, 23, 10, 100, 5, lines,
                               fetch_every_step=fetch_every_step),
                  MetricsHook(values, step, str(folder / 'metrics.jsonl'), 10, 100, 4, 23,
                              fetch_every_step=fetch_every_step),
                  SummaryHook(Summaries(values, {'w': w}, None, ''), step, str(folder), 10, 6, 23)]
-        with training_session(str(folder), step, hooks, save_steps=7, keep=9,
-                              listeners=[hook.listener for hook in hooks]) as session:
+        with training_session(
+                str(folder), step, hooks + [EvaluationHook(evaluation, step, 10, hooks[1:])],
+                save_steps=7, keep=9, listeners=[hook.listener for hook in hooks]) as session:
+            steps = until - value_of(session, step)
             if loop:
-                session.run_steps(train_op, 23)
+                assert session.run_steps(train_op, steps) == steps
             else:
-                for _ in range(23):
+                for _ in range(steps):
                     session.run(train_op)
         lines.close()
     metrics = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
@@ -176,7 +245,8 @@ def train(folder, loop, fetch_every_step):
               for event in tf.train.summary_iterator(str(folder / name))
               for value in event.summary.value if value.tag in ('loss', 'w')]
     shown = [line.split()[1] for line in open(str(folder) + '.txt')]
-    return ([(line['step'], line['examples'], line['loss']) for line in metrics], events, shown,
+    return ([(line['step'], line.get('examples'), line.get('loss'), line.get('test_loss'))
+             for line in metrics], events, shown,
             sorted(name for name in os.listdir(str(folder)) if name.endswith('.index')))
 
 
@@ -186,13 +256,20 @@ def test_hooks_write_the_same_as_without_the_loop(tmp_path, fetch_every_step):
     looped = train(tmp_path / 'looped', True, fetch_every_step)
     assert looped == plain
     metrics, events, shown, saved = looped
-    assert [step for step, _, _ in metrics] == [4, 8, 12, 16, 20, 23]
+    logged, evaluated = [4, 8, 12, 16, 20, 23], [10, 20, 23]
+    assert [line[0] for line in metrics] == sorted(set(logged + evaluated))
     # w_n = 4 (1 - 0.8^n), and a step's loss is of the weights before it: 16 * 0.64^(n - 1)
-    assert [loss for _, _, loss in metrics] == pytest.approx(
-        [16 * .64 ** (step - 1) for step, _, _ in metrics], rel=1e-4)
+    assert [line[2] for line in metrics if line[0] in logged] == pytest.approx(
+        [16 * .64 ** (step - 1) for step in logged], rel=1e-4)
+    assert [line[3] for line in metrics if line[0] in evaluated] == pytest.approx(
+        [4 * (1 - .8 ** step) for step in evaluated], rel=1e-4)
+    train(tmp_path / 'resumed', True, fetch_every_step, until=13)
+    resumed = train(tmp_path / 'resumed', True, fetch_every_step)
+    assert [line for line in resumed[0] if line[0] != 13] == metrics
     assert sorted({step for step, _, _ in events}) == [6, 12, 18, 23]
     assert shown == ['1/23', '5/23', '10/23', '15/23', '20/23', '23/23']
     assert saved == sorted('model.ckpt-%d.index' % step for step in (0, 7, 14, 21, 23))
+    assert resumed[3] == sorted(saved + ['model.ckpt-13.index'])
 
 
 def test_checkpoint_hook_alone_is_due_at_its_steps_only(tmp_path):
@@ -205,10 +282,11 @@ def test_checkpoint_hook_alone_is_due_at_its_steps_only(tmp_path):
             super(Watched, self).after_run(run_context, run_values)
             self.hooked += (self._step,)
 
-    saver = Watched(str(tmp_path), step, save_steps=5, keep=None)
+    saver = Watched(str(tmp_path), step, save_steps=20, keep=None)
     with LoopSession(hooks=[saver]) as session:
-        session.run_steps(train_op, 12)
-    assert set(saver.hooked) <= {4, 5, 6, 9, 10, 11} and len(saver.hooked) <= 4
+        session.run_steps(train_op, 45)
+    # What is fetched with a step may be from before it or after it, so some more are looked at.
+    assert 2 <= len(saver.hooked) <= 8 and all(each % 20 in (18, 19, 0, 1) for each in saver.hooked)
     assert sorted(os.listdir(str(tmp_path))) == sorted(
-        ['checkpoint'] + ['model.ckpt-%d.%s' % (number, kind) for number in (0, 5, 10, 12)
+        ['checkpoint'] + ['model.ckpt-%d.%s' % (number, kind) for number in (0, 20, 40, 45)
                           for kind in ('index', 'data-00000-of-00001')])

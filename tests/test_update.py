@@ -63,6 +63,24 @@ def update(optimizer, placement, variables, global_step=None, after=()):
                         list(after))
 
 
+@pytest.mark.parametrize('num_towers', [2, 4])
+def test_nothing_stands_between_the_sum_and_the_update(resource, num_towers):
+    """No copy: what updates a variable reads the AddN itself, on the variable's device."""
+    def model_fn(x):
+        w = tf.get_variable('w', [3, 2])
+        return tf.reduce_mean(tf.square(tf.matmul(x, w)))
+    built = build_towers(model_fn, tf.ones([8, 3]), tf.train.MomentumOptimizer(0.1, 0.9),
+                         num_towers)
+    kind = 'ResourceApplyMomentum' if resource else 'ApplyMomentum'
+    applied, = [op for op in step_operations([built.train_op]) if op.type == kind]
+    gradient, = [tensor for tensor in applied.inputs if tensor.shape.as_list() == [3, 2]
+                 and tensor.dtype == tf.float32]
+    assert gradient.op.type == 'AddN' and len(gradient.op.inputs) == num_towers
+    assert gradient.op.device == applied.device == '/device:CPU:0'
+    assert {tensor.op.name.split('/')[0] for tensor in gradient.op.inputs} == {
+        'tower_%d' % index for index in range(num_towers)}
+
+
 @pytest.mark.parametrize('optimizer,slots', [
     (lambda: tf.train.GradientDescentOptimizer(1.), []),
     (lambda: tf.train.MomentumOptimizer(1., 0.9), ['a/Momentum', 'b/kernel/Momentum']),

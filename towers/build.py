@@ -132,16 +132,18 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
         graph (counting, printing, keeping tensors in lists) is done once, with the first tower's
         tensors. `'auto'` clones where that gives what calls would give; where it cannot it calls,
         and the plan says why: shards of different static sizes, tables, queues, placeholders and
-        Python functions made by the model function, random ops in functions of control flow v2.
+        Python functions made by the model function, functions with a gradient of their own.
       all_reduce: for `variable_device='replicated'`: `'copy'` (the default: each sum is made on one
         of the towers and sent to the others), `'collective'` (TF's ring) or `'nccl'` (GPUs of one
         machine); see `all_reduce`.
       precision: `'float32'`; or `'bf16'` or `'fp16'`, by TensorFlow's own graph rewrite, which is
-        tried out first (not with check_devices=False). The session's config has to ask for it too:
+        tried out first, in a session of its own (not with check_devices=False: TF keeps the GPU
+        options of a process's first session for all). The session's config has to ask for it too:
         `use_precision(config, precision, built.devices)`.
       loss_scale: `LossScale`; None: the default one with `'fp16'`, none with the others. With one,
         a step whose gradient is not finite in any tower changes no weight and no slot in any, and
         is counted in `scaled_losses.skipped_steps`; `global_step` counts it too.
+        Batch-norm statistics follow every forward pass, that of a skipped step as well.
         `check_numerics` then fails a step only for its loss, or at the least scale.
       xla: whether XLA compiles each tower's forward and backward pass, see `xla`; what comes after
         them (combination, update) is not compiled.

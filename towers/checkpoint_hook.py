@@ -76,7 +76,8 @@ class CheckpointHook(OccasionalHook):
         self._basename = basename
         self._write_meta_graph = write_meta_graph
         self._saved_step = self._saved_at = None
-        self._step = 0  # of the latest run, or the one after it
+        self._step = 0  # the step that the latest run began with, or came to, and one more
+        self._advance = 1  # steps from one run to the next
         self._surplus = []  # checkpoints of earlier runs, more than `keep`
 
     def begin(self):
@@ -114,20 +115,20 @@ class CheckpointHook(OccasionalHook):
     def after_run(self, run_context, run_values):
         """Saves when it is time."""
         # Most runs are told from the fetched value not to be the time, without another run.
-        self._step = int(run_values.results) + 1
-        if not self._is_time(self._step):
+        self._note(run_values.results)
+        if not self._is_time(self._step + self._advance - 1):
             return
-        self._step = step = int(run_context.session.run(self._global_step))
+        step = int(run_context.session.run(self._global_step))
         if self._is_time(step) and self._save(run_context.session, step):
             run_context.request_stop()
 
     def is_due(self):
         """Whether the coming step may be one to save."""
-        return self._is_time(self._step + 1)
+        return self._is_time(self._step + 2 * self._advance - 1)
 
-    def step_done(self):
-        """Counts a step that is none to save."""
-        self._step += 1
+    def step_done(self, fetched):
+        """Notes a step that is none to save."""
+        self._note(fetched)
 
     def always_fetched(self):
         """The step."""
@@ -140,6 +141,11 @@ class CheckpointHook(OccasionalHook):
             self._save(session, step)
         for listener in self._listeners:
             listener.end(session, step)
+
+    def _note(self, fetched):
+        """Takes in the step that was fetched with a run: that before the update or after it."""
+        step = int(fetched) + 1
+        self._step, self._advance = step, max(1, step - self._step)
 
     def _is_time(self, step):
         if step == self._saved_step:

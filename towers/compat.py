@@ -25,6 +25,8 @@ Names that are not public API, and why each is needed:
   what is imported, and control inputs from there.
 * `_get_function` of a graph: the device scopes in the body of a function, for the same purpose, are
   not in its definition.
+* `_do_call` of a session: what a function of `make_callable` raises names an operation by a mark in
+  its text; this is where `Session.run` turns the mark into the operation and the line that made it.
 * `_get_partitions` and `_set_save_slice_info`: see `partitioned_like`.
 * `_initializer_op` of a variable: see `initialize_with`.
 * `_lr` and `_learning_rate` of TF's optimizers: no public call tells an optimizer's rate, and the
@@ -416,6 +418,11 @@ def function_operations(graph, name):
     function = graph._get_function(name)  # pylint: disable=protected-access
     body = getattr(function, 'graph', None)
     return {} if body is None else {op.name: op for op in body.get_operations()}
+
+
+def call_in_session(session, function):
+    """Calls a function of `session.make_callable`; its errors are those of `Session.run`."""
+    return session._do_call(function)  # pylint: disable=protected-access
 
 
 # ---- Checkpoints --------------------------------------------------------------------------------

@@ -152,12 +152,13 @@ class EvaluationHook(OccasionalHook):
         self._listeners = list(listeners)
         self._stop_at = stop_at
         self._skip_end = skip_end
-        self._step = 0
+        self._step = 0  # as counted: a run a step
+        self._since = 0  # the step from which on multiples of every_steps are to be evaluated
         self._evaluated_step = None
 
     def after_create_session(self, session, coord):
         """Starts from the step that was restored, and ends there if it is one that ended it."""
-        self._step = int(session.run(self._global_step))
+        self._step = self._since = int(session.run(self._global_step))
         self._evaluated_step = None
         if self._stop_at is not None and self._step and self._step % self._every_steps == 0:
             self._evaluate(session, listeners=())  # they were told before the step was saved
@@ -170,6 +171,10 @@ class EvaluationHook(OccasionalHook):
         self._step += 1
         if not due:
             return
+        self._step = int(run_context.session.run(self._global_step))
+        if self._step // self._every_steps <= self._since // self._every_steps:
+            return  # with several runs a step, its time is yet to come
+        self._since = self._step
         self._evaluate(run_context.session, self._listeners)
         if self._is_reached():
             run_context.request_stop()
@@ -178,12 +183,13 @@ class EvaluationHook(OccasionalHook):
         """Whether the coming step is one to evaluate after."""
         return self._every_steps is not None and (self._step + 1) % self._every_steps == 0
 
-    def step_done(self):
+    def step_done(self, fetched):
         """Counts a step that is none to evaluate after."""
         self._step += 1
 
     def end(self, session):
         """Evaluates the final weights, unless that has just been done."""
+        self._step = int(session.run(self._global_step))
         if self._evaluated_step != self._step and not (self._skip_end and self._skip_end()):
             self._evaluate(session, self._listeners)
 

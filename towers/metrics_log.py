@@ -208,7 +208,6 @@ class MetricsHook(OccasionalHook):
 
     def before_run(self, run_context):
         """Fetches the values when the next step is one to write."""
-        self.log.flush()
         self._writes = self.is_due()
         return self._arguments if self._writes or self._fetches_always else None
 
@@ -233,12 +232,13 @@ class MetricsHook(OccasionalHook):
         self.log.add(clock.step, line)
 
     def is_due(self):
-        """Whether the coming step has a line."""
+        """Whether the coming step has a line; writes that of the step before, should this one fail.
+        """
+        self.log.flush()
         return self._clock.comes_to(self._log_every, self._last_step)
 
-    def step_done(self):
+    def step_done(self, fetched):
         """Counts a step without a line."""
-        self.log.flush()
         self._count()
 
     def always_fetched(self):

@@ -127,7 +127,7 @@ def _converted_in_a_product(precision, devices):
     use_precision(config, precision, devices)
     metadata = tf.RunMetadata()
     with tf.Graph().as_default(), tf.Session(config=config) as session:
-        with tf.device('/gpu:0' if is_gpu(devices[0]) else '/cpu:0'):
+        with tf.device(devices[0] if is_gpu(devices[0]) else '/cpu:0'):
             sides = [tf.placeholder(tf.float32, [64, 64]) for _ in range(2)]
             product = tf.matmul(tf.nn.relu(tf.matmul(*sides)), sides[0])
         session.run(product, {side: [[0.] * 64] * 64 for side in sides},

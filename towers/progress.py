@@ -104,7 +104,7 @@ class ProgressHook(OccasionalHook):
     def after_run(self, run_context, run_values):
         """Counts the step, and shows it where it is one to show."""
         clock = self._clock
-        self.step_done()
+        self._count()
         if not self._shows:
             return
         clock.read(run_context.session)
@@ -126,12 +126,9 @@ class ProgressHook(OccasionalHook):
             return time.perf_counter() - self._shown_at >= self._REDRAW_SECONDS
         return following % self._log_every == 0
 
-    def step_done(self):
-        """Counts a step."""
-        self._clock.count()
-        if self._first_mark is None and self._clock.mark is not None:
-            self._first_mark = self._clock.mark
-            self._marks.append(self._clock.mark)
+    def step_done(self, fetched):
+        """Counts a step that is not shown."""
+        self._count()
 
     def always_fetched(self):
         """The values, with `fetch_every_step`."""
@@ -180,6 +177,12 @@ class ProgressHook(OccasionalHook):
         if 'examples' in results:
             shown += ' on {:,d} examples'.format(int(results['examples']))
         self.write('step %d/%d  %s %s' % (step, self._train_steps, name, shown))
+
+    def _count(self):
+        self._clock.count()
+        if self._first_mark is None and self._clock.mark is not None:
+            self._first_mark = self._clock.mark
+            self._marks.append(self._clock.mark)
 
     def _draw(self, values):
         bar, use = self._bar, self._fields_of_use()

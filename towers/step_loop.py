@@ -8,6 +8,8 @@ where none has anything to do `LoopSession.run_steps` calls the step that it pre
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
+
 
 class OccasionalHook(tf.train.SessionRunHook):
     """A hook that knows whether it has something to do in the coming step.
@@ -16,11 +18,18 @@ class OccasionalHook(tf.train.SessionRunHook):
     """
 
     def is_due(self):
-        """Whether `before_run` and `after_run` have to be called for the coming step."""
+        """Whether `before_run` and `after_run` have to be called for the coming step.
+
+        Asked before every step, after everything that the step before it called for.
+        """
         return True
 
-    def step_done(self):
-        """Called in their place, after a step in which no hook was due."""
+    def step_done(self, fetched):
+        """Called in their place, after a step in which no hook was due.
+
+        Args:
+          fetched: the values of `always_fetched`; None where that is None.
+        """
 
     def always_fetched(self):
         """What `before_run` asks for in every step, due or not: a nest of tensors, or None.
@@ -36,7 +45,9 @@ class LoopSession(tf.train.MonitoredSession):
     def __init__(self, session_creator=None, hooks=None, **options):
         """As `tf.train.MonitoredSession`."""
         self._loop_hooks = list(hooks or [])
-        super(LoopSession, self).__init__(session_creator, self._loop_hooks, **options)
+        self._newest = _NewestSession()
+        super(LoopSession, self).__init__(
+            session_creator, self._loop_hooks + [self._newest], **options)
 
     def run_steps(self, train_op, steps):
         """Runs a number of training steps; fewer if a hook, or the end of the data, ends training.
@@ -46,7 +57,8 @@ class LoopSession(tf.train.MonitoredSession):
 
         Args:
           train_op: the operation of a step.
-          steps: how many, an int.
+          steps: how many, an int. Runs are counted: a session that is made anew after the loss of a
+            machine goes on counting, whatever step it was restored to.
 
         Returns:
           How many steps were run.
@@ -61,14 +73,34 @@ class LoopSession(tf.train.MonitoredSession):
                 if not can_pass or any([hook.is_due() for hook in hooks]):
                     step_context.run_with_hooks(train_op)
                 else:
-                    if alone is None:
-                        alone = step_context.session.make_callable([train_op] + [
-                            fetched for fetched in (hook.always_fetched() for hook in hooks)
-                            if fetched is not None])
-                    alone()
-                    for hook in hooks:
-                        hook.step_done()
+                    # Not step_context's: after a lost machine that is still the lost session.
+                    alone = alone or _prepared(self._newest.session, train_op, hooks)
+                    for hook, fetched in zip(hooks, alone()):
+                        hook.step_done(fetched)
                 done += 1
 
         self.run_step_fn(loop)
         return done
+
+
+class _NewestSession(tf.train.SessionRunHook):
+    """Knows the session that runs now, without hooks."""
+
+    session = None
+
+    def after_create_session(self, session, coord):
+        self.session = session
+
+
+def _prepared(session, train_op, hooks):
+    """Function that runs one step and returns what each hook always fetches, a list."""
+    wanted = [hook.always_fetched() for hook in hooks]
+    places = [place for place, fetches in enumerate(wanted) if fetches is not None]
+    step = session.make_callable([train_op] + [wanted[place] for place in places])
+
+    def run():
+        values = [None] * len(hooks)
+        for place, fetched in zip(places, compat.call_in_session(session, step)[1:]):
+            values[place] = fetched
+        return values
+    return run

@@ -66,7 +66,7 @@ class StopOnSignalHook(OccasionalHook):
         """Never: `step_done` can end the session as well."""
         return False
 
-    def step_done(self):
+    def step_done(self, fetched):
         """Asks the session to stop after a signal."""
         if self.received is not None:
             self._coordinator.request_stop()

@@ -153,7 +153,7 @@ class SummaryHook(OccasionalHook):
     def after_run(self, run_context, run_values):
         """Counts the step, and writes the summaries where it is one to write."""
         clock = self._clock
-        self.step_done()
+        self._count()
         if not self._writes:
             return
         clock.read(run_context.session)
@@ -177,11 +177,9 @@ class SummaryHook(OccasionalHook):
         """Whether the coming step is one to write."""
         return self._clock.comes_to(self._summary_steps, self._last_step)
 
-    def step_done(self):
-        """Counts a step."""
-        self._clock.count()
-        if self._mark is None:
-            self._mark = self._clock.mark
+    def step_done(self, fetched):
+        """Counts a step that is not written."""
+        self._count()
 
     def end(self, session):
         """Brings what was written to the disk."""
@@ -209,6 +207,11 @@ class SummaryHook(OccasionalHook):
         for value in summary.value:
             value.tag = without_tower(value.tag, self._summaries.tower_scope)
         return summary
+
+    def _count(self):
+        self._clock.count()
+        if self._mark is None:
+            self._mark = self._clock.mark
 
     def _before_save(self, unused_step):
         if self._writer is not None:

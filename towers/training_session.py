@@ -96,5 +96,5 @@ class _StepsDone(OccasionalHook):
     def is_due(self):
         return False
 
-    def step_done(self):
+    def step_done(self, fetched):
         self.number += 1

@@ -48,7 +48,9 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
                 applied = optimizer.apply_gradients(pairs, global_step=global_step)
             else:
                 applied = _apply_if_finite(optimizer, pairs, scaled_losses, on_skip)
-        if global_step is not None and not _writes(made.operations, global_step):
+        # Under a loss scale the optimizer was not given the step, since one that is skipped counts.
+        if global_step is not None and (scaled_losses is not None
+                                        or not _writes(made.operations, global_step)):
             with tf.control_dependencies([applied]), only_device(global_step.device or None):
                 applied = tf.group(applied, tf.assign_add(global_step, 1).op)
     if replicas is not None:

@@ -1,6 +1,7 @@
 """Whether the claim held: N x B at r sqrt(N) does as well per example as 1 x B at r."""
 
 import collections
+import statistics
 
 from benchmarks.batch_scaling.results import finished
 
@@ -11,18 +12,22 @@ MEASURES = [
     Measure('test accuracy on the way (mean of all evaluations)',
             lambda result: sum(p.accuracy for p in result.points) / len(result.points), 1, 4)]
 
-Verdict = collections.namedtuple('Verdict', 'measure outcome base claim difference spread seeds')
+OTHERS = [('same', 'no scaling'), ('linear', 'linear scaling'),
+          ('big', 'the same batch and rate without towers')]
+
+Verdict = collections.namedtuple('Verdict',
+                                 'measure outcome base claim difference differences spread')
 Verdict.__doc__ = """How the claim came out in one measure.
 
 Fields:
   measure: `Measure`.
-  outcome: 'better' or 'worse' by more than the spread over seeds; 'even', within it; with one
-    seed 'higher' or 'lower', or 'equal', since nothing is known of the spread.
+  outcome: 'better' or 'worse' by more than the spread; 'even', within it; with one seed 'higher'
+    or 'lower', or 'equal', since nothing is known of the spread.
   base, claim: mean over the seeds of both arms.
-  difference: claim - base.
-  spread: the largest difference between two seeds of one arm (of the arm where it is larger), or
-    None with one seed.
-  seeds: how many both arms have finished.
+  difference: claim - base, the mean of `differences`.
+  differences: of each seed, which both arms began with the same weights and the same order.
+  spread: twice the standard error of `difference`, or None with one seed. With two seeds that is
+    how far their differences are apart.
 """
 
 
@@ -39,9 +44,10 @@ def judge(base, claim):
         values = [[measure.value(result) for result in side] for side in zip(*pairs)]
         means = [sum(side) / len(side) for side in values]
         difference = means[1] - means[0]
+        differences = [after - before for before, after in zip(*values)]
         spread = None
         if len(pairs) > 1:
-            spread = max(max(side) - min(side) for side in values)
+            spread = 2. * statistics.stdev(differences) / len(pairs) ** 0.5
             outcome = 'even'
             if abs(difference) > spread:
                 outcome = 'better' if difference * measure.sign > 0 else 'worse'
@@ -49,8 +55,8 @@ def judge(base, claim):
             outcome = 'equal'
         else:
             outcome = 'higher' if difference > 0 else 'lower'
-        verdicts.append(Verdict(measure, outcome, means[0], means[1], difference, spread,
-                                len(pairs)))
+        verdicts.append(Verdict(measure, outcome, means[0], means[1], difference, differences,
+                                spread))
     return verdicts
 
 
@@ -67,7 +73,10 @@ def sentences(results):
             claims.setdefault(result.arm, []).append(result)
     if not base or not claims:
         return ['The claim was not tried: that takes the arms one and sqrt.']
-    return sum((_about(base, claim) for claim in claims.values()), [])
+    lines = []
+    for claim in claims.values():
+        lines += _about(base, claim) + _beside(results, claim)
+    return lines
 
 
 def _about(base, claim):
@@ -84,11 +93,12 @@ def _about(base, claim):
             _reasons(unfinished))
     else:
         head = 'Here'
-    one = verdicts[0].seeds == 1
+    seeds = len(verdicts[0].differences)
+    one = seeds == 1
     if not bad:
         head += ' the claim held'
-        if not one and all(v.outcome == 'even' for v in good):
-            head += ' as far as %d seeds can tell' % verdicts[0].seeds
+        if not one and any(v.outcome == 'even' for v in good):
+            head += ' as far as %d seeds can tell' % seeds
     elif not good:
         head += ' the claim did not hold'
     else:
@@ -101,6 +111,25 @@ def _about(base, claim):
     lines = [head] + [_in_measure(verdict) for verdict in verdicts]
     if one:
         lines.append('One seed tells nothing about chance: give --seeds=3 or more.')
+    return lines
+
+
+def _beside(results, claim):
+    """What the arms that are not the claim's say about it, a line each."""
+    lines = []
+    for kind, words in OTHERS:
+        arms = {}
+        for result in results:
+            if result.arm.kind == kind and result.arm.warmup_epochs in (
+                    0., claim[0].arm.warmup_epochs):
+                arms.setdefault(result.arm, []).append(result)
+        for arm, runs in arms.items():
+            if _pairs(runs, claim):
+                lines.append('%s against %s, %s: %s.' % (claim[0].arm.label, arm.label, words, '; '.join(
+                    '%s %+.*f%s' % (verdict.measure.name.split(' (')[0], verdict.measure.digits,
+                                    verdict.difference, '' if verdict.spread is None else
+                                    ' (spread %.*f)' % (verdict.measure.digits, verdict.spread))
+                    for verdict in judge(runs, claim))))
     return lines
 
 
@@ -118,10 +147,12 @@ def _in_measure(verdict):
         measure.digits, verdict.difference)
     if verdict.spread is None:
         return text + '.'
-    spread = '%.*f between seeds of one arm' % (measure.digits, verdict.spread)
+    text += ' (%s by seed)' % ', '.join('%+.*f' % (measure.digits, each)
+                                        for each in verdict.differences)
+    spread = 'twice its standard error, %.*f' % (measure.digits, verdict.spread)
     if verdict.outcome == 'even':
-        return text + ', which is within the spread (%s): no difference can be told.' % spread
-    return text + ', %s by more than the spread (%s).' % (verdict.outcome, spread)
+        return text + ', which is within %s: no difference can be told.' % spread
+    return text + ', %s by more than %s.' % (verdict.outcome, spread)
 
 
 def _names(verdicts):

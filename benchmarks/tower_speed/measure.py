@@ -58,7 +58,8 @@ def measure(steps, traces):
             'covered': {part: statistics.median(s.covered[part] for s in splits)
                         for part in PARTS},
             'exposed': {part: statistics.median(s.exposed[part] for s in splits)
-                        for part in PARTS}}
+                        for part in PARTS},
+            'not_overlapped': statistics.median(s.not_overlapped for s in splits)}
 
 
 def _timed(session, train_op):

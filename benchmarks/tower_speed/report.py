@@ -42,7 +42,7 @@ def table(rows):
             '%.1f' % (1e3 * statistics.median(cell['step_seconds'])),
             '%.1f' % cell['build_seconds'], '%.1f' % cell['first_step_seconds']]
             + ['%.1f' % (1e3 * cell['covered'][part]) for part in PARTS]
-            + ['%.1f' % (1e3 * sum(cell['exposed'][part] for part in PARTS if part != 'towers'))])
+            + ['%.1f' % (1e3 * cell['not_overlapped'])])
     widths = [max(len(line[column]) for line in lines if column < len(line) and (
         column != 3 or len(line) > 4)) for column in range(len(lines[0]))]
     return '\n'.join('  '.join(text.ljust(width) for text, width in zip(line, widths)).rstrip()
@@ -56,16 +56,17 @@ def write_csv(path, rows):
         writer.writerow(['fixed', 'towers', 'batch_size', 'images_per_second', 'slowest',
                          'fastest', 'build_seconds', 'first_step_seconds', 'traced_step']
                         + ['covered_' + part for part in PARTS]
-                        + ['exposed_' + part for part in PARTS] + ['failure'])
+                        + ['exposed_' + part for part in PARTS] + ['not_overlapped', 'failure'])
         for kind, cell, towers, batch_size, reason in rows:
-            values = [''] * (6 + 2 * len(PARTS))
+            values = [''] * (7 + 2 * len(PARTS))
             if cell is not None:
                 speed = figures(cell)
                 values = ['%.6g' % value for value in (
                     [speed['speed'], speed['slowest'], speed['fastest'], cell['build_seconds'],
                      cell['first_step_seconds'], cell['traced_step']]
                     + [cell['covered'][part] for part in PARTS]
-                    + [cell['exposed'][part] for part in PARTS])]
+                    + [cell['exposed'][part] for part in PARTS]
+                    + [cell['not_overlapped']])]
             writer.writerow([kind, towers, batch_size] + values + [reason])
 
 

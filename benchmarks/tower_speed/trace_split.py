@@ -9,9 +9,9 @@ of the intervals in which at least one of its operations runs.
 import collections
 import re
 
-PARTS = ('input', 'towers', 'combination', 'update', 'other')
+PARTS = ('input', 'towers', 'combination', 'regularization', 'update', 'other')
 
-Split = collections.namedtuple('Split', 'step covered exposed')
+Split = collections.namedtuple('Split', 'step covered exposed not_overlapped')
 Split.__doc__ = """Seconds of one step.
 
 Fields:
@@ -20,6 +20,7 @@ Fields:
     ran. Parts overlap: the sum may be more than `step`.
   exposed: dict likewise: the time of that in which no tower computed, which is what the part adds
     to the step.
+  not_overlapped: the time in which something else ran and no tower computed.
 """
 
 _TOWER = re.compile(r'(^|/)tower_\d+(/|$)')
@@ -39,6 +40,9 @@ def part_of(name, update_scopes):
     parts = name.split('/')
     if _TOWER.search(name):
         return 'towers'
+    if 'regularization' in parts or ('combine_gradients' in parts and any(
+            part.startswith('gradients') for part in parts)):
+        return 'regularization'  # its gradient is taken once, beside the combination
     if 'combine_gradients' in parts:
         return 'combination'
     if any(scope in parts for scope in update_scopes):
@@ -82,7 +86,7 @@ def split_trace(step_stats, update_scopes):
         exposed[part] = covered[part] if part == 'towers' else (
             _length(union(own + towers)) - _length(towers)) / 1e6
     step = (max(end for _, end in every) - min(begin for begin, _ in every)) / 1e6
-    return Split(step, covered, exposed)
+    return Split(step, covered, exposed, (_length(union(every)) - _length(towers)) / 1e6)
 
 
 def union(intervals):
