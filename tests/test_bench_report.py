@@ -122,7 +122,7 @@ def test_memory_and_start_up_and_python():
                                           'recipe': {'allocator': 100, 'resident': 10}}}}},
         start_up={'net': {'auto': {'starts': {'1': {'total': 10.}, '8': {'total': 25.}},
                                    'further': {'8': 0.1}}}},
-        overhead={'callable': spread(20.), "train.py's loop": spread(65.)})
+        overhead={'callable that fetches': spread(20.), "train.py's loop": spread(65.)})
     assert verdict(results, 'allocator').worst == pytest.approx(0.6)
     assert verdict(results, 'whole process').missed
     assert verdict(results, '8 towers over 1').worst == 2.5

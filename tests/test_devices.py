@@ -192,6 +192,17 @@ def test_where_variables_live_by_default(towers, expected):
 
 # ---- session_config -----------------------------------------------------------------------------
 
+@pytest.mark.parametrize('devices, asked, quick', [
+    (4, None, True), ('/gpu:0,/gpu:1', None, False), ('/gpu:0,/cpu:0', None, False),
+    (4, False, False), ('/gpu:0', True, True)])
+def test_quick_start(devices, asked, quick):
+    rewrites = session_config(devices, quick_start=asked).graph_options.rewrite_options
+    untouched = tf.ConfigProto().graph_options.rewrite_options
+    assert (rewrites.meta_optimizer_iterations, rewrites.memory_optimization) == (
+        (rewrites.ONE, rewrites.NO_MEM_OPT) if quick else
+        (untouched.meta_optimizer_iterations, untouched.memory_optimization))
+
+
 def test_config_of_cpu_towers(monkeypatch):
     monkeypatch.setattr(os, 'cpu_count', lambda: 9)
     config = session_config(4)

@@ -101,7 +101,7 @@ def default_variable_device(devices):
 
 
 def session_config(devices=None, allow_growth=True, intra_op_threads=None, inter_op_threads=None,
-                   soft_placement=None):
+                   soft_placement=None, quick_start=None):
     """The `ConfigProto` that a graph with towers on these devices wants.
 
     Args:
@@ -114,6 +114,10 @@ def session_config(devices=None, allow_growth=True, intra_op_threads=None, inter
       soft_placement: may TF move an op to a device that has a kernel for it? None: with GPUs
         only, where integer and string ops have no kernel. With CPUs alone a misplaced op is
         then an error instead of a silent move.
+      quick_start: optimise the graph once instead of twice, and without the memory optimizer, whose
+        time grows faster than the number of towers. None: with CPUs alone, where it halves the time
+        to the first step of 8 InceptionResNet-v2 and costs no speed and no memory; with GPUs
+        that was not measured.
 
     Returns:
       A new `tf.ConfigProto`, yours to change.
@@ -139,6 +143,12 @@ def session_config(devices=None, allow_growth=True, intra_op_threads=None, inter
         intra_op_parallelism_threads=intra_op_threads,
         inter_op_parallelism_threads=inter_op_threads or 0)
     config.gpu_options.allow_growth = allow_growth
+    if quick_start is None:
+        quick_start = not any(is_gpu(name) for name in names)
+    if quick_start:
+        rewrites = config.graph_options.rewrite_options
+        rewrites.meta_optimizer_iterations = rewrites.ONE
+        rewrites.memory_optimization = rewrites.NO_MEM_OPT
     return config
 
 
