@@ -40,11 +40,11 @@ def parse(argv):
         "rate is scaled run with each; '0,1' for without and with")
     add('--batch_norm_decay', type=float, default=0.9, help="of batch norm's moving averages at "
         "batch B; -1: the network's own, which wants 10,000s of steps for the inceptions")
-    add('--epochs', type=float, default=3., help='passes over the data, rounded to full batches of '
+    add('--epochs', type=float, default=2., help='passes over the data, rounded to full batches of '
         'N B between evaluations')
     add('--examples', type=_whole, help='examples that each arm sees, instead of --epochs; rounded '
         'likewise')
-    add('--evaluations', type=_whole, default=8, help='how often an arm is evaluated')
+    add('--evaluations', type=_whole, default=4, help='how often an arm is evaluated')
     add('--seeds', type=_whole, default=2, help='how many seeds')
     add('--arms', type=lambda text: text.split(','), help='a subset, such as one,sqrt; if not '
         'given, all of ' + ', '.join(arms.ARMS))

@@ -49,7 +49,7 @@ def judge(base, claim):
         if len(pairs) > 1:
             spread = 2. * statistics.stdev(differences) / len(pairs) ** 0.5
             outcome = 'even'
-            if abs(difference) > spread:
+            if abs(difference) > spread * (1 + 1e-6):  # equal ones are equal, however rounded
                 outcome = 'better' if difference * measure.sign > 0 else 'worse'
         elif difference == 0:
             outcome = 'equal'

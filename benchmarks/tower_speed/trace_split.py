@@ -1,7 +1,8 @@
 """Where a step's time goes, from its own trace: input, towers, combination, update.
 
 The trace is a `RunMetadata` of `RunOptions.FULL_TRACE`. Operations are told apart by the name
-scopes that `build_towers` gives them. Operations run side by side, so that their times add up to
+scopes that `build_towers` gives them: losses of the weights and their gradient, which a tower makes
+for all, are of that tower. Operations run side by side, so that their times add up to
 more than the step takes: what counts here is the time that a part covers, the length of the union
 of the intervals in which at least one of its operations runs.
 """
@@ -9,7 +10,7 @@ of the intervals in which at least one of its operations runs.
 import collections
 import re
 
-PARTS = ('input', 'towers', 'combination', 'regularization', 'update', 'other')
+PARTS = ('input', 'towers', 'combination', 'update', 'other')
 
 Split = collections.namedtuple('Split', 'step covered exposed not_overlapped')
 Split.__doc__ = """Seconds of one step.
@@ -40,9 +41,6 @@ def part_of(name, update_scopes):
     parts = name.split('/')
     if _TOWER.search(name):
         return 'towers'
-    if 'regularization' in parts or ('combine_gradients' in parts and any(
-            part.startswith('gradients') for part in parts)):
-        return 'regularization'  # its gradient is taken once, beside the combination
     if 'combine_gradients' in parts:
         return 'combination'
     if any(scope in parts for scope in update_scopes):
