@@ -116,7 +116,7 @@ def session_config(devices=None, allow_growth=True, intra_op_threads=None, inter
         then an error instead of a silent move.
       quick_start: optimise the graph once instead of twice, and without the memory optimizer, whose
         time grows faster than the number of towers. None: with CPUs alone, where it halves the time
-        to the first step of 8 InceptionResNet-v2 and costs no speed and no memory; with GPUs
+        of the first run of 8 InceptionResNet-v2 towers and costs no speed and no memory; with GPUs
         that was not measured.
 
     Returns:

@@ -254,8 +254,9 @@ def _value_or_initial_value(variable):
 
     So the copies may be initialized with the model's variables in one run, after a restore, or
     later. Only a session in which everything is initialized already must run the two initializers
-    one after the other: in one run, the copies might read what the variable held before. As `Variable.initialized_value`, which TF 2 no longer has for resource variables, in
-    fewer operations.
+    one after the other: in one run, the copies might read what the variable held before. As
+    `Variable.initialized_value`, which TF 2 no longer has for resource variables, in fewer
+    operations.
     """
     with tf.control_dependencies(None), tf.name_scope('replicas/'), only_device(variable.device):
         is_set = tf.is_variable_initialized(variable)
