@@ -204,8 +204,9 @@ def test_a_bar_counts_all_runs_on_a_terminal(train, monkeypatch):
 def test_the_whole_command_on_the_digits(tmp_path):
     """Real runs: equal weights and order on 1 and 2 towers; table, CSV; nothing run twice."""
     command = [sys.executable, '-m', 'benchmarks.batch_scaling', '--model=digits', '--seeds=1',
-               '--arms=one,sqrt,big', '--examples=600', '--evaluations=2', '--noplots',
-               '--num_towers=2', '--warmup_epochs=0,0.2', '--directory=%s/set' % tmp_path]
+               '--arms=one,sqrt,big', '--batch_size=25', '--examples=600', '--evaluations=2',
+               '--num_towers=2', '--warmup_epochs=0,0.2', '--noplots',
+               '--directory=%s/set' % tmp_path]
     environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3')
     for again in (False, True):
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE,
