@@ -1,6 +1,6 @@
 """Measures towers beside what people would pick instead: `make bench`.
 
-    python -m benchmarks.bench                                   everything: takes an hour or so
+    python -m benchmarks.bench                                   everything: takes hours
     python -m benchmarks.bench --quick                           a little of everything, minutes
     python -m benchmarks.bench --only=steps --workloads=dense --towers=2,4
     python -m benchmarks.bench report                            the table of what has been measured
