@@ -11,6 +11,7 @@ what they train: `workloads`; what is aimed at: `aims`.
 """
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -39,7 +40,8 @@ class Bench:
         """Towers against every peer."""
         for name in self._workloads or (('digits',) if self._quick else DEFAULT):
             for count in self._counts((2,) if self._quick else WORKLOADS[name].towers):
-                self._contest('steps', contest.peers, name, count)
+                self._contest('steps', functools.partial(contest.peers, probe=not self._quick),
+                              name, count)
 
     def combinations(self):
         """Ways to add up gradients, on the parameter-heavy net."""
@@ -66,11 +68,15 @@ class Bench:
                         self._results.put(['memory', name, str(count), 'peaks', label], peak)
 
     def overlap(self):
-        """Combination under the backward pass, from a trace."""
+        """Combination under the backward pass, from a trace, with a picture of it."""
         for name in self._workloads or (('digits',) if self._quick else ('dense', 'small_conv')):
             for count in self._counts((2,) if self._quick else (4,)):
                 if self._has_time('overlap', name, count):
-                    self._results.put(['overlap', name, str(count)], self._traced(name, count))
+                    traced = self._traced(name, count)
+                    self._results.put(['overlap', name, str(count)], traced)
+                    if 'timeline' in traced:
+                        self._draw('overlap-%s-%d' % (name, count), plots.draw_timeline,
+                                   'a step of %d towers, %s' % (count, name), traced['timeline'])
 
     def combination(self):
         """The combination alone, against the memory's bandwidth."""
@@ -85,13 +91,7 @@ class Bench:
         grown = self._json_of('scale', {'TF_CPU_ALLOCATOR_USE_BFC': 'true'})
         self._results.put(['scale'], grown)
         for what, costs in grown.items():
-            path = self._results.beside('scale-%s.png' % what)
-            try:
-                plots.draw_growth(what, costs, path)
-                self._log('wrote %s' % path)
-            except ImportError:
-                self._log('no picture of scale against %s: that takes matplotlib, '
-                          'pip install "towers[plots]"' % what)
+            self._draw('scale-%s' % what, plots.draw_growth, what, costs)
 
     def start_up(self):
         """To the end of step 1. Towers beyond one need the start with one, so that comes first."""
@@ -113,6 +113,14 @@ class Bench:
                 if starts:
                     self._results.put(['start_up', network, copies],
                                       {'starts': starts, 'further': further, 'every': found})
+
+    def _draw(self, name, draw, *arguments):
+        path = self._results.beside(name + '.png')
+        try:
+            draw(*(arguments + (path,)))
+            self._log('wrote %s' % path)
+        except ImportError:
+            self._log('no picture %s: that takes matplotlib, pip install "towers[plots]"' % name)
 
     def _variants(self, part, contenders, names, counts):
         for name in self._workloads or names:

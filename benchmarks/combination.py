@@ -5,9 +5,9 @@
 The time is that of the combination's own operations, from a step's trace, from the first's begin to
 the last's end; gradients are results of other operations, as they are in training, so that a sum
 may be made in the buffer of one of them. Bandwidth is measured with the same access pattern, N reads
-and one write, in turns with it: numpy adds blocks that stay in the cache, one thread a core. Once
-into an array that is there already, and once into a fresh one: the system hands out zeroed pages,
-which is traffic too.
+and one write, in turns with it: numpy adds blocks that stay in the cache, one thread a core, in
+blocks of the size that is fastest. Once into the first of the arrays, as the combination does, and
+once into a fresh one: the system hands out zeroed pages, which is traffic too.
 """
 
 import concurrent.futures
@@ -22,7 +22,10 @@ import tensorflow.compat.v1 as tf
 import towers
 from benchmarks import fits, overlap, turns
 
-_BLOCK = 1 << 15  # floats of a block: with N of them it fits a core's cache
+# Floats of a block: the small one stays in the cache nearest to a core, of the large ones a thread
+# takes fewer, and waits less often for Python's lock.
+_BLOCKS = (1 << 15, 1 << 17, 1 << 19, 1 << 22)
+_BLOCK_RUNS = 5  # to find the fastest
 
 
 def main():
@@ -100,26 +103,25 @@ def _seconds(run):
 
 
 def _memory_runs(num_arrays, floats):
-    """(into an old array, into a fresh one): functions that add up arrays in every core."""
+    """(into the first array, into a fresh one): functions that add up arrays in every core."""
     arrays = [np.ones(floats, np.float32) for _ in range(num_arrays)]
-    kept = np.zeros(floats, np.float32)
     cores = os.cpu_count() or 1
     pool = concurrent.futures.ThreadPoolExecutor(cores)
     bounds = np.linspace(0, floats, cores + 1).astype(int)
 
-    def add(out):
+    def add(out, length):
         def part(core):
-            for start in range(bounds[core], bounds[core + 1], _BLOCK):
-                block = slice(start, min(start + _BLOCK, bounds[core + 1]))
-                if num_arrays == 1:
-                    out[block] = arrays[0][block]
-                    continue
+            for start in range(bounds[core], bounds[core + 1], length):
+                block = slice(start, min(start + length, bounds[core + 1]))
                 np.add(arrays[0][block], arrays[1][block], out=out[block])
                 for array in arrays[2:]:
                     np.add(out[block], array[block], out=out[block])
         list(pool.map(part, range(cores)))
 
-    return lambda: add(kept), lambda: add(np.empty(floats, np.float32))
+    fastest = min(_BLOCKS, key=lambda length: min(
+        _seconds(lambda: add(arrays[0], length)) for _ in range(_BLOCK_RUNS)))
+    return (lambda: add(arrays[0], fastest),
+            lambda: add(np.empty(floats, np.float32), fastest))
 
 
 def sparse_growth(quick):
@@ -129,13 +131,14 @@ def sparse_growth(quick):
       dict: `rows` and `tables`, each {'sizes', 'milliseconds', 'slope'}: of touched rows a tower
       with one table, and of the table's rows with one number of touched rows.
     """
-    # Tables that no cache holds: else what would grow is the time to reach a row.
     table, touched = (10 ** 6, 10 ** 3) if quick else (4 * 10 ** 6, 10 ** 4)
     growing = [touched // 2 * 2 ** power for power in range(6)]
     tables = [table // 4, table // 2, table]
     runs = 5 if quick else 25
-    by_rows = [_sparse_milliseconds(table, rows, runs) for rows in growing]
-    by_table = [_sparse_milliseconds(size, touched, runs) for size in tables]
+    # Of every table the same rows, as many as the smallest has: else what would grow is the time
+    # that memory takes to reach a row of a larger one.
+    by_rows = [_sparse_milliseconds(table, tables[0], rows, runs) for rows in growing]
+    by_table = [_sparse_milliseconds(size, tables[0], touched, runs) for size in tables]
     large = fits.large_half(growing)
     return {'rows': {'sizes': growing, 'milliseconds': by_rows, 'slope': fits.slope(
                 [growing[index] for index in large], [by_rows[index] for index in large])},
@@ -143,8 +146,11 @@ def sparse_growth(quick):
                        'slope': fits.slope(tables, by_table)}}
 
 
-def _sparse_milliseconds(table_rows, touched, runs, num_towers=4, width=32):
-    """Median milliseconds of combining four towers' sparse gradients and applying them."""
+def _sparse_milliseconds(table_rows, reached, touched, runs, num_towers=4, width=32):
+    """Median milliseconds of combining towers' sparse gradients and applying them.
+
+    Each tower touches `touched` rows, drawn from the table's first `reached`.
+    """
     with tf.Graph().as_default():
         with tf.device('/cpu:0'):
             table = tf.get_variable('table', [table_rows, width],
@@ -154,7 +160,7 @@ def _sparse_milliseconds(table_rows, touched, runs, num_towers=4, width=32):
             with tf.device('/cpu:%d' % tower):
                 values = tf.get_variable('values%d' % tower, [touched, width])
                 indices = tf.placeholder_with_default(
-                    random.randint(table_rows, size=touched).astype(np.int64), [touched])
+                    random.randint(reached, size=touched).astype(np.int64), [touched])
                 gradients.append([(tf.IndexedSlices(
                     values.read_value(), indices, tf.constant([table_rows, width], tf.int64)),
                                    table)])

@@ -8,7 +8,8 @@ from benchmarks import same_work, turns
 from benchmarks.workloads import WORKLOADS
 
 PEERS = ('towers', 'one_device', 'recipe', 'slim', 'mirrored_graph', 'mirrored_function', 'floor')
-ONE_DEVICE_THREADS = (0, 1, 2)  # 0 is TF's default: as many as there are cores
+# 0 is TF's default: as many as there are cores.
+ONE_DEVICE_THREADS = tuple(count for count in (0, 1, 2) if count != os.cpu_count())
 PEER_THREADS = (0, 1)  # what session_config gives towers on a machine of few cores, and the default
 _FIXED_THREADS = ('towers', 'floor')
 _FIRST_STEPS = 4
@@ -21,7 +22,7 @@ class Effort:
     def __init__(self, quick):
         self.rounds = 3 if quick else 7
         self.turn_seconds = 0.2 if quick else 1.
-        self.probe_rounds = 1 if quick else 3
+        self.probe_rounds = 1 if quick else 2
 
 
 def spec(workload, num_towers, peer, **more):
@@ -31,8 +32,16 @@ def spec(workload, num_towers, peer, **more):
                  'batch': chosen.batch_size(num_towers)}, **more)
 
 
-def peers(workload, num_towers, names=PEERS):
-    """The contenders of a cell of the table of steps; peers once for each thread setting."""
+def peers(workload, num_towers, names=PEERS, probe=True):
+    """The contenders of a cell of the table of steps.
+
+    Args:
+      workload: name.
+      num_towers: N.
+      names: peers.
+      probe: whether peers are there once for each thread setting, for the fastest to go on, or with
+        TF's default alone.
+    """
     contenders = []
     for name in names:
         if name == 'floor':
@@ -41,9 +50,10 @@ def peers(workload, num_towers, names=PEERS):
         elif name in _FIXED_THREADS:
             contenders.append(turns.Contender(name, [spec(workload, num_towers, name)]))
         else:
+            settings = ONE_DEVICE_THREADS if name == 'one_device' else PEER_THREADS
             contenders += [turns.Contender('%s@%d' % (name, threads), [
                 spec(workload, num_towers, name, threads=threads)])
-                for threads in (ONE_DEVICE_THREADS if name == 'one_device' else PEER_THREADS)]
+                for threads in (settings if probe else (0,))]
     return contenders
 
 
@@ -82,8 +92,9 @@ def hold(contenders, workload, effort, log):
     """Builds, compares and times contenders; the first one is the one of interest.
 
     Of a contender that is there with several thread settings (`name@threads`) the fastest goes on,
-    as found by a probe. They are started one name after the other, so that only the fastest of
-    each holds memory.
+    as found by a probe. Those are started one name after the other, so that only the fastest of
+    each holds memory; whoever has one setting alone is started first, as many at once as there are
+    cores.
 
     Args:
       contenders: list of `Contender`, not started.
@@ -100,11 +111,13 @@ def hold(contenders, workload, effort, log):
     load, ours = os.getloadavg()[0], _plain(contenders[0].label)
     probe, chosen_threads = {}, {}
     try:
-        for group in _groups(contenders):
+        groups = _groups(contenders)
+        alone = [group[0] for group in groups if len(group) == 1]
+        for group in [alone] + [group for group in groups if len(group) > 1]:
             turns.start_all(group)
             for contender in running(group):
                 turns.first_steps(contender, _FIRST_STEPS)
-            if len(group) > 1:
+            if group is not alone:
                 _keep_fastest(group, effort, probe, chosen_threads)
         compare(contenders, workload)
         for contender in contenders:

@@ -153,9 +153,13 @@ def _overlap(part, _):
 
 
 def _overhead(part, _):
-    return ['microseconds a step of a graph with next to nothing in it'] + [
-        '  %-16s %8.1f (%.1f..%.1f)' % (way, spread['median'], spread['least'], spread['most'])
-        for way, spread in part.items()]
+    lines = ['microseconds a step of a graph with next to nothing in it, and above a callable that '
+             'fetches']
+    for way, spread in part.items():
+        lines.append('  %-32s %8.1f (%.1f..%.1f)  %+8.1f (%+.1f..%+.1f)' % (
+            (way,) + tuple(each[kind] for each in (spread, spread['above'])
+                           for kind in ('median', 'least', 'most'))))
+    return lines
 
 
 def _start_up(part, _):

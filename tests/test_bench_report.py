@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from benchmarks import aims, bench, fits, machine, overlap, scale, start_up
@@ -72,6 +73,21 @@ def test_overlap_counts_what_ran_before_the_last_gradient():
     assert found['operations'] == 3
 
 
+def test_timeline_merges_what_touches_and_tells_towers_from_what_follows():
+    times = [overlap.OperationTime(*each) for each in [
+        ('tower_1/gradients/a', 1060, 1090), ('tower_0/MatMul', 1000, 1020),
+        ('tower_10/MatMul', 1000, 1030), ('tower_0/gradients/b', 1040, 1050),
+        ('tower_0/gradients/a', 1020, 1045), ('combine_gradients/AddN', 1090, 1100),
+        ('tower_1/MatMul', 1010, 1020), ('tower_1/MatMul_1', 1030, 1060),
+        ('Momentum/update_w', 1100, 1120)]]
+    assert [(row, kind, np.round(spans, 9).tolist())
+            for row, kind, spans in overlap.timeline(times)] == [
+        ('tower 0', 'forward', [[0., 0.02]]), ('tower 0', 'backward', [[0.02, 0.05]]),
+        ('tower 1', 'forward', [[0.01, 0.02], [0.03, 0.06]]),
+        ('tower 1', 'backward', [[0.06, 0.09]]), ('tower 10', 'forward', [[0., 0.03]]),
+        ('combination', 'combination', [[0.09, 0.1]]), ('update', 'update', [[0.1, 0.12]])]
+
+
 def test_a_trace_without_combination_is_an_error():
     with pytest.raises(ValueError, match='0 operations of the combination and 1 of gradients'):
         overlap.overlapped([overlap.OperationTime('tower_0/gradients/a', 0, 1)])
@@ -122,7 +138,7 @@ def test_memory_and_start_up_and_python():
                                           'recipe': {'allocator': 100, 'resident': 10}}}}},
         start_up={'net': {'auto': {'starts': {'1': {'total': 10.}, '8': {'total': 25.}},
                                    'further': {'8': 0.1}}}},
-        overhead={'callable that fetches': spread(20.), "train.py's loop": spread(65.)})
+        overhead={"train.py's loop": dict(spread(65.), above=spread(45.))})
     assert verdict(results, 'allocator').worst == pytest.approx(0.6)
     assert verdict(results, 'whole process').missed
     assert verdict(results, '8 towers over 1').worst == 2.5
@@ -154,6 +170,8 @@ def test_report_says_ratios_failures_and_noise():
 
 def test_a_quiet_machine_is_not_warned_of():
     assert len(machine.lines(MACHINE)) == 1
+    assert 'oneDNN as TF chooses' in machine.lines(MACHINE)[0]
+    assert 'oneDNN on' in machine.lines(dict(MACHINE, onednn='1'))[0]
     described = machine.describe()
     assert described['cores'] > 0 and described['memory_gb'] > 0
 
