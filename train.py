@@ -84,7 +84,7 @@ flags.DEFINE_enum('precision', 'float32', towers.PRECISIONS, "of products and co
                   "TensorFlow's own graph rewrite: bf16 for CPUs, fp16 for GPUs, which scales the "
                   'loss')
 flags.DEFINE_boolean('xla', False, "compile each tower's forward and backward pass; takes long to "
-                     'start, and is worth it where it is measured to be')
+                     'start, and on CPUs was slower in every model measured')
 flags.DEFINE_float('loss_scale', 0, 'first factor of the loss, halved and the step skipped when a '
                    'gradient overflows; 0: 32768 with fp16, else none', lower_bound=0)
 

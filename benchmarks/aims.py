@@ -42,8 +42,8 @@ def judge(results, aims=None):
     return verdicts
 
 
-def _ratio(peer, workloads=None, towers=None, cores_only=False):
-    """Values: the median of towers' step over a peer's, cell by cell."""
+def _ratio(peer, workloads=None, towers=None, cores_only=False, of_cell=None):
+    """Values: the median of towers' step over a peer's, or `of_cell(cell, peer)`, cell by cell."""
     def values(results):
         found = {}
         for workload, cells in results.get('steps', {}).items():
@@ -53,9 +53,15 @@ def _ratio(peer, workloads=None, towers=None, cores_only=False):
                         and (not cores_only or int(count) == results['machine']['cores'])
                         and (peer != 'floor' or cell['batch'] // int(count) >= _SHARD))
                 if fits and peer in cell['ratios']:
-                    found['%s, %s towers' % (workload, count)] = cell['ratios'][peer]['median']
+                    found['%s, %s towers' % (workload, count)] = (
+                        of_cell(cell, peer) if of_cell else cell['ratios'][peer]['median'])
         return found
     return values
+
+
+def _of_processor_time(cell, peer):
+    medians = cell['cpu_milliseconds']
+    return medians['towers']['median'] / medians[peer]['median']
 
 
 def _cells(workloads, towers):
@@ -126,6 +132,9 @@ def _slopes(results):
 _MANY = (2, 4, 8)
 AIMS = (
     Aim('a step over the floor, conv nets', 1.02, True, _ratio('floor', _CONVOLUTIONAL, _MANY),
+        _cells(_CONVOLUTIONAL, _MANY)),
+    Aim("processor time over the floor's, conv nets", 1.02, True,
+        _ratio('floor', _CONVOLUTIONAL, _MANY, of_cell=_of_processor_time),
         _cells(_CONVOLUTIONAL, _MANY)),
     Aim('a step over the floor, parameter-heavy', 0.95, True, _ratio('floor', ('dense',), _MANY),
         _cells(('dense',), _MANY)),

@@ -117,8 +117,12 @@ def test_the_floor_counts_many_towers_with_shards_of_eight():
     results = results_of(steps={'resnet50': {
         '1': cell(floor=9.), '2': cell(floor=1.01), '4': cell(floor=1.03),
         '8': cell(floor=9., batch=32)}, 'lstm': {'2': cell(floor=9.)}})
-    found = verdict(results, 'conv nets')
+    results['steps']['resnet50']['4']['cpu_milliseconds'] = {'towers': spread(6.),
+                                                             'floor': spread(5.)}
+    found = verdict(results, 'a step over the floor, conv nets')
     assert (found.worst, found.where, found.cells) == (1.03, 'resnet50, 4 towers', 2)
+    found = verdict(results, "processor time over the floor's")
+    assert (found.worst, found.where, found.cells) == (1.2, 'resnet50, 4 towers', 2)
 
 
 def test_one_device_counts_where_towers_are_cores():

@@ -21,10 +21,10 @@ from towers.replicas import Replicas, check_no_copies
 from towers.shards import split_batch
 from towers.tower import TowerBuilder
 from towers.update import apply_update, checked_transform
+from towers.xla import describe as describe_xla
 
 REDUCTIONS = ('sum', 'mean')
 REGULARIZATIONS = ('auto', 'none')
-_XLA_TEXT = "each tower's forward and backward pass, but for random operations"
 UPDATE_TOWERS = ('first', 'all', 'none')
 
 
@@ -217,7 +217,7 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
                 [loss] + _updates(towers, update_ops), replicas, on_towers, scaled_losses, on_skip)
     plan = make_plan(builder, towers, shards, placement, gradients, optimizer, reduction,
                      remainder, update_ops, learning_rate, how_built)._replace(
-                         precision=precision_text, xla=_XLA_TEXT if xla else None,
+                         precision=precision_text, xla=describe_xla(names) if xla else None,
                          loss_scale=None if loss_scale is None else loss_scale.describe())
     return BuiltTowers(train_op, loss, predictions, metrics, gradients, builder.variables, slots,
                        towers, builder.regularization_loss, global_step, names, placement,
