@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -120,8 +121,11 @@ class Contender:
             line = process.stdout.readline()
             if not line:
                 log.seek(0)
+                status = process.wait()
+                if status == -signal.SIGKILL:
+                    raise ContenderError('the process was killed: no memory left, as a rule')
                 raise ContenderError('the process ended (%s): %s' % (
-                    process.wait(), log.read().strip()[-200:]))
+                    status, log.read().strip()[-200:]))
             answers.append(json.loads(line))
         errors = [answer['error'] for answer in answers if 'error' in answer]
         if errors:

@@ -88,6 +88,18 @@ def test_a_process_that_cannot_build_says_why():
     assert contender.failure == "KeyError: 'nobody'"
 
 
+def test_a_process_that_is_killed_says_so():
+    contender = turns.Contender('one_device', [dict(
+        peer='one_device', workload='tiny', num_towers=1, batch=16)])
+    contender.start()
+    try:
+        contender._processes[0].kill()
+        with pytest.raises(turns.ContenderError, match='was killed: no memory left'):
+            contender.run(1)
+    finally:
+        contender.close()
+
+
 def test_no_process_without_memory(monkeypatch):
     monkeypatch.setattr(turns, 'free_memory', lambda: 1.5e9)
     contender = turns.Contender('towers', [{}])
