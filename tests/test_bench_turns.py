@@ -81,6 +81,14 @@ def test_of_each_peer_the_fastest_thread_setting_goes_on():
         place for place, entry in enumerate(journal) if entry[0] == 'recipe@0')
 
 
+def test_without_a_probe_each_peer_is_there_once():
+    labels = [each.label for each in contest.peers('tiny', 2, probe=False)]
+    assert labels == ['towers', 'one_device@0', 'recipe@0', 'slim@0', 'mirrored_graph@0',
+                      'mirrored_function@0', 'floor']
+    labels = [each.label for each in contest.peers('tiny', 2, ('recipe', 'floor'))]
+    assert labels == ['recipe@0', 'recipe@1', 'floor']
+
+
 def test_a_process_that_cannot_build_says_why():
     contender = turns.Contender('nobody', [dict(
         peer='nobody', workload='tiny', num_towers=1, batch=16)])
