@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 
 import tensorflow.compat.v1 as tf
 
@@ -100,8 +101,11 @@ class StopOnSignalHook(OccasionalHook):
                                          daemon=True)
         self._watcher.start()
         self._former_fd = signal.set_wakeup_fd(self._pipe_end)
-        # A forked process would fill the same pipe with its signals.
-        os.register_at_fork(after_in_child=self.restore)
+        # A forked process would fill the same pipe with its signals. Python never forgets what it
+        # is to call after a fork, and drops it only when it ends, too late to close what a hook
+        # still holds (3.7 crashes there): so that call must not keep this one alive.
+        restore = weakref.WeakMethod(self.restore)
+        os.register_at_fork(after_in_child=lambda: (restore() or _nothing)())
 
     def _wait_for_signals(self, read_end):
         came = 0
@@ -122,3 +126,7 @@ class StopOnSignalHook(OccasionalHook):
             stream.flush()
         except (OSError, ValueError):
             pass  # whoever read it is gone; the run still has to end in good order
+
+
+def _nothing():
+    """What is left to do after a fork when the hook is gone."""
