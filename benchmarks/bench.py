@@ -35,13 +35,21 @@ class Bench:
         self._workloads, self._towers = workloads, towers
         self._effort = contest.Effort(quick)
         self._begin, self._seconds = time.monotonic(), 60. * minutes
+        self._known_threads = {}
 
     def steps(self):
-        """Towers against every peer."""
+        """Towers against every peer.
+
+        The peers of a deep network are slow to start. Their thread settings are found with as many
+        towers as there are cores, or the next number, and hold for more towers.
+        """
         for name in self._workloads or (('digits',) if self._quick else DEFAULT):
             for count in self._counts((2,) if self._quick else WORKLOADS[name].towers):
-                self._contest('steps', functools.partial(contest.peers, probe=not self._quick),
-                              name, count)
+                found = self._contest('steps', functools.partial(
+                    contest.peers, probe=not self._quick, known=self._known_threads.get(name)),
+                    name, count)
+                if found and WORKLOADS[name].deep and count >= (os.cpu_count() or 1):
+                    self._known_threads.setdefault(name, found['threads'])
 
     def combinations(self):
         """Ways to add up gradients, on the parameter-heavy net."""
@@ -128,9 +136,12 @@ class Bench:
                 self._contest(part, contenders, name, count)
 
     def _contest(self, part, contenders, name, count):
-        if self._has_time(part, name, count):
-            self._results.put([part, name, str(count)], contest.hold(
-                contenders(name, count), WORKLOADS[name], self._effort, self._log))
+        """What `contest.hold` found, or None when the time was over."""
+        if not self._has_time(part, name, count):
+            return None
+        found = contest.hold(contenders(name, count), WORKLOADS[name], self._effort, self._log)
+        self._results.put([part, name, str(count)], found)
+        return found
 
     def _traced(self, name, count):
         contender = turns.Contender('towers', [contest.spec(name, count, 'towers')])

@@ -32,7 +32,7 @@ def spec(workload, num_towers, peer, **more):
                  'batch': chosen.batch_size(num_towers)}, **more)
 
 
-def peers(workload, num_towers, names=PEERS, probe=True):
+def peers(workload, num_towers, names=PEERS, probe=True, known=None):
     """The contenders of a cell of the table of steps.
 
     Args:
@@ -41,7 +41,10 @@ def peers(workload, num_towers, names=PEERS, probe=True):
       names: peers.
       probe: whether peers are there once for each thread setting, for the fastest to go on, or with
         TF's default alone.
+      known: dict from a peer to its fastest thread setting, found already: it is there with that
+        one alone.
     """
+    known = known or {}
     contenders = []
     for name in names:
         if name == 'floor':
@@ -51,9 +54,12 @@ def peers(workload, num_towers, names=PEERS, probe=True):
             contenders.append(turns.Contender(name, [spec(workload, num_towers, name)]))
         else:
             settings = ONE_DEVICE_THREADS if name == 'one_device' else PEER_THREADS
+            if name in known:
+                settings = (known[name],)
+            elif not probe:
+                settings = (0,)
             contenders += [turns.Contender('%s@%d' % (name, threads), [
-                spec(workload, num_towers, name, threads=threads)])
-                for threads in (settings if probe else (0,))]
+                spec(workload, num_towers, name, threads=threads)]) for threads in settings]
     return contenders
 
 
@@ -103,8 +109,8 @@ def hold(contenders, workload, effort, log):
       log: called with lines of text.
 
     Returns:
-      dict: `batch`, `steps` (label to steps of a turn), `seconds` (label to a list, one a round), `milliseconds`
-      (label to `spread`), `cpu_milliseconds` (the same of processor time), `ratios`
+      dict: `batch`, `steps` (label to steps of a turn), `seconds` (label to a list, one a round),
+      `milliseconds` (label to `spread`), `cpu_milliseconds` (the same of processor time), `ratios`
       (label to `spread` of the first one's over it), `failures` (label to why it is out),
       `build_seconds`, `threads` (label to the fastest setting), `probe`, `load`, `when`.
     """
@@ -119,6 +125,9 @@ def hold(contenders, workload, effort, log):
                 turns.first_steps(contender, _FIRST_STEPS)
             if group is not alone:
                 _keep_fastest(group, effort, probe, chosen_threads)
+        for label in [group[0].label for group in groups if len(group) == 1]:
+            if '@' in label:
+                chosen_threads[_plain(label)] = int(label.split('@')[1])
         compare(contenders, workload)
         for contender in contenders:
             log('%-18s %s' % (contender.label, contender.failure or 'built, same work'))
@@ -168,12 +177,14 @@ def compare(contenders, workload):
     by_label = {_plain(contender.label): contender for contender in alive}
     reference = next((by_label[label] for label in order if label in by_label), None)
     reference = reference or (alive[0] if alive else None)
+    near, along = ((same_work.DEEP_LOSS_TOLERANCE, same_work.DEEP_DIRECTION_TOLERANCE)
+                   if workload.deep else (same_work.LOSS_TOLERANCE, same_work.CHANGE_TOLERANCE))
     for contender in alive:
         other_statistics = workload.batch_norm and is_whole(contender.label)
         found = same_work.difference(
             _record(reference), _record(contender),
             first_loss_only=contender.label == 'floor' or other_statistics,
-            tolerance=_OF_WHOLE_BATCH if other_statistics else same_work.LOSS_TOLERANCE)
+            tolerance=_OF_WHOLE_BATCH if other_statistics else near, direction_tolerance=along)
         if found:
             contender.fail('DIFFERS from %s: %s' % (reference.label, found))
 

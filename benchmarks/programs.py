@@ -19,6 +19,7 @@ Fields:
 """
 
 TRACED = 5  # steps whose peak memory is taken
+_HANDFUL = 5e7  # bytes
 
 
 class GraphProgram:
@@ -28,12 +29,16 @@ class GraphProgram:
         self._parts = parts
         self._session = tf.Session(config=parts.config)
         ours = {copy.op.name for copies in parts.weights.values() for copy in copies}
+        setters = {}
         for name, copies in parts.weights.items():
-            shape = copies[0].get_shape().as_list()
             with tf.device(copies[0].device):
-                given = tf.placeholder(tf.float32, shape)
-            self._session.run([set_to(copy, given) for copy in copies],
-                              {given: initial_value(name, shape)})
+                given = tf.placeholder(tf.float32, copies[0].get_shape())
+            setters[name] = given, [set_to(copy, given) for copy in copies]
+        for names in self._handfuls():
+            self._session.run(
+                [setters[name][1] for name in names],
+                {setters[name][0]: initial_value(name, setters[name][0].get_shape().as_list())
+                 for name in names})
         # Slots and counters have their initializers run; last those of towers' copies, which take
         # what weights and slots hold.
         for collection in (tf.global_variables(), tf.local_variables()):
@@ -51,9 +56,24 @@ class GraphProgram:
     def trainable_weights(self):
         """Yields (name, array) of the first copy of each trainable weight."""
         trainable = {copies_of(variable)[0].op.name for variable in tf.trainable_variables()}
+        for names in self._handfuls():
+            firsts = {name: self._parts.weights[name][0] for name in names
+                      if self._parts.weights[name][0].op.name in trainable}
+            for name, value in self._session.run(firsts).items():
+                yield name, value
+
+    def _handfuls(self):
+        """Lists of names of weights: all at once would hold much memory, and a run for each would
+        have the whole graph optimized for each."""
+        names, size = [], 0
         for name, copies in self._parts.weights.items():
-            if copies[0].op.name in trainable:
-                yield name, self._session.run(copies[0])
+            size += 4 * copies[0].get_shape().num_elements()
+            names.append(name)
+            if size > _HANDFUL:
+                yield names
+                names, size = [], 0
+        if names:
+            yield names
 
     def trace(self):
         """`RunMetadata` of one step under FULL_TRACE."""

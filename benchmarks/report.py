@@ -65,7 +65,7 @@ def _steps(part, _):
 
 def _medians(part, kind, title):
     lines = ['', title, '%-16s %6s' % ('workload', 'towers')
-             + ''.join(' %17s' % peer for peer in contest.PEERS) + '  fastest with']
+             + ''.join(' %17s' % peer for peer in contest.PEERS) + '  threads']
     for workload, cells in part.items():
         for count, cell in _by_number(cells):
             lines.append('%-16s %6s' % (workload, count) + ''.join(
@@ -75,7 +75,7 @@ def _medians(part, kind, title):
 
 
 def _threads(cell):
-    """Which number of intra-op threads each peer was fastest with."""
+    """Each peer's number of intra-op threads, the fastest of those tried."""
     by_count = {}
     for peer, count in cell['threads'].items():
         by_count.setdefault(count, []).append(peer)

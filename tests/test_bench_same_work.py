@@ -66,6 +66,17 @@ def test_batch_norm_lets_one_device_differ_a_little_and_no_more():
     assert 'DIFFERS' in far.failure
 
 
+@pytest.mark.parametrize('other, out', [
+    (changed(losses=[2., 1.905, 1.8]), False), (changed(losses=[2., 1.92, 1.8]), True),
+    (changed(checksum={'change': 3., 'projection': -0.3}), False),
+    (changed(checksum={'change': 3., 'projection': 0.}), True),
+    (changed(checksum={'change': 3.1, 'projection': -1.}), True)])
+def test_deep_networks_multiply_rounding_but_not_the_length_of_a_change(other, out):
+    peer = contender('slim', other)
+    contest.compare([contender('recipe', RIGHT), peer], WORKLOADS['resnet50'])
+    assert bool(peer.failure) == out
+
+
 def program_of(peer, workload=WORKLOADS['tiny'], num_towers=2, **options):
     tf.get_variable_scope().set_use_resource(True)
     parts = graph_peers.BUILDERS[peer](workload, workload.arrays(16), num_towers, **options)

@@ -67,14 +67,14 @@ def test_of_each_peer_the_fastest_thread_setting_goes_on():
 
     journal = []
     contenders = [Ready(label, seconds, journal) for label, seconds in (
-        ('towers', 0.5), ('recipe@0', 0.8), ('recipe@1', 0.7), ('slim@0', 0.25), ('slim@1', 1.))]
+        ('towers', 0.5), ('one_device@2', 1.), ('recipe@0', 0.8), ('recipe@1', 0.7), ('slim@0', 0.25), ('slim@1', 1.))]
     for each in contenders:
         each._specs = [{'batch': 16}]
     found = contest.hold(contenders, WORKLOADS['small_conv'], contest.Effort(True),
                          lambda text: None)
-    assert found['threads'] == {'recipe': 1, 'slim': 0}
+    assert found['threads'] == {'one_device': 2, 'recipe': 1, 'slim': 0}
     assert {label: ratio['median'] for label, ratio in found['ratios'].items()} == {
-        'recipe': pytest.approx(0.5 / 0.7), 'slim': 2.}
+        'one_device': 0.5, 'recipe': pytest.approx(0.5 / 0.7), 'slim': 2.}
     assert found['failures'] == {} and found['batch'] == 16
     # The slower one of a peer has ended before the next peer is started.
     assert journal.index(('start', 'slim@0')) > max(
@@ -87,6 +87,15 @@ def test_without_a_probe_each_peer_is_there_once():
                       'mirrored_function@0', 'floor']
     labels = [each.label for each in contest.peers('tiny', 2, ('recipe', 'floor'))]
     assert labels == ['recipe@0', 'recipe@1', 'floor']
+
+
+def test_a_known_thread_setting_is_not_looked_for_again():
+    known = {'one_device': 1, 'recipe': 0}
+    labels = [each.label for each in contest.peers('tiny', 2, ('towers', 'one_device', 'recipe'),
+                                                   known=known)]
+    assert labels == ['towers', 'one_device@1', 'recipe@0']
+    labels = [each.label for each in contest.peers('tiny', 2, ('recipe', 'slim'), known=known)]
+    assert labels == ['recipe@0', 'slim@0', 'slim@1']
 
 
 def test_a_process_that_cannot_build_says_why():
