@@ -41,13 +41,14 @@ class Bench:
         """Towers against every peer.
 
         The peers of a deep network are slow to start. Their thread settings are found with as many
-        towers as there are cores, or the next number, and hold for more towers.
+        towers as there are cores, or the next number, and are taken for more towers.
         """
         for name in self._workloads or (('digits',) if self._quick else DEFAULT):
             for count in self._counts((2,) if self._quick else WORKLOADS[name].towers):
-                found = self._contest('steps', functools.partial(
-                    contest.peers, probe=not self._quick, known=self._known_threads.get(name)),
-                    name, count)
+                contenders = [functools.partial(
+                    contest.peers, names=names, probe=not self._quick,
+                    known=self._known_threads.get(name)) for names in contest.heats(name, count)]
+                found = self._contest('steps', contenders, name, count)
                 if found and WORKLOADS[name].deep and count >= (os.cpu_count() or 1):
                     self._known_threads.setdefault(name, found['threads'])
 
@@ -133,13 +134,22 @@ class Bench:
     def _variants(self, part, contenders, names, counts):
         for name in self._workloads or names:
             for count in self._counts(counts):
-                self._contest(part, contenders, name, count)
+                self._contest(part, [contenders], name, count)
 
     def _contest(self, part, contenders, name, count):
-        """What `contest.hold` found, or None when the time was over."""
+        """What was found, or None when the time was over.
+
+        Args:
+          part: its name in the results.
+          contenders: one function a heat, from workload and number of towers to contenders.
+          name: of the workload.
+          count: number of towers.
+        """
         if not self._has_time(part, name, count):
             return None
-        found = contest.hold(contenders(name, count), WORKLOADS[name], self._effort, self._log)
+        found = contest.joined([
+            contest.hold(heat(name, count), WORKLOADS[name], self._effort, self._log)
+            for heat in contenders])
         self._results.put([part, name, str(count)], found)
         return found
 

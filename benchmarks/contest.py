@@ -154,6 +154,26 @@ def hold(contenders, workload, effort, log):
         'load': load, 'when': time.strftime('%Y-%m-%d %H:%M:%S')}
 
 
+def heats(workload, num_towers):
+    """Lists of peers that are in memory together; towers are in each.
+
+    Those of a deep network take some gigabytes each, and its floor is a process a tower.
+    """
+    if WORKLOADS[workload].deep and num_towers > 1:
+        return [tuple(name for name in PEERS if name != 'floor'), ('towers', 'floor')]
+    return [PEERS]
+
+
+def joined(heats_held):
+    """One result of those of several heats; towers' own times are the first one's, and ratios are
+    those of the heat in which the other was."""
+    whole = dict(heats_held[-1])
+    for held in reversed(heats_held[:-1]):
+        whole.update({key: dict(whole[key], **value) if isinstance(value, dict) else value
+                      for key, value in held.items()})
+    return whole
+
+
 _SLOWER = 'slower than another thread setting'
 
 

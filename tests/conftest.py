@@ -1,4 +1,5 @@
-"""What every test gets: a graph of its own, the repository on the path, `--skip-slow`."""
+"""What every test gets: a graph of its own, the repository on the path, `--skip-slow`; and runs of
+train.py, for those that ask for them."""
 
 import os
 import sys
@@ -10,6 +11,8 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import pytest  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
+
+import train_runs  # noqa: E402
 
 
 def pytest_addoption(parser):
@@ -34,3 +37,20 @@ def graph():
     """A fresh default graph, in graph mode under TF 2 too; a test may take it by this name."""
     with tf.Graph().as_default() as fresh:
         yield fresh
+
+
+@pytest.fixture(scope='session')
+def runner(tmp_path_factory):
+    """What starts runs of train.py; see `train_runs.Runner`."""
+    runner = train_runs.Runner(tmp_path_factory.mktemp('runner') / 'stderr')
+    yield runner
+    runner.process.stdin.close()
+    runner.process.wait()
+
+
+@pytest.fixture(scope='session')
+def reference(runner, tmp_path_factory):
+    """The run with `train_runs.FLAGS`, never interrupted. Tests leave its folder as it is."""
+    folder = tmp_path_factory.mktemp('reference') / 'run'
+    return runner.run(folder, train_runs.FLAGS + ['--save_steps=3',
+                                                  '--export_dir=%s/export' % folder])

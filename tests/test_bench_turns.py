@@ -98,6 +98,23 @@ def test_a_known_thread_setting_is_not_looked_for_again():
     assert labels == ['recipe@0', 'slim@0', 'slim@1']
 
 
+def test_the_floor_of_a_deep_network_has_a_heat_of_its_own():
+    assert contest.heats('dense', 8) == contest.heats('resnet50', 1) == [contest.PEERS]
+    assert contest.heats('resnet50', 2) == [contest.PEERS[:-1], ('towers', 'floor')]
+    assert contest.PEERS[-1] == 'floor'
+
+
+def test_heats_are_joined_and_ratios_stay_those_of_their_heat():
+    first = {'batch': 64, 'seconds': {'towers': [2.], 'recipe': [4.]}, 'ratios': {'recipe': 0.5},
+             'failures': {'slim': 'died'}}
+    second = {'batch': 64, 'seconds': {'towers': [3.], 'floor': [4.]}, 'ratios': {'floor': 0.75},
+              'failures': {}}
+    assert contest.joined([first]) == first
+    assert contest.joined([first, second]) == {
+        'batch': 64, 'seconds': {'towers': [2.], 'recipe': [4.], 'floor': [4.]},
+        'ratios': {'recipe': 0.5, 'floor': 0.75}, 'failures': {'slim': 'died'}}
+
+
 def test_a_process_that_cannot_build_says_why():
     contender = turns.Contender('nobody', [dict(
         peer='nobody', workload='tiny', num_towers=1, batch=16)])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+import towers
 from towers import compat
 from towers import errors
 from towers.keras_calls import record_keras_calls
@@ -310,6 +311,24 @@ def test_dropout_has_a_new_mask_each_step(keras_3):
         session.run(update)
         then = session.run(outputs)
     assert (first == again).all() and (first != then).any()
+
+
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_each_tower_has_a_dropout_mask_of_its_own(keras, copies):
+    dense, dropout = keras.layers.Dense(1), keras.layers.Dropout(0.5)
+
+    def model_fn(x):
+        dropped = dropout(x, training=True)
+        return {'loss': tf.reduce_mean(dense(dropped)), 'predictions': dropped}
+
+    built = towers.build_towers(model_fn, tf.ones([4, 64]),
+                                tf.train.GradientDescentOptimizer(0.1), 2, copies=copies)
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(3):
+            _, (first, second) = session.run(
+                [built.train_op, [tower.predictions for tower in built.towers]])
+            assert (first != second).any() and 20 < np.count_nonzero(first) < 108
 
 
 def test_values_assigned_while_building_are_no_updates(keras_3):

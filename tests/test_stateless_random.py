@@ -238,6 +238,56 @@ def test_initial_weights_are_as_without():
     assert 1 <= weights.min() and len(set(weights)) == 8
 
 
+def counted_draws(num_towers, stateless=False, copies='auto', own=False):
+    """What each tower draws in 4 steps by a seed that each call counts up, as Keras 3 does; or by
+    the model's own seed."""
+    with tf.Graph().as_default():
+        tf.set_random_seed(5)
+        tf.train.get_or_create_global_step()
+
+        def model_fn(x):
+            weights = tf.get_variable('weights', [6], initializer=tf.ones_initializer())
+            state = tf.get_variable('state', [2], tf.int32, tf.ones_initializer(),
+                                    trainable=False, use_resource=True)
+            seed = tf.constant([4, 4]) if own else tf.identity(state)
+            drawn = tf.random.stateless_uniform([6], seed)
+            with tf.control_dependencies([drawn]):
+                counted = state.assign_add([0, 1], read_value=False)
+            return {'loss': tf.reduce_sum(drawn * weights) * tf.reduce_mean(x),
+                    'predictions': drawn[tf.newaxis], 'updates': [counted]}
+
+        built = towers.build_towers(
+            model_fn, tf.ones([num_towers]), tf.train.GradientDescentOptimizer(0.1), num_towers,
+            global_step=tf.train.get_global_step(), stateless_random=stateless, copies=copies)
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            session.run(tf.global_variables_initializer())
+            return np.array([session.run([built.train_op, [
+                tower.predictions for tower in built.towers]])[1] for _ in range(4)])[:, :, 0]
+
+
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+@pytest.mark.parametrize('stateless', [False, True])
+def test_towers_that_share_a_counted_seed_draw_numbers_of_their_own(stateless, copies):
+    drawn = counted_draws(3, stateless, copies)
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert not (drawn[:, one] == drawn[:, other]).any()
+    if stateless:  # by name and step alone, however the tower was made, and in every run
+        np.testing.assert_array_equal(drawn, counted_draws(3, stateless, 'reuse'))
+    else:  # tower 0 draws what one tower draws, and what the model does by itself
+        alone = counted_draws(1)
+        np.testing.assert_array_equal(drawn[:, 0], alone[:, 0])
+        with tf.Session() as session:
+            np.testing.assert_array_equal(alone[:, 0], session.run(
+                [tf.random.stateless_uniform([6], [1, 1 + step]) for step in range(4)]))
+
+
+def test_a_seed_of_the_models_own_stays(graph):
+    drawn = counted_draws(2, own=True)
+    with tf.Session() as session:
+        expected = session.run(tf.random.stateless_uniform([6], [4, 4]))
+    np.testing.assert_array_equal(drawn, np.broadcast_to(expected, (4, 2, 6)))
+
+
 def test_no_global_step_to_draw_by(graph):
     with pytest.raises(towers.InvalidArgumentError) as caught:
         towers.build_towers(dropout_model, np.ones([8, 8], np.float32),

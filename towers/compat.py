@@ -389,6 +389,11 @@ def replace_tensor(old, new):
                 reader._update_input(position, new)  # pylint: disable=protected-access
 
 
+def replace_input(op, position, new):
+    """Makes one operation read the tensor `new` as its input at that position."""
+    op._update_input(position, new)  # pylint: disable=protected-access
+
+
 def device_scopes(op):
     """The arguments of the `tf.device` scopes that an operation was made in, innermost first.
 

@@ -56,6 +56,62 @@ def make_stateless(operations, fetches, step, graph_seed, keys=None):
     return replaced, kept
 
 
+def give_own_seeds(operations, index, graph_seed, step=None, keys=None):
+    """Gives a tower numbers of its own where all towers would draw the same ones.
+
+    Keras 3 draws with stateless ops whose seed is a variable that each call counts up. Towers share
+    that variable, and only the first one's count is kept: without this all of them have one dropout
+    mask, or, when another one reads after it was counted up, its next mask early. In the tower
+
+        seed = [key, step]                with a step, as for the twins of `make_stateless`
+        seed = state XOR [key, 0]         without; key = 0 in tower 0, which draws what Keras does
+
+    A seed that no variable counts up is the model's own, the same in each tower, and stays.
+
+    Args:
+      operations: the operations of one tower's forward pass.
+      index: the tower's number.
+      graph_seed: int or None.
+      step: scalar integer tensor, or None.
+      keys: as for `make_stateless`.
+
+    Returns:
+      The number of ops that got a seed.
+    """
+    counted_up = {op.inputs[0].op.name for op in operations if op.type in _COUNTS}
+    given = 0
+    for op in operations if counted_up else ():
+        position = _position_of_seed(op)
+        if position is None or compat.in_control_flow(op):
+            continue
+        seed = op.inputs[position]
+        if counted_up.isdisjoint(graph_walk.ancestors([seed])):
+            continue
+        with tf.name_scope(op.name + '_tower/'), tf.device(device_like(op)), \
+                tf.control_dependencies(None):
+            key = tf.constant(key_of(op.name, graph_seed) if index or step is not None else 0,
+                              tf.int64)
+            second = tf.zeros_like(key) if step is None else tf.cast(step, tf.int64)
+            own = tf.cast(tf.stack([key, second]), seed.dtype)
+            compat.replace_input(op, position,
+                                 tf.bitwise.bitwise_xor(seed, own) if step is None else own)
+        if keys is not None:
+            keys[key.op.name] = op.name
+        given += 1
+    return given
+
+
+def _position_of_seed(op):
+    """Which input of a stateless random op is its seed, or None."""
+    if not op.type.startswith('Stateless'):
+        return None
+    names = [argument.name for argument in op.op_def.input_arg]
+    return names.index('seed') if 'seed' in names else None
+
+
+_COUNTS = frozenset(['AssignVariableOp', 'AssignAddVariableOp', 'Assign', 'AssignAdd'])
+
+
 def make_initial_values_stateless(variables, graph_seed):
     """Makes initial values depend on the graph-level seed and the names of their ops alone.
 

@@ -13,7 +13,7 @@ from towers.outputs import call_model_fn, to_model_output
 from towers.placement import only_device
 from towers.regularization import (depends_on_a_batch, losses_of_variables, registered_losses,
                                    split_loss)
-from towers.stateless_random import make_stateless
+from towers.stateless_random import give_own_seeds, make_stateless
 from towers.tower_collections import TowerCollections
 from towers.tower_device import TowerDevice
 from towers.variables import SharedVariables, variables_read
@@ -159,6 +159,9 @@ class TowerBuilder:
             self.random_ops = make_stateless(
                 made.operations, _fetches(output) + updates, self._random_step, self._graph.seed,
                 self.random_keys)
+        if self._random_step is not None or len(shards.inputs) > 1:
+            give_own_seeds(made.operations, index, self._graph.seed, self._random_step,
+                           self.random_keys)
         data_loss = None
         if output.loss is not None:
             with tf.name_scope(root), only_device(TowerDevice(device)):
