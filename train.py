@@ -149,12 +149,13 @@ def main(unused_argv):
     network = registry.get_network(FLAGS.model)
     dataset = datasets.get_dataset(FLAGS.dataset, FLAGS.data_dir or None)
     variable_device = FLAGS.variable_device or None
+    position = find_position() if FLAGS.mode == 'train' else START
     if variable_device == 'auto':
-        variable_device = choose_variable_device(network, dataset)
+        variable_device = choose_variable_device(network, dataset, position)
     with tf.Graph().as_default():
         tf.set_random_seed(FLAGS.seed)
         if FLAGS.mode == 'train':
-            job = build_job(network, dataset, variable_device,
+            job = build_job(network, dataset, variable_device, position,
                             with_evaluation=not FLAGS.plan_only)
             show(job.built)
             stopped_by = None if FLAGS.plan_only else train(job)
@@ -179,11 +180,30 @@ Job = collections.namedtuple('Job', 'built train_op evaluation iterator global_s
                              'train_steps learning_rate examples_per_epoch checksum')
 
 
-def choose_variable_device(network, dataset):
+# Where in the stream of examples a run is.
+Position = collections.namedtuple('Position', 'step examples')
+START = Position(0, 0)
+
+
+def find_position():
+    """The `Position` of the run in --train_dir, from its newest checkpoint."""
+    if not os.path.isdir(train_dir()):
+        return START
+    with towers.hold_directory(train_dir()):
+        newest = towers.newest_checkpoint(train_dir(), FLAGS.recover)
+    if newest is None:
+        return START
+    reader = tf.train.NewCheckpointReader(newest.prefix)
+    if not all(reader.has_tensor(name) for name in ('global_step', 'examples_seen')):
+        return START  # of another program: refused, by name, before anything is restored
+    return Position(int(reader.get_tensor('global_step')), int(reader.get_tensor('examples_seen')))
+
+
+def choose_variable_device(network, dataset, position):
     """Where the run in --train_dir has its variables; if it is new, the place that is fastest."""
     def build(candidate):
         tf.set_random_seed(FLAGS.seed)
-        job = build_job(network, dataset, candidate, with_evaluation=False)
+        job = build_job(network, dataset, candidate, position, with_evaluation=False)
         return choose_placement.Trial(job.train_op, [job.iterator.initializer],
                                       session_config(job.built))
     devices = towers.resolve_devices(FLAGS.devices or FLAGS.num_towers)
@@ -194,11 +214,13 @@ def choose_variable_device(network, dataset):
     return chosen
 
 
-def build_job(network, dataset, variable_device, with_evaluation):
+def build_job(network, dataset, variable_device, position=START, with_evaluation=False):
     """The graph: batches, towers, and the evaluation that shares their variables if wanted."""
     examples_per_epoch = dataset.num_examples['train']
-    train_steps = FLAGS.train_steps or int(
-        -(-FLAGS.train_epochs * examples_per_epoch // FLAGS.batch_size))
+    # From the position on: the steps before it may have had another batch size.
+    left = FLAGS.train_epochs * examples_per_epoch - position.examples
+    train_steps = FLAGS.train_steps or position.step + max(0, int(-(-left // FLAGS.batch_size)))
+    last_example = position.examples + max(0, train_steps - position.step) * FLAGS.batch_size
     devices = FLAGS.devices or FLAGS.num_towers
     num_towers = len(towers.resolve_devices(devices, check=not FLAGS.plan_only))
     if FLAGS.batch_size % num_towers:
@@ -216,7 +238,7 @@ def build_job(network, dataset, variable_device, with_evaluation):
             **image_format(network))
         iterator = tf.data.make_initializable_iterator(batches)
         batch = iterator.get_next()
-    rate = make_learning_rate(num_towers, examples_per_epoch, train_steps)
+    rate = make_learning_rate(num_towers, examples_per_epoch, last_example)
     learning_rate = rate.tensor(tf.identity(examples_seen))
     built = towers.build_towers(
         make_model_fn(network, dataset.num_classes, is_training=True), batch,
@@ -296,14 +318,14 @@ def cross_entropy(labels, logits):
                                                                          logits=logits))
 
 
-def make_learning_rate(num_towers, examples_per_epoch, train_steps):
-    """The learning-rate schedule of the flags, counted in examples."""
+def make_learning_rate(num_towers, examples_per_epoch, last_example):
+    """The learning-rate schedule of the flags, counted in examples; a cosine ends at the last."""
     decay_examples = decay_rate = None
     if FLAGS.decay != 'none':
         decay_examples = int(FLAGS.decay_epochs * examples_per_epoch)
         decay_rate = FLAGS.decay_rate if FLAGS.decay == 'exponential' else None
         if FLAGS.decay == 'cosine' and not decay_examples:
-            decay_examples = train_steps * FLAGS.batch_size
+            decay_examples = last_example
     base_batch_size = FLAGS.base_batch_size or FLAGS.batch_size // num_towers
     if FLAGS.batch_size % base_batch_size:
         raise towers.InvalidArgumentError(
@@ -412,9 +434,12 @@ class StartInputHook(OccasionalHook):
 
 
 def session_config(built):
-    """The session's config for these towers."""
-    return towers.use_precision(towers.session_config(built.devices), built.precision,
-                                built.devices)
+    """The session's config for these towers; a --variable_device beside them is made as well."""
+    config = towers.session_config(built.devices)
+    cpus = [tf.DeviceSpec.from_string(variable.device) for variable in built.variables]
+    config.device_count['CPU'] = max([config.device_count['CPU']] + [
+        spec.device_index + 1 for spec in cpus if spec.device_type == 'CPU'])
+    return towers.use_precision(config, built.precision, built.devices)
 
 
 def audit_runtime(job, session):

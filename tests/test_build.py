@@ -611,6 +611,8 @@ MISUSES = [
      dict(model_fn=lambda: lambda x, y: tf.stop_gradient(linear(x, y)))),
     ('var_list leaves none', towers.GradientError, 'left by var_list: the choices were kernel',
      dict(var_list=lambda every: [])),
+    ('variables on a GPU that is not there', towers.DeviceError, '/gpu:6 does not exist: ',
+     dict(variable_device='/gpu:6')),
     ('var_list of names', towers.InvalidArgumentError, "var_list holds 'kernel' of type str",
      dict(var_list=['kernel'])),
     ('var_list returns None', towers.InvalidArgumentError, 'var_list returned None',

@@ -116,6 +116,35 @@ def test_a_second_one_ends_a_step_that_hangs(monkeypatch, handlers):
     assert installed() == [handlers] * 2
 
 
+def test_the_same_signal_passed_on_by_another_program_is_no_second_one(monkeypatch):
+    ended, said = [], io.StringIO()
+    monkeypatch.setattr(os, '_exit', lambda status: ended.append(status))
+
+    def each_step(step):
+        if step == 2:
+            for _ in range(3):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.02)  # so that the kernel does not make one of them
+    hook = StopOnSignalHook(said)
+    assert run(hook, each_step) == 3
+    assert ended == [] and hook.received == signal.SIGTERM
+    assert said.getvalue().count('SIGTERM') == 1
+
+
+def test_the_same_signal_later_is_a_second_one(monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, '_exit', lambda status: ended.append(status))
+    monkeypatch.setattr(StopOnSignalHook, '_ECHO_SECONDS', 0.05)
+
+    def each_step(step):
+        if step == 2:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.1)
+    run(StopOnSignalHook(io.StringIO()), each_step)
+    assert set(ended) == {128 + signal.SIGTERM}
+
+
 def test_a_forked_process_has_the_former_handlers(handlers):
     """A signal to one, as a pool sends its workers, is none to the run."""
     hook, found = StopOnSignalHook(io.StringIO()), []

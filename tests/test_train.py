@@ -246,6 +246,25 @@ def test_a_run_goes_on_with_another_number_of_towers(runner, tmp_path):
     assert np.mean(losses[16:]) < np.mean(losses[8:16])
 
 
+def test_epochs_are_epochs_whatever_the_batch_size_was_before(runner, tmp_path):
+    folder = tmp_path / 'run'
+    flags = ['--decay=cosine', '--summary_steps=0', '--log_every=1']
+    runner.run(folder, flags + ['--batch_size=50', '--train_steps=20'])
+    # 2 x 1,437 images are 2,874; 1,000 were seen; 19 steps of 100 are the 1,874 that are left.
+    flags.append('--train_epochs=2')
+    run = runner.run(folder, flags + ['--batch_size=100'])
+    values = values_of(folder, 39)
+    assert values['global_step'] == 39 and values['examples_seen'] == 2900
+    assert 'cosine to 0 over 2,900 examples' in run.stdout
+    rates = {line['step']: line['learning_rate'] for line in metrics(folder)}
+    assert max(rates) == 39
+    assert rates[21] == pytest.approx(0.001 * (1 + np.cos(np.pi * 1000 / 2900)) / 2, rel=1e-5)
+    assert rates[39] == pytest.approx(0.001 * (1 + np.cos(np.pi * 2800 / 2900)) / 2, rel=1e-5)
+    # And back to small batches it is over.
+    again = runner.run(folder, flags + ['--batch_size=20'])
+    assert '%s holds 39 steps already' % folder in again.stdout
+
+
 def test_a_run_starts_from_what_fits_of_another(runner, reference, tmp_path):
     """Adam's first step is as long as the rate, and this rate is below what float32 resolves."""
     folder = tmp_path / 'run'
@@ -267,3 +286,11 @@ def test_a_run_starts_from_what_fits_of_another(runner, reference, tmp_path):
     # Started again, it goes on from its own checkpoint.
     run = runner.run(folder, flags + ['--train_steps=2'])
     assert 'going on from %s/model.ckpt-1\n' % folder in run.stdout and 'took' not in run.stdout
+
+
+def test_variables_on_a_cpu_device_beside_the_towers(runner, tmp_path):
+    run = runner.run(tmp_path / 'run', ['--train_steps=2', '--batch_size=20', '--summary_steps=0',
+                                        '--variable_device=/cpu:4', '--audit_runtime'])
+    assert '  variables on     /cpu:4' in run.stdout.splitlines()
+    assert 'BROKEN' not in run.stdout
+    assert newest(tmp_path / 'run') == 2

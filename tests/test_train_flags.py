@@ -114,6 +114,7 @@ def test_help_is_grouped_and_fits_two_screens(capsys):
      % tf.version.VERSION),
     ('--loss_scale=1e39', 'LossScale(initial=1e+39, '),
     ('--devices=/gpu:7', '/gpu:7 does not exist: TensorFlow sees no GPU here'),
+    ('--variable_device=/gpu:0', '/gpu:0 does not exist: TensorFlow sees no GPU here'),
     ('--devices=/cpu:0,/cpu:0', '/cpu:0 is named 2 times in devices='),
     ('--model=digit', "There is no network 'digit'. Did you mean digits? Those there are: "
      'alexnet_v2, digits, inception_resnet_v2, '),

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from towers.all_reduce import all_reduce as reduce_gradients, check_all_reduce
 from towers.clone import COPIES, build_all
 from towers.combination import combine_gradients
-from towers.devices import resolve_devices
+from towers.devices import check_variable_device, resolve_devices
 from towers.errors import InvalidArgumentError, ModelFunctionError, NameScopeError
 from towers.loss_scale import LossScale, ScaledLosses
 from towers.nonfinite import checked_at_least_scale
@@ -164,6 +164,9 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
         raise InvalidArgumentError('stateless_random=True needs a global_step to draw by.')
     _check_name_scopes(graph, name, len(names))
     placement = Placement(variable_device, names, all_reduce, optimizer is not None)
+    if check_devices:
+        for device in placement.devices() or ():
+            check_variable_device(device)
     if all_reduce is not None:
         check_all_reduce(all_reduce, names)
     precision_text = _precision_text(precision, names, check_devices)

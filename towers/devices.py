@@ -77,6 +77,14 @@ def canonical_device(name):
     return spec.to_string()
 
 
+def check_variable_device(name):
+    """Raises `DeviceError` for a GPU that is not on this machine.
+
+    Any number of CPU devices may be there: the session's `device_count` says.
+    """
+    _check_exists(name, visible_gpus())
+
+
 def short_name(device):
     """`'/device:GPU:1'` as `'/gpu:1'`, for people."""
     return device.replace('/device:GPU:', '/gpu:').replace('/device:CPU:', '/cpu:')

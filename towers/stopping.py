@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import weakref
 
 import tensorflow.compat.v1 as tf
@@ -18,7 +19,8 @@ class StopOnSignalHook(OccasionalHook):
     The first SIGTERM or SIGINT (Ctrl-C) asks the session to stop after the current step; its other
     hooks then save as at any end. A second one ends the process at once, with exit status 128 plus
     the signal's number; also in the middle of a step, where Python's own handlers would wait for
-    the end of it.
+    the end of it. The same signal again within half a second is still the first one: `timeout` and
+    `make` pass on what the whole process group has got already.
 
     The handlers are installed when the session starts, which has to be in the main thread, and the
     former ones are put back when it ends: so put this hook after those that save, for a signal that
@@ -31,6 +33,7 @@ class StopOnSignalHook(OccasionalHook):
     """
 
     _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+    _ECHO_SECONDS = 0.5
 
     def __init__(self, stream=None):
         """
@@ -38,6 +41,7 @@ class StopOnSignalHook(OccasionalHook):
           stream: where the one line about the signal goes; None for standard error.
         """
         self.received = None
+        self._since = None
         self._stream = stream
         self._former = {}
         self._watcher = self._pipe_end = self._former_fd = self._coordinator = None
@@ -89,9 +93,13 @@ class StopOnSignalHook(OccasionalHook):
 
     def _handle(self, number, unused_frame):
         """Runs in the main thread, once the step that is in TensorFlow has ended."""
-        if self.received is not None:
+        if self.received is None:
+            self.received, self._since = number, time.monotonic()
+        elif not self._is_echo(number, self.received, self._since):
             os._exit(128 + number)
-        self.received = number
+
+    def _is_echo(self, number, first, since):
+        return number == first and time.monotonic() - since < self._ECHO_SECONDS
 
     def _watch(self):
         """Starts a thread that hears of signals at once, through a pipe that C's handler fills."""
@@ -108,15 +116,17 @@ class StopOnSignalHook(OccasionalHook):
         os.register_at_fork(after_in_child=lambda: (restore() or _nothing)())
 
     def _wait_for_signals(self, read_end):
-        came = 0
+        first, since = None, None
         with open(read_end, 'rb', buffering=0) as pipe:
             for byte in iter(lambda: pipe.read(1), b''):
-                if byte[0] not in self._SIGNALS:
+                number = byte[0]
+                if number not in self._SIGNALS:
                     continue
-                came += 1
-                if came > 1:
-                    os._exit(128 + byte[0])
-                self._say(byte[0])
+                if first is None:
+                    first, since = number, time.monotonic()
+                    self._say(number)
+                elif not self._is_echo(number, first, since):
+                    os._exit(128 + number)
 
     def _say(self, number):
         stream = self._stream or sys.stderr
