@@ -170,6 +170,37 @@ def test_one_that_fails_to_build_or_to_run_is_named_with_the_reason():
     assert 'my check' in choice.timings[1].problem and '\n' not in choice.timings[1].problem
 
 
+def test_one_that_breaks_in_its_turns_is_named_with_the_reason():
+    def breaks_later(candidate):
+        trial = build('/cpu:0')
+        if candidate == 'breaks':
+            count = tf.get_local_variable('count', [], initializer=tf.zeros_initializer())
+            with tf.control_dependencies([trial.train_op]):
+                late = tf.Assert(tf.assign_add(count, 1.) < 5., ['too often'])
+            return trial._replace(train_op=late)
+        return trial
+    choice = choose_variable_device(breaks_later, ['breaks', 'balanced'], turns=4, turn_seconds=0.,
+                                    warm_up=2)
+    assert choice.variable_device == 'balanced'
+    assert choice.timings[0].seconds == [] and 'too often' in str(choice.timings[0])
+
+
+@pytest.mark.parametrize('first_bad', [2, 5])  # while it warms up, and in a turn
+def test_a_nan_is_an_error_of_the_run_and_of_no_placement(first_bad):
+    def diverges(candidate):
+        count = tf.get_local_variable('count', [], initializer=tf.zeros_initializer())
+        x = tf.log(first_bad - 1 - tf.assign_add(count, 1.)) * tf.ones([2])
+        built = towers.build_towers(
+            lambda x: tf.reduce_mean(x) * tf.get_variable('w', initializer=1.), x,
+            tf.train.GradientDescentOptimizer(0.1), CPUS, variable_device=candidate,
+            check_numerics=True)
+        return Trial(built.train_op, [], towers.session_config(built.devices))
+    with pytest.raises(towers.NonFiniteError, match=(
+            r'^the loss of tower [01] is -?(Inf|NaN) in step %d\.' % (first_bad - 1))):
+        choose_variable_device(diverges, ['/cpu:0', 'balanced'], turns=4, turn_seconds=0.,
+                               warm_up=2)
+
+
 def test_if_none_is_possible_the_first_ones_error_is_raised():
     def fail(candidate):
         raise InvalidArgumentError('of ' + candidate)

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.devices import short_name
 from towers.errors import CheckpointError, InvalidArgumentError, TowersError
+from towers.nonfinite import NonFiniteError, explained
 from towers.run_lock import hold_directory
 
 Trial = collections.namedtuple('Trial', 'train_op start config')
@@ -92,6 +93,7 @@ def choose_variable_device(build, candidates, turns=5, turn_seconds=0.3, warm_up
 
     Raises:
       InvalidArgumentError: no candidates, one twice, or fewer than one turn or warm-up step.
+      NonFiniteError: a step found a NaN or an infinity, which no other placement would mend.
       Exception: what the first candidate raised, if none can be run.
     """
     candidates = list(candidates)
@@ -99,31 +101,34 @@ def choose_variable_device(build, candidates, turns=5, turn_seconds=0.3, warm_up
         raise InvalidArgumentError(
             'candidates=%r, turns=%r, warm_up=%r: expected different placements, and at least one '
             'turn and one step to warm up.' % (candidates, turns, warm_up))
-    runners, failures = collections.OrderedDict(), collections.OrderedDict()
+    runners = collections.OrderedDict((candidate, _Runner(warm_up)) for candidate in candidates)
+    failures, seconds = {}, {candidate: [] for candidate in candidates}
+
+    def attempt(candidate, action, *arguments):
+        """Does it, or takes the candidate out; what no other placement would mend is raised."""
+        try:
+            return action(*arguments)
+        except NonFiniteError:
+            raise
+        except _FAILURES as error:
+            failures[candidate] = error
+            runners.pop(candidate).close()
+            if not runners:
+                raise failures[candidates[0]]
+            return None
     try:
         for candidate in candidates:
-            runner = _Runner(warm_up)
-            try:
-                runner.start(build, candidate)
-            except _FAILURES as error:
-                runner.close()
-                failures[candidate] = error
-            else:
-                runners[candidate] = runner
-        if not runners:
-            raise failures[candidates[0]]
+            attempt(candidate, runners[candidate].start, build, candidate)
         steps = max(1, min(50, int(turn_seconds / min(
             runner.step_seconds for runner in runners.values()))))
-        seconds = {candidate: [] for candidate in runners}
         for turn in range(turns):
-            order = list(runners) if turn % 2 == 0 else list(runners)[::-1]
-            for candidate in order:
-                seconds[candidate].append(runners[candidate].time(steps))
+            for candidate in list(runners) if turn % 2 == 0 else list(runners)[::-1]:
+                seconds[candidate].append(attempt(candidate, runners[candidate].time, steps))
     finally:
         for runner in runners.values():
             runner.close()
     return decide([
-        Timing(candidate, seconds.get(candidate, []),
+        Timing(candidate, [] if candidate in failures else seconds[candidate],
                _first_line(failures[candidate]) if candidate in failures else None)
         for candidate in candidates])
 
@@ -182,6 +187,7 @@ class _Runner:
         self.step_seconds = None
         self._warm_up = warm_up
         self._session = self._step = None
+        self._number = 0
 
     def start(self, build, candidate):
         """Builds, initializes, and runs the first steps, the last of which gives `step_seconds`."""
@@ -197,10 +203,14 @@ class _Runner:
                 self.step_seconds = self.time(1)
 
     def time(self, steps):
-        """Seconds a step."""
+        """Seconds a step; raises `NonFiniteError` for what a check of the towers found."""
         begin = time.perf_counter()
         for _ in range(steps):
-            self._step()
+            self._number += 1
+            try:
+                self._step()
+            except tf.errors.InvalidArgumentError as error:
+                raise explained(error, self._number) or error from None
         return (time.perf_counter() - begin) / steps
 
     def close(self):

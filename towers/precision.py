@@ -9,7 +9,7 @@ import collections
 
 import tensorflow.compat.v1 as tf
 
-from towers.devices import is_gpu, short_name
+from towers.devices import is_gpu, session_config, short_name
 from towers.errors import InvalidArgumentError, PrecisionError
 
 PRECISIONS = ('float32', 'bf16', 'fp16')
@@ -122,8 +122,9 @@ def converted_operations(run_metadata, precision):
 
 
 def _converted_in_a_product(precision, devices):
-    config = tf.ConfigProto(allow_soft_placement=True)
-    config.gpu_options.allow_growth = True
+    # As the program's own session: TF keeps the thread pool of a process's first one for all.
+    config = session_config(devices)
+    config.allow_soft_placement = True
     use_precision(config, precision, devices)
     metadata = tf.RunMetadata()
     with tf.Graph().as_default(), tf.Session(config=config) as session:
