@@ -400,15 +400,20 @@ def train(job):
                 + fingerprint + [evaluation], session_config(job.built), FLAGS.save_steps,
                 FLAGS.keep, FLAGS.recover, initial_values,
                 [hook.listener for hook in listeners], last_hooks=[signals]) as session:
-            step = session.run_step_fn(
-                lambda step_context: int(step_context.session.run(job.global_step)))
+            def position():
+                return session.run_step_fn(
+                    lambda step_context: int(step_context.session.run(job.global_step)))
+            step = position()
             if step >= job.train_steps:
                 print('%s holds %d steps already, and %d were asked for: evaluating them. Another '
                       '--train_dir starts anew.' % (train_dir(), step, job.train_steps))
             elif FLAGS.audit_runtime and not session.should_stop():
                 audit_runtime(job, session)
                 step += 1
-            session.run_steps(job.train_op, job.train_steps - step)
+            # Again if TensorFlow lost the session: it then went back to the newest checkpoint.
+            while step < job.train_steps and not session.should_stop():
+                session.run_steps(job.train_op, job.train_steps - step)
+                step = job.train_steps if session.should_stop() else position()
     finally:
         progress.close()
         signals.restore()

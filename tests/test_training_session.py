@@ -1,5 +1,6 @@
 """`training_session`: what it finds in a directory, in which order it acts, how it ends."""
 
+import json
 import os
 
 import numpy as np
@@ -10,6 +11,7 @@ import towers
 from sample_models import kind_of_variables  # noqa: F401, a fixture
 from towers.checkpoint_files import newest_checkpoint
 from towers.errors import CheckpointError, RunLockedError
+from towers.metrics_log import MetricsHook
 from towers.nonfinite import NonFiniteError, checked_loss
 from towers.run_lock import hold_directory
 from towers.training_session import training_session
@@ -224,3 +226,39 @@ def test_a_saver_of_the_programs_own(tmp_path):
         with training_session(str(tmp_path), step, [], save_steps=1, saver=saver) as session:
             session.run(train_op)
     assert tf.train.load_variable(str(tmp_path), 'another/name') == 1.
+
+
+@pytest.mark.parametrize('earlier_steps', [0, 5])
+def test_a_session_that_is_lost_goes_on_from_what_the_run_saved_last(tmp_path, earlier_steps):
+    """And not from what was the newest when the program started."""
+    class FailsOnce(tf.train.SessionRunHook):
+        def __init__(self):
+            self.steps, self.failed = [], False
+
+        def after_create_session(self, session, coord):
+            self.steps.append(int(session.run(tf.train.get_global_step())))
+
+        def after_run(self, run_context, run_values):
+            if not self.failed and run_context.session.run(tf.train.get_global_step()) == 11:
+                self.failed = True
+                raise tf.errors.UnavailableError(None, None, 'gone')
+    if earlier_steps:
+        run(tmp_path, earlier_steps)
+    hook = FailsOnce()
+    with tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step()
+        w = tf.get_variable('w', [3], initializer=tf.zeros_initializer())
+        train_op = tf.group(tf.assign_add(w, tf.ones([3])), tf.assign_add(step, 1))
+        log = MetricsHook({'w': w[0]}, step, str(tmp_path / 'metrics.jsonl'), 1, 1, 1)
+        with training_session(str(tmp_path), step, [log, hook], save_steps=4, keep=2,
+                              say=lambda line: None) as session:
+            while not session.should_stop():
+                session.run(train_op)
+                if session.run_step_fn(lambda step_context: int(
+                        step_context.session.run(step))) >= 14:
+                    break
+    assert hook.failed and hook.steps == [earlier_steps, 8]
+    with open(str(tmp_path / 'metrics.jsonl')) as log:
+        metrics = [json.loads(line) for line in log]
+    assert [line['step'] for line in metrics] == list(range(earlier_steps + 1, 15))
+    assert tf.train.latest_checkpoint(str(tmp_path)).endswith('-14')

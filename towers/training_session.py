@@ -65,9 +65,8 @@ def training_session(directory, global_step, hooks, config=None, save_steps=500,
         saver = saver or tf.train.Saver(save_relative_paths=True)
         checkpoints = CheckpointHook(directory, global_step, save_steps, keep=keep, saver=saver,
                                      listeners=listeners)
-        creator = tf.train.ChiefSessionCreator(
-            tf.train.Scaffold(saver=saver, init_fn=init_fn), config=config,
-            checkpoint_filename_with_path=newest.prefix if newest else None)
+        creator = _NewestCheckpoint(directory, newest, tf.train.Scaffold(
+            saver=saver, init_fn=init_fn), config)
         steps = _StepsDone(global_step)
         try:
             with LoopSession(
@@ -78,6 +77,25 @@ def training_session(directory, global_step, hooks, config=None, save_steps=500,
             if reason is None:
                 raise
             raise reason from None
+
+
+class _NewestCheckpoint(tf.train.SessionCreator):
+    """Makes sessions from the newest checkpoint; the first one from that which was checked.
+
+    A session that is lost (`AbortedError`, `UnavailableError`) is made anew by `MonitoredSession`,
+    and by then the run has saved others.
+    """
+
+    def __init__(self, directory, newest, scaffold, config):
+        self._directory, self._newest, self._is_first = directory, newest, True
+        self._scaffold, self._config = scaffold, config
+
+    def create_session(self):
+        newest = self._newest if self._is_first else newest_checkpoint(self._directory)
+        self._is_first = False
+        return tf.train.ChiefSessionCreator(
+            self._scaffold, config=self._config,
+            checkpoint_filename_with_path=newest.prefix if newest else None).create_session()
 
 
 class _StepsDone(OccasionalHook):
