@@ -103,6 +103,18 @@ def test_plain_lines(time):
     assert hook.throughput == Throughput(160, 4.)  # 8 steps after the second
 
 
+def test_a_loop_that_goes_on_after_the_last_step_keeps_to_its_lines(time):
+    stream = io.StringIO()
+    training(lambda values, global_step: ProgressHook(
+        values, global_step, 5, 20, 80, log_every=4, stream=stream), 13, time)
+    assert stream.getvalue() == (
+        'step 1/5  epoch 0.2  loss 2.000  lr 0.001  CPU 150%\n'
+        'step 4/5  epoch 1.0  loss 0.5000  lr 0.001  40 images/s  0:00 left  CPU 150%\n'
+        'step 5/5  epoch 1.2  loss 0.4000  lr 0.001  40 images/s  0:00 left  CPU 150%\n'
+        'step 8/5  epoch 2.0  loss 0.2500  lr 0.001  40 images/s  CPU 150%\n'
+        'step 12/5  epoch 3.0  loss 0.1667  lr 0.001  40 images/s  CPU 150%\n')
+
+
 def test_a_resumed_run_goes_on_counting(time):
     stream = io.StringIO()
     hook = training(lambda values, global_step: ProgressHook(

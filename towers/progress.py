@@ -120,7 +120,7 @@ class ProgressHook(OccasionalHook):
     def is_due(self):
         """Whether the coming step is one to show."""
         following = self._clock.step + 1
-        if self._shown_at is None or following >= self._train_steps:
+        if self._shown_at is None or following == self._train_steps:
             return True
         if self._on_terminal:
             return time.perf_counter() - self._shown_at >= self._REDRAW_SECONDS
@@ -218,9 +218,12 @@ class ProgressHook(OccasionalHook):
             return []
         if mark != marks[-1]:
             marks.append(mark)
-        examples_left = (self._train_steps - self._clock.step) * self._clock.batch_size
-        return [Field(('{:,.0f}' if speed >= 10 else '{:.2g}').format(speed) + ' images/s', 2),
-                Field('%s left' % describe_time(examples_left / speed), 1)]
+        fields = [Field(('{:,.0f}' if speed >= 10 else '{:.2g}').format(speed) + ' images/s', 2)]
+        steps_left = self._train_steps - self._clock.step
+        if steps_left >= 0:  # a loop of the program's own may go on for longer
+            seconds_left = steps_left * self._clock.batch_size / speed
+            fields.append(Field('%s left' % describe_time(seconds_left), 1))
+        return fields
 
 
 def _can_show_bar(stream):
