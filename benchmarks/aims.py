@@ -60,7 +60,9 @@ def _ratio(peer, workloads=None, towers=None, cores_only=False, of_cell=None):
 
 
 def _of_processor_time(cell, peer):
-    medians = cell['cpu_milliseconds']
+    if 'cpu_ratios' in cell:
+        return cell['cpu_ratios'][peer]['median']
+    medians = cell['cpu_milliseconds']  # a cell of before there were heats
     return medians['towers']['median'] / medians[peer]['median']
 
 

@@ -201,7 +201,7 @@ def main(arguments=None):
     parser.add_argument('--workloads', type=_names(WORKLOADS),
                         help='instead of each part\'s own: ' + ', '.join(WORKLOADS))
     parser.add_argument('--towers', type=_counts, help="numbers, instead of each part's own")
-    parser.add_argument('--minutes', type=float, default=90.,
+    parser.add_argument('--minutes', type=float, default=float('inf'),
                         help='no further cell is begun after so long; the table says which')
     parser.add_argument('--results', help='JSON file to merge into')
     options = parser.parse_args(arguments)

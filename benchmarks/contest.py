@@ -111,7 +111,8 @@ def hold(contenders, workload, effort, log):
     Returns:
       dict: `batch`, `steps` (label to steps of a turn), `seconds` (label to a list, one a round),
       `milliseconds` (label to `spread`), `cpu_milliseconds` (the same of processor time), `ratios`
-      (label to `spread` of the first one's over it), `failures` (label to why it is out),
+      (label to `spread` of the first one's over it), `cpu_ratios` (the same of processor time),
+      `failures` (label to why it is out),
       `build_seconds`, `threads` (label to the fastest setting), `probe`, `load`, `when`.
     """
     load, ours = os.getloadavg()[0], _plain(contenders[0].label)
@@ -138,15 +139,19 @@ def hold(contenders, workload, effort, log):
         for contender in contenders:
             contender.close()
     seconds = {_plain(each.label): each.seconds for each in racing}
+    cpu_seconds = {_plain(each.label): each.cpu_seconds for each in racing}
     return {
         'batch': contenders[0].batch,
         'steps': {_plain(label): count for label, count in steps.items()}, 'seconds': seconds,
         'milliseconds': {label: turns.spread([1e3 * each for each in values])
                          for label, values in seconds.items()},
-        'cpu_milliseconds': {_plain(each.label): turns.spread(
-            [1e3 * busy for busy in each.cpu_seconds]) for each in racing},
+        'cpu_milliseconds': {label: turns.spread([1e3 * busy for busy in values])
+                             for label, values in cpu_seconds.items()},
         'ratios': {label: turns.ratios(seconds[ours], values)
                    for label, values in seconds.items() if label != ours and ours in seconds},
+        'cpu_ratios': {label: turns.ratios(cpu_seconds[ours], values)
+                       for label, values in cpu_seconds.items()
+                       if label != ours and ours in cpu_seconds},
         'failures': {_plain(each.label): each.failure for each in contenders
                      if each.failure and each.failure != _SLOWER},
         'build_seconds': {_plain(each.label): each.build_seconds for each in racing},

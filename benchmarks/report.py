@@ -98,15 +98,15 @@ def _failures(part):
 def _variants(part, name):
     title = {'combinations': 'ways to add up gradients', 'placements': 'where variables live',
              'threads': 'intra-op threads of towers'}[name]
-    lines = ['%s: ms a step (least..most), over the first of each cell; '
+    lines = ['%s: ms a step (least..most), over the first of each cell, round by round; '
              'processor time' % title]
     for workload, cells in part.items():
         for count, cell in _by_number(cells):
-            first = next(iter(cell['milliseconds'].values()), None)
             for label, spread in cell['milliseconds'].items():
+                ratio = cell['ratios'].get(label)  # of the first one over this one
                 lines.append('  %-12s %2s towers  %-26s %9.2f (%.2f..%.2f)  %5.2f  %9.2f' % (
                     workload, count, label, spread['median'], spread['least'], spread['most'],
-                    spread['median'] / first['median'],
+                    1 / ratio['median'] if ratio else 1.,
                     cell['cpu_milliseconds'][label]['median']))
     return lines + _failures(part)
 

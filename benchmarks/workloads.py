@@ -177,4 +177,6 @@ WORKLOADS = collections.OrderedDict((workload.name, workload) for workload in (
     Workload('tiny', 'one dense layer of 16, for tests', _features(16, 16), dense_stack(1, 16),
              0.1, 16, 2, (1, 2), False, False, False),
 ))
-DEFAULT = tuple(name for name in WORKLOADS if name != 'tiny')
+# The deep ones last: they take most of the time.
+DEFAULT = tuple(sorted((name for name in WORKLOADS if name != 'tiny'),
+                       key=lambda name: WORKLOADS[name].deep))

@@ -75,6 +75,7 @@ def test_of_each_peer_the_fastest_thread_setting_goes_on():
     assert found['threads'] == {'one_device': 2, 'recipe': 1, 'slim': 0}
     assert {label: ratio['median'] for label, ratio in found['ratios'].items()} == {
         'one_device': 0.5, 'recipe': pytest.approx(0.5 / 0.7), 'slim': 2.}
+    assert found['cpu_ratios']['slim'] == found['ratios']['slim']  # a pretender takes both cores
     assert found['failures'] == {} and found['batch'] == 16
     # The slower one of a peer has ended before the next peer is started.
     assert journal.index(('start', 'slim@0')) > max(
