@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -263,6 +264,30 @@ def test_epochs_are_epochs_whatever_the_batch_size_was_before(runner, tmp_path):
     # And back to small batches it is over.
     again = runner.run(folder, flags + ['--batch_size=20'])
     assert '%s holds 39 steps already' % folder in again.stdout
+
+
+@pytest.mark.parametrize('version', ['1.15', '2.21'])
+def test_a_run_goes_on_with_another_version_of_tensorflow(runner, tmp_path, version):
+    """tests/data/run_tf…: `train.py --train_steps=10 --keep=1` with these flags under that one."""
+    flags = ['--optimizer=momentum', '--base_learning_rate=0.0003', '--batch_size=20',
+             '--augment_shift=1', '--decay=cosine', '--decay_epochs=1', '--log_every=5',
+             '--save_steps=10', '--summary_steps=0', '--train_steps=20']
+    begun = os.path.join(os.path.dirname(__file__), 'data', 'run_tf' + version)
+    shutil.copytree(begun, str(tmp_path / 'mixed'))
+    run = runner.run(tmp_path / 'mixed', flags)
+    assert 'going on from %s/model.ckpt-10\n' % (tmp_path / 'mixed') in run.stdout
+    runner.run(tmp_path / 'whole', flags)
+    ours, whole = values_of(tmp_path / 'mixed', 20), values_of(tmp_path / 'whole', 20)
+    assert sorted(ours) == sorted(whole) and ours['global_step'] == 20
+    for name, expected in whole.items():
+        # Kernels round otherwise; a hundred times as much on a machine with other kernels.
+        assert np.linalg.norm(ours[name] - expected) <= 1e-3 * np.linalg.norm(expected), name
+    lines = metrics(tmp_path / 'mixed')
+    assert [line['step'] for line in lines] == [5, 10, 15, 20]
+    for line, expected in zip(lines, metrics(tmp_path / 'whole')):
+        assert line['learning_rate'] == pytest.approx(expected['learning_rate'], rel=1e-6)
+        # Other images, shifts or dropout would be another loss of these 20 examples.
+        assert line['loss'] == pytest.approx(expected['loss'], rel=1e-3)
 
 
 def test_a_run_starts_from_what_fits_of_another(runner, reference, tmp_path):

@@ -16,7 +16,7 @@ Names that are not public API, and why each is needed:
   `submodules` raises for an LSTM with dropout in graph mode (not on 1.15, which has just that).
 * `_keras_history` of a tensor: whether it comes from a `keras.Input`. No public call tells on all
   of these versions.
-* `batch_norm.__closure__` of tf_slim: see `_guard_batch_norm`.
+* `batch_norm.__closure__` and `batch_norm._key_op` of tf_slim: see `_guard_batch_norm`.
 * `_update_input` and `_get_control_flow_context` of an operation: TF has no public way to give an
   operation another input, nor to ask whether it is in a `tf.cond` or `tf.while_loop`.
 * `_device_assignments`, `_set_device`, `_set_attr` and `_add_control_inputs` of an operation: a
@@ -27,7 +27,7 @@ Names that are not public API, and why each is needed:
   not in its definition.
 * `_do_call` of a session: what a function of `make_callable` raises names an operation by a mark in
   its text; this is where `Session.run` turns the mark into the operation and the line that made it.
-* `_get_partitions` and `_set_save_slice_info`: see `partitioned_like`.
+* `_get_partitions`, `_get_save_slice_info` and `_set_save_slice_info`: see `partitioned_like`.
 * `_initializer_op` of a variable: see `initialize_with`.
 * `_lr` and `_learning_rate` of TF's optimizers: no public call tells an optimizer's rate, and the
   plan shows it. Where neither is there the plan says that it does not know.
