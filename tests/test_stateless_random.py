@@ -249,7 +249,9 @@ def counted_draws(num_towers, stateless=False, copies='auto', own=False):
             weights = tf.get_variable('weights', [6], initializer=tf.ones_initializer())
             state = tf.get_variable('state', [2], tf.int32, tf.ones_initializer(),
                                     trainable=False, use_resource=True)
-            seed = tf.constant([4, 4]) if own else tf.identity(state)
+            fixed = tf.get_variable('fixed', [2], tf.int32, tf.ones_initializer(),
+                                    trainable=False)
+            seed = 4 * fixed if own else tf.identity(state)
             drawn = tf.random.stateless_uniform([6], seed)
             with tf.control_dependencies([drawn]):
                 counted = state.assign_add([0, 1], read_value=False)
@@ -281,8 +283,9 @@ def test_towers_that_share_a_counted_seed_draw_numbers_of_their_own(stateless, c
                 [tf.random.stateless_uniform([6], [1, 1 + step]) for step in range(4)]))
 
 
-def test_a_seed_of_the_models_own_stays(graph):
-    drawn = counted_draws(2, own=True)
+@pytest.mark.parametrize('stateless', [False, True])
+def test_a_seed_of_the_models_own_stays(stateless):
+    drawn = counted_draws(2, stateless, own=True)
     with tf.Session() as session:
         expected = session.run(tf.random.stateless_uniform([6], [4, 4]))
     np.testing.assert_array_equal(drawn, np.broadcast_to(expected, (4, 2, 6)))

@@ -78,7 +78,10 @@ def give_own_seeds(operations, index, graph_seed, step=None, keys=None):
     Returns:
       The number of ops that got a seed.
     """
-    counted_up = {op.inputs[0].op.name for op in operations if op.type in _COUNTS}
+    initializers = {variable.initializer.name for variable in
+                    tf.global_variables() + tf.local_variables()}
+    counted_up = {op.inputs[0].op.name for op in operations
+                  if op.type in _COUNTS and op.name not in initializers}
     given = 0
     for op in operations if counted_up else ():
         position = _position_of_seed(op)
