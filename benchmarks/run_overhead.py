@@ -13,7 +13,8 @@ measure. Steps are run as train.py runs them, by `LoopSession.run_steps`. Each k
     an event    median over events of (the step with it - its round's mean step without one)
 
 and the share at train.py's own rhythm (a log line and a summary in 100 steps, a checkpoint in 500)
-is (step + event / rhythm) / bare step. The spread is that of the rounds' differences.
+is (step + event / rhythm) / bare step. The spread is that of the rounds' differences. Beside it is
+what a step without an event takes more in processor time, which neighbours disturb less.
 """
 
 import contextlib
@@ -78,7 +79,8 @@ def report(rounds):
     """Prints shares and costs.
 
     Args:
-      rounds: list of dicts from kind to `(seconds a step, seconds of the step with the event)`.
+      rounds: list of dicts from kind to `(seconds a step, seconds of the step with the event,
+        processor seconds a step)`.
     """
     bare = statistics.median(turns['bare'][0] for turns in rounds)
     print('%s, %d towers, batch %d: %.1f ms a step (median of %d turns of %d steps)' % (
@@ -88,9 +90,11 @@ def report(rounds):
         quarter = len(extra) // 4
         step = statistics.median(extra)
         event = statistics.median(turns[kind][1] - turns[kind][0] for turns in rounds)
-        print('  %-12s %+5.2f %% at 1 in %d steps: a step %+.2f ms (quartiles %+.2f to %+.2f), '
-              'an event %.1f ms' % (kind, 100 * (step + event / rhythm) / bare, rhythm, 1e3 * step,
-                                    1e3 * extra[quarter], 1e3 * extra[-1 - quarter], 1e3 * event))
+        busy = statistics.median(turns[kind][2] / turns['bare'][2] - 1 for turns in rounds)
+        print('  %-12s %+5.2f %% at 1 in %d steps: a step %+.2f ms (quartiles %+.2f to %+.2f; '
+              'processor time %+.2f %%), an event %.1f ms' % (
+                  kind, 100 * (step + event / rhythm) / bare, rhythm, 1e3 * step,
+                  1e3 * extra[quarter], 1e3 * extra[-1 - quarter], 100 * busy, 1e3 * event))
 
 
 def build():
@@ -127,12 +131,14 @@ def make_hooks(kind, directory, step, built, summaries):
 
 
 def time_turn(session, train_op):
-    """Runs the steps from one event to the next: (mean seconds of one, seconds of the last one)."""
-    begin = time.perf_counter()
+    """Runs the steps from one event to the next: mean seconds of one, seconds of the last one, mean
+    processor seconds of one."""
+    begin, busy = time.perf_counter(), time.process_time()
     session.run_steps(train_op, FLAGS.interval - 1)
-    before_event = time.perf_counter()
+    before_event, busy_until = time.perf_counter(), time.process_time()
     session.run_steps(train_op, 1)
-    return (before_event - begin) / (FLAGS.interval - 1), time.perf_counter() - before_event
+    return ((before_event - begin) / (FLAGS.interval - 1), time.perf_counter() - before_event,
+            (busy_until - busy) / (FLAGS.interval - 1))
 
 
 if __name__ == '__main__':
