@@ -149,7 +149,8 @@ def main(unused_argv):
     network = registry.get_network(FLAGS.model)
     dataset = datasets.get_dataset(FLAGS.dataset, FLAGS.data_dir or None)
     variable_device = FLAGS.variable_device or None
-    position = find_position() if FLAGS.mode == 'train' else START
+    runs = FLAGS.mode == 'train' and not FLAGS.plan_only
+    position = find_position() if runs else START
     if variable_device == 'auto':
         variable_device = choose_variable_device(network, dataset, position)
     with tf.Graph().as_default():

@@ -62,6 +62,7 @@ def assert_second_run_is_refused(runner, folder, first):
             r"directory would overwrite and delete each other's checkpoints; nothing was written\. "
             r'Wait for that run, end it, or give this one another directory\.\n$'
             % (re.escape(str(folder)), first.pid), second.stderr)
+        runner.run(folder, LONG + ['--plan_only'])  # it only looks at the graph
         assert contents(folder) == before
     finally:
         first.send(signal.SIGCONT)
