@@ -14,7 +14,8 @@ measure. Steps are run as train.py runs them, by `LoopSession.run_steps`. Each k
 
 and the share at train.py's own rhythm (a log line and a summary in 100 steps, a checkpoint in 500)
 is (step + event / rhythm) / bare step. The spread is that of the rounds' differences. Beside it is
-what a step without an event takes more in processor time, which neighbours disturb less.
+what a step without an event takes more in processor time, which neighbours disturb less. The control
+is a second session without hooks: what it seems to cost is what two sessions of one graph differ by.
 """
 
 import contextlib
@@ -59,7 +60,7 @@ def main(unused_argv):
         step, batches, built = build()
         summaries = default_summaries(built)
         sessions = {}
-        for kind in ['bare'] + list(RHYTHM):
+        for kind in ['bare', 'control'] + list(RHYTHM):
             directory = open_sessions.enter_context(tempfile.TemporaryDirectory())
             sessions[kind] = open_sessions.enter_context(LoopSession(
                 tf.train.ChiefSessionCreator(config=towers.session_config(built.devices)),
@@ -85,7 +86,7 @@ def report(rounds):
     bare = statistics.median(turns['bare'][0] for turns in rounds)
     print('%s, %d towers, batch %d: %.1f ms a step (median of %d turns of %d steps)' % (
         FLAGS.model, FLAGS.num_towers, FLAGS.batch_size, 1e3 * bare, len(rounds), FLAGS.interval))
-    for kind, rhythm in RHYTHM.items():
+    for kind, rhythm in [('control', 100)] + list(RHYTHM.items()):
         extra = sorted(turns[kind][0] - turns['bare'][0] for turns in rounds)
         quarter = len(extra) // 4
         step = statistics.median(extra)
