@@ -87,12 +87,10 @@ class Contender:
     def close(self):
         """Ends its processes."""
         for process in self._processes:
+            process.kill()  # it has nothing to save, and takes seconds to end by itself
+        for process in self._processes:
+            process.wait()
             process.stdin.close()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
             process.stdout.close()
         for log in self._logs:
             log.close()
