@@ -1,7 +1,7 @@
 """Measures towers beside what people would pick instead: `make bench`.
 
     python -m benchmarks.bench                                   everything: takes hours
-    python -m benchmarks.bench --quick                           a little of everything, minutes
+    python -m benchmarks.bench --quick                           a little of everything, a minute
     python -m benchmarks.bench --only=steps --workloads=dense --towers=2,4
     python -m benchmarks.bench report                            the table of what has been measured
 
@@ -196,7 +196,7 @@ def main(arguments=None):
     """Runs what the command line says; prints the table."""
     parser = argparse.ArgumentParser(prog='bench', description=__doc__.split('\n')[0])
     parser.add_argument('what', nargs='?', choices=('run', 'report'), default='run')
-    parser.add_argument('--quick', action='store_true', help='a few minutes, noisy')
+    parser.add_argument('--quick', action='store_true', help='a little of everything in a minute or so, noisy')
     parser.add_argument('--only', type=_names(PARTS), help='parts: ' + ', '.join(PARTS))
     parser.add_argument('--workloads', type=_names(WORKLOADS),
                         help='instead of each part\'s own: ' + ', '.join(WORKLOADS))
