@@ -442,9 +442,9 @@ class StartInputHook(OccasionalHook):
 def session_config(built):
     """The session's config for these towers; a --variable_device beside them is made as well."""
     config = towers.session_config(built.devices)
-    cpus = [tf.DeviceSpec.from_string(variable.device) for variable in built.variables]
+    specs = [tf.DeviceSpec.from_string(variable.device) for variable in built.variables]
     config.device_count['CPU'] = max([config.device_count['CPU']] + [
-        spec.device_index + 1 for spec in cpus if spec.device_type == 'CPU'])
+        spec.device_index + 1 for spec in specs if spec.device_type == 'CPU'])
     return towers.use_precision(config, built.precision, built.devices)
 
 

@@ -196,7 +196,8 @@ def main(arguments=None):
     """Runs what the command line says; prints the table."""
     parser = argparse.ArgumentParser(prog='bench', description=__doc__.split('\n')[0])
     parser.add_argument('what', nargs='?', choices=('run', 'report'), default='run')
-    parser.add_argument('--quick', action='store_true', help='a little of everything in a minute or so, noisy')
+    parser.add_argument('--quick', action='store_true',
+                        help='a little of everything in a minute or so, noisy')
     parser.add_argument('--only', type=_names(PARTS), help='parts: ' + ', '.join(PARTS))
     parser.add_argument('--workloads', type=_names(WORKLOADS),
                         help='instead of each part\'s own: ' + ', '.join(WORKLOADS))

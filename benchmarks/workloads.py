@@ -31,7 +31,7 @@ class Workload(collections.namedtuple('Workload', [
       batch_norm: whether statistics are of a tower's shard, so that one device on the whole batch
         computes another loss.
       convolutional: whether the aim for conv nets applies.
-      deep: whether a contender takes minutes to start.
+      deep: whether a contender takes tens of seconds to start, and gigabytes.
     """
     __slots__ = ()
 
