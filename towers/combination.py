@@ -3,6 +3,7 @@
 import tensorflow.compat.v1 as tf
 
 from towers.errors import GradientError
+from towers.factors import join_products
 from towers.placement import only_device
 
 
@@ -14,8 +15,9 @@ def combine_gradients(tower_gradients):
     Gradients are aligned by their variable, not by their place in the list. Dense ones are added
     (never stacked, which would copy each of them once more); `IndexedSlices` are joined, rows with
     their values, and stay sparse; where one tower's gradient is sparse and another's dense the sum
-    is dense. A variable that only some towers have a gradient of gets the sum of those; one
-    that has none in any tower is left out.
+    is dense. Those of large dense layers with few examples a tower are not added up but made once
+    for all towers, the same but for rounding, see `factors`. A variable that only some towers have
+    a gradient of gets the sum of those; one that has none in any tower is left out.
 
     Args:
       tower_gradients: list, one entry a tower (K), of lists of `(gradient, variable)` as
@@ -33,7 +35,8 @@ def combine_gradients(tower_gradients):
     combined = []
     for variable, present in align(tower_gradients):
         with only_device(variable.device or None):
-            combined.append((add_up([gradient for _, gradient in present], variable), variable))
+            gradients = join_products([gradient for _, gradient in present], variable.device)
+            combined.append((add_up(gradients, variable), variable))
     return combined
 
 

@@ -7,7 +7,9 @@ import textwrap
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.combination import align
 from towers.devices import short_name
+from towers.factors import products_of
 
 PlannedTower = collections.namedtuple('PlannedTower', 'index device examples owns')
 """A row of the plan: `examples` is an int, or None where the batch is not static; `owns` names
@@ -21,7 +23,7 @@ class Plan(collections.namedtuple('Plan', [
         'towers', 'batch_size', 'remainder', 'reduction', 'optimizer', 'learning_rate',
         'variable_device', 'num_variables', 'num_trainable', 'parameters', 'parameter_bytes',
         'shared_by_order', 'regularization', 'batch_norm', 'without_gradient', 'how_built',
-        'precision', 'loss_scale', 'xla'])):
+        'combination', 'precision', 'loss_scale', 'xla'])):
     """What `build_towers` built, in words; `print(plan)` fits a screen.
 
     Attributes:
@@ -36,6 +38,7 @@ class Plan(collections.namedtuple('Plan', [
       regularization, batch_norm: one line each.
       without_gradient: names of trainable variables that no tower has a gradient of.
       how_built: one line: calls of the model function, and clones.
+      combination: one line about gradients that are not simply added up, or None.
       precision, loss_scale, xla: one line each, or None for float32, an unscaled loss, and none.
     """
     __slots__ = ()
@@ -68,6 +71,7 @@ class Plan(collections.namedtuple('Plan', [
             ('shared by order', _some(self.shared_by_order)),
             ('optimizer', self.optimizer),
             ('reduction', None if self.optimizer is None else _reduction(self)),
+            ('combination', self.combination),
             ('learning rate', self.learning_rate),
             ('precision', self.precision),
             ('loss scale', self.loss_scale),
@@ -118,7 +122,9 @@ def make_plan(builder, towers, shards, placement, gradients, optimizer, reductio
         batch_norm=_batch_norm(towers, update_ops) if optimizer is not None else None,
         without_gradient=[variable.op.name for variable in builder.trainable
                           if optimizer is not None and variable.op.name not in trained],
-        how_built=how_built, precision=None, loss_scale=None, xla=None)
+        how_built=how_built,
+        combination=_combination(towers) if gradients and not builder.replicates else None,
+        precision=None, loss_scale=None, xla=None)
 
 
 # What scales with the gradient, and what (nearly) does not, since it divides by its size.
@@ -155,6 +161,17 @@ def _learning_rate(optimizer, given, reduction, num_towers):
     if kind in _IGNORES_SCALE:
         return '%s; %s steps on a sum (nearly) as on the mean' % (text, kind)
     return '%s; applied to a sum of %d' % (text, num_towers)
+
+
+def _combination(towers):
+    """What `factors` makes of the gradients."""
+    joint = [variable for variable, present in align([tower.gradients for tower in towers])
+             if products_of([gradient for _, gradient in present], variable.device)]
+    if not joint:
+        return None
+    size = sum(v.get_shape().num_elements() * v.dtype.base_dtype.size for v in joint)
+    return '%d dense layer%s: one product of all towers\' factors, not a sum of %d (%.1f MB each)' % (
+        len(joint), '' if len(joint) == 1 else 's', len(towers), size / 1e6)
 
 
 def _batch_norm(towers, update_ops):

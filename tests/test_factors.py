@@ -1,0 +1,216 @@
+"""Gradients joined by their factors: against products worked out by hand, against one device, and
+which gradients are left to be added up."""
+
+import numpy as np
+import pytest
+import sample_models as samples
+import tensorflow.compat.v1 as tf
+import tf_slim as slim
+
+import towers
+from sample_models import kind_of_variables  # noqa: F401, a fixture
+from towers import combine_gradients, session_config
+from towers.factors import products_of
+
+pytestmark = pytest.mark.usefixtures('kind_of_variables')  # reference and resource
+
+WIDTH = 1024  # WIDTH x WIDTH is the least size that is joined
+WEIGHTS = '/cpu:3'
+
+
+def weights(shape=(WIDTH, WIDTH), device=WEIGHTS, name='weights'):
+    with tf.device(device):
+        return tf.get_variable(name, shape, initializer=tf.zeros_initializer())
+
+
+def whole_numbers(seed, shape):
+    """Small ones, whose sums of products float32 holds exactly."""
+    return np.random.RandomState(seed).randint(-4, 5, shape).astype(np.float32)
+
+
+def product(tower, rows, transpose_a=True, transpose_b=False, m=WIDTH, n=WIDTH, device=None):
+    """(a tower's gradient [m, n], its numbers)"""
+    x, y = whole_numbers(tower, [rows, m]), whole_numbers(tower + 50, [rows, n])
+    with tf.device('/cpu:%d' % tower if device is None else device):
+        gradient = tf.matmul(tf.constant(x if transpose_a else x.T),
+                             tf.constant(y.T if transpose_b else y), transpose_a, transpose_b)
+    return gradient, x.T.dot(y)
+
+
+def made_by(call):
+    graph = tf.get_default_graph()
+    before = len(graph.get_operations())
+    result = call()
+    return result, [op for op in graph.get_operations()[before:] if op.type != 'Const']
+
+
+def run(fetches, **options):
+    with tf.Session(config=session_config(4)) as session:
+        session.run(tf.global_variables_initializer())
+        return session.run(fetches, **options)
+
+
+def left_alone(gradients, variable):
+    """Whether these are added up by one AddN, as any gradients."""
+    _, made = made_by(lambda: combine_gradients([[(each, variable)] for each in gradients]))
+    return [op.type for op in made] == ['AddN'] and not products_of(gradients, variable.device)
+
+
+@pytest.mark.parametrize('transpose_a, transpose_b', [
+    (True, False), (False, False), (True, True), (False, True)])
+def test_one_product_of_all_rows_where_the_variable_lives(transpose_a, transpose_b):
+    variable = weights()
+    towers_of = [product(tower, rows, transpose_a, transpose_b)
+                 for tower, rows in enumerate((1, 32, 5))]
+    ((joint, owner),), made = made_by(lambda: combine_gradients(
+        [[(gradient, variable)] for gradient, _ in towers_of]))
+    assert owner is variable
+    assert [op.type for op in made] == ['ConcatV2', 'ConcatV2', 'MatMul']
+    assert [op.device for op in made] == ['/device:CPU:3'] * 3
+    rows = joint.op.inputs[0].shape.as_list()[0 if transpose_a else 1]
+    assert rows == 1 + 32 + 5
+    assert np.array_equal(run(joint), sum(numbers for _, numbers in towers_of))
+
+
+def test_what_is_no_product_is_added_to_the_joint_one():
+    variable = weights()
+    one, two = product(0, 3), product(1, 3)
+    with tf.device(WEIGHTS):
+        third = tf.constant(whole_numbers(2, [WIDTH, WIDTH])) * 1.
+    rows = tf.IndexedSlices(tf.ones([1, WIDTH]), tf.constant([7]), tf.constant([WIDTH, WIDTH]))
+    ((combined, _),) = combine_gradients([[(one[0], variable)], [(third, variable)],
+                                          [(two[0], variable)], [(rows, variable)]])
+    assert combined.op.type == 'AddN'
+    assert [tensor.op.type for tensor in combined.op.inputs][0] == 'MatMul'
+    assert third in list(combined.op.inputs) and len(combined.op.inputs) == 3
+    expected = one[1] + two[1] + whole_numbers(2, [WIDTH, WIDTH])
+    expected[7] += 1
+    assert np.array_equal(run(combined), expected)
+
+
+def test_what_the_gradients_wait_for_is_waited_for():
+    variable = weights()
+    pairs = []
+    for tower in range(2):
+        gradient, _ = product(tower, 2)
+        with tf.device('/cpu:%d' % tower), tf.control_dependencies(
+                [tf.Assert(tf.constant(tower != 1), ['tower %d said no' % tower])]):
+            pairs.append([(tf.identity(gradient), variable)])
+    ((joint, _),) = combine_gradients(pairs)
+    assert joint.op.type == 'MatMul'
+    with pytest.raises(tf.errors.InvalidArgumentError, match='tower 1 said no'):
+        run(joint)
+
+
+@pytest.mark.parametrize('rows, m, n, joined', [
+    (32, WIDTH, WIDTH, True), (33, WIDTH, WIDTH, False),        # many rows
+    (8, WIDTH, WIDTH - 1, False),                               # small weights
+    # 2 x 8 x (m + n) elements of factors: more than the m x n of the product, and fewer
+    (8, 2 ** 17, 15, False), (8, 2 ** 17, 17, True)])
+def test_which_sizes_are_joined(rows, m, n, joined):
+    variable = weights([m, n])
+    gradients = [product(tower, rows, m=m, n=n)[0] for tower in range(2)]
+    assert left_alone(gradients, variable) is not joined
+
+
+@pytest.mark.parametrize('of_variable, of_towers, joined', [
+    ('/cpu:0', ('/cpu:0', '/cpu:1'), True),
+    ('/job:worker/task:1/cpu:0', ('/job:worker/task:1/cpu:0', '/job:worker/task:1/cpu:1'), True),
+    ('/gpu:0', ('/cpu:0', '/cpu:1'), False), ('/cpu:0', ('/gpu:0', '/gpu:1'), False),
+    ('/cpu:0', ('/gpu:0', '/cpu:1'), False), (None, ('/cpu:0', '/cpu:1'), False),
+    ('/cpu:0', (None, '/cpu:1'), False),
+    ('/job:ps/cpu:0', ('/job:worker/cpu:0', '/job:worker/cpu:1'), False),
+    ('/job:worker/task:0/cpu:0', ('/job:worker/task:0/cpu:0', '/job:worker/task:1/cpu:0'), False)])
+def test_on_which_devices_they_are_joined(of_variable, of_towers, joined):
+    variable = weights(device=of_variable)
+    with tf.device(None):
+        gradients = [product(tower, 2, device=device or '')[0]
+                     for tower, device in enumerate(of_towers)]
+    assert left_alone(gradients, variable) is not joined
+
+
+def test_what_else_is_left_alone():
+    variable = weights()
+    one, two = [product(tower, 2)[0] for tower in range(2)]
+    any_batch = tf.placeholder(tf.float32, [None, WIDTH])
+    with tf.device('/cpu:0'):
+        of_any_size = tf.matmul(any_batch, any_batch, transpose_a=True)
+        finite = tf.check_numerics(one, 'of tower 0')
+    assert left_alone([of_any_size, two], variable)
+    assert left_alone([finite, two], variable)
+    assert left_alone([one, product(2, 2, transpose_a=False)[0]], variable)
+    ((alone, _),), made = made_by(lambda: combine_gradients([[(one, variable)]]))
+    assert alone is one and not made
+
+
+# ---- in a training step -------------------------------------------------------------------------
+
+def dense_net(x, y):
+    """Two wide layers of slim's, the first with an L2 loss."""
+    hidden = slim.fully_connected(x, WIDTH, scope='wide', weights_regularizer=l2)
+    return samples.mean_squared_error(slim.fully_connected(hidden, WIDTH, scope='wider'), y)
+
+
+l2 = slim.l2_regularizer(2. ** -10)
+
+
+def l2_of_the_first(variables):
+    return l2(variables[0])
+
+
+def batch_of(examples):
+    random = np.random.RandomState(3)
+    return tuple(random.randn(examples, WIDTH) / 32 for _ in range(2))
+
+
+def built_on(devices, examples=8, **options):
+    return towers.build_towers(dense_net, batch_of(examples), samples.momentum(), devices,
+                               reduction='mean', **options)
+
+
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_towers_against_one_device(copies):
+    run_of_four = samples.check_against_one_device(
+        dense_net, batch_of(8), num_towers=4, penalty=l2_of_the_first, copies=copies)
+    assert run_of_four.built.plan.combination is not None
+
+
+def test_a_step_computes_the_gradients_of_the_weights_once():
+    built = built_on(4)
+    traced = tf.RunMetadata()
+    run([built.loss, built.train_op], run_metadata=traced,
+        options=tf.RunOptions(output_partition_graphs=True))
+    products = [node for graph in traced.partition_graphs for node in graph.node
+                if 'MatMul' in node.op]
+    for tower in range(4):  # forwards twice, and back to the hidden layer
+        own = [node.name for node in products if node.name.startswith('tower_%d/' % tower)]
+        assert len(own) == 3 and sum('/gradients/' in name for name in own) == 1, own
+    joint = [node for node in products if node.name.startswith('combine_gradients/')]
+    assert [node.device[-len('/device:CPU:0'):] for node in joint] == ['/device:CPU:0'] * 2
+    assert len(products) == 4 * 3 + 2
+
+
+def test_towers_keep_their_own_gradients_and_the_plan_says_what_is_joined():
+    built = built_on(2)
+    assert built.plan.combination == (
+        "2 dense layers: one product of all towers' factors, not a sum of 2 (16.8 MB each)")
+    assert '  combination      2 dense layers: one product' in str(built.plan)
+    of_towers, combined, decay = run([
+        [tower.gradients[0][0] for tower in built.towers], built.gradients[0][0],
+        built.variables[0] * 2. ** -10])
+    np.testing.assert_allclose(combined, of_towers[0] + of_towers[1] + decay, rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize('options', [
+    dict(examples=66), dict(check_numerics=True), dict(loss_scale=towers.LossScale()),
+    dict(xla=True), dict(variable_device='replicated')], ids=lambda given: list(given)[0])
+def test_builds_that_add_up(options):
+    built = built_on(2, **options)
+    assert built.plan.combination is None and 'combination' not in str(built.plan)
+    assert not any(op.name.startswith('combine_gradients') and op.type == 'MatMul'
+                   for op in tf.get_default_graph().get_operations())
+
+
+def test_small_layers_are_not_in_the_plan():
+    built = towers.build_towers(samples.two_layers, samples.vectors(8), samples.sgd(), 2)
+    assert built.plan.combination is None
