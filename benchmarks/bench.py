@@ -35,22 +35,26 @@ class Bench:
         self._workloads, self._towers = workloads, towers
         self._effort = contest.Effort(quick)
         self._begin, self._seconds = time.monotonic(), 60. * minutes
-        self._known_threads = {}
 
     def steps(self):
-        """Towers against every peer.
-
-        The peers of a deep network are slow to start. Their thread settings are found with as many
-        towers as there are cores, or the next number, and are taken for more towers.
-        """
+        """Towers against every peer."""
         for name in self._workloads or (('digits',) if self._quick else DEFAULT):
             for count in self._counts((2,) if self._quick else WORKLOADS[name].towers):
-                contenders = [functools.partial(
+                self._contest('steps', [functools.partial(
                     contest.peers, names=names, probe=not self._quick,
-                    known=self._known_threads.get(name)) for names in contest.heats(name, count)]
-                found = self._contest('steps', contenders, name, count)
-                if found and WORKLOADS[name].deep and count >= (os.cpu_count() or 1):
-                    self._known_threads.setdefault(name, found['threads'])
+                    known=self._threads_of_fewer(name, count))
+                    for names in contest.heats(name, count)], name, count)
+
+    def _threads_of_fewer(self, name, count):
+        """{peer: threads} that were fastest for fewer towers of a deep network, or None.
+
+        Its peers are slow to start: what was found on as many towers as there are cores, or on the
+        next number, is taken for more.
+        """
+        cores = os.cpu_count() or 1
+        measured = self._results.values.get('steps', {}).get(name, {}) if WORKLOADS[name].deep else {}
+        fewer = [each for each in map(int, measured) if cores <= each < count]
+        return measured[str(min(fewer))]['threads'] if fewer else None
 
     def combinations(self):
         """Ways to add up gradients, on the parameter-heavy net."""
@@ -137,7 +141,7 @@ class Bench:
                 self._contest(part, [contenders], name, count)
 
     def _contest(self, part, contenders, name, count):
-        """What was found, or None when the time was over.
+        """Holds one, unless the time is over.
 
         Args:
           part: its name in the results.
@@ -145,13 +149,10 @@ class Bench:
           name: of the workload.
           count: number of towers.
         """
-        if not self._has_time(part, name, count):
-            return None
-        found = contest.joined([
-            contest.hold(heat(name, count), WORKLOADS[name], self._effort, self._log)
-            for heat in contenders])
-        self._results.put([part, name, str(count)], found)
-        return found
+        if self._has_time(part, name, count):
+            self._results.put([part, name, str(count)], contest.joined([
+                contest.hold(heat(name, count), WORKLOADS[name], self._effort, self._log)
+                for heat in contenders]))
 
     def _traced(self, name, count):
         contender = turns.Contender('towers', [contest.spec(name, count, 'towers')])

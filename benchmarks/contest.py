@@ -11,6 +11,7 @@ PEERS = ('towers', 'one_device', 'recipe', 'slim', 'mirrored_graph', 'mirrored_f
 # 0 is TF's default: as many as there are cores.
 ONE_DEVICE_THREADS = tuple(count for count in (0, 1, 2) if count != os.cpu_count())
 PEER_THREADS = (0, 1)  # what session_config gives towers on a machine of few cores, and the default
+_MANY_TOWERS = 8  # a contender of InceptionResNet-v2 takes 2.5 GB on 2 towers, 3 on 4
 _FIXED_THREADS = ('towers', 'floor')
 _FIRST_STEPS = 4
 _OF_WHOLE_BATCH = 0.3  # how far batch-norm statistics of whole batch and shards take a first loss
@@ -162,11 +163,15 @@ def hold(contenders, workload, effort, log):
 def heats(workload, num_towers):
     """Lists of peers that are in memory together; towers are in each.
 
-    Those of a deep network take some gigabytes each, and its floor is a process a tower.
+    Those of a deep network take some gigabytes each, on many towers more, and its floor is a process
+    a tower.
     """
-    if WORKLOADS[workload].deep and num_towers > 1:
-        return [tuple(name for name in PEERS if name != 'floor'), ('towers', 'floor')]
-    return [PEERS]
+    if not WORKLOADS[workload].deep or num_towers == 1:
+        return [PEERS]
+    if num_towers < _MANY_TOWERS:
+        return [PEERS[:-1], ('towers', 'floor')]
+    return [('towers', 'one_device', 'recipe'), ('towers', 'slim'), ('towers', 'mirrored_graph'),
+            ('towers', 'mirrored_function'), ('towers', 'floor')]
 
 
 def joined(heats_held):

@@ -105,6 +105,13 @@ def test_the_floor_of_a_deep_network_has_a_heat_of_its_own():
     assert contest.PEERS[-1] == 'floor'
 
 
+def test_many_towers_of_a_deep_network_have_room_to_themselves():
+    heats = contest.heats('inception_resnet', 8)
+    assert all(heat[0] == 'towers' and len(heat) <= 3 for heat in heats)
+    others = [name for heat in heats for name in heat[1:]]
+    assert others == list(contest.PEERS[1:])  # each of them once
+
+
 def test_heats_are_joined_and_ratios_stay_those_of_their_heat():
     first = {'batch': 64, 'seconds': {'towers': [2.], 'recipe': [4.]}, 'ratios': {'recipe': 0.5},
              'failures': {'slim': 'died'}}
