@@ -163,10 +163,11 @@ def hold(contenders, workload, effort, log):
 def heats(workload, num_towers):
     """Lists of peers that are in memory together; towers are in each.
 
-    Those of a deep network take some gigabytes each, on many towers more, and its floor is a process
-    a tower.
+    Those of a large model take gigabytes each, on many towers more, and the floor is a process a
+    tower.
     """
-    if not WORKLOADS[workload].deep or num_towers == 1:
+    chosen = WORKLOADS[workload]
+    if num_towers == 1 or not (chosen.deep or chosen.large and num_towers >= _MANY_TOWERS):
         return [PEERS]
     if num_towers < _MANY_TOWERS:
         return [PEERS[:-1], ('towers', 'floor')]

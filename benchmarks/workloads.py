@@ -16,7 +16,7 @@ MOMENTUM = 0.9
 
 class Workload(collections.namedtuple('Workload', [
         'name', 'what', 'arrays', 'model', 'learning_rate', 'batch', 'per_tower', 'towers',
-        'batch_norm', 'convolutional', 'deep'])):
+        'batch_norm', 'convolutional', 'large', 'deep'])):
     """A model with its data.
 
     Fields:
@@ -31,7 +31,8 @@ class Workload(collections.namedtuple('Workload', [
       batch_norm: whether statistics are of a tower's shard, so that one device on the whole batch
         computes another loss.
       convolutional: whether the aim for conv nets applies.
-      deep: whether a contender takes tens of seconds to start, and gigabytes.
+      large: whether a contender takes gigabytes.
+      deep: whether it takes tens of seconds to start, too.
     """
     __slots__ = ()
 
@@ -158,24 +159,24 @@ def _lstm(vocabulary, width):
 _ALL = (1, 2, 4, 8)
 WORKLOADS = collections.OrderedDict((workload.name, workload) for workload in (
     Workload('digits', 'digits network, 8 x 8', _images(8, 1),
-             _network('digits', dropout_keep_prob=1.), 0.01, 96, 8, _ALL, True, True, False),
+             _network('digits', dropout_keep_prob=1.), 0.01, 96, 8, _ALL, True, True, False, False),
     Workload('small_conv', 'two convolutions, 32 x 32', _images(32, 3), _small_conv, 0.01, 64, 8,
-             _ALL, False, True, False),
+             _ALL, False, True, False, False),
     # A low rate for the deep ones: at 1e-3 rounding alone has losses 3 % apart in the third step.
     Workload('resnet50', 'ResNet-50, 64 px', _images(64, 3), _network('resnet_v1_50'), 1e-5, 64,
-             8, _ALL, True, True, True),
+             8, _ALL, True, True, True, True),
     # Eight towers take minutes to build in every contender: asked for by --towers=8 alone.
     Workload('inception_resnet', 'InceptionResNet-v2, 96 px', _images(96, 3),
              _network('inception_resnet_v2', create_aux_logits=False, dropout_keep_prob=1.),
-             1e-5, 32, 8, (2, 4), True, True, True),
+             1e-5, 32, 8, (2, 4), True, True, True, True),
     Workload('dense', 'three 4096-wide dense layers, 50 M parameters', _features(4096, 4096),
-             dense_stack(3, 4096), 0.001, 16, 16, _ALL, False, False, False),
+             dense_stack(3, 4096), 0.001, 16, 16, _ALL, False, False, True, False),
     Workload('embedding', 'a million rows of 32, sparse gradients', _tokens(10 ** 6, 20, 2),
-             _embedding(10 ** 6, 32), 0.1, 256, 32, _ALL, False, False, False),
+             _embedding(10 ** 6, 32), 0.1, 256, 32, _ALL, False, False, False, False),
     Workload('lstm', 'LSTM of 128, 20 steps', _tokens(1000, 20, 10), _lstm(1000, 128), 0.1, 64, 8,
-             _ALL, False, False, False),
+             _ALL, False, False, False, False),
     Workload('tiny', 'one dense layer of 16, for tests', _features(16, 16), dense_stack(1, 16),
-             0.1, 16, 2, (1, 2), False, False, False),
+             0.1, 16, 2, (1, 2), False, False, False, False),
 ))
 # The deep ones last: they take most of the time.
 DEFAULT = tuple(sorted((name for name in WORKLOADS if name != 'tiny'),

@@ -100,13 +100,15 @@ def test_a_known_thread_setting_is_not_looked_for_again():
 
 
 def test_the_floor_of_a_deep_network_has_a_heat_of_its_own():
-    assert contest.heats('dense', 8) == contest.heats('resnet50', 1) == [contest.PEERS]
+    assert contest.heats('dense', 4) == contest.heats('resnet50', 1) == [contest.PEERS]
+    assert contest.heats('lstm', 8) == [contest.PEERS]
     assert contest.heats('resnet50', 2) == [contest.PEERS[:-1], ('towers', 'floor')]
     assert contest.PEERS[-1] == 'floor'
 
 
-def test_many_towers_of_a_deep_network_have_room_to_themselves():
-    heats = contest.heats('inception_resnet', 8)
+@pytest.mark.parametrize('name', ['dense', 'resnet50', 'inception_resnet'])
+def test_many_towers_of_a_large_model_have_room_to_themselves(name):
+    heats = contest.heats(name, 8)
     assert all(heat[0] == 'towers' and len(heat) <= 3 for heat in heats)
     others = [name for heat in heats for name in heat[1:]]
     assert others == list(contest.PEERS[1:])  # each of them once
