@@ -1,6 +1,7 @@
 """Contenders measured in turns: one runs while the others sleep, round after round."""
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import signal
@@ -90,7 +91,8 @@ class Contender:
             process.kill()  # it has nothing to save, and takes seconds to end by itself
         for process in self._processes:
             process.wait()
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # a command that it died before reading
+                process.stdin.close()
             process.stdout.close()
         for log in self._logs:
             log.close()

@@ -138,6 +138,7 @@ def test_a_process_that_is_killed_says_so():
     contender.start()
     try:
         contender._processes[0].kill()
+        contender._processes[0].wait()  # so that the command finds nobody to read it
         with pytest.raises(turns.ContenderError, match='was killed: no memory left'):
             contender.run(1)
     finally:
