@@ -50,10 +50,13 @@ def run(fetches, **options):
         return session.run(fetches, **options)
 
 
-def left_alone(gradients, variable):
-    """Whether these are added up by one AddN, as any gradients."""
+def is_joined(gradients, variable):
+    """Whether one product is made of these; else one AddN, as of any gradients."""
     _, made = made_by(lambda: combine_gradients([[(each, variable)] for each in gradients]))
-    return [op.type for op in made] == ['AddN'] and not products_of(gradients, variable.device)
+    types = [op.type for op in made]
+    assert types in (['ConcatV2', 'ConcatV2', 'MatMul'], ['AddN'])
+    assert len(products_of(gradients, variable)) == (0 if types == ['AddN'] else len(gradients))
+    return types != ['AddN']
 
 
 @pytest.mark.parametrize('transpose_a, transpose_b', [
@@ -88,18 +91,39 @@ def test_what_is_no_product_is_added_to_the_joint_one():
     assert np.array_equal(run(combined), expected)
 
 
-def test_what_the_gradients_wait_for_is_waited_for():
+@pytest.mark.parametrize('of_product', [False, True])
+def test_what_the_gradients_wait_for_is_waited_for(of_product):
     variable = weights()
     pairs = []
     for tower in range(2):
-        gradient, _ = product(tower, 2)
-        with tf.device('/cpu:%d' % tower), tf.control_dependencies(
-                [tf.Assert(tf.constant(tower != 1), ['tower %d said no' % tower])]):
-            pairs.append([(tf.identity(gradient), variable)])
+        with tf.device('/cpu:%d' % tower):
+            refusal = [tf.Assert(tf.constant(tower != 1), ['tower %d said no' % tower])]
+            x, y = product(tower, 2)[0].op.inputs
+            with tf.control_dependencies(refusal if of_product else []):
+                gradient = tf.matmul(x, y, transpose_a=True)
+            with tf.control_dependencies([] if of_product else refusal):
+                pairs.append([(tf.identity(gradient), variable)])
     ((joint, _),) = combine_gradients(pairs)
     assert joint.op.type == 'MatMul'
     with pytest.raises(tf.errors.InvalidArgumentError, match='tower 1 said no'):
         run(joint)
+
+
+@pytest.mark.parametrize('num_towers, joined', [(4, True), (5, False)])
+def test_how_many_rows_are_joined(num_towers, joined):
+    gradients = [product(tower, 32)[0] for tower in range(num_towers)]
+    assert is_joined(gradients, weights()) is joined
+
+
+def test_the_memory_of_a_reference_variable_is_no_factor(kind_of_variables):
+    """Its update might come before the joint product has read it; a resource's value is its own."""
+    variable, thin = weights(), weights([2, WIDTH], name='thin')
+    gradients = []
+    for tower in range(2):
+        with tf.device('/cpu:%d' % tower):
+            net = tf.matmul(tf.reshape(thin, [2, WIDTH]), variable)
+            gradients.append(tf.gradients(net * float(tower + 1), variable)[0])
+    assert is_joined(gradients, variable) is (kind_of_variables == 'resource')
 
 
 @pytest.mark.parametrize('rows, m, n, joined', [
@@ -110,7 +134,7 @@ def test_what_the_gradients_wait_for_is_waited_for():
 def test_which_sizes_are_joined(rows, m, n, joined):
     variable = weights([m, n])
     gradients = [product(tower, rows, m=m, n=n)[0] for tower in range(2)]
-    assert left_alone(gradients, variable) is not joined
+    assert is_joined(gradients, variable) is joined
 
 
 @pytest.mark.parametrize('of_variable, of_towers, joined', [
@@ -126,7 +150,7 @@ def test_on_which_devices_they_are_joined(of_variable, of_towers, joined):
     with tf.device(None):
         gradients = [product(tower, 2, device=device or '')[0]
                      for tower, device in enumerate(of_towers)]
-    assert left_alone(gradients, variable) is not joined
+    assert is_joined(gradients, variable) is joined
 
 
 def test_what_else_is_left_alone():
@@ -136,9 +160,9 @@ def test_what_else_is_left_alone():
     with tf.device('/cpu:0'):
         of_any_size = tf.matmul(any_batch, any_batch, transpose_a=True)
         finite = tf.check_numerics(one, 'of tower 0')
-    assert left_alone([of_any_size, two], variable)
-    assert left_alone([finite, two], variable)
-    assert left_alone([one, product(2, 2, transpose_a=False)[0]], variable)
+    assert not is_joined([of_any_size, two], variable)
+    assert not is_joined([finite, two], variable)
+    assert not is_joined([one, product(2, 2, transpose_a=False)[0]], variable)
     ((alone, _),), made = made_by(lambda: combine_gradients([[(one, variable)]]))
     assert alone is one and not made
 
@@ -193,8 +217,8 @@ def test_a_step_computes_the_gradients_of_the_weights_once():
 def test_towers_keep_their_own_gradients_and_the_plan_says_what_is_joined():
     built = built_on(2)
     assert built.plan.combination == (
-        "2 dense layers: one product of all towers' factors, not a sum of 2 (16.8 MB each)")
-    assert '  combination      2 dense layers: one product' in str(built.plan)
+        "2 dense layers by one product of the towers' factors, which spares 16.8 MB a tower")
+    assert '  combination      2 dense layers by one product' in str(built.plan)
     of_towers, combined, decay = run([
         [tower.gradients[0][0] for tower in built.towers], built.gradients[0][0],
         built.variables[0] * 2. ** -10])

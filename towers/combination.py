@@ -35,7 +35,7 @@ def combine_gradients(tower_gradients):
     combined = []
     for variable, present in align(tower_gradients):
         with only_device(variable.device or None):
-            gradients = join_products([gradient for _, gradient in present], variable.device)
+            gradients = join_products([gradient for _, gradient in present], variable)
             combined.append((add_up(gradients, variable), variable))
     return combined
 

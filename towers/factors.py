@@ -11,40 +11,40 @@ and read again to be added up. These factors are what Xie et al., "Lighter-Commu
 Machine Learning via Sufficient Factor Broadcasting" (UAI 2016), send between machines. Towers on
 the CPUs of one machine have nothing to send; here the traffic to memory is what is saved.
 
-The towers' own products stay in the graph for whoever fetches them. A step that does not leaves
-them out: grappler's dependency optimizer, which is on unless a config turns it off, drops a result
-that nothing but control edges use.
+The towers' own products stay in the graph for whoever fetches them (to feed one in changes nothing
+here). A step that does not leaves them out: grappler's dependency optimizer, which is on unless a
+config turns it off, drops a result that nothing but control edges use.
 """
 
 import collections
 
 import tensorflow.compat.v1 as tf
 
-# Measured on two cores, layers 4096 wide (benchmarks, BUILD_NOTES.md): up to 32 examples a tower one
-# product was faster than several and their sum; from 64 on the towers gain more by multiplying side
-# by side. Smaller weights stay in the cores' caches, where adding them up costs next to nothing.
-_MOST_ROWS = 32
+# Measured on two cores (BUILD_NOTES.md): up to 32 examples a tower this was the faster way, but for a
+# model of one layer alone; from 64 on towers gain more by multiplying side by side. So would more
+# cores, which were not there: hence no more rows in all than were measured.
+_MOST_ROWS, _MOST_JOINT_ROWS = 32, 128
 _LEAST_ELEMENTS = 2 ** 20
 
-Product = collections.namedtuple('Product', 'gradient op waits_for')
-"""A gradient, the MatMul that it is, and the operations that it has to wait for beside that."""
+Product = collections.namedtuple('Product', 'gradient op rows waits_for')
+"""A gradient, the MatMul that it is, the rows of its factors, and operations to wait for."""
 
 
-def join_products(gradients, device):
+def join_products(gradients, variable):
     """Puts one product in the place of the towers' products, where that pays.
 
     Args:
-      gradients: list of gradients of one variable, tensors or `IndexedSlices`.
-      device: of the variable; the current device, too.
+      gradients: list of gradients of the variable, tensors or `IndexedSlices`.
+      variable: its device is the current one.
 
     Returns:
       A list of gradients with the same sum: the joint product, and those that have no part in it
       (that of the regularization, say); or the list as given.
     """
-    products = products_of(gradients, device)
+    products = products_of(gradients, variable)
     if not products:
         return gradients
-    transpose_a, transpose_b = _transposed(products[0])
+    transpose_a, transpose_b = _transposed(products[0].op)
     with tf.control_dependencies([op for product in products for op in product.waits_for]):
         a = tf.concat([product.op.inputs[0] for product in products], 0 if transpose_a else 1)
         b = tf.concat([product.op.inputs[1] for product in products], 1 if transpose_b else 0)
@@ -53,30 +53,34 @@ def join_products(gradients, device):
                       if not any(gradient is product.gradient for product in products)]
 
 
-def products_of(gradients, device):
-    """The products among gradients of one variable, where joining them pays; makes no operation.
+def products_of(gradients, variable):
+    """The products among gradients of a variable, where joining them pays; makes no operation.
 
     Left out are products of other sizes than static ones, of small weights and of many rows, and
     what XLA compiles.
 
     Args:
-      gradients, device: as for `join_products`.
+      gradients, variable: as for `join_products`.
 
     Returns:
       List of `Product`, of two at least, or empty; empty also unless variable and towers are on
       CPUs of one process.
     """
-    products = [product for product in map(_product, gradients)
-                if product is not None and _is_thin(product.op)]
+    elements = variable.get_shape().num_elements() or 0
+    if elements < _LEAST_ELEMENTS:
+        return []
+    products = [product for product in map(_product, gradients) if product is not None
+                and product.rows <= _MOST_ROWS and _is_thin(product.op, elements)]
     products = [product for product in products
-                if _transposed(product) == _transposed(products[0])]
-    alone = len(products) < 2 or not _on_cpus_of_one_process(
-        [device] + [product.op.device for product in products])
-    return [] if alone else products
+                if _transposed(product.op) == _transposed(products[0].op)]
+    if len(products) < 2 or sum(product.rows for product in products) > _MOST_JOINT_ROWS:
+        return []
+    devices = [variable.device] + [product.op.device for product in products]
+    return products if _are_cpus_of_one_process(devices) else []
 
 
 def _product(gradient):
-    """`Product`, or None where a gradient is something else."""
+    """`Product`, or None where a gradient is something else, or of a size that is not static."""
     if not isinstance(gradient, tf.Tensor):
         return None
     op, waits_for = gradient.op, []
@@ -85,25 +89,38 @@ def _product(gradient):
         op = op.inputs[0].op
     if op.type != 'MatMul' or '_XlaCompile' in op.node_def.attr:
         return None
-    return Product(gradient, op, waits_for)
+    if not all(tensor.shape.is_fully_defined() for tensor in op.inputs):
+        return None
+    if any(_is_of_reference_variable(tensor) for tensor in op.inputs):
+        return None
+    rows = op.inputs[0].shape.as_list()[0 if op.get_attr('transpose_a') else 1]
+    return Product(gradient, op, rows, waits_for + list(op.control_inputs))
 
 
-def _transposed(product):
-    return product.op.get_attr('transpose_a'), product.op.get_attr('transpose_b')
+def _is_of_reference_variable(tensor):
+    """Whether a tensor is the memory of a reference variable, which an update writes to.
+
+    The variable's own gradient makes its update wait for the tower's product, not for the joint one.
+    """
+    op = tensor.op
+    while op.type in ('Identity', 'Reshape', 'Squeeze', 'ExpandDims', 'StopGradient'):
+        op = op.inputs[0].op
+    return op.type in ('Variable', 'VariableV2')
 
 
-def _is_thin(matmul):
-    """Whether its factors are thin, and the product large."""
-    shapes = [tensor.shape for tensor in matmul.inputs]
-    if not all(shape.is_fully_defined() for shape in shapes):
-        return False
-    rows = shapes[0].as_list()[0 if matmul.get_attr('transpose_a') else 1]
-    elements = matmul.outputs[0].shape.num_elements()
-    of_factors = sum(shape.num_elements() for shape in shapes)
-    return rows <= _MOST_ROWS and elements >= max(_LEAST_ELEMENTS, 2 * of_factors)
+def _transposed(op):
+    return op.get_attr('transpose_a'), op.get_attr('transpose_b')
 
 
-def _on_cpus_of_one_process(devices):
+def _is_thin(matmul, elements):
+    """Whether its factors are small beside a product of so many elements.
+
+    Joining reads and writes each factor once more; adding up does so with each product.
+    """
+    return 2 * sum(tensor.shape.num_elements() for tensor in matmul.inputs) <= elements
+
+
+def _are_cpus_of_one_process(devices):
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
     return (all(spec.device_type == 'CPU' for spec in specs)
             and len({(spec.job, spec.replica, spec.task) for spec in specs}) == 1)

@@ -166,12 +166,12 @@ def _learning_rate(optimizer, given, reduction, num_towers):
 def _combination(towers):
     """What `factors` makes of the gradients."""
     joint = [variable for variable, present in align([tower.gradients for tower in towers])
-             if products_of([gradient for _, gradient in present], variable.device)]
+             if products_of([gradient for _, gradient in present], variable)]
     if not joint:
         return None
     size = sum(v.get_shape().num_elements() * v.dtype.base_dtype.size for v in joint)
-    return '%d dense layer%s: one product of all towers\' factors, not a sum of %d (%.1f MB each)' % (
-        len(joint), '' if len(joint) == 1 else 's', len(towers), size / 1e6)
+    return "%d dense layer%s by one product of the towers' factors, which spares %.1f MB a tower" % (
+        len(joint), '' if len(joint) == 1 else 's', size / 1e6)
 
 
 def _batch_norm(towers, update_ops):
