@@ -7,7 +7,6 @@ import textwrap
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.combination import align
 from towers.devices import short_name
 from towers.factors import products_of
 
@@ -165,8 +164,12 @@ def _learning_rate(optimizer, given, reduction, num_towers):
 
 def _combination(towers):
     """What `factors` makes of the gradients."""
-    joint = [variable for variable, present in align([tower.gradients for tower in towers])
-             if products_of([gradient for _, gradient in present], variable)]
+    gradients = collections.defaultdict(list)
+    for tower in towers:
+        for gradient, variable in tower.gradients:
+            gradients[variable.op.name].append(gradient)
+    joint = [variable for _, variable in towers[0].gradients
+             if products_of(gradients[variable.op.name], variable)]
     if not joint:
         return None
     size = sum(v.get_shape().num_elements() * v.dtype.base_dtype.size for v in joint)
