@@ -331,7 +331,10 @@ def dropout_everywhere(x):
                                lambda: tf.zeros([4])),
              'loop': tf.while_loop(lambda i, _: i < 3,
                                    lambda i, s: (i + 1, s + tf.random_normal([4])),
-                                   [0, tf.zeros([4])])[1]}
+                                   [0, tf.zeros([4])],
+                                   # Else iterations draw side by side, and which of them drew
+                                   # first, so the rounding of the sum, is left to chance.
+                                   parallel_iterations=1)[1]}
     return towers.ModelOutput(w * tf.reduce_mean(noise['plain']), predictions=noise)
 
 
