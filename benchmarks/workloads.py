@@ -70,7 +70,8 @@ def _images(size, channels, classes=10):
     return arrays
 
 
-def _features(width, classes):
+def features(width, classes):
+    """Function from a batch size to (float32 [batch, width], int64 labels [batch])."""
     def arrays(batch):
         random = np.random.RandomState(batch)
         return (random.rand(batch, width).astype(np.float32),
@@ -169,13 +170,13 @@ WORKLOADS = collections.OrderedDict((workload.name, workload) for workload in (
     Workload('inception_resnet', 'InceptionResNet-v2, 96 px', _images(96, 3),
              _network('inception_resnet_v2', create_aux_logits=False, dropout_keep_prob=1.),
              1e-5, 32, 8, (2, 4), True, True, True, True),
-    Workload('dense', 'three 4096-wide dense layers, 50 M parameters', _features(4096, 4096),
+    Workload('dense', 'three 4096-wide dense layers, 50 M parameters', features(4096, 4096),
              dense_stack(3, 4096), 0.001, 16, 16, _ALL, False, False, True, False),
     Workload('embedding', 'a million rows of 32, sparse gradients', _tokens(10 ** 6, 20, 2),
              _embedding(10 ** 6, 32), 0.1, 256, 32, _ALL, False, False, False, False),
     Workload('lstm', 'LSTM of 128, 20 steps', _tokens(1000, 20, 10), _lstm(1000, 128), 0.1, 64, 8,
              _ALL, False, False, False, False),
-    Workload('tiny', 'one dense layer of 16, for tests', _features(16, 16), dense_stack(1, 16),
+    Workload('tiny', 'one dense layer of 16, for tests', features(16, 16), dense_stack(1, 16),
              0.1, 16, 2, (1, 2), False, False, False, False),
 ))
 # The deep ones last: they take most of the time.
