@@ -10,6 +10,7 @@ import tf_slim as slim
 import towers
 from sample_models import kind_of_variables  # noqa: F401, a fixture
 from towers import combine_gradients, session_config
+from towers.combination import combine
 from towers.factors import products_of
 
 pytestmark = pytest.mark.usefixtures('kind_of_variables')  # reference and resource
@@ -52,11 +53,14 @@ def run(fetches, **options):
 
 def is_joined(gradients, variable):
     """Whether one product is made of these; else one AddN, as of any gradients."""
-    _, made = made_by(lambda: combine_gradients([[(each, variable)] for each in gradients]))
+    products = products_of(gradients, variable)
+    combined, made = made_by(lambda: combine([[(each, variable)] for each in gradients]))
     types = [op.type for op in made]
     assert types in (['ConcatV2', 'ConcatV2', 'MatMul'], ['AddN'])
-    assert len(products_of(gradients, variable)) == (0 if types == ['AddN'] else len(gradients))
-    return types != ['AddN']
+    joined = types != ['AddN']
+    assert len(products) == (len(gradients) if joined else 0)
+    assert combined.joined == ([variable] if joined else [])
+    return joined
 
 
 @pytest.mark.parametrize('transpose_a, transpose_b', [
@@ -115,15 +119,78 @@ def test_how_many_rows_are_joined(num_towers, joined):
     assert is_joined(gradients, weights()) is joined
 
 
-def test_the_memory_of_a_reference_variable_is_no_factor(kind_of_variables):
+# What passes its input's memory on, for these arguments at least.
+PASS_ON = {
+    'nothing': lambda thin: thin, 'reshape': lambda thin: tf.reshape(thin, [2, WIDTH]),
+    'squeeze': lambda thin: tf.squeeze(tf.expand_dims(thin, 0), 0), 'slice': lambda thin: thin[:2],
+    'slices': lambda thin: tf.slice(thin, [0, 0], [2, WIDTH]),
+    'split': lambda thin: tf.split(thin, 1)[0], 'unstack': lambda thin: tf.unstack(thin[None])[0],
+    'stack': lambda thin: tf.stack([thin])[0], 'tile': lambda thin: tf.tile(thin, [1, 1]),
+    'pad': lambda thin: tf.pad(thin, [[0, 0], [0, 0]]),
+    'transpose': lambda thin: tf.transpose(thin, [0, 1]), 'sum': lambda thin: tf.reduce_sum(thin, []),
+    'stop_gradient': tf.stop_gradient, 'identity_n': lambda thin: tf.identity_n([thin, 1.])[0],
+    'finite': lambda thin: tf.check_numerics(thin, 'thin'), 'cast': lambda thin: tf.cast(
+        thin, tf.float32), 'default': lambda thin: tf.placeholder_with_default(thin, [2, WIDTH]),
+    'branch': lambda thin: tf.cond(tf.constant(True), lambda: thin, lambda: thin + 1.),
+    'assigned': lambda thin: tf.assign(thin, tf.ones([2, WIDTH]))}
+
+
+@pytest.mark.parametrize('what', sorted(PASS_ON))
+def test_the_memory_of_a_reference_variable_is_no_factor(what, kind_of_variables):
     """Its update might come before the joint product has read it; a resource's value is its own."""
+    variable, thin = weights(), weights([2, WIDTH], name='thin')
+    for of_second in (False, True):
+        gradients = []
+        for tower in range(2):
+            with tf.device('/cpu:%d' % tower):
+                other = tf.constant(whole_numbers(tower, [2, WIDTH]))
+                passed_on = tf.reshape(PASS_ON[what](thin), [2, WIDTH])
+                factors = (other, passed_on) if of_second else (passed_on, other)
+                gradients.append(tf.matmul(factors[0], factors[1], transpose_a=True))
+        assert is_joined(gradients, variable) is (kind_of_variables == 'resource')
+
+
+@pytest.mark.parametrize('what, compute', [
+    ('sum', lambda thin, w: thin + 1.), ('product', lambda thin, w: 2. * thin),
+    ('layer', lambda thin, w: tf.nn.elu(tf.nn.bias_add(tf.matmul(thin, w), thin[0]))),
+    ('rows', lambda thin, w: tf.reduce_mean(tf.gather(thin, [[0, 1], [1, 1]]), 1))])
+def test_what_is_computed_from_a_reference_variable_is_a_factor(what, compute):
     variable, thin = weights(), weights([2, WIDTH], name='thin')
     gradients = []
     for tower in range(2):
         with tf.device('/cpu:%d' % tower):
-            net = tf.matmul(tf.reshape(thin, [2, WIDTH]), variable)
-            gradients.append(tf.gradients(net * float(tower + 1), variable)[0])
-    assert is_joined(gradients, variable) is (kind_of_variables == 'resource')
+            gradients.append(tf.matmul(compute(thin, variable), tf.ones([2, WIDTH]), True))
+    assert is_joined(gradients, variable)
+
+
+def test_what_has_been_made_use_of_is_added_up():
+    """It is made in any case, so that a joint product would be one more."""
+    variable = weights()
+    gradients = [tf.identity(product(tower, 2)[0]) for tower in range(3)]
+    tf.identity(gradients[0])  # passed on is not made use of
+    tf.summary.histogram('gradient', tf.identity(gradients[1]))
+    assert [each.gradient for each in products_of(gradients, variable)] == gradients[::2]
+    tf.norm(gradients[2].op.inputs[0])  # the product under its Identity
+    assert not is_joined(gradients, variable)
+
+
+def test_a_chain_of_identities_is_looked_through():
+    gradients = [tf.identity(tf.identity(product(tower, 2)[0])) for tower in range(2)]
+    assert is_joined(gradients, weights())
+
+
+def test_what_is_no_tower_s_is_added_to_the_joint_product():
+    """Nor does it count for the most rows that are joined."""
+    variable = weights()
+    of_towers = [product(tower, 32) for tower in range(4)]
+    with tf.device('/cpu:0'):
+        more = product(9, 32, device='/cpu:0')
+    gradients, joined = combine([[(each, variable)] for each, _ in of_towers],
+                                [[(more[0], variable)]])
+    assert joined == [variable]
+    assert [tensor.op.type for tensor in gradients[0][0].op.inputs] == ['MatMul', 'MatMul']
+    assert gradients[0][0].op.inputs[1] is more[0]
+    assert np.array_equal(run(gradients[0][0]), sum(each[1] for each in of_towers) + more[1])
 
 
 @pytest.mark.parametrize('rows, m, n, joined', [
@@ -144,7 +211,8 @@ def test_which_sizes_are_joined(rows, m, n, joined):
     ('/cpu:0', ('/gpu:0', '/cpu:1'), False), (None, ('/cpu:0', '/cpu:1'), False),
     ('/cpu:0', (None, '/cpu:1'), False),
     ('/job:ps/cpu:0', ('/job:worker/cpu:0', '/job:worker/cpu:1'), False),
-    ('/job:worker/task:0/cpu:0', ('/job:worker/task:0/cpu:0', '/job:worker/task:1/cpu:0'), False)])
+    ('/job:worker/task:0/cpu:0', ('/job:worker/task:0/cpu:0', '/job:worker/task:1/cpu:0'), False),
+    ('/job:a/replica:0/cpu:0', ('/job:a/replica:0/cpu:0', '/job:a/replica:1/cpu:0'), False)])
 def test_on_which_devices_they_are_joined(of_variable, of_towers, joined):
     variable = weights(device=of_variable)
     with tf.device(None):
@@ -158,11 +226,16 @@ def test_what_else_is_left_alone():
     one, two = [product(tower, 2)[0] for tower in range(2)]
     any_batch = tf.placeholder(tf.float32, [None, WIDTH])
     with tf.device('/cpu:0'):
-        of_any_size = tf.matmul(any_batch, any_batch, transpose_a=True)
+        of_any_sizes = [tf.matmul(any_batch, any_batch, True),
+                        tf.matmul(tf.constant(whole_numbers(3, [2, WIDTH])), any_batch, True),
+                        tf.matmul(any_batch, tf.constant(whole_numbers(3, [2, WIDTH])), True)]
         finite = tf.check_numerics(one, 'of tower 0')
-    assert not is_joined([of_any_size, two], variable)
+    for of_any_size in of_any_sizes:
+        assert not is_joined([of_any_size, product(1, 2)[0]], variable)
     assert not is_joined([finite, two], variable)
+    one = product(0, 2)[0]
     assert not is_joined([one, product(2, 2, transpose_a=False)[0]], variable)
+    one = product(0, 2)[0]
     ((alone, _),), made = made_by(lambda: combine_gradients([[(one, variable)]]))
     assert alone is one and not made
 

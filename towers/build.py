@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.all_reduce import all_reduce as reduce_gradients, check_all_reduce
 from towers.clone import COPIES, build_all
-from towers.combination import combine_gradients
+from towers.combination import combine
 from towers.devices import check_variable_device, resolve_devices
 from towers.errors import InvalidArgumentError, ModelFunctionError, NameScopeError
 from towers.loss_scale import LossScale, ScaledLosses
@@ -198,14 +198,14 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
             padded = shards.sizes if remainder == 'weight' and optimizer is not None else None
             predictions = merge_predictions([tower.predictions for tower in towers], padded)
             metrics = merge_metrics([tower.metrics for tower in towers], shards.weights)
-        gradients, train_op, slots = [], None, []
+        gradients, joined, train_op, slots = [], [], None, []
         if optimizer is not None:
             of_towers = [tower.gradients for tower in towers]
             with tf.name_scope('combine_gradients'):
                 others, on_towers = builder.regularization_gradients(factor), None
                 if replicas is None:
                     check_no_copies(builder.trainable)
-                    gradients = combine_gradients(of_towers + others)
+                    gradients, joined = combine(of_towers, others)
                 else:
                     gradients, on_towers = reduce_gradients(placement.all_reduce, of_towers,
                                                             others, names)
@@ -218,7 +218,7 @@ def build_towers(model_fn, inputs, optimizer, devices=None, reduction='sum', rem
             train_op, slots = apply_update(
                 optimizer, gradients, global_step, placement, builder.variables,
                 [loss] + _updates(towers, update_ops), replicas, on_towers, scaled_losses, on_skip)
-    plan = make_plan(builder, towers, shards, placement, gradients, optimizer, reduction,
+    plan = make_plan(builder, towers, shards, placement, gradients, joined, optimizer, reduction,
                      remainder, update_ops, learning_rate, how_built)._replace(
                          precision=precision_text, xla=describe_xla(names) if xla else None,
                          loss_scale=None if loss_scale is None else loss_scale.describe())

@@ -1,10 +1,20 @@
 """One gradient per variable from those of all towers."""
 
+import collections
+
 import tensorflow.compat.v1 as tf
 
 from towers.errors import GradientError
-from towers.factors import join_products
+from towers.factors import join_products, products_of
 from towers.placement import only_device
+
+Combined = collections.namedtuple('Combined', 'gradients joined')
+"""What `combine` returns.
+
+Fields:
+  gradients: list of `(gradient, variable)`, as `combine_gradients` returns them.
+  joined: list of the variables whose gradient is one product for all towers, see `factors`.
+"""
 
 
 def combine_gradients(tower_gradients):
@@ -32,11 +42,35 @@ def combine_gradients(tower_gradients):
       GradientError: no tower; an entry that is no pair; a variable twice in one tower; gradients of
         one variable whose shapes or dtypes differ; no gradient at all.
     """
-    combined = []
-    for variable, present in align(tower_gradients):
+    return combine(tower_gradients).gradients
+
+
+def combine(tower_gradients, others=()):
+    """`combine_gradients` with gradients that are no tower's, and word of what was joined.
+
+    Args:
+      tower_gradients: as for `combine_gradients`.
+      others: list of further such lists, the regularization's say: added, and never joined.
+
+    Returns:
+      `Combined`.
+
+    Raises:
+      GradientError: as `combine_gradients`.
+    """
+    combined = Combined([], [])
+    for variable, present in align(list(tower_gradients) + list(others) if others
+                                   else tower_gradients):
+        gradients = [gradient for _, gradient in present]
+        products = products_of([gradient for place, gradient in present
+                                if place < len(tower_gradients)], variable)
         with only_device(variable.device or None):
-            gradients = join_products([gradient for _, gradient in present], variable)
-            combined.append((add_up(gradients, variable), variable))
+            if products:
+                combined.joined.append(variable)
+                gradients = [join_products(products)] + [
+                    gradient for gradient in gradients
+                    if not any(gradient is product.gradient for product in products)]
+            combined.gradients.append((add_up(gradients, variable), variable))
     return combined
 
 

@@ -20,6 +20,16 @@ import collections
 
 import tensorflow.compat.v1 as tf
 
+# Kernels whose result is memory of its own, or of an input that nobody else holds. A variable holds its
+# own. Many others pass on what they read, at least where there is nothing to do: Reshape, StridedSlice,
+# Tile by 1, Sum over no axis. A layer's inputs and the gradient of its outputs come from one of these
+# within a few steps.
+_COMPUTE = frozenset([
+    'MatMul', 'BatchMatMul', 'BatchMatMulV2', 'BatchMatMulV3', 'Conv2D', 'BiasAdd', 'Add', 'AddV2',
+    'Sub', 'Mul', 'RealDiv', 'Relu', 'ReluGrad', 'Tanh', 'TanhGrad', 'Sigmoid', 'SigmoidGrad',
+    'Softmax', 'MaxPool', 'AvgPool', 'Gather', 'GatherV2', 'ResourceGather'])
+_REFERENCE_VARIABLES = ('Variable', 'VariableV2', 'TemporaryVariable')
+
 # Measured on two cores (BUILD_NOTES.md): up to 32 examples a tower this was the faster way, but for a
 # model of one layer alone; from 64 on towers gain more by multiplying side by side. So would more
 # cores, which were not there: hence no more rows in all than were measured.
@@ -30,37 +40,32 @@ Product = collections.namedtuple('Product', 'gradient op rows waits_for')
 """A gradient, the MatMul that it is, the rows of its factors, and operations to wait for."""
 
 
-def join_products(gradients, variable):
-    """Puts one product in the place of the towers' products, where that pays.
+def join_products(products):
+    """The sum of products as one product of their joined factors, on the current device.
 
     Args:
-      gradients: list of gradients of the variable, tensors or `IndexedSlices`.
-      variable: its device is the current one.
+      products: as `products_of` returns them; one at least.
 
     Returns:
-      A list of gradients with the same sum: the joint product, and those that have no part in it
-      (that of the regularization, say); or the list as given.
+      A tensor of the variable's shape.
     """
-    products = products_of(gradients, variable)
-    if not products:
-        return gradients
     transpose_a, transpose_b = _transposed(products[0].op)
     with tf.control_dependencies([op for product in products for op in product.waits_for]):
         a = tf.concat([product.op.inputs[0] for product in products], 0 if transpose_a else 1)
         b = tf.concat([product.op.inputs[1] for product in products], 1 if transpose_b else 0)
-        joint = tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
-    return [joint] + [gradient for gradient in gradients
-                      if not any(gradient is product.gradient for product in products)]
+        return tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
 
 
 def products_of(gradients, variable):
     """The products among gradients of a variable, where joining them pays; makes no operation.
 
-    Left out are products of other sizes than static ones, of small weights and of many rows, and
-    what XLA compiles.
+    Left out are products of other sizes than static ones, of small weights and of many rows, what
+    XLA compiles, and what has been made use of already (in a summary, an assertion): that product
+    has to be made in any case.
 
     Args:
-      gradients, variable: as for `join_products`.
+      gradients: list of the towers' gradients of the variable, tensors or `IndexedSlices`.
+      variable: it.
 
     Returns:
       List of `Product`, of two at least, or empty; empty also unless variable and towers are on
@@ -87,25 +92,35 @@ def _product(gradient):
     while op.type == 'Identity':  # tf.gradients puts one after what an operation has several of
         waits_for += op.control_inputs
         op = op.inputs[0].op
-    if op.type != 'MatMul' or '_XlaCompile' in op.node_def.attr:
+    if op.type != 'MatMul' or '_XlaCompile' in op.node_def.attr or _is_read(op.outputs[0]):
         return None
     if not all(tensor.shape.is_fully_defined() for tensor in op.inputs):
         return None
-    if any(_is_of_reference_variable(tensor) for tensor in op.inputs):
+    if any(_may_be_of_reference_variable(tensor) for tensor in op.inputs):
         return None
     rows = op.inputs[0].shape.as_list()[0 if op.get_attr('transpose_a') else 1]
     return Product(gradient, op, rows, waits_for + list(op.control_inputs))
 
 
-def _is_of_reference_variable(tensor):
-    """Whether a tensor is the memory of a reference variable, which an update writes to.
+def _is_read(tensor):
+    """Whether anything takes a tensor in, beyond passing it on."""
+    return any(op.type != 'Identity' or _is_read(op.outputs[0]) for op in tensor.consumers())
+
+
+def _may_be_of_reference_variable(tensor):
+    """Whether a tensor may be the memory of a reference variable, which an update writes to.
 
     The variable's own gradient makes its update wait for the tower's product, not for the joint one.
     """
-    op = tensor.op
-    while op.type in ('Identity', 'Reshape', 'Squeeze', 'ExpandDims', 'StopGradient'):
-        op = op.inputs[0].op
-    return op.type in ('Variable', 'VariableV2')
+    stack, seen = [tensor.op], set()
+    while stack:
+        op = stack.pop()
+        if op.type in _REFERENCE_VARIABLES:
+            return True
+        if op.type not in _COMPUTE and op.name not in seen:
+            seen.add(op.name)
+            stack += [each.op for each in op.inputs]
+    return False
 
 
 def _transposed(op):

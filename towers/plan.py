@@ -8,7 +8,6 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.devices import short_name
-from towers.factors import products_of
 
 PlannedTower = collections.namedtuple('PlannedTower', 'index device examples owns')
 """A row of the plan: `examples` is an int, or None where the batch is not static; `owns` names
@@ -85,8 +84,8 @@ class Plan(collections.namedtuple('Plan', [
         return '\n'.join(line[:_WIDTH] for line in lines)
 
 
-def make_plan(builder, towers, shards, placement, gradients, optimizer, reduction, remainder,
-              update_ops, learning_rate, how_built):
+def make_plan(builder, towers, shards, placement, gradients, joined, optimizer, reduction,
+              remainder, update_ops, learning_rate, how_built):
     """The `Plan` of what `build_towers` has just built from these parts."""
     rows = []
     for tower in towers:
@@ -122,7 +121,7 @@ def make_plan(builder, towers, shards, placement, gradients, optimizer, reductio
         without_gradient=[variable.op.name for variable in builder.trainable
                           if optimizer is not None and variable.op.name not in trained],
         how_built=how_built,
-        combination=_combination(towers) if gradients and not builder.replicates else None,
+        combination=_combination(joined),
         precision=None, loss_scale=None, xla=None)
 
 
@@ -162,19 +161,13 @@ def _learning_rate(optimizer, given, reduction, num_towers):
     return '%s; applied to a sum of %d' % (text, num_towers)
 
 
-def _combination(towers):
-    """What `factors` makes of the gradients."""
-    gradients = collections.defaultdict(list)
-    for tower in towers:
-        for gradient, variable in tower.gradients:
-            gradients[variable.op.name].append(gradient)
-    joint = [variable for _, variable in towers[0].gradients
-             if products_of(gradients[variable.op.name], variable)]
-    if not joint:
+def _combination(joined):
+    """What `factors` made of the gradients of these variables."""
+    if not joined:
         return None
-    size = sum(v.get_shape().num_elements() * v.dtype.base_dtype.size for v in joint)
+    size = sum(v.get_shape().num_elements() * v.dtype.base_dtype.size for v in joined)
     return "%d dense layer%s by one product of the towers' factors, which spares %.1f MB a tower" % (
-        len(joint), '' if len(joint) == 1 else 's', size / 1e6)
+        len(joined), '' if len(joined) == 1 else 's', size / 1e6)
 
 
 def _batch_norm(towers, update_ops):
