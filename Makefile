@@ -1,9 +1,12 @@
 # make train [ARGS='--num_towers=4 …']   learn the digits on two towers, or what ARGS say
 # make bench [ARGS='--quick …']          measure towers beside what else there is; --help says more
-# make test  [ARGS='-k pipeline …']      run the tests
+# make test  [ARGS='-k pipeline …']      run the tests but the slow ones, on all cores
+# make test-all                          run all of them; test-slow: what `make test` leaves out
+# make test-versions                     all but slow ones that are the same on every TensorFlow
 # make scaling [ARGS='--model=digits …']  the batch and learning-rate claim, arm by arm, resumable
 # make scaling-speed [ARGS='--quick']      images/s on 1, 2, 4, 8 towers, and where a step's time goes
 # make scaling-step                        what `sum` and `mean` do to a step, by optimizer
+# make docs                              render docs/ to build/docs/index.html
 # make clean                             remove the environments and what Python leaves behind
 #
 # PYTHON=python3.11                          the Python to make the environment from
@@ -14,8 +17,15 @@ VENV ?= .venv
 PINS ?=
 INSTALLED := $(VENV)/installed
 PLOTS := $(VENV)/plots
+DOCS := $(VENV)/docs
+# Its warnings are of setuptools to those who make packages: what an editable installation is.
+PIP := PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet
 
-.PHONY: train bench test scaling scaling-speed scaling-step clean
+# A process a core. What is made once a process has its tests in one (`xdist_group`).
+PYTEST := $(VENV)/bin/python -m pytest tests --numprocesses=logical --dist=loadgroup
+
+.PHONY: train bench test test-all test-slow test-versions scaling scaling-speed scaling-step docs \
+        clean
 
 train: $(INSTALLED)
 	$(VENV)/bin/python train.py $(ARGS)
@@ -24,7 +34,16 @@ bench: $(PLOTS)
 	$(VENV)/bin/python -m benchmarks.bench $(ARGS)
 
 test: $(INSTALLED)
-	$(VENV)/bin/python -m pytest tests $(ARGS)
+	$(PYTEST) --only=fast $(ARGS)
+
+test-all: $(INSTALLED)
+	$(PYTEST) $(ARGS)
+
+test-slow: $(INSTALLED)
+	$(PYTEST) --only=slow $(ARGS)
+
+test-versions: $(INSTALLED)
+	$(PYTEST) --only=versions $(ARGS)
 
 scaling: $(PLOTS)
 	$(VENV)/bin/python -m benchmarks.batch_scaling $(ARGS)
@@ -35,6 +54,11 @@ scaling-speed: $(PLOTS)
 scaling-step: $(PLOTS)
 	$(VENV)/bin/python -m benchmarks.effective_step $(ARGS)
 
+# Docstrings are read, not imported, so no TensorFlow starts. The theme's makers advertise.
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet --config-file .mkdocs.yml $(ARGS)
+	@echo build/docs/index.html
+
 clean:
 	rm -rf .venv .venv-* build dist .pytest_cache towers.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -42,11 +66,20 @@ clean:
 # setup.py says what is needed, so a change of it installs anew. pip first: one that is older than
 # it has to be may not find the right TensorFlow.
 $(INSTALLED): setup.py
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)/bin/python -m pip install --quiet --editable '.[test]' $(PINS)
-	touch $(INSTALLED)
+	@echo "Installing TensorFlow (600 MB), tf-slim, numpy, absl, tqdm and pytest into $(VENV), with"
+	@echo "$(shell $(PYTHON) --version 2>&1). This is done once and takes one to three minutes."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade pip
+	@$(PIP) --editable '.[test]' $(PINS)
+	@touch $(INSTALLED)
+	@echo "Installed. TensorFlow takes some seconds to start, the first time up to a minute."
 
 $(PLOTS): $(INSTALLED)
-	$(VENV)/bin/python -m pip install --quiet --editable '.[plots]'
-	touch $(PLOTS)
+	@echo "Installing matplotlib into $(VENV): once, some seconds."
+	@$(PIP) --editable '.[plots]'
+	@touch $(PLOTS)
+
+$(DOCS): $(INSTALLED)
+	@echo "Installing MkDocs into $(VENV): once, some seconds."
+	@$(PIP) --editable '.[docs]'
+	@touch $(DOCS)

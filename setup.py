@@ -14,6 +14,12 @@ def read(path):
         return text_file.read()
 
 
+# `tf.layers` from TensorFlow 2.16 on: tf-keras of the TensorFlow that is there. An extra a version,
+# as nothing in a requirement can say "of that which is installed", and pip would upgrade TensorFlow
+# for the newest tf-keras.
+TF_LAYERS = {'tf-layers-2.%d' % minor: ['tf-keras==2.%d.*' % minor, 'tensorflow==2.%d.*' % minor]
+             for minor in range(16, 22)}
+
 setup(
     name='towers',
     # Read, not imported: towers imports TensorFlow, which may not be there yet.
@@ -37,6 +43,7 @@ setup(
         'Topic :: Scientific/Engineering :: Artificial Intelligence',
     ],
     packages=find_packages(include=['towers', 'towers.*']),
+    package_data={'towers': ['py.typed']},
     # No supported TensorFlow installs on Python 3.8: those before 2.15 are not tried.
     python_requires='>=3.7,!=3.8.*',
     # On Python 3.7 these keep an installed TensorFlow 1.15, with the last protobuf that it can
@@ -50,10 +57,16 @@ setup(
         'protobuf>=3.8,<3.21; python_version<"3.8"',
         'tensorflow>=2.15,<2.22; python_version>="3.9"',
     ],
-    extras_require={
-        'test': ['pytest'],
-        'plots': ['matplotlib'],
-        'gpu': ['nvidia-ml-py'],  # NVML: use and memory of GPUs
-        'horovod': ['horovod==0.28.1'],
-    },
+    extras_require=dict(TF_LAYERS, **{
+        'test': ['pytest', 'pytest-xdist>=3'],
+        'plots': ['matplotlib'],  # pictures of the benchmarks
+        'tensorboard': ['tensorboard'],  # TensorFlow brings it along before 2.21 only
+        # CUDA's libraries, and NVML for use and memory of GPUs. TensorFlow 1.15.5 with CUDA is
+        # another package, tensorflow-gpu, and wants CUDA 10.0 from elsewhere: docs/install.md.
+        'gpu': ['nvidia-ml-py',
+                'tensorflow[and-cuda]; python_version>="3.9" and sys_platform=="linux"'],
+        'horovod': ['horovod==0.28.1'],  # builds for TensorFlow 1.15 to 2.18
+        'docs': ['mkdocs-material>=9.6,<10; python_version>="3.9"',
+                 'mkdocstrings-python>=1.16,<3; python_version>="3.9"'],
+    }),
 )

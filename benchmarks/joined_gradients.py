@@ -25,7 +25,7 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 from benchmarks import turns, workloads  # noqa: E402
 from benchmarks.graph_peers import input_batches  # noqa: E402
 import towers  # noqa: E402
-from towers.stateless_random import make_initial_values_stateless  # noqa: E402
+from towers.tower.stateless_random import make_initial_values_stateless  # noqa: E402
 
 CELLS = ('3x4096:2x16,3x4096:8x16,3x4096:2x32,3x4096:4x32,3x4096:2x64,3x4096:2x128,'
          '1x4096:2x4,1x4096:2x16,1x4096:2x32,1x4096:2x64,3x2048:2x16,3x1024:2x16')

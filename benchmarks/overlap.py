@@ -52,9 +52,10 @@ def timeline(times):
       times: list of `OperationTime` of a step of `build_towers`.
 
     Returns:
-      list of `[row, kind, spans]`: the rows are the towers by number, 'combination' and 'update',
-      the kinds 'forward', 'backward', 'combination' and 'update', the spans lists of `[begin, end]`
-      in milliseconds from the step's first operation, sorted and apart from each other.
+      list of `[row, kind, spans]`: the rows are the towers by number, 'combination', and 'update'
+      for all that is in neither: the cutting of the batch, the loss of all towers, the update;
+      the kinds 'forward', 'backward', 'combination' and 'update'; the spans lists of
+      `[begin, end]` in milliseconds from the step's first operation, sorted and apart.
     """
     first = min(each.begin for each in times)
     spans = collections.defaultdict(list)

@@ -3,8 +3,12 @@
 They need matplotlib, which the extra `plots` brings.
 """
 
-_COLOURS = {'forward': '#56B4E9', 'backward': '#0072B2', 'combination': '#D55E00',
+# Okabe and Ito's, of which no two that touch are alike to the colour-blind.
+_COLOURS = {'forward': '#56B4E9', 'backward': '#CC79A7', 'combination': '#D55E00',
             'update': '#009E73'}
+# 'update' is all that is in no tower and no combination: it begins before the towers do.
+_NAMES = {'update': 'cutting the batch, loss, update'}
+_ROWS = {'update': 'outside of towers'}
 
 
 def draw_growth(name, grown, path):
@@ -20,20 +24,30 @@ def draw_growth(name, grown, path):
     """
     import matplotlib
     matplotlib.use('Agg')
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
     costs = grown['slopes']
-    figure, axes = pyplot.subplots(1, len(costs), figsize=(4 * len(costs), 3.4))
-    for axis, (cost, slope) in zip(axes, costs.items()):
+    figure, axes = pyplot.subplots(1, len(costs), figsize=(4 * len(costs), 3.4), squeeze=False)
+    for axis, (cost, slope) in zip(axes[0], costs.items()):
         values = grown['costs'][cost]
         axis.loglog(grown['sizes'], values, 'o-')
         axis.loglog(grown['sizes'], [values[-1] * size / float(grown['sizes'][-1])
                                      for size in grown['sizes']], ':', color='gray')
+        axis.set_xticks(grown['sizes'])
+        axis.xaxis.set_major_formatter(ticker.EngFormatter(places=0, sep=''))
+        axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1., 2., 5.)))
+        axis.yaxis.set_major_formatter(ticker.EngFormatter(unit=_unit(cost)))
         axis.minorticks_off()
+        axis.grid(True, color='#dddddd', linewidth=0.7)
         axis.set_title('%s, slope %.2f' % (cost, slope), fontsize=10)
         axis.set_xlabel('%s (dotted: linear)' % name)
     figure.tight_layout()
     figure.savefig(path, dpi=80)
     pyplot.close(figure)
+
+
+def _unit(cost):
+    """`'s'` of 'build seconds', `'B'` of 'graph bytes', else none."""
+    return {'seconds': 's', 'bytes': 'B'}.get(cost.rsplit(' ', 1)[-1], '')
 
 
 def draw_timeline(title, rows, path):
@@ -57,11 +71,11 @@ def draw_timeline(title, rows, path):
         axes.broken_barh([(begin, end - begin) for begin, end in spans],
                          (names.index(row) - 0.38, 0.76), color=_COLOURS[kind], linewidth=0.6)
     axes.set_yticks(range(len(names)))
-    axes.set_yticklabels(names)
+    axes.set_yticklabels([_ROWS.get(name, name) for name in names])
     axes.invert_yaxis()
     axes.set_xlabel('milliseconds')
     axes.set_title(title, fontsize=10, loc='left')
-    axes.legend(handles=[patches.Patch(color=colour, label=kind)
+    axes.legend(handles=[patches.Patch(color=colour, label=_NAMES.get(kind, kind))
                          for kind, colour in _COLOURS.items()],
                 fontsize=8, frameon=False, ncol=len(_COLOURS), loc='lower right',
                 bbox_to_anchor=(1., 1.))

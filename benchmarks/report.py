@@ -19,11 +19,25 @@ def report(results):
             lines += [''] + to_lines(results[part], part)
     for cell, reason in sorted(results.get('left_out', {}).items()):
         lines.append('left out: %s: %s' % (cell, reason))
-    return '\n'.join(lines + [''] + aim_lines(aims.judge(results)))
+    quick = any('--quick' in run['arguments'].split() for run in results.get('runs', []))
+    return '\n'.join(lines + [''] + (QUICK if quick else [])
+                     + aim_lines(aims.judge(results), judged=not quick))
 
 
-def aim_lines(verdicts):
-    """One line an aim: target, worst measured value and where, met or missed."""
+QUICK = [
+    'This was a quick run. It tells whether everything runs, whether all contenders compute the',
+    'same numbers (DIFFERS where they do not), and differences of a factor of two or so. It cannot',
+    'tell 10 % one way or the other, and on a machine that does other work (see load) still less:',
+    'its few short rounds are no judgement of any aim. Without --quick it takes hours, and judges.']
+
+
+def aim_lines(verdicts, judged=True):
+    """One line an aim: target, worst measured value and where, met or missed.
+
+    Args:
+      verdicts: list of `Verdict`.
+      judged: False leaves out what is met and missed: of a run too short to tell.
+    """
     lines = ['%-52s %-15s %8s' % ('aim', 'target', 'measured')]
     for verdict in verdicts:
         if verdict.worst is None:
@@ -32,7 +46,9 @@ def aim_lines(verdicts):
         outcome = ('MISSED in %d of %d' % (len(verdict.missed), verdict.cells) if verdict.missed
                    else 'met' if verdict.cells == 1 and not verdict.absent
                    else 'met in %d' % verdict.cells)
-        if verdict.absent:
+        if not judged:
+            outcome = 'not judged'
+        elif verdict.absent:
             outcome += ', not measured in %d' % len(verdict.absent)
         lines.append('%-52s %-15s %8.3g  %s (%s: %s)' % (
             verdict.text, verdict.target, verdict.worst, outcome,

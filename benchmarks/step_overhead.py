@@ -21,13 +21,13 @@ import time
 import tensorflow.compat.v1 as tf
 
 from benchmarks import turns
-from towers.checkpoint_hook import CheckpointHook
-from towers.evaluation import EvaluationHook
-from towers.metrics_log import MetricsHook
-from towers.progress import ProgressHook
-from towers.step_loop import LoopSession
-from towers.stopping import StopOnSignalHook
-from towers.summaries import Summaries, SummaryHook
+from towers.run.checkpoint_hook import CheckpointHook
+from towers.run.evaluation import EvaluationHook
+from towers.run.metrics_log import MetricsHook
+from towers.run.progress import ProgressHook
+from towers.run.step_loop import LoopSession
+from towers.run.stopping import StopOnSignalHook
+from towers.run.summaries import Summaries, SummaryHook
 
 _EVERY, _SAVE_EVERY = 100, 500  # lines and summaries, and checkpoints: train.py's defaults
 
@@ -92,6 +92,10 @@ def _monitored(graph, steps):
         return _timed(lambda: session.run(graph.train_op), steps)
 
 
+# What an evaluation has; none is asked for.
+_NO_EVALUATION = collections.namedtuple('NoEvaluation', 'metrics run')({}, None)
+
+
 def _with_hooks(graph, steps, every, save_every):
     """The hooks of a run of train.py, without its evaluations, which come when they are asked for."""
     last, counts = _NEVER, dict(batch_size=1, examples=graph.examples)
@@ -105,7 +109,8 @@ def _with_hooks(graph, steps, every, save_every):
             SummaryHook(Summaries(dict(graph.values), {}, None, ''), graph.step, directory,
                         summary_steps=every, last_step=last, **counts)]
         signals = StopOnSignalHook()
-        evaluation = EvaluationHook(None, graph.step, None, listeners, skip_end=lambda: True)
+        evaluation = EvaluationHook(_NO_EVALUATION, graph.step, None, listeners,
+                                    skip_end=lambda: True)
         checkpoints = CheckpointHook(directory, graph.step, save_steps=save_every,
                                      listeners=[hook.listener for hook in listeners])
         try:

@@ -4,16 +4,24 @@
 >>> images, labels = digits.load('train')
 >>> batches = datasets.train_batches(images, labels, batch_size=100, seed=1)
 
-A data set that fits in memory needs one module with a load function and one entry in `_IN_MEMORY`;
-one that does not needs a class like `ImageNet` and one entry in `_IN_FOLDERS`.
+A data set that fits in memory needs a load function and an entry in `_IN_MEMORY`; one of image files
+needs a source like `FolderImages` and an entry in `_IN_FOLDERS`.
 """
 
 import collections
+import functools
 
 from datasets import digits
-from datasets.errors import DatasetError  # noqa: F401 (public here)
-from datasets.imagenet import ImageNet
+from datasets.check_data import check_data  # noqa: F401 (public here)
+from datasets.errors import BadExampleError, DatasetError  # noqa: F401 (public here)
+from datasets.image_folder import folder_splits
+from datasets.image_records import count_classes, record_splits
+from datasets.image_set import ImageSet
+from datasets.imagenet import imagenet
+from datasets.keras_sets import SETS, load_keras_set
+from datasets.own import own_set
 from datasets.pipeline import eval_batches, train_batches  # noqa: F401 (public here)
+from datasets.synthetic import Synthetic
 from towers.errors import InvalidArgumentError
 
 
@@ -41,34 +49,69 @@ class Dataset(collections.namedtuple(
         return eval_batches(*self.load('test'), **arguments)
 
 
-_IN_MEMORY = {
-    'digits': Dataset('digits', digits.NUM_CLASSES, digits.IMAGE_SHAPE, digits.NUM_EXAMPLES,
-                      digits.load_digits),
-}
-_IN_FOLDERS = {'imagenet': ImageNet}
+def _keras_set(name):
+    known = SETS[name]
+    # Loading takes seconds, and training and evaluation take one split each.
+    return Dataset(name, known.num_classes, known.image_shape, known.num_examples,
+                   functools.partial(load_keras_set, name))
 
 
-def get_dataset(name, data_dir=None):
+def _tfrecords(data_dir, num_classes=0, background_class=False, skip_bad=0, **options):
+    num_classes = num_classes or count_classes(data_dir)
+    if not num_classes:
+        raise InvalidArgumentError('TFRecords do not say how many classes there are, and %s has no '
+                                   'labels.txt: give --num_classes.' % data_dir)
+    return ImageSet('tfrecords', record_splits(data_dir, skip_bad > 0),
+                    num_classes + bool(background_class), skip_bad=skip_bad, **options)
+
+
+def _folder(data_dir, **options):
+    classes, splits = folder_splits(data_dir)
+    return ImageSet('folder', splits, len(classes), classes, **options)
+
+
+_IN_MEMORY = dict([('digits', Dataset('digits', digits.NUM_CLASSES, digits.IMAGE_SHAPE,
+                                      digits.NUM_EXAMPLES, digits.load_digits))]
+                  + [(name, _keras_set(name)) for name in SETS])
+_IN_FOLDERS = {'imagenet': imagenet, 'tfrecords': _tfrecords, 'folder': _folder}
+_COUNTED = ('tfrecords', 'synthetic')  # those that have to be told how many classes there are
+
+
+def get_dataset(name, data_dir=None, num_classes=0, background_class=False, **options):
     """The data set of that name.
 
     Args:
-      name: 'digits' or 'imagenet'.
-      data_dir: folder of its files, for those that are not part of this package: 'imagenet'.
+      name: 'digits', 'mnist', 'fashion_mnist', 'cifar10', 'cifar100', 'imagenet', 'tfrecords',
+        'folder' or 'synthetic'; or 'module:function', see `own`.
+      data_dir: folder of its files, for 'imagenet', 'tfrecords' and 'folder'.
+      num_classes: for 'tfrecords' and 'synthetic'; 0: what a labels.txt lists, or 1000.
+      background_class: for 'tfrecords': labels begin at 1, and 0 is one class more.
+      **options: for those that are files: `augment`, `convert` and `skip_bad` of `ImageSet`.
 
     Raises:
       InvalidArgumentError: nobody knows the name (the text lists the names that exist); or it
         needs a folder and none is given, or the other way round.
       DatasetError: the folder is missing, or does not hold the data set.
     """
-    if name in _IN_MEMORY:
-        if data_dir is not None:
-            raise InvalidArgumentError('The data set %r is part of this package and takes no '
-                                       'data_dir (%r): leave it out.' % (name, data_dir))
-        return _IN_MEMORY[name]
+    if ':' in name:
+        return own_set(name, data_dir)
+    if name not in _IN_FOLDERS and name != 'synthetic' and name not in _IN_MEMORY:
+        raise InvalidArgumentError('There is no data set %r; choose one of: %s; or module:function.'
+                                   % (name, ', '.join(sorted(list(_IN_MEMORY) + list(_IN_FOLDERS)
+                                                             + ['synthetic']))))
+    if (num_classes and name not in _COUNTED) or (background_class and name != 'tfrecords'):
+        raise InvalidArgumentError('The data set %r has its own number of classes: leave '
+                                   'num_classes=%r and background_class=%r out.' % (
+                                       name, num_classes, background_class))
     if name in _IN_FOLDERS:
         if data_dir is None:
             raise InvalidArgumentError('The data set %r needs a data_dir, the folder of its files.'
                                        % name)
-        return _IN_FOLDERS[name](data_dir)
-    raise InvalidArgumentError('There is no data set %r; choose one of: %s.' % (
-        name, ', '.join(sorted(list(_IN_MEMORY) + list(_IN_FOLDERS)))))
+        if name == 'tfrecords':
+            options.update(num_classes=num_classes, background_class=background_class)
+        return _IN_FOLDERS[name](data_dir, **options)
+    if data_dir is not None:
+        raise InvalidArgumentError('The data set %r is %s and takes no data_dir (%r): leave it out.'
+                                   % (name, "in Keras' cache" if name in SETS
+                                      else 'part of this package', data_dir))
+    return Synthetic(num_classes or 1000) if name == 'synthetic' else _IN_MEMORY[name]

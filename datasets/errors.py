@@ -5,3 +5,7 @@ from towers.errors import TowersError
 
 class DatasetError(TowersError, IOError):
     """A data set's file is missing or is not the file it should be."""
+
+
+class BadExampleError(DatasetError):
+    """An example that cannot be used: damaged, of another kind, or with a label out of range."""

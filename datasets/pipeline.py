@@ -18,9 +18,11 @@ import numbers
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from datasets.epochs import Epochs, of_workers
 from towers.errors import InvalidArgumentError
 
 _KEY_RANGE = 2 ** 62  # a power of two: the modulo in stateless_uniform favours no key
+_MOST_CONSTANT_BYTES = 2 ** 24  # of images in the graph; more stay outside of it
 _PREFETCHED = 2  # batches: one for the step that comes next, one in the making
 _INT64_MAX = 2 ** 63 - 1
 
@@ -41,15 +43,20 @@ def example_order(num_examples, seed, first_example=0):
     Raises:
       InvalidArgumentError: an argument out of its range.
     """
+    return _stream(epoch_order(num_examples, seed), num_examples, first_example)
+
+
+def epoch_order(num_examples, seed):
+    """The function from an epoch, an int64 scalar, to its order: int64 [n]; see `example_order`."""
     _check_int('num_examples', num_examples, 1)
     _check_int('seed', seed, -2 ** 63)
 
-    def epoch_order(epoch):
+    def order(epoch):
         keys = tf.random.stateless_uniform(
             [num_examples], seed=tf.stack([tf.constant(seed, tf.int64), epoch]), minval=0,
             maxval=_KEY_RANGE, dtype=tf.int64)
         return tf.cast(tf.math.top_k(keys, k=num_examples).indices, tf.int64)
-    return _stream(epoch_order, num_examples, first_example)
+    return order
 
 
 def example_shifts(num_examples, seed, largest, first_example=0):
@@ -67,66 +74,40 @@ def example_shifts(num_examples, seed, largest, first_example=0):
     Raises:
       InvalidArgumentError: an argument out of its range.
     """
+    return _stream(epoch_shifts(num_examples, seed, largest), num_examples, first_example)
+
+
+def epoch_shifts(num_examples, seed, largest):
+    """The function from an epoch, an int64 scalar, to its shifts: int64 [n, 2]."""
     _check_int('num_examples', num_examples, 1)
     _check_int('seed', seed, -2 ** 63)
     _check_int('largest', largest, 0)
 
-    def epoch_shifts(epoch):
+    def shifts(epoch):
         # Epochs of the order are counted up from 0: no seed pair serves both.
         return tf.random.stateless_uniform(
             [num_examples, 2], seed=tf.stack([tf.constant(seed, tf.int64), -1 - epoch]), minval=0,
             maxval=2 * largest + 1, dtype=tf.int64) - largest
-    return _stream(epoch_shifts, num_examples, first_example)
-
-
-def example_draws(num_examples, seed, draws, first_example=0):
-    """The endless stream of random numbers that goes with `example_order`: some for each element.
-
-        numbers = stateless_uniform([n, draws], seed=[seed, -1 - e])
-
-    Args:
-      num_examples, seed, first_example: as for `example_order`.
-      draws: numbers an example, at least 1.
-
-    Returns:
-      A `tf.data.Dataset` of float32 [draws] in [0, 1).
-
-    Raises:
-      InvalidArgumentError: an argument out of its range.
-    """
-    _check_int('num_examples', num_examples, 1)
-    _check_int('seed', seed, -2 ** 63)
-    _check_int('draws', draws, 1)
-
-    def epoch_draws(epoch):
-        # Epochs of the order are counted up from 0: no seed pair serves both.
-        return tf.random.stateless_uniform(
-            [num_examples, draws], seed=tf.stack([tf.constant(seed, tf.int64), -1 - epoch]))
-    return _stream(epoch_draws, num_examples, first_example)
+    return shifts
 
 
 def _stream(of_epoch, num_examples, first_example):
     """The rows of of_epoch(0) [n, ...], then those of of_epoch(1), …, from an element on."""
-    if tf.is_tensor(first_example):
-        first_example = tf.cast(first_example, tf.int64)
-    else:
+    if not tf.is_tensor(first_example):
         _check_int('first_example', first_example, 0)
-    first_epoch = first_example // num_examples
-    return (tf.data.Dataset.range(first_epoch, _INT64_MAX)
-            .flat_map(lambda epoch: tf.data.Dataset.from_tensor_slices(of_epoch(epoch)))
-            .skip(first_example % num_examples))
+    return Epochs(num_examples, 1).stream(of_epoch, first_example)
 
 
 def train_batches(images, labels, batch_size, seed, image_size=None, channels=None,
-                  first_example=0, shift=0):
-    """Full batches for ever, in the order of `example_order`.
+                  first_example=0, shift=0, remainder='carry', share=(0, 1)):
+    """Batches for ever, in the order of `example_order`.
 
     Batch k holds the stream's elements first_example + k * batch_size and the batch_size - 1 after
     it. A batch may hold the end of one epoch and the start of the next: that way every batch is
-    full, and every example is seen once an epoch, none dropped.
+    full, and every example is seen once an epoch, none dropped. `remainder` says otherwise.
 
-    The arrays become constants of the graph: GraphDef ends at 2 GB, and every checkpoint's meta
-    graph holds them (0.4 MB for the digits, twice that with a one-shot iterator).
+    Arrays of up to 16 MB become constants of the graph, hence of every checkpoint's meta graph
+    (0.4 MB for the digits, twice that with a one-shot iterator). Larger ones stay in the process.
 
     Args:
       images: array [n, h, w, c], any numeric type.
@@ -139,10 +120,14 @@ def train_batches(images, labels, batch_size, seed, image_size=None, channels=No
       first_example: see `example_order`.
       shift: pixels by which images are moved at random, at most, before they are resized; see
         `example_shifts`. What moves in from outside is 0.
+      remainder: what becomes of the last batch of an epoch, see `epochs`; the place in the stream
+        is then that of `Epochs`.
+      share: `(w, W)`: the batches of worker w of W, see `epochs.dealt`; not with 'weight'.
 
     Returns:
       A `tf.data.Dataset` of `(images [batch_size, height, width, channels], labels [batch_size,
-      ...])` with static shapes; types as given (images float32 when resized).
+      ...])` with static shapes, but for the batch with remainder='weight'; types as given (images
+      float32 when resized).
 
     Raises:
       InvalidArgumentError: an argument makes no sense.
@@ -152,12 +137,17 @@ def train_batches(images, labels, batch_size, seed, image_size=None, channels=No
     _check_int('shift', shift, 0)
     prepare = _image_preparation(images.shape, image_size, channels)
     with tf.device('/cpu:0'):
-        stream = example_order(len(images), seed, first_example)
+        if not tf.is_tensor(first_example):
+            _check_int('first_example', first_example, 0)
+        of_epoch = order = epoch_order(len(images), seed)
         if shift:
-            shifts = example_shifts(len(images), seed, shift, first_example)
-            stream = tf.data.Dataset.zip((stream, shifts))
-        return _examples(images, labels, stream.batch(batch_size, drop_remainder=True), prepare,
-                         shift)
+            shifts = epoch_shifts(len(images), seed, shift)
+
+            def of_epoch(epoch):
+                return order(epoch), shifts(epoch)
+        batches = of_workers(len(images), batch_size, remainder, share).batches(
+            of_epoch, first_example)
+        return _examples(images, labels, batches, prepare, shift)
 
 
 def eval_batches(images, labels, batch_size, image_size=None, channels=None):
@@ -181,13 +171,23 @@ def eval_batches(images, labels, batch_size, image_size=None, channels=None):
 
 def _examples(images, labels, batches, prepare, largest_shift=0):
     """From batches of indices, or of (indices, shifts), to batches of (images, labels)."""
-    all_images, all_labels = tf.constant(images), tf.constant(labels)
+    if images.nbytes <= _MOST_CONSTANT_BYTES:
+        all_images, all_labels = tf.constant(images), tf.constant(labels)
+
+        def rows(indices):
+            return tf.gather(all_images, indices), tf.gather(all_labels, indices)
+    else:
+        def rows(indices):
+            found = tf.numpy_function(lambda wanted: (images[wanted], labels[wanted]), [indices],
+                                      [tf.as_dtype(images.dtype), tf.as_dtype(labels.dtype)])
+            return [tf.ensure_shape(part, indices.shape.concatenate(array.shape[1:]))
+                    for part, array in zip(found, (images, labels))]
 
     def gather(indices, shifts=None):
-        batch = tf.gather(all_images, indices)
+        batch, its_labels = rows(indices)
         if shifts is not None:
             batch = _shifted(batch, shifts, largest_shift)
-        return prepare(batch), tf.gather(all_labels, indices)
+        return prepare(batch), its_labels
 
     batches = batches.map(gather, num_parallel_calls=tf.data.experimental.AUTOTUNE)
     return batches.prefetch(_PREFETCHED)

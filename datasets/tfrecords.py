@@ -10,8 +10,10 @@ the data; little-endian. The data's own checksum is not verified.
 """
 
 import concurrent.futures
+import functools
 import glob
 import os
+import re
 import struct
 
 import numpy as np
@@ -26,21 +28,28 @@ _THREADS = 16  # that wait for a disk while they look for the places of records
 class Records:
     """All records of some TFRecord files, numbered from 0 in the order of the files' names."""
 
-    def __init__(self, pattern):
+    def __init__(self, pattern, skip_damaged=False):
         """Finds the records.
 
         Args:
           pattern: of the files' paths, such as '/data/imagenet/train-*'.
+          skip_damaged: list what is wrong with a file in `damages`, and use the records before that;
+            False: raise it.
 
         Raises:
-          DatasetError: no such file, one that cannot be read, is no (uncompressed) TFRecord file
-            or ends in the middle of a record; or no record in all of them.
+          DatasetError: no such file, one that cannot be read, is no (uncompressed) TFRecord file,
+            is empty or ends in the middle of a record; one of those that the names count
+            (train-00000-of-00008) is missing; or no record in all of them.
         """
         self.paths = sorted(path for path in glob.glob(pattern) if os.path.isfile(path))
         if not self.paths:
             raise DatasetError('There are no files %s: expected TFRecords of that name.' % pattern)
+        self.damages = _missing_shards(self.paths)
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-            found = list(pool.map(_places, self.paths))
+            found, damages = zip(*pool.map(_places, self.paths))
+        self.damages += [damage for damage in damages if damage is not None]
+        if self.damages and not skip_damaged:
+            raise DatasetError(self.damages[0])
         counts = [len(places) for places in found]
         if not sum(counts):
             raise DatasetError('The files %s hold no records.' % pattern)
@@ -49,6 +58,13 @@ class Records:
 
     def __len__(self):
         return len(self._places)
+
+    def where(self, number):
+        """The file, the number in it and the offset of record `number`, for error texts."""
+        file = self._files[number]
+        first = int(np.searchsorted(self._files, file))
+        return '%s, record %d at byte %d' % (self.paths[file], number - first,
+                                             self._places[number][0] - _HEADER.size)
 
     def read(self, number):
         """The data of record `number`, as bytes.
@@ -68,12 +84,42 @@ class Records:
             raise DatasetError('%s has become shorter since it was opened.' % path)
         return data
 
+    def is_intact(self, number):
+        """Whether the data of record `number` has the checksum that is written behind it."""
+        path = self.paths[self._files[number]]
+        begin, length = (int(value) for value in self._places[number])
+        with open(path, 'rb', buffering=0) as records:
+            footer = os.pread(records.fileno(), _FOOTER_BYTES, begin + length)
+        return struct.unpack('<I', footer)[0] == masked_crc32c(self.read(number))
+
+
+def _missing_shards(paths):
+    """A text for each set of files whose names count more of them than there are."""
+    sets = {}
+    for path in paths:
+        counted = re.match(r'(.*-)(\d+)(-of-)(\d+)$', path)
+        if counted:
+            sets.setdefault((counted.group(1), counted.group(4)), set()).add(int(counted.group(2)))
+    found = []
+    for (begin, count), numbers in sorted(sets.items()):
+        missing = sorted(set(range(int(count))) - numbers)
+        if missing:
+            found.append('%d of the %d files %s*-of-%s %s missing: %s. Copy %s again.' % (
+                len(missing), int(count), begin, count, 'is' if len(missing) == 1 else 'are',
+                ', '.join('%s%0*d-of-%s' % (begin, len(count), number, count)
+                          for number in missing[:3]) + (', ...' if len(missing) > 3 else ''),
+                'it' if len(missing) == 1 else 'them'))
+    return found
+
 
 def _places(path):
-    """Where the data of each record of a file begins, and its length: int64 [records, 2]."""
-    places = []
+    """`(places, damage)`: where the data of each record of a file begins, and its length, int64
+    [records, 2]; and what is wrong after that, or None."""
+    places, damage = [], None
     try:
         size = os.path.getsize(path)
+        if not size:
+            damage = 'The file %s is empty. Copy it again.' % path
         with open(path, 'rb', buffering=0) as records:
             begin = 0
             while begin < size:
@@ -82,26 +128,35 @@ def _places(path):
                                     else (size, None))
                 # A whole file would take long to check; its first record tells what it is.
                 if begin == 0 and checksum is not None and masked_crc32c(header[:8]) != checksum:
-                    raise DatasetError('%s is no TFRecord file, or a compressed one: the checksum '
-                                       'of its first record is wrong.' % path)
+                    damage = ('%s is no TFRecord file, or a compressed one: the checksum of its '
+                              'first record is wrong.' % path)
+                    break
                 end = begin + _HEADER.size + length + _FOOTER_BYTES
                 if end > size:
-                    raise DatasetError(
-                        '%s ends in the middle of the record that begins at byte %d: it has %d '
-                        'bytes. Copy it again.' % (path, begin, size))
+                    damage = ('%s ends in the middle of the record that begins at byte %d: it has '
+                              '%d bytes. Copy it again.' % (path, begin, size))
+                    break
                 places.append((begin + _HEADER.size, length))
                 begin = end
     except OSError as error:
-        raise DatasetError('Cannot read %s: %s.' % (path, error.strerror or error))
-    return np.array(places, np.int64).reshape([-1, 2])
+        damage = 'Cannot read %s: %s.' % (path, error.strerror or error)
+    return np.array(places, np.int64).reshape([-1, 2]), damage
 
 
 def masked_crc32c(data):
     """TFRecord's checksum: CRC-32C (Castagnoli), rotated by 15 bits, plus a constant."""
-    crc = 0xffffffff
+    crc, table = 0xffffffff, _crc_table()
     for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0x82f63b78 if crc & 1 else 0)
+        crc = (crc >> 8) ^ table[(crc ^ byte) & 0xff]
     crc ^= 0xffffffff
     return ((crc >> 15 | crc << 17) + 0xa282ead8) & 0xffffffff
+
+
+@functools.lru_cache(maxsize=None)
+def _crc_table():
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = (byte >> 1) ^ (0x82f63b78 if byte & 1 else 0)
+        table.append(byte)
+    return table

@@ -5,8 +5,8 @@ import os
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers.checkpoint_files import newest_checkpoint
-from towers.checkpoint_hook import CheckpointHook
+from towers.checkpoint.files import newest_checkpoint
+from towers.run.checkpoint_hook import CheckpointHook
 from towers.errors import CheckpointError
 
 DATA = '.data-00000-of-00001'

@@ -12,10 +12,10 @@ import warnings
 
 import tensorflow.compat.v1 as tf
 
-from towers.checkpoint_files import newest_checkpoint
-from towers.checkpoint_hook import CheckpointHook
-from towers.checkpoint_tidy import tidy_directory
-from towers.run_lock import hold_directory
+from towers.checkpoint.files import newest_checkpoint
+from towers.run.checkpoint_hook import CheckpointHook
+from towers.checkpoint.tidy import tidy_directory
+from towers.run.run_lock import hold_directory
 
 KEEP = 3
 

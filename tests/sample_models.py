@@ -240,6 +240,8 @@ def check_against_one_device(model_fn, arrays, make_optimizer=None, num_towers=2
                              transform=None, tolerance=1e-12, **options):
     """Trains on towers and on one device; `options` are of `build_towers`. Returns the former."""
     make_optimizer = make_optimizer or momentum
+    if penalty is not None:
+        options.setdefault('regularization', 'add')
     ours = on_towers(model_fn, arrays, make_optimizer, num_towers, **options)
     factor = num_towers if options.get('reduction', 'sum') == 'sum' else 1
     plain = one_device(model_fn, arrays, make_optimizer, ours.initial, factor=factor,

@@ -134,7 +134,7 @@ def metrics(folder):
 def untimed(lines):
     """Lines of metrics.jsonl without what depends on the time of day."""
     return [[(name, value) for name, value in line.items()
-             if name not in ('images_per_second', 'wall_time')] for line in lines]
+             if name not in ('images_per_second', 'input_wait', 'wall_time')] for line in lines]
 
 
 def contents(folder):

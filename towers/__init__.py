@@ -8,37 +8,60 @@
 Importing this package changes nothing in the program that imports it.
 """
 
-from towers.audit import Audit, audit
-from towers.averages import WeightAverages
-from towers.build import BuiltTowers, build_towers
-from towers.checkpoint_files import newest_checkpoint
-from towers.checkpoint_hook import CheckpointHook
-from towers.checkpoint_match import check_fits, init_from
-from towers.checkpoint_tidy import tidy_directory
-from towers.check import TowersReport, check_towers
-from towers.choose_placement import choose_variable_device, placement_candidates
-from towers.combination import combine_gradients
-from towers.compat import mend_slim
-from towers.devices import resolve_devices, session_config, visible_gpus
-from towers.errors import (AuditError, CheckpointError, CloneError, DeviceError, GradientError,
-                           InputError, InvalidArgumentError, LogFileError, ModelFunctionError,
-                           NameScopeError, PrecisionError, RunLockedError, SharedVariableError,
-                           TowersError)
-from towers.evaluation import Evaluation, EvaluationHook
-from towers.export import export_saved_model
-from towers.learning_rate import LearningRate, scale_learning_rate
-from towers.loss_scale import LossScale
-from towers.metrics_log import MetricsHook
+from towers.build.build import build_towers
+from towers.build.built import BuiltTowers
+from towers.build.options import Numerics, VariablePlacement
+from towers.build.plan import Plan
+from towers.checkpoint.files import newest_checkpoint
+from towers.checkpoint.match import check_fits, init_from
+from towers.checkpoint.tidy import tidy_directory
+from towers.cluster.check import check_cluster
+from towers.cluster.cluster import Cluster
+from towers.cluster.feed import files_of_worker, until_all_end
+from towers.cluster.member import Member, join, serve
+from towers.cluster.ports import free_ports
+from towers.cluster.stop_together import StopTogetherHook
+from towers.errors import (AuditError, CheckpointError, CloneError, ClusterError, DeviceError,
+                           GradientError, InputError, InvalidArgumentError, LogFileError,
+                           MeasurementError, MissingPackageError, ModelFunctionError,
+                           NameScopeError, OutOfMemoryError, OutputLostError, PrecisionError,
+                           RunLockedError, SharedVariableError, TowersError, WorkerLostError)
+from towers.fronts.estimator import replicate_model_fn
+from towers.fronts.keras_model import ParallelModel
+from towers.fronts.tower_optimizer import TowerOptimizer
+from towers.inspect.audit import Audit, audit
+from towers.inspect.check import TowersReport, check_towers
+from towers.memory.account import MemoryAccount, memory_account
+from towers.memory.fit import FittedBatch, fit_batch_size, largest_batch
+from towers.memory.measure import MeasuredMemory, measure_memory
+from towers.memory.out_of_memory import OutOfMemoryHook, out_of_memory_explained
+from towers.memory.plot import draw_memory
+from towers.memory.report import MemoryReport, memory_report
 from towers.nonfinite import NonFiniteError
-from towers.outputs import ModelOutput
-from towers.plan import Plan
-from towers.precision import PRECISIONS, use_precision
-from towers.progress import ProgressHook
-from towers.run_lock import hold_directory
-from towers.shards import split_batch
-from towers.stopping import StopOnSignalHook
-from towers.summaries import SummaryHook, default_summaries
-from towers.tower import Tower
-from towers.training_session import training_session
+from towers.placement.devices import resolve_devices, session_config, visible_gpus
+from towers.placement.precision import PRECISIONS, use_precision
+from towers.placement.stages import stage
+from towers.recomputation.block import recompute
+from towers.reduce.combination import combine_gradients
+from towers.reduce.loss_scale import LossScale
+from towers.run.averages import WeightAverages
+from towers.run.build_progress import BuildProgress
+from towers.run.checkpoint_hook import CheckpointHook
+from towers.run.choose_placement import choose_variable_device, placement_candidates
+from towers.run.evaluation import Evaluation, EvaluationHook
+from towers.run.export import export_saved_model
+from towers.run.input_watch import InputWatch, InputWatchHook
+from towers.run.learning_rate import LearningRate, scale_learning_rate
+from towers.run.metrics_log import MetricsHook
+from towers.run.progress import ProgressHook
+from towers.run.run_lock import hold_directory
+from towers.run.run_settings import RunSettings
+from towers.run.stopping import StopOnSignalHook
+from towers.run.summaries import SummaryHook, default_summaries
+from towers.run.training_session import training_session
+from towers.slim_mend import mend_slim
+from towers.tower.outputs import ModelOutput
+from towers.tower.shards import split_batch
+from towers.tower.tower import Tower
 
 __version__ = '0.1.0'

@@ -1,7 +1,6 @@
 """Every difference between TensorFlow versions that this package has to know, 1.15 to 2.21.
 
-Importing this module changes nothing and imports neither Keras nor tf_slim. The one patch in here,
-`mend_slim`, is made by calling it.
+Importing this module changes nothing and imports neither Keras nor tf_slim.
 
 Names that are not public API, and why each is needed:
 
@@ -12,203 +11,99 @@ Names that are not public API, and why each is needed:
 * `_callable_losses` of a Keras 2 layer: the public `losses` of a model hold those of its parts, so
   that a part shared by two models, or a `tf.layers` layer inside a model (which has already put
   its loss into a collection), would be counted twice.
-* `_flatten_layers` of a Keras 2.15 layer, the parts of a layer for the same purpose: the public
-  `submodules` raises for an LSTM with dropout in graph mode (not on 1.15, which has just that).
+* `_flatten_layers` of a Keras 2.15 layer, `_layers` on 1.15, the parts of a layer for the same
+  purpose: the public `submodules` raises for an LSTM with dropout in graph mode and, on 1.15, for a
+  model that was compiled.
 * `_keras_history` of a tensor: whether it comes from a `keras.Input`. No public call tells on all
-  of these versions.
-* `batch_norm.__closure__` and `batch_norm._key_op` of tf_slim: see `_guard_batch_norm`.
+  of these versions. `_keras_mask` of one: the mask that Keras' losses and metrics weigh it by.
+* `get_session` of the modules in `_KERAS_BACKENDS`: the public name is in `tf.compat.v1.keras`,
+  which is Keras 3 from TF 2.16 on; tf_keras has none.
+* `_make_train_function`, `_make_test_function` and `_make_predict_function` of a Keras 2 model in
+  graph mode, which `ParallelModel` overrides: the one place where Keras makes the gradients, by an
+  optimizer that takes no device, and where it starts to need its session.
+* AutoGraph's `ag_ctx`: see `autograph_of_layers`.
 * `_update_input` and `_get_control_flow_context` of an operation: TF has no public way to give an
   operation another input, nor to ask whether it is in a `tf.cond` or `tf.while_loop`.
-* `_device_assignments`, `_set_device`, `_set_attr` and `_add_control_inputs` of an operation: a
-  clone of a tower's graph has to know which device scope an operation got its device from, and set
-  what `tf.import_graph_def` cannot be told: devices and colocations beside operations outside of
-  what is imported, and control inputs from there.
+* `_device_assignments`, `_set_device`, `_set_attr`, `_add_control_inputs` and
+  `_remove_all_control_inputs` of an operation: a clone of a tower's graph, and the audit, have to
+  know which device scope an operation got its device from; a clone has to set what
+  `tf.import_graph_def` cannot be told: devices, and colocations with operations outside of what is
+  imported, and control inputs from there; and what all towers but the first leave out of their
+  forward pass is only waited for.
 * `_get_function` of a graph: the device scopes in the body of a function, for the same purpose, are
   not in its definition.
+* the prefixes of operations that TensorFlow's runtime puts in place of public ones, `_Mkl…`,
+  `_MklNative…` and `_Fused…`: which of them a step has depends on the CPU, see
+  `computed_operation`.
 * `_do_call` of a session: what a function of `make_callable` raises names an operation by a mark in
   its text; this is where `Session.run` turns the mark into the operation and the line that made it.
 * `_get_partitions`, `_get_save_slice_info` and `_set_save_slice_info`: see `partitioned_like`.
-* `_initializer_op` of a variable: see `initialize_with`.
+* `_initializer_op` and `_initial_value` of a variable: see `initialize_with`.
+* the collections `('__variable_store',)` and `('__varscope',)` of a graph with what is in them, and
+  Keras' counters of names: a build that failed must leave them as they were, see
+  `keep_variable_stores`.
 * `_lr` and `_learning_rate` of TF's optimizers: no public call tells an optimizer's rate, and the
   plan shows it. Where neither is there the plan says that it does not know.
 """
 
-import inspect
+import contextlib
+import os
+import re
 import sys
-import types
 
 import tensorflow
 import tensorflow.compat.v1 as tf
-
-from towers import errors
 
 # (major, minor), e.g. (1, 15) or (2, 21).
 TF_VERSION = tuple(int(part) for part in tf.version.VERSION.split('.')[:2])
 
 
-# ---- tf_slim 1.1.0 on a current TensorFlow ------------------------------------------------------
-
-# Private modules that tf_slim imports -> names that TF no longer has there, and the public
-# equivalent with the same signature as TF 1.15 had.
-_MOVED = {
-    'tensorflow.python.framework.ops': {
-        'Tensor': tf.Tensor, 'IndexedSlices': tf.IndexedSlices},
-    'tensorflow.python.ops.array_ops': {
-        'stack': tf.stack, 'unstack': tf.unstack},
-    'tensorflow.python.ops.control_flow_ops': {
-        'Assert': tf.Assert, 'case': tf.case, 'cond': tf.cond, 'while_loop': tf.while_loop},
-    'tensorflow.python.ops.variable_scope': {
-        'variable': tf.Variable},
-}
-_OPS = 'tensorflow.python.framework.ops'
-
-# From this version on `slim.batch_norm` looks for a Keras layer in a module that does not exist.
-_BATCH_NORM_LOST = (2, 15)
-
-
-class _GraphKeys(object):
-    """`tf.GraphKeys`, except that `UPDATE_OPS` is an equal string and never the same object.
-
-    `slim.batch_norm` takes the lost Keras layer if its `updates_collections` *is* that object, and
-    its own implementation otherwise; both use the same variable names, the same collection and the
-    same formula. As the property makes a new string each time, the identity never holds, whether
-    the argument comes from slim's default, an arg_scope or the caller.
-    """
-
-    def __getattr__(self, name):
-        return getattr(tf.GraphKeys, name)
-
-    @property
-    def UPDATE_OPS(self):  # pylint: disable=invalid-name
-        return ''.join(list(tf.GraphKeys.UPDATE_OPS))
-
-
-class _ModuleView(types.ModuleType):
-    """A module with some names added, seen only by those who hold the view."""
-
-    def __init__(self, module, added):
-        super(_ModuleView, self).__init__(module.__name__, module.__doc__)
-        self.__dict__.update(added)
-        self._viewed = module
-
-    def __getattr__(self, name):
-        return getattr(self._viewed, name)
-
-    def __dir__(self):
-        return sorted(set(dir(self._viewed)) | set(self.__dict__))
-
-
-def mend_slim():
-    """Makes tf_slim 1.1.0 work on TF 2.13 to 2.21, without tf-keras. A no-op on TF 1.15.
-
-    TF's own modules stay as they are. The modules of tf_slim that have been imported so far get,
-    in place of the private TF modules they hold, views of them that also have the names which TF
-    moved elsewhere. That reaches every net and every arg_scope, made before or after, as they look
-    these names up when they are called. `tf_slim.nets` uses none of the moved names, so it may be
-    imported later.
-
-    Call it again as often as you like; nothing is mended twice.
-
-    Raises (when slim is used, not here): `slim.batch_norm` falls back on slim's own implementation,
-    which lacks some of what the lost Keras layer did. It raises `InvalidArgumentError` for
-    `renorm=True`, for `adjustment`, and, where it cannot be fused (`fused=False`, or inputs of a
-    rank other than 2 and 4), for `param_regularizers` and for half-precision inputs.
-
-    Returns:
-        A sorted list of the names that were mended by this call, such as 'array_ops.stack'; empty
-        when there was nothing (left) to mend.
-    """
-    import tf_slim  # pylint: disable=import-outside-toplevel
-
-    lost_batch_norm = TF_VERSION >= _BATCH_NORM_LOST
-    views = {}
-    for name, moved in _MOVED.items():
-        module = sys.modules.get(name)
-        if module is None:
-            continue
-        added = {key: value for key, value in moved.items() if not hasattr(module, key)}
-        if name == _OPS and lost_batch_norm:
-            added['GraphKeys'] = _GraphKeys()
-        if added:
-            views[name] = (_ModuleView(module, added), added)
-
-    mended = set()
-    for slim_module in _loaded_under(tf_slim.__name__):
-        for attribute, held in list(vars(slim_module).items()):
-            if not isinstance(held, types.ModuleType) or isinstance(held, _ModuleView):
-                continue
-            if held.__name__ in views:
-                view, added = views[held.__name__]
-                setattr(slim_module, attribute, view)
-                short = held.__name__.rsplit('.', 1)[-1]
-                mended.update('%s.%s' % (short, key) for key in added)
-    if lost_batch_norm and _guard_batch_norm(tf_slim.batch_norm):
-        mended.add('batch_norm')
-    return sorted(mended)
-
-
-def _loaded_under(package):
-    """The imported modules of `package`, itself included."""
-    return [module for name, module in sorted(sys.modules.items())
-            if isinstance(module, types.ModuleType)
-            and (name == package or name.startswith(package + '.'))]
-
-
-def _guard_batch_norm(batch_norm):
-    """Makes slim's batch norm refuse what its own implementation would silently leave out.
-
-    `slim.batch_norm` is a function made by `add_arg_scope`; the function it wraps is in its closure
-    and in no module. Exchanging it there catches every reference to `batch_norm` there is,
-    `normalizer_fn=slim.batch_norm` in an arg_scope made long ago included, and sees the arguments
-    that arg_scopes add.
-
-    Returns:
-        Whether the guard was put in by this call.
-    """
-    cell = batch_norm.__closure__[batch_norm.__code__.co_freevars.index('func')]
-    unguarded = cell.cell_contents
-    if hasattr(unguarded, 'unguarded'):
+def has_estimator():
+    """Whether this TensorFlow has `tf.estimator`: 2.16 and later have none."""
+    try:
+        return hasattr(tf.estimator, 'EstimatorSpec')  # the package is imported here, not before
+    except (AttributeError, ImportError):
         return False
-    signature = inspect.signature(unguarded)
-
-    def guarded(*args, **kwargs):
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        _check_batch_norm(bound.arguments)
-        return unguarded(*args, **kwargs)
-
-    guarded.unguarded = unguarded
-    # The key under which arg_scopes store the arguments for this function.
-    guarded._key_op = batch_norm._key_op  # pylint: disable=protected-access
-    cell.cell_contents = guarded
-    return True
 
 
-def _check_batch_norm(arguments):
-    """Raises for a call of slim's batch norm that would have needed the Keras layer of old."""
-    if (arguments['batch_weights'] is not None or arguments['zero_debias_moving_mean'] or
-            arguments['updates_collections'] != tf.GraphKeys.UPDATE_OPS):
-        return  # slim never used the Keras layer for these
-    for name in ('renorm', 'adjustment'):
-        if arguments[name]:
-            raise errors.InvalidArgumentError(
-                'slim.batch_norm was given %s=%r, which needs a Keras layer that TensorFlow %s no '
-                'longer has for tf_slim. Leave it out, use another batch norm (such as '
-                'keras.layers.BatchNormalization), or run on TensorFlow 1.15.'
-                % (name, arguments[name], tf.version.VERSION))
-    inputs = tf.convert_to_tensor(arguments['inputs'])
-    if arguments['fused'] is not False and inputs.shape.ndims in (2, 4):
-        return
-    wrong = None
-    if arguments['param_regularizers']:
-        wrong = 'param_regularizers (they would be ignored)'
-    elif inputs.dtype.base_dtype in (tf.float16, tf.bfloat16):
-        wrong = '%s inputs (its moving averages would be that too)' % inputs.dtype.base_dtype.name
-    if wrong:
-        raise errors.InvalidArgumentError(
-            'slim.batch_norm was given %s together with fused=%r and inputs of shape %s. On '
-            'TensorFlow %s it can only do that fused: leave `fused` out and give inputs of rank 2 '
-            'or 4.' % (wrong, arguments['fused'], inputs.shape, tf.version.VERSION))
+# ---- tf.layers ----------------------------------------------------------------------------------
+
+# From this version on `tf.layers` and `tf.nn.rnn_cell` are those of the package tf-keras.
+_LAYERS_LEFT = (2, 16)
+
+
+def missing_layers(error):
+    """What to do about `tf.layers` or `tf.nn.rnn_cell` that TensorFlow does not have by itself.
+
+    Args:
+      error: an exception that a program's use of them may have ended in. TF raises `AttributeError`
+        where Keras 3 is in use, and `ImportError` (from the second use on, `RecursionError`) where
+        `TF_USE_LEGACY_KERAS` is set and tf-keras is not installed.
+
+    Returns:
+      A text; None for another error.
+    """
+    version, text = '%d.%d' % TF_VERSION, str(error)
+    not_installed = (isinstance(error, ImportError) and text.startswith('Keras cannot be imported')
+                     or isinstance(error, RecursionError) and _ends_in_lazy_loader(error))
+    switched_off = isinstance(error, AttributeError) and 'is not available with Keras 3' in text
+    if not (not_installed or switched_off):
+        return None
+    if TF_VERSION < _LAYERS_LEFT:
+        return ('TF_USE_LEGACY_KERAS is set, so that tf.layers is taken from the package tf-keras, '
+                'which is not installed. Take the variable out of the environment: TensorFlow %s '
+                'has tf.layers itself.' % version)
+    return ('tf.layers and tf.nn.rnn_cell are those of the package tf-keras on TensorFlow %s, '
+            'which is not %s: pip install towers[tf-layers-%s] (that is tf-keras==%s.*), and set the '
+            'environment variable TF_USE_LEGACY_KERAS=1 before the program first uses them or '
+            'tf.keras.' % (version, 'installed' if not_installed else 'in use', version, version))
+
+
+def _ends_in_lazy_loader(error):
+    frame = error.__traceback__
+    while frame.tb_next is not None:
+        frame = frame.tb_next
+    return os.path.basename(frame.tb_frame.f_code.co_filename) == 'lazy_loader.py'
 
 
 # ---- Keras --------------------------------------------------------------------------------------
@@ -225,6 +120,8 @@ _KERAS_LAYERS = (
     'tf_keras.src.engine.base_layer_v1',
     _KERAS_3,
 )
+# Modules in which Keras 2 counts the layers without a name, graph by graph.
+_KERAS_BACKENDS = ('tensorflow.python.keras.backend', 'keras.src.backend', 'tf_keras.src.backend')
 # Modules whose `Layer` is the base class of `tf.layers`, of the RNN cells of `tf.nn.rnn_cell` and
 # of what tf_slim uses. They put their updates and losses into the graph's collections themselves.
 _LEGACY_LAYERS = (
@@ -284,10 +181,70 @@ def keras_variables(layer, trainable=False):
     return list(variables)
 
 
+def keras_states(layer):
+    """The `tf.Variable`s in which a stateful RNN, or one within a layer, keeps its state."""
+    states = []
+    for part in _parts_of(layer):
+        if getattr(part, 'stateful', False):
+            states.extend(keras_variable_value(state) for state in
+                          tf.nest.flatten(getattr(part, 'states', None)))
+    return [state for state in states if isinstance(state, VARIABLE_TYPES)]
+
+
 def keras_variable_value(variable):
     """The `tf.Variable` behind a Keras 3 variable; anything else as it is."""
     value = getattr(variable, 'value', None)
     return value if isinstance(value, VARIABLE_TYPES) else variable
+
+
+def keras_of(model):
+    """The Keras 2 module that a model is of: `tf.keras` of TF 1.15 or 2.15, or `tf_keras`.
+
+    Returns:
+      The module, with `Model` and `layers.Layer`; None for any other object, models of Keras 3 and
+      of the package keras beside TF 1.15 included.
+    """
+    if is_keras_3(model):
+        return None
+    for base in type(model).__mro__:
+        for package, keras in (('tf_keras.', sys.modules.get('tf_keras')),
+                               ('keras.src.', tensorflow),
+                               ('tensorflow.python.keras.', tensorflow)):
+            if base.__module__.startswith(package):
+                keras = getattr(keras, 'keras', keras)
+                return keras if isinstance(model, keras.Model) else None
+    return None
+
+
+def keras_backend_of(model):
+    """The module with `get_session` and `learning_phase` for a model of `keras_of`."""
+    packages = {base.__module__.split('.')[0] for base in type(model).__mro__}
+    for name in reversed(_KERAS_BACKENDS):  # TensorFlow's last: all derive from its classes
+        if name in sys.modules and name.split('.')[0] in packages:
+            return sys.modules[name]
+    raise AssertionError('no backend of %r' % model)
+
+
+def keras_parts(layer):
+    """A Keras layer and the Keras layers that it contains, at any depth, each once."""
+    return _parts_of(layer)
+
+
+def keras_mask(tensor):
+    """The mask that Keras keeps with a tensor: bool [batch, …], or None."""
+    return getattr(tensor, '_keras_mask', None)
+
+
+@contextlib.contextmanager
+def autograph_of_layers():
+    """Within it Keras converts the `call` of a layer as it does in a program of its own.
+
+    For calls of a user's layers by a layer whose own `call` is `do_not_convert`, which TensorFlow
+    takes as said of all that it calls; there is no public way to unsay it.
+    """
+    from tensorflow.python.autograph.core import ag_ctx  # pylint: disable=g-import-not-at-top
+    with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.UNSPECIFIED):
+        yield
 
 
 def keras_weight_losses(layer):
@@ -315,8 +272,15 @@ def _parts_of(layer):
     """A Keras 2 layer and the layers that it contains, at any depth."""
     if hasattr(layer, '_flatten_layers'):
         return list(layer._flatten_layers())  # pylint: disable=protected-access
-    return [part for part in (layer,) + tuple(layer.submodules)
-            if isinstance(part, keras_base_layers())]
+    found, pending = [], [layer]
+    while pending:
+        part = pending.pop(0)
+        if not isinstance(part, keras_base_layers()):  # a list or dict of layers
+            pending = list(part.layers) + pending
+        elif not any(part is other for other in found):
+            found.append(part)
+            pending = list(part._layers) + pending  # pylint: disable=protected-access
+    return found
 
 
 def _regularizer_of(variable):
@@ -340,7 +304,7 @@ def optimizer_learning_rate(optimizer):
     return None
 
 
-def initialize_with(variable, value):
+def initialize_with(variable, value, as_initial_value=False):
     """Makes a tensor what a variable's initializer gives it, whatever it was made with.
 
     A variable that is made with a value which depends on another variable gets TF's rewritten copy
@@ -349,7 +313,51 @@ def initialize_with(variable, value):
     """
     with tf.control_dependencies(None):
         assign = tf.assign(variable, value, validate_shape=value.shape.is_fully_defined())
-    variable._initializer_op = assign.op  # pylint: disable=protected-access
+    # pylint: disable=protected-access
+    variable._initializer_op = assign.op
+    if as_initial_value:
+        variable._initial_value = value
+
+
+def keep_variable_stores(graph):
+    """Notes what TF and Keras know of a graph's variables besides its collections.
+
+    That is what `tf.get_variable` finds by name, and the counters that layers and scopes without a
+    name are numbered by.
+
+    Returns:
+      A function that puts all of it back.
+    """
+    kept = [(mapping, dict(mapping)) for mapping in _variable_stores(graph)]
+
+    def restore():
+        known = {id(mapping) for mapping, _ in kept}
+        for mapping in _variable_stores(graph):
+            if id(mapping) not in known:  # a store that is new
+                mapping.clear()
+        for mapping, before in kept:
+            mapping.clear()
+            mapping.update(before)
+    return restore
+
+
+def _variable_stores(graph):
+    """The dicts of `keep_variable_stores`."""
+    for key, names in ((('__variable_store',), ('_vars', '_partitioned_vars')),
+                       (('__varscope',), ('variable_scopes_count',))):
+        for store in graph.get_collection(key):
+            for name in names:
+                if hasattr(store, name):
+                    yield getattr(store, name)
+    for module in _KERAS_BACKENDS:
+        of_graphs = getattr(sys.modules.get(module), 'PER_GRAPH_OBJECT_NAME_UIDS', {})
+        if graph in of_graphs:
+            yield of_graphs[graph]
+    state = sys.modules.get('keras.src.backend.common.global_state')
+    if state is not None:
+        counters = state.get_global_attribute('object_name_uids')
+        if counters is not None:
+            yield counters
 
 
 def parts_of(variable):
@@ -373,12 +381,21 @@ def partitioned_like(whole, parts):
 COLLECTIVE_DTYPES = (tf.float32, tf.float64) + ((tf.float16,) if TF_VERSION >= (2, 0) else ())
 
 
+# Whether `CollectiveGather` takes another number of rows in each step.
+GATHERS_ANY_ROWS = TF_VERSION >= (2, 0)
+
+
 # ---- Operations ---------------------------------------------------------------------------------
 
 
 def in_control_flow(op):
     """Whether an operation is in a branch of a `tf.cond` or the body of a `tf.while_loop`."""
     return op._get_control_flow_context() is not None  # pylint: disable=protected-access
+
+
+def control_flow_context(op):
+    """The loop or branch (of control flow v1) that an operation is of, a thing to compare; or None."""
+    return op._get_control_flow_context()  # pylint: disable=protected-access
 
 
 def replace_tensor(old, new):
@@ -394,12 +411,70 @@ def replace_input(op, position, new):
     op._update_input(position, new)  # pylint: disable=protected-access
 
 
+_PRODUCT = re.compile('_(?:Mkl)?(?:Native)?(?:Fused)?((?:MatMul|Conv|DepthwiseConv).*)')
+# What the runtime adds to move tensors between devices and layouts; nothing is computed there.
+_MOVES = ('_Send', '_Recv', '_HostSend', '_HostRecv', 'Const', '_MklToTf', '_MklInputConversion')
+
+
+def computed_operation(op_type):
+    """The public type of operation that a node of the runtime's graph computes.
+
+    oneDNN computes products as `_MklMatMul` or `_MklNativeMatMul` where it is on and, for half
+    precision, where the CPU has instructions for it; grappler joins a product, a bias and an
+    activation into `_FusedMatMul`, which oneDNN has as well.
+
+    Returns:
+      `'MatMul'` of each of these; None for what only moves tensors.
+    """
+    if op_type in _MOVES:
+        return None
+    product = _PRODUCT.match(op_type)
+    return product.group(1) if product else re.sub('^_Mkl(Native)?(?=[A-Z])', '', op_type)
+
+
+def uses_onednn():
+    """Whether this TensorFlow computes products and convolutions on CPUs by oneDNN.
+
+    As it decides itself (`port.cc`, `util.cc`): TF 1.15's wheels have none; the later ones have it
+    on where `TF_ENABLE_ONEDNN_OPTS` says so, or the CPU has instructions for neural networks.
+    """
+    said = os.environ.get('TF_ENABLE_ONEDNN_OPTS', '').strip().lower()
+    if TF_VERSION < (2, 9):
+        return said in ('1', 'true') and TF_VERSION >= (2, 5)
+    if said:
+        return said in ('1', 'true')
+    try:
+        with open('/proc/cpuinfo') as opened:
+            flags = set(next((line for line in opened if line.startswith('flags')), '').split())
+    except OSError:
+        return False
+    return bool(flags & {'avx512_vnni', 'avx512_bf16', 'avx_vnni', 'amx_tile', 'amx_int8',
+                         'amx_bf16'})
+
+
 def device_scopes(op):
     """The arguments of the `tf.device` scopes that an operation was made in, innermost first.
 
     Each as the `str()` of the argument: a name, 'None', or for a function 'name<file, line>'.
     """
     return [scope.obj for scope in op._device_assignments]  # pylint: disable=protected-access
+
+
+def current_device_scopes(graph):
+    """As `device_scopes`, of an operation that were made now."""
+    stack = graph._device_function_stack  # pylint: disable=protected-access
+    return [scope.display_name for scope in stack.peek_objs()]
+
+
+def differentiated_operation(op):
+    """The operation whose gradient function has made `op`; None of any other operation."""
+    return op._original_op  # pylint: disable=protected-access
+
+
+def device_scope_places(op):
+    """`(file, line)` of each of these scopes, in the same order."""
+    scopes = op._device_assignments  # pylint: disable=protected-access
+    return [(scope.filename, scope.lineno) for scope in scopes]
 
 
 def set_device(op, device):
@@ -413,8 +488,19 @@ def set_colocation(op, groups):
     op._set_attr('_class', value)  # pylint: disable=protected-access
 
 
+def set_text_attribute(op, name, text):
+    """Gives a finished operation an attribute; one whose name begins with '_' changes nothing."""
+    op._set_attr(name, tf.AttrValue(s=text.encode()))  # pylint: disable=protected-access
+
+
 def add_control_inputs(op, others):
     """Makes a finished operation wait for others."""
+    op._add_control_inputs(others)  # pylint: disable=protected-access
+
+
+def set_control_inputs(op, others):
+    """Makes a finished operation wait for others, and for nothing else."""
+    op._remove_all_control_inputs()  # pylint: disable=protected-access
     op._add_control_inputs(others)  # pylint: disable=protected-access
 
 
@@ -428,6 +514,22 @@ def function_operations(graph, name):
 def call_in_session(session, function):
     """Calls a function of `session.make_callable`; its errors are those of `Session.run`."""
     return session._do_call(function)  # pylint: disable=protected-access
+
+
+@contextlib.contextmanager
+def control_flow_v1():
+    """Within it `tf.cond` is that of TF 1, whose branches may write reference variables.
+
+    The switch is TensorFlow's own, for the whole process; it is put back at the end.
+    """
+    if not tf.control_flow_v2_enabled():
+        yield
+        return
+    tf.disable_control_flow_v2()
+    try:
+        yield
+    finally:
+        tf.enable_control_flow_v2()
 
 
 # ---- Checkpoints --------------------------------------------------------------------------------

@@ -62,5 +62,25 @@ class LogFileError(TowersError):
     """A file of what a run did, such as metrics.jsonl, that cannot be read or written."""
 
 
+class OutputLostError(TowersError):
+    """Standard output that nobody reads any more, or that cannot be written."""
+
+
+class ClusterError(TowersError):
+    """A cluster that cannot be joined, or an option that does not go with one."""
+
+
+class WorkerLostError(ClusterError):
+    """Another machine of the cluster has ended, or does not answer any more; names it."""
+
+
 class MissingPackageError(TowersError, ImportError):
     """An optional package that is not installed; names the extra that brings it."""
+
+
+class MeasurementError(TowersError):
+    """Something that TensorFlow does not count here, so that it cannot be measured."""
+
+
+class OutOfMemoryError(TowersError):
+    """A step that does not fit into memory: who wanted what, what takes most, what would help."""

@@ -14,7 +14,7 @@ import collections
 import os
 
 from towers.errors import InvalidArgumentError
-from towers.learning_rate import scale_learning_rate
+from towers.run.learning_rate import scale_learning_rate
 
 ARMS = collections.OrderedDict([
     # name: (on N towers, with N times the batch, rule of the rate)

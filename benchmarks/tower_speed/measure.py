@@ -19,6 +19,7 @@ import datasets  # noqa: E402
 from models import registry  # noqa: E402
 import towers  # noqa: E402
 import train  # noqa: E402
+import train_flags  # noqa: E402
 
 _UNTIMED = 3  # steps that build kernels and optimise the graph
 
@@ -32,9 +33,10 @@ def measure(steps, traces):
     """
     tf.set_random_seed(train.FLAGS.seed)
     begin = time.perf_counter()
-    job = train.build_job(registry.get_network(train.FLAGS.model),
-                          datasets.get_dataset(train.FLAGS.dataset, train.FLAGS.data_dir or None),
-                          train.FLAGS.variable_device or None, with_evaluation=False)
+    dataset = datasets.get_dataset(train.FLAGS.dataset, train.FLAGS.data_dir or None)
+    classifier = train.make_classifier(registry.get_network(train.FLAGS.model), dataset)
+    job = train.build_job(classifier, dataset, train.FLAGS.variable_device or None,
+                          with_evaluation=False)
     built = time.perf_counter()
     with tf.Session(config=train.session_config(job.built)) as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
@@ -70,7 +72,7 @@ def _timed(session, train_op):
 
 def main(argv):
     """Parses train.py's flags and prints the figures."""
-    train.parse_flags(['train.py'] + argv[3:])
+    train_flags.parse_flags(['train.py'] + argv[3:])
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.disable_v2_behavior()
     tf.enable_resource_variables()

@@ -1,0 +1,139 @@
+"""Examples that cannot be used: found, named by file and place, replaced, counted.
+
+The pipeline does not look for them: a bad one ends the step that would read it, before anything of
+it is trained on. Then the examples of that step are looked at one by one, here. What is known to be
+bad is from then on replaced by the next good example of the files, which depends on nothing but the
+files, so that a batch is full, every other example keeps its place, and a run that resumes goes on
+as if it had never stopped.
+"""
+
+import collections
+import json
+import os
+
+import tensorflow.compat.v1 as tf
+
+from datasets.errors import BadExampleError, DatasetError
+
+Bad = collections.namedtuple('Bad', 'split number position text')
+"""An example that cannot be used.
+
+Fields:
+  split: 'train' or 'test'.
+  number: of the example; None for what is wrong with a whole file.
+  position: in the stream of training examples where it was met; -1 where it was known before.
+  text: file, place, and what is wrong.
+"""
+
+_FILE = 'skipped_examples.jsonl'
+
+
+class Skipped:
+    """The examples that a run leaves out, at most so many; kept in a file of the run's folder.
+
+    Attributes:
+      most: how many may be left out.
+      examples: list of `Bad`, in the order in which they were met.
+    """
+
+    def __init__(self, most=0):
+        self.most = most
+        self.examples = []
+        self._path = None
+
+    def numbers(self, split):
+        """The set of the numbers of a split's bad examples."""
+        return {bad.number for bad in self.examples
+                if bad.split == split and bad.number is not None}
+
+    def add(self, bad):
+        """Leaves one more out.
+
+        Raises:
+          BadExampleError: they are too many, or none may be left out.
+        """
+        if any((bad.split, bad.number, bad.text) == (each.split, each.number, each.text)
+               for each in self.examples):
+            return
+        if len(self.examples) >= self.most:
+            raise BadExampleError('%s%s' % (
+                bad.text.rstrip('.'),
+                '. --skip_bad=10 would leave out as many as 10 bad examples, and count them.'
+                if not self.most else '. %d were left out already, and --skip_bad=%d allows no '
+                'more: see --mode=check_data.' % (len(self.examples), self.most)))
+        self.examples.append(bad)
+        self._write()
+
+    def resume(self, folder, position):
+        """Takes up what the run in a folder left out before a position of its stream.
+
+        What was met later will be met again, and until then was read by the run, too.
+        """
+        self._path = os.path.join(folder, _FILE)
+        if os.path.exists(self._path):
+            with open(self._path) as lines:
+                found = [Bad(**json.loads(line)) for line in lines if line.strip()]
+            self.examples = [bad for bad in found if bad.position < position] + [
+                bad for bad in self.examples if bad not in found]
+
+    def describe(self):
+        """Lines that count and list them; '' for none."""
+        if not self.examples:
+            return ''
+        return '\n'.join(['skipped        %d bad example%s' % (
+            len(self.examples), '' if len(self.examples) == 1 else 's')]
+            + ['  %s' % bad.text for bad in self.examples])
+
+    def _write(self):
+        if self._path is None:
+            return
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        with open(self._path + '.new', 'w') as lines:
+            for bad in self.examples:
+                lines.write(json.dumps(bad._asdict()) + '\n')
+        os.replace(self._path + '.new', self._path)
+
+
+class Prober:
+    """Decodes single images, to tell what is wrong with them."""
+
+    def __init__(self):
+        self._graph = tf.Graph()
+        with self._graph.as_default(), tf.device('/cpu:0'):
+            self._encoded = tf.placeholder(tf.string, [])
+            self._header = tf.image.extract_jpeg_shape(self._encoded)
+            self._jpeg = tf.shape(tf.image.decode_jpeg(self._encoded))
+            self._png = tf.shape(tf.image.decode_png(self._encoded))
+        self._session = None
+
+    def size(self, encoded, channels, convert):
+        """Height, width and channels of an image.
+
+        Raises:
+          DatasetError: it cannot be used; the text goes on after the image's name.
+        """
+        if not encoded:
+            raise DatasetError('is empty')
+        jpeg = encoded.startswith(b'\xff\xd8\xff')
+        if not jpeg and not encoded.startswith(b'\x89PNG\r\n\x1a\n'):
+            raise DatasetError('is neither a JPEG nor a PNG: it begins with %r' % encoded[:8])
+        if self._session is None:
+            self._session = tf.Session(graph=self._graph, config=tf.ConfigProto(
+                device_count={'GPU': 0}))
+        try:
+            size = self._session.run(self._jpeg if jpeg else self._png, {self._encoded: encoded})
+            if jpeg:  # of CMYK the decoder makes another number
+                size[2] = self._session.run(self._header, {self._encoded: encoded})[2]
+        except tf.errors.OpError as error:
+            raise DatasetError('is a damaged %s: %s' % (
+                'JPEG' if jpeg else 'PNG', error.message.split('\n')[0].split(' [[')[0][:120]))
+        if size[2] != channels and not convert:
+            raise DatasetError('has %s, and %d are expected; --convert_colors takes it as it is '
+                               'decoded' % (_channels_text(size[2], jpeg), channels))
+        return tuple(int(each) for each in size)
+
+
+def _channels_text(channels, jpeg):
+    if jpeg and channels == 4:
+        return '4 channels (CMYK)'
+    return '%d channel%s' % (channels, '' if channels == 1 else 's')

@@ -1,0 +1,91 @@
+"""`--mode=check_data`: reads a data set once, and says what is in it."""
+
+import collections
+
+import numpy as np
+
+from datasets.errors import DatasetError
+
+_LISTED = 20  # bad examples, and classes
+
+
+def check_data(dataset, say=print):
+    """Reads and decodes every example, and says what there is: classes, sizes, bad examples.
+
+    Args:
+      dataset: as of `datasets.get_dataset`.
+      say: called with each line.
+
+    Returns:
+      How many examples are bad.
+    """
+    bad = 0
+    for split in ('train', 'test'):
+        report = _check_split(dataset, split)
+        for line in report.lines(split, dataset.num_classes, getattr(dataset, 'classes', None)):
+            say(line)
+        bad += len(report.bad)
+    say('check          %s' % ('every example can be used' if not bad else
+                               '%d bad example%s' % (bad, '' if bad == 1 else 's')))
+    return bad
+
+
+class _Report:
+
+    def __init__(self):
+        self.labels, self.sizes = collections.Counter(), collections.Counter()
+        self.bad = []
+
+    def lines(self, split, num_classes, classes):
+        """What was found, line by line."""
+        count = sum(self.labels.values())
+        yield '%-14s %s images that can be used, %d bad' % (split, '{:,}'.format(count),
+                                                            len(self.bad))
+        if count:
+            counts = [self.labels[label] for label in range(num_classes)]
+            yield '  classes      %d of %d, %d to %d images each' % (
+                sum(number > 0 for number in counts), num_classes, min(counts), max(counts))
+            for label, number in list(enumerate(counts))[:_LISTED]:
+                yield '    %5d %-20s %s' % (label, classes[label] if classes else '',
+                                            '{:,}'.format(number))
+            if num_classes > _LISTED:
+                yield '    ... %d more' % (num_classes - _LISTED)
+            heights, widths, channels = zip(*self.sizes.elements())
+            yield '  height       %s' % _range(heights)
+            yield '  width        %s' % _range(widths)
+            yield '  channels     %s' % ', '.join('%d: %s' % (each, '{:,}'.format(number)) for
+                                                  each, number in sorted(
+                                                      collections.Counter(channels).items()))
+        for text in self.bad[:_LISTED]:
+            yield '  bad          %s' % text
+        if len(self.bad) > _LISTED:
+            yield '  bad          ... %d more' % (len(self.bad) - _LISTED)
+
+
+def _range(values):
+    return '%d to %d pixels, median %d' % (min(values), max(values), np.median(values))
+
+
+def _check_split(dataset, split):
+    report = _Report()
+    if hasattr(dataset, 'look'):
+        report.bad += [bad.text for bad in dataset.skipped.examples
+                       if bad.split == split and bad.number is None]
+        for number in range(dataset.num_examples[split]):
+            try:
+                size, label = dataset.look(split, number, checksum=True)
+            except DatasetError as error:
+                report.bad.append(str(error))
+                continue
+            report.sizes[size] += 1
+            report.labels[label] += 1
+    elif hasattr(dataset, 'load'):
+        images, labels = dataset.load(split)
+        good = (labels >= 0) & (labels < dataset.num_classes) & np.isfinite(images).all((1, 2, 3))
+        report.bad += ['example %d of the %s set has the label %d, or pixels that are not finite' % (
+            number, split, labels[number]) for number in np.flatnonzero(~good)]
+        report.labels.update(labels[good].tolist())
+        report.sizes[images.shape[1:]] += int(good.sum())
+    else:
+        raise DatasetError('%s is no set of files that could be checked.' % dataset.name)
+    return report

@@ -1,0 +1,110 @@
+"""A folder of class folders of JPEG and PNG files: train/<class>/*.jpg, test/<class>/*.jpg.
+
+Classes are numbered from 0 in the order of their names, those of the training images for all.
+Without a folder `train`, the class folders stand in the folder itself, and every fifth image of
+each class, from the first on, is a test image.
+"""
+
+import os
+
+import numpy as np
+
+from datasets.errors import DatasetError
+
+_ENDINGS = ('.jpg', '.jpeg', '.png')
+_TEST_NAMES = ('test', 'validation', 'val')
+_TEST_EVERY = 5
+
+
+class FolderImages:
+    """The images of one split; a source of `ImageSet`."""
+
+    def __init__(self, paths, labels):
+        self.paths, self.labels = paths, np.asarray(labels, np.int64)
+        self.damages = []
+
+    def __len__(self):
+        return len(self.paths)
+
+    def where(self, number):
+        """The path of an image."""
+        return self.paths[number]
+
+    def image(self, number):
+        """`(encoded, label)` of an image.
+
+        Raises:
+          DatasetError: the file cannot be read.
+        """
+        try:
+            with open(self.paths[number], 'rb') as image:
+                return image.read(), self.labels[number]
+        except OSError as error:
+            raise DatasetError('Cannot read %s: %s.' % (self.paths[number],
+                                                        error.strerror or error))
+
+    def is_intact(self, number):
+        """Files have no checksum of their own."""
+        return True
+
+
+def folder_splits(data_dir):
+    """`(classes, {'train': FolderImages, 'test': FolderImages})` of a folder.
+
+    Raises:
+      DatasetError: there is no such folder, it has no class folders, a class has no images, or the
+        test images have a class that the training images lack.
+    """
+    if not os.path.isdir(data_dir):
+        raise DatasetError('There is no folder %s: expected one with a folder of images for each '
+                           'class, or with train and test that have those.' % data_dir)
+    train = os.path.join(data_dir, 'train')
+    if not os.path.isdir(train):
+        classes = _folders(data_dir)
+        paths, labels = _images(data_dir, classes)
+        is_test = np.zeros(len(paths), bool)
+        for label in range(len(classes)):
+            is_test[np.flatnonzero(np.asarray(labels) == label)[::_TEST_EVERY]] = True
+        if is_test.all():
+            raise DatasetError('%s has one image a class: one of five is for testing, so that '
+                               'nothing is left to train on.' % data_dir)
+        return classes, {split: FolderImages([path for path, test in zip(paths, is_test)
+                                              if test == wanted],
+                                             np.asarray(labels)[is_test == wanted])
+                         for split, wanted in (('train', False), ('test', True))}
+    classes = _folders(train)
+    test = next((os.path.join(data_dir, name) for name in _TEST_NAMES
+                 if os.path.isdir(os.path.join(data_dir, name))), None)
+    if test is None:
+        raise DatasetError('%s has a folder train, but none named %s.' % (
+            data_dir, ' or '.join(_TEST_NAMES)))
+    unknown = sorted(set(_folders(test)) - set(classes))
+    if unknown:
+        raise DatasetError('%s has a class %r that %s does not have.' % (test, unknown[0], train))
+    return classes, {'train': FolderImages(*_images(train, classes)),
+                     'test': FolderImages(*_images(test, classes, all_classes=False))}
+
+
+def _folders(parent):
+    found = sorted(name for name in os.listdir(parent)
+                   if os.path.isdir(os.path.join(parent, name)) and not name.startswith('.'))
+    if not found:
+        raise DatasetError('%s has no folders: expected one for each class.' % parent)
+    return found
+
+
+def _images(parent, classes, all_classes=True):
+    paths, labels = [], []
+    for label, name in enumerate(classes):
+        folder = os.path.join(parent, name)
+        found = [] if not os.path.isdir(folder) else sorted(
+            os.path.join(folder, image) for image in os.listdir(folder)
+            if image.lower().endswith(_ENDINGS) and not image.startswith('.'))
+        if not found and (all_classes or os.path.isdir(folder)):
+            raise DatasetError('The folder %s has no images: expected files *%s.' % (
+                folder, ', *'.join(_ENDINGS)))
+        paths += found
+        labels += [label] * len(found)
+    if not paths:
+        raise DatasetError('%s has no images.' % parent)
+    return paths, labels

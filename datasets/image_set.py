@@ -1,0 +1,240 @@
+"""Images of any size in files, as batches for training and evaluation.
+
+All that is random depends on the seed, the epoch and the example alone, and the order of examples on
+the seed and the epoch (`pipeline.example_order`): a run that is taken up at example i goes on as if
+it had never stopped. A read is at a random place of a file: keep the files on an SSD, or in memory.
+
+Memory: `_PREFETCHED` batches that are ready, the one in the making, and an encoded image for each
+of TensorFlow's parallel calls, which are as many as there are processors.
+"""
+
+import collections
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from datasets import preprocessing
+from datasets.bad_examples import Bad, Prober, Skipped
+from datasets.epochs import Epochs, of_workers
+from datasets.errors import DatasetError
+from datasets.pipeline import epoch_order
+from towers.errors import InvalidArgumentError
+
+_PREFETCHED = 2  # batches
+
+
+class ImageSet:
+    """A data set of encoded images.
+
+    Attributes:
+      name, num_classes: labels are 0 .. num_classes - 1.
+      image_shape: (None, None, 3): images differ in size.
+      num_examples: a dict from 'train' and 'test' to numbers of images.
+      classes: names of the classes, or None.
+      skipped: `Skipped`.
+    """
+
+    image_shape = (None, None, 3)
+
+    def __init__(self, name, sources, num_classes, classes=None, augment='inception', convert=False,
+                 skip_bad=0):
+        """
+        Args:
+          name: what it is called.
+          sources: dict from 'train' and 'test' to `RecordImages` or `FolderImages`.
+          num_classes: how many there are.
+          classes: names of the classes, or None.
+          augment: see `preprocessing.random_image`.
+          convert: see `preprocessing.decoded_part`.
+          skip_bad: how many bad examples may be left out.
+        """
+        self.name, self.num_classes, self.classes = name, num_classes, classes
+        self.skipped = Skipped(skip_bad)
+        self._sources, self._augment, self._convert = sources, augment, convert
+        self._prober = Prober()
+        for split in sorted(sources):
+            for damage in sources[split].damages:
+                self.skipped.add(Bad(split, None, -1, damage))
+        self.num_examples = {split: len(source) for split, source in sources.items()}
+
+    def train_batches(self, batch_size, seed, image_size, channels=3, first_example=0, shift=0,
+                      remainder='carry', share=(0, 1)):
+        """Batches for ever, in the order of `pipeline.example_order`.
+
+        Args:
+          batch_size, seed, first_example, remainder, share: as for `pipeline.train_batches`.
+          image_size: height and width in pixels.
+          channels: 1 or 3.
+          shift: 0; images are cut out at random instead.
+
+        Returns:
+          A `tf.data.Dataset` of `(images, labels)`: float32 [batch_size, image_size, image_size,
+          channels] in -1..1, as the inceptions want them, and int64 [batch_size].
+
+        Raises:
+          InvalidArgumentError: an argument makes no sense.
+        """
+        return self._training(batch_size, seed, image_size, channels, first_example, shift,
+                              remainder, share, self._train_example)
+
+    def eval_batches(self, batch_size, image_size, channels=3):
+        """The test images once, in order: the central 87.5 % of each, scaled.
+
+        What is known to be bad is left out. The last batch may be short.
+
+        Args and raised errors: as for `train_batches`.
+        """
+        _check(channels, 0)
+        bad = self.skipped.numbers('test')
+        numbers = [number for number in range(self.num_examples['test']) if number not in bad]
+
+        def example(number):
+            encoded, label = self._read('test', number)
+            return preprocessing.central_image(encoded, image_size, channels, self._convert), label
+        with tf.device('/cpu:0'):
+            examples = tf.data.Dataset.from_tensor_slices(np.asarray(numbers, np.int64)).map(
+                example, tf.data.experimental.AUTOTUNE)
+            return examples.batch(batch_size, drop_remainder=len(numbers) % batch_size == 0
+                                  ).prefetch(_PREFETCHED)
+
+    def stages(self, batch_size, seed, image_size, channels=3):
+        """The training pipeline up to each of its stages, to measure them by.
+
+        Returns:
+          `OrderedDict` from 'read', 'decode', 'augment' and 'batch' to `tf.data.Dataset`s. The last
+          is the whole pipeline; of the others an element stands for `batch_size` examples.
+        """
+        def read(epoch, number):
+            encoded, label = self._read('train', number)
+            return tf.cast(tf.strings.length(encoded), tf.int64) + label
+
+        def decode(epoch, number):
+            encoded, _ = self._read('train', number)
+            # The same part of the image, and nothing done to it.
+            draws = _draws(seed, epoch, number, self.num_examples['train'])
+            image = preprocessing.decoded_part(
+                encoded, lambda height, width: preprocessing.random_window(
+                    draws[:4 * preprocessing.ATTEMPTS], height, width), image_size, channels,
+                self._convert)
+            return image[0, 0, 0]
+
+        def augment(epoch, number):
+            return self._train_example(epoch, number, seed, image_size, channels)[0][0, 0, 0]
+
+        def staged(example):
+            with tf.device('/cpu:0'):
+                return Epochs(self.num_examples['train'], batch_size).batches(
+                    self._places(seed), 0, example).prefetch(_PREFETCHED)
+        found = collections.OrderedDict([('read', staged(read)), ('decode', staged(decode))])
+        if self._augment != 'none':
+            found['augment'] = staged(augment)
+        found['batch'] = self.train_batches(batch_size, seed, image_size, channels)
+        return found
+
+    def find_bad(self, split, numbers):
+        """Looks at examples, and leaves out those that are bad: how many were found.
+
+        Args:
+          split: 'train' or 'test'.
+          numbers: `(position, number)` pairs, see `Bad`.
+
+        Raises:
+          DatasetError: they are too many; names the first one that is.
+        """
+        known, found = self.skipped.numbers(split), 0
+        for position, number in numbers:
+            number = self._good(split, number, known)
+            try:
+                self.look(split, number)
+            except DatasetError as error:
+                self.skipped.add(Bad(split, int(number), int(position), str(error)))
+                known.add(number)
+                found += 1
+        return found
+
+    def look(self, split, number, checksum=False):
+        """Reads and decodes one example: `((height, width, channels), label)`.
+
+        Args:
+          split: 'train' or 'test'.
+          number: of the example.
+          checksum: compare a record with its checksum as well, which training does not.
+
+        Raises:
+          DatasetError: it is bad; names file, place and what is wrong.
+        """
+        source = self._sources[split]
+        where = source.where(number)
+        try:
+            encoded, label = source.image(number)
+            if checksum and not source.is_intact(number):
+                raise DatasetError('does not have the bytes that its checksum was made of')
+            if not 0 <= label < self.num_classes:
+                raise DatasetError('has the label %d, which is not in 0 .. %d' % (
+                    label, self.num_classes - 1))
+            return self._prober.size(encoded, 3, self._convert), int(label)
+        except DatasetError as error:
+            text = str(error)
+            raise DatasetError(text if where in text else '%s %s' % (where, text))
+
+    def _training(self, batch_size, seed, image_size, channels, first_example, shift, remainder,
+                  share, example):
+        _check(channels, shift)
+        epochs = of_workers(self.num_examples['train'], batch_size, remainder, share)
+        with tf.device('/cpu:0'):
+            return epochs.batches(self._places(seed), first_example, lambda epoch, number: example(
+                epoch, number, seed, image_size, channels)).prefetch(_PREFETCHED)
+
+    def _places(self, seed):
+        """Function from an epoch to `(epochs, numbers)` of its examples, int64 [n] each."""
+        order = epoch_order(self.num_examples['train'], seed)
+        return lambda epoch: (tf.fill([self.num_examples['train']], epoch), order(epoch))
+
+    def _train_example(self, epoch, number, seed, image_size, channels):
+        encoded, label = self._read('train', number)
+        draws = _draws(seed, epoch, number, self.num_examples['train'])
+        return preprocessing.random_image(encoded, draws, image_size, channels, self._augment,
+                                          self._convert), label
+
+    def _read(self, split, number):
+        """The encoded image and the label of an example, or of the good one in its place."""
+        source = self._sources[split]
+
+        def read(wanted):
+            known = self.skipped.numbers(split)
+            encoded, label = source.image(int(self._good(split, wanted, known)))
+            return np.asarray(encoded, object), np.int64(label)
+        encoded, label = tf.numpy_function(read, [number], [tf.string, tf.int64],
+                                           name='read_example')
+        encoded, label = tf.reshape(encoded, []), tf.reshape(label, [])
+        # The op itself: tf.Assert puts a tf.cond around it, which costs more than the check.
+        valid = tf.raw_ops.Assert(
+            condition=tf.logical_and(label >= 0, label < self.num_classes), summarize=3, data=[
+                tf.constant('a label is not in 0 .. %d:' % (self.num_classes - 1)), label])
+        with tf.control_dependencies([valid]):
+            return tf.identity(encoded), tf.identity(label)
+
+    def _good(self, split, number, bad):
+        """The number of the example itself, or of the next good one."""
+        count = self.num_examples[split]
+        for following in range(count):
+            if (number + following) % count not in bad:
+                return (number + following) % count
+        raise DatasetError('All %d images of the %s set are bad.' % (count, split))
+
+
+def _draws(seed, epoch, number, count):
+    """Random numbers of an example in an epoch: float32 [TRAIN_DRAWS] in [0, 1)."""
+    # Epochs of the order are counted up from 0: no seed pair serves both.
+    place = -1 - (epoch * count + number)
+    return tf.random.stateless_uniform([preprocessing.TRAIN_DRAWS],
+                                       seed=tf.stack([tf.constant(seed, tf.int64), place]))
+
+
+def _check(channels, shift):
+    if channels != 3:
+        raise InvalidArgumentError('These are images of 3 channels, not %r: choose a network for '
+                                   '3.' % channels)
+    if shift:
+        raise InvalidArgumentError('These images are cut out at random already: leave '
+                                   '--augment_shift=%r out.' % shift)

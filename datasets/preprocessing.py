@@ -1,0 +1,206 @@
+"""Images from JPEG and PNG files to what a network takes, as the Inception recipe of slim does it.
+
+Training: a crop of 5 to 100 % of the area with an aspect of 3:4 to 4:3, scaled to the size, mirrored
+every other time, its colours distorted; evaluation: the central 87.5 % of height and width, scaled.
+Values are in -1..1. (slim's `inception_preprocessing`; the crop is TensorFlow's
+`sample_distorted_bounding_box` with the whole image as the box, of which a tenth has to be covered.)
+
+Nothing draws a number here: what is random is given as numbers in [0, 1), `TRAIN_DRAWS` an image, so
+that augmentation is a function of the seed, the epoch and the example. Only what a crop needs of a
+JPEG is decoded, at a half, a quarter or an eighth of its size where the crop is that much larger
+than the target.
+"""
+
+import tensorflow.compat.v1 as tf
+
+AUGMENTS = ('inception', 'crop', 'none')
+
+ATTEMPTS = 10  # at a crop; more than one in a million images needs more, and is then not cropped
+TRAIN_DRAWS = 4 * ATTEMPTS + 6  # crops; mirrored; order of the colour's distortions; four factors
+_LEAST_AREA, _LEAST_COVERED = 0.05, 0.1
+_ASPECTS = (3. / 4., 4. / 3.)  # width / height; slim has 0.75 .. 1.33
+_CENTRAL_SHARE = 0.875
+_RATIOS = (1, 2, 4, 8)  # what libjpeg can scale an image down by while it decodes
+
+
+def random_image(encoded, draws, image_size, channels=3, augment='inception', convert=False):
+    """A training image: a random part of an encoded one, scaled, mirrored, its colours distorted.
+
+    Args:
+      encoded: string scalar, a JPEG or PNG.
+      draws: float32 [TRAIN_DRAWS] in [0, 1).
+      image_size: height and width in pixels.
+      channels: 1 or 3.
+      augment: `'inception'`; `'crop'` leaves the colours; `'none'` takes the central part.
+      convert: see `decoded_part`.
+
+    Returns:
+      float32 [image_size, image_size, channels] in -1..1.
+    """
+    if augment == 'none':
+        return central_image(encoded, image_size, channels, convert)
+    image = decoded_part(encoded, lambda height, width: random_window(
+        draws[:4 * ATTEMPTS], height, width), image_size, channels, convert)
+    mirrored, rest = draws[4 * ATTEMPTS], draws[4 * ATTEMPTS + 1:]
+    image = tf.cond(mirrored < 0.5, lambda: image, lambda: image[:, ::-1])
+    if augment == 'inception':
+        image = distorted_colors(image, rest)
+    return image * 2. - 1.
+
+
+def central_image(encoded, image_size, channels=3, convert=False):
+    """A test image: the central part, scaled; see `random_image`."""
+    return decoded_part(encoded, central_window, image_size, channels, convert) * 2. - 1.
+
+
+def random_window(draws, height, width):
+    """The crop: top, left, height and width, float32 [4], whole numbers of pixels.
+
+    The first of `ATTEMPTS` windows that is inside the image, has an area within the bounds and
+    covers enough of the image; the whole image where there is none.
+
+    Args:
+      draws: float32 [4 * ATTEMPTS]: aspect, height, top, left of each.
+      height, width: of the image, float32 scalars.
+    """
+    draws = tf.reshape(draws, [ATTEMPTS, 4])
+    aspect = _ASPECTS[0] + (_ASPECTS[1] - _ASPECTS[0]) * draws[:, 0]
+    area = height * width
+    least = tf.round(tf.sqrt(_LEAST_AREA * area / aspect))
+    most = tf.minimum(tf.round(tf.sqrt(area / aspect)), height)
+    most = tf.minimum(most, tf.floor((width + 0.5 - 1e-4) / aspect))
+    least = tf.minimum(least, most)
+    heights = tf.minimum(least + tf.floor(draws[:, 1] * (most - least + 1.)), most)
+    widths = tf.round(heights * aspect)
+    fits = tf.reduce_all(tf.stack([
+        heights >= 1., widths >= 1., heights <= height, widths <= width,
+        heights * widths >= max(_LEAST_AREA, _LEAST_COVERED) * area], axis=1), axis=1)
+    tops = tf.floor(draws[:, 2] * tf.maximum(height - heights, 1.))
+    lefts = tf.floor(draws[:, 3] * tf.maximum(width - widths, 1.))
+    whole = tf.stack([0., 0., height, width])
+    # The whole image comes last, and fits.
+    windows = tf.concat([tf.stack([tops, lefts, heights, widths], axis=1), whole[tf.newaxis]], 0)
+    fits = tf.concat([tf.cast(fits, tf.int32), [1]], 0)
+    return windows[tf.argmax(fits)]  # the first of those that fit
+
+
+def central_window(height, width):
+    """The central part: top, left, height, width."""
+    part_height = tf.maximum(tf.round(height * _CENTRAL_SHARE), 1.)
+    part_width = tf.maximum(tf.round(width * _CENTRAL_SHARE), 1.)
+    return tf.stack([tf.floor((height - part_height) / 2.), tf.floor((width - part_width) / 2.),
+                     part_height, part_width])
+
+
+def decoded_part(encoded, window_of, image_size, channels, convert=False):
+    """A part of an encoded image, scaled.
+
+    Args:
+      encoded: string scalar: a JPEG, of which only the part is decoded; or a PNG.
+      window_of: function from height and width (float32 scalars) to top, left, height, width.
+      image_size: height and width of the result.
+      channels: 1 or 3.
+      convert: take images with other channels as well, as the decoder converts them: gray as equal
+        red, green and blue, CMYK as RGB, transparency left out. False: a run that meets one ends.
+
+    Returns:
+      float32 [image_size, image_size, channels] in 0..1.
+    """
+    def of_jpeg():
+        shape = tf.image.extract_jpeg_shape(encoded)
+        with tf.control_dependencies(_channel_checks(shape[2], channels, convert)):
+            size = tf.cast(shape[:2], tf.float32)
+        window = window_of(size[0], size[1])
+        larger = tf.reduce_min(window[2:]) / float(image_size)
+        by = tf.reduce_sum(tf.cast(larger >= _RATIOS[1:], tf.int32))
+        return tf.switch_case(by, [_scaled_decoder(encoded, window, size, ratio, image_size, channels)
+                                   for ratio in _RATIOS])
+
+    def of_png():
+        pixels = tf.image.decode_png(encoded, channels=channels if convert else 0)
+        shape = tf.shape(pixels)
+        with tf.control_dependencies(_channel_checks(shape[2], channels, convert)):
+            size = tf.cast(shape[:2], tf.float32)
+        window = tf.cast(window_of(size[0], size[1]), tf.int32)
+        part = tf.slice(pixels, [window[0], window[1], 0], [window[2], window[3], channels])
+        return _resized(part, image_size, channels)
+
+    return tf.ensure_shape(tf.cond(is_jpeg(encoded), of_jpeg, of_png),
+                           [image_size, image_size, channels])
+
+
+def is_jpeg(encoded):
+    """Whether a string begins as a JPEG does."""
+    return tf.equal(tf.strings.substr(encoded, 0, tf.minimum(tf.strings.length(encoded), 3)),
+                    b'\xff\xd8\xff')
+
+
+def distorted_colors(image, draws):
+    """Brightness, saturation, hue and contrast changed at random, in one of four orders.
+
+    Args:
+      image: float32 [height, width, channels] in 0..1; of one channel, only brightness and contrast.
+      draws: float32 [5] in [0, 1).
+
+    Returns:
+      The same, in 0..1.
+    """
+    def between(low, high, draw):
+        return low + (high - low) * draw
+
+    def brightness(pixels):
+        return pixels + between(-32. / 255., 32. / 255., draws[1])
+
+    def contrast(pixels):
+        mean = tf.reduce_mean(pixels, [0, 1], keepdims=True)
+        return (pixels - mean) * between(0.5, 1.5, draws[2]) + mean
+
+    def saturation(pixels):
+        return tf.image.adjust_saturation(pixels, between(0.5, 1.5, draws[3]))
+
+    def hue(pixels):
+        return tf.image.adjust_hue(pixels, between(-0.2, 0.2, draws[4]))
+
+    orders = [(brightness, saturation, hue, contrast), (saturation, brightness, contrast, hue),
+              (contrast, hue, brightness, saturation), (hue, saturation, contrast, brightness)]
+
+    def applied(order):
+        def apply():
+            pixels = image
+            for change in order:
+                if image.shape.as_list()[-1] == 3 or change in (brightness, contrast):
+                    pixels = change(pixels)
+            return pixels
+        return apply
+    chosen = tf.cast(draws[0] * len(orders), tf.int32)
+    changed = tf.switch_case(chosen, [applied(order) for order in orders])
+    return tf.ensure_shape(tf.clip_by_value(changed, 0., 1.), image.shape)
+
+
+def _scaled_decoder(encoded, window, size, ratio, image_size, channels):
+    """Function that decodes a window of a JPEG that libjpeg scales down by `ratio`."""
+    def decode():
+        # libjpeg rounds the size up.
+        whole = tf.math.ceil(size / ratio)
+        begin = tf.floor(window[:2] / ratio)
+        part = tf.clip_by_value(tf.round(window[2:] / ratio), 1., whole - begin)
+        pixels = tf.image.decode_and_crop_jpeg(
+            encoded, tf.cast(tf.concat([begin, part], 0), tf.int32), channels=channels, ratio=ratio)
+        return _resized(pixels, image_size, channels)
+    return decode
+
+
+def _resized(pixels, image_size, channels):
+    """uint8 [h, w, channels] as float32 [image_size, image_size, channels] in 0..1."""
+    # The op itself: TF 1's and TF 2's tf.image.resize differ in where pixel centres lie.
+    scaled = tf.raw_ops.ResizeBilinear(images=pixels[tf.newaxis], size=[image_size, image_size],
+                                       half_pixel_centers=True)[0]
+    return tf.ensure_shape(scaled, [image_size, image_size, channels]) * (1. / 255.)
+
+
+def _channel_checks(found, channels, convert):
+    if convert:
+        return []
+    # The op itself: tf.Assert puts a tf.cond around it, which costs more than the check.
+    return [tf.raw_ops.Assert(condition=tf.equal(found, channels), summarize=3, data=[
+        tf.constant('channels expected and found:'), tf.constant(channels), found])]

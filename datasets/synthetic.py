@@ -1,0 +1,48 @@
+"""Images made of random numbers, to measure by: nothing is read, decoded or copied.
+
+train.py leaves the first batch in the towers' own memory (`build_towers(stage_inputs='first')`), so
+what a step takes is the model's time alone. There is nothing to learn in them.
+"""
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from datasets.epochs import of_workers
+
+NUM_EXAMPLES = {'train': 100000, 'test': 1000}
+
+
+class Synthetic:
+    """Images of any size, as many classes as are wanted.
+
+    Attributes: as those of `ImageSet`.
+    """
+
+    name = 'synthetic'
+    image_shape = (None, None, 3)
+    num_examples = NUM_EXAMPLES
+
+    def __init__(self, num_classes=1000):
+        self.num_classes = num_classes
+
+    def train_batches(self, batch_size, seed, image_size, channels=3, first_example=0, shift=0,
+                      remainder='carry', share=(0, 1)):
+        """One batch, over and over: float32 in -1..1 and int64, of static shapes.
+
+        Each worker of a `share` has another one: those of the seeds from `seed` on.
+        """
+        del first_example, shift
+        of_workers(NUM_EXAMPLES['train'], batch_size, remainder, share)
+        return self._batch(batch_size, seed + share[0], image_size, channels).repeat()
+
+    def eval_batches(self, batch_size, image_size, channels=3):
+        """As `train_batches`, as often as it takes for the test images."""
+        size = min(batch_size, NUM_EXAMPLES['test'])
+        return self._batch(size, 0, image_size, channels).repeat(NUM_EXAMPLES['test'] // size)
+
+    def _batch(self, size, seed, image_size, channels):
+        with tf.device('/cpu:0'):
+            images = tf.random.stateless_uniform([size, image_size, image_size, channels],
+                                                 [seed, 1], minval=-1., maxval=1.)
+            labels = np.random.RandomState(seed % 2 ** 32).randint(self.num_classes, size=size)
+            return tf.data.Dataset.from_tensors((images, tf.constant(labels, tf.int64)))

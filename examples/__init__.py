@@ -1,0 +1,1 @@
+"""Short programs, each runnable: what the docs show, in full."""

@@ -1,0 +1,67 @@
+"""A network that learns to tell classes apart: its loss, its metrics, and its serving signature."""
+
+import tensorflow.compat.v1 as tf
+
+import towers
+
+
+class Classifier:
+    """A network of `models.registry` with what training and evaluating it on a data set takes.
+
+    Attributes:
+      image_format: dict with `image_size` (pixels) and `channels`, as data sets take them.
+    """
+
+    def __init__(self, network, num_classes, image_size=None, weight_decay=None, aux_loss_weight=0.,
+                 batch_norm_decay=None):
+        """
+        Args:
+          network: `registry.Network`.
+          num_classes: how many there are.
+          image_size: height and width in pixels; None for what the network asks for.
+          weight_decay: factor of the L2 loss of the weights.
+          aux_loss_weight: factor of the loss of auxiliary logits, of networks that have them; 0
+            builds none.
+          batch_norm_decay: of batch norm's moving averages; None for what the network asks for.
+        """
+        self.image_format = {'image_size': image_size or network.default_image_size,
+                             'channels': network.default_channels}
+        self._network = network
+        self._num_classes = num_classes
+        self._aux_loss_weight = aux_loss_weight
+        self._options = {'weight_decay': weight_decay, 'batch_norm_decay': batch_norm_decay}
+        if not aux_loss_weight and 'create_aux_logits' in network.options:
+            self._options['create_aux_logits'] = False
+
+    def model_fn(self, is_training):
+        """The model function that every tower calls with its shard, `(images, labels)`."""
+        def model_fn(images, labels):
+            logits, end_points = self._build(images, is_training)
+            loss = cross_entropy(labels, logits)
+            if is_training and end_points.get('AuxLogits') is not None:
+                loss += self._aux_loss_weight * cross_entropy(labels, end_points['AuxLogits'])
+            predicted = tf.argmax(logits, 1)
+            accuracy = tf.reduce_mean(tf.cast(tf.equal(predicted, labels), tf.float64))
+            return towers.ModelOutput(
+                loss, metrics={'accuracy': accuracy},
+                predictions={'label': labels, 'predicted': predicted,
+                             'probability': tf.reduce_max(tf.nn.softmax(logits), 1)})
+        return model_fn
+
+    def serving(self):
+        """Builds the model for a SavedModel: `(inputs, outputs)`, dicts of tensors."""
+        size, channels = self.image_format['image_size'], self.image_format['channels']
+        images = tf.placeholder(tf.float32, [None, size, size, channels], 'images')
+        logits, _ = self._build(images, is_training=False)
+        return {'images': images}, {'logits': logits, 'probabilities': tf.nn.softmax(logits),
+                                    'classes': tf.argmax(logits, 1)}
+
+    def _build(self, images, is_training):
+        return self._network.build(images, self._num_classes, is_training=is_training,
+                                   **self._options)
+
+
+def cross_entropy(labels, logits):
+    """Mean softmax cross-entropy of a shard: [shard] and [shard, classes] to a scalar."""
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels,
+                                                                         logits=logits))

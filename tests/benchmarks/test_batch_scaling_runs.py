@@ -1,0 +1,229 @@
+"""Running a set: in order, resumable, stopped cleanly, and going on after a failure."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from benchmarks.batch_scaling import results, runs
+from benchmarks.batch_scaling.arms import make_arms, make_runs
+from benchmarks.batch_scaling.display import Display
+from scaling_samples import settings
+from towers.errors import InvalidArgumentError
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+# Stands for train.py: takes its flags, writes its metrics.jsonl, resumes, and stops on SIGINT. What
+# a file `<arm>-<seed>` beside it says is done in the step after the second evaluation.
+TRAIN = '''
+import json, os, signal, sys, time
+flags = dict(flag[2:].partition('=')[::2] for flag in sys.argv[1:])
+folder, here = flags['train_dir'], os.path.dirname(os.path.abspath(__file__))
+arm, seed = folder.split(os.sep)[-2:]
+with open(os.path.join(here, 'started'), 'a') as started:
+    started.write('%s-%s\\n' % (arm, flags['seed']))
+path = os.path.join(folder, 'metrics.jsonl')
+step = 0
+if os.path.exists(path):
+    with open(path) as log:
+        step = [json.loads(line)['step'] for line in log][-1]
+stopped = []
+signal.signal(signal.SIGINT, lambda *_: stopped.append(1))
+batch, last, interval = int(flags['batch_size']), int(flags['train_steps']), int(flags['eval_steps'])
+order = os.path.join(here, '%s-%s' % (arm, flags['seed']))
+with open(path, 'a') as log:
+    if step == 0:
+        log.write(json.dumps({'step': 0, 'examples': 0, 'initial_weights': 'w' + flags['seed']})
+                  + '\\n')
+    while step < last and not stopped:
+        if step == 2 * interval and os.path.exists(order):
+            with open(order) as opened:
+                exec(opened.read())
+        step += 1
+        line = {'step': step, 'examples': step * batch, 'images_per_second': 100.,
+                'examples_checksum': step * batch}
+        if step % interval == 0:
+            line.update(test_accuracy=step / last, test_loss=1 - step / last)
+        log.write(json.dumps(line) + '\\n')
+        log.flush()
+for name in ('model.ckpt-%d.index' % step, 'model.ckpt-%d.data' % step):
+    open(os.path.join(folder, name), 'w').close()
+sys.exit(130 if stopped else 0)
+'''
+
+
+@pytest.fixture
+def train(tmp_path):
+    path = tmp_path / 'train.py'
+    path.write_text(textwrap.dedent(TRAIN))
+    return path
+
+
+def started(train):
+    path = train.parent / 'started'
+    return path.read_text().split() if path.exists() else []
+
+
+def the_set(train, **changes):
+    the_settings = settings(**changes)
+    return make_runs(the_settings, make_arms(the_settings, ['one', 'sqrt']),
+                     str(train.parent / 'runs'))
+
+
+def go(train, the_runs, **options):
+    stream = io.StringIO()
+    runner = runs.Runner(the_runs, 600, Display(len(the_runs), 600, stream), train=str(train),
+                         **options)
+    runner.run()
+    return runner, stream.getvalue()
+
+
+def statuses(the_runs):
+    return [runs.status(run, 600)[0] for run in the_runs]
+
+
+def test_all_run_in_order_and_not_again(train):
+    the_runs = the_set(train)
+    assert statuses(the_runs) == ['not run yet'] * 4
+    runner, text = go(train, the_runs)
+    assert started(train) == ['one-1', 'sqrt-1', 'one-2', 'sqrt-2']
+    assert statuses(the_runs) == ['finished'] * 4 and not runner.stopped
+    lines = text.splitlines()
+    assert lines[0] == '[1/4] 1 x 25 at 0.001, seed 1: starting'
+    assert any(line.startswith('[4/4] 4 x 25 at 0.002, seed 2: 600 of 600 examples, test accuracy '
+                               '1.0000, loss 0, ') for line in lines)
+    _, text = go(train, the_runs)
+    assert len(started(train)) == 4
+    assert text.splitlines() == ['[%d/4] %s: finished already' % (number + 1, run.label)
+                                 for number, run in enumerate(the_runs)]
+    found = [results.run_result(run, *runs.status(run, 600)) for run in the_runs]
+    assert results.odd_starts(found) == []
+    assert [[point.examples for point in each.points] for each in found] == [[200, 400, 600]] * 4
+
+
+def test_checkpoints_of_finished_runs_go(train):
+    run = the_set(train, seeds=1)[0]
+    go(train, [run])
+    assert 'metrics.jsonl' in os.listdir(run.folder)
+    assert not [name for name in os.listdir(run.folder) if name.startswith('model.ckpt')]
+
+
+def test_checkpoints_stay_when_asked_for(train):
+    run = the_set(train, seeds=1)[0]
+    go(train, [run], keep_checkpoints=True)
+    assert [name for name in os.listdir(run.folder) if name.startswith('model.ckpt')]
+
+
+def test_a_failed_run_is_told_and_the_rest_goes_on(train):
+    (train.parent / 'sqrt-1').write_text("sys.exit('train.py: NaN in tower 1')")
+    the_runs = the_set(train)
+    _, text = go(train, the_runs)
+    assert started(train) == ['one-1', 'sqrt-1', 'one-2', 'sqrt-2']
+    assert statuses(the_runs) == ['finished', 'failed', 'finished', 'finished']
+    assert runs.status(the_runs[1], 600)[1] == 'exit status 1: train.py: NaN in tower 1'
+    assert ('[2/4] 4 x 25 at 0.002, seed 1: FAILED, exit status 1: train.py: NaN in tower 1\n'
+            in text)
+    # What it measured before stays in the results; and it is tried again.
+    found = results.run_result(the_runs[1], *runs.status(the_runs[1], 600))
+    assert [point.examples for point in found.points] == [200, 400]
+    (train.parent / 'sqrt-1').unlink()
+    go(train, the_runs)
+    assert started(train)[4:] == ['sqrt-1'] and statuses(the_runs) == ['finished'] * 4
+
+
+def test_a_killed_run_is_a_failure_of_its_own(train):
+    (train.parent / 'one-1').write_text('os.kill(os.getpid(), signal.SIGKILL)')
+    the_runs = the_set(train)
+    go(train, the_runs)
+    assert statuses(the_runs) == ['failed', 'finished', 'finished', 'finished']
+    assert runs.status(the_runs[0], 600)[1].startswith('exit status -9')
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_run_under_way_and_the_set_goes_on_later(train, number):
+    (train.parent / 'sqrt-1').write_text('while not stopped: time.sleep(0.01)')
+    program = '''
+import sys
+sys.path[:0] = [%r, %r, %r]
+from test_batch_scaling_runs import *
+runner, text = go(py_path(%r), the_set(py_path(%r)))
+print(runner.stopped, text)
+'''
+    program = program % (ROOT, os.path.join(ROOT, 'tests'),
+                         os.path.dirname(os.path.abspath(__file__)), str(train), str(train))
+    process = subprocess.Popen([sys.executable, '-c', program.replace(
+        'py_path', '__import__("pathlib").Path')], stdout=subprocess.PIPE,
+        universal_newlines=True)
+    the_runs = the_set(train)
+    deadline = time.time() + 120
+    while len(results.read_metrics(the_runs[1].folder)) < 5 and time.time() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and out.startswith('True ')
+    assert out.count('stopping: the run finishes its step and saves') == 1
+    # It is no failure, it has saved, and nothing was begun after it.
+    assert statuses(the_runs) == ['finished', 'stopped', 'not run yet', 'not run yet']
+    assert 'model.ckpt-5.index' in os.listdir(the_runs[1].folder)
+    (train.parent / 'sqrt-1').unlink()
+    go(train, the_runs)
+    assert started(train) == ['one-1', 'sqrt-1', 'sqrt-1', 'one-2', 'sqrt-2']
+    assert statuses(the_runs) == ['finished'] * 4
+    assert [line['step'] for line in results.read_metrics(the_runs[1].folder)] == list(range(7))
+
+
+def test_other_flags_need_another_folder(train):
+    go(train, the_set(train))
+    other = the_set(train, optimizer='momentum')
+    with pytest.raises(InvalidArgumentError, match='run of other flags .--optimizer=momentum is '
+                                                   'new.: give another --directory'):
+        go(train, other)
+    assert len(started(train)) == 4
+    more = the_set(train, seeds=3)  # the same set with more in it is no other one
+    go(train, more)
+    assert started(train)[4:] == ['one-3', 'sqrt-3']
+
+
+def test_a_bar_counts_all_runs_on_a_terminal(train, monkeypatch):
+    monkeypatch.setenv('TERM', 'xterm')
+    stream = io.StringIO()
+    stream.isatty = lambda: True
+    the_runs = the_set(train)
+    runs.Runner(the_runs, 600, Display(4, 600, stream), train=str(train)).run()
+    text = stream.getvalue()
+    assert '[4/4] 4 x 25 at 0.002, seed 2' in text and '2.40k/2.40k' in text
+    assert 'test accuracy 1.0000, loss 0' in text
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_the_whole_command_on_the_digits(tmp_path):
+    """Real runs: equal weights and order on 1 and 2 towers; table, CSV; nothing run twice."""
+    command = [sys.executable, '-m', 'benchmarks.batch_scaling', '--model=digits', '--seeds=1',
+               '--arms=one,sqrt,big', '--batch_size=25', '--examples=600', '--evaluations=2',
+               '--num_towers=2', '--warmup_epochs=0,0.2', '--noplots',
+               '--directory=%s/set' % tmp_path]
+    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3')
+    for again in (False, True):
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, universal_newlines=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stderr.count('finished already') == (5 if again else 0)
+    found = results.read_csv(str(tmp_path / 'set' / 'batch_scaling.csv'))
+    assert [each.arm.key for each in found] == [
+        'one', 'sqrt', 'sqrt-warmup-0.2', 'big', 'big-warmup-0.2']
+    assert {each.status for each in found} == {'finished'}
+    assert len({each.initial_weights for each in found}) == 1 and found[0].initial_weights
+    assert len({each.examples_checksum for each in found}) == 1 and found[0].examples_checksum
+    assert [[point.examples for point in each.points] for each in found] == [[300, 600]] * 5
+    assert 'in all 5 runs' in done.stdout
+    with open(str(tmp_path / 'set' / 'sqrt' / 'seed-1' / 'flags.json')) as opened:
+        assert '--num_towers=2' in json.load(opened)

@@ -1,0 +1,753 @@
+"""`build_towers` against plain TF1 on one device, and against numbers worked out by hand."""
+
+import os
+
+import numpy as np
+import pytest
+import sample_models as samples
+import tensorflow.compat.v1 as tf
+
+import towers
+from sample_models import (SAMPLES, check_against_one_device, keras, linear, momentum, names, run,
+                           sgd, slope, switched, two_layers)
+from sample_models import kind_of_variables  # noqa: F401, a fixture
+
+# ---- the gradient, by hand -----------------------------------------------------------------------
+
+@pytest.mark.parametrize('reduction, gradient', [('mean', 3.5), ('sum', 7.)])
+def test_gradient_and_loss_of_two_towers_by_hand(reduction, gradient):
+    built = towers.build_towers(slope, np.array([1., 2., 3., 4., 5., 6.]), sgd(), 2, reduction)
+    (combined, variable), = built.gradients
+    of_towers = [tower.gradients[0][0] for tower in built.towers]
+    share = 0.5 if reduction == 'mean' else 1.
+    assert run(built, [combined, of_towers, built.loss, [t.loss for t in built.towers]]) == [
+        gradient, [2. * share, 5. * share], 7., [4., 10.]]
+    # One step: 2 - 0.5 * gradient; the loss is the one before it.
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        assert session.run([built.loss, built.train_op])[0] == 7.
+        assert session.run(variable) == 2. - 0.5 * gradient
+
+
+@pytest.mark.parametrize('reduction, factor', [('mean', 1.), ('sum', 3.)])
+@pytest.mark.parametrize('static', [True, False], ids=['static', 'dynamic'])
+def test_uneven_shards_count_by_their_size(reduction, factor, static):
+    batch = np.array([1., 2., 3., 4., 5., 6., 70.])  # 3 + 2 + 2, mean 13
+    x = tf.constant(batch) if static else tf.placeholder(tf.float64, [None])
+    built = towers.build_towers(slope, x, sgd(), 3, reduction, remainder='weight')
+    feed = None if static else {x: batch}
+    combined, of_towers, loss, of_shards = run(
+        built, [built.gradients[0][0], [tower.gradients[0][0] for tower in built.towers],
+                built.loss, [tower.loss for tower in built.towers]], feed)
+    np.testing.assert_allclose(combined, 13. * factor, rtol=1e-15)
+    np.testing.assert_allclose(of_towers, np.array([6., 9., 76.]) / 7 * factor, rtol=1e-15)
+    assert loss == pytest.approx(26., rel=1e-15)
+    assert of_shards == [4., 9., 76.]
+
+
+@pytest.mark.parametrize('static', [True, False], ids=['static', 'dynamic'])
+def test_fewer_examples_than_towers_put_no_nan_into_gradients(static):
+    x = tf.constant([3., 5.], tf.float64) if static else tf.placeholder(tf.float64, [None])
+    built = towers.build_towers(slope, x, sgd(), 4, 'sum', remainder='weight')
+    combined, of_towers, loss = run(
+        built, [built.gradients[0][0], [tower.gradients[0][0] for tower in built.towers],
+                built.loss], None if static else {x: [3., 5.]})
+    assert (combined, of_towers, loss) == (16., [6., 10., 0., 0.], 8.)
+
+
+def test_dropped_remainder():
+    built = towers.build_towers(slope, np.array([1., 2., 3., 4., 99.]), sgd(), 2, 'mean',
+                                remainder='drop')
+    assert run(built, [built.gradients[0][0], built.loss]) == [2.5, 5.]
+
+
+def test_regularization_is_counted_once_by_hand():
+    def model_fn(x):
+        w = tf.get_variable('w', [], tf.float64, tf.constant_initializer(2.),
+                            regularizer=lambda w: 0.5 * w * w)
+        return tf.reduce_mean(w * x)
+    for reduction, gradient in (('mean', 2.5 + 2.), ('sum', 3 * (2.5 + 2.))):
+        with tf.Graph().as_default():
+            built = towers.build_towers(model_fn, np.array([0., 1., 2., 3., 4., 5.]), sgd(), 3,
+                                        reduction, regularization='add')
+            assert run(built, [built.gradients[0][0], built.loss, built.regularization_loss,
+                               [tower.data_loss for tower in built.towers]]) == [
+                gradient, 5. + 2., 2., [1., 5., 9.]]
+
+
+def test_without_registered_regularization():
+    built = towers.build_towers(samples.slim_layers, samples.vectors(4), sgd(), 2)
+    assert built.regularization_loss is None
+    assert built.plan.regularization == (
+        "2 registered losses are not part of the loss: regularization='add' adds them")
+    with_it = samples.on_towers(samples.slim_layers, samples.vectors(8), momentum, 2,
+                                reduction='mean')
+    plain = samples.one_device(samples.slim_layers, samples.vectors(8), momentum, with_it.initial)
+    samples.assert_equal_runs(with_it, plain)
+
+
+# ---- the gradient, against one device ------------------------------------------------------------
+
+@pytest.mark.parametrize('name', sorted(SAMPLES))
+def test_models_train_as_on_one_device(name):
+    sample = SAMPLES[name]
+    penalty = samples.l2_of_kernels if sample.decays else None
+    check_against_one_device(sample.model_fn, sample.data(7), num_towers=3, reduction='sum',
+                             penalty=penalty, remainder='weight')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', sorted(SAMPLES))
+def test_models_train_as_on_one_device_in_every_mode(name, kind_of_variables):
+    sample = SAMPLES[name]
+    penalty = samples.l2_of_kernels if sample.decays else None
+    for num_towers, reduction, size, remainder in (
+            (2, 'mean', 8, 'error'), (3, 'sum', 9, 'error'), (4, 'mean', 10, 'weight')):
+        ours = check_against_one_device(
+            sample.model_fn, sample.data(size), num_towers=num_towers, reduction=reduction,
+            remainder=remainder, penalty=penalty)
+        assert not towers.audit(ours.built).broken
+
+
+@pytest.mark.parametrize('version', ['v1', 'v2'])
+def test_while_loops(version):
+    # TF 1.15's control flow v2, and control flow v1 after it, cannot read a resource variable of
+    # another device inside a loop, towers or not.
+    with switched('resource_variables', False), switched('control_flow_v2', version == 'v2'):
+        check_against_one_device(samples.while_loop_rnn, samples.sequences(6), reduction='mean')
+
+
+def test_tf_cond_in_the_model(kind_of_variables):
+    def model_fn(x, y):
+        kernel = tf.get_variable('kernel', [6, 3], tf.float64)
+        h = tf.matmul(x, kernel)
+        return samples.mean_squared_error(
+            tf.cond(tf.reduce_sum(kernel) < 1e9, lambda: tf.tanh(h), lambda: h), y)
+    check_against_one_device(model_fn, samples.vectors(6), reduction='mean')
+
+
+def test_float32_and_half_precision_losses():
+    ours = check_against_one_device(linear, samples.vectors(8, 'float32'), tolerance=1e-5)
+    assert ours.built.loss.dtype == tf.float32
+    with tf.Graph().as_default():
+        built = towers.build_towers(linear, samples.vectors(5, 'float16'), sgd(), 2,
+                                    remainder='weight', reduction='mean')
+        assert built.loss.dtype == built.gradients[0][0].dtype == tf.float16
+
+
+def test_a_sparse_gradient_stays_sparse_with_its_rows():
+    def model_fn(ids):
+        table = tf.get_variable('table', [5, 2], tf.float64)
+        return tf.reduce_mean(tf.reduce_sum(tf.gather(table, ids), 1))
+    built = towers.build_towers(model_fn, np.array([0, 3, 3, 4]), sgd(), 2, 'mean')
+    (combined, _), = built.gradients
+    assert isinstance(combined, tf.IndexedSlices)
+    indices, values = run(built, [combined.indices, combined.values])
+    assert sorted(indices) == [0, 3, 3, 4]
+    np.testing.assert_allclose(values, np.full([4, 2], 0.25))
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('name', [
+    name if name in ('slim', 'keras', 'tf.Variable') else pytest.param(name, marks=pytest.mark.slow)
+    for name in sorted(SAMPLES)])
+def test_checkpoints_serve_one_device_and_towers(name, tmpdir, kind_of_variables):
+    """Saved by either program with tf.train.Saver, loaded by the other: same names, same loss."""
+    sample = SAMPLES[name]
+    arrays = sample.data(4)
+    path = os.path.join(str(tmpdir), 'of-towers')
+    built = towers.build_towers(sample.model_fn, arrays, tf.train.AdamOptimizer(), 2,
+                                reduction='mean', regularization='add')
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+        tf.train.Saver().save(session, path)
+        loss = session.run(built.loss)
+        session.run(built.train_op)
+        trained = session.run(built.variables[0])
+    with tf.Graph().as_default():
+        single = sample.model_fn(*[tf.constant(array) for array in arrays])
+        if sample.decays:
+            single += samples.l2_of_kernels(tf.trainable_variables())
+        train_op = tf.train.AdamOptimizer().minimize(single)
+        with tf.Session() as session:
+            tf.train.Saver().restore(session, path)
+            assert session.run(single) == pytest.approx(loss, rel=1e-12)
+            session.run(train_op)
+            kernel, = [v for v in tf.global_variables()
+                       if v.op.name == built.variables[0].op.name]
+            assert samples.relative_difference(session.run(kernel), trained) < 1e-12
+
+
+# ---- inputs --------------------------------------------------------------------------------------
+
+def test_inputs_of_any_structure():
+    sparse = tf.SparseTensor([[0, 1], [1, 0], [3, 2], [3, 0]], [1., 2., 3., 4.], [4, 3])
+    inputs = {'words': tf.constant(['a', 'b', 'a', 'c']),
+              'nested': (tf.constant([1., 2., 3., 4.]), None, [tf.constant([[1], [2], [3], [4]])]),
+              'sparse': sparse}
+    seen = []
+
+    def model_fn(features):
+        seen.append(features)
+        w = tf.get_variable('w', [3, 1], initializer=tf.ones_initializer())
+        is_a = tf.cast(tf.equal(features['words'], 'a'), tf.float32)
+        first, nothing, (ids,) = features['nested']
+        assert nothing is None
+        rows = tf.squeeze(tf.sparse.sparse_dense_matmul(features['sparse'], w), 1)
+        return tf.reduce_mean(rows * is_a + first + tf.cast(ids[:, 0], tf.float32) * w[0, 0])
+    built = towers.build_towers(model_fn, inputs, sgd(), 2, 'mean')
+    assert sorted(seen[0]) == ['nested', 'sparse', 'words']
+    loss, gradient = run(built, [built.loss, built.gradients[0][0]])
+    # rows: 1, 2, 0, 7; is_a: 1, 0, 1, 0; first and ids: 1, 2, 3, 4
+    assert loss == (1 + 0 + 0 + 0 + 10 + 10) / 4.
+    # d/dw: rows of 'a' have a 1 at column 1; ids at column 0
+    assert gradient.ravel().tolist() == [10. / 4, 1. / 4, 0.]
+
+
+def test_a_tower_can_be_fed_by_hand():
+    built = towers.build_towers(slope, np.array([1., 2., 3., 4.]), sgd(), 2, 'mean')
+    shard = built.towers[1].inputs
+    losses, gradient = run(built, [[tower.loss for tower in built.towers],
+                                   built.gradients[0][0]], {shard: [100., 200.]})
+    assert losses == [3., 300.] and gradient == (1.5 + 150.) / 2
+
+
+def test_a_dataset_of_any_batch_size():
+    dataset = tf.data.Dataset.from_tensor_slices(np.arange(7.)).batch(4)
+    x = tf.data.make_one_shot_iterator(dataset).get_next()
+    built = towers.build_towers(slope, x, sgd(), 2, 'mean', remainder='weight')
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        assert session.run(built.gradients[0][0]) == 1.5
+        assert session.run(built.gradients[0][0]) == 5.
+        with pytest.raises(tf.errors.OutOfRangeError):
+            session.run(built.gradients[0][0])
+
+
+def test_a_dynamic_batch_that_does_not_divide_is_an_error_when_it_runs():
+    x = tf.placeholder(tf.float64, [None])
+    built = towers.build_towers(slope, x, sgd(), 2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match='does not divide among 2 towers'):
+        run(built, built.train_op, {x: [1., 2., 3.]})
+
+
+# ---- which variables, which gradients ------------------------------------------------------------
+
+def test_var_list_as_a_function_and_as_a_list():
+    built = towers.build_towers(two_layers, samples.vectors(4), momentum(), 2,
+                                var_list=lambda every: [v for v in every if 'head' in v.op.name])
+    assert names(v for _, v in built.gradients) == ['head']
+    assert names(built.slots) == ['head/Momentum']
+    again = towers.build_towers(two_layers, samples.vectors(4), sgd(), 2, reuse=built, name='again',
+                                var_list=[v for v in built.variables if 'body' in v.op.name])
+    assert names(v for _, v in again.gradients) == ['body']
+    of_iterator = towers.build_towers(two_layers, samples.vectors(4), sgd(), 2, reuse=built,
+                                      name='more', var_list=lambda every: reversed(every))
+    assert names(v for _, v in of_iterator.gradients) == ['body', 'head']
+
+
+def test_var_list_of_a_keras_model():
+    model = keras.Sequential([keras.layers.Dense(3, name='a'), keras.layers.Dense(3, name='b')])
+    model.build((None, 6))
+    built = towers.build_towers(lambda x, y: samples.mean_squared_error(model(x), y),
+                                samples.vectors(4, 'float32'), sgd(), 2,
+                                var_list=model.layers[1].trainable_variables)
+    assert [v.op.name.split('/')[-2:] for _, v in built.gradients] == [['b', 'kernel'],
+                                                                       ['b', 'bias']]
+
+
+def clip(pairs):
+    clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 0.01)
+    return list(zip(clipped, [variable for _, variable in pairs]))
+
+
+@pytest.mark.parametrize('reduction', ['mean', 'sum'])
+def test_clipping_by_global_norm_equals_one_device(reduction):
+    ours = check_against_one_device(two_layers, samples.vectors(6), transform=clip, num_towers=3,
+                                    transform_gradients=clip, reduction=reduction)
+    norm = np.sqrt(sum(np.sum(gradient ** 2) for gradient in ours.gradients.values()))
+    assert norm == pytest.approx(0.01, rel=1e-12)
+
+
+def test_the_transformation_gets_combined_gradients_once_and_may_leave_some_out():
+    calls = []
+
+    def transform(pairs):
+        calls.append(pairs)
+        return pairs[:1]
+    built = towers.build_towers(two_layers, samples.vectors(6), sgd(), 3,
+                                transform_gradients=transform)
+    assert len(calls) == 1 and names(v for _, v in calls[0]) == ['body', 'head']
+    assert built.gradients == calls[0][:1]
+
+
+@pytest.mark.parametrize('returned', [None, [], [1], 'pairs', [(None,)]])
+def test_a_transformation_that_returns_something_else(returned):
+    with pytest.raises(towers.InvalidArgumentError, match='transform_gradients returned'):
+        towers.build_towers(two_layers, samples.vectors(6), sgd(), 2,
+                            transform_gradients=lambda pairs: returned)
+
+
+def test_a_variable_without_a_gradient_is_left_out_and_named():
+    def model_fn(x, y):
+        tf.get_variable('unused', [2])
+        return linear(x, y)
+    built = towers.build_towers(model_fn, samples.vectors(4), sgd(), 2)
+    assert names(v for _, v in built.gradients) == ['kernel']
+    assert built.plan.without_gradient == ['unused']
+
+
+def test_a_variable_with_a_gradient_in_some_towers_only():
+    calls = []
+
+    def model_fn(x):
+        calls.append(x)
+        w = tf.get_variable('w', [], tf.float64, tf.ones_initializer())
+        extra = tf.get_variable('extra', [], tf.float64, tf.ones_initializer())
+        return tf.reduce_mean(x * w) + (tf.reduce_mean(x * extra) if len(calls) == 2 else 0.)
+    built = towers.build_towers(model_fn, np.array([1., 2., 3.]), sgd(), 3, 'mean', copies='reuse')
+    gradients = dict((v.op.name, gradient) for gradient, v in built.gradients)
+    np.testing.assert_allclose(run(built, [gradients['w'], gradients['extra']]), [2., 2. / 3])
+
+
+# ---- optimizers and the global step --------------------------------------------------------------
+
+class AdamWeightDecayOptimizer(tf.train.Optimizer):
+    """BERT's: makes its slots with get_variable, in apply_gradients, and forgets the global step.
+
+    Written after the description of the algorithm (Adam without bias correction, decoupled decay).
+    """
+
+    def __init__(self, rate, decay=0.01, exclude=('bias',)):
+        super(AdamWeightDecayOptimizer, self).__init__(False, 'AdamWeightDecayOptimizer')
+        self._rate, self._decay, self._exclude = rate, decay, exclude
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        assignments = []
+        for gradient, variable in grads_and_vars:
+            if gradient is None:
+                continue
+            m, v = [tf.get_variable(variable.op.name + '/' + slot, variable.shape.as_list(),
+                                    variable.dtype.base_dtype, tf.zeros_initializer(),
+                                    trainable=False) for slot in ('adam_m', 'adam_v')]
+            next_m = 0.9 * m + 0.1 * gradient
+            next_v = 0.999 * v + 0.001 * tf.square(gradient)
+            update = next_m / (tf.sqrt(next_v) + 1e-6)
+            if not any(word in variable.op.name for word in self._exclude):
+                update += self._decay * variable
+            assignments += [variable.assign(variable - self._rate * update), m.assign(next_m),
+                            v.assign(next_v)]
+        return tf.group(*assignments, name=name)
+
+
+OPTIMIZERS = {
+    'adam': lambda: tf.train.AdamOptimizer(0.01),
+    'adagrad': lambda: tf.train.AdagradOptimizer(0.1),
+    'adadelta': lambda: tf.train.AdadeltaOptimizer(0.5),
+    'ftrl': lambda: tf.train.FtrlOptimizer(0.1, l2_regularization_strength=0.01),
+    'momentum': lambda: tf.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
+    'proximal adagrad': lambda: tf.train.ProximalAdagradOptimizer(0.1),
+    'proximal': lambda: tf.train.ProximalGradientDescentOptimizer(0.1),
+    'rmsprop': lambda: tf.train.RMSPropOptimizer(0.01, momentum=0.5),
+    'rmsprop centered': lambda: tf.train.RMSPropOptimizer(0.01, centered=True),
+    'sgd': sgd}
+
+
+@pytest.mark.parametrize('name', sorted(OPTIMIZERS))
+def test_every_optimizer_steps_as_on_one_device(name):
+    """On an embedding, so that dense and sparse gradients are applied, and slots of both kinds."""
+    dtype = 'float32' if 'proximal' in name else 'float64'  # all that TF has kernels for
+    check_against_one_device(samples.embedding, samples.tokens(6, dtype), OPTIMIZERS[name],
+                             reduction='mean', tolerance=1e-5 if dtype == 'float32' else 1e-11)
+
+
+def test_an_optimizer_that_makes_slots_with_get_variable(kind_of_variables):
+    ours = check_against_one_device(
+        two_layers, samples.vectors(6), lambda: AdamWeightDecayOptimizer(0.01), reduction='mean')
+    assert names(ours.built.slots) == ['body/adam_m', 'body/adam_v', 'head/adam_m', 'head/adam_v']
+    assert {slot.device for slot in ours.built.slots} == {'/device:CPU:0'}
+
+
+def test_adagrad_dual_averaging():
+    def build(which):
+        step = tf.train.get_or_create_global_step()
+        optimizer = tf.train.AdagradDAOptimizer(0.1, step)
+        if which == 'towers':
+            built = towers.build_towers(linear, samples.vectors(6), optimizer, 2, 'mean',
+                                        global_step=step)
+            train_op, loss = built.train_op, built.loss
+        else:
+            loss = linear(*[tf.constant(array) for array in samples.vectors(6)])
+            train_op = optimizer.minimize(loss, step)
+        with tf.Session(config=towers.session_config(2)) as session:
+            session.run(tf.global_variables_initializer())
+            kernel, = tf.trainable_variables()
+            kernel.load(np.ones([6, 3]), session)
+            for _ in range(3):
+                session.run(train_op)
+            return session.run([kernel, step, loss])
+    with tf.Graph().as_default():
+        kernel, step, loss = build('towers')
+    with tf.Graph().as_default():
+        expected = build('one device')
+    np.testing.assert_allclose(kernel, expected[0], rtol=1e-12)
+    assert step == expected[1] == 3
+
+
+def loss_scaling(optimizer):
+    return tf.train.experimental.MixedPrecisionLossScaleOptimizer(optimizer, 'dynamic')
+
+
+@pytest.mark.parametrize('make', [
+    sgd, lambda: AdamWeightDecayOptimizer(0.1), lambda: loss_scaling(tf.train.AdamOptimizer()),
+    lambda: loss_scaling(AdamWeightDecayOptimizer(0.1))],
+    ids=['sgd', 'forgets it', 'loss scaling', 'loss scaling, forgets it'])
+def test_the_global_step_goes_up_by_one(make, kind_of_variables):
+    step = tf.train.get_or_create_global_step()
+    optimizer = make()
+    built = towers.build_towers(linear, samples.vectors(4, 'float32'), optimizer, 2,
+                                global_step=step)
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        for expected in (1, 2):
+            session.run(built.train_op)
+            assert session.run(step) == expected
+
+
+def test_a_step_that_loss_scaling_skips_is_not_counted():
+    step = tf.train.get_or_create_global_step()
+    x, y = tf.placeholder(tf.float32, [4, 6]), tf.placeholder(tf.float32, [4, 3])
+    built = towers.build_towers(linear, (x, y), loss_scaling(sgd()), 2, global_step=step)
+    arrays = samples.vectors(4, 'float32')
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op, {x: arrays[0], y: arrays[1]})
+        session.run(built.train_op, {x: arrays[0] * np.inf, y: arrays[1]})
+        assert session.run(step) == 1
+        assert np.all(np.isfinite(session.run(built.variables[0])))
+
+
+def test_a_monitored_session_runs_it(tmpdir):
+    step = tf.train.get_or_create_global_step()
+    built = towers.build_towers(linear, samples.vectors(4), momentum(), 2, global_step=step)
+    with tf.train.MonitoredTrainingSession(
+            checkpoint_dir=str(tmpdir), hooks=[tf.train.StopAtStepHook(3)], log_step_count_steps=0,
+            config=towers.session_config(built.devices)) as session:
+        while not session.should_stop():
+            session.run(built.train_op)
+    assert tf.train.latest_checkpoint(str(tmpdir)).endswith('-3')
+
+
+# ---- evaluation ----------------------------------------------------------------------------------
+
+def classifier(x):
+    kernel = tf.get_variable('kernel', [2, 3], initializer=tf.ones_initializer())
+    scale = tf.Variable(2., name='scale')
+    logits = tf.matmul(x, kernel) * scale
+    return {'loss': tf.reduce_mean(logits),
+            'predictions': {'logits': logits, 'count': tf.shape(x)[0], 'first': x[:, 0]}}
+
+
+@pytest.mark.parametrize('count', [6, 7, 2, 1])
+def test_predictions_come_back_in_batch_order_for_any_batch(count):
+    """Also with a short last batch, and with fewer examples than towers."""
+    trained = towers.build_towers(classifier, np.ones([4, 2], 'float32'), sgd(), 2)
+    x = tf.placeholder(tf.float32, [None, 2])
+    evaluated = towers.build_towers(classifier, x, None, 3, reuse=trained, name='eval',
+                                    remainder='weight')
+    assert evaluated.train_op is None and evaluated.gradients == [] == evaluated.slots
+    assert evaluated.variables == trained.variables
+    assert len(tf.global_variables()) == 2
+    batch = np.arange(2. * count).reshape(count, 2)
+    values, loss = run(evaluated, [evaluated.predictions, evaluated.loss], {x: batch})
+    expected = 2 * batch @ np.ones([2, 3])
+    assert values['logits'].tolist() == expected.tolist()
+    assert values['first'].tolist() == batch[:, 0].tolist()
+    base, more = divmod(count, 3)
+    assert values['count'].tolist() == [base + (tower < more) for tower in range(3)]
+    assert loss == pytest.approx(expected.mean(), rel=1e-6)  # no NaN of an empty shard
+    assert evaluated.predictions['logits'].device == '/device:CPU:0'
+
+
+def test_a_static_batch_with_fewer_examples_than_towers():
+    built = towers.build_towers(classifier, np.array([[1., 2.]], 'float32'), None, 3,
+                                remainder='weight')
+    values, loss = run(built, [built.predictions, built.loss])
+    assert values['logits'].tolist() == [[6., 6., 6.]] and loss == 6.
+
+
+def test_padding_does_not_show_in_the_predictions_of_training():
+    built = towers.build_towers(classifier, np.array([[1., 2.]], 'float32'), sgd(), 3,
+                                remainder='weight')
+    assert run(built, built.predictions['logits']).tolist() == [[6., 6., 6.]]
+
+
+def test_prediction_without_a_loss():
+    built = towers.build_towers(lambda x: {'predictions': x * tf.get_variable('w', [1])},
+                                np.ones([4, 1], 'float32'), None, 2)
+    assert built.loss is None and built.predictions.shape.as_list() == [4, 1]
+    assert not towers.audit(built).broken
+    assert str(built.plan).startswith('2 towers')
+
+
+def test_evaluation_may_use_part_of_the_variables_and_counters_of_its_own():
+    def model_fn(x, training):
+        main = tf.Variable(2., name='main')
+        out = {'loss': tf.reduce_mean(main * x)}
+        if training:
+            auxiliary = tf.Variable(5., name='auxiliary')
+            out['loss'] += tf.reduce_mean(auxiliary * x)
+        else:
+            out['metrics'] = {'mean': tf.metrics.mean(main * x)}
+        return out
+    x = np.arange(4, dtype='float32')
+    built = towers.build_towers(lambda x: model_fn(x, True), x, sgd(), 2)
+    evaluated = towers.build_towers(lambda x: model_fn(x, False), x, None, 2, reuse=built,
+                                    name='eval')
+    third = towers.build_towers(lambda x: model_fn(x, False), x, None, 2, reuse=evaluated,
+                                name='third')
+    assert names(tf.trainable_variables()) == ['auxiliary', 'main']
+    with tf.Session(config=towers.session_config(2)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(evaluated.metrics['mean'][1])
+        assert session.run([evaluated.metrics['mean'][0], third.metrics['mean'][0]]) == [3., 0.]
+
+
+# ---- metrics -------------------------------------------------------------------------------------
+
+def test_metrics_share_their_counters(kind_of_variables):
+    def model_fn(x, label):
+        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
+        guess = tf.cast(x * w > 0.5, tf.int64)
+        return {'loss': tf.reduce_mean(w * x), 'metrics': {
+            'accuracy': tf.metrics.accuracy(label, guess), 'mean': tf.reduce_mean(x)}}
+    x = tf.placeholder(tf.float32, [None])
+    label = tf.placeholder(tf.int64, [None])
+    built = towers.build_towers(model_fn, (x, label), sgd(0.), 3, remainder='weight')
+    assert len(tf.local_variables()) == 2
+    value, update = built.metrics['accuracy']
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(update, {x: [0., 1., 0., 1.], label: [0, 1, 1, 1]})
+        session.run(update, {x: [0., 1., 0.], label: [1, 0, 0]})
+        assert session.run(value) == pytest.approx(4 / 7.)
+        assert session.run(built.metrics['mean'], {x: [1., 2., 3., 10.], label: [0] * 4}) == 4.
+    assert not towers.audit(built).broken
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+def make_counting_scope():
+    calls = []
+
+    def model_fn(x, y):
+        calls.append(1)
+        with tf.variable_scope('call_%d' % len(calls)):
+            return linear(x, y)
+    return model_fn
+
+
+def make_direct(per_call):
+    """tf.Variables of these (name, shape) at the first call, of those at the second."""
+    calls = iter(per_call)
+
+    def model_fn(x, y):
+        made = [tf.Variable(tf.zeros(shape, tf.float64), name=name) for name, shape in next(calls)]
+        return tf.reduce_mean(x) * tf.add_n([tf.reduce_sum(each) for each in made])
+    return model_fn
+
+
+def vector_loss(x, y):
+    return tf.reduce_mean(tf.square(tf.matmul(x, tf.get_variable('w', [6, 3], x.dtype)) - y), 1)
+
+
+VECTORS = samples.vectors(4)
+MISUSES = [
+    ('batch 10 on 4 towers', towers.InputError,
+     'batch of 10 does not divide among 4 towers.*batch of (8|12)',
+     dict(inputs=samples.vectors(10), devices=4)),
+    ('absent gpu', towers.DeviceError, '/gpu:7 does not exist.*check_devices=False',
+     dict(devices=['/gpu:7', '/cpu:0'])),
+    ('device twice', towers.DeviceError, '/cpu:1 is named 2 times.*allow_repeated_devices',
+     dict(devices=['/cpu:1', '/cpu:1'])),
+    ('no device', towers.DeviceError, 'names no device', dict(devices=[])),
+    ('devices=0', towers.InvalidArgumentError, 'at least one', dict(devices=0)),
+    ('more tf.Variables', towers.SharedVariableError, "tower 1 makes variable 'b'.*beyond the 1",
+     dict(model_fn=lambda: make_direct([[('a', [2])], [('a', [2]), ('b', [2])]]),
+          copies='reuse')),
+    ('fewer tf.Variables', towers.SharedVariableError, "tower 1 used 1 of the 2.*left out 'b'",
+     dict(model_fn=lambda: make_direct([[('a', [2]), ('b', [2])], [('a', [2])]]),
+          copies='reuse')),
+    ('shapes differ', towers.SharedVariableError,
+     r"tower 1 asks for 'a'.*shape \(3,\).*made it of shape \(2,\)",
+     dict(model_fn=lambda: make_direct([[('a', [2])], [('a', [3])]]), copies='reuse')),
+    ('names differ', towers.SharedVariableError,
+     "tower 1 asks for 'z'.*the first tower made 'a' there",
+     dict(model_fn=lambda: make_direct([[('a', [2])], [('z', [2])]]), copies='reuse')),
+    ('names that count calls', towers.SharedVariableError,
+     "'call_2/kernel' of tower 1 does not exist in the first tower",
+     dict(model_fn=make_counting_scope, copies='reuse')),
+    ('loss [batch]', towers.ModelFunctionError, r'loss of shape \(2,\).*tf.reduce_mean',
+     dict(model_fn=lambda: vector_loss)),
+    ('None', towers.ModelFunctionError, 'returned None', dict(model_fn=lambda: lambda x, y: None)),
+    ('a tuple', towers.ModelFunctionError, 'returned a tuple',
+     dict(model_fn=lambda: lambda x, y: (linear(x, y), x))),
+    ('a number', towers.ModelFunctionError, 'returned a float',
+     dict(model_fn=lambda: lambda x, y: 0.5)),
+    ('integer loss', towers.ModelFunctionError, 'loss of dtype int32',
+     dict(model_fn=lambda: lambda x, y: tf.shape(x)[0])),
+    ('no loss', towers.ModelFunctionError, 'returned no loss.*optimizer=None',
+     dict(model_fn=lambda: lambda x, y: {'predictions': x})),
+    ('unknown key', towers.ModelFunctionError, "key 'los'",
+     dict(model_fn=lambda: lambda x, y: {'los': linear(x, y)})),
+    ('wrong arguments', towers.ModelFunctionError, 'cannot take the inputs',
+     dict(model_fn=lambda: lambda x: tf.reduce_mean(x))),
+    ('no model function', towers.ModelFunctionError, 'cannot be called',
+     dict(model_fn=lambda: 'net')),
+    ('no variable', towers.GradientError, 'no trainable variable.*optimizer=None',
+     dict(model_fn=lambda: lambda x, y: tf.reduce_mean(x))),
+    ('no gradient', towers.GradientError, 'none of the 1 variables has a gradient',
+     dict(model_fn=lambda: lambda x, y: tf.stop_gradient(linear(x, y)))),
+    ('var_list leaves none', towers.GradientError, 'left by var_list: the choices were kernel',
+     dict(var_list=lambda every: [])),
+    ('variables on a GPU that is not there', towers.DeviceError, '/gpu:6 does not exist: ',
+     dict(variable_device='/gpu:6')),
+    ('var_list of names', towers.InvalidArgumentError, "var_list holds 'kernel' of type str",
+     dict(var_list=['kernel'])),
+    ('var_list returns None', towers.InvalidArgumentError, 'var_list returned None',
+     dict(var_list=lambda every: None)),
+    ('var_list returns one', towers.InvalidArgumentError, 'var_list returned',
+     dict(var_list=lambda every: every[0])),
+    ('var_list is a number', towers.InvalidArgumentError, 'var_list=3', dict(var_list=3)),
+    ('first dimensions differ', towers.InputError,
+     r'inputs\[0\] has 4, inputs\[1\] has 6', dict(inputs=(VECTORS[0], samples.vectors(6)[1]))),
+    ('a scalar', towers.InputError, 'is a scalar', dict(inputs=(VECTORS[0], 1.))),
+    ('a data set', towers.InputError, 'one batch',
+     dict(inputs=lambda: tf.data.Dataset.from_tensor_slices(VECTORS).batch(2))),
+    ('no inputs', towers.InputError, 'holds no tensor', dict(inputs=())),
+    ('loss without the shard', towers.ModelFunctionError, 'does not depend on its shard',
+     dict(model_fn=lambda: lambda x, y: linear(tf.constant(VECTORS[0]), tf.constant(VECTORS[1])))),
+    ('Keras optimizer', towers.InvalidArgumentError, 'tf.train.Optimizer.*Keras',
+     dict(optimizer=lambda: keras.optimizers.SGD(0.1))),
+    ('no optimizer', towers.InvalidArgumentError, 'expected a tf.train.Optimizer',
+     dict(optimizer=lambda: 'adam')),
+    ('reduction', towers.InvalidArgumentError, "'avg': expected one of 'sum', 'mean'",
+     dict(reduction='avg')),
+    ('remainder', towers.InvalidArgumentError, "expected one of 'error', 'weight', 'drop'",
+     dict(remainder='pad')),
+    ('update_ops', towers.InvalidArgumentError, "expected one of 'first'", dict(update_ops=True)),
+    ('copies', towers.InvalidArgumentError, "'copy': expected one of 'auto', 'clone', 'reuse'",
+     dict(copies='copy')),
+    ('regularization', towers.InvalidArgumentError, "expected one of 'none', 'add'",
+     dict(regularization=None)),
+    ('transform', towers.InvalidArgumentError, 'a function from .gradient, variable. pairs', dict(transform_gradients=[])),
+    ('variable_device', towers.DeviceError, "'cpu' is not the name of one device",
+     dict(variable_device='cpu')),
+    ('variable_device type', towers.InvalidArgumentError, 'variable_device=3',
+     dict(variable_device=3)),
+]
+
+
+@pytest.mark.parametrize('error, text, misuse', [each[1:] for each in MISUSES],
+                         ids=[each[0] for each in MISUSES])
+def test_misuse_is_one_typed_line_and_leaves_no_trace(error, text, misuse):
+    arguments = dict(model_fn=lambda: linear, inputs=VECTORS, optimizer=sgd, devices=2)
+    arguments.update(misuse)
+    for name in ('model_fn', 'optimizer', 'inputs'):
+        if callable(arguments[name]):
+            arguments[name] = arguments[name]()
+    before = tf.global_variables()  # a Keras optimizer makes some
+    with pytest.raises(error, match=text) as caught:
+        towers.build_towers(**arguments)
+    assert isinstance(caught.value, towers.TowersError)
+    assert '\n' not in str(caught.value) and len(str(caught.value)) < 450
+    assert tf.global_variables() == before and not tf.trainable_variables()
+
+
+def test_arguments_are_checked_before_the_graph_is_touched():
+    for misuse in (dict(devices=['/gpu:7']), dict(reduction='avg'), dict(var_list=3),
+                   dict(optimizer=3), dict(remainder='pad'), dict(inputs=samples.vectors(5))):
+        arguments = dict(model_fn=linear, inputs=VECTORS, optimizer=None, devices=2)
+        arguments.update(misuse)
+        with pytest.raises(towers.TowersError):
+            towers.build_towers(**arguments)
+        assert not tf.get_default_graph().get_operations()
+
+
+def test_a_name_scope_that_is_taken():
+    towers.build_towers(linear, VECTORS, sgd(), 2)
+    with pytest.raises(towers.NameScopeError, match="'tower_0' already.*name='eval_tower'"):
+        towers.build_towers(linear, VECTORS, sgd(), 2, reuse=True)
+    towers.build_towers(linear, VECTORS, sgd(), 2, reuse=True, name='eval_tower')
+    with tf.name_scope('around'):
+        towers.build_towers(linear, VECTORS, sgd(), 2, reuse=True)
+
+
+def test_variables_that_exist_already():
+    towers.build_towers(linear, VECTORS, sgd(), 2)
+    with pytest.raises(towers.SharedVariableError, match="'kernel' exists already.*reuse=True"):
+        towers.build_towers(linear, VECTORS, sgd(), 2, name='again')
+
+
+def test_eager_mode():
+    with tf.init_scope():  # out of the graph of this test
+        if not tf.executing_eagerly():
+            pytest.skip('TF 1.15 runs eagerly only for the whole process')
+        with pytest.raises(towers.InvalidArgumentError, match=r'tf\.Graph\(\)\.as_default'):
+            towers.build_towers(linear, VECTORS, sgd(), 2)
+
+
+def test_an_earlier_builds_variables_that_do_not_fit():
+    built = towers.build_towers(make_direct([[('a', [2])], [('a', [2])]]), VECTORS, sgd(), 2)
+    with pytest.raises(towers.SharedVariableError,
+                       match=r"tower 0 asks for 'a'.*earlier build made it of shape \(2,\)"):
+        towers.build_towers(make_direct([[('a', [5])]]), VECTORS, None, 1, reuse=built, name='eval')
+
+
+def test_repeated_devices_when_meant():
+    built = towers.build_towers(slope, np.array([1., 2., 3., 4.]), sgd(), ['/cpu:0'] * 2, 'mean',
+                                allow_repeated_devices=True)
+    assert built.devices == ('/device:CPU:0',) * 2
+    assert run(built, built.gradients[0][0]) == 2.5
+
+
+def test_one_tower_is_one_device():
+    for reduction in ('mean', 'sum'):
+        check_against_one_device(samples.slim_layers, samples.vectors(5), num_towers=1,
+                                 reduction=reduction, penalty=samples.l2_of_kernels)
+
+
+def test_a_first_tower_without_a_scope_has_the_names_of_one_device():
+    def model_fn(x):
+        with tf.variable_scope('layer'):
+            w = tf.get_variable('w', [], tf.float64, tf.ones_initializer())
+        mean = tf.Variable(0., trainable=False, name='mean', dtype=tf.float64)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(mean, tf.reduce_mean(x)))
+        return tf.reduce_mean(tf.square(tf.multiply(x, w, name='product')))
+    with tf.name_scope('around'):
+        built = towers.build_towers(model_fn, np.array([1., 2., 3., 4.]),
+                                    tf.train.GradientDescentOptimizer(0.125), 2, 'mean',
+                                    first_scope=False)
+    graph = tf.get_default_graph()
+    assert graph.get_operation_by_name('around/product').device == '/device:CPU:0'
+    assert graph.get_operation_by_name('around/tower_1/product').device == '/device:CPU:1'
+    assert [v.op.name for v in tf.global_variables()] == ['layer/w', 'around/mean']
+    assert [tower.name_scope for tower in built.towers] == ['around/', 'around/tower_1/']
+    assert 'no name scope of its own' in str(built.plan)
+    with tf.Session(config=towers.session_config(2)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+        assert session.run(built.variables) == [1. - 0.125 * 2 * 7.5, 1.5]
+    assert not towers.audit(built).broken
+    # The audit knows what is of the first tower, for all that it has no scope.
+    towers.compat.set_device(graph.get_operation_by_name('around/product'), '/device:CPU:1')
+    broken, = towers.audit(built).broken
+    assert '1 operation of tower 0 off /cpu:0: around/product on /cpu:1' in broken
+
+
+def test_clones_need_a_first_tower_with_a_scope():
+    with pytest.raises(towers.CloneError, match='the first tower has no name scope of its own'):
+        towers.build_towers(linear, (np.ones([4, 3]), np.ones([4, 1])), momentum(), 2, 'mean',
+                            first_scope=False, copies='clone')

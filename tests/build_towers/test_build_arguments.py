@@ -1,0 +1,132 @@
+"""towers.build_arguments: `compute_gradients`' own arguments, in every tower."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from sample_models import kind_of_variables  # noqa: F401, a fixture
+from towers.build.arguments import check_var_list
+
+X = np.arange(4, dtype=np.int32)
+METHODS = tf.AggregationMethod
+
+
+class Records(tf.train.GradientDescentOptimizer):
+    """Writes down what `compute_gradients` is given."""
+
+    def __init__(self):
+        super(Records, self).__init__(1.)
+        self.given = []
+
+    def compute_gradients(self, loss, var_list=None, **options):
+        self.given.append(options)
+        return super(Records, self).compute_gradients(loss, var_list, **options)
+
+
+class TakesNone(tf.train.GradientDescentOptimizer):
+    def compute_gradients(self, loss, var_list=None):
+        return super(TakesNone, self).compute_gradients(loss, var_list)
+
+
+def gathers(x):
+    """tf.gather, unlike embedding_lookup, reads the table from the tower; its gradient wants to be
+    with the table, too."""
+    table = tf.get_variable('table', [5, 2], initializer=tf.ones_initializer())
+    return tf.reduce_mean(tf.square(tf.gather(table, x)))
+
+
+def on_two_devices(x):
+    with tf.device('/cpu:0'):
+        table = tf.get_variable('table', [5, 2], initializer=tf.ones_initializer())
+        rows = tf.gather(table, x)
+    return tf.reduce_mean(tf.square(tf.gather(rows * 2., tf.range(tf.size(x)))))
+
+
+def regularized(x):
+    table = tf.get_variable('table', [5, 2], initializer=tf.ones_initializer(),
+                            regularizer=lambda w: 0.5 * tf.reduce_sum(w ** 2) + tf.reduce_sum(w))
+    return tf.reduce_mean(tf.gather(tf.square(table), x))
+
+
+def branches(x):
+    w = tf.get_variable('w', initializer=2.)
+    y = tf.cast(x, tf.float32) * w
+    return tf.reduce_mean(tf.cond(tf.reduce_mean(y) > 0., lambda: y * y * w, lambda: y))
+
+
+MODELS = [gathers, on_two_devices, regularized, branches]
+
+
+def gradients(model_fn, num_towers, copies, options, device=None):
+    with tf.Graph().as_default():
+        optimizer = Records()
+        built = towers.build_towers(model_fn, X, optimizer, num_towers, 'mean', copies=copies,
+                                    variable_device=device, gradient_options=options)
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            values = session.run([tf.convert_to_tensor(gradient)
+                                  for gradient, _ in built.gradients])
+            session.run(built.train_op)
+        return values, optimizer.given
+
+
+@pytest.mark.usefixtures('kind_of_variables')
+@pytest.mark.parametrize('model_fn', MODELS)
+@pytest.mark.parametrize('copies', ['auto', 'reuse'])
+@pytest.mark.parametrize('options', [
+    dict(colocate_gradients_with_ops=True), dict(aggregation_method=METHODS.EXPERIMENTAL_TREE),
+    dict(gate_gradients=tf.train.Optimizer.GATE_GRAPH, colocate_gradients_with_ops=True,
+         aggregation_method=METHODS.EXPERIMENTAL_ACCUMULATE_N)],
+                         ids=['colocate', 'aggregation', 'all'])
+def test_every_tower_gets_them_and_the_gradients_are_the_same(model_fn, copies, options):
+    expected, _ = gradients(model_fn, 1, copies, None)
+    got, given = gradients(model_fn, 2, copies, options)
+    for one, other in zip(got, expected):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+    assert given == [options] * (2 if copies == 'reuse' else len(given)) and given
+
+
+@pytest.mark.usefixtures('kind_of_variables')
+@pytest.mark.parametrize('device', ['balanced', 'replicated', '/cpu:1'])
+def test_colocated_gradients_with_variables_anywhere(device):
+    expected, _ = gradients(gathers, 1, 'auto', None)
+    got, _ = gradients(gathers, 2, 'auto', dict(colocate_gradients_with_ops=True), device)
+    np.testing.assert_allclose(got[0], expected[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(colocate=True), "gradient_options has 'colocate': expected some of aggregation_method, "
+     'colocate_gradients_with_ops, gate_gradients.'),
+    (dict(grad_loss=2.), 'The loss is what the model function returns: multiply it there.'),
+    (dict(gate_gradients=7), "gradient_options['gate_gradients']=7: expected one of 0, 1, 2."),
+    (dict(gate_gradients=True), "gradient_options['gate_gradients']=True: expected one of 0, 1"),
+    (dict(aggregation_method='tree'), "['aggregation_method']='tree': expected one of None, "),
+    (dict(colocate_gradients_with_ops=1), "=1: expected one of True, False."),
+    ([1], 'expected a dict of arguments of compute_gradients'),
+    ('gate_gradients', 'expected a dict of arguments of compute_gradients')])
+def test_options_that_there_are_not(graph, options, message):
+    with pytest.raises(towers.InvalidArgumentError) as caught:
+        towers.build_towers(gathers, X, Records(), 2, gradient_options=options)
+    assert message in str(caught.value)
+    assert not graph.get_operations()
+
+
+def test_options_that_the_optimizer_does_not_take(graph):
+    with pytest.raises(towers.InvalidArgumentError) as caught:
+        towers.build_towers(gathers, X, TakesNone(1.), 2, gradient_options={'gate_gradients': 1})
+    assert str(caught.value) == ("gradient_options has 'gate_gradients', and compute_gradients of "
+                                 'TakesNone takes none: leave it out.')
+    with pytest.raises(towers.InvalidArgumentError, match='there is no optimizer'):
+        towers.build_towers(gathers, X, None, 2, gradient_options={'gate_gradients': 1})
+    assert not graph.get_operations()
+    towers.build_towers(gathers, X, TakesNone(1.), 2, gradient_options={})
+
+
+def test_lists_of_variables():
+    check_var_list(None)
+    check_var_list(len)
+    check_var_list([tf.get_variable('v', [])])
+    for wrong in ([], (), 'w', 3, [None], [tf.ones([])], list):
+        with pytest.raises(towers.InvalidArgumentError, match='^var_list'):
+            check_var_list(wrong)

@@ -1,0 +1,197 @@
+"""The plan: its text, line by line, and that it fits a screen."""
+
+import numpy as np
+import pytest
+import sample_models as samples
+import tensorflow.compat.v1 as tf
+import tf_slim as slim
+
+import towers
+from sample_models import linear, momentum, sgd, two_layers
+
+
+def plan_of(model_fn=two_layers, size=8, optimizer=None, devices=2, **options):
+    with tf.Graph().as_default():
+        return towers.build_towers(model_fn, samples.vectors(size, options.pop('dtype', 'float64')),
+                                   optimizer and optimizer(), devices, check_devices=False,
+                                   **options).plan
+
+
+def lines_of(plan):
+    """{label: text} of the facts below the table; what is wrapped is joined again."""
+    facts, label = {}, None
+    lines = str(plan).split('\n')
+    first = next(i for i, line in enumerate(lines) if line.startswith('  variables '))
+    for line in lines[first:]:
+        label = line[:19].strip() or label
+        facts[label] = (facts.get(label, '') + ' ' + line[19:]).strip()
+    return facts
+
+
+def normed(x, y):
+    net = slim.fully_connected(x, 5, normalizer_fn=slim.batch_norm,
+                               weights_regularizer=slim.l2_regularizer(0.1))
+    tf.get_variable('unused', [2])
+    return linear(x, y) + tf.reduce_mean(net) * tf.Variable(1., name='scale')
+
+
+def test_the_whole_text(monkeypatch):
+    monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
+    plan = plan_of(normed, 8, sgd, ['/gpu:2', '/cpu:0'], dtype='float32', regularization='add')
+    assert str(plan) == '''2 towers, batch 8 = 2 x 4
+  tower  device        examples  alone provides
+  0      /gpu:2        4         regularization, batch-norm updates
+  1      /cpu:0        4         -
+  towers           1 call of the model function, 1 clone of its graph
+  variables        7 (5 trainable), 66 parameters, 0.0 MB
+  variables on     /cpu:0
+  shared by order  scale
+  session_config   TensorFlow's choice of intra-op and TensorFlow's choice of inter-op threads; GPU
+                   memory as it is needed
+  optimizer        GradientDescentOptimizer
+  reduction        sum: 2 x the gradient of the batch's mean loss
+  learning rate    0.5; on the sum, steps as 2 x 0.5 = 1 would on the mean
+  regularization   1 registered loss added, counted once, computed once a step
+  batch norm       2 update ops of tower 0 ride on the train op
+  no gradient      unused'''
+    assert plan.batch_size == 8 and plan.reduction == 'sum' and plan.remainder == 'error'
+    # 6 x 5 weights, 3 x 5 of batch norm, 6 x 3 of the kernel, 2 unused, 1 scale
+    assert plan.parameters == 30 + 15 + 18 + 2 + 1 and plan.parameter_bytes == 4 * 66
+    assert (plan.num_variables, plan.num_trainable) == (7, 5)
+    assert plan.without_gradient == ['unused'] and plan.shared_by_order == ['scale']
+    assert [(tower.device, tower.examples) for tower in plan.towers] == [
+        ('/device:GPU:2', 4), ('/device:CPU:0', 4)]
+
+
+@pytest.mark.parametrize('num_towers', [2, 8, 32])
+@pytest.mark.parametrize('options', [
+    dict(), dict(remainder='weight'), dict(variable_device='balanced'),
+    dict(devices='/job:worker/replica:0/task:%d/gpu:0'), dict(learning_rate='long'),
+    dict(model_fn='long names')], ids=lambda options: ''.join(options) or 'plain')
+def test_it_fits_a_screen(num_towers, options):
+    def long_names(x, y):
+        for branch in range(5):
+            scope = 'InceptionResnetV2/InceptionResnetV2/Repeat_1/block17_%d/Branch_1' % branch
+            with tf.variable_scope(scope):
+                kernel = tf.Variable(np.ones([6, 3]), name=scope + '/Conv2d_0b_1x7/weights')
+                tf.get_variable('Conv2d_0b_1x7/weights/and/even/longer/than/that', [3])
+        return samples.mean_squared_error(tf.matmul(x, kernel), y)
+    options = dict(options)
+    device = options.pop('devices', '/gpu:%d')
+    names = [device % index for index in range(num_towers)]
+    if 'learning_rate' in options:
+        options['learning_rate'] = towers.LearningRate(
+            0.001, num_towers, 'sqrt', warmup_examples=1000000, decay='exponential',
+            decay_examples=12345678, decay_rate=0.94)
+    options['model_fn'] = long_names if 'model_fn' in options else linear
+    size = num_towers * 2 + (1 if 'remainder' in options else 0)
+    lines = str(plan_of(size=size, optimizer=momentum, devices=names, **options)).split('\n')
+    assert len(lines) <= 24 and max(map(len, lines)) <= 100
+    assert lines[0].startswith('%d towers, batch %d = ' % (num_towers, size))
+    assert lines[-1].startswith('  no gradient' if options['model_fn'] is long_names
+                                else '  batch norm')
+    assert (num_towers == 32) == ('  ...' in lines)
+
+
+def test_uneven_batches():
+    assert str(plan_of(size=7, devices=3, remainder='weight')).startswith(
+        '3 towers, batch 7 = 3 + 2 + 2\n')
+    assert str(plan_of(size=25, devices=10, remainder='weight')).startswith(
+        '10 towers, batch 25 = 5 x 3 + 5 x 2\n')
+    assert str(plan_of(size=7, devices=3, remainder='drop')).startswith(
+        '3 towers, batch 6 = 3 x 2\n')
+    assert str(plan_of(devices=1)).startswith('1 tower, batch 8 = 1 x 8\n')
+
+
+def test_a_batch_of_any_size():
+    x, y = tf.placeholder(tf.float64, [None, 6]), tf.placeholder(tf.float64, [None, 3])
+    built = towers.build_towers(linear, (x, y), None, 2, remainder='weight')
+    assert built.plan.batch_size is None
+    assert str(built.plan).split('\n')[:3] == [
+        '2 towers, a batch of any size, a remainder: weight',
+        '  tower  device        examples  alone provides',
+        '  0      /cpu:0        ?         -']
+
+
+@pytest.mark.parametrize('optimizer, options, reduction, rate', [
+    (sgd, dict(reduction='mean'), "mean: the gradient of the batch's mean loss", '0.5'),
+    (momentum, dict(), "sum: 2 x the gradient of the batch's mean loss",
+     '0.1; on the sum, steps as 2 x 0.1 = 0.2 would on the mean'),
+    (lambda: tf.train.AdamOptimizer(0.25), dict(), "sum: 2 x the gradient of the batch's mean loss",
+     '0.25; AdamOptimizer steps on a sum (nearly) as on the mean'),
+    (lambda: tf.train.FtrlOptimizer(0.25), dict(), "sum: 2 x the gradient of the batch's mean loss",
+     '0.25; applied to a sum of 2'),
+    (sgd, dict(devices=1), 'sum (of one tower: its own gradient)', '0.5'),
+    (sgd, dict(learning_rate=0.125), "sum: 2 x the gradient of the batch's mean loss",
+     '0.125; on the sum, steps as 2 x 0.125 = 0.25 would on the mean'),
+    (lambda: sgd(tf.constant(1., name='rate')), dict(),
+     "sum: 2 x the gradient of the batch's mean loss",
+     "the tensor 'rate'; on the sum, steps as 2 x the rate would on the mean"),
+    (lambda: sgd(tf.constant(1., name='rate')), dict(reduction='mean',
+                                                     learning_rate=towers.LearningRate(0.5)),
+     "mean: the gradient of the batch's mean loss", '0.5'),
+    (lambda: sgd(lambda: 0.75), dict(reduction='mean'),
+     "mean: the gradient of the batch's mean loss", '0.75')])
+def test_reduction_and_learning_rate(optimizer, options, reduction, rate):
+    facts = lines_of(plan_of(optimizer=optimizer, **options))
+    assert (facts['reduction'], facts['learning rate']) == (reduction, rate)
+
+
+def test_the_scaled_rate_of_the_claim():
+    rate = towers.LearningRate(0.001, 4, 'sqrt')
+    plan = plan_of(size=400, optimizer=lambda: sgd(rate.peak), devices=4, reduction='mean',
+                   learning_rate=rate)
+    assert str(plan).startswith('4 towers, batch 400 = 4 x 100\n')
+    assert lines_of(plan)['learning rate'] == '0.002 = 0.001 x sqrt(4)'
+
+
+def test_evaluation_has_no_lines_of_training():
+    facts = lines_of(plan_of())
+    assert set(facts) == {'variables', 'variables on', 'session', 'session_config'}
+    assert facts['session'] == (
+        'tf.Session(config=towers.session_config(built.devices)) makes the CPU devices')
+    assert 'session' not in lines_of(plan_of(devices=1))
+    assert 'None' not in str(plan_of())
+
+
+@pytest.mark.parametrize('update_ops, text, owners', [
+    ('first', '2 update ops of tower 0 ride on the train op', [0]),
+    ('all', '2 update ops of every tower ride on the train op', [0, 1]),
+    ('none', "nobody's 2 update ops run", [])])
+def test_who_owns_batch_norm(update_ops, text, owners):
+    plan = plan_of(normed, 8, sgd, update_ops=update_ops, dtype='float32')
+    assert lines_of(plan)['batch norm'] == text
+    assert [tower.index for tower in plan.towers if 'batch-norm updates' in tower.owns] == owners
+
+
+def test_whose_regularization():
+    def own(x, y):
+        return linear(x, y) + tf.reduce_sum(tf.square(tf.trainable_variables()[0]))
+    assert lines_of(plan_of(own, optimizer=sgd))['regularization'] == (
+        "in the model's own loss, counted once, computed once a step")
+    for model_fn in (samples.slim_layers, samples.keras_layers):
+        assert lines_of(plan_of(model_fn, optimizer=sgd, regularization='add'))[
+            'regularization'] == '2 registered losses added, counted once, computed once a step'
+    assert lines_of(plan_of(samples.slim_layers, optimizer=sgd))['regularization'] == (
+        "2 registered losses are not part of the loss: regularization='add' adds them")
+    # The layers may have losses; whether these are in the model's own loss cannot be told.
+    assert 'regularization' not in lines_of(plan_of(samples.keras_layers, optimizer=sgd))
+    assert 'regularization' not in lines_of(plan_of(optimizer=sgd))
+
+
+def test_where_variables_are():
+    def on(**options):
+        return lines_of(plan_of(optimizer=sgd, **options))['variables on']
+    assert on() == '/cpu:0'
+    assert on(devices=['/gpu:3']) == '/gpu:3'
+    assert on(variable_device='/gpu:1') == '/gpu:1'
+    assert on(variable_device=lambda op: '/cpu:0') == 'placed by a device function'
+    assert on(variable_device='balanced') == 'balanced over /cpu:0 (0.0 MB), /cpu:1 (0.0 MB)'
+    assert on(variable_device='balanced', devices=4) == 'balanced over 4 devices (0.0 to 0.0 MB)'
+
+
+def test_counters_of_metrics_are_not_counted():
+    def model_fn(x, y):
+        return {'loss': linear(x, y), 'metrics': {'mean': tf.metrics.mean(y)}}
+    plan = plan_of(model_fn, optimizer=sgd)
+    assert (plan.num_variables, plan.parameters, plan.shared_by_order) == (1, 18, [])

@@ -1,0 +1,272 @@
+"""Several losses, each with its own optimizer, against the same in plain TF1 on one device."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.graph.graph_walk import step_operations
+
+BATCH = np.random.RandomState(0).rand(8, 3)
+
+
+def variable(name, shape, value):
+    return tf.get_variable(name, shape, tf.float64, tf.constant_initializer(value))
+
+
+def gan(x):
+    """A GAN with a gradient penalty, which is a second derivative."""
+    with tf.variable_scope('g'):
+        fake = tf.tanh(tf.matmul(tf.reduce_mean(x, 1, keepdims=True), variable('w', [1, 3], .5)))
+
+    def judge(images):
+        with tf.variable_scope('d', reuse=tf.AUTO_REUSE):
+            return tf.matmul(tf.tanh(tf.matmul(images, variable('u', [3, 2], .3))),
+                             variable('v', [2, 1], -.7))
+    mixed = .25 * x + .75 * fake
+    slope, = tf.gradients(judge(mixed), mixed)
+    penalty = tf.reduce_mean(tf.square(tf.sqrt(tf.reduce_sum(tf.square(slope), 1)) - 1))
+    return {'loss': {
+        'discriminator': (tf.reduce_mean(judge(fake)) - tf.reduce_mean(judge(x)) + 10 * penalty),
+        'generator': -tf.reduce_mean(judge(fake))}, 'predictions': fake}
+
+
+def starting_with(prefix):
+    return lambda variables: [each for each in variables if each.op.name.startswith(prefix)]
+
+
+OF_GAN = {'discriminator': starting_with('d/'), 'generator': starting_with('g/')}
+
+
+def optimizers(names=('discriminator', 'generator')):
+    return dict(zip(names, (tf.train.AdamOptimizer(.1), tf.train.MomentumOptimizer(.2, .9))))
+
+
+def values(session):
+    variables = tf.global_variables()
+    return dict(zip([each.op.name for each in variables], session.run(variables)))
+
+
+def by_hand(model_fn, var_lists, turns):
+    """Plain TF1: the losses are minimized in these turns; `'all'` is both, of the weights before."""
+    with tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step()
+        losses = model_fn(tf.constant(BATCH))['loss']
+        chosen = optimizers(list(losses))
+        pairs = {name: [pair for pair in chosen[name].compute_gradients(
+            losses[name], var_lists.get(name, lambda all_: all_)(tf.trainable_variables()))
+                        if pair[0] is not None] for name in losses}
+        apply = {name: chosen[name].apply_gradients(pairs[name], step) for name in losses}
+        fed = {name: [tf.placeholder(tf.float64) for _ in pairs[name]] for name in losses}
+        apply_fed = [chosen[name].apply_gradients(list(zip(fed[name], [v for _, v in pairs[name]])))
+                     for name in losses]
+        count = tf.assign_add(step, 1)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for turn in turns:
+                if turn != 'all':
+                    session.run(apply[turn])
+                    continue
+                gradients = session.run({name: [g for g, _ in pairs[name]] for name in losses})
+                feed = {tensor: value for name in losses
+                        for tensor, value in zip(fed[name], gradients[name])}
+                for each in apply_fed:
+                    session.run(each, feed)
+                session.run(count)
+            return values(session)
+
+
+def by_towers(model_fn, var_lists, turns, devices, **options):
+    with tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step()
+        built = towers.build_towers(model_fn, tf.constant(BATCH), optimizers(
+            list(options.pop('names', ('discriminator', 'generator')))), devices, 'mean',
+                                    global_step=step, var_list=var_lists, **options)
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            session.run(tf.global_variables_initializer())
+            session.run(tf.local_variables_initializer())
+            for turn in turns:
+                session.run(built.train_op if turn == 'all' else built.train_ops[turn])
+            return values(session)
+
+
+def assert_same(one, other):
+    assert list(one) == list(other)
+    for name in one:
+        np.testing.assert_allclose(other[name], one[name], rtol=0, atol=1e-12, err_msg=name)
+
+
+TURNS = ['discriminator', 'discriminator', 'all', 'generator', 'all']
+
+
+@pytest.mark.parametrize('options', [
+    dict(devices=1), dict(devices=2, copies='clone'), dict(devices=3, remainder='weight'),
+    dict(devices=2, copies='reuse'), dict(devices=2, variable_device='replicated')],
+                         ids=lambda options: '-'.join(map(str, options.values())))
+def test_a_gan_is_trained_as_by_hand(options):
+    one = by_hand(gan, OF_GAN, TURNS)
+    assert one['global_step'] == len(TURNS)
+    assert_same(one, by_towers(gan, OF_GAN, TURNS, **options))
+
+
+def two_heads(x):
+    trunk = tf.tanh(tf.matmul(x, variable('trunk', [3, 2], .4)))
+    return {'loss': {'main': tf.reduce_mean(tf.square(tf.matmul(trunk, variable('a', [2, 1], .5)) - 1)),
+                     'aux': tf.reduce_mean(tf.square(tf.matmul(trunk, variable('b', [2, 1], -.5))))}}
+
+
+@pytest.mark.parametrize('var_lists', [
+    {}, {'aux': starting_with('b')}, {'main': starting_with('a'), 'aux': starting_with('trunk')}],
+                         ids=['both train the trunk', 'one does', 'the other does'])
+def test_an_auxiliary_head_with_a_rate_of_its_own(var_lists):
+    turns = ['all', 'main', 'aux', 'all']
+    one = by_hand(two_heads, var_lists, turns)
+    assert_same(one, by_towers(two_heads, var_lists or None, turns, 2, names=('main', 'aux')))
+
+
+def test_a_train_op_computes_what_its_loss_needs():
+    with tf.Graph().as_default():
+        built = towers.build_towers(two_heads, tf.constant(BATCH), optimizers(('main', 'aux')), 2)
+        ran = {name: {op.name for op in step_operations([op])}
+               for name, op in built.train_ops.items()}
+        for tower in built.towers:
+            assert tower.loss['main'].op.name in ran['main'] - ran['aux']
+            assert tower.loss['aux'].op.name in ran['aux'] - ran['main']
+        of_all = {op.name for op in step_operations([built.train_op])}
+        assert {tower.loss[name].op.name for tower in built.towers
+                for name in ('main', 'aux')} <= of_all
+
+
+def normed(x):
+    """One layer below both losses, one of each, one that no loss uses."""
+    def average(values, name):
+        mean = tf.get_variable(name, [], tf.float64, tf.zeros_initializer(), trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(mean, tf.reduce_mean(values)).op)
+        return values * variable('scale_' + name, [], 1.)
+    below = average(x + 1, 'below')
+    average(x + 5, 'of_none')
+    return {'loss': {'one': tf.reduce_mean(average(below + 1, 'of_one')),
+                     'two': tf.reduce_mean(average(below + 2, 'of_two'))}}
+
+
+def test_updates_ride_on_the_train_ops_that_compute_their_layer():
+    with tf.Graph().as_default():
+        built = towers.build_towers(normed, tf.constant(BATCH), optimizers(('one', 'two')), 2)
+        means = {each.op.name: each for each in tf.global_variables() if '_' not in each.op.name
+                 or each.op.name.startswith('of_')}
+        means = {name: means[name] for name in ('below', 'of_one', 'of_two', 'of_none')}
+
+        def changed(op):
+            with tf.Session(config=towers.session_config(built.devices)) as session:
+                session.run(tf.global_variables_initializer())
+                session.run(op)
+                return {name for name, value in session.run(means).items() if value != 0}
+        # That of no loss needs nothing but the batch, which every train op has.
+        assert changed(built.train_ops['one']) == {'below', 'of_one', 'of_none'}
+        assert changed(built.train_ops['two']) == {'below', 'of_two', 'of_none'}
+        assert changed(built.train_op) == set(means)
+        assert 'one: AdamOptimizer, 2 variables, 3 of the updates' in ' '.join(
+            str(built.plan).split())
+
+
+def test_what_knows_of_losses_knows_them_by_name(tmp_path):
+    with tf.Graph().as_default():
+        built = towers.build_towers(gan, tf.constant(BATCH), optimizers(), 2, var_list=OF_GAN,
+                                    learning_rate={'discriminator': .1, 'generator': .2})
+        assert list(built.loss) == list(built.gradients) == ['discriminator', 'generator']
+        assert [v.op.name for _, v in built.gradients['generator']] == ['g/w']
+        plan = str(built.plan)
+        assert 'discriminator: AdamOptimizer, 2 variables; generator: MomentumOptimizer' in plan
+        assert 'generator: 0.2; on the sum, steps as 2 x 0.2' in ' '.join(plan.split())
+        assert not towers.audit(built).broken
+        scalars = towers.default_summaries(built).scalars
+        assert {'loss/discriminator', 'loss/generator', 'gradient_norm/generator'} <= set(scalars)
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            session.run(tf.global_variables_initializer())
+            whole = session.run(built.loss)
+            shown = session.run(scalars)
+        assert shown['loss/generator'] == whole['generator']
+        evaluation = towers.Evaluation(gan, tf.data.Dataset.from_tensors(BATCH), trained=built)
+        assert {'loss/discriminator', 'loss/generator'} == set(evaluation.metrics)
+
+
+@pytest.mark.parametrize('reduction, factor', [('mean', 1), ('sum', 2)])
+def test_gradients_follow_the_contract(reduction, factor):
+    with tf.Graph().as_default():
+        one = gan(tf.constant(BATCH))['loss']['discriminator']
+        wanted = tf.gradients(one, OF_GAN['discriminator'](tf.trainable_variables()))
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            wanted = session.run(wanted)
+    with tf.Graph().as_default():
+        built = towers.build_towers(gan, tf.constant(BATCH), optimizers(), 2, reduction,
+                                    var_list=OF_GAN)
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            session.run(tf.global_variables_initializer())
+            found = session.run([g for g, _ in built.gradients['discriminator']])
+    for one, other in zip(wanted, found):
+        np.testing.assert_allclose(other, factor * one, rtol=1e-12)
+
+
+def clipped(pairs):
+    return [(tf.clip_by_value(gradient, -1e-3, 1e-3), variable) for gradient, variable in pairs]
+
+
+def test_transforms_by_name():
+    with tf.Graph().as_default():
+        built = towers.build_towers(gan, tf.constant(BATCH), optimizers(), 2, var_list=OF_GAN,
+                                    transform_gradients={'generator': clipped})
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            session.run(tf.global_variables_initializer())
+            gradients = session.run({name: [g for g, _ in pairs]
+                                     for name, pairs in built.gradients.items()})
+    assert max(np.abs(each).max() for each in gradients['generator']) == 1e-3
+    assert max(np.abs(each).max() for each in gradients['discriminator']) > 1e-2
+
+
+SGD = tf.train.GradientDescentOptimizer
+
+
+@pytest.mark.parametrize('arguments, text', [
+    (dict(optimizer={}), 'expected an optimizer for each loss'),
+    (dict(optimizer={'a/b': SGD(1.)}), "optimizer has the name 'a/b'"),
+    (dict(optimizer={1: SGD(1.)}), 'optimizer has the name 1'),
+    (dict(optimizer={'generator': 'adam'}), "optimizer='adam' has no compute_gradients"),
+    (dict(optimizer={'a': SGD(1.)}), "and the optimizers are for 'a': return {'loss': {'a': ...}}"),
+    (dict(optimizer=SGD(1.)), 'returned the loss'),
+    (dict(optimizer=SGD(1.), var_list={'a': []}), 'goes with optimizer= as a dict'),
+    (dict(optimizer=SGD(1.), transform_gradients={}), 'goes with optimizer= as a dict'),
+    (dict(var_list={'d': []}), "var_list has 'd', and the optimizers are for 'discriminator'"),
+    (dict(var_list={'generator': lambda all_: []}),
+     "no trainable variable for the loss 'generator' left by var_list"),
+    (dict(learning_rate={'generator': 'fast'}), "learning_rate='fast'"),
+    (dict(learning_rate={'nobody': 1.}), "learning_rate has 'nobody'"),
+    (dict(regularization='add'), 'there are several losses'),
+    (dict(loss_scale=towers.LossScale()), 'a loss scale (loss_scale=) goes with one loss'),
+    (dict(transform_gradients={'generator': 3}), 'a function from (gradient, variable) pairs')])
+def test_errors(arguments, text):
+    with tf.Graph().as_default():
+        arguments = dict(dict(optimizer=optimizers(), devices=2), **arguments)
+        with pytest.raises(towers.TowersError) as error:
+            towers.build_towers(gan, tf.constant(BATCH), **arguments)
+        assert text in str(error.value)
+
+
+def test_one_optimizer_for_two_losses_is_refused():
+    one = SGD(1.)
+    with tf.Graph().as_default(), pytest.raises(towers.InvalidArgumentError,
+                                                match='an optimizer of its own for each'):
+        towers.build_towers(gan, tf.constant(BATCH), {'discriminator': one, 'generator': one})
+
+
+def test_check_towers_checks_each_loss():
+    report = towers.check_towers(gan, BATCH, optimizers, var_list=OF_GAN)
+    assert report.equal and report.tolerance == 1e-9, report
+
+    def unlike(x):
+        output = gan(x)
+        size = tf.cast(tf.shape(x)[0], tf.float64)
+        output['loss']['generator'] *= size
+        return output
+    report = towers.check_towers(unlike, BATCH, optimizers, var_list=OF_GAN)
+    assert not report.equal and report.first.name == 'of step 1 of generator', report

@@ -1,0 +1,146 @@
+"""Which checkpoint is the newest, by the state file, by name, and when the state file is lost."""
+
+import os
+import shutil
+
+import pytest
+import tensorflow.compat.v1 as tf
+from checkpoint_runs import DATA, change, newest_error, save
+
+from towers.checkpoint.files import Newest, list_checkpoints, newest_checkpoint
+
+
+def test_a_missing_and_an_empty_directory_have_none(tmpdir):
+    assert newest_checkpoint(str(tmpdir.join('missing'))) is None
+    assert newest_checkpoint(str(tmpdir)) is None
+    tmpdir.join('run.lock').write('{}')
+    assert newest_checkpoint(str(tmpdir)) is None
+    assert not tmpdir.join('missing').exists()
+
+
+def test_a_file_is_no_directory(tmpdir):
+    tmpdir.join('file').write('')
+    assert newest_error(str(tmpdir.join('file'))) == (
+        '%s is a file: expected a directory of checkpoints.' % tmpdir.join('file'))
+
+
+@pytest.mark.parametrize('version', [tf.train.SaverDef.V1, tf.train.SaverDef.V2])
+def test_the_newest_is_what_the_state_file_names(tmpdir, version):
+    directory = save(tmpdir, write_version=version)
+    assert newest_checkpoint(directory) == Newest(directory + '/model.ckpt-300', 300, [])
+    # As people do to go back.
+    state = tmpdir.join('checkpoint').read().splitlines()
+    tmpdir.join('checkpoint').write('\n'.join(['model_checkpoint_path: "model.ckpt-100"']
+                                              + state[1:]))
+    assert newest_checkpoint(directory) == Newest(directory + '/model.ckpt-100', 100, [])
+
+
+def test_sharded_checkpoints_are_read_wholly(tmpdir):
+    directory = save(tmpdir, sharded=True)
+    assert newest_checkpoint(directory).step == 300
+    change(directory + '/model.ckpt-300' + DATA, 5)
+    assert newest_checkpoint(directory, recover=True).step == 200
+
+
+def test_steps_are_compared_as_numbers(tmpdir):
+    directory = save(tmpdir, steps=(9, 10, 1000))
+    assert list_checkpoints(directory) == [directory + '/model.ckpt-%d' % step
+                                           for step in (9, 10, 1000)]
+
+
+def test_a_step_that_is_not_in_the_name_is_read(tmpdir):
+    save(tmpdir, steps=(100,))
+    for suffix in ('.index', DATA):
+        tmpdir.join('model.ckpt-100' + suffix).rename(tmpdir.join('model.ckpt' + suffix))
+    tmpdir.join('checkpoint').write('model_checkpoint_path: "model.ckpt"')
+    assert newest_checkpoint(str(tmpdir)) == Newest(str(tmpdir.join('model.ckpt')), 100, [])
+
+
+def test_a_lost_state_file(tmpdir):
+    directory = save(tmpdir)
+    os.remove(directory + '/checkpoint')
+    text = newest_error(directory)
+    assert text.startswith('%s/checkpoint is missing, and only it says which of the 3 checkpoints '
+                           'is the newest. ' % directory)
+    assert '%s/model.ckpt-300 (step 300), which is whole: --recover' % directory in text
+    newest = newest_checkpoint(directory, recover=True)
+    assert newest.step == 300 and newest.skipped[0].step is None
+
+
+def test_a_lone_checkpoint_needs_no_state_file(tmpdir):
+    # As a process leaves it that was killed in its first save.
+    directory = save(tmpdir, steps=(100,))
+    os.remove(directory + '/checkpoint')
+    assert newest_checkpoint(directory) == Newest(directory + '/model.ckpt-100', 100, [])
+
+
+@pytest.mark.parametrize('folder', ['model.ckpt-100_temp', 'model.ckpt-100_temp_0123456789abcdef'])
+def test_a_first_save_whose_shards_are_not_merged_is_none(tmpdir, folder):
+    # As a process leaves it that was killed while it wrote the index, which TF does in place.
+    directory = save(tmpdir, steps=(100,), sharded=True)
+    os.remove(directory + '/checkpoint')
+    change(directory + '/model.ckpt-100.index', length=40)
+    tmpdir.mkdir(folder)
+    assert newest_checkpoint(directory) is None
+
+
+@pytest.mark.parametrize('content', [b'', b'model_checkpoint_path: "model.ck', b'\x00\x00\x00',
+                                     b'model_checkpoint_path: "\xff\xfe"', b'nonsense: 3'])
+def test_a_damaged_state_file(tmpdir, content):
+    directory = save(tmpdir)
+    tmpdir.join('checkpoint').write_binary(content)
+    text = newest_error(directory)
+    assert text.startswith('%s/checkpoint is damaged, and only it says which checkpoint is the '
+                           'newest. ' % directory)
+    assert 'model.ckpt-300 (step 300), which is whole' in text
+    assert newest_checkpoint(directory, recover=True).step == 300
+
+
+def test_a_state_file_that_names_what_is_gone(tmpdir):
+    directory = save(tmpdir)
+    for suffix in ('.index', DATA):
+        os.remove(directory + '/model.ckpt-300' + suffix)
+    text = newest_error(directory)
+    assert text.startswith('%s/checkpoint names model.ckpt-300 as the newest checkpoint, which is '
+                           'not there. ' % directory)
+    assert newest_checkpoint(directory, recover=True).step == 200
+    for step in (100, 200):
+        os.remove(directory + '/model.ckpt-%d.index' % step)
+    assert 'No other checkpoint there can be used' in newest_error(directory, recover=True)
+
+
+def test_a_moved_directory_is_read_where_it_is(tmpdir):
+    # With absolute paths in the state file, as a Saver has them by default.
+    old = tmpdir.mkdir('old')
+    save(old)
+    state = old.join('checkpoint').read().replace('"model', '"%s/model' % old)
+    old.join('checkpoint').write(state)
+    assert newest_checkpoint(str(old)).prefix == str(old.join('model.ckpt-300'))
+    shutil.copytree(str(old), str(tmpdir.join('new')))
+    # The copy's own files, not those it was copied from.
+    assert newest_checkpoint(str(tmpdir.join('new'))).prefix == str(
+        tmpdir.join('new', 'model.ckpt-300'))
+
+
+@pytest.mark.parametrize('name', ['run[1]', 'run\\1'])
+def test_a_name_that_tf_takes_for_a_pattern_is_refused(tmpdir, name):
+    assert newest_error(str(tmpdir.mkdir(name))) == (
+        '%s is a pattern to TensorFlow, for its [ ] or \\: it would write checkpoints there and '
+        'not find them again. Give a directory without these in its path.' % tmpdir.join(name))
+
+
+@pytest.mark.parametrize('name', ['run [', 'a*b?', 'run 1', '{a,b}', u'\xe4'])
+def test_other_names_are_fine(tmpdir, name):
+    directory = save(tmpdir.mkdir(name))
+    assert newest_checkpoint(directory).step == 300
+    assert newest_checkpoint(directory + '/').step == 300
+    change(directory + '/model.ckpt-300' + DATA, 5)
+    assert newest_checkpoint(directory, recover=True).step == 200
+
+
+def test_a_relative_directory(tmpdir):
+    save(tmpdir.mkdir('run'))
+    with tmpdir.as_cwd():
+        assert newest_checkpoint('run').prefix == 'run/model.ckpt-300'
+    with tmpdir.join('run').as_cwd():
+        assert newest_checkpoint('.').prefix == './model.ckpt-300'

@@ -1,0 +1,153 @@
+"""What a killed writer leaves is removed, what is damaged is put aside, nothing else is touched."""
+
+import os
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from towers.checkpoint.files import Newest, newest_checkpoint
+from towers.checkpoint.tidy import remove_leftovers, tidy_directory
+from towers.errors import CheckpointError
+
+DATA = '.data-00000-of-00001'
+HEX = '0123456789abcdef0123456789abcdef'
+
+
+def save(directory, steps=(100, 200, 300), **saver_options):
+    with tf.Graph().as_default(), tf.Session() as session:
+        session.run(tf.get_variable('value', [50]).initializer)
+        saver = tf.train.Saver(save_relative_paths=True, **saver_options)
+        for step in steps:
+            saver.save(session, str(directory.join('model.ckpt')), step)
+    return str(directory)
+
+
+def names(directory):
+    return sorted(os.listdir(directory))
+
+
+def test_a_directory_in_order_is_left_as_it_is(tmpdir):
+    directory = save(tmpdir)
+    before = {name: tmpdir.join(name).read_binary() for name in names(directory)}
+    assert tidy_directory(directory, newest_checkpoint(directory)) == []
+    assert {name: tmpdir.join(name).read_binary() for name in names(directory)} == before
+    assert tidy_directory(str(tmpdir.join('missing')), None) == []
+
+
+LEFTOVERS = [
+    'model.ckpt-400.data-00000-of-00001.tempstate15028121745125191803',
+    'model.ckpt-400.index.tempstate64',
+    'model.ckpt-400.meta.tmp' + HEX,
+    'checkpoint.tmp' + HEX,
+    'model.ckpt-100' + DATA,  # its index is deleted already, by keep
+    'model.ckpt-400' + DATA,  # its index is not yet written
+    'model.ckpt-500.tempstate7',  # V1
+]
+OTHERS = ['events.out.tfevents.1.host', 'metrics.jsonl', 'run.lock', 'graph.pbtxt', 'notes.tmp',
+          'my.data-00000-of-00001', 'export_temp', 'model.ckpt-200.meta.tmp', 'checkpoint.tmp']
+
+
+def test_leftovers_are_removed_and_nothing_else(tmpdir):
+    directory = save(tmpdir, steps=(200, 300))
+    kept = names(directory)
+    for name in LEFTOVERS + OTHERS:
+        tmpdir.join(name).write('x')
+    for name in ('model.ckpt-400_temp', 'model.ckpt-400_temp_' + HEX):
+        tmpdir.mkdir(name).join('part-00000-of-00001' + DATA).write('x')
+    tmpdir.mkdir('export.ckpt_temporary')
+    done = tidy_directory(directory, newest_checkpoint(directory))
+    gone = sorted(LEFTOVERS + ['model.ckpt-400_temp', 'model.ckpt-400_temp_' + HEX])
+    assert done == ['removed %s/%s, left by a killed writer' % (directory, name) for name in gone]
+    assert names(directory) == sorted(kept + OTHERS + ['export.ckpt_temporary'])
+    assert newest_checkpoint(directory).step == 300
+
+
+def test_data_whose_index_was_lost_otherwise_stays(tmpdir):
+    directory = save(tmpdir)
+    os.remove(directory + '/model.ckpt-100.index')
+    assert remove_leftovers(directory) == []  # the state file has it
+    os.remove(directory + '/checkpoint')
+    assert remove_leftovers(directory) == []  # it may have had it
+    tmpdir.join('checkpoint').write('')
+    assert remove_leftovers(directory) == []
+
+
+@pytest.mark.parametrize('relative', [False, True])
+def test_damaged_ones_are_put_aside_and_the_state_file_names_the_good_one(tmpdir, relative):
+    directory = save(tmpdir)
+    for step in (200, 300):
+        tmpdir.join('model.ckpt-%d%s' % (step, DATA)).write('x')
+    if relative:
+        directory = '.'
+    with tmpdir.as_cwd():
+        newest = newest_checkpoint(directory, recover=True)
+        done = tidy_directory(directory, newest)
+        assert done == [
+            'renamed {0}/model.ckpt-{1}{2} to model.ckpt-{1}{2}.damaged'.format(
+                directory, step, suffix)
+            for step in (300, 200) for suffix in ('.meta', '.index', DATA)
+        ] + ['wrote %s/checkpoint, which names model.ckpt-100' % directory]
+        assert newest_checkpoint(directory) == Newest(directory + '/model.ckpt-100', 100, [])
+        assert tidy_directory(directory, newest_checkpoint(directory)) == []
+        assert os.path.samefile(tf.train.latest_checkpoint(directory) + '.index',
+                                directory + '/model.ckpt-100.index')
+    assert tmpdir.join('checkpoint').read() == (
+        'model_checkpoint_path: "model.ckpt-100"\nall_model_checkpoint_paths: "model.ckpt-100"\n')
+    assert tmpdir.join('model.ckpt-300%s.damaged' % DATA).read() == 'x'
+
+
+@pytest.mark.parametrize('content', [None, ''])
+def test_a_lost_or_damaged_state_file_is_written_anew(tmpdir, content):
+    directory = save(tmpdir)
+    lines = tmpdir.join('checkpoint').read()
+    if content is None:
+        os.remove(directory + '/checkpoint')
+    else:
+        tmpdir.join('checkpoint').write(content)
+    tidy_directory(directory, newest_checkpoint(directory, recover=True))
+    assert tmpdir.join('checkpoint').read() == lines
+    assert tmpdir.join('checkpoint.damaged').check() == (content is not None)
+
+
+def test_a_killed_first_save_gets_its_state_file(tmpdir):
+    directory = save(tmpdir, steps=(0,), write_version=tf.train.SaverDef.V1)
+    os.remove(directory + '/checkpoint')
+    assert tidy_directory(directory, newest_checkpoint(directory)) == [
+        'wrote %s/checkpoint, which names model.ckpt-0' % directory]
+    assert tf.train.latest_checkpoint(directory) == directory + '/model.ckpt-0'
+
+
+def test_a_directory_that_cannot_be_written_to(tmpdir, monkeypatch):
+    directory = save(tmpdir)
+    tmpdir.join('checkpoint.tmp' + HEX).write('')
+
+    def refuse(path):
+        raise tf.errors.PermissionDeniedError(None, None, '%s; Read-only file system' % path)
+    monkeypatch.setattr(tf.io.gfile, 'remove', refuse)
+    with pytest.raises(CheckpointError) as caught:
+        tidy_directory(directory, newest_checkpoint(directory))
+    assert str(caught.value) == (
+        '{0} cannot be written to: {0}/checkpoint.tmp{1}; Read-only file system. Safe and whole is '
+        '{0}/model.ckpt-300 (step 300).'.format(directory, HEX))
+
+
+def test_the_state_file_is_replaced_whole(tmpdir, monkeypatch):
+    """A run that is killed, or whose disk is full, while it writes keeps the former one."""
+    directory = save(tmpdir)
+    newest = newest_checkpoint(directory)
+    state = tmpdir.join('checkpoint')
+    state.write(state.read().replace('ckpt-300"', 'ckpt-200"', 1))
+    former = state.read()
+    seen = []
+
+    def fails(source, target, overwrite=False):
+        seen.append((os.path.basename(source), os.path.basename(target), state.read() == former))
+        raise tf.errors.ResourceExhaustedError(None, None, 'No space left on device')
+    monkeypatch.setattr(tf.io.gfile, 'rename', fails)
+    with pytest.raises(CheckpointError, match='cannot be written to: No space left'):
+        tidy_directory(directory, Newest(newest.prefix, 300, []))
+    (source, target, untouched), = seen
+    assert target == 'checkpoint' and untouched and state.read() == former
+    assert source != 'checkpoint'
+    monkeypatch.undo()
+    assert source in remove_leftovers(directory)  # is known for what it is

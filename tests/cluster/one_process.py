@@ -1,0 +1,62 @@
+"""Several workers of a cluster in one process, a thread and a server each; for tests."""
+
+import threading
+
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.cluster.ports import free_ports
+
+
+def addresses(count):
+    return ['127.0.0.1:%d' % port for port in free_ports(count)]
+
+
+def together(work, count, seconds=60):
+    """Calls work(rank) in as many threads; a list of what they return; raises what they raise."""
+    results, errors = [None] * count, [None] * count
+
+    def call(rank):
+        try:
+            results[rank] = work(rank)
+        except BaseException as error:  # shown by the test itself
+            errors[rank] = error
+    threads = [threading.Thread(target=call, args=(rank,), daemon=True) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+    for error in errors:
+        if error is not None:
+            raise error
+    assert not any(thread.is_alive() for thread in threads), 'a worker hangs'
+    return results
+
+
+def train(cluster, model_fn, batch, make_optimizer, steps=2, num_towers=1, reduction='mean',
+          remainder='weight', on_build=None, **options):
+    """One worker's training; a dict of gradients of step 1 and of variables after the last."""
+    with tf.Graph().as_default():
+        tf.set_random_seed(7 + cluster.rank)  # another start on each worker, but for the broadcast
+        inputs = tuple(tf.constant(part) for part in batch)
+        step = tf.train.get_or_create_global_step()
+        built = towers.build_towers(model_fn, inputs, make_optimizer(), num_towers, reduction,
+                                    remainder=remainder, global_step=step, cluster=cluster,
+                                    **options)
+        if on_build is not None:
+            on_build(built)
+        gradients = [tf.convert_to_tensor(gradient) for gradient, _ in built.gradients]
+        lost = []
+        with towers.join(cluster, built, start_timeout=30., dead_after=20.,
+                         on_lost=lost.append) as member, member.session() as session:
+            trained = tf.global_variables()
+            first = session.run_step_fn(lambda step_context: step_context.session.run(trained))
+            values = None
+            for _ in range(steps):
+                fetched, _ = session.run([gradients, built.train_op])
+                values = fetched if values is None else values
+            last = session.run_step_fn(lambda step_context: step_context.session.run(trained))
+        assert not lost
+        names = [variable.op.name for variable in trained]
+        return {'gradients': dict(zip([v.op.name for _, v in built.gradients], values)),
+                'first': dict(zip(names, first)), 'last': dict(zip(names, last))}

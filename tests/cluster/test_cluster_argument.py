@@ -1,0 +1,125 @@
+"""`Cluster`: what it makes of TF_CONFIG, and what it refuses."""
+
+import json
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers import Cluster
+from towers.errors import ClusterError, InvalidArgumentError, MissingPackageError
+
+ONE, TWO, THREE = 'a:1', 'b:2', 'c:3'
+
+
+def config(task, **jobs):
+    return {'TF_CONFIG': json.dumps({'cluster': jobs, 'task': task and dict(
+        zip(('type', 'index'), task))} if task else {'cluster': jobs})}
+
+
+@pytest.mark.parametrize('task, job, rank, is_chief', [
+    (('chief', 0), 'worker', 0, True), (('worker', 0), 'worker', 1, False),
+    (('worker', 1), 'worker', 2, False), (('ps', 0), 'ps', 0, False),
+    (('evaluator', 0), 'evaluator', 0, False)])
+def test_tf_config_as_tf_users_write_it(task, job, rank, is_chief):
+    cluster = Cluster.from_tf_config(None, config(
+        task, chief=[ONE], worker=[TWO, THREE], ps=['d:4']))
+    assert cluster.kind == 'ps'
+    assert (cluster.job, cluster.rank, cluster.is_chief) == (job, rank, is_chief)
+    assert cluster.workers == (ONE, TWO, THREE) and cluster.ps == ('d:4',)
+
+
+def test_without_servers_it_is_a_ring_and_worker_0_the_chief():
+    cluster = Cluster.from_tf_config(None, config(('worker', 0), worker={'0': ONE, '1': TWO}))
+    assert (cluster.kind, cluster.workers, cluster.is_chief) == ('ring', (ONE, TWO), True)
+
+
+def test_what_is_given_overrides_tf_config():
+    cluster = Cluster.from_tf_config('ring', config(('worker', 0), worker=[ONE, TWO]),
+                                     workers=[THREE, TWO, ONE], rank=2, job=None)
+    assert (cluster.workers, cluster.rank) == ((THREE, TWO, ONE), 2)
+
+
+@pytest.mark.parametrize('environment, expected', [
+    ({}, 'needs a worker'), ({'TF_CONFIG': '{"cluster": '}, 'cannot be read'),
+    ({'TF_CONFIG': '[1]'}, 'cannot be read'),
+    (config(('worker', 2), worker=[ONE, TWO]), 'worker 2, and its cluster has 2'),
+    (config(('master', 0), worker=[ONE]), "of type 'master'"),
+    (config(('worker', 0), worker=[ONE], boss=[TWO]), "has a job 'boss'"),
+    (config(('worker', 0), worker={'0': ONE, '2': TWO}), 'leave a number out'),
+    (config(('worker', 0), worker=['a']), "'a' is no address"),
+    (config(('worker', 0), worker=[ONE, ONE]), 'the address of two tasks'),
+    (config(None, worker=[ONE]), 'no task')])
+def test_a_tf_config_that_makes_no_sense_is_an_error(environment, expected):
+    with pytest.raises(ClusterError, match=expected):
+        Cluster.from_tf_config(None, environment)
+
+
+@pytest.mark.parametrize('arguments, error, expected', [
+    (dict(kind='mesh'), InvalidArgumentError, 'kind='),
+    (dict(kind='ps'), ClusterError, 'needs a parameter server'),
+    (dict(kind='ring', ps=[THREE]), ClusterError, 'has no parameter servers'),
+    (dict(rank=2), ClusterError, 'worker 2 is none'),
+    (dict(kind='ring', backup_workers=1), InvalidArgumentError, 'a ring is synchronous'),
+    (dict(kind='ps', ps=[THREE], backup_workers=2), InvalidArgumentError, 'expected 0 to 1'),
+    (dict(kind='ps', ps=[THREE], backup_workers=1, uneven=True), InvalidArgumentError, 'uneven'),
+    (dict(active=1), InvalidArgumentError, 'until_all_end')])
+def test_what_does_not_go_together_is_refused(arguments, error, expected):
+    with pytest.raises(error, match=expected):
+        Cluster(**dict(dict(workers=[ONE, TWO]), **arguments))
+
+
+def test_replace_checks_too():
+    with pytest.raises(ClusterError, match='worker 9'):
+        Cluster('ring', [ONE, TWO])._replace(rank=9)
+
+
+def test_sessions_see_their_own_machine_and_the_servers():
+    ring = Cluster('ring', [ONE, TWO], rank=1).session_config(tf.ConfigProto())
+    assert list(ring.device_filters) == ['/job:worker/task:1']
+    assert ring.experimental.collective_group_leader == '/job:worker/replica:0/task:0'
+    served = Cluster('ps', [ONE, TWO], [THREE], rank=1).session_config(tf.ConfigProto())
+    assert list(served.device_filters) == ['/job:ps', '/job:worker/task:1']
+
+
+def test_horovod_that_is_not_there_names_the_ring(monkeypatch):
+    monkeypatch.setitem(__import__('sys').modules, 'horovod', None)
+    with pytest.raises(MissingPackageError, match="kind='ring'"):
+        Cluster('horovod')
+
+
+def build(cluster, **options):
+    inputs = tf.zeros([8, 2], tf.float64)
+
+    def model_fn(inputs):
+        weights = tf.get_variable('w', [2], tf.float64)
+        return tf.reduce_mean(inputs * weights)
+    optimizer = options.pop('optimizer', tf.train.GradientDescentOptimizer(0.1))
+    return towers.build_towers(model_fn, inputs, optimizer, 2, cluster=cluster, **options)
+
+
+def test_the_plan_counts_all_machines():
+    text = ' '.join(str(build(Cluster('ring', [ONE, TWO, THREE])).plan).split())
+    assert ("TensorFlow's ring of 3 workers; this is worker 0; 6 towers in all, "
+            'batch 24 = 3 x 8') in text
+    assert "6 x the gradient of the batch's mean loss" in text
+    assert '6 x 0.1 = 0.6' in text
+    assert 'listen on every interface' in text
+
+
+@pytest.mark.parametrize('cluster, options, expected', [
+    (Cluster('ps', [ONE], [TWO], 'ps', 0), {}, 'builds no towers'),
+    (Cluster('ring', [ONE, TWO]), dict(variable_device='replicated', all_reduce='collective'),
+     "use all_reduce='copy'"),
+    (Cluster('ps', [ONE, TWO], [THREE]), dict(variable_device='replicated'), 'leave one out'),
+    (Cluster('ring', [ONE, TWO]), dict(stage_inputs=True), 'Pass one of both'),
+    (Cluster('ring', [ONE, TWO]), dict(stage_inputs='first'), 'Pass one of both'),
+    (Cluster('ring', [ONE, TWO]), dict(optimizer={
+        'one': tf.train.GradientDescentOptimizer(1.), 'other': tf.train.AdamOptimizer()}),
+     'there are several .one, other'),
+    ('ring', {}, 'expected a towers.Cluster'),
+    ('ring', dict(optimizer=None), 'expected a towers.Cluster')])
+def test_builds_that_a_cluster_cannot_train(cluster, options, expected, graph):
+    with pytest.raises((ClusterError, InvalidArgumentError), match=expected):
+        build(cluster, **options)
+    assert tf.global_variables() == []

@@ -1,0 +1,80 @@
+"""Faults of real processes on loopback: killed, frozen, told to end, started again."""
+
+import re
+import shutil
+import signal
+
+import pytest
+
+from cluster_runs import Launch
+import train_runs
+
+STEPS = 200
+FLAGS = ['--num_towers=1', '--batch_size=10', '--train_steps=%d' % STEPS, '--save_steps=25',
+         '--log_every=10', '--summary_steps=0', '--weight_decay=0.001', '--augment_shift=1']
+RING = FLAGS + ['--cluster=ring', '--dead_after=3']
+
+
+def values(folder, step=STEPS):
+    """What a checkpoint holds; batch-norm averages are those of the chief."""
+    return train_runs.values_of(folder, step)
+
+
+def end_by_loss(folder, number, why):
+    """A ring whose worker 1 is hit by a signal in the middle of the run."""
+    with Launch(folder, ['--workers=2', '--linger=30'], RING + ['--train_dir=' + folder,
+                                                               '--train_steps=10000']) as launch:
+        launch.wait_for('step 50/')
+        launch.send('worker 1', number)
+        if number == signal.SIGSTOP:  # which is no failure to the launcher
+            launch.wait_for('[launch] worker 0 ended')
+            launch.send('worker 1', signal.SIGCONT)
+        assert launch.status() != 0
+        assert re.search(r'worker 1 \(127.0.0.1:\d+\) is lost: .*%s' % why, launch.output), \
+            launch.output
+
+
+@pytest.mark.slow
+def test_a_ring_goes_on_exactly_after_a_frozen_worker_and_a_signal_to_one(runner, tmp_path):
+    """One machine, two of which one is lost, two that are told to stop: as if undisturbed."""
+    folder, undisturbed = str(tmp_path / 'run'), str(tmp_path / 'undisturbed')
+    runner.run(folder, FLAGS[:2] + ['--train_steps=20', '--batch_size=20'])
+    of_one_machine = set(values(folder, 20))
+    shutil.copytree(folder, undisturbed)
+    end_by_loss(folder, signal.SIGSTOP, 'no sign of life')
+    assert 25 <= train_runs.newest(folder)
+    with Launch(folder, ['--workers=2', '--linger=30'], RING + [
+            '--train_dir=' + folder, '--train_steps=10000', '--save_steps=10000']) as launch:
+        launch.wait_for('%d/10000' % (train_runs.newest(folder) // 10 * 10 + 20))
+        launch.send('worker 1', signal.SIGTERM)
+        assert launch.status() == 143, launch.output
+        assert 'lost' not in launch.output, launch.output
+    step = train_runs.newest(folder)  # saved, though no step to save had come
+    with Launch(undisturbed, ['--workers=2'], RING + [
+            '--train_dir=' + undisturbed, '--train_steps=%d' % step]) as launch:
+        assert launch.status() == 0, launch.output
+    found = values(folder, step)
+    assert train_runs.names_that_differ(values(undisturbed, step), found) == []
+    assert found['examples_seen'] == step * 20 and found['global_step'] == step
+    assert set(found) == of_one_machine
+    accuracy = re.search(r'test accuracy  ([\d.]+) on 360', launch.output).group(1)
+    evaluated = runner.run(undisturbed, ['--mode=eval'])
+    assert 'test accuracy  %s on 360' % accuracy in evaluated.stdout
+
+
+@pytest.mark.slow
+def test_the_death_of_a_worker_ends_the_ring(tmp_path):
+    end_by_loss(str(tmp_path / 'run'), signal.SIGKILL, 'its process has ended')
+
+
+@pytest.mark.slow
+def test_with_parameter_servers_those_that_are_killed_join_again(tmp_path):
+    folder = str(tmp_path / 'run')
+    with Launch(folder, ['--workers=2', '--ps=1', '--restarts=1'],
+                FLAGS + ['--cluster=ps', '--train_dir=' + folder]) as launch:
+        for step, name in ((50, 'worker 1'), (100, 'ps 0')):
+            launch.wait_for('step %d/' % step)
+            launch.send(name, signal.SIGKILL)
+            launch.wait_for('%s was killed by SIGKILL: it is started again' % name)
+        assert launch.status() == 0, launch.output
+    assert train_runs.newest(folder) == STEPS

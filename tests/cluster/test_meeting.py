@@ -1,0 +1,173 @@
+"""The workers of a ring meet, and watch each other; sockets of one process, without TensorFlow."""
+
+import contextlib
+import socket
+import time
+
+import pytest
+
+from towers import Cluster
+from towers.cluster.lines import Lines
+from towers.cluster.meeting import all_ready, check_port, meet
+from towers.cluster.watch import Watch
+from towers.errors import ClusterError
+from one_process import addresses, together
+
+SAME = {'kind': 'ring', 'workers': [], 'towers': 2, 'variables': [['w', 'float32', '(2,)']],
+        'settings': {'--seed': 1}}
+
+
+def met(fingerprints, seconds=20., workers=None, say=None):
+    """Connections of each worker, or the text of its error."""
+    workers = workers or addresses(len(fingerprints))
+
+    def work(rank):
+        cluster = Cluster('ring', workers, rank=rank)
+        try:
+            connections = meet(cluster, fingerprints[rank], time.monotonic() + seconds,
+                               say or (lambda line: None))
+            all_ready(cluster, connections, time.monotonic() + seconds)
+            return connections
+        except ClusterError as error:
+            return str(error)
+    return workers, together(work, len(fingerprints))
+
+
+def test_workers_that_agree_are_connected():
+    _, connections = met([SAME] * 3)
+    assert [sorted(each) for each in connections] == [[1, 2], [0], [0]]
+
+
+@pytest.mark.parametrize('change, expected', [
+    (dict(towers=3), 'its number of towers is 3, and that of worker 0 2'),
+    (dict(workers=['x:1']), 'its list of workers is x:1'),
+    (dict(variables=[['w', 'float32', '(3,)']]),
+     "another one: variable 'w' is float32 (3,), and that of worker 0 float32 (2,)"),
+    (dict(variables=[]), "variable 'w' is missing"),
+    (dict(settings={'--seed': 2}), 'its --seed is 2, and that of worker 0 1')])
+def test_a_worker_that_trains_something_else_is_refused_by_name(change, expected):
+    said, workers = [], addresses(2)
+
+    def work(rank):
+        cluster = Cluster('ring', workers, rank=rank)
+        if rank == 0:
+            return sorted(meet(cluster, SAME, time.monotonic() + 60, said.append))
+        with pytest.raises(ClusterError) as refused:
+            meet(cluster, dict(SAME, **change), time.monotonic() + 60)
+        meet(cluster, SAME, time.monotonic() + 60)  # the right one, for which worker 0 has waited
+        return str(refused.value)
+    ranks, text = together(work, 2)
+    assert 'refuses worker 1' in text and expected in text
+    assert ranks == [1] and len(said) == 1 and expected in said[0]
+
+
+def test_a_worker_that_does_not_come_is_named():
+    workers = addresses(3)
+    with pytest.raises(ClusterError, match=r'no word of worker 1 \(%s\), worker 2' % workers[1]):
+        meet(Cluster('ring', workers), SAME, time.monotonic() + 0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_two_with_the_same_place():
+    workers = addresses(3)
+
+    def work(number):
+        cluster = Cluster('ring', workers, rank=[0, 1][min(number, 1)])
+        time.sleep(0.3 * number)  # the second of them comes later
+        try:
+            meet(cluster, SAME, time.monotonic() + 2.)
+        except ClusterError as error:
+            return str(error)
+    texts = together(work, 3)
+    assert 'two processes have the same place' in texts[2]
+
+
+def test_a_port_in_use_is_a_message():
+    with contextlib.closing(socket.socket()) as taken:
+        taken.bind(('127.0.0.1', 0))
+        taken.listen(1)
+        with pytest.raises(ClusterError, match='Address already in use'):
+            check_port('127.0.0.1:%d' % taken.getsockname()[1])
+
+
+def test_a_host_that_does_not_answer_is_a_message_in_time():
+    cluster = Cluster('ring', addresses(2), rank=1)
+    begin = time.monotonic()
+    with pytest.raises(ClusterError, match=r'worker 0 \(127.0.0.1:\d+\) at .* does not answer'):
+        meet(cluster, SAME, begin + 0.5)
+
+
+def test_strangers_are_not_listened_to():
+    workers = addresses(2)
+    host, port = workers[0].split(':')
+
+    def work(rank):
+        if rank < 2:
+            return meet(Cluster('ring', workers, rank=rank), SAME, time.monotonic() + 20)
+        for data in (b'GET / HTTP/1.1\n', b'[1]\n', b'{"type": "hello"}\n', b'\x80\x04N.\n'):
+            for _ in range(100):
+                with contextlib.suppress(OSError), socket.create_connection(
+                        (host, int(port)), 0.5) as stranger:
+                    stranger.sendall(data)
+                    break
+    results = together(work, 3)
+    assert sorted(results[0]) == [1] and sorted(results[1]) == [0]
+
+
+def watched(count, dead_after):
+    """A `Watch` for each worker, and the lists of what they have noticed."""
+    workers, connections = met([SAME] * count)
+    noticed = [[] for _ in range(count)]
+    return [Watch(Cluster('ring', workers, rank=rank), connections[rank], dead_after,
+                  lambda lost, why, rank=rank: noticed[rank].append((lost, why)))
+            for rank in range(count)], noticed
+
+
+def test_the_end_of_a_process_is_told_to_all():
+    watches, noticed = watched(3, 30.)
+    watches[2]._stop.set()
+    watches[2]._thread.join()
+    watches[2]._connections[0].close()
+    assert watches[0].wait_for_loss(20) == watches[1].wait_for_loss(20) == (
+        2, 'its process has ended, or its machine cut the connection')
+    for rank in (0, 1):
+        watches[rank]._thread.join(20)  # the last that it does is to tell
+    assert [len(each) for each in noticed] == [1, 1, 0]
+
+
+def test_silence_is_noticed():
+    watches, _ = watched(3, 0.5)
+    watches[1]._stop.set()  # it sends nothing more, and its connection stays
+    assert watches[2].wait_for_loss(20)[0] == 1
+    assert watches[0].wait_for_loss(20) == (1, 'there is no sign of life from it for 0 seconds')
+
+
+def test_a_worker_that_fails_says_why():
+    watches, _ = watched(2, 30.)
+    watches[1].fail('NonFiniteError: a NaN')
+    assert watches[0].wait_for_loss(20) == (1, 'it ended: NonFiniteError: a NaN')
+
+
+def test_a_worker_that_has_ended_while_others_are_in_a_step_is_noticed():
+    watches, _ = watched(2, 0.3)
+    watches[0].step_begins()
+    together(lambda which: watches[1].finish() if which else watches[0].wait_for_loss(20), 2)
+    assert watches[0].lost[0] == 1 and 'perhaps for lack of data' in watches[0].lost[1]
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_all_end_together_however_long_the_chief_takes():
+    watches, noticed = watched(3, 0.4)
+    together(lambda rank: (time.sleep(1.2 if rank == 0 else 0.), watches[rank].finish()), 3)
+    assert noticed == [[], [], []]
+
+
+def test_what_is_no_message_ends_a_connection():
+    one, other = socket.socketpair()
+    one.sendall(b'\x80\x04\x95 a pickle\n')
+    with pytest.raises(ClusterError, match='is no message'):
+        Lines(other).receive(time.monotonic() + 5)
+    one.close()
+    other.close()

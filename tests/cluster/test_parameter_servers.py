@@ -1,0 +1,146 @@
+"""Parameter servers: several servers in one process, against one device on all examples."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.cluster.member import start_server
+from towers.cluster.spread import spread_over_servers
+from towers.errors import ClusterError
+from one_process import addresses, together, train
+from test_ring import batches, close, on_one_device, sparse_and_dense
+
+
+def served(sizes, num_ps, steps=2, num_towers=1, reduction='mean', **fields):
+    """Results of all workers, with servers of their own."""
+    workers, ps = addresses(len(sizes)), addresses(num_ps)
+    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank, **fields)
+    servers = [start_server(make('ps', rank), make('ps', rank).session_config(tf.ConfigProto()))
+               for rank in range(num_ps)]
+    assert servers
+    parts = batches(sizes)
+    results = together(lambda rank: train(
+        make('worker', rank), sparse_and_dense, parts[rank],
+        lambda: tf.train.GradientDescentOptimizer(0.125), steps, num_towers, reduction),
+        len(sizes))
+    return parts, results
+
+
+@pytest.mark.parametrize('sizes, num_ps, num_towers, reduction', [
+    ([4, 4], 1, 1, 'mean'), pytest.param([5, 3, 1], 2, 2, 'sum', marks=pytest.mark.slow)])
+def test_gradients_and_weights_are_those_of_one_device(sizes, num_ps, num_towers, reduction):
+    parts, results = served(sizes, num_ps, 2, num_towers, reduction,
+                            uneven=len(set(sizes)) > 1)
+    factor = len(sizes) * num_towers if reduction == 'sum' else 1
+    gradients, weights = on_one_device(parts, results[0]['first'], 2, factor)
+    close(gradients, results[0]['gradients'])
+    close(weights, results[0]['last'])
+
+
+def dense_mean(numbers):
+    return tf.reduce_mean(numbers) * tf.get_variable('w', [], tf.float64, tf.zeros_initializer(),
+                                                     use_resource=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('reduction, factor', [('mean', 1.), ('sum', 3.)])
+def test_a_step_does_not_wait_for_backup_workers(reduction, factor):
+    """The gradient is the mean of those that came: two of 1, 2 and 4, or all three."""
+    workers, ps = addresses(3), addresses(1)
+    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank, backup_workers=1)
+    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
+    assert server
+    results = together(lambda rank: train(
+        make('worker', rank), dense_mean, (np.full([4], 2. ** rank),),
+        lambda: tf.train.GradientDescentOptimizer(1.), 1, 1, reduction), 3)
+    possible = [factor * sum(each) / len(each) for each in ((1, 2), (1, 4), (2, 4), (1, 2, 4))]
+    assert np.isclose(possible, results[0]['gradients']['w'], rtol=1e-12).sum() == 1
+
+
+def test_backup_workers_and_sparse_gradients_are_refused():
+    cluster = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1'], backup_workers=1)
+    with pytest.raises(ClusterError, match='is sparse'):
+        towers.build_towers(sparse_and_dense, tuple(map(tf.constant, batches([4])[0])),
+                            tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
+
+
+@pytest.mark.slow
+def test_asynchronous_workers_apply_their_own_gradients():
+    parts, results = served([4, 4], 1, steps=1, synchronous=False)
+    for part, result in zip(parts, results):
+        # From the weights of then, which the other may have moved: the bias is the first to tell.
+        assert result['last']['global_step'] in (1, 2)
+    assert max(result['last']['global_step'] for result in results) == 2
+
+
+@pytest.mark.slow
+def test_another_model_is_refused_by_name():
+    workers, ps = addresses(2), addresses(1)
+    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank)
+    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
+    assert server
+
+    def work(rank):
+        with tf.Graph().as_default():
+            step = tf.train.get_or_create_global_step()
+            built = towers.build_towers(
+                lambda x: tf.reduce_mean(x * tf.get_variable('w', [rank + 1])), tf.zeros([4, 1]),
+                tf.train.GradientDescentOptimizer(0.1), 1, 'mean', global_step=step,
+                cluster=make('worker', rank))
+            with towers.join(make('worker', rank), built, start_timeout=30.):
+                pass
+    with pytest.raises(ClusterError, match="worker 1 .* does not belong .* variable 'w' is float32 "
+                       r'\(2,\), and that of worker 0 float32 \(1,\)'):
+        together(work, 2)
+
+
+def test_a_server_that_does_not_answer_is_named():
+    cluster = towers.Cluster('ps', addresses(1), addresses(1))
+    built = towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])),
+                                tf.zeros([4]), tf.train.GradientDescentOptimizer(0.1), 1, 'mean',
+                                cluster=cluster)
+    with pytest.raises(ClusterError, match=r'ps 0 \(127.0.0.1:\d+\) at .* does not answer'):
+        with towers.join(cluster, built, start_timeout=0.5):
+            pass
+
+
+def test_variables_are_spread_by_size_and_everything_else_is_on_the_worker(graph):
+    cluster = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1', 'd:1'], rank=1)
+
+    def model_fn(rows):
+        table = tf.get_variable('table', [100, 4])
+        small = [tf.get_variable('small_%d' % place, [30, 4]) for place in range(3)]
+        return tf.reduce_mean(tf.gather(table, rows) + sum(
+            tf.reduce_mean(each) for each in small))
+    built = towers.build_towers(model_fn, tf.zeros([4], tf.int64),
+                                tf.train.MomentumOptimizer(0.1, 0.9), 2, 'mean', cluster=cluster)
+    saver = tf.train.Saver()
+    tasks = spread_over_servers(cluster, graph, [variable for _, variable in built.gradients])
+    assert [tasks[name] for name in ('table', 'small_0', 'small_1', 'small_2')] == [0, 1, 1, 1]
+    for name in ('table', 'small_0', 'small_1', 'small_2'):  # slots beside their variables
+        assert tasks[name + '/Momentum'] == tasks[name]
+    for op in graph.get_operations():
+        spec = tf.DeviceSpec.from_string(op.device)
+        assert (spec.job, spec.task) in (('ps', 0), ('ps', 1), ('worker', 1)), op.name
+        if 'tower_1' in op.name and op.type in ('MatMul', 'Mean', 'AddV2'):
+            assert (spec.job, spec.device_index) == ('worker', 1), op.name
+        if op.type in ('SaveV2', 'RestoreV2'):
+            assert spec.job == 'worker', op.name
+    assert saver
+
+
+def test_a_large_embedding_is_cut_into_a_part_a_server(graph):
+    cluster = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1', 'd:1'], partition_bytes=1000)
+
+    def model_fn(rows):
+        table = tf.get_variable('table', [1000, 4], partitioner=cluster.partitioner())
+        small = tf.get_variable('small', [4], partitioner=cluster.partitioner())
+        return tf.reduce_mean(tf.nn.embedding_lookup(table, rows, 'div') + small)
+    built = towers.build_towers(model_fn, tf.zeros([4], tf.int64),
+                                tf.train.GradientDescentOptimizer(0.1), 2, 'mean', cluster=cluster)
+    tasks = spread_over_servers(cluster, graph, [variable for _, variable in built.gradients])
+    parts = {name: task for name, task in tasks.items() if name.startswith('table')}
+    assert sorted(parts.values()) == [0, 1]
+    assert [name for name in tasks if name.startswith('small')] == ['small/part_0']
+    assert towers.Cluster('ps', ['a:1'], ['c:1']).partitioner() is None

@@ -1,0 +1,224 @@
+"""The ring: several servers in one process, against one device on all examples."""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.errors import ClusterError, InvalidArgumentError, WorkerLostError
+from towers.run.step_loop import LoopSession
+from one_process import addresses, together, train
+
+
+def sparse_and_dense(rows, targets):
+    """Mean squared error of an embedding, which has repeated rows, and two dense layers."""
+    with tf.variable_scope('net', use_resource=True):
+        table = tf.get_variable('table', [11, 3], tf.float64, tf.random_normal_initializer())
+        hidden = tf.reduce_sum(tf.gather(table, rows), 1)
+        for layer in range(2):
+            kernel = tf.get_variable('kernel_%d' % layer, [3, 3], tf.float64,
+                                     tf.random_normal_initializer())
+            hidden = tf.tanh(tf.matmul(hidden, kernel))
+        bias = tf.get_variable('bias', [], tf.float64, tf.zeros_initializer())
+        return tf.reduce_mean(tf.square(tf.reduce_sum(hidden, 1) + bias - targets))
+
+
+def batches(sizes, seed=3):
+    random = np.random.RandomState(seed)
+    return [(random.randint(0, 11, [size, 4]), random.randn(size)) for size in sizes]
+
+
+def on_one_device(parts, start, steps, factor, rate=0.125):
+    """Plain TF1 on the examples of all: `(gradients of step 1, variables after the last)`."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        loss = sparse_and_dense(*[tf.constant(np.concatenate(column)) for column in zip(*parts)])
+        variables = tf.trainable_variables()
+        gradients = [tf.convert_to_tensor(each) * factor for each in tf.gradients(loss, variables)]
+        update = [tf.assign_sub(variable, rate * gradient)
+                  for gradient, variable in zip(gradients, variables)]
+        for variable in variables:
+            variable.load(start[variable.op.name], session)
+        names = [variable.op.name for variable in variables]
+        first = dict(zip(names, session.run(gradients)))
+        for _ in range(steps):
+            session.run(update)
+        return first, dict(zip(names, session.run(variables)))
+
+
+def close(one, other):
+    assert set(one) <= set(other)
+    for name in one:
+        np.testing.assert_allclose(other[name], one[name], rtol=1e-12, atol=1e-13, err_msg=name)
+
+
+@pytest.mark.parametrize('sizes, num_towers, reduction', [
+    ([5, 2], 2, 'sum'), pytest.param([4, 4], 1, 'mean', marks=pytest.mark.slow),
+    pytest.param([5, 3, 1], 2, 'mean', marks=pytest.mark.slow)])
+def test_gradients_and_weights_are_those_of_one_device(sizes, num_towers, reduction):
+    parts, workers = batches(sizes), addresses(len(sizes))
+    results = together(lambda rank: train(
+        towers.Cluster('ring', workers, rank=rank, uneven=len(set(sizes)) > 1), sparse_and_dense,
+        parts[rank], lambda: tf.train.GradientDescentOptimizer(0.125), 2, num_towers, reduction),
+        len(sizes))
+    factor = len(sizes) * num_towers if reduction == 'sum' else 1
+    gradients, weights = on_one_device(parts, results[0]['first'], 2, factor)
+    close(gradients, results[0]['gradients'])
+    close(weights, results[0]['last'])
+    for other in results[1:]:  # bit for bit
+        for name, value in results[0]['last'].items():
+            assert value.tobytes() == other['last'][name].tobytes(), name
+        for name, value in results[0]['gradients'].items():
+            assert value.tobytes() == other['gradients'][name].tobytes(), name
+
+
+def test_copies_on_every_tower_get_the_gradient_of_all_machines():
+    parts, workers = batches([4, 4]), addresses(2)
+    results = together(lambda rank: train(
+        towers.Cluster('ring', workers, rank=rank), sparse_and_dense, parts[rank],
+        lambda: tf.train.GradientDescentOptimizer(0.125), 2, 2, variable_device='replicated'), 2)
+    _, weights = on_one_device(parts, results[0]['first'], 2, 1)
+    close(weights, results[1]['last'])
+
+
+def test_momentum_and_types_that_are_no_floats_begin_as_worker_0_has_them():
+    def model_fn(inputs):
+        weights = tf.get_variable('w', [2], tf.float32, tf.random_normal_initializer())
+        flag = tf.get_variable('flag', [3], tf.bool, tf.constant_initializer(True), trainable=False)
+        count = tf.get_variable('count', [], tf.int64, tf.constant_initializer(2 ** 60 + 1),
+                                trainable=False)
+        used = tf.cast(flag[0], tf.float32) + 0. * tf.cast(count, tf.float32)
+        return tf.reduce_mean(inputs * weights) * used
+    workers = addresses(2)
+    results = together(lambda rank: train(
+        towers.Cluster('ring', workers, rank=rank), model_fn, (np.ones([4, 2], np.float32),),
+        lambda: tf.train.MomentumOptimizer(0.1, 0.9), 3), 2)
+    for name, value in results[0]['last'].items():
+        assert value.tobytes() == results[1]['last'][name].tobytes(), name
+    assert results[1]['last']['count'] == 2 ** 60 + 1
+    assert results[1]['last']['global_step'] == 3
+
+
+def test_a_variable_that_cannot_be_sent_is_named():
+    from towers.cluster.ring import broadcast_variables
+    text = tf.get_variable('text', [], tf.string, tf.constant_initializer('x'), trainable=False)
+    with pytest.raises(ClusterError, match="variable 'text' is string"):
+        broadcast_variables(towers.Cluster('ring', ['a:1', 'b:2']), [text])
+
+
+@pytest.mark.slow
+def test_batches_of_different_size_are_refused_unless_they_are_said_to_be():
+    workers = addresses(2)
+    texts = []
+
+    def work(rank):
+        with tf.Graph().as_default():
+            built = towers.build_towers(
+                sparse_and_dense, tuple(map(tf.constant, batches([4, 3])[rank])),
+                tf.train.GradientDescentOptimizer(0.1), 1, 'mean',
+                cluster=towers.Cluster('ring', workers, rank=rank))
+            try:
+                with towers.join(built.machines._cluster, built, start_timeout=3.,
+                                 say=texts.append):
+                    pass
+            except ClusterError as error:
+                return str(error)
+    _, text = together(work, 2)
+    assert 'its number of examples a step is 3, and that of worker 0 4' in text
+
+
+def test_a_worker_without_data_does_not_hold_up_the_rest():
+    counts, workers = [7, 4], addresses(2)  # in batches of 2: 4 steps and 2
+    weights = [np.arange(1., 8.), np.arange(10., 14.)]
+
+    def work(rank):
+        with tf.Graph().as_default():
+            feed = towers.until_all_end(tf.data.Dataset.from_tensor_slices(weights[rank]).batch(2))
+            cluster = towers.Cluster('ring', workers, rank=rank, active=feed.active)
+
+            def model_fn(numbers):  # the gradient is the mean of the numbers
+                return tf.reduce_mean(numbers) * tf.get_variable(
+                    'w', [], tf.float64, tf.zeros_initializer())
+            built = towers.build_towers(model_fn, feed.inputs,
+                                        tf.train.GradientDescentOptimizer(1.), 1, 'mean',
+                                        remainder='weight', cluster=cluster)
+            seen = []
+            with towers.join(cluster, built) as member, member.session(
+                    [_Initialize(feed.initializer)]) as session:
+                while not session.should_stop():
+                    seen.append(session.run([built.gradients[0][0], built.train_op])[0])
+            return seen
+    means = [(1 + 2 + 10 + 11) / 4., (3 + 4 + 12 + 13) / 4., (5 + 6) / 2., 7.]
+    assert counts == [len(each) for each in weights]
+    for seen in together(work, 2):
+        np.testing.assert_allclose(seen, means, rtol=1e-12)
+
+
+class _Initialize(tf.train.SessionRunHook):
+    def __init__(self, operation):
+        self._operation = operation
+
+    def after_create_session(self, session, coord):
+        session.run(self._operation)
+
+
+@pytest.mark.slow
+def test_the_chief_stops_all_and_an_error_is_told_to_all():
+    """By hooks and member alone, as train.py does it."""
+    workers = addresses(2)
+
+    def work(rank):
+        with tf.Graph().as_default():
+            step = tf.train.get_or_create_global_step()
+            cluster = towers.Cluster('ring', workers, rank=rank)
+            built = towers.build_towers(
+                sparse_and_dense, tuple(map(tf.constant, batches([4, 4])[rank])),
+                tf.train.GradientDescentOptimizer(0.1), 1, 'mean', global_step=step,
+                cluster=cluster)
+            stop = _StopWithoutSignals(cluster, built)
+            with towers.join(cluster, built, on_lost=lambda error: None) as member:
+                with member.session([stop], LoopSession) as session:
+                    if rank == 0:
+                        session.run_steps(built.train_op, 3)
+                    else:
+                        while not session.should_stop():
+                            session.run_steps(built.train_op, 10 ** 9)
+                        return 'ended'
+            return 'ended'
+    assert together(work, 2) == ['ended', 'ended']
+
+
+class _StopWithoutSignals(towers.StopTogetherHook):
+    """Signal handlers are for main threads."""
+
+    def after_create_session(self, session, coord):
+        self._coordinator, self._session = coord, session
+
+
+def test_an_error_of_one_is_told_to_the_other():
+    workers = addresses(2)
+    told = threading.Event()
+
+    def work(rank):
+        with tf.Graph().as_default():
+            cluster = towers.Cluster('ring', workers, rank=rank)
+            built = towers.build_towers(
+                sparse_and_dense, tuple(map(tf.constant, batches([4, 4])[rank])),
+                tf.train.GradientDescentOptimizer(0.1), 1, 'mean', cluster=cluster)
+            with towers.join(cluster, built, on_lost=lambda error: told.set()) as member:
+                if rank == 1:
+                    raise InvalidArgumentError('no room on the disk')
+                assert told.wait(60)
+                raise member.lost()
+    with pytest.raises(WorkerLostError, match='worker 1 .* is lost: it ended: '
+                       'InvalidArgumentError: no room on the disk'):
+        together(work, 2)
+
+
+def test_a_ring_of_one_is_one_machine():
+    (parts,) = batches([4])
+    result = train(towers.Cluster('ring', addresses(1)), sparse_and_dense, parts,
+                   lambda: tf.train.GradientDescentOptimizer(0.125), 2, 2)
+    _, weights = on_one_device([parts], result['first'], 2, 1)
+    close(weights, result['last'])

@@ -1,0 +1,50 @@
+"""A step that takes long: who does not answer."""
+
+import contextlib
+import socket
+import time
+
+import pytest
+
+from towers import Cluster
+from towers.cluster.stall import StallWatch
+from one_process import addresses
+
+
+def said(cluster):
+    lines = []
+    watch = StallWatch(cluster, 0.2, lines.append)
+    watch.step_begins()
+    watch.step_ends()
+    time.sleep(0.5)
+    assert lines == []  # between steps nothing is said
+    watch.step_begins()
+    deadline = time.time() + 20
+    while not lines and time.time() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.5)
+    watch.close()
+    (line,) = lines  # once a step
+    return line
+
+
+def test_who_does_not_answer_is_named():
+    workers, ps = addresses(2), addresses(1)
+    with contextlib.closing(socket.socket()) as server:
+        host, port = ps[0].split(':')
+        server.bind((host, int(port)))
+        server.listen(5)
+        line = said(Cluster('ps', workers, ps))
+    assert 'worker 1 (%s) does not answer: start it again' % workers[1] in line
+    assert 'ps 0' not in line
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_where_all_answer_one_is_slow():
+    ps = addresses(1)
+    with contextlib.closing(socket.socket()) as server:
+        host, port = ps[0].split(':')
+        server.bind((host, int(port)))
+        server.listen(5)
+        assert 'frozen, or slow' in said(Cluster('ps', addresses(1), ps))

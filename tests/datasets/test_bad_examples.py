@@ -1,0 +1,153 @@
+"""Bad examples: named by file and place, or left out, counted, replaced; the same after a resume."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import datasets
+from datasets.bad_examples import Bad, Skipped
+from image_files import batches, cmyk, jpeg, png, truncated, write_folder, write_records
+
+GOOD = [(jpeg(50 * label), label) for label in range(4)]
+
+
+def records(folder, bad=None, at=2, skip_bad=0, **options):
+    examples = [(jpeg(20 * number), number % 4) for number in range(6)]
+    if bad is not None:
+        examples[at] = bad
+    write_records(folder / 'train-00000-of-00001', examples)
+    write_records(folder / 'test-00000-of-00001', GOOD)
+    return datasets.get_dataset('tfrecords', str(folder), 4, skip_bad=skip_bad, augment='none',
+                                **options)
+
+
+@pytest.mark.parametrize('bad, text', [
+    ((truncated(), 0), 'is a damaged JPEG'),
+    ((b'', 0), 'is empty'),
+    ((b'GIF89a', 0), "is neither a JPEG nor a PNG: it begins with b'GIF89a'"),
+    ((jpeg(9, channels=1), 0), r'has 1 channel, and 3 are expected; --convert_colors'),
+    ((cmyk(), 0), r'has 4 channels \(CMYK\), and 3 are expected'),
+    ((png(9, channels=4), 0), 'has 4 channels, and 3'),
+    ((jpeg(9), 4), r'has the label 4, which is not in 0 .. 3'),
+    ((jpeg(9), -1), 'has the label -1'),
+])
+def test_what_is_bad_ends_the_step_and_is_named(tmp_path, bad, text):
+    found = records(tmp_path, bad)
+    if text in ('is empty', 'has the label -1') or 'CMYK' in text:  # the pipeline's own, seconds each
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            batches(found.train_batches(batch_size=6, seed=1, image_size=8), 1)
+    with pytest.raises(datasets.BadExampleError, match=r'train-00000-of-00001, record 2 at byte '
+                       r'\d+ .*' + text):
+        found.find_bad('train', [(7, number) for number in range(6)])
+
+
+def test_the_next_good_one_takes_its_place_and_all_others_keep_theirs(tmp_path):
+    good = records(tmp_path)
+    labels = np.concatenate([found for _, found in batches(
+        good.train_batches(batch_size=3, seed=1, image_size=8), 4)])
+    images = np.concatenate([found for found, _ in batches(
+        good.train_batches(batch_size=3, seed=1, image_size=8), 4)])
+    order = batches(datasets.pipeline.example_order(6, 1).batch(12), 1)[0]
+    assert labels.tolist() == (order % 4).tolist()
+    skipping = records(tmp_path, (truncated(), 0), skip_bad=1)
+    assert skipping.find_bad('train', [(7, number) for number in range(6)]) == 1
+    assert skipping.find_bad('train', [(7, number) for number in range(6)]) == 0
+    found = batches(skipping.train_batches(batch_size=3, seed=1, image_size=8), 4)
+    expected = np.where(order == 2, 3, order)
+    assert np.concatenate([part for _, part in found]).tolist() == (expected % 4).tolist()
+    same = order != 2
+    np.testing.assert_array_equal(np.concatenate([part for part, _ in found])[same], images[same])
+    text = skipping.skipped.describe()
+    assert text.startswith('skipped        1 bad example\n  ') and 'record 2 at byte' in text
+
+
+def test_a_bad_test_image_is_left_out(tmp_path):
+    found = records(tmp_path, skip_bad=1)
+    write_records(tmp_path / 'test-00000-of-00001', GOOD[:2] + [(truncated(), 0)] + GOOD[3:])
+    found = datasets.get_dataset('tfrecords', str(tmp_path), 4, skip_bad=1)
+    assert found.find_bad('test', [(-1, number) for number in range(4)]) == 1
+    labels = [part for _, part in batches(found.eval_batches(batch_size=2, image_size=8))]
+    assert np.concatenate(labels).tolist() == [0, 1, 3]
+
+
+def test_one_more_than_allowed(tmp_path):
+    skipped = Skipped(1)
+    skipped.add(Bad('train', 3, 10, 'a, record 3 is empty'))
+    skipped.add(Bad('train', 3, 11, 'a, record 3 is empty'))  # the same
+    with pytest.raises(datasets.BadExampleError, match='a, record 4 is empty. 1 were left out '
+                       'already, and --skip_bad=1 allows no more'):
+        skipped.add(Bad('train', 4, 12, 'a, record 4 is empty'))
+    with pytest.raises(datasets.BadExampleError, match='--skip_bad=10 would leave out'):
+        Skipped(0).add(Bad('train', 4, 12, 'a, record 4 is empty'))
+
+
+def test_a_run_takes_up_what_it_knew_at_its_place(tmp_path):
+    skipped = Skipped(9)
+    skipped.resume(str(tmp_path), 0)
+    for position in (10, 20, 30):
+        skipped.add(Bad('train', position, position, 'example %d is empty' % position))
+    for position, known in ((0, []), (20, [10]), (21, [10, 20]), (99, [10, 20, 30])):
+        again = Skipped(9)
+        again.resume(str(tmp_path), position)
+        assert sorted(again.numbers('train')) == known
+
+
+def test_all_bad(tmp_path):
+    found = datasets.get_dataset('folder', write_folder(tmp_path, {
+        'train/a/1.jpg': b'', 'train/b/1.jpg': b'', 'test/a/1.jpg': jpeg()}), skip_bad=9)
+    assert found.find_bad('train', [(0, 0), (0, 1)]) == 2
+    with pytest.raises(datasets.DatasetError, match='All 2 images of the train set are bad'):
+        found.find_bad('train', [(0, 0)])
+
+
+@pytest.mark.parametrize('encoded', [jpeg(200, channels=1), cmyk(), png(200, channels=4)])
+def test_converted_colors(tmp_path, encoded):
+    found = records(tmp_path, (encoded, 2), convert=True)
+    found.find_bad('train', [(0, number) for number in range(6)])
+    images, labels = batches(found.train_batches(batch_size=6, seed=1, image_size=8), 1)[0]
+    assert images.shape == (6, 8, 8, 3) and sorted(labels) == [0, 0, 1, 1, 2, 3]
+
+
+def test_missing_features_and_other_bytes(tmp_path):
+    found = records(tmp_path)
+    with tf.io.TFRecordWriter(str(tmp_path / 'train-00000-of-00001')) as writer:
+        writer.write(b'no example at all')
+        writer.write(tf.train.Example().SerializeToString())
+    found = datasets.get_dataset('tfrecords', str(tmp_path), 4)
+    with pytest.raises(datasets.DatasetError, match='record 0 at byte 0 is no tf.train.Example'):
+        found.look('train', 0)
+    with pytest.raises(datasets.DatasetError, match="record 1 at byte 33 has no feature 'image/enc"):
+        found.look('train', 1)
+
+
+def test_check_data_counts_and_lists_what_is_bad(tmp_path):
+    found = records(tmp_path, (truncated(), 0), skip_bad=100)
+    path = tmp_path / 'test-00000-of-00001'
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1  # the last byte of the last record's data
+    path.write_bytes(bytes(content))
+    said = []
+    assert datasets.check_data(found, said.append) == 2
+    text = '\n'.join(said)
+    assert 'train          5 images that can be used, 1 bad' in text
+    assert '  classes      3 of 4, 0 to 2 images each' in text
+    assert '  height       20 to 20 pixels, median 20' in text
+    assert 'record 2 at byte' in text and 'checksum was made of' in text or 'tf.train.Ex' in text
+    assert said[-1] == 'check          2 bad examples'
+
+
+def test_check_data_of_arrays():
+    said = []
+    assert datasets.check_data(datasets.get_dataset('digits'), said.append) == 0
+    assert 'train          1,437 images that can be used, 0 bad' in said
+    assert said[-1] == 'check          every example can be used'
+
+
+def test_damaged_files_are_counted(tmp_path):
+    records(tmp_path)
+    (tmp_path / 'train-00000-of-00001').rename(tmp_path / 'train-00000-of-00002')
+    with pytest.raises(datasets.DatasetError, match='1 of the 2 files .* is missing'):
+        datasets.get_dataset('tfrecords', str(tmp_path), 4)
+    found = datasets.get_dataset('tfrecords', str(tmp_path), 4, skip_bad=1)
+    assert found.num_examples['train'] == 6
+    assert 'train-00001-of-00002' in found.skipped.describe()

@@ -1,0 +1,93 @@
+"""The data sets: what is in them, the split, and what a damaged file says."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+import datasets
+from datasets import digits
+from towers.errors import InvalidArgumentError, TowersError
+
+
+def test_split_has_the_published_counts():
+    train_images, train_labels = digits.load_digits('train')
+    test_images, test_labels = digits.load_digits('test')
+    assert train_images.shape == (1437, 8, 8, 1) and train_labels.shape == (1437,)
+    assert test_images.shape == (360, 8, 8, 1) and test_labels.shape == (360,)
+    assert train_images.dtype == test_images.dtype == np.float32
+    assert train_labels.dtype == test_labels.dtype == np.int64
+    # UCI's counts a class of the 1,797 images: 178 182 177 183 181 182 181 179 174 180.
+    assert np.bincount(train_labels).tolist() == [142, 146, 141, 147, 144, 146, 145, 143, 139, 144]
+    assert np.bincount(test_labels).tolist() == [36, 36, 36, 36, 37, 36, 36, 36, 35, 36]
+
+
+def test_images_are_the_source_divided_by_16():
+    images, labels = digits.load_digits('test')
+    # The first image of UCI's optdigits.tes, a 0, is the first of its class, hence a test image.
+    assert labels[0] == 0
+    assert (images[0, :, :, 0] * 16).tolist() == [
+        [0, 0, 5, 13, 9, 1, 0, 0],
+        [0, 0, 13, 15, 10, 15, 5, 0],
+        [0, 3, 15, 2, 0, 11, 8, 0],
+        [0, 4, 12, 0, 0, 8, 8, 0],
+        [0, 5, 8, 0, 0, 9, 8, 0],
+        [0, 4, 11, 0, 1, 12, 7, 0],
+        [0, 2, 14, 5, 10, 12, 0, 0],
+        [0, 0, 6, 13, 10, 0, 0, 0]]
+    assert images.min() == 0 and images.max() == 1
+
+
+def test_no_image_is_in_both_parts():
+    both = np.concatenate([digits.load_digits('train')[0], digits.load_digits('test')[0]])
+    assert len({image.tobytes() for image in both}) == 1797
+
+
+def test_split_is_every_fifth_of_each_class():
+    # The source starts 0 1 .. 9, 0 1 .. 9, 0 1 .. 9: the first 0 is tested, the next four are not.
+    # 178 zeros are sorted before the ones, so that the first one stands at place 178 and the first
+    # tested one at 180: the third of the ones. Training keeps the file's order: 1 to 9, skipping 2
+    # and 4, which stand at places 360 and 720 of the sorted images.
+    _, labels = digits.load_digits('train')
+    assert labels[:7].tolist() == [1, 3, 5, 6, 7, 8, 9]
+
+
+def test_unknown_split():
+    with pytest.raises(InvalidArgumentError, match=r"'validation', expected one of .*test.*train"):
+        digits.load_digits('validation')
+
+
+def test_damaged_file_is_named(tmp_path, monkeypatch):
+    damaged = tmp_path / 'digits.npz'
+    shutil.copy(digits.PATH, str(damaged))
+    content = bytearray(damaged.read_bytes())
+    content[20000] ^= 1
+    damaged.write_bytes(bytes(content))
+    monkeypatch.setattr(digits, 'PATH', str(damaged))
+    with pytest.raises(datasets.DatasetError) as error:
+        digits.load_digits('train')
+    assert isinstance(error.value, TowersError)
+    assert str(damaged) in str(error.value)
+    assert '45,394 bytes' in str(error.value) and 'git checkout' in str(error.value)
+
+
+def test_missing_file_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(digits, 'PATH', str(tmp_path / 'gone.npz'))
+    with pytest.raises(datasets.DatasetError, match='gone.npz: No such file'):
+        digits.load_digits('test')
+
+
+def test_registry_describes_what_load_gives():
+    found = datasets.get_dataset('digits')
+    assert found.name == 'digits' and found.num_classes == 10
+    assert found.image_shape == (8, 8, 1)
+    assert found.num_examples == {'train': 1437, 'test': 360}
+    for split, count in found.num_examples.items():
+        images, labels = found.load(split)
+        assert images.shape == (count,) + found.image_shape
+        assert set(labels) == set(range(found.num_classes))
+
+
+def test_registry_lists_the_names():
+    with pytest.raises(InvalidArgumentError, match="no data set 'svhn'; choose one of: cifar10"):
+        datasets.get_dataset('svhn')

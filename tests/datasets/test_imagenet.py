@@ -1,0 +1,135 @@
+"""ImageNet's reader on a few tiny JPEGs: labels, order, crops, and a start anywhere."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import datasets
+from datasets.pipeline import example_order
+from imagenet_files import TEST, TRAIN, write_imagenet
+from towers.errors import InvalidArgumentError
+
+SIZE = 16
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    return write_imagenet(tmp_path_factory.mktemp('imagenet'))
+
+
+def batches(dataset, count=None):
+    """The first batches of a `tf.data.Dataset`, or all."""
+    iterator = tf.data.make_initializable_iterator(dataset)
+    following, found = iterator.get_next(), []
+    with tf.Session() as session:
+        session.run(iterator.initializer)
+        for _ in range(count) if count else itertools.count():
+            try:
+                found.append(session.run(following))
+            except tf.errors.OutOfRangeError:
+                break
+    return found
+
+
+def joined(found):
+    return [np.concatenate(part) for part in zip(*found)]
+
+
+def test_what_it_says_of_itself(folder):
+    found = datasets.get_dataset('imagenet', folder, augment='crop')
+    assert (found.name, found.num_classes, found.image_shape) == ('imagenet', 1001,
+                                                                  (None, None, 3))
+    assert found.num_examples == {'train': TRAIN, 'test': TEST}
+    train = found.train_batches(batch_size=2, seed=1, image_size=SIZE)
+    images, labels = tf.data.make_initializable_iterator(train).get_next()
+    assert images.shape.as_list() == [2, SIZE, SIZE, 3] and images.dtype == tf.float32
+    assert labels.shape.as_list() == [2] and labels.dtype == tf.int64
+
+
+def test_test_images_are_the_central_part_in_order(folder):
+    found = batches(datasets.get_dataset('imagenet', folder, augment='crop').eval_batches(
+        batch_size=2, image_size=SIZE))
+    assert [len(labels) for _, labels in found] == [2, 2, 1]
+    images, labels = joined(found)
+    assert labels.tolist() == [1, 2, 3, 4, 5]
+    for number, image in enumerate(images):
+        np.testing.assert_allclose((image[:, :, 0] + 1) * 127.5, 30 * number + 20, atol=6)
+        ramp = (image[:, :, 1].mean(0) + 1) / 2
+        assert (np.diff(ramp) > 0).all()
+        # A sixteenth is cut off on each side.
+        assert abs(ramp[0] - 1 / 16) < 0.06 and abs(ramp[-1] - 15 / 16) < 0.06
+
+
+def test_training_goes_through_the_order_of_the_pipeline(folder):
+    found = datasets.get_dataset('imagenet', folder, augment='crop')
+    _, labels = joined(batches(found.train_batches(batch_size=3, seed=5, image_size=SIZE), 7))
+    order = batches(example_order(TRAIN, seed=5).batch(21), 1)[0]
+    assert labels.tolist() == (order + 1).tolist()
+    assert sorted(labels[:TRAIN]) == list(range(1, TRAIN + 1))
+
+
+def test_a_start_anywhere_goes_on_bit_by_bit_whatever_the_batch(folder):
+    found = datasets.get_dataset('imagenet', folder, augment='crop')
+    whole = joined(batches(found.train_batches(batch_size=3, seed=5, image_size=SIZE), 8))
+    later = joined(batches(found.train_batches(
+        batch_size=2, seed=5, image_size=SIZE, first_example=tf.constant(10, tf.int64)), 7))
+    for one, other in zip(whole, later):
+        np.testing.assert_array_equal(one[10:], other)
+    other_seed = joined(batches(found.train_batches(batch_size=3, seed=6, image_size=SIZE), 8))
+    assert not np.array_equal(whole[0], other_seed[0])
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_workers_share_out_the_batches_of_one_machine(folder):
+    found = datasets.get_dataset('imagenet', folder, augment='crop')
+    common = dict(seed=5, image_size=SIZE, first_example=4, remainder='drop')
+    whole = batches(found.train_batches(batch_size=4, **common), 3)
+    parts = [batches(found.train_batches(batch_size=2, share=(worker, 2), **common), 3)
+             for worker in range(2)]
+    for step, batch in enumerate(whole):
+        for one, together in zip(batch, joined([part[step] for part in parts])):
+            np.testing.assert_array_equal(one, together)
+
+
+def test_training_images_are_cut_out_and_mirrored(folder):
+    found = datasets.get_dataset('imagenet', folder, augment='crop')
+    images, labels = joined(batches(found.train_batches(batch_size=10, seed=1, image_size=SIZE),
+                                    20))
+    mirrored, widths = [], []
+    for image, label in zip(images, labels):
+        assert abs((image[:, :, 0].mean() + 1) * 127.5 - (30 * (label - 1) + 20)) < 6
+        ramp = (image[:, :, 1].mean(0) + 1) / 2
+        mirrored.append(ramp[0] > ramp[-1])
+        widths.append(abs(ramp[0] - ramp[-1]))
+    assert 0.35 < np.mean(mirrored) < 0.65
+    # 8 to 100 % of the area: some crops are narrow, some nearly whole.
+    assert min(widths) < 0.35 and max(widths) > 0.8
+    assert images.min() >= -1 and images.max() <= 1
+
+
+def test_missing_folder_and_files(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="'imagenet' needs a data_dir"):
+        datasets.get_dataset('imagenet')
+    with pytest.raises(datasets.DatasetError, match='There is no folder .*gone'):
+        datasets.get_dataset('imagenet', str(tmp_path / 'gone'))
+    with pytest.raises(datasets.DatasetError, match=r'There are no files .*train-\*'):
+        datasets.get_dataset('imagenet', str(tmp_path))
+    with pytest.raises(InvalidArgumentError, match="'digits' is part of this package"):
+        datasets.get_dataset('digits', str(tmp_path))
+
+
+def test_a_label_out_of_range(tmp_path):
+    found = datasets.get_dataset('imagenet', write_imagenet(tmp_path, label=lambda _: 1001))
+    with pytest.raises(tf.errors.InvalidArgumentError, match='is not in 0 .. 1000'):
+        batches(found.eval_batches(batch_size=1, image_size=SIZE), 1)
+
+
+def test_channels_and_shift_are_refused(folder):
+    found = datasets.get_dataset('imagenet', folder, augment='crop')
+    with pytest.raises(InvalidArgumentError, match='3 channels, not 1'):
+        found.eval_batches(batch_size=1, image_size=SIZE, channels=1)
+    with pytest.raises(InvalidArgumentError, match='--augment_shift=2 out'):
+        found.train_batches(batch_size=1, seed=1, image_size=SIZE, shift=2)

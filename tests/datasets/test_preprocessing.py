@@ -1,0 +1,132 @@
+"""The Inception recipe: windows, colours and decoding, against numpy and against TensorFlow's own."""
+
+import colorsys
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from datasets import preprocessing
+from datasets.preprocessing import ATTEMPTS, TRAIN_DRAWS
+from image_files import jpeg, png
+
+
+def run(*tensors):
+    with tf.Session() as session:
+        return session.run(tensors)
+
+
+def windows(count, height, width):
+    draws = np.random.RandomState(3).uniform(size=[count, 4 * ATTEMPTS]).astype(np.float32)
+    fed = tf.constant(draws)
+    found = tf.map_fn(lambda each: preprocessing.random_window(
+        each, tf.constant(float(height)), tf.constant(float(width))), fed)
+    return run(found)[0]
+
+
+@pytest.mark.parametrize('height, width', [(375, 500), (20, 300), (7, 5), (1, 1)])
+def test_windows_are_inside_and_as_large_and_wide_as_they_may_be(height, width):
+    found = windows(300, height, width)
+    tops, lefts, heights, widths = found.T
+    assert (found == np.round(found)).all()
+    assert tops.min() >= 0 and lefts.min() >= 0
+    assert (tops + heights).max() <= height and (lefts + widths).max() <= width
+    whole = (heights == height) & (widths == width)
+    part = found[~whole]
+    assert (part[:, 2] * part[:, 3] >= 0.1 * height * width).all()
+    if height > 100:
+        assert whole.mean() < .02
+        aspects = part[:, 3] / part[:, 2]
+        assert aspects.min() > 0.73 and aspects.max() < 1.36
+        # From a tenth of the area to all that such an aspect has room for.
+        shares = part[:, 2] * part[:, 3] / (height * width)
+        assert shares.min() < .15 and shares.max() > .85
+
+
+def test_windows_are_distributed_as_those_of_tensorflow():
+    ours = windows(600, 375, 500)
+    begin, size, _ = tf.image.sample_distorted_bounding_box(
+        [375, 500, 3], tf.zeros([1, 0, 4]), seed=1, min_object_covered=.1,
+        aspect_ratio_range=[.75, 4 / 3], area_range=[.05, 1.], max_attempts=100,
+        use_image_if_no_bounding_boxes=True)
+    window = tf.concat([begin[:2], size[:2]], 0)
+    with tf.Session() as session:
+        draw = session.make_callable(window)
+        theirs = np.array([draw() for _ in range(600)])
+    for column in range(4):
+        for share in (25, 50, 75):
+            # A quartile of 600 such numbers has a standard deviation of 2 % of their range.
+            assert abs(np.percentile(ours[:, column], share) - np.percentile(
+                theirs[:, column], share)) < .1 * (375 if column % 2 == 0 else 500)
+
+
+def test_a_function_of_the_draws_alone():
+    draws = np.random.RandomState(1).uniform(size=[2, TRAIN_DRAWS]).astype(np.float32)
+    one, again, other = run(*[preprocessing.random_image(tf.constant(jpeg()), each, 16)
+                              for each in (draws[0], draws[0], draws[1])])
+    np.testing.assert_array_equal(one, again)
+    assert one.shape == (16, 16, 3) and one.min() >= -1 and one.max() <= 1
+    assert not np.array_equal(one, other)
+
+
+def test_mirrored_by_its_draw():
+    draws = np.full([TRAIN_DRAWS], .5, np.float32)
+    draws[4 * ATTEMPTS] = .4
+    plain = preprocessing.random_image(tf.constant(jpeg()), draws, 16, augment='crop')
+    draws = draws.copy()
+    draws[4 * ATTEMPTS] = .6
+    mirrored = preprocessing.random_image(tf.constant(jpeg()), draws, 16, augment='crop')
+    plain, mirrored = run(plain, mirrored)
+    np.testing.assert_array_equal(plain[:, ::-1], mirrored)
+    assert not np.array_equal(plain, mirrored)
+
+
+@pytest.mark.parametrize('order', range(4))
+def test_colors_by_hand(order):
+    rng = np.random.RandomState(order)
+    image = rng.uniform(.3, .7, size=[2, 3, 3])
+    draws = np.array([(order + .5) / 4, .6, .7, .4, .55])
+    found, = run(preprocessing.distorted_colors(tf.constant(image, tf.float32),
+                                                tf.constant(draws, tf.float32)))
+
+    def of_pixels(change):
+        return lambda pixels: np.apply_along_axis(
+            lambda rgb: colorsys.hsv_to_rgb(*change(*colorsys.rgb_to_hsv(*rgb))), 2, pixels)
+    changes = {
+        'b': lambda pixels: pixels + (draws[1] * 2 - 1) * 32 / 255,
+        's': of_pixels(lambda h, s, v: (h, min(1, s * (.5 + draws[3])), v)),
+        'h': of_pixels(lambda h, s, v: ((h + draws[4] * .4 - .2) % 1, s, v)),
+        'c': lambda pixels: ((pixels - pixels.mean((0, 1))) * (.5 + draws[2])
+                             + pixels.mean((0, 1)))}
+    for change in ('bshc', 'sbch', 'chbs', 'hscb')[order]:
+        image = changes[change](image)
+    np.testing.assert_allclose(found, np.clip(image, 0, 1), atol=2e-5)
+
+
+def test_gray_images_keep_one_channel():
+    draws = np.full([TRAIN_DRAWS], .5, np.float32)
+    assert run(preprocessing.random_image(tf.constant(jpeg(channels=1)), draws, 8, channels=1))[
+        0].shape == (8, 8, 1)
+
+
+def test_the_central_part_of_jpeg_and_png():
+    for encoded in (jpeg(200, 64, 64), png(200, 64, 64)):
+        found, whole = run(preprocessing.central_image(tf.constant(encoded), 56),
+                           tf.image.decode_image(encoded))
+        np.testing.assert_allclose(found, whole[4:60, 4:60] / 127.5 - 1, atol=1e-5)
+
+
+@pytest.mark.parametrize('ratio', [1, 2, 4, 8])
+def test_a_jpeg_is_decoded_at_the_size_that_is_enough(ratio):
+    encoded = jpeg(200, 40 * ratio, 60 * ratio)
+    window = tf.constant([8. * ratio, 16. * ratio, 16. * ratio, 16. * ratio])
+    found, exact = run(
+        preprocessing.decoded_part(tf.constant(encoded), lambda *size: window, 16, 3),
+        tf.image.decode_and_crop_jpeg(encoded, [8, 16, 16, 16], channels=3, ratio=ratio))
+    np.testing.assert_allclose(found, exact / 255., atol=1e-5)
+    assert found[:, 0].max() < .1 and found[:, -1].min() > .7  # its edge is in the middle
+
+
+def test_no_jpeg_and_no_png():
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        run(preprocessing.central_image(tf.constant(b''), 8))

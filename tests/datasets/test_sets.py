@@ -1,0 +1,171 @@
+"""Folders, TFRecords with any number of classes, Keras' sets, synthetic images, a user's own."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import datasets
+from datasets import keras_sets
+from image_files import batches, jpeg, png, write_folder, write_records
+from towers.errors import InvalidArgumentError
+
+
+def test_a_folder_with_train_and_test(tmp_path):
+    found = datasets.get_dataset('folder', write_folder(tmp_path, {
+        'train/cat/2.png': png(250), 'train/cat/1.jpg': jpeg(), 'train/ant/1.JPEG': jpeg(9),
+        'train/ant/notes.txt': b'no image', 'val/cat/1.jpg': jpeg()}), augment='none')
+    assert (found.num_classes, found.classes) == (2, ['ant', 'cat'])
+    assert found.num_examples == {'train': 3, 'test': 1}
+    images, labels = batches(found.train_batches(batch_size=3, seed=1, image_size=8), 1)[0]
+    assert sorted(labels) == [0, 1, 1] and images.shape == (3, 8, 8, 3)
+    bright = images[:, 0, -1, 0]
+    assert sorted(np.round((bright + 1) * 127.5 / 50).astype(int)) == [0, 2, 5]
+
+
+def test_a_folder_without_is_split(tmp_path):
+    found = datasets.get_dataset('folder', write_folder(tmp_path, {
+        '%s/%d.jpg' % (name, number): jpeg() for name in 'ab' for number in range(6)}))
+    assert found.num_examples == {'train': 8, 'test': 4}
+    assert found._sources['test'].paths == [str(tmp_path / name) for name in (
+        'a/0.jpg', 'a/5.jpg', 'b/0.jpg', 'b/5.jpg')]
+
+
+@pytest.mark.parametrize('files, text', [
+    ({'train/a/1.txt': b'', 'test/a/1.jpg': b''}, r'a has no images: expected files \*.jpg'),
+    ({'train/a/1.jpg': b''}, 'none named test or validation or val'),
+    ({'train/a/1.jpg': b'', 'test/b/1.jpg': b''}, "a class 'b' that .*train does not have"),
+    ({'1.jpg': b''}, 'has no folders'),
+    ({'a/1.jpg': b''}, 'nothing is left to train on')])
+def test_folders_that_are_none(tmp_path, files, text):
+    with pytest.raises(datasets.DatasetError, match=text):
+        datasets.get_dataset('folder', write_folder(tmp_path, files))
+
+
+@pytest.mark.parametrize('background', [False, True])
+def test_records_with_and_without_a_background_class(tmp_path, background):
+    first = int(background)
+    write_records(tmp_path / 'flowers_train_00000-of-00001', [
+        (jpeg(), first + number) for number in range(3)])
+    write_records(tmp_path / 'flowers_validation_00000-of-00001', [(jpeg(), first)])
+    with pytest.raises(InvalidArgumentError, match='give --num_classes'):
+        datasets.get_dataset('tfrecords', str(tmp_path))
+    (tmp_path / 'labels.txt').write_text('0:daisy\n1:rose\n2:tulip\n')
+    found = datasets.get_dataset('tfrecords', str(tmp_path), background_class=background)
+    assert found.num_classes == 3 + first
+    assert found.num_examples == {'train': 3, 'test': 1}
+    assert datasets.get_dataset('tfrecords', str(tmp_path), 7).num_classes == 7
+
+
+def test_keras_sets(monkeypatch):
+    images = {split: np.arange(count * 28 * 28, dtype=np.uint8).reshape([count, 28, 28])
+              for split, count in (('train', 6), ('test', 2))}
+
+    class Fake:
+        class datasets:  # as tf.keras names it
+            class mnist:
+                @staticmethod
+                def load_data():
+                    return ((images['train'], np.arange(6, dtype=np.uint8)),
+                            (images['test'], np.arange(2, dtype=np.uint8)))
+    import tensorflow
+    monkeypatch.setattr(tensorflow, 'keras', Fake)
+    with pytest.raises(datasets.DatasetError, match=r'shape \[6, 28, 28, 1\], expected \[60000'):
+        keras_sets.load_keras_set('mnist', 'train')
+    monkeypatch.setitem(keras_sets.SETS, 'mnist', keras_sets.SETS['mnist']._replace(
+        num_examples={'train': 6, 'test': 2}))
+    found, labels = keras_sets.load_keras_set('mnist', 'test')
+    assert found.dtype == np.float32 and labels.dtype == np.int64
+    np.testing.assert_array_equal(found[..., 0], images['test'] / np.float32(255))
+
+
+@pytest.mark.parametrize('name', sorted(keras_sets.SETS))
+def test_what_to_fetch_without_a_network(name, monkeypatch, tmp_path):
+    class Fake:
+        class datasets:
+            pass
+
+    def fail():
+        raise OSError('no network')
+    setattr(Fake.datasets, name, type('module', (), {'load_data': staticmethod(fail)}))
+    import tensorflow
+    monkeypatch.setattr(tensorflow, 'keras', Fake)
+    monkeypatch.setenv('KERAS_HOME', str(tmp_path))
+    with pytest.raises(datasets.DatasetError) as caught:
+        datasets.get_dataset(name).load('train')
+    text = str(caught.value)
+    assert text.startswith('Cannot load %s: no network. Without a network, fetch https://' % name)
+    assert '%s/datasets as ' % tmp_path in text
+
+
+def test_synthetic_images():
+    found = datasets.get_dataset('synthetic', num_classes=5)
+    (one, labels), (again, _) = batches(found.train_batches(
+        batch_size=4, seed=1, image_size=6, channels=1), 2)
+    assert one.shape == (4, 6, 6, 1) and one.min() >= -1 and one.max() < 1 and one.std() > .4
+    np.testing.assert_array_equal(one, again)
+    assert set(labels) <= set(range(5)) and labels.dtype == np.int64
+    assert len(batches(found.eval_batches(batch_size=500, image_size=2))) == 2
+    (other, _), = batches(found.train_batches(batch_size=4, seed=1, image_size=6, channels=1,
+                                              share=(1, 2)), 1)
+    assert not np.array_equal(one, other)
+
+
+OWN = '''
+import tensorflow.compat.v1 as tf
+
+def batches(count):
+    return tf.data.Dataset.from_tensors((tf.zeros([4, 8, 8, 1]), tf.zeros([4], tf.int64))).repeat(count)
+
+def good(data_dir):
+    return dict(num_classes=3, num_examples=dict(train=8, test=4),
+                train_batches=lambda first_example, **rest: batches(None).skip(first_example // 4),
+                eval_batches=lambda **rest: batches(1))
+
+def counted(data_dir):
+    return dict(good(data_dir), train_batches=lambda first_example, **rest: tf.data.Dataset.range(
+        100).map(lambda number: (tf.zeros([4, 8, 8, 1]), tf.fill([4], number))).skip(
+            first_example // 4))
+
+def lacking(data_dir):
+    return dict(num_classes=3)
+
+def wrong(data_dir):
+    return dict(good(data_dir), train_batches=lambda **rest: batches(None).map(lambda x, y: x))
+
+def untyped(data_dir):
+    return dict(good(data_dir), train_batches=lambda **rest: batches(None).map(
+        lambda x, y: (x, tf.cast(y, tf.int32))))
+
+def none(data_dir):
+    return dict(good(data_dir), train_batches=lambda **rest: 3)
+'''
+
+
+def test_a_pipeline_of_the_users_own(tmp_path, monkeypatch):
+    (tmp_path / 'own_data_of_a_test.py').write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    found = datasets.get_dataset('own_data_of_a_test:good')
+    assert (found.num_classes, found.num_examples['train']) == (3, 8)
+    arguments = dict(batch_size=4, seed=1, image_size=8, channels=1)
+    assert batches(found.train_batches(**arguments), 1)[0][0].shape == (4, 8, 8, 1)
+    counted = datasets.get_dataset('own_data_of_a_test:counted')
+    assert [labels[0] for _, labels in batches(counted.train_batches(
+        first_example=8, share=(1, 3), **arguments), 3)] == [3, 6, 9]  # of 2, 3, 4, 5, …
+    with pytest.raises(InvalidArgumentError, match='makes its batches itself'):
+        found.train_batches(remainder='drop', **arguments)
+    for name, text in (('wrong', 'elements of the shapes'), ('none', 'returned a int'),
+                       ('untyped', 'types float32 and int32')):
+        with pytest.raises(InvalidArgumentError, match=text):
+            datasets.get_dataset('own_data_of_a_test:' + name).train_batches(**arguments)
+    with pytest.raises(InvalidArgumentError, match='num_examples, train_batches, eval_batches are'):
+        datasets.get_dataset('own_data_of_a_test:lacking')
+    with pytest.raises(InvalidArgumentError, match="has no function 'gone'"):
+        datasets.get_dataset('own_data_of_a_test:gone')
+    with pytest.raises(InvalidArgumentError, match='Cannot import the module'):
+        datasets.get_dataset('no_such_module_of_a_test:gone')
+
+
+def test_numbers_of_classes_are_for_those_that_need_them():
+    for options in ({'num_classes': 3}, {'background_class': True}):
+        with pytest.raises(InvalidArgumentError, match='has its own number of classes'):
+            datasets.get_dataset('digits', **options)

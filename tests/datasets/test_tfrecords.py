@@ -1,0 +1,122 @@
+"""Random access to TFRecords: the right bytes, and what a damaged file says."""
+
+import struct
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from datasets import DatasetError
+from datasets.tfrecords import Records, masked_crc32c
+
+RECORDS = [b'', b'one', b'x' * 5000, b'\x00\x01']
+
+
+def write(path, records, **options):
+    with tf.io.TFRecordWriter(str(path), **options) as writer:
+        for record in records:
+            writer.write(record)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(tmp_path / 'train-00001-of-00002', RECORDS[2:])
+    write(tmp_path / 'train-00000-of-00002', RECORDS[:2])
+    write(tmp_path / 'validation-00000-of-00001', [b'other'])
+    return tmp_path
+
+
+def test_checksum_is_that_of_tfrecords():
+    # CRC-32C of '123456789' is 0xe3069283.
+    assert masked_crc32c(b'123456789') == (
+        (0xe3069283 >> 15 | 0xe3069283 << 17) + 0xa282ead8) & 0xffffffff
+
+
+def test_records_are_numbered_by_file_name(folder):
+    records = Records(str(folder / 'train-*'))
+    assert len(records) == 4
+    for number in (3, 0, 2, 1):
+        assert records.read(number) == RECORDS[number]
+    with pytest.raises(IndexError):
+        records.read(4)
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(DatasetError, match=r'There are no files .*train-\*'):
+        Records(str(tmp_path / 'train-*'))
+
+
+def test_no_record(tmp_path):
+    write(tmp_path / 'train-0', [])
+    with pytest.raises(DatasetError, match='is empty'):
+        Records(str(tmp_path / 'train-*'))
+
+
+def test_another_format(tmp_path):
+    (tmp_path / 'train-0').write_bytes(b'these are no records at all')
+    with pytest.raises(DatasetError, match='train-0 is no TFRecord file, or a compressed one'):
+        Records(str(tmp_path / 'train-*'))
+
+
+def test_compressed(tmp_path):
+    write(tmp_path / 'train-0', RECORDS, options=tf.io.TFRecordOptions(compression_type='GZIP'))
+    with pytest.raises(DatasetError, match='or a compressed one'):
+        Records(str(tmp_path / 'train-*'))
+
+
+@pytest.mark.parametrize('size, place', [
+    # The four records begin at bytes 0, 16, 35 and 5051: 16 bytes each beside their data.
+    (5068, 5051), (5060, 5051), (5050, 35), (40, 35), (30, 16), (10, 0)])
+def test_half_a_record(tmp_path, size, place):
+    write(tmp_path / 'train-0', RECORDS)
+    content = (tmp_path / 'train-0').read_bytes()
+    assert len(content) == 5069
+    (tmp_path / 'train-0').write_bytes(content[:size])
+    with pytest.raises(DatasetError, match='ends in the middle of the record that begins at byte '
+                                           '%d: it has %d bytes' % (place, size)):
+        Records(str(tmp_path / 'train-*'))
+
+
+def test_file_that_shrinks_or_goes(folder):
+    records = Records(str(folder / 'train-*'))
+    path = folder / 'train-00001-of-00002'
+    content = path.read_bytes()
+    path.write_bytes(content[:100])
+    with pytest.raises(DatasetError, match='has become shorter'):
+        records.read(2)
+    path.unlink()
+    with pytest.raises(DatasetError, match='Cannot read .*No such file'):
+        records.read(3)
+
+
+def test_a_length_that_reaches_beyond_the_file(tmp_path):
+    header = struct.pack('<Q', 2 ** 40)
+    (tmp_path / 'train-0').write_bytes(header + struct.pack('<I', masked_crc32c(header)) + b'abc')
+    with pytest.raises(DatasetError, match='ends in the middle'):
+        Records(str(tmp_path / 'train-*'))
+
+
+def test_an_empty_file_and_a_missing_shard_among_others(folder):
+    (folder / 'train-00002-of-00004').write_bytes(b'')
+    with pytest.raises(DatasetError, match=r'1 of the 4 files|train-\*-of'):
+        Records(str(folder / 'train-*'))
+    records = Records(str(folder / 'train-*'), skip_damaged=True)
+    assert len(records) == 4 and len(records.damages) == 2
+    assert 'missing: ' in records.damages[0] and 'train-00003-of-00004' in records.damages[0]
+    assert records.damages[1] == 'The file %s/train-00002-of-00004 is empty. Copy it again.' % folder
+
+
+def test_records_before_a_damage_can_be_used(tmp_path):
+    write(tmp_path / 'train-0', RECORDS)
+    content = (tmp_path / 'train-0').read_bytes()
+    (tmp_path / 'train-0').write_bytes(content[:-3])
+    records = Records(str(tmp_path / 'train-*'), skip_damaged=True)
+    assert [records.read(number) for number in range(len(records))] == RECORDS[:3]
+    assert 'ends in the middle of the record that begins at byte' in records.damages[0]
+
+
+def test_where_a_record_is(folder):
+    records = Records(str(folder / 'train-*'))
+    assert records.where(0) == '%s/train-00000-of-00002, record 0 at byte 0' % folder
+    assert records.where(1) == '%s/train-00000-of-00002, record 1 at byte 16' % folder
+    assert records.where(2) == '%s/train-00001-of-00002, record 0 at byte 0' % folder
+    assert records.where(3).endswith('record 1 at byte 5016')

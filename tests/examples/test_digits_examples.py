@@ -1,0 +1,55 @@
+"""The examples that train on the digits in a session, for a few steps."""
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from examples import gan, slim_feed_dict, tower_loop
+
+
+@pytest.mark.slow
+def test_a_slim_network_learns_and_goes_on_from_its_checkpoint_on_one_device(tmpdir, capsys):
+    two = slim_feed_dict.main(['--devices=2', '--steps=60', '--checkpoint_dir=%s' % tmpdir])
+    assert two > 0.8
+    assert 'after 60 steps' in capsys.readouterr().out
+    with tf.Graph().as_default():  # nothing but the checkpoint comes over
+        one = slim_feed_dict.main(['--devices=1', '--steps=0', '--checkpoint_dir=%s' % tmpdir])
+    assert one == pytest.approx(two, abs=1e-6)
+    assert 'after 60 steps' in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_tutorials_program_learns_without_its_loop(capsys):
+    assert tower_loop.main(['--devices=2', '--steps=100']) > 0.8
+    assert 'after 100 steps' in capsys.readouterr().out
+    names = [variable.op.name for variable in tf.global_variables()]
+    assert 'conv1/weights' in names and 'conv1/weights/ExponentialMovingAverage' in names
+    # Both towers' losses have the weight decay of the tower's own scope, once.
+    assert len(tf.get_collection('losses', 'tower_0/')) == 4
+
+
+@pytest.mark.slow
+def test_the_losses_of_the_gan_are_those_of_a_game(tmpdir, capsys):
+    picture = str(tmpdir.join('gan.png'))
+    losses = gan.main(['--steps=200', '--picture=' + picture])
+    assert set(losses) == {'discriminator', 'generator'}
+    # Untrained, both are near 2 ln 2 and ln 2; the discriminator is ahead after some steps.
+    assert losses['discriminator'] < 2 * np.log(2) and losses['generator'] > np.log(2)
+    assert os.path.getsize(picture) > 1000
+    out = capsys.readouterr().out
+    assert 'discriminator: AdamOptimizer, 6 variables; generator: AdamOptimizer, 6 variables' in out
+    assert '2 towers' in out
+
+
+def test_a_picture_has_a_row_for_each_digit(tmpdir):
+    pyplot = pytest.importorskip('matplotlib.pyplot')
+    images = np.zeros([20, 64], np.float32)
+    images[6:8] = 1  # both images of the fourth row
+    path = str(tmpdir.join('picture.png'))
+    gan.draw(images, path)
+    picture = pyplot.imread(path)[..., 0]
+    assert picture.shape == (400, 80)
+    dark = (picture < 0.5).sum(1)
+    assert dark[:124].max() == 0 and (dark[124:156] == 64).all() and dark[156:].max() == 0

@@ -1,0 +1,572 @@
+"""`replicate_model_fn`: by hand, against one device, and against contrib's own where there is one."""
+
+import functools
+
+import numpy as np
+import pytest
+from sample_models import switched
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers import TowerOptimizer, replicate_model_fn, compat
+
+HAS_ESTIMATOR = compat.has_estimator()
+needs_estimator = pytest.mark.skipif(not HAS_ESTIMATOR, reason='this TensorFlow has no Estimator')
+TWO = ['/cpu:0', '/cpu:1']
+Reduction = tf.losses.Reduction
+TRAIN, EVAL, PREDICT = 'train', 'eval', 'infer'
+FEATURES = {'features': np.array([[1.], [2.]])}
+LABELS = np.array([[1.], [2.]])
+
+
+@pytest.fixture(autouse=True)
+def new_graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+@pytest.mark.skipif(HAS_ESTIMATOR, reason='this TensorFlow has Estimator')
+def test_without_estimator_one_line_says_so():
+    with pytest.raises(towers.MissingPackageError) as raised:
+        replicate_model_fn(model_fn)
+    assert str(raised.value) == (
+        'TensorFlow %s has no tf.estimator, which was removed in 2.16: give the loss of the model '
+        'function to towers.build_towers, or use TensorFlow 1.15 or 2.15.' % tf.version.VERSION)
+
+
+def model_fn(mode, features, labels, params):
+    c = tf.get_variable('c', [], tf.float64, tf.constant_initializer(10.))
+    predictions = tf.multiply(features['features'], c, name='predictions')
+    loss = metrics = None
+    if labels is not None:
+        loss = tf.reduce_sum(tf.abs(predictions - labels))
+        metrics = {'error': tf.metrics.mean_absolute_error(labels, predictions),
+                   'auc': tf.metrics.auc(tf.equal(labels, 1.), tf.minimum(predictions / 20, 1.))}
+    optimizer = TowerOptimizer(tf.train.GradientDescentOptimizer(params['learning_rate']))
+    return tf.estimator.EstimatorSpec(
+        mode, predictions={'probabilities': predictions}, loss=loss, eval_metric_ops=metrics,
+        train_op=None if loss is None else optimizer.minimize(loss, tf.train.get_global_step()))
+
+
+PARAMS = {'learning_rate': 1.}
+
+
+def session(devices=TWO):
+    result = tf.Session(config=towers.session_config(devices))
+    result.run([tf.global_variables_initializer(), tf.local_variables_initializer(),
+                tf.tables_initializer()])
+    return result
+
+
+@needs_estimator
+@pytest.mark.parametrize('reduction, loss, after', [
+    ([], 13.5, 8.5), ([Reduction.SUM], 27., 7.), ([Reduction.MEAN], 13.5, 8.5),
+    ([Reduction.SUM_OVER_BATCH_SIZE], 13.5, 8.5)])
+def test_training_by_hand(new_graph, reduction, loss, after):
+    spec = replicate_model_fn(model_fn, *reduction, devices=TWO)(FEATURES, LABELS, TRAIN, PARAMS)
+    c = tf.global_variables()[0]
+    assert c.device == '/device:CPU:0'
+    with session() as running:
+        assert running.run(spec.loss) == loss
+        running.run(spec.train_op)
+        assert running.run(c) == after
+        # Operations of the first tower have their own names.
+        assert running.run('predictions:0').tolist() == [[after]]
+        assert running.run(spec.predictions['probabilities']).tolist() == [[after], [2 * after]]
+    assert new_graph.get_operation_by_name('tower_1/predictions').device == '/device:CPU:1'
+
+
+@needs_estimator
+def test_evaluation_counts_over_all_towers():
+    features, labels = np.arange(1., 6.)[:, None], np.array([1., 2., 1., 3., 1.])[:, None]
+    with tf.Graph().as_default():
+        one = model_fn(EVAL, {'features': tf.constant(features)}, tf.constant(labels), PARAMS)
+        with session(1) as running:
+            running.run([update for _, update in one.eval_metric_ops.values()])
+            expected = running.run({name: value for name, (value, _) in one.eval_metric_ops.items()})
+    spec = replicate_model_fn(model_fn, Reduction.SUM, TWO)(
+        {'features': features}, labels, EVAL, PARAMS)
+    assert len(tf.local_variables()) == 2 + 4
+    with session() as running:
+        for _ in range(2):
+            running.run([update for _, update in spec.eval_metric_ops.values()])
+        found = running.run({name: value for name, (value, _) in spec.eval_metric_ops.items()})
+        assert running.run(spec.loss) == np.abs(10 * features - labels).sum()
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+@needs_estimator
+@pytest.mark.parametrize('size', [1, 2, 5])
+@pytest.mark.parametrize('shape', [[None, 1], None])
+def test_prediction_in_batch_order_of_any_batch(size, shape):
+    given = tf.placeholder(tf.float64, shape)
+    spec = replicate_model_fn(model_fn, devices=TWO)({'features': given}, None, PREDICT, PARAMS)
+    batch = np.arange(1., size + 1)[:, None]
+    with session() as running:
+        assert running.run(spec.predictions['probabilities'], {given: batch}).tolist() == (
+            10 * batch).tolist()
+
+
+@needs_estimator
+@pytest.mark.parametrize('reduction', [Reduction.SUM, Reduction.MEAN])
+@pytest.mark.parametrize('sizes', [(5,), (5, 1, 2)])
+def test_uneven_batches_train_as_one_device(reduction, sizes):
+    def mean_or_sum(features, labels, mode):
+        c = tf.get_variable('c', [], tf.float64, tf.constant_initializer(10.))
+        each = tf.square(features * c - labels)
+        loss = tf.reduce_sum(each) if reduction == Reduction.SUM else tf.reduce_mean(each)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=TowerOptimizer(
+            tf.train.GradientDescentOptimizer(2. ** -10)).minimize(loss))
+    batches = [(np.arange(1., n + 1), np.arange(n) * 2.) for n in sizes]
+    results = []
+    for devices in (TWO, ['/cpu:0']):
+        with tf.Graph().as_default():
+            inputs = batches[0] if len(sizes) == 1 else [tf.placeholder(tf.float64, [None])] * 2
+            inputs = inputs if len(sizes) == 1 else [
+                tf.placeholder(tf.float64, [None]) for _ in range(2)]
+            spec = replicate_model_fn(mean_or_sum, reduction, devices)(*inputs, mode=TRAIN)
+            with session(devices) as running:
+                results.append([])
+                for batch in batches:
+                    feed = None if len(sizes) == 1 else dict(zip(inputs, batch))
+                    results[-1].append(running.run(spec.loss, feed))
+                    running.run(spec.train_op, feed)
+                    results[-1].append(running.run(tf.global_variables()[0]))
+    assert results[0] == pytest.approx(results[1], rel=1e-13)
+
+
+@needs_estimator
+def test_a_batch_that_does_not_divide_can_be_refused():
+    build = replicate_model_fn(model_fn, devices=TWO, remainder='error')
+    with pytest.raises(towers.InputError, match='a batch of 3 does not divide among 2 towers'):
+        build({'features': np.ones([3, 1])}, np.ones([3, 1]), TRAIN, PARAMS)
+
+
+@needs_estimator
+def test_sparse_features_are_cut_by_example():
+    def counts(features, labels, mode):
+        table = tf.get_variable('table', [4, 1], tf.float64, tf.ones_initializer())
+        rows = tf.nn.embedding_lookup_sparse(table, features['words'], None, combiner='sum')
+        loss = tf.reduce_mean(rows[:, 0] * labels)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=TowerOptimizer(
+            tf.train.GradientDescentOptimizer(1.)).minimize(loss))
+    words = tf.SparseTensorValue([[0, 0], [0, 1], [1, 0], [2, 0]], [0, 1, 1, 3], [3, 2])
+    spec = replicate_model_fn(counts, devices=TWO)({'words': words}, np.array([3., 6., 9.]), TRAIN)
+    with session() as running:
+        assert running.run(spec.loss) == pytest.approx((2 * 3 + 6 + 9) / 3., rel=1e-14)
+        running.run(spec.train_op)
+        np.testing.assert_allclose(running.run(tf.global_variables()[0])[:, 0], [0, -2, 1, -2],
+                                   rtol=1e-14, atol=1e-14)
+
+
+@needs_estimator
+@pytest.mark.parametrize('device, own', [('/cpu:0', '/device:CPU:0'), ('/CPU:0', '/device:CPU:0')])
+def test_one_device(device, own):
+    def passed_as_it_is(features, labels, mode):
+        assert features is FEATURES and labels is LABELS
+        return model_fn(mode, features, labels, PARAMS)
+    spec = replicate_model_fn(passed_as_it_is, Reduction.MEAN, [device])(FEATURES, LABELS, TRAIN)
+    c = tf.global_variables()[0]
+    assert c.device == own
+    with session([device]) as running:
+        assert running.run(spec.loss) == 27.
+        running.run(spec.train_op)
+        assert running.run(c) == 7.
+
+
+@needs_estimator
+def test_one_device_and_an_optimizer_that_is_not_wrapped():
+    def unwrapped(features, mode):
+        loss = tf.reduce_sum(features * tf.get_variable('w', [], tf.float64))
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=tf.train.AdamOptimizer().minimize(
+            loss))
+    with tf.Graph().as_default():
+        assert replicate_model_fn(unwrapped, devices=['/cpu:0'])(np.ones(2), None, TRAIN)
+    with pytest.raises(towers.GradientError, match='TowerOptimizer') as raised:
+        replicate_model_fn(unwrapped, devices=TWO)(np.ones(2), None, TRAIN)
+    assert isinstance(raised.value, ValueError)
+
+
+@needs_estimator
+def test_arguments_go_to_those_that_take_them():
+    def spec(features, mode=PREDICT):
+        return tf.estimator.EstimatorSpec(mode, predictions=features * tf.get_variable(
+            'w', [], tf.float64))
+    given = []
+
+    def takes_all(features, labels, mode, params, config):
+        given.append((mode, params.pop('size'), config))
+        return spec(features, mode)
+
+    def takes_features(features):
+        return spec(features)
+
+    def takes_more(features, first, labels, params=None):
+        given.append((first, params))
+        return spec(features)
+
+    class Model:
+        def __call__(self, features, mode, **kwargs):
+            given.append(sorted(kwargs))
+            return spec(features, mode)
+    params = {'size': 3}
+    for function in (takes_all, takes_features, functools.partial(takes_more, first=1), Model()):
+        with tf.Graph().as_default():
+            replicate_model_fn(function, Reduction.SUM, TWO)(np.ones(2), None, PREDICT, params, 'c')
+    assert given == [(PREDICT, 3, 'c')] * 2 + [(1, params)] * 2 + [['labels']] * 2
+    assert params == {'size': 3}
+
+
+@needs_estimator
+def test_hooks_and_scaffold_are_the_first_towers():
+    made = []
+
+    class Hook(tf.train.SessionRunHook):
+        def __init__(self, kind):
+            self.kind = kind
+
+    def with_hooks(features, labels, mode):
+        number = len(made)
+        made.append(tf.train.Scaffold())
+        spec = model_fn(mode, features, labels, PARAMS)
+        kinds = ['training_hooks', 'training_chief_hooks', 'evaluation_hooks', 'prediction_hooks']
+        return spec._replace(scaffold=made[-1], **{
+            kind: [Hook('%s of %d' % (kind, number))] for kind in kinds})
+    for mode in (TRAIN, EVAL, PREDICT):
+        del made[:]
+        with tf.Graph().as_default():
+            spec = replicate_model_fn(with_hooks, devices=TWO)(FEATURES, LABELS, mode)
+        assert len(made) == 2 and spec.scaffold is made[0] and spec.mode == mode
+        for kind in ('training_hooks', 'training_chief_hooks', 'evaluation_hooks',
+                     'prediction_hooks'):
+            assert [hook.kind for hook in getattr(spec, kind)] == [kind + ' of 0']
+
+
+@needs_estimator
+def test_export_outputs_are_merged():
+    kinds = tf.estimator.export
+
+    def exports(features, mode):
+        w = tf.get_variable('w', [], tf.float64, tf.ones_initializer())
+        values = features * w
+        return tf.estimator.EstimatorSpec(mode, predictions=values, export_outputs={
+            'predict': kinds.PredictOutput({'values': values, 'size': tf.shape(values)[0]}),
+            'regression': kinds.RegressionOutput(values),
+            'classification': kinds.ClassificationOutput(
+                scores=values, classes=tf.as_string(values, precision=0)),
+            'classes': kinds.ClassificationOutput(classes=tf.as_string(values, precision=0)),
+            'serving_default': kinds.PredictOutput(values)})
+    spec = replicate_model_fn(exports, devices=TWO)(np.arange(3.), None, PREDICT)
+    outputs = spec.export_outputs
+    with session() as running:
+        assert running.run(spec.predictions).tolist() == [0., 1., 2.]
+        assert {name: each.tolist() for name, each in running.run(
+            outputs['predict'].outputs).items()} == {'values': [0., 1., 2.], 'size': [2, 1]}
+        assert running.run(outputs['regression'].value).tolist() == [0., 1., 2.]
+        assert running.run(outputs['classification'].scores).tolist() == [0., 1., 2.]
+        assert running.run(outputs['classification'].classes).tolist() == [b'0', b'1', b'2']
+        assert outputs['classes'].scores is None
+        assert running.run(list(outputs['serving_default'].outputs.values()))[0].tolist() == [0, 1, 2]
+
+
+@needs_estimator
+def test_plan_and_audit_of_what_was_built():
+    found = []
+    replicate_model_fn(model_fn, devices=TWO, on_built=lambda *each: found.append(each))(
+        FEATURES, LABELS, TRAIN, PARAMS)
+    (mode, built), = found
+    assert mode == TRAIN and len(built.towers) == 2 and 'tower_1' not in built.towers[0].name_scope
+    assert [v.op.name for _, v in built.gradients] == ['c']
+    assert not towers.audit(built).broken
+
+
+@needs_estimator
+def test_nothing_stays_in_collections_and_another_call_has_scopes_of_its_own(new_graph):
+    build = replicate_model_fn(model_fn, devices=TWO)
+    with tf.variable_scope('', reuse=tf.AUTO_REUSE):
+        specs = [build(FEATURES, LABELS, mode, PARAMS) for mode in (TRAIN, EVAL)]
+    assert len(tf.global_variables()) == 1
+    assert new_graph.get_operation_by_name('tower_call_2_1/predictions')
+    left = [key for key in new_graph.get_all_collection_keys() if 'optimizer_calls' in str(key)]
+    assert not left and tf.train.export_meta_graph(graph=new_graph)
+    with session() as running:
+        running.run(specs[0].train_op)
+        assert running.run(specs[1].loss) == (8.5 - 1) * 3 / 2
+
+
+@needs_estimator
+@pytest.mark.parametrize('arguments, error, text', [
+    (dict(loss_reduction=Reduction.NONE), towers.InvalidArgumentError,
+     'loss_reduction=.none.*none reduction is specified: pass'),
+    (dict(loss_reduction='median'), towers.InvalidArgumentError, "loss_reduction='median': expected"),
+    (dict(loss_reduction=None), towers.InvalidArgumentError, 'loss_reduction=None: expected'),
+    (dict(devices=['/cpu:x']), towers.DeviceError, '/cpu:x'),
+    (dict(remainder='drop'), towers.InvalidArgumentError, "remainder='drop'"),
+    (dict(on_built=3), towers.InvalidArgumentError, 'on_built=3 cannot be called'),
+    (dict(model_fn=3), towers.ModelFunctionError, 'model_fn=3 cannot be called'),
+    (dict(model_fn=lambda x: x), towers.ModelFunctionError, 'takes no argument features')])
+def test_bad_arguments(new_graph, arguments, error, text):
+    with pytest.raises(error, match=text):
+        replicate_model_fn(**dict(dict(model_fn=model_fn), **arguments))
+    assert not new_graph.get_operations()
+
+
+@needs_estimator
+@pytest.mark.parametrize('function, arguments, error, text', [
+    (model_fn, (FEATURES, LABELS, 'training', PARAMS), towers.InvalidArgumentError,
+     "mode='training': expected one of tf.estimator.ModeKeys"),
+    (lambda features: None, (FEATURES, None, PREDICT), towers.ModelFunctionError,
+     'returned None of type NoneType: expected a tf.estimator.EstimatorSpec'),
+    (lambda features: None, (FEATURES, LABELS, PREDICT), towers.InvalidArgumentError,
+     'takes no labels'),
+    (model_fn, ({'features': np.ones([3, 1])}, LABELS, TRAIN, PARAMS), towers.InputError,
+     'first dimensions of the inputs differ')])
+@pytest.mark.parametrize('devices', [TWO, ['/cpu:0']])
+def test_bad_calls(function, arguments, error, text, devices):
+    if devices != TWO and error is towers.InputError:
+        return
+    with pytest.raises(error, match=text):
+        replicate_model_fn(function, devices=devices)(*arguments)
+
+
+@needs_estimator
+def test_a_loss_that_waits_for_the_update_is_refused():
+    def waits(features, mode):
+        loss = tf.reduce_sum(features * tf.get_variable('w', [], tf.float64))
+        train_op = TowerOptimizer(tf.train.AdamOptimizer()).minimize(loss)
+        with tf.control_dependencies([train_op]):
+            return tf.estimator.EstimatorSpec(mode, loss=tf.identity(loss), train_op=train_op)
+    with pytest.raises(towers.GradientError, match='the loss of the model function.*waits for'):
+        replicate_model_fn(waits, devices=TWO)(np.ones(2), None, TRAIN)
+
+
+# ---- an Estimator's own loop ------------------------------------------------------------------------
+
+NUMBERS = np.random.RandomState(0)
+X = NUMBERS.randn(23, 5)
+Y = NUMBERS.randint(3, size=23)
+
+
+def network(features, labels, mode, params):
+    logits = features['x']
+    numbers = np.random.RandomState(1)
+    for layer, width in enumerate([4, 3]):
+        with tf.variable_scope('layer_%d' % layer):
+            shape = [logits.shape.as_list()[-1], width]
+            w = tf.get_variable('w', shape, tf.float64, tf.constant_initializer(
+                numbers.randn(*shape)))
+            b = tf.get_variable('b', [width], tf.float64, tf.zeros_initializer())
+            logits = tf.tanh(tf.matmul(logits, w) + b)
+    predictions = {'class': tf.argmax(logits, 1), 'logits': logits}
+    if mode == PREDICT:
+        return tf.estimator.EstimatorSpec(mode, predictions, export_outputs={
+            'serving_default': tf.estimator.export.PredictOutput(predictions)})
+    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
+        logits=logits, labels=labels), name='cross_entropy')
+    wrapped = params['wrapper'] if params else TowerOptimizer
+    with tf.variable_scope('training'):
+        train_op = wrapped(tf.train.MomentumOptimizer(0.125, 0.5)).minimize(
+            loss, tf.train.get_global_step())
+    return tf.estimator.EstimatorSpec(mode, predictions, loss, train_op, eval_metric_ops={
+        'accuracy': tf.metrics.accuracy(labels, predictions['class'])})
+
+
+def input_fn(size=len(Y), repeat=True):
+    data = tf.data.Dataset.from_tensor_slices(({'x': X[:size]}, Y[:size]))
+    return (data.repeat() if repeat else data).batch(6)
+
+
+def estimator(directory, devices=TWO, function=None, params=None):
+    return tf.estimator.Estimator(
+        function or replicate_model_fn(network, devices=devices), str(directory), params=params,
+        config=tf.estimator.RunConfig(session_config=towers.session_config(TWO)))
+
+
+def weights_of(trained):
+    return {name: trained.get_variable_value(name) for name in trained.get_variable_names()}
+
+
+class Named(tf.train.SessionRunHook):
+    """Fetches by name what one device calls so."""
+
+    def before_run(self, run_context):
+        return tf.train.SessionRunArgs(['cross_entropy:0'])
+
+
+@pytest.mark.slow
+@needs_estimator
+def test_an_estimator_trains_evaluates_predicts_and_exports_as_on_one_device(tmpdir):
+    several, one = [estimator(tmpdir.join(str(len(devices))), devices)
+                    for devices in (TWO, ['/cpu:0'])]
+    batches = functools.partial(input_fn, repeat=False)
+    results = []
+    for each in (several, one):
+        each.train(batches, steps=3, hooks=[Named()])
+        each.train(batches, steps=4)  # goes on from the checkpoint, to the end of the data: 6 6 6 5
+        results.append((each.evaluate(batches), list(each.predict(batches))))
+    found, expected = map(weights_of, (several, one))
+    assert sorted(found) == sorted(expected) and len(found) == 9
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-12, atol=1e-14, err_msg=name)
+    assert results[0][0] == pytest.approx(results[1][0], rel=1e-6)
+    assert len(results[0][1]) == 23
+    np.testing.assert_allclose([each['logits'] for each in results[0][1]],
+                               [each['logits'] for each in results[1][1]], rtol=1e-12, atol=1e-14)
+    exported = several.export_saved_model(
+        str(tmpdir.join('saved')), tf.estimator.export.build_raw_serving_input_receiver_fn(
+            {'x': tf.placeholder(tf.float64, [None, 5], 'x')}))
+    with tf.Graph().as_default(), tf.Session(config=towers.session_config(TWO)) as running:
+        saved = tf.saved_model.loader.load(running, ['serve'], exported.decode())
+        signature = saved.signature_def['serving_default']
+        for size in (1, 5):
+            np.testing.assert_allclose(
+                running.run(signature.outputs['logits'].name, {
+                    signature.inputs['x'].name: X[:size]}),
+                [each['logits'] for each in results[0][1]][:size], rtol=1e-12)
+
+
+@needs_estimator
+def test_a_sync_replicas_optimizer_and_its_hook(new_graph):
+    def synchronized(features, labels, mode):
+        c = tf.get_variable('c', [], tf.float64, tf.constant_initializer(10.))
+        loss = tf.reduce_sum(tf.abs(features['features'] * c - labels))
+        sync = tf.train.SyncReplicasOptimizer(tf.train.GradientDescentOptimizer(1.), 1)
+        hook = sync.make_session_run_hook(True)
+        return tf.estimator.EstimatorSpec(
+            mode, loss=loss, training_hooks=[hook],
+            train_op=TowerOptimizer(sync).minimize(loss, tf.train.get_or_create_global_step()))
+    spec = replicate_model_fn(synchronized, Reduction.SUM, TWO)(FEATURES, LABELS, TRAIN)
+    with tf.train.MonitoredTrainingSession(  # an Estimator's own waits 120 s for the queue at the end
+            config=towers.session_config(TWO), hooks=spec.training_hooks,
+            stop_grace_period_secs=1) as running:
+        running.run(spec.train_op)
+        assert running.run(tf.global_variables()[0]) == 7.
+
+
+# ---- canned Estimators ------------------------------------------------------------------------------
+
+WORDS = np.array(list('abcdabcdab'), 'S')
+VALUES = np.random.RandomState(0).randn(10, 2).astype(np.float32)
+
+
+def columns():
+    column = tf.feature_column
+    return [column.numeric_column('value', [2]), column.embedding_column(
+        column.categorical_column_with_vocabulary_list('word', list('abc')), 3,
+        initializer=tf.constant_initializer(0.25))]
+
+
+def words_and_values(size=5):
+    def sparse(features, labels):
+        rows = tf.range(tf.shape(labels, out_type=tf.int64)[0])
+        words = tf.SparseTensor(tf.stack([rows, tf.zeros_like(rows)], 1), features['word'],
+                                tf.stack([tf.shape(labels, out_type=tf.int64)[0], 1]))
+        return {'word': words, 'value': features['value']}, labels
+    data = tf.data.Dataset.from_tensor_slices(({'word': WORDS, 'value': VALUES}, VALUES[:, 0] > 0))
+    return data.map(lambda features, labels: (features, tf.cast(labels, tf.int64))).batch(size).map(
+        sparse)
+
+
+def canned(directory, replicate, wrapper, devices, warm_start_from=None):
+    config = tf.estimator.RunConfig(str(directory), session_config=towers.session_config(TWO))
+    inner = tf.estimator.DNNClassifier(
+        [4], columns(), config=config, optimizer=wrapper(tf.train.AdagradOptimizer(0.125)))
+    return tf.estimator.Estimator(replicate(inner.model_fn, Reduction.SUM, devices), config=config,
+                                  warm_start_from=warm_start_from)
+
+
+@pytest.mark.slow
+@needs_estimator
+def test_a_canned_estimator_as_on_one_device(tmpdir):
+    first = tf.estimator.DNNClassifier([4], columns(), str(tmpdir.join('first')))
+    first.train(words_and_values, steps=1)
+    several, one = [canned(tmpdir.join(str(len(devices))), replicate_model_fn, TowerOptimizer,
+                           devices, first.model_dir) for devices in (TWO, ['/cpu:0'])]
+    results = []
+    for each in (several, one):
+        each.train(lambda: words_and_values(3))  # 3 3 3 1
+        results.append((each.evaluate(words_and_values), list(each.predict(words_and_values))))
+    found, expected = map(weights_of, (several, one))
+    assert sorted(found) == sorted(expected)
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    assert results[0][0] == pytest.approx(results[1][0], rel=1e-4)
+    np.testing.assert_allclose([each['probabilities'] for each in results[0][1]],
+                               [each['probabilities'] for each in results[1][1]], rtol=1e-4)
+    receiver = tf.estimator.export.build_parsing_serving_input_receiver_fn(
+        tf.feature_column.make_parse_example_spec(columns()))
+    exported = several.export_saved_model(str(tmpdir.join('saved')), receiver)
+    with tf.Graph().as_default(), tf.Session(config=towers.session_config(TWO)) as running:
+        saved = tf.saved_model.loader.load(running, ['serve'], exported.decode())
+        assert sorted(saved.signature_def) == ['classification', 'predict', 'regression',
+                                               'serving_default']
+        signature = saved.signature_def['classification']
+        examples = [example(word, value) for word, value in zip(WORDS, VALUES)]
+        for size in (1, 3):
+            scores, classes = running.run(
+                [signature.outputs['scores'].name, signature.outputs['classes'].name],
+                {signature.inputs['inputs'].name: examples[:size]})
+            np.testing.assert_allclose(
+                scores, [each['probabilities'] for each in results[0][1]][:size], rtol=1e-5)
+            assert classes.tolist() == [[b'0', b'1']] * size
+
+
+def example(word, value):
+    made = tf.train.Example()
+    made.features.feature['word'].bytes_list.value.append(word)
+    made.features.feature['value'].float_list.value.extend(value)
+    return made.SerializeToString()
+
+
+# ---- contrib's own ----------------------------------------------------------------------------------
+
+def contrib():
+    import tensorflow
+    return tensorflow.contrib.estimator
+
+
+needs_contrib = pytest.mark.skipif(not tf.version.VERSION.startswith('1.'),
+                                   reason='tf.contrib is in TensorFlow 1 alone')
+
+
+@needs_contrib
+@pytest.mark.parametrize('reduction', [Reduction.SUM, Reduction.MEAN])
+@pytest.mark.parametrize('num_devices', [2, 3])
+def test_the_weights_of_contribs_own(reduction, num_devices):
+    devices, found = ['/cpu:%d' % k for k in range(num_devices)], []
+    for front in (contrib(), towers):
+        with tf.Graph().as_default(), switched('resource_variables', True):
+            tf.train.create_global_step()
+            spec = front.replicate_model_fn(network, reduction, devices)(
+                {'x': tf.constant(X[:18])}, tf.constant(Y[:18]), TRAIN,
+                {'wrapper': front.TowerOptimizer})
+            with session(devices) as running:
+                losses = [running.run([spec.loss, spec.train_op])[0] for _ in range(6)]
+                found.append((losses, running.run({v.op.name: v for v in tf.global_variables()
+                                                   if 'Momentum' not in v.op.name})))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-14)
+    assert len(found[0][1]) == 5
+    for name, value in found[0][1].items():
+        assert np.array_equal(found[1][1][name], value), name
+
+
+@pytest.mark.slow
+@needs_contrib
+def test_the_weights_of_contribs_own_canned_estimator(tmpdir):
+    first = tf.estimator.DNNClassifier([4], columns(), str(tmpdir.join('first')))
+    first.train(words_and_values, steps=1)
+    found = []
+    for front in (contrib(), towers):
+        trained = canned(tmpdir.join(front.__name__), front.replicate_model_fn, front.TowerOptimizer,
+                         TWO, first.model_dir)
+        trained.train(lambda: dense_words().repeat().batch(4, drop_remainder=True), steps=6)
+        found.append(weights_of(trained))
+    same = sorted(set(found[0]) & set(found[1]))
+    assert len(same) == 6  # without slots, which contrib's names differently from one device's
+    for name in same:
+        assert np.array_equal(found[1][name], found[0][name]), name
+
+
+def dense_words():
+    return tf.data.Dataset.from_tensor_slices((
+        {'word': WORDS[:, None], 'value': VALUES}, (VALUES[:, 0] > 0).astype(np.int64)))

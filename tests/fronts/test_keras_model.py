@@ -1,0 +1,599 @@
+"""ParallelModel beside the same Keras model on one device, by numbers and devices.
+
+The 19 tests marked `check` are what is asked of it in the place of TF 1.15's `multi_gpu_model`,
+which has been seen to fail at saving a model and its weights, ModelCheckpoint, summary, the
+gradients' devices, batch norm, and scalar outputs.
+"""
+
+import collections
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers import compat
+
+try:
+    import tf_keras
+except ImportError:
+    tf_keras = None
+
+RANDOM = np.random.RandomState(0)
+X = RANDOM.randn(20, 6).astype('float32')
+Y = RANDOM.randn(20, 3).astype('float32')
+Z = RANDOM.randn(20, 2).astype('float32')
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+DEVICES = ['/cpu:0', '/cpu:2']  # a hole
+
+
+def _is_keras_3():
+    return compat.is_keras_3(tensorflow.keras.layers.Layer())
+
+
+@pytest.fixture(params=['tf.keras', 'tf_keras'])
+def keras(request):
+    if request.param == 'tf_keras' and tf_keras is None:
+        pytest.skip('tf_keras is not installed')
+    keras = tf_keras if request.param == 'tf_keras' else tensorflow.keras
+    if request.param == 'tf.keras' and _is_keras_3():
+        pytest.skip('fit of Keras 3 does not work in graph mode')
+    if request.param == 'tf_keras' and keras is tensorflow.keras:
+        pytest.skip('is tf.keras')
+    return keras
+
+
+@pytest.fixture(autouse=True)
+def session(request):
+    """Keras' session, with four CPUs, for the graph of the test."""
+    backend = None
+    if 'keras' in request.fixturenames:
+        keras = request.getfixturevalue('keras')
+        with tf.Graph().as_default():
+            backend = compat.keras_backend_of(_dense_model(keras))
+        made = tf.Session(config=towers.session_config(4))
+        backend.set_session(made)
+    yield backend
+    if backend is not None:
+        made.close()
+        backend.set_session(None)
+
+
+def _dense_model(keras, **given):
+    x = keras.Input((6,), **given)
+    hidden = keras.layers.Dense(5, 'tanh')(x)
+    return keras.Model(x, keras.layers.Dense(3, name='out')(hidden))
+
+
+def _two_outputs(keras):
+    one, other = keras.Input((6,), name='one'), keras.Input((2,), name='other')
+    both = keras.layers.concatenate([keras.layers.Dense(4, 'tanh')(one), other])
+    return keras.Model([one, other], [keras.layers.Dense(3, name='first')(both),
+                                      keras.layers.Dense(2, name='second')(both)])
+
+
+def _norm_model(keras, momentum=0.5):
+    x = keras.Input((6,))
+    normed = keras.layers.BatchNormalization(momentum=momentum, name='norm')(x)
+    return keras.Model(x, keras.layers.Dense(3)(normed))
+
+
+def _sgd(keras, rate=0.1):
+    return getattr(keras.optimizers, 'legacy', keras.optimizers).SGD(rate)
+
+
+def _adam(keras):
+    return getattr(keras.optimizers, 'legacy', keras.optimizers).Adam(0.01)
+
+
+def _fitted(model, weights, x, y, optimizer, batch_size=8, losses='mse', **given):
+    """The weights after two epochs, and the history."""
+    model.compile(optimizer, losses)
+    model.set_weights(weights)
+    history = model.fit(x, y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0, **given)
+    return model.get_weights(), history.history
+
+
+def _assert_close(ours, theirs, tolerance=2e-6):
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
+def _compare(keras, make, x, y, losses='mse', devices=None, make_optimizer=_sgd, batch_size=8):
+    """Fits a model on one device and on several, from the same weights; returns both models."""
+    plain, inner = make(keras), make(keras)
+    model = towers.ParallelModel(inner, devices or DEVICES)
+    weights = plain.get_weights()
+    reference, history = _fitted(plain, weights, x, y, make_optimizer(keras), batch_size, losses)
+    ours, our_history = _fitted(model, weights, x, y, make_optimizer(keras), batch_size, losses)
+    assert max(np.abs(after - before).max() for after, before in zip(reference, weights)) > 1e-3
+    _assert_close(ours, reference)
+    _assert_close(our_history['loss'], history['loss'])
+    return model, plain
+
+
+check = pytest.mark.filterwarnings('ignore')  # one of the 19
+
+
+@check
+def test_1_is_a_keras_model_in_the_default_graph(keras, graph):
+    inner = _dense_model(keras)
+    model = towers.ParallelModel(inner, DEVICES)
+    assert isinstance(model, keras.Model) and isinstance(model, towers.ParallelModel)
+    assert not isinstance(inner, towers.ParallelModel)
+    assert model.outputs[0].graph is graph and model.inner_model is inner
+    assert model.devices == ('/device:CPU:0', '/device:CPU:2')
+    assert '/cpu:2' in str(model.plan) and '2 towers' in str(model.plan)
+
+
+@check
+@pytest.mark.parametrize('devices', [1, DEVICES])
+def test_2_fit_ends_with_the_weights_of_one_device(keras, devices):
+    _compare(keras, _dense_model, X, Y, devices=devices)
+
+
+@check
+@pytest.mark.slow
+def test_3_adam_and_its_slots(keras):
+    _compare(keras, _dense_model, X, Y, make_optimizer=_adam)
+
+
+@check
+def test_4_predict_gives_the_batch_in_order(keras):
+    model, plain = _compare(keras, _dense_model, X, Y)
+    for batch_size in (20, 7, 3, 1):
+        np.testing.assert_allclose(model.predict(X, batch_size), plain.predict(X), rtol=1e-5,
+                                   atol=1e-6)
+
+
+@check
+def test_5_evaluate_weighs_by_examples(keras):
+    plain = _dense_model(keras)
+    model = towers.ParallelModel(plain, DEVICES)
+    for each in (plain, model):
+        each.compile('sgd', 'mse', metrics=['mae'])
+    weights = RANDOM.rand(20)
+    _assert_close(model.evaluate(X, Y, batch_size=7, verbose=0),
+                  plain.evaluate(X, Y, batch_size=7, verbose=0))
+    _assert_close([model.test_on_batch(X, Y, weights)[0]], [plain.test_on_batch(X, Y, weights)[0]])
+
+
+@check
+def test_6_several_inputs_and_outputs(keras):
+    model, _ = _compare(keras, _two_outputs, [X, Z], [Y, Z], ['mse', 'mae'])
+    assert model.input_names == ['one', 'other']
+
+
+@check
+def test_7_dictionaries_by_name(keras):
+    model, _ = _compare(keras, _two_outputs, {'one': X, 'other': Z}, {'first': Y, 'second': Z},
+                        {'first': 'mse', 'second': 'mae'})
+    assert model.output_names == ['first', 'second']
+    model.compile('sgd', {'first': 'mse', 'second': 'mae'}, loss_weights={'second': 0.5})
+    assert 'second_loss' in model.metrics_names
+
+
+@check
+def test_8_the_copies_are_on_their_devices(keras, graph):
+    model = towers.ParallelModel(_dense_model(keras), DEVICES)
+    products = {op.device for op in graph.get_operations()
+                if op.type == 'MatMul' and '_towers/copies' in op.name}
+    assert products == {'/device:CPU:0', '/device:CPU:2'}
+    assert model.outputs[0].device == '/device:CPU:0'
+
+
+@check
+def test_9_gradients_are_on_the_devices_of_the_copies(keras, graph):
+    model = towers.ParallelModel(_dense_model(keras), ['/cpu:1', '/cpu:3'])
+    model.compile(_sgd(keras), 'mse')
+    model.train_on_batch(X, Y)
+    found = collections.Counter(op.device for op in graph.get_operations()
+                                if op.type in ('MatMul', 'TanhGrad', 'BiasAddGrad')
+                                and 'training/' in op.name)
+    # Two layers: two products for weights and one for the hidden layer, a TanhGrad, two sums; and
+    # on TF 2 a product for the input.
+    assert sorted(found) == ['/device:CPU:1', '/device:CPU:3']
+    assert set(found.values()) <= {6, 7} and len(set(found.values())) == 1
+
+
+@check
+def test_10_weights_are_shared_and_as_the_inner_model_made_them(keras):
+    with tf.device('/cpu:0'):
+        inner = _dense_model(keras)
+    names = [weight.name for weight in inner.weights]
+    before = len(tf.global_variables())
+    model = towers.ParallelModel(inner, DEVICES)
+    assert len(tf.global_variables()) == before
+    assert [weight.name for weight in model.weights] == names
+    assert all(mine is its for mine, its in zip(model.trainable_weights, inner.trainable_weights))
+    assert model.count_params() == inner.count_params() == 6 * 5 + 5 + 5 * 3 + 3
+
+
+@check
+def test_11_a_batch_that_does_not_divide(keras):
+    _compare(keras, _dense_model, X[:11], Y[:11], batch_size=5)  # 5, 5, and 1 on two devices
+
+
+@check
+def test_12_one_example_on_more_devices(keras):
+    _compare(keras, _dense_model, X[:1], Y[:1], devices=4)
+
+
+@check
+@pytest.mark.parametrize('count', [1, 17])
+def test_13_batch_norm_moves_once_and_is_never_nan(keras, count):
+    inner = _norm_model(keras)
+    model = towers.ParallelModel(inner, 2)
+    model.compile(_sgd(keras, 0.), 'mse')
+    model.fit(X[:count], Y[:count], batch_size=16, shuffle=False, epochs=1, verbose=0)
+    moved = inner.get_layer('norm').get_weights()[2]
+    # The first of two parts of each batch: 8 of 16 and 1 of 1, or just the one.
+    expected = np.zeros(6)
+    for first in ([X[:8], X[16:17]] if count == 17 else [X[:1]]):
+        expected = 0.5 * expected + 0.5 * first.mean(0)
+    np.testing.assert_allclose(moved, expected, rtol=1e-5, atol=1e-6)
+    assert np.isfinite(inner.get_layer('norm').get_weights()[3]).all()
+    assert np.isfinite(model.predict(X[:3])).all()
+
+
+@check
+def test_14_a_scalar_output_gets_a_batch_dimension(keras):
+    x, y = keras.Input((6,)), keras.Input((3,))
+    prediction = keras.layers.Dense(3)(x)
+    loss = keras.layers.Lambda(lambda pair: tf.reduce_mean(tf.square(pair[0] - pair[1])),
+                               name='loss')([prediction, y])
+    inner = keras.Model([x, y], [prediction, loss])
+    model = towers.ParallelModel(inner, DEVICES)
+    assert model.output_names[1] == 'loss' and model.outputs[1].shape.as_list() == [None, 1]
+    predictions, losses = model.predict([X[:5], Y[:5]])
+    each = np.square(predictions - Y[:5]).mean(1)
+    # Three examples on the first device and two on the second: the mean is that of all five.
+    np.testing.assert_allclose(losses[:, 0], [each[:3].mean()] * 3 + [each[3:].mean()] * 2,
+                               rtol=1e-5)
+    model.add_loss(tf.reduce_mean(model.outputs[1]))
+    model.compile(_sgd(keras), [None, None])
+    plain = keras.Sequential([keras.layers.Dense(3, input_shape=(6,))])
+    plain.compile(_sgd(keras), 'mse')
+    plain.set_weights(model.get_weights())
+    for _ in range(2):
+        loss_of_all = model.train_on_batch([X[:5], Y[:5]])
+        _assert_close([np.ravel(loss_of_all)[0]], [plain.train_on_batch(X[:5], Y[:5])])
+    _assert_close(model.get_weights(), plain.get_weights())
+
+
+@check
+def test_15_save_gives_a_model_for_one_device(keras, tmp_path):
+    model = towers.ParallelModel(_dense_model(keras), DEVICES)
+    model.compile(_adam(keras), 'mse')
+    model.fit(X, Y, batch_size=8, epochs=1, verbose=0)
+    model.save(str(tmp_path / 'model.h5'))
+    loaded = keras.models.load_model(str(tmp_path / 'model.h5'))
+    assert [layer.name for layer in loaded.layers] == [layer.name for layer in
+                                                       model.inner_model.layers]
+    # With the state of the optimizer: both go on alike.
+    for each in (model, loaded):
+        each.train_on_batch(X, Y)
+    _assert_close(loaded.get_weights(), model.get_weights())
+
+
+@check
+def test_16_weights_go_both_ways(keras, tmp_path):
+    path = str(tmp_path / 'weights.h5')
+    plain, other = _dense_model(keras), _dense_model(keras)
+    model = towers.ParallelModel(other, DEVICES)
+    plain.save_weights(path)
+    model.load_weights(path)
+    _assert_close(model.get_weights(), plain.get_weights(), 0)
+    model.set_weights([weight + 1 for weight in plain.get_weights()])
+    model.save_weights(path)
+    plain.load_weights(path)
+    _assert_close(plain.get_weights(), other.get_weights(), 0)
+
+
+@check
+@pytest.mark.parametrize('weights_only', [True, False])
+def test_17_model_checkpoint(keras, tmp_path, weights_only):
+    path = str(tmp_path / 'best.h5')
+    model = towers.ParallelModel(_dense_model(keras), DEVICES)
+    model.compile(_sgd(keras), 'mse')
+    model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[
+        keras.callbacks.ModelCheckpoint(path, save_weights_only=weights_only)])
+    if weights_only:
+        plain = _dense_model(keras)
+        plain.load_weights(path)
+    else:
+        plain = keras.models.load_model(path)
+    _assert_close(plain.get_weights(), model.get_weights(), 0)
+
+
+@check
+def test_18_summary_and_layers_are_the_inner_models(keras):
+    inner = _dense_model(keras)
+    model = towers.ParallelModel(inner, DEVICES)
+    lines, of_inner = [], []
+    model.summary(print_fn=lambda line, **_: lines.append(line))
+    inner.summary(print_fn=lambda line, **_: of_inner.append(line))
+    assert lines == of_inner and any('out (Dense)' in line for line in lines)
+    assert model.layers == inner.layers and model.get_layer('out') is inner.get_layer('out')
+    assert model.get_config() == inner.get_config() and model.to_json() == inner.to_json()
+
+
+@check
+def test_19_dropout_and_learning_phase(keras):
+    x = keras.Input((6,))
+    inner = keras.Model(x, keras.layers.Dropout(0.5)(x))
+    model = towers.ParallelModel(inner, DEVICES)
+    np.testing.assert_array_equal(model.predict(X), X)
+    phase = compat.keras_backend_of(inner).symbolic_learning_phase()
+    ones = np.ones((40, 6), 'float32')
+    session = compat.keras_backend_of(inner).get_session()
+    dropped = session.run(model.outputs[0], {model.inputs[0]: ones, phase: True})
+    assert set(np.unique(dropped)) == {0., 2.}
+    assert (dropped[:20] != dropped[20:]).any()  # a mask of its own for each device
+
+
+# ---- beside the 19 ------------------------------------------------------------------------------
+
+def test_losses_that_layers_add_count_once(keras):
+    def make(keras):
+        x = keras.Input((6,))
+        l2 = keras.regularizers.l2
+        hidden = keras.layers.Dense(4, kernel_regularizer=l2(0.1),
+                                    activity_regularizer=l2(0.2))(x)
+        return keras.Model(x, keras.layers.Dense(3, bias_regularizer=l2(0.3))(hidden))
+    model, _ = _compare(keras, make, X[:13], Y[:13], devices=3)
+    assert len(model.losses) == 3
+
+
+def test_masks_of_the_outputs_weigh_the_loss(keras):
+    tokens = np.array([[1, 2, 0], [3, 0, 0], [1, 1, 1], [2, 0, 0], [4, 3, 0]])
+    target = RANDOM.randn(5, 3, 2)
+
+    def make(keras):
+        x = keras.Input((3,), dtype='int32')
+        rows = keras.layers.Embedding(5, 4, mask_zero=True)(x)
+        return keras.Model(x, keras.layers.Dense(2)(rows))
+    _compare(keras, make, tokens, target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['LSTM'])
+def test_rnn_with_initial_state(keras, graph, kind):
+    sequences, state = RANDOM.randn(7, 4, 2), RANDOM.randn(7, 3)
+
+    def make(keras):
+        x, start = keras.Input((4, 2)), keras.Input((3,))
+        states = start if kind == 'GRU' else [start, start]
+        return keras.Model([x, start], getattr(keras.layers, kind)(3)(x, initial_state=states))
+    plain, inner = make(keras), make(keras)
+    model = towers.ParallelModel(inner, ['/cpu:1', '/cpu:2'])
+    for each in (plain, model):  # their gradients, before a session sees TF 2's loops
+        each.compile(_sgd(keras), 'mse')
+        each._make_train_function()  # pylint: disable=protected-access
+    model.set_weights(plain.get_weights())
+    for count in (7, 1):
+        for each in (plain, model):
+            each.train_on_batch([sequences[:count], state[:count]], state[:count])
+    _assert_close(model.get_weights(), plain.get_weights())
+    devices = {op.device for op in graph.get_operations() if op.name.startswith('training')
+               and 'parallel_model_towers/copies/tower_' in op.name
+               and op.type in ('MatMul', 'While', 'StatelessWhile', 'PartitionedCall',
+                               'StatefulPartitionedCall')}
+    assert devices == {'/device:CPU:1', '/device:CPU:2'}
+
+
+def test_embedding_rows_stay_sparse(keras, graph):
+    tokens = RANDOM.randint(0, 50, (9, 3))
+
+    def make(keras):
+        x = keras.Input((3,), dtype='int32')
+        rows = keras.layers.Embedding(50, 4)(x)
+        return keras.Model(x, keras.layers.Dense(2)(keras.layers.Flatten()(rows)))
+    _compare(keras, make, tokens, RANDOM.randn(9, 2))
+    assert any(op.type == 'ResourceScatterAdd' and 'training' in op.name
+               for op in graph.get_operations())
+
+
+@pytest.mark.slow
+def test_sequential_and_nested_models(keras):
+    def make(keras):
+        inner = keras.Sequential([keras.layers.Dense(4, 'tanh', input_shape=(6,))], name='body')
+        return keras.Sequential([inner, keras.layers.Dense(3)])
+    _compare(keras, make, X, Y)
+
+
+def test_sparse_input(keras):
+    if not hasattr(keras.layers.Dense, 'call') or compat.TF_VERSION < (2, 0):
+        pytest.skip('a Dense on a sparse tensor is not there')
+    inner = _dense_model(keras, sparse=True)
+    model = towers.ParallelModel(inner, 2)
+    for count in (5, 1):
+        dense = np.where(X[:count] > 0, X[:count], 0.)
+        indices = np.argwhere(dense)
+        feed = {model.inputs[0]: tf.SparseTensorValue(indices, dense[tuple(indices.T)],
+                                                      dense.shape)}
+        session = compat.keras_backend_of(inner).get_session()
+        np.testing.assert_allclose(session.run(model.outputs[0], feed),
+                                   session.run(inner.outputs[0], feed), rtol=1e-5, atol=1e-6)
+
+
+def test_frozen_layers(keras):
+    def make(keras):
+        model = _norm_model(keras)
+        model.layers[-1].trainable = False
+        return model
+    inner = make(keras)
+    model = towers.ParallelModel(inner, DEVICES)
+    assert len(model.trainable_weights) == 2
+    inner.get_layer('norm').trainable = False  # after the copies were made
+    inner.layers[-1].trainable = True
+    model.compile(_sgd(keras), 'mse')
+    before = inner.get_layer('norm').get_weights()
+    inner.trainable = False  # after compile: Keras trains what it was told then
+    model.train_on_batch(X, Y)
+    assert not model.trainable and inner.layers[-1].trainable is False
+    _assert_close(inner.get_layer('norm').get_weights(), before, 0)
+    inner.trainable = True
+    model.trainable = False
+    assert not inner.layers[-1].trainable
+
+
+def test_inside_another_model(keras, graph):
+    inner = _norm_model(keras)
+    parallel = towers.ParallelModel(inner, DEVICES)
+    z = keras.Input((2,))
+    generator = keras.layers.Dense(6)
+    both = keras.Model(z, parallel(generator(z)))
+    both.compile(_sgd(keras), 'mse')
+    assert len(both.trainable_weights) == 2 + 4
+    before = both.get_weights()
+    both.train_on_batch(Z, Y)
+    after = both.get_weights()
+    assert all(np.abs(one - other).max() > 0 for one, other in zip(before, after))
+    # The moving statistics are those of the first copy's half.
+    half = Z[:10].dot(before[0]) + before[1]
+    np.testing.assert_allclose(inner.get_layer('norm').get_weights()[2], 0.5 * half.mean(0),
+                               rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_trains_with_a_tf1_optimizer(keras):
+    _compare(keras, _dense_model, X, Y,
+             make_optimizer=lambda _: tf.train.MomentumOptimizer(0.1, 0.9))
+
+
+def test_two_of_them_in_one_graph(keras):
+    first = towers.ParallelModel(_dense_model(keras), 2)
+    second = towers.ParallelModel(first.inner_model, 3)
+    np.testing.assert_allclose(first.predict(X), second.predict(X), rtol=1e-5, atol=1e-6)
+
+
+# ---- errors -------------------------------------------------------------------------------------
+
+def _error(kind, call, *texts):
+    with pytest.raises(kind) as caught:
+        call()
+    for text in texts:
+        assert text in str(caught.value)
+
+
+def test_stateful_rnns_are_refused_by_name(keras):
+    inner = keras.Sequential([keras.layers.GRU(3, stateful=True, name='keeps',
+                                               batch_input_shape=(4, 5, 2))])
+    _error(towers.InvalidArgumentError, lambda: towers.ParallelModel(inner, 2),
+           "'keeps'", 'stateful', 'initial_state=')
+
+
+def test_metrics_of_layers_are_refused_by_name(keras):
+    inner = _dense_model(keras)
+    inner.add_metric(tf.reduce_mean(inner.outputs[0]), name='mean_output', aggregation='mean')
+    _error(towers.InvalidArgumentError, lambda: towers.ParallelModel(inner, 2), 'metric',
+           'compile(metrics=')
+
+
+def test_models_without_inputs(keras):
+    class Subclassed(keras.Model):
+        pass
+    for model in (keras.Sequential([keras.layers.Dense(3)]), Subclassed()):
+        _error(towers.InvalidArgumentError, lambda: towers.ParallelModel(model, 2),
+               'has no inputs yet', 'input_shape=', 'build_towers')
+
+
+def test_model_of_another_graph(keras):
+    inner = _dense_model(keras)
+    with tf.Graph().as_default():
+        _error(towers.InvalidArgumentError, lambda: towers.ParallelModel(inner, 2),
+               'another graph')
+
+
+def test_an_input_that_is_an_output(keras):
+    x = keras.Input((6,), name='both')
+    _error(towers.InvalidArgumentError,
+           lambda: towers.ParallelModel(keras.Model(x, [x, keras.layers.Dense(2)(x)]), 2),
+           "'both'", 'Activation')
+
+
+def test_a_parallel_model_again(keras):
+    model = towers.ParallelModel(_dense_model(keras), 2)
+    _error(towers.InvalidArgumentError, lambda: towers.ParallelModel(model, 2), 'inner_model')
+
+
+def test_session_without_the_devices(keras):
+    model = towers.ParallelModel(_dense_model(keras), ['/cpu:0', '/cpu:6'])
+    _error(towers.DeviceError, lambda: model.predict(X), '/cpu:6', 'set_session',
+           "towers.session_config(['/cpu:0', '/cpu:6'])")
+
+
+def test_optimizer_that_cannot_train_in_graphs(keras):
+    if not hasattr(keras.optimizers, 'legacy'):
+        pytest.skip('all can')
+    model = towers.ParallelModel(_dense_model(keras), 2)
+    _error(towers.InvalidArgumentError, lambda: model.compile(keras.optimizers.Adam(), 'mse'),
+           'keras.optimizers.legacy.Adam', "'adam'")
+
+
+@pytest.mark.parametrize('model', [None, 'model', 3, tf.layers])
+def test_no_model(model):
+    _error(towers.InvalidArgumentError, lambda: towers.ParallelModel(model, 2),
+           'a tf.keras or tf_keras model')
+
+
+def test_keras_3_says_what_to_use():
+    if not _is_keras_3():
+        pytest.skip('not about Keras 3')
+    model = tensorflow.keras.Sequential([tensorflow.keras.layers.Dense(3)])
+    _error(towers.MissingPackageError, lambda: towers.ParallelModel(model, 2), 'Keras 3',
+           'build_towers', 'TF_USE_LEGACY_KERAS=1', 'tf-keras')
+
+
+
+
+MIRRORED = '''
+import sys
+import numpy as np
+import tensorflow as tf
+import towers
+keras = __import__('tf_keras') if sys.argv[1] == 'tf_keras' else tf.keras
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices('CPU')[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+random = np.random.RandomState(3)
+x, y = random.randn(48, 6).astype('float32'), random.randn(48, 3).astype('float32')
+
+def fitted(wrap, weights):
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(16, 'tanh')(inputs)
+    model = wrap(keras.Model(inputs, keras.layers.Dense(3)(hidden)))
+    model.compile(keras.optimizers.legacy.Adam(0.01), 'mse')
+    before = model.get_weights() if weights is None else weights
+    model.set_weights(before)
+    model.fit(x, y, batch_size=16, epochs=10, shuffle=False, verbose=0)
+    return before, model.get_weights()
+
+strategy = tf.distribute.MirroredStrategy(['/cpu:0', '/cpu:1'])
+with strategy.scope():
+    assert strategy.num_replicas_in_sync == 2
+    weights, theirs = fitted(lambda model: model, None)
+with tf.Graph().as_default(), tf.compat.v1.Session(config=towers.session_config(2)).as_default():
+    _, ours = fitted(lambda model: towers.ParallelModel(model, 2), weights)
+print('moved', max(np.abs(one - other).max() for one, other in zip(weights, theirs)))
+print('apart', max(np.abs(one - other).max() for one, other in zip(ours, theirs)))
+'''
+
+
+@pytest.mark.slow
+def test_ends_where_mirrored_strategy_does(keras, request):
+    if compat.TF_VERSION < (2, 0):
+        pytest.skip('its fit on virtual CPUs is that of TF 2')
+    done = subprocess.run([sys.executable, '-c', MIRRORED, request.node.callspec.params['keras']],
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True,
+                          cwd=ROOT, check=False)
+    found = dict(re.findall(r'^(moved|apart) (\S+)$', done.stdout, re.M))
+    assert len(found) == 2, done.stderr[-2000:]
+    assert float(found['moved']) > 0.1
+    assert float(found['apart']) < 2e-6  # 30 steps of Adam in float32

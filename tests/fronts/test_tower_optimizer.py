@@ -1,0 +1,80 @@
+"""`TowerOptimizer` outside of `replicate_model_fn`: it only passes on."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+
+
+@pytest.fixture(autouse=True)
+def new_graph():
+    with tf.Graph().as_default():
+        yield
+
+
+def square_loss():
+    w = tf.get_variable('w', initializer=tf.constant([3., 4.], tf.float64))
+    return tf.reduce_sum(tf.square(w)) / 2, w
+
+
+def test_it_is_an_optimizer_and_passes_on():
+    loss, w = square_loss()
+    real = tf.train.MomentumOptimizer(0.125, 0.5)
+    optimizer = towers.TowerOptimizer(real)
+    assert isinstance(optimizer, tf.train.Optimizer)
+    step = tf.train.get_or_create_global_step()
+    train_op = optimizer.minimize(loss, global_step=step)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(train_op)
+        session.run(train_op)
+        # m = w, then m / 2 + 7/8 w; w - m / 8
+        assert session.run(w) == pytest.approx(np.array([3., 4.]) * (7 / 8. - 11 / 64.), rel=1e-14)
+        assert session.run(step) == 2
+    assert optimizer.get_name() == 'Momentum'
+    assert optimizer.get_slot_names() == ['momentum']
+    assert optimizer.get_slot(w, 'momentum') is real.get_slot(w, 'momentum')
+    assert [v.op.name for v in optimizer.variables()] == ['w/Momentum']
+
+
+def test_gradients_may_be_changed_in_between():
+    loss, w = square_loss()
+    optimizer = towers.TowerOptimizer(tf.train.GradientDescentOptimizer(1.))
+    pairs = optimizer.compute_gradients(loss, var_list=[w], gate_gradients=optimizer.GATE_OP)
+    train_op = optimizer.apply_gradients([(gradient / 2, v) for gradient, v in pairs], name='half')
+    assert train_op.name == 'half'
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(train_op)
+        assert session.run(w).tolist() == [1.5, 2.]
+
+
+def test_a_function_is_called_once_a_graph():
+    made = []
+
+    def make():
+        made.append(tf.train.GradientDescentOptimizer(tf.constant(1., tf.float64)))
+        return made[-1]
+    optimizer = towers.TowerOptimizer(make)
+    assert not made
+    for _ in range(2):
+        with tf.Graph().as_default():
+            loss, w = square_loss()
+            train_op = optimizer.minimize(loss)
+            assert optimizer.get_name() == 'GradientDescent'
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                session.run(train_op)
+                assert session.run(w).tolist() == [0., 0.]
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize('given, text', [
+    (3, 'expected a tf.train.Optimizer'), (None, 'expected a tf.train.Optimizer'),
+    (lambda: 3, 'expected a tf.train.Optimizer'),
+    (lambda rate: None, 'cannot be called without arguments')])
+def test_what_is_no_optimizer(given, text):
+    with pytest.raises(towers.InvalidArgumentError, match=text) as raised:
+        towers.TowerOptimizer(given).minimize(square_loss()[0])
+    assert isinstance(raised.value, ValueError)

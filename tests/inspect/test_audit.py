@@ -1,0 +1,404 @@
+"""The audit: kept promises, and each promise broken on purpose."""
+
+import importlib
+import re
+
+import numpy as np
+import pytest
+import sample_models as samples
+import tensorflow.compat.v1 as tf
+import tf_slim as slim
+
+import towers
+from towers import compat
+from sample_models import linear, momentum, sgd, slope, switched, two_layers
+from sample_models import kind_of_variables  # noqa: F401, a fixture
+
+VECTORS = samples.vectors(4)
+
+
+def of_kind(copies, source, target):
+    return [copy for copy in copies if (copy.source, copy.target) == (
+        '/device:CPU:%d' % source, '/device:CPU:%d' % target)]
+
+
+# ---- promises kept ------------------------------------------------------------------------------
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', sorted(samples.SAMPLES))
+def test_good_models_keep_every_promise(name, kind_of_variables):
+    sample = samples.SAMPLES[name]
+    built = towers.build_towers(sample.model_fn, sample.data(6), tf.train.AdamOptimizer(),
+                                ['/gpu:1', '/cpu:1', '/gpu:0'], check_devices=False)
+    audit = towers.audit(built)
+    assert audit.broken == []
+    assert str(audit).startswith('audit: every promise kept')
+    assert audit.raise_if_broken() is audit
+
+
+def with_keras_lstm(x, y):
+    return samples.mean_squared_error(samples.keras.layers.LSTM(
+        3, dtype='float64', name='lstm')(x), y)
+
+
+def rnn_models():
+    return [samples.while_loop_rnn, with_keras_lstm] + (
+        [samples.dynamic_rnn] if samples.HAS_RNN_CELLS else [])
+
+
+@pytest.mark.parametrize('model_fn', rnn_models(), ids=lambda model_fn: model_fn.__name__)
+@pytest.mark.parametrize('resource, version', [(False, 'v1'), pytest.param(
+    True, 'v1', marks=pytest.mark.slow), pytest.param(True, 'v2', marks=pytest.mark.slow)])
+def test_control_flow_of_either_kind_keeps_every_promise(model_fn, resource, version):
+    """TF leaves TensorArrays and the stacks of loops without a device of their own."""
+    with switched('resource_variables', resource), \
+            switched('control_flow_v2', version == 'v2'):
+        built = towers.build_towers(model_fn, samples.sequences(4), sgd(), 2)
+        assert towers.audit(built).broken == []
+
+
+def test_a_batch_norm_model_with_regularization():
+    def model_fn(x, y):
+        net = slim.fully_connected(x, 5, normalizer_fn=slim.batch_norm,
+                                   weights_regularizer=slim.l2_regularizer(0.1))
+        return linear(x, y) + tf.reduce_mean(net)
+    for owner in ('first', 'all', 'none'):
+        with tf.Graph().as_default():
+            # Variables are on no tower's device, so that nothing agrees by chance.
+            built = towers.build_towers(model_fn, samples.vectors(6, 'float32'), momentum(),
+                                        ['/gpu:0', '/gpu:1'], variable_device='/gpu:3',
+                                        update_ops=owner, check_devices=False)
+            assert towers.audit(built).broken == []
+
+
+# ---- copies -------------------------------------------------------------------------------------
+
+def test_copies_by_hand(kind_of_variables):
+    built = towers.build_towers(linear, VECTORS, sgd(), 2, reduction='mean')
+    copies = towers.audit(built).copies
+    # In: 2 x 6 of x, 2 x 3 of y, 6 x 3 of the kernel. Out: the kernel's gradient and the loss.
+    (there,), (back,) = of_kind(copies, 0, 1), of_kind(copies, 1, 0)
+    assert (there.tensors, there.bytes, there.unknown) == (3, 8 * (12 + 6 + 18), 0)
+    assert (back.tensors, back.bytes, back.unknown) == (2, 8 * (18 + 1), 0)
+    assert len(copies) == 2
+    assert 'copies  /cpu:0 -> /cpu:1: 288 bytes a step in 3 tensors' in str(towers.audit(built))
+
+
+def test_a_tensor_that_two_operations_take_is_copied_once():
+    def model_fn(x, y):
+        loss = two_layers(x, y)
+        return loss + tf.reduce_mean(x) + tf.reduce_max(x)  # x is used again
+    built = towers.build_towers(model_fn, VECTORS, sgd(), 2, reduction='mean')
+    (there,) = of_kind(towers.audit(built).copies, 0, 1)
+    assert (there.tensors, there.bytes) == (4, 8 * (12 + 6 + 18 + 9))
+
+
+def test_copies_of_unknown_size():
+    x = tf.placeholder(tf.float64, [None])
+    built = towers.build_towers(slope, x, sgd(), 2)
+    (there,) = of_kind(towers.audit(built).copies, 0, 1)
+    assert there.tensors == 2 and there.unknown == 1 and there.bytes == 8  # the shard; the weight
+    assert 'and 1 of unknown size' in str(towers.audit(built))
+
+
+def test_one_tower_on_its_own_device_copies_its_shard_only():
+    built = towers.build_towers(linear, VECTORS, sgd(), ['/gpu:0'], check_devices=False)
+    assert [(copy.source, copy.target, copy.bytes) for copy in towers.audit(built).copies] == [
+        ('/device:CPU:0', '/device:GPU:0', 8 * (4 * 6 + 4 * 3))]
+
+
+def test_many_pairs_of_devices_are_summed_up_in_a_line():
+    built = towers.build_towers(slope, np.ones(8), sgd(), 8)
+    audit = towers.audit(built)
+    assert len(audit.copies) == 14
+    lines = [line for line in str(audit).split('\n') if 'copies' in line]
+    assert len(lines) == 7
+    # The six largest are 16 bytes each: 8 of the shard and 8 of the weight, or gradient and loss.
+    assert lines[-1] == '  copies  8 other pairs: 128 bytes a step'
+
+
+# ---- promises broken ----------------------------------------------------------------------------
+
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_operations_off_their_tower(copies):
+    built = towers.build_towers(two_layers, VECTORS, sgd(), ['/cpu:0', '/cpu:2'], copies=copies)
+    (name,) = [op.name for op in tf.get_default_graph().get_operations()
+               if op.type == 'MatMul' and op.name.startswith('tower_1/MatMul')][:1]
+    compat.set_device(tf.get_default_graph().get_operation_by_name(name), '/device:CPU:0')
+    audit = towers.audit(built)
+    assert audit.broken == ['1 operation of tower 1 off /cpu:2: %s on /cpu:0' % name]
+    assert str(audit).startswith('audit: 1 broken promise\n  BROKEN  1 operation of tower 1')
+    with pytest.raises(towers.AuditError, match='breaks what the plan promises: 1 operation'):
+        audit.raise_if_broken()
+
+
+class Elsewhere(tf.train.GradientDescentOptimizer):
+    """Takes its gradients on /cpu:0, as a careless wrapper of an optimizer does."""
+
+    def compute_gradients(self, *args, **kwargs):
+        with tf.device('/cpu:0'):
+            return super(Elsewhere, self).compute_gradients(*args, **kwargs)
+
+
+def test_gradient_operations_off_their_tower(kind_of_variables):
+    built = towers.build_towers(two_layers, VECTORS, Elsewhere(0.1), 2)
+    (broken,) = towers.audit(built).broken
+    assert 'of tower 1 off /cpu:1: tower_1/gradients/' in broken
+
+
+@pytest.mark.parametrize('device, where', [(None, 'no device'), ('/cpu:1', '/cpu:1')])
+def test_a_variable_off_its_device(device, where, kind_of_variables):
+    with tf.device(device):
+        tf.get_variable('kernel', [6, 3], tf.float64)
+    built = towers.build_towers(linear, VECTORS, sgd(), 2, reuse=True)
+    assert towers.audit(built).broken == ['variable kernel is on %s, not on /cpu:0' % where]
+
+
+def test_a_variable_off_every_device_of_a_balanced_placement():
+    with tf.device('/cpu:3'):
+        tf.get_variable('kernel', [6, 3], tf.float64)
+    built = towers.build_towers(linear, VECTORS, sgd(), 2, reuse=True, variable_device='balanced')
+    assert towers.audit(built).broken == ['variable kernel is on /cpu:3, not on /cpu:0 or /cpu:1']
+
+
+def test_a_slot_off_its_variables_device():
+    built = towers.build_towers(linear, VECTORS, momentum(), 2)
+    with tf.device('/cpu:1'):
+        stray = tf.get_variable('kernel/Other', [6, 3])
+    audit = towers.audit(built._replace(slots=built.slots + [stray]))
+    assert audit.broken == ['slot kernel/Other is on /cpu:1, its variable on /cpu:0']
+
+
+# ---- what one may want to know ------------------------------------------------------------------
+
+def test_a_variable_that_only_some_towers_use():
+    calls = []
+
+    def model_fn(x, y):
+        calls.append(1)
+        extra = tf.get_variable('extra', [3], tf.float64)
+        return linear(x, y) + (tf.reduce_mean(extra) if len(calls) != 2 else 0.)
+    built = towers.build_towers(model_fn, samples.vectors(6), sgd(), 3, copies='reuse')
+    assert 'variable extra is used by tower 0, 2 only' in towers.audit(built).notes
+
+
+def test_trainable_variables_without_a_gradient():
+    def model_fn(x, y):
+        for i in range(5):
+            tf.get_variable('unused%d' % i, [2])
+        return linear(x, y)
+    notes = towers.audit(towers.build_towers(model_fn, VECTORS, sgd(), 2)).notes
+    assert ('no gradient, hence never trained: unused0, unused1, unused2, ... (2 more)') in notes
+
+
+def test_a_global_step_that_the_model_reads_is_a_note():
+    step = tf.train.get_or_create_global_step()  # on no device
+
+    def model_fn(x, y):
+        return linear(x, y) * tf.cast(tf.train.get_global_step() + 1, tf.float64)
+    audit = towers.audit(towers.build_towers(model_fn, VECTORS, sgd(), 2, global_step=step))
+    assert not audit.broken
+    assert ('variable global_step, made before the towers, is on no device: the runtime chooses'
+            in audit.notes)
+
+
+def test_operations_beside_their_variable_are_a_note():
+    built = towers.build_towers(samples.embedding, samples.tokens(4), sgd(), 2)
+    audit = towers.audit(built)
+    assert not audit.broken
+    assert any('of tower 1 with the variable that is read or written, on /cpu:0' in note
+               for note in audit.notes)
+
+
+# ---- what the runtime placed --------------------------------------------------------------------
+
+def metadata_of_a_step(built, config):
+    metadata = tf.RunMetadata()
+    with tf.Session(config=config) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op, run_metadata=metadata,
+                    options=tf.RunOptions(output_partition_graphs=True))
+    return metadata
+
+
+@pytest.mark.parametrize('name', ['slim', 'embedding', 'while_loop'])
+def test_the_runtime_kept_every_promise(name):
+    sample = samples.SAMPLES[name]
+    built = towers.build_towers(sample.model_fn, sample.data(6), momentum(),
+                                ['/cpu:2', '/cpu:0', '/cpu:1'])
+    metadata = metadata_of_a_step(built, towers.session_config(built.devices))
+    with tf.Graph().as_default():  # whichever graph is the default one
+        audit = towers.audit(built, metadata)
+    assert audit.broken == []
+    assert audit.notes[-1].startswith('what the runtime placed was checked: ')
+    assert audit.notes[-1].endswith(' operations on /cpu:0, /cpu:1, /cpu:2')
+
+
+def test_the_runtime_moved_a_tower():
+    """Soft placement hides a device that is not there: all of tower 1 runs on the first CPU."""
+    built = towers.build_towers(two_layers, VECTORS, sgd(), ['/cpu:0', '/cpu:5'])
+    assert towers.audit(built).broken == []
+    config = towers.session_config(2, soft_placement=True)
+    (broken,) = towers.audit(built, metadata_of_a_step(built, config)).broken
+    assert broken.startswith('the runtime moved ') and 'of tower 1 off /cpu:5: tower_1/' in broken
+    assert ' to /cpu:0' in broken
+
+
+def test_the_runtime_moved_the_towers_of_gpus_that_are_not_there():
+    built = towers.build_towers(two_layers, VECTORS, sgd(), ['/gpu:0', '/gpu:1'],
+                                check_devices=False)
+    broken = towers.audit(built, metadata_of_a_step(
+        built, towers.session_config(built.devices))).broken
+    assert len(broken) == 2
+    assert all('of tower %d off /gpu:%d' % (i, i) in broken[i] for i in range(2))
+
+
+def test_the_runtime_moved_the_variables():
+    built = towers.build_towers(two_layers, VECTORS, sgd(), 2, variable_device='/cpu:7',
+                                check_devices=False)
+    config = towers.session_config(2, soft_placement=True)
+    broken = towers.audit(built, metadata_of_a_step(built, config)).broken
+    assert 'variable body is on /cpu:0, not on /cpu:7' in broken
+
+
+def test_metadata_without_partition_graphs():
+    built = towers.build_towers(two_layers, VECTORS, sgd(), 2)
+    with pytest.raises(towers.InvalidArgumentError, match='output_partition_graphs=True'):
+        towers.audit(built, tf.RunMetadata())
+
+
+def test_an_evaluation_is_audited_too():
+    built = towers.build_towers(lambda x, y: {'predictions': {'out': tf.tanh(x), 'nothing': None}},
+                                VECTORS, None, 2)
+    compat.set_device(built.towers[1].predictions['out'].op, '/device:CPU:0')
+    assert towers.audit(built).broken == [
+        '1 operation of tower 1 off /cpu:1: tower_1/Tanh on /cpu:0']
+
+
+# ---- what the model itself puts elsewhere -------------------------------------------------------
+
+def on_cpu_0(x, y):
+    with tf.device('/cpu:0'):
+        h = tf.tanh(tf.matmul(x, tf.get_variable('kernel', [6, 3], x.dtype)))
+    return samples.mean_squared_error(h, y)
+
+
+def by_a_function(x, y):
+    with tf.device(lambda op: '/cpu:0' if op.type == 'Tanh' else op.device):
+        return linear(tf.tanh(x), y)
+
+
+def recomputed(x, y):
+    @tf.custom_gradient
+    def layer(x):
+        def on_cpu(x):
+            with tf.device('/cpu:0'):
+                return tf.tanh(x, name='stays')
+
+        def gradient(upstream):
+            with tf.control_dependencies([upstream]):
+                again = on_cpu(tf.identity(x))
+            return upstream * (1. - again * again)
+        return on_cpu(x), gradient
+    w = tf.get_variable('w', [6, 6], x.dtype)
+    return linear(layer(tf.matmul(x, w)), y)
+
+
+def in_a_loop(x, y):
+    weights = tf.get_variable('weights', [6, 6], x.dtype)
+    with tf.device('/cpu:0'):
+        _, out = tf.while_loop(lambda i, _: i < 3,
+                               lambda i, h: (i + 1, tf.tanh(tf.matmul(h, weights))), [0, x])
+    return linear(out, y)
+
+
+def reset(x, y):
+    with tf.device(None):
+        h = tf.tanh(x, name='anywhere')
+    return linear(h, y)
+
+
+@pytest.mark.parametrize('copies', ['auto', 'reuse'])
+@pytest.mark.parametrize('model_fn, operation, where', [
+    (on_cpu_0, 'Tanh', '/cpu:0'), (by_a_function, 'Tanh', '/cpu:0'),
+    (recomputed, 'stays', '/cpu:0'), (in_a_loop, 'while/Tanh', '/cpu:0'),
+    (reset, 'anywhere', 'no device')],
+    ids=lambda value: getattr(value, '__name__', ''))
+def test_what_the_model_puts_elsewhere_is_a_note(model_fn, operation, where, copies,
+                                                 kind_of_variables):
+    built = towers.build_towers(model_fn, VECTORS, momentum(), ['/cpu:1', '/cpu:2'], copies=copies)
+    audit = towers.audit(built)
+    assert audit.broken == []
+    for tower in (0, 1):
+        (note,) = [note for note in audit.notes if re.match(
+            r"\d+ operations? of tower %d on %s by the model's own tf.device: tower_%d/" % (
+                tower, where, tower), note)]
+        assert 'tower_%d/%s' % (tower, operation) in note or int(note.split()[0]) > 3
+
+
+def test_a_part_of_a_device_is_the_models_choice_too():
+    def model_fn(x, y):
+        with tf.device('/job:worker/task:3'):
+            h = tf.tanh(x)
+        return linear(h, y)
+    built = towers.build_towers(model_fn, VECTORS, sgd(), 2)
+    audit = towers.audit(built)
+    assert audit.broken == []
+    assert ("1 operation of tower 1 on /job:worker/task:3/cpu:1 by the model's own tf.device: "
+            'tower_1/Tanh') in audit.notes
+
+
+def test_random_operations_stay_where_the_model_puts_them():
+    def model_fn(x, y):
+        with tf.device('/cpu:0'):
+            x = tf.nn.dropout(x, rate=0.5)
+        return linear(x, y)
+    step = tf.train.get_or_create_global_step()
+    tf.set_random_seed(1)
+    built = towers.build_towers(model_fn, VECTORS, sgd(), ['/cpu:1', '/cpu:2'], global_step=step,
+                                stateless_random=True)
+    assert towers.audit(built).broken == []
+
+
+def test_gradients_beside_what_the_model_puts_elsewhere():
+    """As `colocate_gradients_with_ops=True` has them."""
+    class Beside(tf.train.GradientDescentOptimizer):
+        def compute_gradients(self, *args, **kwargs):
+            kwargs['colocate_gradients_with_ops'] = True
+            return super(Beside, self).compute_gradients(*args, **kwargs)
+
+    def model_fn(x, y):
+        h = linear_layer(x)
+        with tf.device('/cpu:0'):
+            h = tf.tanh(h)
+        return samples.mean_squared_error(h, y)
+
+    def linear_layer(x):
+        return tf.matmul(x, tf.get_variable('kernel', [6, 3], x.dtype))
+    built = towers.build_towers(model_fn, VECTORS, Beside(0.1), ['/cpu:1', '/cpu:2'])
+    audit = towers.audit(built)
+    assert audit.broken == []
+    assert any("of tower 1 on /cpu:0 by the model's own tf.device" in note and 'TanhGrad' in note
+               for note in audit.notes)
+
+
+def test_gradients_off_their_tower_are_broken_whatever_the_model_puts_there():
+    built = towers.build_towers(on_cpu_0, VECTORS, Elsewhere(0.1), ['/cpu:0', '/cpu:1'])
+    (broken,) = towers.audit(built).broken
+    assert 'of tower 1 off /cpu:1: tower_1/gradients/' in broken and 'Tanh on' not in broken
+
+
+def test_each_operation_is_looked_up_once_however_many_towers_there_are():
+    class Counted(str):
+        prefixes = 0
+
+        def startswith(self, *args):
+            Counted.prefixes += 1
+            return str.startswith(self, *args)
+    built = towers.build_towers(slope, np.ones(64), sgd(), 64)
+    found = importlib.import_module('towers.inspect.audit')._by_tower(
+        built, [Counted('tower_63/Mul'), Counted('towers/x'), Counted('tower_6/a')],
+        lambda name: name, None)
+    assert Counted.prefixes == 0
+    assert {scope: names for scope, names in found.items() if names} == {
+        'tower_63/': ['tower_63/Mul'], 'tower_6/': ['tower_6/a']}

@@ -1,0 +1,308 @@
+"""`check_towers`: equal for good models, and the likely cause named for each kind of bad one."""
+
+import re
+
+import numpy as np
+import pytest
+import sample_models as samples
+import tensorflow.compat.v1 as tf
+import tf_slim as slim
+
+import towers
+from sample_models import keras, linear, two_layers
+from sample_models import kind_of_variables  # noqa: F401, a fixture
+
+VECTORS = samples.vectors(8)
+
+
+def adam():
+    return tf.train.AdamOptimizer(0.01)
+
+
+# ---- good models --------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('name', sorted(samples.SAMPLES))
+def test_good_models_are_equal(name):
+    sample = samples.SAMPLES[name]
+    report = towers.check_towers(sample.model_fn, sample.data(5), adam, 2, steps=2,
+                                 remainder='weight', reduction='sum')
+    assert report.equal and report.first is None and report.cause is None, str(report)
+    assert report.worst.relative < 1e-9
+    if name not in ('keras', 'dynamic_rnn'):  # which have a factor in float32, on some versions
+        assert report.tolerance == 1e-9
+    assert (report.towers, report.steps, report.reduction) == (2, 2, 'sum')
+    assert str(report).startswith('equal to within ') and '\n' not in str(report)
+
+
+def test_it_compares_losses_gradients_variables_and_slots(kind_of_variables):
+    report = towers.check_towers(two_layers, VECTORS, adam, steps=3)
+    # 3 losses, 2 gradients, 2 variables, 2 x 2 slots and the two powers of beta
+    assert report.equal and report.compared == 3 + 2 + 2 + 4 + 2
+    by_momentum = towers.check_towers(two_layers, VECTORS, steps=1)
+    assert by_momentum.equal and by_momentum.compared == 1 + 2 + 2 + 2
+
+
+def test_it_leaves_the_program_as_it_was(graph):
+    tf.get_variable('mine', [2])
+    before = graph.get_operations()
+    towers.check_towers(linear, VECTORS, steps=1)
+    assert graph.get_operations() == before and tf.get_default_graph() is graph
+    with tf.init_scope():  # eagerly, where TF can
+        assert towers.check_towers(linear, VECTORS, steps=1).equal
+
+
+def test_float32_is_allowed_more():
+    report = towers.check_towers(linear, samples.vectors(8, 'float32'))
+    assert report.equal and report.tolerance == 1e-4
+    assert towers.check_towers(linear, VECTORS, tolerance=1e-3).tolerance == 1e-3
+
+
+def with_batch_norm(x, y):
+    net = slim.batch_norm(slim.fully_connected(x, 3, activation_fn=None), scale=True)
+    return samples.mean_squared_error(net, y)
+
+
+def with_keras_batch_norm(x, y):
+    layer = keras.layers.BatchNormalization(name='bn')
+    return samples.mean_squared_error(linear_layer(layer(x, training=True)), y)
+
+
+def linear_layer(x):
+    return tf.matmul(x, tf.get_variable('kernel', [6, 3], x.dtype))
+
+
+@pytest.mark.parametrize('model_fn', [with_batch_norm, with_keras_batch_norm])
+def test_batch_norm_agrees_on_equal_shards(model_fn):
+    """The biases before slim's have the gradient zero, or what rounding leaves of it."""
+    report = towers.check_towers(model_fn, samples.vectors(12, 'float32'), same_shards=True,
+                                 tolerance=1e-3)
+    assert report.equal, str(report)
+    assert towers.check_towers(model_fn, samples.vectors(12, 'float32'), same_shards=True,
+                               tolerance=1e-3, update_ops='none').equal
+
+
+def bias_without_effect(x, y):
+    """`lost` is added in front of a mean that is taken off again; `plain` is not."""
+    net = linear_layer(x) + tf.get_variable('lost', [3], x.dtype)
+    net -= tf.reduce_mean(net, 0, keepdims=True)
+    return samples.mean_squared_error(net + tf.get_variable('plain', [3], x.dtype), y)
+
+
+def test_a_variable_that_is_not_compared_is_named():
+    report = towers.check_towers(bias_without_effect, VECTORS, adam, same_shards=True, steps=1)
+    assert report.equal
+    assert [each.name for each in report.left_out] == ['lost']
+    # a loss; gradient, variable and 2 slots of the other two; the powers of beta
+    assert report.compared == 1 + 2 * 4 + 2
+    assert str(report).splitlines()[1:] == [
+        'not compared (its gradient is zero but for rounding): lost']
+
+
+def test_a_moving_variance_that_is_not_compared_is_named():
+    report = towers.check_towers(with_batch_norm, samples.vectors(12, 'float32'), same_shards=True,
+                                 tolerance=1e-3)
+    assert str(report).splitlines()[1:] == [
+        'not compared (its gradient is zero but for rounding): fully_connected/biases',
+        'not compared (a moving variance, under same_shards): BatchNorm/moving_variance']
+
+
+def test_everything_is_compared_where_the_loss_is_flat():
+    """A gradient of zeros is no rounding: there is nothing to round."""
+    report = towers.check_towers(
+        lambda x, y: tf.reduce_mean(0. * tf.matmul(x, tf.get_variable('w', [6, 3], x.dtype))),
+        VECTORS, steps=1)
+    assert report.equal and report.left_out == [] and report.compared == 4
+
+
+def test_inputs_as_a_dict_with_sparse_ones():
+    def model_fn(features):
+        table = tf.get_variable('table', [5, 2], tf.float64)
+        rows = tf.nn.embedding_lookup_sparse(table, features['ids'], None, combiner='sum')
+        return tf.reduce_mean(tf.square(rows - features['y']))
+    ids = tf.SparseTensorValue([[0, 0], [0, 1], [1, 0], [2, 2], [3, 0]],
+                               np.array([1, 2, 0, 4, 2], 'int64'), [4, 3])
+    inputs = {'ids': ids, 'y': np.arange(8.).reshape(4, 2)}
+    assert towers.check_towers(model_fn, inputs, num_towers=2).equal
+    with pytest.raises(towers.InputError, match='not sparse'):
+        towers.check_towers(model_fn, inputs, same_shards=True)
+
+
+def clip(pairs):
+    gradients, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 0.01)
+    return list(zip(gradients, [variable for _, variable in pairs]))
+
+
+@pytest.mark.parametrize('options', [
+    dict(variable_scope='net'), dict(remainder='drop', num_towers=3),
+    dict(remainder='weight', num_towers=5), dict(transform_gradients=clip),
+    dict(var_list=lambda every: every[:1]), dict(update_ops='none'),
+    dict(variable_device='balanced'), dict(devices=['/cpu:2', '/cpu:0', '/cpu:1', '/cpu:3']),
+    dict(regularization='add', model_fn=samples.slim_layers), dict(model_fn=samples.slim_layers)],
+    ids=lambda options: ' '.join(sorted(options)))
+def test_options_hold_on_both_sides(options):
+    options = dict(options)
+    report = towers.check_towers(options.pop('model_fn', two_layers), VECTORS, steps=2, **options)
+    assert report.equal, str(report)
+    assert report.towers == (4 if 'devices' in options else options.get('num_towers', 2))
+
+
+# ---- bad models, and why ------------------------------------------------------------------------
+
+def counts_calls():
+    calls = []
+
+    def model_fn(x, y):
+        calls.append(1)
+        with tf.variable_scope('call_%d' % len(calls)):
+            return linear(x, y)
+    return model_fn
+
+
+def makes_more_variables():
+    calls = []
+
+    def model_fn(x, y):
+        calls.append(1)
+        made = [tf.Variable(np.ones([3])) for _ in calls]
+        return linear(x, y) + tf.reduce_mean(tf.add_n(made) * y)
+    return model_fn
+
+
+def with_dropout(x, y):
+    return samples.mean_squared_error(tf.nn.dropout(linear_layer(x), rate=0.5), y)
+
+
+def that_sums(x, y):
+    return tf.reduce_sum(tf.square(linear_layer(x) - y))
+
+
+def that_sums_with_decay(x, y):
+    return that_sums(x, y) + tf.reduce_sum(tf.square(tf.trainable_variables()[0]))
+
+
+def divides_by_the_positives(x, y):
+    weights = tf.cast(y > 0.5, tf.float64)
+    return tf.reduce_sum(tf.square(linear_layer(x) - y) * weights) / tf.reduce_sum(weights)
+
+
+def takes_a_norm_of_the_batch(x, y):
+    x = x - tf.reduce_mean(x, 0)
+    return samples.mean_squared_error(linear_layer(x), y)
+
+
+@pytest.mark.parametrize('make, cause', [
+    (counts_calls, 'an unshared variable.*does not exist in the first tower'),
+    (makes_more_variables, 'an unshared variable.*tower 1 makes variable'),
+    (lambda: with_batch_norm, 'batch norm: each tower.*same_shards=True'),
+    (lambda: with_keras_batch_norm, 'batch norm'),
+    (lambda: with_dropout, r'random numbers in the model \(RandomUniform\), such as dropout'),
+    (lambda: that_sums, 'the loss sums over the batch.*mean over examples'),
+    (lambda: that_sums_with_decay, 'the loss sums over the batch'),
+    (lambda: divides_by_the_positives, 'a loss divided by a count that differs by shard'),
+    (lambda: takes_a_norm_of_the_batch, 'mixes the examples of a batch')])
+def test_the_likely_cause_is_named(make, cause):
+    dtype = 'float32' if 'batch norm' in cause else 'float64'
+    report = towers.check_towers(make(), samples.vectors(8, dtype), steps=1, num_towers=4,
+                                 copies='reuse')
+    assert not report.equal and report.first is not None
+    assert report.worst.relative >= report.first.relative > report.tolerance
+    assert str(report).startswith('NOT equal: ')
+    assert re.search(cause, report.cause), report.cause
+
+
+def test_the_first_thing_that_differs_is_the_first_that_a_step_computes():
+    def model_fn(x, y):
+        """The value of the loss is right, its gradient is not."""
+        loss = linear(x, y)
+        wrong = loss * tf.cast(tf.shape(x)[0], loss.dtype)
+        return wrong + tf.stop_gradient(loss - wrong)
+    report = towers.check_towers(model_fn, VECTORS, steps=1)
+    assert (report.first.what, report.first.name) == ('gradient', 'kernel')
+    assert 'gradient kernel differs by 5.0e-01' in str(report)
+
+
+def test_a_broken_combination_is_found(monkeypatch):
+    """The check is worth something: it sees the towers' weights forgotten."""
+    options = dict(num_towers=3, remainder='weight', steps=1)
+    assert towers.check_towers(linear, VECTORS, **options).equal
+    monkeypatch.setattr(towers.tower.shards.Shards, 'is_even', True)
+    report = towers.check_towers(linear, VECTORS, **options)
+    assert not report.equal and report.first.what == 'gradient'
+
+
+def test_what_is_not_finite_is_not_equal():
+    def model_fn(x, y):
+        return linear(x, y) * tf.log(tf.constant(-1., x.dtype))
+    report = towers.check_towers(model_fn, VECTORS, steps=1)
+    assert not report.equal and report.not_finite[:2] == ('loss', 'of step 1')
+    assert str(report).startswith('NOT finite: loss of step 1 holds a NaN or an infinity: 2 towers')
+    assert 'both sides, so the model itself makes it' in report.cause
+    assert towers.check_towers(linear, VECTORS, steps=1).not_finite is None
+
+
+def test_what_is_not_finite_on_the_towers_alone():
+    """A shard without a positive example divides by zero; the whole batch does not."""
+    def model_fn(x, positive):
+        return linear(x, x[:, :3]) * 1. / tf.reduce_sum(positive)
+    batch = VECTORS[0], np.float64([1.] * 4 + [0.] * 4)
+    report = towers.check_towers(model_fn, batch, steps=1)
+    assert not report.equal and report.not_finite[:2] == ('loss', 'of step 1')
+    assert 'only the towers' in report.cause
+
+
+def decays():
+    step = tf.train.get_or_create_global_step()
+    return tf.train.MomentumOptimizer(tf.train.exponential_decay(0.1, step, 1, 0.5), 0.9)
+
+
+def scales_its_loss():
+    return tf.train.experimental.MixedPrecisionLossScaleOptimizer(
+        tf.train.GradientDescentOptimizer(0.1), tf.train.experimental.FixedLossScale(8.))
+
+
+@pytest.mark.parametrize('make_optimizer', [
+    decays, lambda: tf.train.GradientDescentOptimizer(tf.constant(0.1)),
+    scales_its_loss], ids=['decay', 'tensor', 'loss scale'])
+def test_optimizers_that_own_tensors(make_optimizer):
+    for reduction in ('mean', 'sum'):
+        report = towers.check_towers(linear, samples.vectors(8, 'float32'), make_optimizer,
+                                     reduction=reduction)
+        assert report.equal, str(report)
+    assert not tf.get_default_graph().get_operations()
+
+
+def test_a_step_counts_once_for_decay():
+    """Three steps of 1, 0.5 and 0.25 of the rate: a step that stood still would give 3."""
+    report = towers.check_towers(samples.slope, (np.ones(4),), lambda: (
+        tf.train.GradientDescentOptimizer(tf.train.exponential_decay(
+            1., tf.train.get_or_create_global_step(), 1, 0.5))))
+    assert report.equal, str(report)
+    assert report.compared == 3 + 1 + 2  # losses, a gradient, w and the step
+
+
+# ---- misuse -------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('options, text', [
+    (dict(num_towers=1), 'expected at least 2 towers to compare with one device'),
+    (dict(steps=0), 'steps=0: expected'), (dict(steps=1.), 'steps=1.0'), (dict(seed=-1), 'seed=-1'),
+    (dict(tolerance='small'), "tolerance='small'"),
+    (dict(make_optimizer=tf.train.AdamOptimizer), 'a function that makes the optimizer'),
+    (dict(devices=['/cpu:0']), 'at least 2 towers'),
+    (dict(make_optimizer=5), 'a function that makes the optimizer'),
+    (dict(make_optimizer=lambda: 5), 'expected a tf.train.Optimizer'),
+    (dict(var_list=[]), 'expected a function'), (dict(transform_gradients=[]), 'a function'),
+    (dict(var_list=lambda variables: 0), 'var_list returned 0'),
+    (dict(var_list=lambda variables: ['w']), "var_list holds 'w' of type str"),
+    (dict(transform_gradients=lambda pairs: 0), 'transform_gradients returned 0'),
+    (dict(reuse=True), 'takes no reuse'), (dict(reduction='avg'), "expected one of 'sum', 'mean'"),
+    (dict(remainder='drop', num_towers=9), 'too few'),
+    (dict(same_shards=True, num_towers=9), 'too few'),
+    (dict(num_towers=3), 'does not divide')])
+def test_misuse(options, text):
+    with pytest.raises(towers.TowersError, match=text):
+        towers.check_towers(linear, VECTORS, **options)
+
+
+def test_a_model_function_that_returns_no_loss():
+    with pytest.raises(towers.ModelFunctionError, match='returned None'):
+        towers.check_towers(lambda x, y: None, VECTORS)

@@ -1,0 +1,120 @@
+"""check_towers, and replicated variables, on programs that it once judged wrongly."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+import tf_slim as slim
+
+import sample_models as samples
+import towers
+
+RANDOM = np.random.RandomState(0)
+X, Y = RANDOM.randn(12, 4).astype('f'), RANDOM.randn(12, 3).astype('f')
+INITIAL = tf.constant_initializer(np.random.RandomState(7).randn(4, 3).astype('f') * .5)
+
+
+def error(out, y):
+    return tf.reduce_mean(tf.reduce_sum(tf.square(out - y), 1))
+
+
+def kernel():
+    return tf.get_variable('w', [4, 3], initializer=INITIAL)
+
+
+def counts_its_calls(x, y):
+    count = tf.get_variable('count', [], tf.int64, tf.zeros_initializer(), trainable=False)
+    with tf.control_dependencies([tf.assign_add(count, 1)]):
+        return error(tf.matmul(x, kernel()), y)
+
+
+def averages_inline(x, y):
+    return error(tf.matmul(slim.batch_norm(x, updates_collections=None, decay=.5), kernel()), y)
+
+
+def has_its_loss_already(x, y):
+    w = tf.get_variable('w', [4, 3], initializer=INITIAL, regularizer=slim.l2_regularizer(.1))
+    tf.losses.mean_squared_error(y, tf.matmul(x, w))
+    return tf.losses.get_total_loss()
+
+
+class IgnoresTheStep(tf.train.GradientDescentOptimizer):
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        return super(IgnoresTheStep, self).apply_gradients(grads_and_vars, name=name)
+
+
+def ignores_the_step():
+    tf.train.get_or_create_global_step()
+    return IgnoresTheStep(.1)
+
+
+@pytest.mark.parametrize('model_fn, make_optimizer, options', [
+    (counts_its_calls, None, {}), (averages_inline, None, dict(same_shards=True)),
+    (has_its_loss_already, None, dict(regularization='add')),
+    (lambda x, y: error(tf.matmul(x, kernel()), y), ignores_the_step, {})],
+    ids=['count', 'inline', 'add', 'step'])
+def test_what_is_equal(model_fn, make_optimizer, options):
+    towers.mend_slim()
+    report = towers.check_towers(model_fn, (X, Y), make_optimizer, **options)
+    assert report.equal, str(report)
+
+
+def test_tensors_for_arrays_are_refused():
+    with pytest.raises(towers.InputError, match='takes arrays'):
+        towers.check_towers(error, (tf.constant(X), Y))
+
+
+def averages_of_weights(x, y):
+    w = kernel()
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS,
+                         tf.train.ExponentialMovingAverage(.5).apply([w]))
+    return error(tf.matmul(x, w), y)
+
+
+def test_averages_of_replicated_weights():
+    def model_fn(x, y):
+        with tf.variable_scope(tf.get_variable_scope(), use_resource=True):
+            return averages_of_weights(x, y)
+    ours = samples.check_against_one_device(model_fn, (X, Y), tolerance=1e-5,
+                                            variable_device='replicated', reduction='mean')
+    assert 'w/ExponentialMovingAverage' in ours.variables
+
+
+def test_gradients_of_all_variables_are_refused_with_copies():
+    def model_fn(x, y):
+        loss = error(tf.matmul(x, kernel()), y)
+        found = [each for each in tf.gradients(loss, tf.trainable_variables()) if each is not None]
+        return loss + sum(.3 * tf.reduce_sum(each) for each in found)
+    with pytest.raises(towers.SharedVariableError, match='takes gradients of the variables'):
+        towers.build_towers(model_fn, (X, Y), samples.sgd(), 2, variable_device='replicated')
+    with tf.Graph().as_default():
+        samples.check_against_one_device(model_fn, (X, Y), tolerance=1e-5, reduction='mean')
+
+
+def test_a_loss_scale_with_reference_variables(graph):
+    before = tf.control_flow_v2_enabled()
+    tf.enable_control_flow_v2()
+    try:
+        with tf.variable_scope('', use_resource=False):
+            built = towers.build_towers(
+                lambda x, y: error(tf.matmul(x, kernel()), y), (X, Y), samples.momentum(), 2,
+                loss_scale=towers.LossScale(8.))
+        assert tf.control_flow_v2_enabled()
+        assert built.variables[0].op.type == 'VariableV2'
+        losses = samples.run(built, built.loss), samples.run(built, [built.train_op, built.loss])
+        assert losses[0] == pytest.approx(losses[1][1])
+    finally:
+        if not before:
+            tf.disable_control_flow_v2()
+
+
+@pytest.mark.parametrize('updates', [3, ['q']])
+def test_updates_that_are_none(updates):
+    with pytest.raises(towers.ModelFunctionError, match='expected a list of operations'):
+        towers.build_towers(lambda x, y: {'loss': error(tf.matmul(x, kernel()), y),
+                                          'updates': updates}, (X, Y), samples.sgd(), 2)
+
+
+@pytest.mark.parametrize('arguments', [(None,), (3,), (object,)])
+def test_an_audit_of_something_else(arguments):
+    with pytest.raises(towers.InvalidArgumentError, match='what build_towers returned'):
+        towers.audit(*arguments)

@@ -1,0 +1,126 @@
+"""Where the memory goes, for networks that can be counted by hand."""
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from benchmarks.memory_account import deep_stack
+from towers.errors import InvalidArgumentError
+
+WIDTH, BATCH = 256, 512
+
+
+def dense_net(features, labels):
+    """Two dense layers of 256 x 256 without biases, a mean."""
+    net = features
+    for name in ('one', 'two'):
+        with tf.variable_scope(name):
+            weights = tf.get_variable('weights', [WIDTH, WIDTH], use_resource=True)
+        net = tf.sigmoid(tf.matmul(net, weights))
+    return tf.reduce_mean(tf.square(tf.reduce_mean(net, 1) - labels))
+
+
+def build(num_towers=1, optimizer=None, **options):
+    inputs = (tf.placeholder(tf.float32, [BATCH, WIDTH]), tf.placeholder(tf.float32, [BATCH]))
+    return towers.build_towers(dense_net, inputs, optimizer or tf.train.AdamOptimizer(),
+                               num_towers, **options)
+
+
+def account(built, *args, **options):
+    return towers.memory_account(built, *args, **dict(
+        dict(threads=1, onednn=False, best_fit=False), **options))
+
+
+def test_kinds_by_hand():
+    memory, = account(build()).devices
+    weights = 2 * WIDTH * WIDTH * 4
+    assert memory.kinds['parameters'] == weights
+    assert memory.kinds['slots'] == 2 * weights + 8  # Adam's, with two powers of beta
+    assert memory.kinds['initial values'] == 2 * weights  # zeros of the slots
+    # The first layer's result; over the second's its own gradient has been written by then.
+    assert memory.kinds['activations'] == BATCH * WIDTH * 4
+    assert memory.kinds['input'] == BATCH * WIDTH * 4 + BATCH * 4
+    assert memory.peak == sum(memory.kinds.values()) == sum(
+        tensor.bytes for tensor in memory.tensors)
+
+
+def test_a_session_that_restores_keeps_no_initial_values():
+    assert 'initial values' not in account(build(), initialized=False).together.kinds
+
+
+def test_layers_and_parameters():
+    found = account(build())
+    assert [tuple(layer) for layer in found.layers] == [
+        ('one', WIDTH * WIDTH, 4 * WIDTH * WIDTH), ('two', WIDTH * WIDTH, 4 * WIDTH * WIDTH)]
+    assert found.parameters == 2 * WIDTH * WIDTH
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_the_deep_stack_of_the_question_has_its_parameters():
+    inputs = (tf.placeholder(tf.float32, [4, 16, 16, 1]), tf.placeholder(tf.float32, [4]))
+    built = towers.build_towers(deep_stack, inputs, tf.train.MomentumOptimizer(0.1, 0.9), 1)
+    found = account(built)
+    assert found.parameters == 206538153
+    memory = found.together.kinds
+    assert memory['parameters'] == 4 * 206538153
+    # "826 MB of model, and 2 GB more": the slots, their zeros that the session keeps, the rest.
+    assert found.peak > 3 * memory['parameters']
+
+
+def test_towers_have_activations_and_the_variables_are_on_one():
+    found = account(build(4, tf.train.MomentumOptimizer(0.1, 0.9)))
+    assert [each.device for each in found.devices] == ['/device:CPU:%d' % k for k in range(4)]
+    for each in found.devices[1:]:
+        assert 'parameters' not in each.kinds and 'slots' not in each.kinds
+        assert each.kinds['activations'] == BATCH // 4 * WIDTH * 4
+    assert found.devices[0].kinds['parameters'] == 2 * WIDTH * WIDTH * 4
+    assert found.together.peak <= found.worst
+    assert max(each.peak for each in found.devices) <= found.together.peak
+    assert found.peak == found.together.peak  # one memory
+
+
+def test_gpus_have_a_memory_each():
+    found = account(build(['/gpu:0', '/gpu:1'], tf.train.MomentumOptimizer(0.1, 0.9),
+                          check_devices=False))
+    first = found.of_device('/gpu:0')
+    # Variables on the CPU are copied to each GPU that reads them.
+    assert first.kinds['copies'] >= WIDTH * WIDTH * 4
+    assert found.of_device('/cpu:0').kinds['parameters'] == 2 * WIDTH * WIDTH * 4
+    assert [each.device for each in found.pools()] == ['/device:GPU:0', '/device:GPU:1']
+    assert found.peak == max(each.peak for each in found.pools()) < found.of_device('/cpu:0').peak
+    with tf.Graph().as_default():
+        with_allocator = account(build(['/gpu:0', '/gpu:1'], check_devices=False), best_fit=None)
+    assert with_allocator.has_allocator  # GPUs always have it
+
+
+def test_names_and_layers_of_tensors():
+    found = account(build(2))
+    tensors = {tensor.name: tensor for tensor in found.together.tensors}
+    activation = next(tensor for name, tensor in tensors.items()
+                      if tensor.kind == 'activations' and tensor.bytes > 10000)
+    assert activation.name.startswith('tower_') and not activation.layer.startswith('tower_')
+    assert tensors['one/weights/Adam'].kind == 'slots'
+    assert tensors['one/weights/Adam'].layer == 'one/weights'
+
+
+def test_evaluation_has_neither_gradients_nor_slots():
+    inputs = (tf.placeholder(tf.float32, [BATCH, WIDTH]), tf.placeholder(tf.float32, [BATCH]))
+    found = account(towers.build_towers(dense_net, inputs, None, 1))
+    assert not {'slots', 'gradients', 'backward', 'activations'} & set(found.together.kinds)
+
+
+def test_the_table():
+    text = str(account(build(2)))
+    assert text.startswith('memory of a step, batch 512, MB at the worst moment of each device')
+    for part in ('/cpu:0', '/cpu:1', 'together', 'activations', 'the worst moment: ',
+                 'largest tensors then', 'parameters by layer: 131,072 in all, 0.5 MB'):
+        assert part in text
+    assert max(map(len, text.splitlines())) < 120
+
+
+def test_what_is_refused():
+    with pytest.raises(InvalidArgumentError, match='expected what build_towers returned'):
+        towers.memory_account('built')
+    with pytest.raises(InvalidArgumentError, match='threads=0'):
+        towers.memory_account(build(), threads=0)

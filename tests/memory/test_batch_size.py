@@ -1,0 +1,106 @@
+"""The account at another batch size is that of a graph built at that size."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.errors import InvalidArgumentError
+
+import sample_models
+
+
+def conv_net(images, labels):
+    """Convolution, batch norm by hand, pooling, dropout, a dense layer."""
+    weights = tf.get_variable('conv/weights', [3, 3, 3, 8], use_resource=True)
+    net = tf.nn.conv2d(images, weights, [1, 1, 1, 1], 'SAME')
+    net, _, _ = tf.nn.fused_batch_norm(
+        net, tf.get_variable('gamma', [8], use_resource=True),
+        tf.get_variable('beta', [8], use_resource=True))
+    net = tf.nn.max_pool(tf.nn.relu(net), [1, 2, 2, 1], [1, 2, 2, 1], 'SAME')
+    net = tf.nn.dropout(tf.reshape(net, [-1, 4 * 4 * 8]), rate=0.5)
+    net = tf.matmul(net, tf.get_variable('dense/weights', [128, 10], use_resource=True))
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels=labels, logits=net))
+
+
+def recurrent(features, labels):
+    """A hand-unrolled network with a state of zeros."""
+    weights = tf.get_variable('weights', [80, 64], use_resource=True)
+    steps = tf.unstack(features, axis=1)
+    state = tf.zeros([tf.shape(features)[0], 64])
+    for each in steps:
+        state = tf.tanh(tf.matmul(tf.concat([each, state], 1), weights))
+    return sample_models.mean_squared_error(tf.reduce_sum(state, 1), tf.cast(labels, tf.float32))
+
+
+def built_with(model, batch, known, num_towers, **options):
+    shape = [8, 8, 3] if model is conv_net else [5, 16]
+    x = tf.placeholder(tf.float32, [batch if known else None] + shape)
+    y = tf.placeholder(tf.int64, [batch if known else None])
+    return towers.build_towers(model, (x, y), tf.train.MomentumOptimizer(0.1, 0.9), num_towers,
+                               **options)
+
+
+def account(model, batch, at, known=True, num_towers=2, **options):
+    with tf.Graph().as_default():
+        built = built_with(model, batch, known, num_towers, **options)
+        return towers.memory_account(built, at, threads=1, onednn=True, best_fit=False)
+
+
+@pytest.mark.parametrize('model', [conv_net, recurrent])
+@pytest.mark.parametrize('num_towers', [1, 2])
+def test_a_known_batch_is_scaled_to_what_another_build_has(model, num_towers):
+    expected = account(model, 96, None, num_towers=num_towers)
+    scaled = account(model, 24, 96, num_towers=num_towers)
+    assert scaled.peak == pytest.approx(expected.peak, rel=0.005)
+    for kind in ('parameters', 'slots', 'initial values', 'activations'):
+        assert scaled.together.kinds.get(kind, 0) == pytest.approx(
+            expected.together.kinds.get(kind, 0), rel=0.01), kind
+    assert scaled.together.kinds['activations'] > 3 * account(
+        model, 24, None, num_towers=num_towers).together.kinds['activations']
+
+
+@pytest.mark.parametrize('model', [conv_net, recurrent])
+def test_an_unknown_batch_is_inferred(model):
+    expected = account(model, 96, None)
+    inferred = account(model, None, 96, known=False)
+    assert inferred.batch_size == 96
+    assert inferred.peak == pytest.approx(expected.peak, rel=0.02)
+    assert inferred.together.kinds['activations'] == pytest.approx(
+        expected.together.kinds['activations'], rel=0.02)
+
+
+def test_uneven_shards():
+    with tf.Graph().as_default():
+        built = built_with(conv_net, 24, True, 4, remainder='weight')
+        even, uneven = [towers.memory_account(built, size, threads=1, onednn=True, best_fit=False)
+                        for size in (200, 201)]
+    first, last = uneven.of_device('/cpu:0'), uneven.of_device('/cpu:3')
+    assert first.kinds['activations'] == pytest.approx(
+        even.of_device('/cpu:0').kinds['activations'] * 51 / 50., rel=1e-3)
+    assert last.kinds['activations'] == even.of_device('/cpu:3').kinds['activations']
+
+
+@pytest.mark.parametrize('size, text', [
+    (25, 'batch_size=25 does not divide among 2 towers: give a multiple of 2.'),
+    (0, 'batch_size=0: expected a number of examples, 1 at least.'),
+    (True, 'batch_size=True: expected a number of examples, 1 at least.')])
+def test_sizes_that_make_no_sense(size, text):
+    with pytest.raises(InvalidArgumentError) as caught:
+        account(conv_net, 24, size)
+    assert str(caught.value) == text
+
+
+def test_an_unknown_batch_needs_a_size():
+    with pytest.raises(InvalidArgumentError, match='has no static size'):
+        account(conv_net, None, None, known=False)
+
+
+def test_the_graph_is_left_as_it_was():
+    with tf.Graph().as_default() as graph:
+        built = built_with(conv_net, None, False, 2)
+        before = graph.as_graph_def().SerializeToString(deterministic=True)
+        towers.memory_account(built, 64)
+        assert graph.as_graph_def().SerializeToString(deterministic=True) == before
+        assert np.all([op.graph is graph for op in graph.get_operations()])

@@ -1,0 +1,89 @@
+"""The largest batch that fits."""
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.errors import InvalidArgumentError, MeasurementError, OutOfMemoryError
+from towers.memory import fit
+from towers.memory.measure import MeasuredMemory
+
+OPTIONS = dict(threads=1, onednn=True, best_fit=False)
+
+
+def build(batch_size, num_towers=2):
+    x = tf.random_uniform([batch_size, 1000])
+
+    def model(x):
+        weights = tf.get_variable('weights', [1000, 500], use_resource=True)
+        return tf.reduce_mean(tf.sigmoid(tf.matmul(x, weights)))
+    return towers.build_towers(model, (x,), tf.train.MomentumOptimizer(0.1, 0.9), num_towers), []
+
+
+def test_the_largest_fits_and_one_more_a_tower_does_not():
+    built, _ = build(8)
+    limit = 20 * 10 ** 6
+    fitted = towers.largest_batch(built, limit, **OPTIONS)
+    assert fitted.batch_size == 2 * fitted.per_tower > 8
+    assert fitted.account.peak <= limit
+    more = max(1, fitted.per_tower // 64) + 1  # as near as it looks
+    assert towers.memory_account(built, 2 * (fitted.per_tower + more), **OPTIONS).peak > limit
+
+
+def test_what_does_not_fit_at_all():
+    built, _ = build(8)
+    with pytest.raises(OutOfMemoryError) as caught:
+        towers.largest_batch(built, 10 ** 6, **OPTIONS)
+    assert 'not one example a tower fits' in str(caught.value)
+    assert 'weights' in str(caught.value)
+
+
+def test_it_is_confirmed_by_running(monkeypatch):
+    ran, lines = [], []
+
+    def measured(built, **unused):
+        ran.append(built.plan.batch_size)
+        return MeasuredMemory({'': 30 * 10 ** 6 if len(ran) == 1 else 19 * 10 ** 6}, {'': ''},
+                              built.plan.batch_size)
+    monkeypatch.setattr(fit, 'measure_memory', measured)
+    fitted = towers.fit_batch_size(build, 8, 20 * 10 ** 6, lines.append, **OPTIONS)
+    assert len(ran) == 2 and ran[1] < ran[0]
+    assert fitted.batch_size == ran[1] and fitted.measured.peak == 19 * 10 ** 6
+    assert lines[0].endswith('30.0 MB measured: trying less')
+    assert lines[1] == str(fitted)
+
+
+def test_a_batch_that_runs_out_of_memory_is_not_taken(monkeypatch):
+    ran = []
+
+    def measured(built, **unused):
+        ran.append(built.plan.batch_size)
+        if len(ran) < 3:
+            raise tf.errors.ResourceExhaustedError(None, None, 'OOM when allocating tensor')
+        raise MeasurementError('it does not count here')
+    monkeypatch.setattr(fit, 'measure_memory', measured)
+    fitted = towers.fit_batch_size(build, 8, 20 * 10 ** 6, **OPTIONS)
+    assert len(ran) == 3 and ran[0] > ran[1] > ran[2] == fitted.batch_size
+    assert fitted.measured is None
+
+
+def test_another_exhausted_resource_is_no_memory(monkeypatch):
+    def measured(built, **unused):
+        raise tf.errors.ResourceExhaustedError(None, None, 'runs/a; No space left on device')
+    monkeypatch.setattr(fit, 'measure_memory', measured)
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        towers.fit_batch_size(build, 8, 20 * 10 ** 6, **OPTIONS)
+
+
+def test_it_really_runs():
+    fitted = towers.fit_batch_size(build, 4, 20 * 10 ** 6, **OPTIONS)
+    assert fitted.account.peak <= fitted.limit == 20 * 10 ** 6
+
+
+def test_what_is_refused():
+    with pytest.raises(InvalidArgumentError):
+        towers.fit_batch_size('build', 8)
+    with pytest.raises(InvalidArgumentError):
+        towers.fit_batch_size(build, 0)
+    with pytest.raises(InvalidArgumentError):
+        towers.largest_batch(build(8)[0], -1)

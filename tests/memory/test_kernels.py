@@ -1,0 +1,43 @@
+"""What kernels do with memory, by hand."""
+
+import tensorflow.compat.v1 as tf
+
+from towers.memory import kernels
+from towers.memory.step_graph import StepGraph
+
+
+def gradients_of_a_convolution(batch, side, inwards, outwards, window=3):
+    x = tf.placeholder(tf.float32, [batch, side, side, inwards])
+    weights = tf.placeholder(tf.float32, [window, window, inwards, outwards])
+    y = tf.nn.conv2d(x, weights, [1, 1, 1, 1], 'SAME')
+    step = StepGraph(list(tf.gradients(y, [x, weights])))
+    return [next(node for node in step.nodes if node.type == kind) for kind in
+            ('Conv2DBackpropInput', 'Conv2DBackpropFilter')]
+
+
+def test_patches_of_as_many_images_as_fill_30_mb():
+    to_input, to_filter = gradients_of_a_convolution(16, 16, 64, 64)
+    # places 256, patch 9 * 64 = 576: 256 * 64 + 576 * 64 + 256 * 576 = 200,704 floats an image.
+    images = 40  # 7,864,320 / 200,704 = 39.2
+    assert kernels.scratch(to_filter) == 4 * images * 256 * 576
+    # Of 2 threads each has more than 65,536 floats to do, so that one image is laid out at a time.
+    assert kernels.scratch(to_input, 2) == 4 * 256 * 576
+    assert kernels.scratch(to_input, 4) == 4 * images * 256 * 576
+    assert kernels.scratch(to_filter, onednn=True) == 0
+
+
+def test_pooling_looks_for_its_maxima_again():
+    x = tf.placeholder(tf.float32, [2, 8, 8, 3])
+    gradient, = tf.gradients(tf.nn.max_pool(x, [1, 2, 2, 1], [1, 2, 2, 1], 'SAME'), [x])
+    node = StepGraph([gradient]).by_name[gradient.op.name]
+    assert kernels.scratch(node) == 8 * 2 * 4 * 4 * 3
+
+
+def test_rows_are_passed_on_and_columns_are_not():
+    x = tf.placeholder(tf.float32, [4, 6])
+    rows, columns = tf.split(x, 2, 0)[0], tf.split(x, 2, 1)[0]
+    step = StepGraph([rows, columns, x[1:3], x[:, 1:3]])
+    passed = {name: kernels.passes_on(step.by_name[name]) for name in step.by_name
+              if step.by_name[name].type in kernels.CUTS}
+    assert passed == {'split': True, 'split_1': False, 'strided_slice': True,
+                      'strided_slice_1': False}

@@ -1,0 +1,113 @@
+"""The measured peak, and the account held against it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.errors import MeasurementError
+from towers.memory import measure
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+PROGRAM = '''
+import json, sys
+sys.path[:0] = [%r, %r]
+import numpy as np, tensorflow.compat.v1 as tf
+tf.disable_v2_behavior(); tf.enable_resource_variables()
+import towers
+from memory.test_account import dense_net, BATCH, WIDTH
+results = []
+for num_towers in (1, 4):
+    with tf.Graph().as_default():
+        inputs = (tf.placeholder(tf.float32, [4 * BATCH, WIDTH]),
+                  tf.placeholder(tf.float32, [4 * BATCH]))
+        built = towers.build_towers(dense_net, inputs, tf.train.AdamOptimizer(), num_towers)
+        account = towers.memory_account(built)
+        found = towers.measure_memory(built, {inputs[0]: np.zeros([4 * BATCH, WIDTH]),
+                                              inputs[1]: np.zeros([4 * BATCH])})
+        results.append([num_towers, account.peak, account.worst, found.peak,
+                        found.against(account)])
+
+def deep(x):
+    for index in range(12):
+        kernel = tf.get_variable('kernel%%d' %% index, [3, 3, 16, 16])
+        x = x + tf.nn.relu(tf.nn.conv2d(x, kernel, [1, 1, 1, 1], 'SAME'))
+    return tf.reduce_mean(tf.square(x))
+for options in dict(accumulate=4), dict(recompute='auto'):
+    with tf.Graph().as_default():
+        x = np.ones([32, 32, 32, 16], np.float32)
+        built = towers.build_towers(deep, tf.placeholder_with_default(x, x.shape),
+                                    tf.train.AdamOptimizer(), 1, **options)
+        account, found = towers.memory_account(built), towers.measure_memory(built)
+        results.append([1, account.peak, account.worst, found.peak, found.against(account)])
+print(json.dumps(results))
+'''
+
+
+@pytest.mark.slow
+def test_the_account_is_near_what_is_measured():
+    done = subprocess.run(
+        [sys.executable, '-c', PROGRAM % (ROOT, os.path.join(ROOT, 'tests'))],
+        env=dict(os.environ, TF_CPU_ALLOCATOR_USE_BFC='true'), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    one, four, *others = json.loads(done.stdout.decode().splitlines()[-1])
+    _, predicted, _, measured, text = one
+    assert abs(predicted / measured - 1) < 0.35, text  # chunks of megabytes, of so few of them
+    for _, predicted, _, measured, text in others:
+        assert abs(predicted / measured - 1) < 0.15, text
+    # Four towers take turns at the threads as the machine happens to let them.
+    _, predicted, worst, measured, text = four
+    assert 0.6 * measured < predicted and measured < 1.25 * worst, text
+
+
+def metadata(*nodes):
+    """Run metadata of nodes `(device, allocator, in use, peak, live)`."""
+    made = tf.RunMetadata()
+    for number, (device, allocator, in_use, peak, live) in enumerate(nodes):
+        stats = made.step_stats.dev_stats.add(device=device)
+        node = stats.node_stats.add(node_name='node%d' % number)
+        node.memory.add(allocator_name=allocator, allocator_bytes_in_use=in_use,
+                        peak_bytes=peak, live_bytes=live)
+    return made
+
+
+def test_what_an_operation_took_for_itself_counts():
+    cpu = '/job:localhost/replica:0/task:0/device:CPU:%d'
+    found = measure.peaks_of(metadata((cpu % 0, 'cpu', 1000, 50, 50), (cpu % 1, 'cpu', 900, 300, 100),
+                                      (cpu % 1, 'cpu', 0, 5000, 0)))
+    assert found == {'': (1100, 'node1')}
+
+
+def test_gpus_count_for_themselves():
+    gpu = '/job:localhost/replica:0/task:0/device:GPU:%d'
+    found = measure.peaks_of(metadata(
+        (gpu % 0, 'GPU_0_bfc', 1000, 0, 0), (gpu % 1 + '/stream:all', 'GPU_1_bfc', 700, 0, 0),
+        (gpu % 1, 'gpu_host_bfc', 5, 0, 0)))
+    assert found['/device:GPU:0'] == (1000, 'node0')
+    assert found['/device:GPU:1'] == (700, 'node1')
+
+
+def test_an_allocator_that_does_not_count_is_an_error(monkeypatch):
+    x = tf.placeholder(tf.float32, [4, 6])
+    built = towers.build_towers(
+        lambda x: tf.reduce_mean(tf.matmul(x, tf.get_variable('w', [6, 2]))), (x,),
+        tf.train.GradientDescentOptimizer(0.1), 1)
+    monkeypatch.setattr(measure, 'peaks_of', lambda unused: {})
+    with pytest.raises(MeasurementError, match='TF_CPU_ALLOCATOR_USE_BFC=true'):
+        towers.measure_memory(built, {x: [[0.] * 6] * 4}, warm_up=1, steps=1)
+
+
+def test_the_error_is_relative():
+    found = measure.MeasuredMemory({'': 200, '/device:GPU:0': 400}, {}, 8)
+
+    class Account:
+        peak, batch_size = 500, 8
+    assert found.error_of(Account) == 0.25
+    assert found.against(Account) == ('batch 8: predicted 0.0 MB, measured 0.0 MB, '
+                                      'error +25.0 %')

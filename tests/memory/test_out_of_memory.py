@@ -1,0 +1,124 @@
+"""What is said when memory runs out: of an error made by hand, and of real ones."""
+
+import re
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.errors import OutOfMemoryError
+from towers.memory.out_of_memory import out_of_memory, remedies
+
+TEXT = ('OOM when allocating tensor with shape[64,500] and type float on '
+        '/job:localhost/replica:0/task:0/device:CPU:1 by allocator cpu\n'
+        '\t [[{{node tower_1/MatMul}}]]')
+
+
+def build(devices=2, batch=64, model=None):
+    def plain(x):
+        weights = tf.get_variable('weights', [1000, 500], use_resource=True)
+        net = tf.matmul(x, weights)
+        for _ in range(9):
+            net = tf.sigmoid(net)
+        return tf.reduce_mean(net)
+    return towers.build_towers(model or plain, (tf.random_uniform([batch, 1000]),),
+                               tf.train.MomentumOptimizer(0.1, 0.9), devices, check_devices=False)
+
+
+def error(text=TEXT):
+    return tf.errors.ResourceExhaustedError(None, None, text)
+
+
+def test_it_names_tower_tensor_largest_batch_and_checkpoint():
+    text = str(out_of_memory(error(), build(batch=4096), 'runs/a/model.ckpt-7', 12 * 10 ** 6))
+    assert text.startswith('Tower 1 on /cpu:1 ran out of memory in tower_1/MatMul, for a tensor of '
+                           'shape [64, 500] (float, 0.1 MB).')
+    assert 'there are 12.0 MB' in text
+    # [4096, 1000] floats; then [2048, 500] of each tower.
+    assert re.search(r'The largest of it: random_uniform\S*, 16\.4 MB \(input\); tower_', text), text
+    assert ', 4.1 MB (' in text
+    assert 'The largest batch that should fit: ' in text
+    assert 'accumulate=64, micro-batches of 64: ' in text  # the least that fits, or most pieces
+    assert "recompute='auto'" in text
+    assert 'no help, as CPUs share one memory' in text
+    assert text.endswith('Nothing of this step was saved; the run goes on from '
+                         'runs/a/model.ckpt-7.')
+
+
+def test_a_full_disk_is_another_matter():
+    assert out_of_memory(error('runs/a; No space left on device'), build()) is None
+
+
+def test_more_towers_and_stages_help_where_each_device_has_its_own_memory():
+    built = build(['/gpu:0', '/gpu:1'], 4096)
+    peak = towers.memory_account(built).peak
+    found = {remedy.what: remedy for remedy in remedies(built, 10 ** 9)}
+    assert found['more towers'].peak < 0.7 * peak
+    assert found['more towers'].text.startswith('4 towers: ')
+    assert found['stages'].peak == peak // 2
+    assert found['accumulation'].peak < peak
+    assert found['recomputation'].peak <= peak
+
+
+def huge(x):
+    """Asks for 4 TB in its forward pass, which no optimization of the graph takes out."""
+    weights = tf.get_variable('weights', [1000, 4], use_resource=True)
+    size = tf.placeholder_with_default([2 ** 20, 2 ** 20], [2])  # one of 2 ** 40 is 0 on TF 1.15
+    return tf.reduce_mean(tf.matmul(x, weights)) + tf.reduce_sum(
+        tf.tanh(tf.tile(tf.reduce_mean(weights, keepdims=True), size)))
+
+
+@pytest.mark.slow  # oneDNN's allocator tries for ten seconds
+def test_a_real_one(tmp_path):
+    built = build(1, model=huge)
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'), 3)
+        with pytest.raises(OutOfMemoryError) as caught:
+            with towers.out_of_memory_explained(built, str(tmp_path)):
+                session.run(built.train_op)
+    assert 'Tower ' in str(caught.value) and '[1048576, 1048576]' in str(caught.value)
+    assert str(caught.value).endswith('goes on from %s/model.ckpt-3.' % tmp_path)
+    assert isinstance(caught.value.__cause__, tf.errors.ResourceExhaustedError)
+
+
+def test_the_hook_of_a_loop_of_ones_own():
+    class Failing(tf.train.SessionRunHook):
+        """Stands for a step that runs out of memory, in the session that all hooks get."""
+
+        def after_create_session(self, session, coord):
+            def run(*unused_args, **unused_keywords):
+                raise error()
+            session.run = run
+    built = build()
+    tf.train.get_or_create_global_step()
+    with pytest.raises(OutOfMemoryError, match='Tower 1 on /cpu:1 ran out of memory'):
+        with tf.train.MonitoredSession(
+                tf.train.ChiefSessionCreator(config=towers.session_config(built.devices)),
+                hooks=[Failing(), towers.OutOfMemoryHook(built, memory_limit=10 ** 7)]) as session:
+            session.run(built.train_op)
+
+
+@pytest.mark.slow
+def test_a_training_session_says_it(tmp_path):
+    global_step = tf.train.get_or_create_global_step()
+    built = build(1, model=huge)
+    with pytest.raises(OutOfMemoryError, match='ran out of memory') as caught:
+        with towers.training_session(str(tmp_path), global_step, [], built=built,
+                                     say=lambda line: None) as session:
+            session.run_steps(built.train_op, 1)
+    assert 'model.ckpt-0' in str(caught.value)
+    assert towers.newest_checkpoint(str(tmp_path)).step == 0
+
+
+def test_other_errors_pass():
+    with pytest.raises(ZeroDivisionError):
+        with towers.out_of_memory_explained(build()):
+            raise ZeroDivisionError
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        with towers.out_of_memory_explained(build_other()):
+            raise error('No space left on device')
+
+
+def build_other():
+    with tf.Graph().as_default():
+        return build()

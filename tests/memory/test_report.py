@@ -1,0 +1,83 @@
+"""The report, its picture, and what a device has."""
+
+import sys
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.errors import MissingPackageError
+from towers.memory import limits, report
+from towers.memory.measure import MeasuredMemory
+
+
+def build(batch_size):
+    weights = tf.get_variable('weights', [100, 50], use_resource=True)
+    return towers.build_towers(
+        lambda x: tf.reduce_mean(tf.sigmoid(tf.matmul(x, weights))),
+        (tf.random_uniform([batch_size, 100]),), tf.train.MomentumOptimizer(0.1, 0.9), 2), []
+
+
+def measured(built, **unused):
+    return MeasuredMemory({'': 10 ** 6}, {'': 'x'}, built.plan.batch_size)
+
+
+def test_four_sizes_that_divide_and_the_limit(monkeypatch, tmp_path):
+    pytest.importorskip('matplotlib')
+    monkeypatch.setattr(report, 'measure_memory', measured)
+    lines, path = [], tmp_path / 'memory.png'
+    with tf.Graph().as_default():
+        limit = towers.memory_account(build(42)[0], 20).peak
+    found = towers.memory_report(build, 42, limit, str(path), say=lines.append)
+    assert [account.batch_size for account in found.accounts] == [10, 20, 42, 84]
+    fits = [account.batch_size for account in found.accounts if account.peak <= limit]
+    assert [batch for batch, _ in found.measured] == fits and 0 < len(fits) < 4
+    assert any(line.endswith('MB: not run') for line in lines)
+    assert path.read_bytes()[:4] == b'\x89PNG'
+    assert any('memory of a step, batch 42' in line for line in lines)
+
+
+def test_a_picture_without_matplotlib_is_refused_first(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'matplotlib', None)
+    with pytest.raises(MissingPackageError, match=r'towers\[plots\]'):
+        towers.memory_report(None, 8, 10 ** 6, 'memory.png')
+
+
+def test_the_picture_says_what_it_shows(monkeypatch, tmp_path):
+    pytest.importorskip('matplotlib')
+    from matplotlib.figure import Figure
+    drawn = []
+    monkeypatch.setattr(Figure, 'savefig', lambda figure, *args, **kwargs: drawn.append(figure))
+    with tf.Graph().as_default():
+        built, _ = build(64)
+        accounts = [towers.memory_account(built, size) for size in (64, 16)]
+    towers.draw_memory(accounts, str(tmp_path / 'a.png'), [(16, 2 * 10 ** 5)], 3 * 10 ** 5)
+    axes, = drawn[0].axes
+    assert axes.get_xlabel() == 'batch size, examples of a step over all towers'
+    assert axes.get_ylabel() == 'memory at the worst moment, MB'
+    names = axes.get_legend_handles_labels()[1]
+    assert {'predicted', 'measured', 'limit, 0.3 MB', 'parameters', 'slots'} <= set(names)
+    predicted = next(line for line in axes.lines if line.get_label() == 'predicted')
+    assert list(predicted.get_xdata()) == [16, 64]
+    assert list(predicted.get_ydata()) == [accounts[1].peak / 1e6, accounts[0].peak / 1e6]
+
+
+def test_the_limit_of_cpus(monkeypatch):
+    monkeypatch.delenv('TF_CPU_ALLOCATOR_USE_BFC', raising=False)
+    plain = limits.device_limit(['/device:CPU:0', '/device:CPU:1'])
+    assert 10 ** 8 < plain < 10 ** 14
+    monkeypatch.setenv('TF_CPU_BFC_MEM_LIMIT_IN_MB', '24')
+    assert limits.device_limit(['/device:CPU:0']) == plain
+    monkeypatch.setenv('TF_CPU_ALLOCATOR_USE_BFC', 'true')
+    assert limits.device_limit(['/device:CPU:0']) == 24 << 20
+
+
+@pytest.mark.slow
+def test_train_py_says_where_memory_goes_and_fits_a_batch(runner, tmp_path):
+    folder = tmp_path / 'run'
+    output = runner.run(folder, ['--mode=memory', '--batch_size=64', '--memory_limit=30',
+                                 '--memory_plot=']).stdout
+    assert 'memory of a step, batch 64' in output and 'batch 128: predicted' in output
+    output = runner.run(folder, ['--batch_size=auto', '--memory_limit=40', '--train_steps=2',
+                                 '--num_towers=1']).stdout
+    assert ' MB predicted of 40.0 MB' in output and 'test accuracy' in output

@@ -1,0 +1,119 @@
+"""models.digits: shapes, parameters, what it registers, and that it learns."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+import tf_slim as slim
+
+from datasets.digits import load_digits
+from models.digits import digits, digits_arg_scope
+from towers.slim_mend import mend_slim
+
+mend_slim()
+
+
+def build(batch=None, is_training=True, reuse=None, scope_arguments=None, **arguments):
+    images = tf.placeholder(tf.float32, [batch, 8, 8, 1])
+    with slim.arg_scope(digits_arg_scope(**(scope_arguments or {}))):
+        return digits(images, is_training=is_training, reuse=reuse, **arguments)
+
+
+def trainable_shapes():
+    return {v.op.name: v.get_shape().as_list() for v in tf.trainable_variables()}
+
+
+def test_end_points():
+    logits, end_points = build()
+    assert {name: tensor.get_shape().as_list() for name, tensor in end_points.items()} == {
+        'conv1': [None, 8, 8, 32], 'conv2': [None, 8, 8, 64], 'pool2': [None, 4, 4, 64],
+        'conv3': [None, 4, 4, 64], 'pool3': [None, 2, 2, 64],
+        'Logits': [None, 10], 'Predictions': [None, 10]}
+    assert logits is end_points['Logits']
+    assert digits.default_image_size == 8
+
+
+def test_parameters():
+    build()
+    assert trainable_shapes() == {
+        'Digits/conv1/weights': [3, 3, 1, 32], 'Digits/conv1/BatchNorm/beta': [32],
+        'Digits/conv2/weights': [3, 3, 32, 64], 'Digits/conv2/BatchNorm/beta': [64],
+        'Digits/conv3/weights': [3, 3, 64, 64], 'Digits/conv3/BatchNorm/beta': [64],
+        'Digits/logits/weights': [256, 10], 'Digits/logits/biases': [10]}
+    assert sum(int(np.prod(shape)) for shape in trainable_shapes().values()) == 58314
+    assert '58,314' in digits.__doc__
+    assert len(tf.global_variables()) == 8 + 6  # moving means and variances
+
+
+def test_without_batch_norm_there_are_biases_and_no_updates():
+    build(scope_arguments={'use_batch_norm': False})
+    assert sorted(trainable_shapes()) == sorted(v.op.name for v in tf.global_variables())
+    assert 'Digits/conv1/biases' in trainable_shapes()
+    assert not tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+
+
+def test_l2_is_that_of_the_weights():
+    build(scope_arguments={'weight_decay': 0.25})
+    losses = tf.losses.get_regularization_losses()
+    weights = [v for v in tf.trainable_variables() if v.op.name.endswith('/weights')]
+    assert len(losses) == len(weights) == 4
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        loss, values = session.run([tf.add_n(losses), weights])
+    np.testing.assert_allclose(
+        loss, 0.25 * sum(np.sum(value.astype(np.float64) ** 2) for value in values) / 2, rtol=1e-5)
+
+
+def test_updates_and_dropout_belong_to_training(graph):
+    build(is_training=True)
+    assert len(tf.get_collection(tf.GraphKeys.UPDATE_OPS)) == 6
+    randoms = [op for op in graph.get_operations() if op.type == 'RandomUniform'
+               and '/dropout/' in op.name]
+    assert len(randoms) == 1
+    before = len(tf.global_variables()), len(tf.losses.get_regularization_losses())
+    build(is_training=False, reuse=True)
+    assert len(tf.get_collection(tf.GraphKeys.UPDATE_OPS)) == 6
+    assert randoms == [op for op in graph.get_operations() if op.type == 'RandomUniform'
+                       and '/dropout/' in op.name]
+    assert before == (len(tf.global_variables()), len(tf.losses.get_regularization_losses()))
+
+
+@pytest.mark.parametrize('shape', [[2, 3, 8, 1], [2, 8, None, 1], [2, 64], None])
+def test_images_that_do_not_do(graph, shape):
+    images = tf.placeholder(tf.float32, shape)
+    with pytest.raises(ValueError, match='at least 4 x 4'):
+        digits(images)
+    assert len(graph.get_operations()) == 1
+
+
+def test_other_sizes_and_classes():
+    with slim.arg_scope(digits_arg_scope()):
+        logits, end_points = digits(tf.zeros([2, 5, 4, 3]), num_classes=3)
+    assert logits.get_shape().as_list() == [2, 3]
+    assert end_points['pool3'].get_shape().as_list() == [2, 1, 1, 64]
+
+
+@pytest.mark.slow
+def test_learns_the_digits():
+    tf.set_random_seed(1)
+    order = np.random.RandomState(1)
+    images, labels = load_digits('train')
+    test_images, test_labels = load_digits('test')
+    image_batch = tf.placeholder(tf.float32, [None, 8, 8, 1])
+    label_batch = tf.placeholder(tf.int64, [None])
+    with slim.arg_scope(digits_arg_scope()):
+        logits, _ = digits(image_batch)
+        test_logits, _ = digits(image_batch, is_training=False, reuse=True)
+    loss = (tf.losses.sparse_softmax_cross_entropy(label_batch, logits)
+            + tf.losses.get_regularization_loss())
+    with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+        step = tf.train.AdamOptimizer(0.001).minimize(loss)
+
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(10):
+            shuffled = order.permutation(len(images))
+            for start in range(0, len(images) - 99, 100):
+                chosen = shuffled[start:start + 100]
+                session.run(step, {image_batch: images[chosen], label_batch: labels[chosen]})
+        predicted = np.argmax(session.run(test_logits, {image_batch: test_images}), axis=1)
+    assert np.mean(predicted == test_labels) > 0.97

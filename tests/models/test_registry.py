@@ -1,0 +1,266 @@
+"""models.registry: every network is found, built and checked alike."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+import tf_slim as slim
+from tf_slim import nets
+
+from models import registry
+from sample_networks import FULL, fewer_blocks
+from towers.slim_mend import mend_slim
+from towers.errors import InvalidArgumentError
+
+mend_slim()
+
+NAMES = ['alexnet_v2', 'digits', 'inception_resnet_v2', 'inception_v1', 'inception_v2',
+         'inception_v3', 'overfeat', 'resnet_v1_101', 'resnet_v1_152', 'resnet_v1_200',
+         'resnet_v1_50', 'resnet_v2_101', 'resnet_v2_152', 'resnet_v2_200', 'resnet_v2_50',
+         'vgg_16', 'vgg_19', 'vgg_a']
+LIMITED = [name for name in NAMES if registry.get_network(name).image_sizes != (1, None)]
+
+
+def placeholder(network, side=None, batch=None):
+    side = side or network.default_image_size
+    return tf.placeholder(tf.float32, [batch, side, side, network.default_channels])
+
+
+def test_names():
+    assert registry.network_names() == NAMES
+    for name in NAMES:
+        assert registry.get_network(name).name == name
+
+
+def test_every_network_of_slim_is_there():
+    named_like_a_network = set()
+    for module in (nets.alexnet, nets.inception, nets.overfeat, nets.resnet_v1, nets.resnet_v2,
+                   nets.vgg):
+        for name, value in vars(module).items():
+            if hasattr(value, 'default_image_size') or name.startswith('resnet_v'):
+                named_like_a_network.add(name)
+    general = {name for name in named_like_a_network
+               if name.endswith(('_base', '_block')) or name in ('resnet_v1', 'resnet_v2')}
+    other_names = {'vgg_d', 'vgg_e'}  # of vgg_16 and vgg_19
+    assert named_like_a_network - general - other_names <= set(NAMES)
+
+
+def test_default_image_sizes_are_the_functions_own():
+    for name in NAMES:
+        network = registry.get_network(name)
+        own = getattr(network.fn, 'default_image_size', network.default_image_size)
+        assert network.default_image_size == own
+        least, most = network.image_sizes
+        assert least <= network.default_image_size <= (most or network.default_image_size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=pytest.mark.slow) if name in ('inception_v2', 'inception_v3') else name
+    for name in NAMES])
+def test_builds_at_its_default_size(name, monkeypatch):
+    asked = fewer_blocks(monkeypatch, 1)
+    network = registry.get_network(name)
+    logits, end_points = network.build(placeholder(network), 7, is_training=True)
+    assert asked == FULL.get(name, [])
+    assert logits.get_shape().as_list() == [None, 7]
+    assert end_points['Logits'] is logits
+    assert end_points['Predictions'].get_shape().ndims == 2
+    has_aux = network.image_sizes_without_aux is not None
+    assert ('AuxLogits' in end_points) == has_aux
+    if has_aux:
+        assert end_points['AuxLogits'].get_shape().as_list() == [None, 7]
+    assert tf.losses.get_regularization_losses()
+
+
+@pytest.mark.parametrize('name', ['digits', 'alexnet_v2', 'overfeat', 'vgg_a', 'resnet_v2_50'])
+def test_every_tower_has_the_same_variables_and_end_points(name, monkeypatch):
+    fewer_blocks(monkeypatch, 1)
+    network = registry.get_network(name)
+    _, alone = network.build(placeholder(network), 7)
+    found = []
+    for index in range(2):
+        with tf.variable_scope('shared', reuse=index > 0, auxiliary_name_scope=False):
+            with tf.name_scope('tower_%d' % index):
+                logits, end_points = network.build(placeholder(network, batch=index + 2), 7)
+        assert logits.get_shape().as_list() == [index + 2, 7]
+        # Of this call, not of the one before.
+        assert {tensor.get_shape().as_list()[0] for tensor in end_points.values()} == {index + 2}
+        found.append((sorted(end_points), [v.name for v in tf.global_variables('shared')],
+                      tf.losses.get_regularization_losses()))
+    assert found[0] == found[1]
+    assert found[0][0] == sorted(alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['digits', 'resnet_v1_50', 'alexnet_v2'])
+def test_predictions_are_the_softmax_of_the_logits(name, monkeypatch):
+    fewer_blocks(monkeypatch, 1)
+    network = registry.get_network(name)
+    side = 32 if name == 'resnet_v1_50' else None
+    images = placeholder(network, side, batch=1)
+    logits, end_points = network.build(images, 4, is_training=False)
+    image = np.random.RandomState(0).uniform(size=images.get_shape().as_list())
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        value, predicted = session.run([logits, end_points['Predictions']], {images: image})
+    powers = np.exp(value - np.max(value))  # the logits of an untrained resnet are large
+    np.testing.assert_allclose(predicted, powers / np.sum(powers), rtol=1e-4, atol=1e-6)
+
+
+# ---- image sizes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('name', LIMITED)
+def test_image_size_out_of_range(graph, name):
+    network = registry.get_network(name)
+    least, most = network.image_sizes
+    sides = [least - 1] * (least > 1) + ([most + 1] if most else []) + [None]
+    for side in sides:
+        images = tf.placeholder(tf.float32, [2, network.default_image_size, side, 3])
+        made = len(graph.get_operations())
+        with pytest.raises(InvalidArgumentError, match='%s needs images whose height' % name):
+            network.build(images, 7)
+        assert len(graph.get_operations()) == made
+
+
+@pytest.mark.parametrize('name', ['digits', 'alexnet_v2', 'overfeat', 'vgg_a'] + [
+    pytest.param(name, marks=[pytest.mark.slow, pytest.mark.version_independent])
+    for name in ('vgg_16', 'vgg_19')])
+def test_image_sizes_are_the_true_limits(name):
+    """What `build` takes works, and slim's function fails just outside."""
+    network = registry.get_network(name)
+    least, most = network.image_sizes
+    for side in (least, most) if most else (least,):
+        with tf.Graph().as_default():
+            logits, _ = network.build(placeholder(network, side), 7)
+            assert logits.get_shape().as_list() == [None, 7]
+    for side in (least - 1, most + 1) if most else (least - 1,):
+        with tf.Graph().as_default(), slim.arg_scope(network.arg_scope()):
+            with pytest.raises(ValueError):
+                network.fn(placeholder(network, side), 7)
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent  # slim's own limits
+@pytest.mark.parametrize('name', ['inception_v1', 'inception_v2', 'inception_v3'])
+def test_image_sizes_of_slims_inceptions(name):
+    network = registry.get_network(name)
+    with_aux = [(side, {}) for side in network.image_sizes]
+    without = [(side, {'create_aux_logits': False})
+               for side in network.image_sizes_without_aux or ()]
+    for side, options in with_aux + without:
+        with tf.Graph().as_default():
+            logits, end_points = network.build(placeholder(network, side), 7, **options)
+            assert logits.get_shape().as_list() == [None, 7]
+            assert ('AuxLogits' in end_points) == (name == 'inception_v3' and not options)
+
+
+def test_any_size_where_there_is_no_limit(monkeypatch):
+    fewer_blocks(monkeypatch, 1)
+    network = registry.get_network('resnet_v2_50')
+    images = tf.placeholder(tf.float32, [None, None, None, 3])
+    logits, _ = network.build(images, 7)
+    assert logits.get_shape().as_list() == [None, 7]
+
+
+# ---- arguments ----------------------------------------------------------------------------------
+
+
+def test_weight_decay():
+    network = registry.get_network('digits')
+
+    def l2(**arguments):
+        with tf.Graph().as_default(), tf.Session() as session:
+            network.build(tf.zeros([1, 8, 8, 1]), 10, **arguments)
+            losses = tf.losses.get_regularization_losses()
+            if not losses:
+                return 0
+            for variable in tf.trainable_variables():
+                session.run(variable.assign(tf.ones_like(variable)))
+            return session.run(tf.add_n(losses))
+
+    assert l2(weight_decay=0) == 0
+    np.testing.assert_allclose(l2(weight_decay=0.125), 250 * l2(weight_decay=0.0005), rtol=1e-5)
+    np.testing.assert_allclose(l2(), l2(weight_decay=0.0005), rtol=1e-5)
+    np.testing.assert_allclose(l2(weight_decay=1), 2000 * l2(), rtol=1e-5)
+
+
+def test_batch_norm_decay():
+    network = registry.get_network('digits')
+
+    def moved(**arguments):
+        """How far one update moves the variance, which starts from 1, towards that of zeros."""
+        with tf.Graph().as_default(), tf.Session() as session:
+            network.build(tf.zeros([2, 8, 8, 1]), 10, **arguments)
+            session.run(tf.global_variables_initializer())
+            session.run(tf.get_collection(tf.GraphKeys.UPDATE_OPS))
+            return 1 - session.run([v for v in tf.global_variables()
+                                    if v.op.name == 'Digits/conv1/BatchNorm/moving_variance'])[0][0]
+
+    assert moved() == pytest.approx(0.1, abs=1e-6)
+    assert moved(batch_norm_decay=0.75) == pytest.approx(0.25, abs=1e-6)
+    assert moved(batch_norm_decay=0) == pytest.approx(1)
+
+
+def test_batch_norm_decay_of_a_network_without(graph):
+    with pytest.raises(InvalidArgumentError, match='vgg_a takes none'):
+        registry.get_network('vgg_a').build(tf.placeholder(tf.float32, [1, 224, 224, 3]), 10,
+                                            batch_norm_decay=0.9)
+    assert len(graph.get_operations()) == 1
+
+
+def test_options_are_passed_on():
+    network = registry.get_network('digits')
+    assert network.options == ['dropout_keep_prob', 'reuse', 'scope']
+    network.build(tf.zeros([1, 8, 8, 1]), 10, scope='mine')
+    assert all(v.op.name.startswith('mine/') for v in tf.global_variables())
+    assert 'create_aux_logits' in registry.get_network('inception_v3').options
+    for name in NAMES:
+        assert not {'inputs', 'num_classes', 'is_training', 'spatial_squeeze',
+                    'global_pool'} & set(registry.get_network(name).options)
+
+
+@pytest.mark.parametrize('arguments, text', [
+    ({'num_classes': 0}, 'num_classes=0'),
+    ({'num_classes': None}, 'num_classes=None'),
+    ({'num_classes': 2.5}, 'num_classes=2.5'),
+    ({'weight_decay': -1}, 'weight_decay=-1'),
+    ({'weight_decay': float('nan')}, 'weight_decay=nan'),
+    ({'weight_decay': 'much'}, "weight_decay='much'"),
+    ({'batch_norm_decay': 1}, 'batch_norm_decay=1'),
+    ({'batch_norm_decay': -0.1}, 'batch_norm_decay=-0.1'),
+    ({'droput': 0.5}, "no option 'droput'. It has: dropout_keep_prob, reuse, scope"),
+    ({'images': tf.int32}, 'convert_image_dtype'),
+    ({'images': [1, 8, 8]}, 'needs images of shape'),
+    ({'images': [1, 8, 8, None]}, 'known number of channels')])
+def test_bad_arguments(graph, arguments, text):
+    images = arguments.pop('images', [1, 8, 8, 1]) if 'images' in arguments else [1, 8, 8, 1]
+    images = (tf.placeholder(tf.float32, images) if isinstance(images, list)
+              else tf.placeholder(images, [1, 8, 8, 1]))
+    arguments = dict({'num_classes': 10}, **arguments)
+    with pytest.raises(InvalidArgumentError) as caught:
+        registry.get_network('digits').build(images, **arguments)
+    assert text in str(caught.value)
+    assert '\n' not in str(caught.value)
+    assert len(graph.get_operations()) == 1
+
+
+def test_unknown_name():
+    with pytest.raises(registry.UnknownNetworkError) as caught:
+        registry.get_network('resnet50')
+    assert str(caught.value) == (
+        "There is no network 'resnet50'. Did you mean resnet_v1_50 or resnet_v2_50? "
+        "Those there are: %s." % ', '.join(NAMES))
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize('name, nearest', [
+    ('Inception_Resnet_V2', 'inception_resnet_v2'), ('vgg16', 'vgg_16'), ('digit', 'digits'),
+    ('inception-v3', 'inception_v3'), ('qqq', None), (None, None), (['digits'], 'digits')])
+def test_nearest_name(name, nearest):
+    with pytest.raises(registry.UnknownNetworkError) as caught:
+        registry.get_network(name)
+    assert ('Did you mean' in str(caught.value)) == bool(nearest)
+    if nearest:
+        assert 'Did you mean %s?' % nearest in str(caught.value)
+    assert 'alexnet_v2, digits, ' in str(caught.value)

@@ -1,0 +1,318 @@
+"""towers.devices: every spelling of a device, what is refused, and the session config."""
+
+import os
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from towers.placement import devices
+from towers.placement.devices import resolve_devices, session_config
+from towers.errors import DeviceError, InvalidArgumentError
+
+
+@pytest.fixture(autouse=True)
+def no_limits(monkeypatch):
+    for name in ('CUDA_VISIBLE_DEVICES', 'OMP_NUM_THREADS'):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def four_gpus(monkeypatch):
+    """Pretends that TensorFlow sees four GPUs; nothing is run on them."""
+    names = tuple('/device:GPU:%d' % index for index in range(4))
+    monkeypatch.setattr(devices, 'visible_gpus', lambda: names)
+    return names
+
+
+def device_error(given, **kwargs):
+    with pytest.raises(DeviceError) as caught:
+        resolve_devices(given, **kwargs)
+    assert isinstance(caught.value, ValueError)
+    return str(caught.value)
+
+
+# ---- names --------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('spelling', ['/cpu:3', 'cpu:3', '/CPU:3', '/device:CPU:3', 'device:cpu:3',
+                                      '/device:cpu:3', ' /cpu:3 ', '//cpu:3',
+                                      '/job:localhost/replica:0/task:0/device:CPU:3',
+                                      '/job:localhost/cpu:3'])
+def test_spellings_of_one_device(spelling):
+    assert devices.canonical_device(spelling) == '/device:CPU:3'
+    assert resolve_devices([spelling]) == ('/device:CPU:3',)
+
+
+def test_the_canonical_name_is_that_of_operations():
+    for spelling in ('/gpu:2', '/job:worker/task:1/gpu:0', '/job:ps/replica:0/task:2/cpu:1'):
+        with tf.device(spelling):
+            assert tf.no_op().device == devices.canonical_device(spelling)
+
+
+@pytest.mark.parametrize('name', ['', '/', '/cpu', '/gpu', '/gpu:*', '/cpu:a', '/cpu:-1', '/foo:3',
+                                  '/gpu:0/gpu:1', '/job:worker', '/job:worker/task:0', 0, None,
+                                  b'/cpu:0'])
+def test_what_is_not_the_name_of_one_device(name):
+    assert device_error([name]) == (
+        "%r is not the name of one device: expected '/gpu:0', '/cpu:1' or "
+        "'/job:worker/task:0/gpu:0', with a number." % (name,))
+
+
+@pytest.mark.parametrize('given', [['/gpu:3', '/cpu:0', '/gpu:0'], ('/gpu:3', '/cpu:0', '/gpu:0'),
+                                   '/gpu:3,/cpu:0,/gpu:0', ' /gpu:3 , cpu:0 , /GPU:0 '])
+def test_names_keep_their_order_and_holes(given, four_gpus):
+    assert resolve_devices(given) == ('/device:GPU:3', '/device:CPU:0', '/device:GPU:0')
+
+
+def test_one_name():
+    assert resolve_devices('/cpu:0') == ('/device:CPU:0',)
+
+
+def test_a_device_named_twice():
+    assert device_error(['/cpu:1', '/cpu:0', 'CPU:1']) == (
+        "/cpu:1 is named 2 times in devices=['/cpu:1', '/cpu:0', 'CPU:1']: give each tower a "
+        'device of its own, or pass allow_repeated_devices=True to put several on one.')
+    assert '/cpu:0 is named 3 times' in device_error('/cpu:0,/cpu:0,cpu:0')
+    assert 'is named 2 times' in device_error(
+        ['/cpu:0', '/job:localhost/replica:0/task:0/device:CPU:0'])
+    assert resolve_devices(['/cpu:0', '/cpu:0'], allow_repeated=True) == ('/device:CPU:0',) * 2
+
+
+def test_no_name():
+    assert device_error([]) == (
+        'devices=[] names no device: name at least one, or pass None for every visible GPU (one '
+        'CPU where there is none).')
+    device_error(())
+
+
+@pytest.mark.parametrize('given', [True, False, 1.5, {'/cpu:0'}, object(), b'/cpu:0'])
+def test_no_type_for_devices(given):
+    with pytest.raises(InvalidArgumentError) as caught:
+        resolve_devices(given)
+    assert str(caught.value) == (
+        'devices=%r: expected None, a number of devices, or device names such as '
+        "['/gpu:0', '/gpu:2']." % (given,))
+
+
+# ---- what exists --------------------------------------------------------------------------------
+
+def test_the_default_is_every_gpu_else_one_cpu(monkeypatch, four_gpus):
+    assert resolve_devices() == resolve_devices(None, check=False) == four_gpus
+    monkeypatch.setattr(devices, 'visible_gpus', lambda: ())
+    assert resolve_devices() == ('/device:CPU:0',)
+
+
+def test_a_count(monkeypatch, four_gpus):
+    assert resolve_devices(1) == ('/device:GPU:0',)
+    assert resolve_devices(3) == ('/device:GPU:0', '/device:GPU:1', '/device:GPU:2')
+    assert resolve_devices(4) == four_gpus
+    monkeypatch.setattr(devices, 'visible_gpus', lambda: ())
+    assert resolve_devices(3) == ('/device:CPU:0', '/device:CPU:1', '/device:CPU:2')
+
+
+def test_a_count_beyond_the_gpus(four_gpus):
+    assert device_error(5) == (
+        'devices=5, but TensorFlow sees /gpu:0, /gpu:1, /gpu:2, /gpu:3 here: ask for fewer, or '
+        'name the devices (CPUs too).')
+    assert resolve_devices(5, check=False)[-1] == '/device:GPU:4'
+
+
+@pytest.mark.parametrize('count', [0, -1])
+def test_a_count_below_one(count):
+    with pytest.raises(InvalidArgumentError) as caught:
+        resolve_devices(count)
+    assert str(caught.value) == 'devices=%d: expected at least one device.' % count
+
+
+def test_an_absent_gpu_where_there_is_none(monkeypatch):
+    monkeypatch.setattr(devices, 'visible_gpus', lambda: ())
+    assert device_error(['/cpu:0', '/gpu:7']) == (
+        '/gpu:7 does not exist: TensorFlow sees no GPU here. Name another device, or pass '
+        'check_devices=False to build the graph for another machine.')
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
+    assert 'sees no GPU here (CUDA_VISIBLE_DEVICES=).' in device_error('/gpu:0')
+
+
+def test_an_absent_gpu_among_others(monkeypatch, four_gpus):
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '4,5,6,7')
+    assert device_error(['/gpu:0', '/gpu:7']) == (
+        '/gpu:7 does not exist: TensorFlow sees /gpu:0, /gpu:1, /gpu:2, /gpu:3 here '
+        '(CUDA_VISIBLE_DEVICES=4,5,6,7). Name another device, or pass check_devices=False to '
+        'build the graph for another machine.')
+    assert '(CUDA_VISIBLE_DEVICES=4,5,6,7)' in device_error(5)
+
+
+def test_a_device_of_another_type_has_to_exist_too():
+    assert device_error('/device:TPU:0').startswith('/device:TPU:0 does not exist')
+    device_error('/device:NONSENSE:0')
+    assert resolve_devices('/device:TPU:0', check=False) == ('/device:TPU:0',)
+
+
+def test_what_is_not_checked(monkeypatch):
+    monkeypatch.setattr(devices, 'visible_gpus', lambda: ())
+    assert resolve_devices(['/gpu:7', '/gpu:2'], check=False) == ('/device:GPU:7', '/device:GPU:2')
+    assert resolve_devices('/cpu:63') == ('/device:CPU:63',)  # the session makes virtual ones
+    monkeypatch.setenv('TF_CONFIG', '{"cluster": {"worker": ["a:1", "b:1"]}}')
+    assert resolve_devices('/job:worker/task:1/gpu:7') == ('/job:worker/task:1/device:GPU:7',)
+    device_error('/job:localhost/gpu:7')  # that is this machine
+
+
+def test_errors_come_before_the_graph_is_touched(graph):
+    for given in ('/gpu:7', [], ['/cpu:0', '/cpu:0'], '/cpu'):
+        device_error(given)
+    resolve_devices(2)
+    session_config(2)
+    assert not graph.get_operations()
+
+
+def test_visible_gpus_are_numbered_from_0_whatever_their_names(monkeypatch):
+    monkeypatch.setattr(tf.config.experimental, 'list_physical_devices',
+                        lambda kind: ['physical_device:GPU:4', 'physical_device:GPU:9']
+                        if kind == 'GPU' else [])
+    assert devices.visible_gpus() == ('/device:GPU:0', '/device:GPU:1')
+
+
+def test_short_names_and_is_gpu():
+    assert devices.short_name('/device:GPU:1') == '/gpu:1'
+    assert devices.short_name('/job:worker/task:2/device:CPU:0') == '/job:worker/task:2/cpu:0'
+    assert devices.short_name('/device:TPU:0') == '/device:TPU:0'
+    assert devices.is_gpu('/job:worker/task:2/device:GPU:0')
+    assert not devices.is_gpu('/device:CPU:0')
+
+
+@pytest.mark.parametrize('towers,expected', [
+    (['/device:GPU:2'], '/device:GPU:2'),
+    (['/device:CPU:0'], '/device:CPU:0'),
+    (['/device:GPU:0', '/device:GPU:1'], '/device:CPU:0'),
+    (['/device:GPU:3', '/device:CPU:1'], '/device:CPU:0'),
+    (['/device:CPU:1', '/device:CPU:2'], '/device:CPU:0'),
+    (['/job:worker/task:3/device:GPU:0', '/job:worker/task:3/device:GPU:1'],
+     '/job:worker/task:3/device:CPU:0')])
+def test_where_variables_live_by_default(towers, expected):
+    assert devices.default_variable_device(towers) == expected
+
+
+# ---- session_config -----------------------------------------------------------------------------
+
+@pytest.mark.parametrize('devices, asked, quick', [
+    (4, None, True), ('/gpu:0,/gpu:1', None, False), ('/gpu:0,/cpu:0', None, False),
+    (4, False, False), ('/gpu:0', True, True)])
+def test_quick_start(devices, asked, quick):
+    rewrites = session_config(devices, quick_start=asked).graph_options.rewrite_options
+    untouched = tf.ConfigProto().graph_options.rewrite_options
+    assert (rewrites.meta_optimizer_iterations, rewrites.memory_optimization) == (
+        (rewrites.ONE, rewrites.NO_MEM_OPT) if quick else
+        (untouched.meta_optimizer_iterations, untouched.memory_optimization))
+
+
+def test_config_of_cpu_towers(monkeypatch):
+    monkeypatch.setattr(os, 'cpu_count', lambda: 9)
+    config = session_config(4)
+    assert dict(config.device_count) == {'CPU': 4}
+    assert config.intra_op_parallelism_threads == 2  # 9 cores among 4 towers
+    assert config.inter_op_parallelism_threads == 0
+    assert not config.allow_soft_placement  # a misplaced op is an error
+    assert config.gpu_options.allow_growth
+
+
+def test_config_of_gpu_towers():
+    config = session_config(['/gpu:0', '/gpu:2'])
+    assert dict(config.device_count) == {'CPU': 1}
+    assert config.allow_soft_placement  # integer and string ops have no kernel on a GPU
+    assert config.intra_op_parallelism_threads == 0
+
+
+def test_config_of_both():
+    config = session_config('/gpu:0,/cpu:2')
+    assert dict(config.device_count) == {'CPU': 3}
+    assert config.allow_soft_placement
+    assert config.intra_op_parallelism_threads == 0  # one CPU tower has all the cores
+
+
+def test_config_without_devices():
+    assert dict(session_config().device_count) == {'CPU': 1}
+
+
+@pytest.mark.parametrize('cores,towers,threads', [(8, 1, 0), (8, 2, 4), (2, 4, 1), (None, 2, 1)])
+def test_cores_are_divided_among_cpu_towers(monkeypatch, cores, towers, threads):
+    monkeypatch.setattr(os, 'cpu_count', lambda: cores)
+    assert session_config(towers).intra_op_parallelism_threads == threads
+
+
+def test_towers_on_one_cpu_share_its_threads(monkeypatch):
+    monkeypatch.setattr(os, 'cpu_count', lambda: 8)
+    config = session_config(['/cpu:0', '/cpu:0', '/cpu:0'])
+    assert dict(config.device_count) == {'CPU': 1}
+    assert config.intra_op_parallelism_threads == 0
+
+
+@pytest.mark.parametrize('value,threads', [('3', 3), (' 3 ', 3), ('0', 4), ('', 4), ('4,2', 4),
+                                           ('many', 4), ('-1', 4)])
+def test_omp_num_threads(monkeypatch, value, threads):
+    monkeypatch.setattr(os, 'cpu_count', lambda: 8)
+    monkeypatch.setenv('OMP_NUM_THREADS', value)
+    assert session_config(2).intra_op_parallelism_threads == threads
+
+
+def test_what_the_caller_says_goes_first(monkeypatch):
+    monkeypatch.setenv('OMP_NUM_THREADS', '3')
+    config = session_config(2, allow_growth=False, intra_op_threads=7, inter_op_threads=5,
+                            soft_placement=True)
+    assert config.intra_op_parallelism_threads == 7
+    assert config.inter_op_parallelism_threads == 5
+    assert config.allow_soft_placement and not config.gpu_options.allow_growth
+    assert session_config(2, intra_op_threads=0).intra_op_parallelism_threads == 0
+    assert not session_config('/gpu:0', soft_placement=False).allow_soft_placement
+
+
+@pytest.mark.parametrize('flag', ['intra_op_threads', 'inter_op_threads'])
+@pytest.mark.parametrize('value', [-1, 1.5, 2., True, '2', 'many', [1]])
+def test_no_number_of_threads(flag, value):
+    with pytest.raises(InvalidArgumentError) as caught:
+        session_config(1, **{flag: value})
+    assert str(caught.value) == ("%s=%r: expected a number of threads, 0 for TF's own choice."
+                                 % (flag, value))
+
+
+@pytest.mark.parametrize('value', [0, -0.5, True, 'half', float('nan')])
+def test_no_memory_fraction(value):
+    with pytest.raises(InvalidArgumentError, match='memory_fraction='):
+        session_config(1, memory_fraction=value)
+
+
+def test_memory_fraction_and_what_is_said_of_it(monkeypatch):
+    monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
+    config = session_config('/gpu:0', memory_fraction=0.4, allow_growth=False, inter_op_threads=3)
+    assert config.gpu_options.per_process_gpu_memory_fraction == 0.4
+    assert devices.describe_config(config, ['/device:GPU:0']) == (
+        "TensorFlow's choice of intra-op and 3 inter-op threads; GPU memory all at once, 0.4 of it "
+        'at the most')
+    assert session_config(1).gpu_options.per_process_gpu_memory_fraction == 0
+    assert devices.describe_config(session_config('/gpu:0'), ['/device:GPU:0']).endswith(
+        '; GPU memory as it is needed')
+    monkeypatch.setenv('OMP_NUM_THREADS', '3')
+    assert devices.describe_config(session_config(2), ['/device:CPU:0', '/device:CPU:1']) == (
+        "3 intra-op and TensorFlow's choice of inter-op threads")
+
+
+def test_config_is_new_each_time():
+    first = session_config(2)
+    first.allow_soft_placement = True
+    assert not session_config(2).allow_soft_placement
+
+
+def test_bad_devices_in_a_config():
+    with pytest.raises(DeviceError):
+        session_config('/cpu')
+    with pytest.raises(InvalidArgumentError):
+        session_config(0)
+
+
+def test_a_session_with_the_config_has_the_devices():
+    with tf.device('/cpu:2'):
+        three = tf.constant(1.) + 2.
+    with tf.Session(config=session_config(['/cpu:0', '/cpu:2'])) as session:
+        metadata = tf.RunMetadata()
+        options = tf.RunOptions(output_partition_graphs=True)
+        assert session.run(three, options=options, run_metadata=metadata) == 3.
+        cpus = [device.name for device in session.list_devices() if device.device_type == 'CPU']
+    assert len(cpus) == 3

@@ -1,0 +1,255 @@
+"""towers.precision: what the rewrite really does on this machine is what it says it does."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers import compat
+from towers.placement import precision
+from towers.errors import AuditError, InvalidArgumentError, PrecisionError
+from towers.placement.precision import converted_operations, rewrite_field, try_precision, use_precision
+
+CPUS = ('/device:CPU:0', '/device:CPU:1')
+GPUS = ('/device:GPU:0', '/device:GPU:1')
+HAS_BF16 = compat.TF_VERSION >= (2, 15)
+needs_bf16 = pytest.mark.skipif(not HAS_BF16, reason='TF 1.15 has no bfloat16 rewrite')
+
+
+def options(config):
+    """The rewriter's options that speak of precision, as they are set."""
+    return {field.name: value for field, value in
+            config.graph_options.rewrite_options.ListFields() if 'precision' in field.name}
+
+
+def linear(x):
+    w = tf.get_variable('w', [64, 64], initializer=tf.constant_initializer(0.01))
+    return tf.reduce_mean(tf.square(tf.matmul(tf.nn.relu(tf.matmul(x, w)), w)))
+
+
+def build(devices=2, name='tower', **arguments):
+    optimizer = tf.train.GradientDescentOptimizer(0.1)
+    return towers.build_towers(linear, np.ones([4, 64], 'float32'), optimizer, devices, name=name,
+                               **arguments)
+
+
+# ---- the config ----------------------------------------------------------------------------------
+
+def test_float32_leaves_the_config_alone():
+    config = tf.ConfigProto(log_device_placement=True)
+    assert use_precision(config, 'float32', CPUS) is config
+    assert config == tf.ConfigProto(log_device_placement=True)
+
+
+def test_float16_on_gpus():
+    config = use_precision(towers.session_config(GPUS), 'fp16', GPUS)
+    assert options(config) == {'auto_mixed_precision': config.graph_options.rewrite_options.ON}
+
+
+@needs_bf16
+def test_bfloat16_on_cpus():
+    config = use_precision(towers.session_config(CPUS), 'bf16', CPUS)
+    assert options(config) == {
+        'auto_mixed_precision_onednn_bfloat16': config.graph_options.rewrite_options.ON}
+
+
+@pytest.mark.parametrize('name, devices, text', [
+    ('fp16', CPUS, 'that works on CPUs. Use float32, or bf16 with TensorFlow 2.15 or later.'),
+    ('bf16', GPUS, 'on GPUs. Use float32 or fp16.')])
+def test_where_there_is_no_rewrite(name, devices, text):
+    for call in (lambda: use_precision(tf.ConfigProto(), name, devices),
+                 lambda: try_precision(name, devices),
+                 lambda: build(devices, precision=name, check_devices=False)):
+        with pytest.raises(PrecisionError) as caught:
+            call()
+        assert str(caught.value) == 'precision=%r: TensorFlow %s has no rewrite to it %s' % (
+            name, tf.version.VERSION, text)
+    assert not tf.get_default_graph().get_operations()
+
+
+@pytest.mark.skipif(HAS_BF16, reason='of a TensorFlow without')
+def test_an_old_version_has_no_bfloat16():
+    with pytest.raises(PrecisionError) as caught:
+        build(precision='bf16')
+    assert str(caught.value) == (
+        "precision='bf16': TensorFlow %s has no rewrite to it on CPUs. Use float32, or TensorFlow "
+        '2.15 or later.' % tf.version.VERSION)
+
+
+def test_devices_of_two_kinds():
+    with pytest.raises(PrecisionError) as caught:
+        rewrite_field('fp16', CPUS[:1] + GPUS[:1])
+    assert str(caught.value).startswith("precision='fp16', and the towers are on GPUs and CPUs: ")
+
+
+def test_another_precision():
+    for call in (lambda: use_precision(tf.ConfigProto(), 'fp8', CPUS),
+                 lambda: build(precision='fp8')):
+        with pytest.raises(InvalidArgumentError) as caught:
+            call()
+        assert str(caught.value) == (
+            "precision='fp8': expected one of 'float32', 'bf16', 'fp16'.")
+
+
+# ---- what the towers make of it ------------------------------------------------------------------
+
+def test_float16_scales_the_loss_and_says_that_it_was_not_tried_out():
+    built = build(GPUS, precision='fp16', check_devices=False)
+    assert built.precision == 'fp16' and built.scaled_losses.rule == towers.LossScale()
+    assert "\n  precision        fp16 by TensorFlow's rewrite auto_mixed_precision, not tried out\n" in (
+        str(built.plan))
+    assert '\n  loss scale       loss x 32768 at first, ' in str(built.plan)
+
+
+@needs_bf16
+def test_bfloat16_scales_nothing():
+    built = build(CPUS, precision='bf16', check_devices=False)
+    assert built.precision == 'bf16' and built.scaled_losses is None
+    assert ('\n  precision        bf16 by TensorFlow\'s rewrite auto_mixed_precision_onednn_bfloat16, '
+            'not tried out\n') in str(built.plan)
+
+
+def test_float32_says_nothing():
+    built = build()
+    assert built.precision == 'float32' and 'precision' not in str(built.plan)
+
+
+def test_what_ran_in_half_precision_is_counted():
+    x = tf.placeholder(tf.float32, [4, 4])
+    result = tf.reduce_sum(tf.cast(tf.matmul(tf.cast(x, tf.float16), tf.cast(x, tf.float16)),
+                                   tf.float32))
+    metadata = tf.RunMetadata()
+    with tf.Session() as session:
+        session.run(result, {x: np.ones([4, 4])}, tf.RunOptions(output_partition_graphs=True),
+                    metadata)
+    found = converted_operations(metadata, 'fp16')
+    assert found['MatMul'] == 1 and found['Cast'] >= 1
+    assert not converted_operations(metadata, 'bf16')
+
+
+def metadata_of(*nodes):
+    """`RunMetadata` of nodes `(op, {attribute: type})`, as the runtime of some machine has them."""
+    metadata = tf.RunMetadata()
+    graph = metadata.partition_graphs.add()
+    for number, (op, types) in enumerate(nodes):
+        node = graph.node.add(name='node_%d' % number, op=op)
+        for name, dtype in types.items():
+            node.attr[name].type = dtype.as_datatype_enum
+    return metadata
+
+
+@pytest.mark.parametrize('name, half', [('fp16', tf.float16), ('bf16', tf.bfloat16)])
+def test_what_the_cpu_makes_of_a_product_is_a_product(name, half):
+    """A CPU with AVX512-FP16 has `_MklMatMul` where others have `MatMul`."""
+    metadata = metadata_of(
+        ('Cast', {'SrcT': tf.float32, 'DstT': half}), ('Cast', {'SrcT': half, 'DstT': tf.float32}),
+        ('MatMul', {'T': half}), ('_MklMatMul', {'T': half}), ('_MklNativeMatMul', {'T': half}),
+        ('_FusedMatMul', {'T': half}), ('_MklFusedMatMul', {'T': half}),
+        ('_MklNativeFusedMatMul', {'T': half}), ('_MklMatMul', {'T': tf.float32}),
+        ('_MklConv2D', {'T': half}), ('_MklNativeConv2D', {'T': half}),
+        ('_MklNativeConv2DBackpropFilter', {'T': half}), ('_MklToTf', {'T': half}),
+        ('_Recv', {'tensor_type': half}), ('Const', {'dtype': half}), ('NoOp', {}))
+    before = metadata.SerializeToString(deterministic=True)
+    assert converted_operations(metadata, name) == {
+        'Cast': 1, 'MatMul': 6, 'Conv2D': 2, 'Conv2DBackpropFilter': 1}
+    assert metadata.SerializeToString(deterministic=True) == before
+
+
+def test_operations_of_other_names_keep_them():
+    names = ['MatMul', 'FusedBatchNormV3', '_FusedBatchNormEx', '_Arg', '_UnaryOpsComposition']
+    assert [compat.computed_operation(name) for name in names] == [
+        'MatMul', 'FusedBatchNormV3', '_FusedBatchNormEx', '_Arg', '_UnaryOpsComposition']
+
+
+def audit_of_a_step(built, config):
+    metadata = tf.RunMetadata()
+    with tf.Session(config=config) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op, options=tf.RunOptions(output_partition_graphs=True),
+                    run_metadata=metadata)
+    return towers.audit(built, metadata)
+
+
+@needs_bf16
+def test_a_session_that_does_not_rewrite_breaks_the_promise():
+    built = build(CPUS, precision='bf16', check_devices=False)
+    with pytest.raises(AuditError) as caught:
+        audit_of_a_step(built, towers.session_config(built.devices)).raise_if_broken()
+    assert ("no operation ran in bf16: was the session made with use_precision(config, 'bf16', "
+            'built.devices)?') in str(caught.value)
+
+
+# ---- what TensorFlow really does, in processes with oneDNN on and off ----------------------------
+
+PROGRAM = '''
+import json, sys
+import tensorflow.compat.v1 as tf
+sys.path[:0] = %r
+tf.disable_eager_execution()
+import towers
+import test_precision as t
+from towers.placement import precision
+precision._cpu_has = lambda flags: False
+result = {}
+try:
+    built = t.build(precision='bf16')
+    result['plan'] = built.plan.precision
+    config = towers.use_precision(towers.session_config(2), 'bf16', built.devices)
+    result['audit'] = t.audit_of_a_step(built, config).raise_if_broken().notes
+    for name, session_config in (('bf16', config), ('float32', towers.session_config(2))):
+        with tf.Session(config=session_config) as session:
+            session.run(tf.global_variables_initializer())
+            result[name] = [float(session.run([built.loss, built.train_op])[0]) for _ in range(3)]
+except towers.PrecisionError as error:
+    result['error'] = str(error)
+print(json.dumps(result))
+'''
+
+
+def in_a_process(onednn):
+    here = os.path.dirname(os.path.abspath(__file__))
+    tests = os.path.dirname(here)
+    environment = dict(os.environ, TF_ENABLE_ONEDNN_OPTS=onednn, TF_CPP_MIN_LOG_LEVEL='3')
+    output = subprocess.check_output(
+        [sys.executable, '-c', PROGRAM % [here, tests, os.path.dirname(tests)]], env=environment)
+    return json.loads(output.decode().splitlines()[-1])
+
+
+@pytest.mark.slow
+@needs_bf16
+def test_with_onednn_the_products_are_in_bfloat16():
+    result = in_a_process('1')
+    assert result['plan'] == (
+        "bf16 by TensorFlow's rewrite auto_mixed_precision_onednn_bfloat16; this CPU has no "
+        'instructions for it, so expect it to be slower than float32')
+    note, = [note for note in result['audit'] if note.startswith('in bf16: ')]
+    assert 'MatMul' in note
+    # 8 bits of digits: near, but never the same.
+    for half, single in zip(result['bf16'], result['float32']):
+        assert 0 < abs(half - single) < 0.02 * single
+
+
+@pytest.mark.slow
+@needs_bf16
+def test_without_onednn_it_is_an_error_and_not_float32_in_silence():
+    assert in_a_process('0') == {'error': (
+        "precision='bf16': the rewrite auto_mixed_precision_onednn_bfloat16 of TensorFlow %s "
+        'changes nothing on /cpu:0, where oneDNN is off: set TF_ENABLE_ONEDNN_OPTS=1 before the '
+        'program starts. Or use float32.' % tf.version.VERSION)}
+
+
+def test_instructions_are_looked_up_by_whole_words(tmp_path, monkeypatch):
+    cpuinfo = tmp_path / 'cpuinfo'
+    cpuinfo.write_text('flags\t: avx2 avx512_bf16_not fma\n')
+    real = open
+    monkeypatch.setattr(precision, 'open', lambda path: real(str(cpuinfo)), raising=False)
+    assert not precision._cpu_has(('avx512_bf16', 'amx_bf16'))
+    cpuinfo.write_text('flags\t: avx2 amx_bf16 fma\n')
+    assert precision._cpu_has(('avx512_bf16', 'amx_bf16'))
+    monkeypatch.setattr(precision, 'open', lambda path: real('/nowhere'), raising=False)
+    assert precision._cpu_has(('avx512_bf16',))

@@ -1,0 +1,230 @@
+"""Towers of several devices: where everything is, and that the numbers are those of one device."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.graph.graph_walk import step_operations
+from towers.placement.devices import resolve_devices, short_name
+from towers.placement.tower_device import all_devices, stages_of
+
+X, WORDS = np.random.RandomState(0).rand(16, 6), np.arange(16) % 5
+CPUS = ['/device:CPU:%d' % index for index in range(4)]
+
+
+def layer(x, name):
+    w = tf.get_variable(name, [6, 6], tf.float64, tf.random_normal_initializer(stddev=.5, seed=1))
+    return x + tf.tanh(tf.matmul(x, w))
+
+
+def model(x, words):
+    """Two stages; what is made outside of them is the loss."""
+    with towers.stage(0):
+        x = layer(layer(x, 'a'), 'b')
+    with towers.stage(1):
+        rows = tf.get_variable('rows', [5, 6], tf.float64, tf.constant_initializer(.25))
+        x = layer(x, 'c') * tf.nn.embedding_lookup(rows, words)
+    return {'loss': tf.reduce_mean(tf.square(tf.reduce_sum(x, 1) - 1)), 'predictions': x}
+
+
+def test_names_of_devices_of_towers():
+    nested = resolve_devices([['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']])
+    assert nested == ('/device:CPU:0', '/device:CPU:2')
+    assert [stages_of(each) for each in nested] == [tuple(CPUS[:2]), tuple(CPUS[2:])]
+    said = resolve_devices('/cpu:0+/cpu:1,/cpu:2+/cpu:3')
+    assert [each.stages for each in said] == [each.stages for each in nested]
+    assert resolve_devices(nested)[1].stages == tuple(CPUS[2:])
+    assert all_devices(nested) == tuple(CPUS)
+    assert short_name(nested[0]) == '/cpu:0+/cpu:1'
+    assert stages_of('/device:CPU:3') == ('/device:CPU:3',)
+    assert towers.session_config(nested).device_count['CPU'] == 4
+
+
+@pytest.mark.parametrize('devices, text', [
+    ([['/cpu:0', '/cpu:1'], ['/cpu:2']], 'as many devices for each tower'),
+    ([['/cpu:0', '/cpu:0']], 'a tower has one twice'), ([[]], 'a tower has none'),
+    ([['/cpu:0', '/cpu:1'], ['/cpu:1', '/cpu:2']], '/cpu:1 is named 2 times'),
+    ('/cpu:0+', 'is not the name of one device'),
+    ([['/cpu:0', 3]], '3 is not the name of one device'),
+    ([['/cpu:0', '/gpu:7']], '/gpu:7 does not exist')])
+def test_names_that_make_no_sense(devices, text):
+    with pytest.raises(towers.DeviceError) as error:
+        resolve_devices(devices)
+    assert text in str(error.value)
+
+
+def built_on(devices, **options):
+    return towers.build_towers(
+        options.pop('model_fn', model), (tf.constant(X), tf.constant(WORDS)),
+        tf.train.MomentumOptimizer(.1, .9), devices, 'mean',
+        global_step=tf.train.get_or_create_global_step(), **options)
+
+
+def trained(devices, **options):
+    with tf.Graph().as_default():
+        built = built_on(devices, **options)
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            for _ in range(5):
+                predictions, loss, _ = session.run(
+                    [built.predictions, built.loss, built.train_op])
+            variables = tf.global_variables()
+            found = dict(zip([v.op.name for v in variables], session.run(variables)))
+    return dict(found, predictions=predictions, loss=loss)
+
+
+TWO = [['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']]
+
+
+@pytest.mark.parametrize('devices, options', [
+    ([TWO[0]], {}), (TWO, {}), (TWO, dict(copies='reuse', variable_device='stage')),
+    (TWO, dict(variable_device='balanced')), ([TWO[0]], dict(variable_device='/cpu:0')),
+    ([TWO[0]], dict(accumulate=4)), (TWO, dict(recompute=['add'])),
+    ([TWO[0]], dict(micro_batches=4)), ([TWO[0]], dict(micro_batches=4, schedule='all_forward')),
+    (TWO, dict(micro_batches=2)), (TWO, dict(micro_batches=3, remainder='weight')),
+    (2, dict(micro_batches=4))])
+def test_the_numbers_are_those_of_one_device(devices, options):
+    one, found = trained(1), trained(devices, **options)
+    assert set(one) == set(found)
+    for name, value in one.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_everything_is_with_its_stage(copies):
+    with tf.Graph().as_default():
+        built = built_on(TWO, copies=copies, variable_device='stage')
+        assert {v.op.name: v.device for v in built.variables} == {
+            'a': CPUS[0], 'b': CPUS[0], 'c': CPUS[1], 'rows': CPUS[1]}
+        assert {v.op.name: v.device for v in built.slots} == {
+            'a/Momentum': CPUS[0], 'b/Momentum': CPUS[0], 'c/Momentum': CPUS[1],
+            'rows/Momentum': CPUS[1]}
+        step = step_operations([built.train_op])
+        for tower, (first, second) in zip(built.towers, (CPUS[:2], CPUS[2:])):
+            own = [op for op in step if op.name.startswith(tower.name_scope)]
+            tanhs = [op.device for op in own if op.type == 'Tanh']
+            assert sorted(tanhs) == [first, first, second]
+            gradients = collections.Counter(op.device for op in own if op.type == 'TanhGrad')
+            assert gradients == {first: 2, second: 1}
+            products = collections.Counter(op.device for op in own if op.type == 'MatMul'
+                                           and op.name in tower.backward)
+            assert products[second] == 2 and 3 <= products[first] <= 4
+            # What is outside of stages follows its data.
+            assert tower.loss.op.device == tower.data_loss.op.device == second
+            # One activation goes over, and one gradient comes back.
+            activations = {tensor.name for op in own for tensor in op.inputs
+                           if tensor.op.name.startswith(tower.name_scope)
+                           and tensor.op.device == first and op.device == second
+                           and tensor.shape.ndims == 2}
+            assert len(activations) == 1
+            back = {tensor.name for op in own for tensor in op.inputs
+                    if op.name in tower.backward and tensor.op.device == second
+                    and op.device == first and tensor.shape.ndims == 2}
+            assert len(back) == 1
+        audit = towers.audit(built)
+        assert not audit.broken, audit
+
+
+def test_one_tower_has_its_variables_by_stage_and_several_on_the_cpu():
+    with tf.Graph().as_default():
+        assert built_on([TWO[0]]).plan.variable_device.startswith('their stage, /cpu:0 (')
+    with tf.Graph().as_default():
+        assert built_on(TWO).plan.variable_device == '/cpu:0'
+
+
+def test_a_graph_for_gpus_is_built_without_any():
+    with tf.Graph().as_default():
+        built = built_on([['/gpu:0', '/gpu:1', ]], check_devices=False)
+        assert {v.device for v in built.variables} == {'/device:GPU:0', '/device:GPU:1'}
+        devices = collections.Counter(op.device for op in step_operations([built.train_op])
+                                      if op.name in built.towers[0].backward)
+        assert devices['/device:GPU:0'] > 5 and devices['/device:GPU:1'] > 5
+
+
+def test_stages_outside_of_towers_and_on_one_device_are_no_scopes():
+    with tf.Graph().as_default():
+        with towers.stage(5):
+            assert tf.no_op().device == ''
+        built = built_on(1)
+        assert {op.device for op in step_operations([built.train_op])
+                if op.name.startswith('tower_0/') and op.type == 'Tanh'} == {CPUS[0]}
+
+
+def third_stage(x, words):
+    with towers.stage(2):
+        return model(x, words)
+
+
+def back_and_forth(x, words):
+    with towers.stage(1):
+        x = layer(x, 'a')
+    with towers.stage(0):
+        return tf.reduce_mean(layer(x, 'b')) + 0 * tf.reduce_sum(tf.cast(words, tf.float64))
+
+
+def shared(x, words):
+    """One variable in two stages."""
+    with tf.variable_scope('', reuse=tf.AUTO_REUSE):
+        with towers.stage(0):
+            x = layer(x, 'a')
+        with towers.stage(1):
+            return {'loss': tf.reduce_mean(layer(x, 'a')) + 0 * tf.reduce_sum(
+                tf.cast(words, tf.float64)), 'predictions': x}
+
+
+@pytest.mark.parametrize('options, error, text', [
+    (dict(model_fn=third_stage), towers.ModelFunctionError, 'name 3 devices for each tower'),
+    (dict(model_fn=back_and_forth, micro_batches=2), towers.ModelFunctionError, 'in a circle'),
+    (dict(micro_batches=0), towers.InvalidArgumentError, 'micro_batches=0'),
+    (dict(micro_batches=2, accumulate=2), towers.InvalidArgumentError, 'micro_batches=4 alone'),
+    (dict(schedule='gpipe'), towers.InvalidArgumentError, "schedule='gpipe'"),
+    (dict(stages=2), towers.InvalidArgumentError, 'stages=2'),
+    (dict(micro_batches=32, remainder='weight'), towers.InputError, '16 examples are fewer than'),
+    (dict(variable_device='replicated'), towers.InvalidArgumentError, 'of one device each')])
+def test_misuse(options, error, text):
+    with tf.Graph().as_default():
+        with pytest.raises(error) as raised:
+            built_on([TWO[0]], **options)
+        assert text in str(raised.value)
+
+
+@pytest.mark.parametrize('number', [-1, 1.5, 'one', True, None])
+def test_no_number_of_a_stage(number):
+    with pytest.raises(towers.InvalidArgumentError, match='expected a whole number of at least 0'):
+        with towers.stage(number):
+            pass
+
+
+def test_a_variable_of_two_stages_is_where_it_is_made():
+    one, found = trained(1, model_fn=shared), trained([TWO[0]], model_fn=shared, micro_batches=2)
+    np.testing.assert_allclose(found['a'], one['a'], rtol=0, atol=1e-12)
+    with tf.Graph().as_default():
+        assert built_on([TWO[0]], model_fn=shared).variables[0].device == CPUS[0]
+
+
+def test_a_stage_that_the_model_does_not_have_is_in_the_plan():
+    with tf.Graph().as_default():
+        plan = built_on([['/cpu:0', '/cpu:1', '/cpu:2']]).plan
+        assert '/cpu:2: no stage of the model is there' in plan.stages
+        assert '/cpu:1: no stage' not in plan.stages
+
+
+def test_the_same_checkpoint_serves_all(tmp_path):
+    path = str(tmp_path / 'model')
+    with tf.Graph().as_default():
+        built = built_on([TWO[0]], micro_batches=2)
+        saver = tf.train.Saver()
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            session.run(tf.global_variables_initializer())
+            session.run(built.train_op)
+            saver.save(session, path)
+            loss = session.run(built.loss)
+    for devices in (1, 2, TWO):
+        with tf.Graph().as_default():
+            built = built_on(devices)
+            with tf.Session(config=towers.session_config(built.devices)) as session:
+                tf.train.Saver().restore(session, path)
+                np.testing.assert_allclose(session.run(built.loss), loss, rtol=1e-12)

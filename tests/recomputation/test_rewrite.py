@@ -1,0 +1,307 @@
+"""The backward pass with recomputation: the same numbers, run once and later, of less memory."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.graph.graph_walk import reachable_from, step_operations
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+X = np.random.RandomState(0).rand(8, 6, 6, 3).astype(np.float32)
+
+
+def variable(name, shape, **options):
+    return tf.get_variable(name, shape, initializer=tf.random_normal_initializer(
+        stddev=.3, seed=len(name) + sum(shape)), **options)
+
+
+def convolution(images, name):
+    with tf.variable_scope(name, reuse=tf.AUTO_REUSE):
+        kernel = variable('kernel', [3, 3, images.shape[-1], 4])
+        images = tf.nn.conv2d(images, kernel, [1, 1, 1, 1], 'SAME')
+        return tf.nn.relu(tf.nn.bias_add(images, variable('bias', [4])))
+
+
+def normalized(images, name):
+    """Fused batch norm with moving averages, as layers have it."""
+    with tf.variable_scope(name):
+        mean = tf.get_variable('mean', [4], initializer=tf.zeros_initializer(), trainable=False)
+        images, batch_mean, _ = tf.nn.fused_batch_norm(
+            images, variable('scale', [4]), variable('offset', [4]))
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_sub(mean, .1 * (mean - batch_mean)))
+        return images
+
+
+def deep(images):
+    images = convolution(images, 'first')
+    for layer in range(5):
+        with tf.name_scope('block%d' % layer):
+            inside = normalized(convolution(images, 'a%d' % layer), 'n%d' % layer)
+            images += tf.nn.dropout(convolution(inside, 'shared'), rate=.2, seed=layer)
+    return {'loss': tf.reduce_mean(tf.square(images)), 'predictions': images}
+
+
+def branching(images):
+    """A loop, a branch, a function, a sparse gradient and a split between layers."""
+    images = convolution(images, 'first')
+    for layer in range(4):
+        images = tf.nn.relu(convolution(images, 'a%d' % layer))
+        images = tf.while_loop(lambda i, _: i < 2, lambda i, each: (i + 1, tf.tanh(each)),
+                               (tf.constant(0), images))[1]
+        images = tf.cond(tf.reduce_mean(images) > 0, lambda: tf.tanh(images), lambda: images * 2.)
+        one, other = tf.split(convolution(images, 'b%d' % layer), 2, axis=3)
+        images = tf.concat([other, tf.exp(-one)], 3)
+    rows = tf.nn.embedding_lookup(variable('rows', [5, 4]), tf.constant([0, 1, 1, 4]))
+    return tf.reduce_mean(tf.square(images) * tf.reduce_mean(rows, 0))
+
+
+def numbers(model_fn, recompute, resource=False, steps=3, devices=1, check=None, **options):
+    """(loss, gradients, variables after some steps), and the plan's line."""
+    with tf.Graph().as_default():
+        tf.set_random_seed(1)
+        with tf.variable_scope('', use_resource=resource):
+            built = towers.build_towers(
+                model_fn, tf.constant(X), options.pop('optimizer', None)
+                or tf.train.MomentumOptimizer(.05, .9), devices, recompute=recompute, **options)
+        if check is not None:
+            check(built)
+        assert not towers.audit(built).broken
+        # One operation after the other: sums of several threads differ in the last bit.
+        config = towers.session_config(built.devices)
+        config.intra_op_parallelism_threads = config.inter_op_parallelism_threads = 1
+        # Nor are those of the operations that it joins, where a copy is joined with another one.
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        with tf.Session(config=config) as session:
+            session.run(tf.global_variables_initializer())
+            session.run(tf.local_variables_initializer())
+            found = [session.run([built.loss] + [
+                gradient for _, pairs in towers_pairs(built) for gradient, _ in pairs])]
+            for _ in range(steps):
+                session.run(built.train_op)
+            found += session.run(tf.global_variables())
+    return tf.nest.flatten(found), built.plan.recomputation
+
+
+def towers_pairs(built):
+    return built.gradients.items() if isinstance(built.gradients, dict) else [('', built.gradients)]
+
+
+@pytest.mark.parametrize('options', [
+    dict(recompute=['block1', 'block3/', 'block2/add']), dict(resource=True), dict(devices=2),
+    dict(accumulate=2)] + [pytest.param(options, marks=pytest.mark.slow) for options in (
+        {}, dict(devices=2, copies='reuse'), dict(devices=2, variable_device='replicated'),
+        dict(check_numerics=True), dict(loss_scale=towers.LossScale(initial=8.)))],
+                         ids=lambda options: '-'.join(options) or 'plain')
+def test_the_numbers_are_the_same_to_the_last_bit(options):
+    options = dict(options)
+    recompute = options.pop('recompute', 'auto')
+    wanted, text = numbers(deep, None, **options)
+    assert text is None
+    found, text = numbers(deep, recompute, **options)
+    assert 'operations of the forward pass are run again, in' in text
+    assert len(found) == len(wanted)
+    for one, other in zip(wanted, found):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize('version', ['v1', 'v2'])
+def test_loops_branches_and_functions_are_kept_whole(version):
+    was = tf.control_flow_v2_enabled()
+    (tf.disable_control_flow_v2 if version == 'v1' else tf.enable_control_flow_v2)()
+
+    def check(built):
+        again = [op for op in step_operations([built.train_op]) if '/recompute/' in op.name]
+        assert again and {op.type for op in again} <= {
+            'Conv2D', 'BiasAdd', 'Relu', 'Split', 'ConcatV2', 'Exp', 'Neg', 'Identity'}
+    try:
+        one, _ = numbers(branching, None)
+        other, text = numbers(branching, ['a1', 'b2'], check=check)
+        for a, b in zip(one, other):
+            np.testing.assert_array_equal(a, b)
+    finally:
+        (tf.enable_control_flow_v2 if was else tf.disable_control_flow_v2)()
+
+
+def check_deep(built):
+    step = step_operations([built.train_op])
+    again = [op for op in step if '/recompute/' in op.name]
+    of_types = {op.type for op in again}
+    assert {'Conv2D', 'Relu'} <= of_types
+    # Nothing that draws, writes or reads is run twice.
+    assert not [op for op in again if op.op_def.is_stateful]
+    for tower in built.towers:
+        own = [op for op in step if op.name.startswith(tower.name_scope)]
+        assert sum(op.type.startswith('AssignSub') for op in own) in (0, 5)
+        assert sum(op.type == 'RandomUniform' for op in own) == 5
+        for op in own:
+            if '/recompute/' in op.name:
+                assert op.device == tower.device
+    # Each waits for a gradient, and no forward operation waits for one.
+    backward = [op for op in step if '/gradients/' in op.name or op.name.startswith('gradients')]
+    after = reachable_from(backward, step, control=True)
+    assert all(op.name in after for op in again)
+    assert all(tower.loss.op.name not in after for tower in built.towers)
+
+
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_what_is_run_again_and_when(copies):
+    numbers(deep, 'auto', devices=2, copies=copies, check=check_deep, steps=1)
+
+
+def block_model(images):
+    block = towers.recompute(lambda images, name: normalized(convolution(
+        convolution(images, 'shared'), name), 'n' + name))
+    images = convolution(images, 'first')
+    for layer in range(3):
+        images = block(images, name='a%d' % layer)
+    return tf.reduce_mean(tf.square(images))
+
+
+def block_model_as_it_is(images):
+    recompute, towers.recompute = towers.recompute, lambda block: block
+    try:
+        return block_model(images)
+    finally:
+        towers.recompute = recompute
+
+
+def test_a_block_that_the_model_marks():
+    def check(built):
+        again = [op for op in step_operations([built.train_op]) if '/recompute/' in op.name]
+        assert sum(op.type == 'Conv2D' for op in again) == 6
+        assert {op.name.split('/recompute/')[1].split('/')[0] for op in again} == {
+            'segment_0', 'segment_1', 'segment_2'}
+    for devices in (1, 2):
+        one, text = numbers(block_model_as_it_is, None, devices=devices)
+        assert text is None
+        other, text = numbers(block_model, None, devices=devices,
+                              check=check if devices == 1 else None)
+        assert text.endswith('in 3 segments')
+        for a, b in zip(one, other):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_marked_block_outside_of_towers_is_the_block():
+    with tf.Graph().as_default():
+        loss = block_model(tf.constant(X))
+        assert all(gradient is not None for gradient in tf.gradients(loss, tf.trainable_variables()))
+    with pytest.raises(towers.InvalidArgumentError, match='expected a function that makes a part'):
+        towers.recompute(3)
+
+
+def two_losses(images):
+    output = deep(images)
+    return {'loss': {'one': output['loss'], 'two': tf.reduce_mean(tf.exp(output['predictions']))}}
+
+
+def test_each_of_several_losses_computes_again_for_itself():
+    def optimizers():
+        return {'one': tf.train.GradientDescentOptimizer(.1), 'two': tf.train.AdamOptimizer(.1)}
+
+    def check(built):
+        for name, other in (('one', 'two'), ('two', 'one')):
+            ran = {op.name for op in step_operations([built.train_ops[name]])}
+            assert built.towers[0].loss[other].op.name not in ran
+            assert any('/recompute' in each for each in ran)
+    one, _ = numbers(two_losses, None, optimizer=optimizers())
+    other, _ = numbers(two_losses, 'auto', optimizer=optimizers(), check=check)
+    for a, b in zip(one, other):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize('options, text', [
+    (dict(recompute='all'), "recompute='all': expected 'auto', a list of names"),
+    (dict(recompute=[]), 'recompute=[]'), (dict(recompute=True), 'recompute=True'),
+    (dict(recompute=['a3', 4]), "recompute=['a3', 4]"),
+    (dict(recompute=['nowhere']), "has 'nowhere', and the model has no operation or scope of this"),
+    (dict(recompute='auto', optimizer=None), 'without a backward pass nothing is kept'),
+    (dict(recompute='auto', xla=True), 'XLA decides by itself')])
+def test_errors(options, text):
+    options = dict(dict(optimizer=tf.train.GradientDescentOptimizer(.1)), **options)
+    with tf.Graph().as_default(), pytest.raises(towers.InvalidArgumentError) as error:
+        towers.build_towers(deep, tf.constant(X), devices=1, **options)
+    assert text in str(error.value)
+
+
+PEAKS = """
+import tensorflow.compat.v1 as tf
+import numpy as np
+import sys
+import towers
+tf.disable_eager_execution()
+
+def deep(x):
+    for layer in range(int(sys.argv[1])):
+        w = tf.get_variable('w%d' % layer, [32, 32], initializer=tf.random_normal_initializer(
+            stddev=.1, seed=layer))
+        x += tf.nn.relu(tf.matmul(x, w))
+    return tf.reduce_mean(tf.square(x))
+
+for recompute in None, 'auto':
+    with tf.Graph().as_default():
+        built = towers.build_towers(deep, np.ones([4096, 32], np.float32),
+                                    tf.train.GradientDescentOptimizer(1e-3), 1, recompute=recompute)
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            session.run(tf.global_variables_initializer())
+            session.run(built.train_op)
+            metadata = tf.RunMetadata()
+            session.run(built.train_op, run_metadata=metadata, options=tf.RunOptions(
+                trace_level=tf.RunOptions.FULL_TRACE))
+        print(max(memory.allocator_bytes_in_use for device in metadata.step_stats.dev_stats
+                  for node in device.node_stats for memory in node.memory))
+"""
+
+
+@pytest.mark.slow
+def test_memory_grows_as_the_root_of_the_depth():
+    def peaks(depth):
+        return [int(line) for line in subprocess.run(
+            [sys.executable, '-c', PEAKS, str(depth)], check=True, stdout=subprocess.PIPE,
+            env=dict(os.environ, TF_CPU_ALLOCATOR_USE_BFC='true', PYTHONPATH=ROOT)).stdout.split()]
+    activation = 4096 * 32 * 4
+    shallow, deep_ = peaks(16), peaks(64)
+    assert deep_[0] > 64 * 2 * activation * .9
+    assert deep_[1] < .4 * deep_[0]
+    # Four times as deep, twice as much (and the weights, and what an operation needs to run).
+    assert deep_[1] < 2.6 * shallow[1]
+
+
+@pytest.mark.parametrize('resource', [False, True], ids=['reference', 'resource'])
+def test_a_block_that_writes_what_it_reads(resource):
+    """Spectral norm: the memory that was read holds something else when the block is run again."""
+    def model(images, recompute=towers.recompute):
+        def block(x):
+            w = variable('w', [48, 32])
+            u = tf.get_variable('u', [1, 48], initializer=tf.ones_initializer(), trainable=False)
+            v = tf.stop_gradient(tf.nn.l2_normalize(tf.matmul(u, w)))
+            after = tf.stop_gradient(tf.nn.l2_normalize(tf.matmul(v, w, transpose_b=True)))
+            sigma = tf.reduce_sum(tf.matmul(v, w, transpose_b=True) * after)
+            with tf.control_dependencies([tf.assign(u, after)]):
+                return tf.tanh(tf.matmul(x, w / sigma))
+        x = tf.reshape(images, [-1, 108])[:, :48]
+        return tf.reduce_mean(tf.square(recompute(block)(x)))
+    wanted, _ = numbers(lambda images: model(images, lambda block: block), None, resource)
+    found, text = numbers(model, None, resource)
+    assert text is not None or not resource
+    for one, other in zip(wanted, found):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_gradient_that_comes_into_a_block_and_is_a_variables_own():
+    """A reference variable's gradient waits for the copies that read it, and they for that gradient."""
+    def model(images, recompute=towers.recompute):
+        x = tf.reshape(images, [8, 108])
+        w = variable('w', [8, 108])
+        x = recompute(lambda x: tf.tanh(x * variable('a', [108]) + tf.stop_gradient(w)) * 2.)(x) + w
+        return tf.reduce_mean(tf.square(x))
+    options = dict(gradient_options={'gate_gradients': tf.train.Optimizer.GATE_NONE},
+                   optimizer=tf.train.GradientDescentOptimizer(.1))
+    wanted, _ = numbers(lambda images: model(images, lambda block: block), None, **options)
+    found, _ = numbers(model, None, **dict(options, optimizer=tf.train.GradientDescentOptimizer(.1)))
+    for one, other in zip(wanted[:2], found[:2]):  # plain TF without gates races in later steps
+        np.testing.assert_array_equal(one, other)

@@ -1,0 +1,294 @@
+"""Several micro-batches a tower for one update, against the whole batch at once."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.graph.graph_walk import reachable_from, step_operations
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+RANDOM = np.random.RandomState(0)
+X, WORDS = RANDOM.rand(16, 3), np.arange(16) % 5
+
+
+def model(x, words):
+    """Dense and sparse gradients, an L2 term, and a variable that is trained by neither."""
+    def variable(name, shape, value):
+        return tf.get_variable(name, shape, tf.float64, tf.constant_initializer(value))
+    w, rows = variable('w', [3, 4], .5), variable('rows', [5, 4], .25)
+    variable('unused', [], 1.)
+    hidden = tf.tanh(tf.matmul(x, w)) * tf.nn.embedding_lookup(rows, words)
+    return {'loss': tf.reduce_mean(tf.square(tf.reduce_sum(hidden, 1) - 1))
+                    + .01 * tf.nn.l2_loss(w),
+            'predictions': hidden, 'metrics': {'mean': tf.reduce_mean(hidden)}}
+
+
+def trained(devices, accumulate, steps=20, model_fn=model, inputs=(X, WORDS), **options):
+    """(variables by name, predictions and metrics after the last step, the build)"""
+    with tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step()
+        rate = tf.train.exponential_decay(.1, step, 1, .9)
+        built = towers.build_towers(
+            model_fn, tuple(map(tf.constant, inputs)), tf.train.MomentumOptimizer(rate, .9),
+            devices, options.pop('reduction', 'mean'), global_step=step, accumulate=accumulate,
+            **options)
+        assert not towers.audit(built).broken
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            session.run(tf.global_variables_initializer())
+            session.run(tf.local_variables_initializer())
+            for _ in range(steps):
+                session.run(built.train_op)
+            variables = tf.global_variables()
+            found = dict(zip([v.op.name for v in variables], session.run(variables)))
+            outputs = session.run([each for each in (built.loss, built.predictions, built.metrics)
+                                   if each is not None])
+    return found, outputs, built
+
+
+def assert_same(one, other):
+    (values, outputs, _), (found, seen, _) = one, other
+    assert set(values) == set(found)
+    for name in values:
+        np.testing.assert_allclose(found[name], values[name], rtol=0, atol=1e-12, err_msg=name)
+    for each, wanted in zip(tf.nest.flatten(seen), tf.nest.flatten(outputs)):
+        np.testing.assert_allclose(each, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.fixture(scope='module')
+def at_once():
+    return trained(1, 1)
+
+
+@pytest.mark.parametrize('devices, accumulate, options', [
+    (1, 4, {}), (1, 16, dict(copies='reuse')), (2, 4, {}), (2, 2, dict(variable_device='balanced')),
+    (2, 2, dict(variable_device='replicated')),
+    (2, 2, dict(variable_device='replicated', all_reduce='collective')),
+    (1, 5, dict(remainder='weight')), (2, 3, dict(remainder='weight', copies='reuse')),
+    (2, 9, dict(remainder='weight'))])
+def test_the_weights_are_those_of_the_whole_batch(at_once, devices, accumulate, options):
+    found = trained(devices, accumulate, **options)
+    assert_same(at_once, found)
+    assert found[0]['global_step'] == 20
+    built = found[2]
+    assert len(built.towers) == devices * accumulate and len(built.devices) == devices
+    if 'all_reduce' not in options:
+        kinds = {v.op.name: type(g) for g, v in built.gradients}
+        assert kinds['rows'] is tf.IndexedSlices and 'unused' not in kinds
+
+
+@pytest.mark.parametrize('devices, accumulate', [(1, 4), (2, 4)])
+def test_sum_is_as_many_times_the_mean_as_there_are_towers(devices, accumulate):
+    one, _, _ = trained(1, 1, 1)
+    many, _, built = trained(devices, accumulate, 1, reduction='sum')
+    np.testing.assert_allclose(many['w/Momentum'], devices * one['w/Momentum'], rtol=1e-12)
+    assert ('2 x the rate' in built.plan.learning_rate) == (devices == 2)
+
+
+def test_a_micro_batch_waits_for_the_sums_of_the_one_before():
+    with tf.Graph().as_default() as graph:
+        built = towers.build_towers(model, (tf.constant(X), tf.constant(WORDS)),
+                                    tf.train.GradientDescentOptimizer(.1), 2, accumulate=4)
+        operations = graph.get_operations()
+        gates = [op for op in operations if op.type == 'NoOp' and 'next_micro_batch' in op.name]
+        step = step_operations([built.train_op, built.predictions])
+        assert [op.device for op in gates] == ['/device:CPU:0'] * 3 + ['/device:CPU:1'] * 3
+        for index, part in enumerate(built.towers):
+            own = {op.name for op in step if op.name.startswith(part.name_scope)
+                   and op.type != 'Const'}
+            assert own
+            if index % 4 == 0:
+                waiting = reachable_from(gates, operations, control=True)
+                assert index or not own & waiting
+                continue
+            gate = gates[index - 1 - index // 4]
+            assert own <= reachable_from([gate], operations, control=True)
+            added = {op.name for op in gate.control_inputs}
+            before = built.towers[index - 1]
+            for gradient, _ in before.pairs:  # has been added up before the gate opens
+                for tensor in tf.nest.flatten(gradient, expand_composites=True):
+                    assert tensor is None or added & reachable_from(
+                        [tensor.op], operations, control=True)
+        assert not own & {op.name for op in step_operations([tf.global_variables_initializer()])}
+        for part, device in zip(built.towers, ['/device:CPU:0'] * 4 + ['/device:CPU:1'] * 4):
+            assert part.device == device
+
+
+def noisy(x):
+    w = tf.get_variable('w', [3], tf.float64, tf.ones_initializer())
+    mask = tf.nn.dropout(tf.ones_like(x, tf.float32), rate=.5)
+    return {'loss': tf.reduce_mean(tf.cast(mask, tf.float64) * x * w), 'predictions': mask}
+
+
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_each_micro_batch_draws_for_itself_and_as_in_any_other_session(copies):
+    masks = []
+    for _ in range(2):
+        with tf.Graph().as_default():
+            tf.set_random_seed(1)
+            step = tf.train.get_or_create_global_step()
+            built = towers.build_towers(
+                noisy, tf.constant(np.ones([64, 3])), tf.train.GradientDescentOptimizer(.1), 2,
+                accumulate=2, copies=copies, global_step=step, stateless_random=True)
+            with tf.Session(config=towers.session_config(built.devices)) as session:
+                session.run(tf.global_variables_initializer())
+                masks.append([session.run([built.predictions, built.train_op])[0]
+                              for _ in range(2)])
+    np.testing.assert_array_equal(masks[0], masks[1])
+    first, second = masks[0]
+    parts = [part.tobytes() for part in np.split(first, 4) + np.split(second, 4)]
+    assert len(set(parts)) == 8
+
+
+
+
+
+def averaging(x):
+    """A moving average that follows the mean of what the first micro-batch holds."""
+    mean = tf.get_variable('mean', [], tf.float64, tf.zeros_initializer(), trainable=False)
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(mean, tf.reduce_mean(x)).op)
+    w = tf.get_variable('w', [], tf.float64, tf.ones_initializer())
+    return tf.reduce_mean(x * w)
+
+
+def test_moving_averages_follow_the_first_micro_batch_of_the_first_tower():
+    found, _, built = trained(2, 2, 1, averaging, (np.repeat([1., 2., 3., 4.], 2),))
+    assert found['mean'] == 1.
+    assert 'of tower 0 ride on the train op' in built.plan.batch_norm
+
+
+def state(x):
+    """Inline: the loss waits for a write of what every micro-batch reads."""
+    mean = tf.get_variable('mean', [], tf.float64, tf.zeros_initializer(), trainable=False)
+    w = tf.get_variable('w', [], tf.float64, tf.ones_initializer())
+    before = tf.reduce_mean(x * w) - mean * w
+    with tf.control_dependencies([tf.assign(mean, tf.reduce_mean(x))]):
+        return tf.identity(before)
+
+
+def test_micro_batches_that_would_wait_for_each_other_are_refused():
+    with tf.Graph().as_default():
+        with pytest.raises(towers.InvalidArgumentError, match='makes an earlier one wait for a '
+                           'later one'):
+            towers.build_towers(state, tf.constant([1., 2.], tf.float64),
+                                tf.train.GradientDescentOptimizer(.1), 1, accumulate=2)
+
+
+def looping(x):
+    w = tf.get_variable('w', [], tf.float64, tf.constant_initializer(.5))
+    total = tf.while_loop(lambda i, _: i < 3, lambda i, each: (i + 1, each * w),
+                          (tf.constant(0), x))[1]
+    return tf.cond(tf.reduce_mean(x) > 0, lambda: tf.reduce_mean(total * w),
+                   lambda: tf.reduce_mean(total))
+
+
+@pytest.mark.parametrize('version', ['v1', 'v2'])
+def test_loops_and_branches(version):
+    was = tf.control_flow_v2_enabled()
+    (tf.disable_control_flow_v2 if version == 'v1' else tf.enable_control_flow_v2)()
+    try:
+        one = trained(1, 1, 3, looping, (X[:, 0],))
+        assert_same(one, trained(1, 4, 3, looping, (X[:, 0],)))
+    finally:
+        (tf.enable_control_flow_v2 if was else tf.disable_control_flow_v2)()
+
+
+@pytest.mark.parametrize('options, text', [
+    (dict(accumulate=0), 'accumulate=0: expected a whole number of at least 1'),
+    (dict(accumulate=2.), 'accumulate=2.0: expected a whole number'),
+    (dict(accumulate=True), 'accumulate=True'),
+    (dict(accumulate=2, optimizer=None), 'accumulate=2, and there is no optimizer'),
+    (dict(accumulate=3), 'does not divide'),
+    (dict(accumulate=2, optimizer={'a': tf.train.GradientDescentOptimizer(.1)}),
+     'goes with one loss')])
+def test_errors_come_before_any_operation(options, text):
+    options = dict(dict(optimizer=tf.train.GradientDescentOptimizer(.1)), **options)
+    with tf.Graph().as_default() as graph:
+        inputs = tf.constant(X), tf.constant(WORDS)
+        before = len(graph.get_operations())
+        with pytest.raises(towers.TowersError) as error:
+            towers.build_towers(model, inputs, devices=1, **options)
+        assert text in str(error.value) or text == 'does not divide'
+        assert len(graph.get_operations()) == before
+
+
+PEAKS = """
+import sys
+import numpy as np
+import tensorflow.compat.v1 as tf
+import towers
+tf.disable_eager_execution()
+width, examples, layers = 64, 512, 12
+
+def deep(x):
+    for layer in range(layers):
+        w = tf.get_variable('w%d' % layer, [width, width],
+                            initializer=tf.random_normal_initializer(stddev=.1, seed=layer))
+        x = tf.tanh(tf.matmul(x, w))
+    return tf.reduce_mean(tf.square(x))
+
+for k in map(int, sys.argv[1:]):
+    with tf.Graph().as_default():
+        data = np.ones([examples * k, width], np.float32)
+        built = towers.build_towers(deep, tf.placeholder_with_default(data, data.shape),
+                                    tf.train.GradientDescentOptimizer(.1), 1, accumulate=k)
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            session.run(tf.global_variables_initializer())
+            session.run(built.train_op)
+            metadata = tf.RunMetadata()
+            session.run(built.train_op, run_metadata=metadata, options=tf.RunOptions(
+                trace_level=tf.RunOptions.FULL_TRACE))
+        print(max(memory.allocator_bytes_in_use for device in metadata.step_stats.dev_stats
+                  for node in device.node_stats for memory in node.memory) - 2 * data.nbytes)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_micro_batches():
+    """Peaks without the input, of which k micro-batches have k times as much, whole and cut."""
+    peaks = [int(line) for line in subprocess.run(
+        [sys.executable, '-c', PEAKS, '1', '4', '16'], check=True, stdout=subprocess.PIPE,
+        env=dict(os.environ, TF_CPU_ALLOCATOR_USE_BFC='true', PYTHONPATH=ROOT)).stdout.split()]
+    sums = 12 * 64 * 64 * 4  # a second set of gradients, which the first is added to
+    activations = 12 * 512 * 64 * 4
+    assert peaks[0] > activations
+    assert max(peaks[1:]) < peaks[0] + 2 * sums + .25 * activations, peaks
+
+
+@pytest.mark.parametrize('options', [
+    dict(num_towers=1, accumulate=4), dict(accumulate=2), dict(devices='/cpu:0+/cpu:1'),
+    dict(devices=[['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']], micro_batches=2),
+    dict(devices='/cpu:0+/cpu:1', micro_batches=4, schedule='all_forward')])
+def test_check_towers_finds_them_equal(options):
+    report = towers.check_towers(model, (X, WORDS), **options)
+    assert report.equal and report.tolerance == 1e-9, report
+
+
+@pytest.mark.parametrize('schedule', ['one_forward_one_backward', 'all_forward'])
+def test_checks_of_gradients_are_of_the_backward_pass_and_of_their_stage(at_once, schedule):
+    options = dict(stages='auto', check_numerics=True, schedule=schedule, steps=20)
+    found = trained([['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']], 1, micro_batches=4, **options)
+    assert_same(at_once, found)
+    for part in found[2].towers:
+        checks = [getattr(gradient, 'values', gradient).op for gradient, _ in part.gradients
+                  if gradient is not None]
+        assert len(checks) == 2
+        for check in checks:
+            assert check.type == 'CheckNumerics' and check.name in part.backward
+            assert check.device == check.inputs[0].device
+
+
+def test_the_plan_counts_variables_on_the_stage_that_they_were_moved_to():
+    def layers(x, words):
+        for name in 'abcd':
+            x = tf.tanh(tf.matmul(x, tf.get_variable(name, [x.shape[-1], 4], tf.float64)))
+        return tf.reduce_mean(x)
+    built = trained('/cpu:0+/cpu:1', 1, steps=0, stages='auto', model_fn=layers)[2]
+    for device, used in built.placement.bytes_on.items():
+        assert used == sum(variable.shape.num_elements() * 8 for variable in built.variables
+                           if variable.device == device)
+    assert len({variable.device for variable in built.variables}) == 2

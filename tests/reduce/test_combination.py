@@ -1,0 +1,365 @@
+"""towers.combine_gradients against numbers worked out by hand, and what it puts into the graph."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from towers import combine_gradients, session_config
+from towers.errors import GradientError
+
+CPUS = ['/cpu:1', '/cpu:2', '/cpu:3']  # the towers'; variables are on /cpu:0
+
+
+@pytest.fixture(params=[False, True], ids=['reference', 'resource'], autouse=True)
+def resource(request, graph):
+    """Every test runs with reference and with resource variables."""
+    tf.get_variable_scope().set_use_resource(request.param)
+    return request.param
+
+
+def variable(name, shape, dtype=tf.float32, device='/cpu:0'):
+    with tf.device(device):
+        return tf.get_variable(name, shape, dtype, initializer=tf.zeros_initializer())
+
+
+def dense(values, tower=0, dtype=tf.float32):
+    with tf.device(CPUS[tower]):
+        return tf.constant(values, dtype)
+
+
+def rows(values, indices, shape=None, tower=0, index_dtype=tf.int32):
+    with tf.device(CPUS[tower]):
+        return tf.IndexedSlices(tf.constant(values, tf.float32), tf.constant(indices, index_dtype),
+                                None if shape is None else tf.constant(shape, index_dtype))
+
+
+def run(fetches):
+    with tf.Session(config=session_config(4)) as session:
+        session.run(tf.global_variables_initializer())
+        return session.run(fetches)
+
+
+def operations_of(call):
+    """(what `call` returns, the operations that it made)."""
+    graph = tf.get_default_graph()
+    before = len(graph.get_operations())
+    result = call()
+    return result, graph.get_operations()[before:]
+
+
+def test_dense_gradients_are_added_where_the_variable_lives():
+    v = variable('v', [2], device='/cpu:3')
+    gradients = [[(dense([1., 2.], 0), v)], [(dense([10., 20.], 1), v)],
+                 [(dense([100., 200.], 2), v)]]
+    (pair,), made = operations_of(lambda: combine_gradients(gradients))
+    assert pair[1] is v
+    assert run(pair[0]).tolist() == [111., 222.]
+    # One AddN of the three: no Pack, which would copy each of them once more, and no Sum.
+    assert [op.type for op in made] == ['AddN']
+    assert [tensor.device for tensor in made[0].inputs] == [
+        '/device:CPU:1', '/device:CPU:2', '/device:CPU:3']
+    assert pair[0].device == v.device == '/device:CPU:3'
+
+
+def test_scopes_around_the_call_do_not_move_the_sum():
+    on_no_device = variable('anywhere', [1], device=None)
+    on_gpu = variable('gpu', [1], device='/gpu:1')
+    with tf.device('/job:worker/task:3/cpu:2'), tf.name_scope('outside'):
+        combined = combine_gradients([[(dense([1.]), on_no_device), (dense([2.]), on_gpu)],
+                                      [(dense([3.], 1), on_no_device), (dense([4.], 1), on_gpu)]])
+    assert [gradient.device for gradient, _ in combined] == ['', '/device:GPU:1']
+    assert combined[0][0].op.name.startswith('outside/')
+
+
+def test_alignment_is_by_variable_and_not_by_place():
+    a, b, c = [variable(name, []) for name in 'abc']
+    combined = combine_gradients([
+        [(dense(1.), a), (dense(2.), b), (dense(3.), c)],
+        [(dense(30., 1), c), (dense(10., 1), a)],  # shorter, in another order
+        [(None, a), (dense(200., 2), b), (None, c)]])
+    assert [v.op.name for _, v in combined] == ['a', 'b', 'c']
+    assert run([gradient for gradient, _ in combined]) == [11., 202., 33.]
+
+
+def test_filtering_none_by_place_would_misalign():
+    # The recipe drops the Nones of each tower and zips what is left: `this` would get 1 + 20.
+    v0, v1 = variable('this', []), variable('that', [])
+    combined = dict((v.op.name, gradient) for gradient, v in combine_gradients([
+        [(dense(1.), v0), (None, v1)], [(None, v0), (dense(20., 1), v1)]]))
+    assert run([combined['this'], combined['that']]) == [1., 20.]
+
+
+def test_towers_may_have_different_variables_in_order_of_first_occurrence():
+    a, b, c = [variable(name, []) for name in 'abc']
+    combined = combine_gradients([[(dense(1.), b)], [(dense(2.), c), (dense(4.), b)],
+                                  [(dense(8.), a)]])
+    assert [v.op.name for _, v in combined] == ['b', 'c', 'a']
+    assert run([gradient for gradient, _ in combined]) == [5., 2., 8.]
+
+
+def test_none_in_all_towers_is_left_out():
+    a, b = variable('a', []), variable('b', [])
+    combined = combine_gradients([[(None, a), (dense(1.), b)], [(dense(2.), b), (None, a)]])
+    assert [v.op.name for _, v in combined] == ['b']
+    assert run(combined[0][0]) == 3.
+
+
+def test_a_gradient_of_one_tower_only_is_used_as_it_is():
+    a = variable('a', [])
+    only = dense(7., 1)
+    (pair,), made = operations_of(lambda: combine_gradients([[(None, a)], [(only, a)], []]))
+    assert pair[0] is only and not made
+
+
+def test_one_tower_is_returned_unchanged_without_an_operation():
+    a, b, c = [variable(name, [2]) for name in 'abc']
+    gradient, slices = dense([1., 2.]), rows([1.], [0])
+    combined, made = operations_of(
+        lambda: combine_gradients([[(gradient, a), (None, b), (slices, c)]]))
+    assert combined == [(gradient, a), (slices, c)]
+    assert not made
+
+
+@pytest.mark.parametrize('shape', [None, [4, 2]])
+def test_sparse_gradients_stay_sparse_with_their_rows(shape):
+    table = variable('table', [4, 2], device='/cpu:2')
+    gradients = [[(rows([[1., 2.], [3., 4.]], [3, 0], shape, 0), table)],
+                 [(rows([[10., 20.]], [3], shape, 1), table)]]
+    ((gradient, _),), made = operations_of(lambda: combine_gradients(gradients))
+    assert isinstance(gradient, tf.IndexedSlices)
+    values, indices = run([gradient.values, gradient.indices])
+    assert indices.tolist() == [3, 0, 3]
+    assert values.tolist() == [[1., 2.], [3., 4.], [10., 20.]]
+    assert gradient.values.device == gradient.indices.device == '/device:CPU:2'
+    assert sorted(op.type for op in made) == ['ConcatV2'] * 2 + ['Const'] * 2  # two axes
+    assert (gradient.dense_shape is None) == (shape is None)
+
+
+def test_overlapping_rows_are_summed_when_applied():
+    table = variable('table', [4, 2])
+    combined = combine_gradients([
+        [(rows([[1., 2.], [3., 4.]], [3, 0], [4, 2], 0), table)],
+        [(rows([[10., 20.], [30., 40.]], [3, 3], [4, 2], 1), table)]])
+    step = tf.train.GradientDescentOptimizer(1.).apply_gradients(combined)
+    with tf.Session(config=session_config(4)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(step)
+        assert session.run(table).tolist() == [[-3., -4.], [0., 0.], [0., 0.], [-41., -62.]]
+
+
+def test_int32_and_int64_rows_join_as_int64():
+    table = variable('table', [3, 1])
+    (gradient, _), = combine_gradients([
+        [(rows([[1.]], [2], None, 0, tf.int32), table)],
+        [(rows([[5.]], [1], None, 1, tf.int64), table)]])
+    assert gradient.indices.dtype == tf.int64
+    values, indices = run([gradient.values, gradient.indices])
+    assert values.tolist() == [[1.], [5.]] and indices.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize('shape', [None, [3, 2]])
+@pytest.mark.parametrize('sparse_tower', [0, 1])
+def test_sparse_and_dense_together_are_dense(shape, sparse_tower):
+    table = variable('table', [3, 2])
+    gradients = [dense([[1., 2.], [3., 4.], [5., 6.]], 1)]
+    gradients.insert(sparse_tower, rows([[10., 20.], [100., 200.]], [2, 2], shape, 0))
+    (gradient, _), = combine_gradients([[(each, table)] for each in gradients])
+    assert isinstance(gradient, tf.Tensor) and gradient.device == '/device:CPU:0'
+    assert run(gradient).tolist() == [[1., 2.], [3., 4.], [115., 226.]]
+
+
+def test_embedding_lookups_of_two_towers(resource):
+    table = variable('table', [4, 2])
+    gradients = []
+    for tower, words in enumerate([[1, 3], [3, 3]]):
+        with tf.device(CPUS[tower]):
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, words) * (tower + 1.))
+            gradients.append([(tf.gradients(loss, table)[0], table)])
+    combined = combine_gradients(gradients)
+    assert isinstance(combined[0][0], tf.IndexedSlices)
+    step = tf.train.GradientDescentOptimizer(1.).apply_gradients(combined)
+    with tf.Session(config=session_config(4)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(step)
+        # Row 1: once with 1. Row 3: once with 1 and twice with 2.
+        assert session.run(table).tolist() == [[0., 0.], [-1., -1.], [0., 0.], [-5., -5.]]
+
+
+def test_the_hand_written_recipe_around_it():
+    """A legacy tower loop that took combine_gradients alone; the numbers are by hand."""
+    optimizer = tf.train.GradientDescentOptimizer(0.5)
+    batch = tf.constant([[1.], [2.], [3.], [5.]])
+    with tf.device('/cpu:0'):
+        shards = tf.split(batch, 2)
+    gradients = []
+    for tower in range(2):
+        with tf.device(CPUS[tower]), tf.variable_scope('model', reuse=tower > 0):
+            with tf.device('/cpu:0'):
+                w = tf.get_variable('w', [], initializer=tf.ones_initializer())
+            gradients.append(optimizer.compute_gradients(tf.reduce_mean(w * shards[tower]), [w]))
+    step = optimizer.apply_gradients(combine_gradients(gradients))
+    with tf.Session(config=session_config(4)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(step)
+        assert session.run(w) == 1. - 0.5 * (1.5 + 4.)  # the sum of the shards' means
+
+
+def test_float64_and_scalars_keep_their_dtype():
+    v = variable('v', [], tf.float64)
+    (gradient, _), = combine_gradients([[(dense(0.1, 0, tf.float64), v)],
+                                        [(dense(0.2, 1, tf.float64), v)]])
+    assert gradient.dtype == tf.float64
+    assert run(gradient) == np.float64(0.1) + np.float64(0.2)
+
+
+def test_a_gradient_of_unknown_shape_fits():
+    v = variable('v', [2])
+    fed = tf.placeholder(tf.float32)
+    (gradient, _), = combine_gradients([[(fed, v)], [(dense([1., 2.]), v)]])
+    with tf.Session(config=session_config(4)) as session:
+        assert session.run(gradient, {fed: [10., 10.]}).tolist() == [11., 12.]
+
+
+def test_pairs_may_be_tuples_lists_or_an_iterator():
+    a, b = variable('a', []), variable('b', [])
+    combined = combine_gradients(([[dense(1.), a], (dense(2.), b)],
+                                  zip([dense(4.), dense(8.)], [a, b])))
+    assert run([gradient for gradient, _ in combined]) == [5., 10.]
+
+
+# ---- errors: the text says what, where and what to do -------------------------------------------
+
+def error_of(tower_gradients):
+    with pytest.raises(GradientError) as caught:
+        combine_gradients(tower_gradients)
+    assert not [op for op in tf.get_default_graph().get_operations() if op.type == 'AddN']
+    return str(caught.value)
+
+
+def test_no_gradient_at_all_names_the_variables():
+    names = ['v%d' % i for i in range(7)]
+    pairs = [(None, variable(name, [])) for name in names]
+    assert error_of([pairs, pairs]) == (
+        'none of the 7 variables has a gradient in any tower: the loss does not depend on them. '
+        'Variables: v0, v1, v2, v3, v4.')
+
+
+def test_a_variable_twice_in_one_tower():
+    v = variable('v', [])
+    assert error_of([[(dense(1.), v)], [(dense(1.), v), (dense(2.), v)]]) == (
+        "variable 'v' occurs twice among the gradients of tower 1: sum them, or leave one out.")
+    assert 'tower 0' in error_of([[(None, v), (dense(2.), v)]])
+
+
+def test_dtypes_that_differ():
+    v = variable('v', [])
+    assert error_of([[(None, v)], [(dense(1.), v)], [(dense(1., 1, tf.float64), v)]]) == (
+        "the gradients of 'v' have dtype float32 in tower 1 and float64 in tower 2: cast them to "
+        'one.')
+
+
+def test_shapes_that_do_not_fit():
+    v = variable('v', [2])
+    text = error_of([[(dense([1., 2.]), v)], [(dense([1., 2., 3.]), v)]])
+    assert text.startswith("the gradient of 'v' in tower 1 is ")
+    assert text.endswith("which does not fit the variable's shape (2,).")
+
+
+def test_sparse_rows_that_do_not_fit():
+    table = variable('table', [4, 2])
+    text = error_of([[(rows([[1., 2.]], [0]), table)], [(rows([[1., 2., 3.]], [0]), table)]])
+    assert "'table' in tower 1" in text and text.endswith("the variable's shape (4, 2).")
+
+
+@pytest.mark.parametrize('given', [None, [], (), 3, 'ab', {}])
+def test_no_list_of_towers(given):
+    assert 'expects a list with one list of (gradient, variable) pairs a tower' in error_of(given)
+
+
+def test_gradients_and_variables_of_another_graph():
+    v = variable('v', [])
+    with tf.Graph().as_default():
+        foreign, other = dense(1.), variable('v', [])
+    for pairs in ([[(foreign, v)]], [[(dense(1.), other)]], [[(foreign, other)]],
+                  [[(None, other)], [(dense(1.), v)]]):
+        assert error_of(pairs) == (
+            "the gradient of 'v' in tower 0 is of another graph than the default one, or its "
+            'variable is: combine gradients under the graph that they are in.')
+
+
+def test_entries_that_are_no_pairs():
+    v = variable('v', [])
+    assert error_of([3]) == ('the gradients of tower 0 are a int: expected a list of (gradient, '
+                             'variable) pairs.')
+    for entry in (v, (dense(1.), v, 1), (v, dense(1.), 2), (dense(1.), 'v'), 'v', None):
+        text = error_of([[(dense(1.), v)], [entry]])
+        assert text.startswith('tower 1 has ') and 'expected a (gradient, variable) pair' in text
+
+
+@pytest.mark.parametrize('gradient', [np.ones([], np.float32), 1., [1.]])
+def test_a_gradient_that_is_no_tensor(gradient):
+    v = variable('v', [])
+    assert error_of([[(dense(1.), v)], [(gradient, v)]]) == (
+        "the gradient of 'v' in tower 1 is a %s: expected a tensor, an IndexedSlices or None."
+        % type(gradient).__name__)
+
+
+@pytest.mark.parametrize('names', [
+    ('t0/w', 't1/w'), ('net/tower_0/w', 'net/tower_1/w'), ('first/w', 'second/w'),
+    ('Variable', 'Variable_2'), ('dense/kernel', 'dense_1/kernel'), ('a/b/c/one/w', 'a/b/c/two/w')])
+def test_towers_that_share_no_variable(names):
+    own = [[variable(name, [2]), variable(name + '_bias', [1])] for name in names]
+    everyones = variable('unused', [2])
+    gradients = [[(dense([1.] * v.shape.as_list()[0], tower), v) for v in own[tower]]
+                 + [(None, everyones)] for tower in range(2)]
+    before = len(tf.get_default_graph().get_operations())
+    with pytest.raises(GradientError) as caught:
+        combine_gradients(gradients)
+    assert str(caught.value) == (
+        'tower 0 has gradients of %r and tower 1 of %r, and no variable has one in both: each '
+        'tower trains a model of its own. Make the variables with tf.get_variable under the same '
+        'names in every tower, with reuse from the second one on, or let build_towers share them.'
+        % names)
+    assert len(tf.get_default_graph().get_operations()) == before
+
+
+def test_the_classic_loop_over_unshared_variables():
+    """`tf.Variable` in a loop over towers: the second tower gets None for the first one's."""
+    gradients = []
+    for tower in range(2):
+        with tf.name_scope('tower_%d' % tower):
+            w = tf.Variable(tf.ones([2]), use_resource=True)
+            gradients.append(tf.train.GradientDescentOptimizer(1.).compute_gradients(
+                tf.reduce_sum(w * w)))
+    with pytest.raises(GradientError, match="'tower_0/Variable' and tower 1 of 'tower_1/Variable'"):
+        combine_gradients(gradients)
+
+
+def test_variables_of_some_towers_only_are_no_mistake():
+    shared, one, other = (variable(name, [2]) for name in ('shared', 'expert_0/w', 'expert_1/w'))
+    gradient = dense([1., 2.])
+    # A shared variable, and experts of the towers' own.
+    combined = combine_gradients([[(gradient, shared), (gradient, one)],
+                                  [(gradient, shared), (gradient, other)]])
+    assert [v for _, v in combined] == [shared, one, other]
+    # Nothing in common, and nothing alike: other names, other shapes, or more of them.
+    for others in ([variable('head/bias', [2])], [variable('expert_2/w', [3])],
+                   [other, variable('expert_1/b', [2])]):
+        pairs = [(dense([1.] * v.shape.as_list()[0]), v) for v in others]
+        assert [v for _, v in combine_gradients([[(gradient, one)], pairs])] == [one] + others
+    # One tower alone has gradients.
+    assert combine_gradients([[(None, one)], [(gradient, other)]])[0][1] is other
+
+
+def test_no_pairs_at_all():
+    with pytest.raises(GradientError) as caught:
+        combine_gradients([[], []])
+    assert str(caught.value) == (
+        'no tower has a (gradient, variable) pair, all 2 lists are empty: pass for each tower what '
+        'its optimizer.compute_gradients(loss) returned.')
+
+
+@pytest.mark.parametrize('pairs', ['ab', b'ab', {'a': 1}, 3, None])
+def test_what_is_no_list_of_pairs(pairs):
+    with pytest.raises(GradientError, match='^the gradients of tower 1 are a '):
+        combine_gradients([[(dense([1.]), variable('w', [1]))], pairs])

@@ -1,0 +1,340 @@
+"""towers.loss_scale: no number moves but the scale's own; one overflow skips the step for all."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from sample_models import kind_of_variables  # noqa: F401, a fixture
+from sample_models import (assert_equal_runs, embedding, l2_of_kernels, momentum, on_towers,
+                           one_device, slim_layers, tokens, vectors)
+from test_update import BertOptimizer
+from towers.errors import GradientError, InvalidArgumentError
+from towers.reduce.loss_scale import LossScale
+from towers.nonfinite import explained
+
+pytestmark = pytest.mark.usefixtures('kind_of_variables')
+
+GOOD = [1., 2., 3., 6.]
+HUGE = 3e38  # a float32 goes to 3.4e38: on two towers 4 / 2 times as much is infinite
+BAD = [float('inf')] * 4
+
+
+class Job:
+    """loss = mean(x * w), w = 1e-30: its gradient is mean(x), large while the loss is small."""
+
+    def __init__(self, num_towers=2, rule=LossScale(4., 2), optimizer=None, **options):
+        self.x = tf.placeholder(tf.float32, [4])
+        self.step_number = tf.train.get_or_create_global_step()
+
+        def model_fn(x):
+            w = tf.get_variable('w', [], initializer=tf.constant_initializer(1e-30))
+            return tf.reduce_mean(x * w)
+        self.built = towers.build_towers(
+            model_fn, self.x, optimizer or tf.train.MomentumOptimizer(1., 0.5), num_towers, 'mean',
+            loss_scale=rule, global_step=self.step_number, **options)
+        self.session = tf.Session(config=towers.session_config(self.built.devices))
+        self.session.run(tf.global_variables_initializer())
+
+    def step(self, x):
+        """(scale used, skipped so far) of one step."""
+        scaled = self.built.scaled_losses
+        return tuple(self.session.run([scaled.scale, scaled.skipped_steps, self.built.train_op],
+                                      {self.x: x})[:2])
+
+    def state(self):
+        """[w, slots..., scale, good steps, skipped steps, global step]"""
+        return self.session.run(self.built.variables + self.built.slots
+                                + self.built.scaled_losses.variables + [self.step_number])
+
+
+def test_the_scale_shrinks_on_overflow_and_grows_after_good_steps():
+    job = Job()
+    assert job.state() == [np.float32(1e-30), 0., 4., 0, 0, 0]
+    used = [job.step(x) for x in (GOOD, GOOD, [HUGE] * 4, GOOD, [HUGE] * 4, GOOD, GOOD)]
+    # Twice good: x 2. Overflow: / 2, and the count starts anew.
+    assert used == [(4., 0), (4., 0), (8., 1), (4., 1), (4., 2), (2., 2), (2., 2)]
+    assert job.state()[2:] == [4., 0, 2, 7]
+
+
+def test_a_skipped_step_moves_no_copy_of_a_replicated_variable():
+    def states(variable_device):
+        with tf.Graph().as_default():
+            job = Job(2, optimizer=tf.train.AdamOptimizer(0.1), variable_device=variable_device)
+            job.session.run(tf.local_variables_initializer())
+            found = []
+            for x in (GOOD, [HUGE] * 4, GOOD):
+                job.step(x)
+                found.append(job.state())
+            copies = job.built.replicas
+            if copies is not None:
+                assert len(copies.variables) == 1 and len(copies.slots) == 2
+                assert job.session.run(copies.variables) == found[-1][:1]
+            return found
+    shared, copied = states(None), states('replicated')
+    assert copied == shared
+    assert shared[1][:5] == shared[0][:5]  # w, two slots and two powers of beta
+    assert shared[2][0] < shared[1][0]
+
+
+def test_the_scale_stays_within_its_bounds():
+    job = Job(rule=LossScale(4., 1, factor=4., least=2., most=8.))
+    used = [job.step(x)[0] for x in (GOOD, GOOD, BAD, BAD, BAD, GOOD)]
+    assert used == [4., 8., 8., 2., 2., 2.]
+
+
+def test_a_scale_that_never_grows():
+    job = Job(rule=LossScale(4., 0))
+    assert [job.step(GOOD)[0] for _ in range(4)] == [4.] * 4
+
+
+@pytest.mark.parametrize('tower', [0, 1])
+def test_one_tower_overflows_and_nothing_moves_in_any(tower):
+    job = Job()
+    job.step(GOOD)  # so that there is a momentum
+    before = job.state()
+    assert before[:2] == [pytest.approx(-3.), 3.]
+    x = [1., 1., 1., 1.]
+    x[2 * tower] = x[2 * tower + 1] = HUGE
+    assert job.step(x) == (4., 1)
+    after = job.state()
+    assert after[:2] == before[:2]
+    assert after[2:] == [2., 0, 1, 2]  # counted: its batch is used up
+
+
+@pytest.mark.parametrize('optimizer', [lambda: tf.train.AdamOptimizer(0.1), BertOptimizer,
+                                       lambda: tf.train.RMSPropOptimizer(0.1, momentum=0.9)],
+                         ids=['adam', 'bert', 'rmsprop'])
+@pytest.mark.parametrize('where', [None, 'balanced'])
+def test_a_skipped_step_moves_no_slot(optimizer, where):
+    job = Job(optimizer=optimizer(), variable_device=where)
+    assert len(job.built.slots) >= 1
+    job.step(GOOD)
+    before = job.state()
+    job.step([1., 1., HUGE, HUGE])
+    after = job.state()
+    number = 1 + len(job.built.slots)
+    assert [np.asarray(a).tobytes() for a in after[:number]] == [
+        np.asarray(b).tobytes() for b in before[:number]]
+    job.step(GOOD)
+    assert all(a != b for a, b in zip(job.state()[:number], before[:number]))
+
+
+def test_an_optimizer_that_reads_the_step_does_not_keep_it_from_counting():
+    def rate():
+        return tf.train.exponential_decay(1., tf.train.get_global_step(), 1, 0.5)
+    job = Job(optimizer=tf.train.MomentumOptimizer(rate, 0.))
+    for number, x in enumerate([GOOD, [HUGE] * 4, GOOD]):
+        assert job.state()[-1] == number
+        job.step(x)
+    # Two good steps, at rates 1 and 1/4, on a gradient of 3.
+    assert job.state()[-1] == 3 and job.state()[0] == pytest.approx(-3. * 1.25)
+
+
+def test_slots_have_the_names_that_they_have_without_a_scale(graph):
+    names = []
+    for rule in (None, LossScale()):
+        with tf.Graph().as_default(), tf.name_scope('outer'), tf.variable_scope('net'):
+            built = towers.build_towers(
+                lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), tf.constant(GOOD),
+                tf.train.AdamOptimizer(0.1), 2, loss_scale=rule)
+            names.append([(v.op.name, v.device) for v in built.variables + built.slots])
+    assert names[0] == names[1] and len(names[0]) == 5
+
+
+def test_an_overflow_that_cancels_out_between_towers_is_one():
+    # Plus and minus infinity add up to NaN.
+    job = Job()
+    assert job.step([HUGE, HUGE, -HUGE, -HUGE]) == (4., 1)
+
+
+def test_a_transformation_cannot_hide_an_overflow():
+    def clip(pairs):
+        return [(tf.clip_by_value(gradient, -1., 1.), v) for gradient, v in pairs]
+    job = Job(transform_gradients=clip)
+    assert job.step([HUGE] * 4) == (4., 1)
+    assert job.state()[:2] == [np.float32(1e-30), 0.]
+    job.step(GOOD)
+    assert job.state()[1] == 1.  # it sees 3, not 2 * 3
+
+
+def test_a_transformation_sees_the_gradient_without_the_scale():
+    seen = []
+    job = Job(transform_gradients=lambda pairs: seen.extend(pairs) or pairs)
+    assert job.session.run(seen[0][0], {job.x: GOOD}) == 3.
+    assert [job.session.run(tower.gradients[0][0], {job.x: GOOD}) for tower in job.built.towers] == [
+        0.75, 2.25]  # shares whose sum is the combined gradient
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('model_fn, data, penalty', [
+    (slim_layers, vectors(8), l2_of_kernels),
+    (embedding, tokens(8), None)], ids=['slim', 'embedding'])
+@pytest.mark.parametrize('num_towers', [1, 2, 4])
+@pytest.mark.parametrize('reduction', ['sum', 'mean'])
+def test_towers_with_a_scale_are_one_device_without(model_fn, data, penalty, num_towers, reduction):
+    ours = on_towers(model_fn, data, momentum, num_towers, reduction=reduction,
+                     loss_scale=LossScale(2. ** 15), regularization='add')
+    ours = ours._replace(variables={name: value for name, value in ours.variables.items()
+                                    if not name.startswith('towers/')})
+    plain = one_device(model_fn, data, momentum, ours.initial, penalty=penalty,
+                       factor=num_towers if reduction == 'sum' else 1)
+    assert_equal_runs(ours, plain)
+
+
+def test_gradients_too_small_for_half_precision_survive():
+    def model_fn(x):
+        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
+        half = tf.cast(w, tf.float16) * x
+        return tf.reduce_mean(tf.cast(half, tf.float32)) * 2. ** -26  # float16 ends at 2 ** -24
+    gradients = []
+    for rule in (None, LossScale(2. ** 15)):
+        with tf.Graph().as_default():
+            built = towers.build_towers(model_fn, np.ones([4], np.float16),
+                                        tf.train.GradientDescentOptimizer(1.), 2, 'mean',
+                                        loss_scale=rule)
+            with tf.Session(config=towers.session_config(2)) as session:
+                session.run(tf.global_variables_initializer())
+                gradients.append(session.run(built.gradients[0][0]))
+    assert gradients == [0., 2. ** -26]
+
+
+def test_a_scale_whose_inverse_is_no_normal_number():
+    job = Job(rule=LossScale(2. ** 127, most=2. ** 127))
+    gradient = job.session.run(job.built.gradients[0][0], {job.x: [1e-3] * 4})
+    assert gradient == pytest.approx(1e-3, rel=1e-6)
+
+
+def test_a_loss_in_half_precision_is_scaled_in_float32():
+    def model_fn(x):
+        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
+        return tf.reduce_mean(tf.cast(w * x, tf.float16))
+    built = towers.build_towers(model_fn, tf.constant([8., 8.]),
+                                tf.train.GradientDescentOptimizer(1.), 2, 'mean',
+                                loss_scale=LossScale(2. ** 12))
+    with tf.Session(config=towers.session_config(2)) as session:
+        session.run(tf.global_variables_initializer())
+        # 8 * 2 ** 12 / 2 towers; 8 * 2 ** 13 would be more than a float16 holds.
+        assert session.run(built.gradients[0][0]) == 8.
+        assert session.run([built.scaled_losses.skipped_steps, built.train_op])[0] == 0
+
+
+def test_a_variable_in_half_precision_is_refused():
+    def model_fn(x):
+        return tf.reduce_mean(x * tf.get_variable('net/w', [], tf.float16))
+    with pytest.raises(GradientError) as caught:
+        towers.build_towers(model_fn, np.ones([4], np.float16),
+                            tf.train.GradientDescentOptimizer(1.), 2, loss_scale=LossScale())
+    assert str(caught.value) == (
+        "the gradient of 'net/w' is float16: a scaled loss needs variables in float32, which "
+        'operations may well read in half precision.')
+
+
+def test_an_error_leaves_no_variable_of_the_scale_in_the_collections(graph):
+    with pytest.raises(ZeroDivisionError):
+        towers.build_towers(lambda x: 1 // 0, tf.constant(GOOD),
+                            tf.train.GradientDescentOptimizer(1.), 2, loss_scale=LossScale())
+    assert tf.global_variables() == []
+
+
+# ---- what is not a number although the scale is at its least -------------------------------------
+
+def test_with_check_numerics_an_overflow_is_no_failure_until_the_least_scale():
+    job = Job(rule=LossScale(8., 0, least=4.), check_numerics=True)
+    assert job.step([1., 1., HUGE, HUGE]) == (8., 1)
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        job.step([1., 1., HUGE, HUGE])
+    assert str(explained(caught.value, 2)).startswith(
+        'the gradient of w, at the least loss scale, is Inf in step 2. Nothing of it was saved. ')
+    assert job.state() == [np.float32(1e-30), 0., 4., 0, 1, 1]
+    assert job.step(GOOD) == (4., 1)
+
+
+def test_without_check_numerics_it_skips_for_ever_and_counts():
+    job = Job(rule=LossScale(1.))
+    assert [job.step(BAD) for _ in range(3)] == [(1., 1), (1., 2), (1., 3)]
+
+
+def test_with_check_numerics_a_loss_that_is_no_number_is_a_failure_at_any_scale():
+    job = Job(check_numerics=True)
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        job.step([1., 1., np.nan, 1.])
+    assert str(explained(caught.value, 1)).startswith('the loss of tower 1 is NaN in step 1. ')
+    assert job.state()[2:] == [4., 0, 0, 0]
+
+
+# ---- checkpoints, plan, arguments ----------------------------------------------------------------
+
+def test_a_run_that_resumes_is_the_run_that_never_stopped(tmp_path):
+    batches = [GOOD, [HUGE] * 4, GOOD, GOOD, [1., 1., HUGE, HUGE], GOOD]
+    job = Job()
+    whole = [job.step(x) for x in batches]
+    expected = job.state()
+    parts = []
+    prefix = None
+    for some in (batches[:3], batches[3:]):
+        with tf.Graph().as_default():
+            job = Job()
+            saver = tf.train.Saver()
+            if prefix:
+                saver.restore(job.session, prefix)
+            parts += [job.step(x) for x in some]
+            prefix = saver.save(job.session, str(tmp_path / 'model'))
+            state = job.state()
+    assert parts == whole and state == expected
+    assert {name for name, _ in tf.train.list_variables(prefix)} == {
+        'global_step', 'w', 'w/Momentum', 'towers/loss_scale', 'towers/good_steps',
+        'towers/skipped_steps'}
+
+
+def test_two_builds_in_one_graph_have_a_scale_each(graph):
+    for name in ('d', 'g'):
+        towers.build_towers(
+            lambda x, name=name: tf.reduce_mean(x * tf.get_variable(name, [])), tf.constant(GOOD),
+            tf.train.GradientDescentOptimizer(1.), 2, name=name, loss_scale=LossScale())
+    names = [v.op.name for v in tf.global_variables() if v.op.name.endswith('loss_scale')]
+    assert names == ['ds/loss_scale', 'gs/loss_scale']
+
+
+def test_under_a_scope_whose_reuse_is_on(graph):
+    tf.get_variable('w', [])
+    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+        built = towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])),
+                                    tf.constant(GOOD), tf.train.AdamOptimizer(1.), 2,
+                                    loss_scale=LossScale())
+    assert [v.op.name for v in built.scaled_losses.variables] == [
+        'towers/loss_scale', 'towers/good_steps', 'towers/skipped_steps']
+
+
+def test_the_plan_says_it():
+    assert ('\n  loss scale       loss x 4 at first, / 2 and the step skipped on overflow, x 2 '
+            'after 2 steps\n                   without\n') in str(Job().built.plan)
+    with tf.Graph().as_default():
+        text = str(Job(rule=LossScale(8., 0)).built.plan)
+        assert 'loss x 8 at first, / 2 and the step skipped on overflow\n' in text
+    with tf.Graph().as_default():
+        built = towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])),
+                                    tf.constant(GOOD), tf.train.AdamOptimizer(1.), 2)
+        assert 'loss scale' not in str(built.plan) and built.scaled_losses is None
+
+
+def test_evaluation_has_no_scale(graph):
+    built = towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])),
+                                tf.constant(GOOD), None, 2, loss_scale=LossScale())
+    assert built.scaled_losses is None and [v.op.name for v in tf.global_variables()] == ['w']
+
+
+@pytest.mark.parametrize('arguments, text', [
+    (dict(initial=0.5), 'LossScale(initial=0.5, least=1.0, most=16777216.0): expected 0 < least <= '
+                        'initial <= most in float32.'),
+    (dict(initial=4., most=2.), 'LossScale(initial=4.0, least=1.0, most=2.0): expected 0 < least '
+                                '<= initial <= most in float32.'),
+    (dict(initial=float('nan')), 'LossScale(initial=nan, '),
+    (dict(factor=1.), 'LossScale(factor=1.0): expected more than 1, such as 2.'),
+    (dict(growth_steps=-1), 'LossScale(growth_steps=-1): expected a number of steps, 0 for a scale '
+                            'that never grows.'),
+    (dict(growth_steps=True), 'LossScale(growth_steps=True): ')])
+def test_rules_that_make_no_sense(arguments, text):
+    with pytest.raises(InvalidArgumentError) as caught:
+        LossScale(**arguments)
+    assert str(caught.value).startswith(text)

@@ -1,0 +1,676 @@
+"""variable_device='replicated': a copy on every tower, the same numbers, the same checkpoints."""
+
+import numpy as np
+import pytest
+import sample_models as samples
+import tensorflow.compat.v1 as tf
+import tf_slim as slim
+
+import towers
+from sample_models import keras, linear, momentum, sgd, two_layers
+from sample_models import kind_of_variables  # noqa: F401, a fixture
+from test_update import BertOptimizer
+from towers.run.evaluation import Evaluation
+from towers.graph.graph_walk import step_operations
+from towers.placement.variable_device import Placement
+from towers.run.training_session import training_session
+
+VECTORS = samples.vectors(12)
+METHODS = ('copy', 'collective')
+OPTIMIZERS = {
+    'sgd': sgd, 'momentum': momentum, 'adam': lambda: tf.train.AdamOptimizer(0.01),
+    'rmsprop': lambda: tf.train.RMSPropOptimizer(0.01, momentum=0.9)}
+
+
+def build(model_fn=two_layers, data=VECTORS, optimizer=momentum, devices=2, **options):
+    options.setdefault('variable_device', 'replicated')
+    return towers.build_towers(model_fn, tuple(data), optimizer and optimizer(), devices,
+                               **options)
+
+
+def names(variables):
+    return [variable.op.name for variable in variables]
+
+
+def copies_of(built, variable):
+    """The variable and its copies."""
+    return [built.replicas.replica_of(variable, tower.index) for tower in built.towers]
+
+
+def initialize(session):
+    session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+
+
+def assert_copies_are_equal(built, session):
+    """Bit by bit, slots included."""
+    own = {v.op.name: v for v in built.variables + built.slots}
+    assert built.replicas.variables
+    for copy in built.replicas.variables + built.replicas.slots:
+        parts = copy.op.name.split('_replica_')
+        original = own[parts[0] + parts[1][1:]]  # 'w' + '/Adam' of 'w_replica_1/Adam'
+        ours, theirs = session.run([original, copy])
+        assert ours.dtype == theirs.dtype and ours.tobytes() == theirs.tobytes(), copy.op.name
+
+
+# ---- the variables ------------------------------------------------------------------------------
+
+def test_names_collections_and_devices(kind_of_variables):
+    built = build(optimizer=OPTIMIZERS['adam'], devices=['/cpu:2', '/cpu:0', '/cpu:1'])
+    assert names(built.variables) == ['body', 'head']
+    assert names(tf.trainable_variables()) == ['body', 'head']
+    slots = ['body/Adam', 'body/Adam_1', 'head/Adam', 'head/Adam_1']
+    assert names(tf.global_variables()) == ['body', 'head', 'beta1_power', 'beta2_power'] + slots
+    assert names(built.slots) == ['beta1_power', 'beta2_power'] + slots
+    assert names(built.replicas.variables) == [
+        'body_replica_1', 'body_replica_2', 'head_replica_1', 'head_replica_2']
+    of_copies = [slot.replace('/', '_replica_%d/' % k) for k in (1, 2) for slot in slots]
+    assert names(built.replicas.slots) == of_copies
+    assert names(tf.local_variables()) == names(built.replicas.variables) + of_copies
+    towers_devices = ['/device:CPU:2', '/device:CPU:0', '/device:CPU:1']
+    for variable in built.variables:
+        copies = copies_of(built, variable)
+        assert copies[0] is variable
+        assert [copy.device for copy in copies] == towers_devices
+        assert {copy.op.type for copy in copies} == {
+            'VarHandleOp' if kind_of_variables == 'resource' else 'VariableV2'}
+        assert all(copy.trainable and copy.dtype == variable.dtype for copy in copies)
+    for slot in built.slots + built.replicas.slots:
+        owner = slot.op.name.split('/')[0]
+        expected = towers_devices[int(owner[-1])] if 'replica' in owner else towers_devices[0]
+        assert slot.device == expected, slot.op.name
+    assert built.replicas.bytes() == 2 * (1 + 2) * 8 * (6 * 3 + 3 * 3)
+
+
+def test_updates_and_sums_are_on_their_towers():
+    built = build(devices=['/gpu:1', '/gpu:0'], check_devices=False)
+    writes = [op for op in step_operations([built.train_op]) if 'ApplyMomentum' in op.type]
+    assert sorted((op.inputs[0].op.name, op.device) for op in writes) == [
+        ('body', '/device:GPU:1'), ('body_replica_1', '/device:GPU:0'),
+        ('head', '/device:GPU:1'), ('head_replica_1', '/device:GPU:0')]
+    for op in writes:
+        assert op.inputs[1].op.device == op.device  # its slot
+    sums = [op for op in step_operations([built.train_op]) if op.type == 'AddN'
+            and op.name.startswith('combine_gradients/')]
+    assert sorted(op.device for op in sums) == ['/device:GPU:0', '/device:GPU:1']
+    # A tower reads its own copy and nobody else's.
+    for tower in built.towers:
+        reads = {tensor.op.name.split('/')[0] for op in step_operations([tower.data_loss])
+                 if op.name.startswith(tower.name_scope) for tensor in op.inputs}
+        assert reads & {'body', 'head', 'body_replica_1', 'head_replica_1'} == (
+            {'body_replica_1', 'head_replica_1'} if tower.index else {'body', 'head'})
+        assert tower.variables == built.variables
+        assert [v for _, v in tower.gradients] == built.variables
+
+
+@pytest.mark.parametrize('method, kind', [('collective', 'CollectiveReduce'),
+                                          ('nccl', 'NcclAllReduce')])
+def test_gpus_reduce_by_the_op_that_was_asked_for(method, kind):
+    built = build(devices=['/gpu:%d' % i for i in range(4)], check_devices=False,
+                  all_reduce=method)
+    reductions = [op for op in step_operations([built.train_op]) if op.type == kind]
+    assert sorted(op.device for op in reductions) == ['/device:GPU:%d' % i for i in range(4)]
+    for op in step_operations([built.train_op]):
+        if 'ApplyMomentum' in op.type:  # each copy is updated by its own tower's result
+            gradient, = [tensor.op for tensor in op.inputs
+                         if tensor.op.name.startswith('combine_gradients/')]
+            assert gradient.device == op.device
+
+
+def batch_norm_model(x, y):
+    net = slim.batch_norm(slim.fully_connected(x, 3, activation_fn=None), scale=True)
+    return samples.mean_squared_error(net, y)
+
+
+def test_statistics_and_counters_live_once_on_the_main_device():
+    step = tf.train.get_or_create_global_step()
+
+    def model_fn(x, y):
+        return {'loss': batch_norm_model(x, y), 'metrics': {'mean': tf.metrics.mean(y)}}
+    built = build(model_fn, samples.vectors(8, 'float32'), devices=['/gpu:0', '/gpu:1'],
+                  check_devices=False, global_step=step, update_ops='all')
+    once = [v for v in built.variables if not v.trainable]
+    assert sorted(name.split('/')[1] for name in names(once)) == [
+        'count', 'moving_mean', 'moving_variance', 'total']
+    assert {v.device for v in once} == {'/device:CPU:0'}
+    assert all(set(copies_of(built, v)) == {v} for v in once)
+    assert {v.device for v in built.variables if v.trainable} == {'/device:GPU:0'}
+    assert len(built.replicas.variables) == 4  # weights, gamma, beta; biases there are none
+    assert not towers.audit(built).broken
+
+
+def test_regularization_is_computed_where_the_weights_are():
+    built = build(samples.slim_layers, devices=['/gpu:1', '/gpu:0'], check_devices=False,
+                  regularization='add')
+    assert built.regularization_loss.device == '/device:GPU:1'
+
+
+def test_partitioned_variables(kind_of_variables):
+    def model_fn(x, y):
+        kernel = tf.get_variable('kernel', [6, 3], x.dtype,
+                                 partitioner=tf.fixed_size_partitioner(2))
+        return samples.mean_squared_error(tf.matmul(x, tf.convert_to_tensor(kernel)), y)
+    built = samples.check_against_one_device(model_fn, VECTORS, variable_device='replicated').built
+    assert names(built.replicas.variables) == ['kernel/part_0_replica_1', 'kernel/part_1_replica_1']
+    assert not towers.audit(built).broken
+
+
+def test_constraints_hold_for_copies(kind_of_variables):
+    def model_fn(x):
+        w = tf.get_variable('w', [], tf.float64, tf.ones_initializer(),
+                            constraint=lambda value: tf.maximum(value, 0.25))
+        return tf.reduce_mean(w * x)
+    built = build(model_fn, [np.float64([1., 3.])], lambda: sgd(1.))
+    with tf.Session(config=towers.session_config(2)) as session:
+        initialize(session)
+        session.run(built.train_op)
+        assert session.run(copies_of(built, built.variables[0])) == [0.25, 0.25]
+
+
+def test_one_tower_has_no_copies():
+    built = build(devices=['/gpu:1'], check_devices=False)
+    assert built.replicas is None and not tf.local_variables()
+    assert {v.device for v in built.variables + built.slots} == {'/device:GPU:1'}
+    assert '  variables on     /gpu:1' in str(built.plan).split('\n')
+
+
+# ---- numbers ------------------------------------------------------------------------------------
+
+# Kinds of slots, and numbers of towers.
+FAST = [('sgd', 4), ('adam', 2), ('rmsprop', 1)]
+
+
+@pytest.mark.parametrize('name, num_towers', FAST + [
+    pytest.param(name, count, marks=pytest.mark.slow) for name in sorted(OPTIMIZERS)
+    for count in (1, 2, 4) if (name, count) not in FAST])
+def test_the_numbers_of_one_device(name, num_towers):
+    """Gradients, variables and slots; regularization counted once."""
+    for method in METHODS if num_towers > 1 else (None,):
+        samples.check_against_one_device(
+            samples.slim_layers, VECTORS, OPTIMIZERS[name], num_towers,
+            penalty=samples.l2_of_kernels, variable_device='replicated', all_reduce=method)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', sorted(samples.SAMPLES))
+def test_every_sample_model(name, kind_of_variables):
+    sample = samples.SAMPLES[name]
+    report = towers.check_towers(
+        sample.model_fn, sample.data(5), OPTIMIZERS['adam'], 2, steps=2, remainder='weight',
+        variable_device='replicated', all_reduce='collective')
+    assert report.equal and report.worst.relative < 1e-9, str(report)
+
+
+def test_batch_norm_agrees_on_equal_shards():
+    for update_ops in ('first', 'none'):
+        report = towers.check_towers(batch_norm_model, samples.vectors(12, 'float32'),
+                                     same_shards=True, tolerance=1e-3,
+                                     variable_device='replicated', update_ops=update_ops)
+        assert report.equal, str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize('name, optimizer', [
+    ('slim', 'rmsprop'), ('embedding', 'sgd'), ('embedding', 'adam'), ('tf.Variable', 'momentum')])
+def test_copies_stay_equal_bit_for_bit(name, optimizer, method, kind_of_variables):
+    sample = samples.SAMPLES[name]
+    built = build(sample.model_fn, sample.data(12), OPTIMIZERS[optimizer], 3, all_reduce=method)
+    with tf.Session(config=towers.session_config(3)) as session:
+        initialize(session)
+        assert_copies_are_equal(built, session)
+        start = session.run(built.variables[0])
+        for _ in range(5):
+            session.run(built.train_op)
+        assert_copies_are_equal(built, session)
+        assert np.abs(session.run(built.variables[0]) - start).max() > 1e-3
+
+
+def test_repeated_rows_are_added_up_once_for_all():
+    """Else copies could add them in other orders, on their own threads."""
+    built = build(samples.embedding, samples.tokens(12), sgd)
+    (sparse, _), = [pair for pair in built.gradients if isinstance(pair[0], tf.IndexedSlices)]
+    assert sparse.values.shape[0] in (48, None)
+    uniques = [op for op in step_operations([built.train_op]) if op.type == 'Unique']
+    assert len(uniques) == 1 and uniques[0].inputs[0] is sparse.indices
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_a_step_counts_once_and_what_it_gives_by_hand(method):
+    step = tf.train.get_or_create_global_step()
+    built = build(samples.slope, [np.float64([1., 2., 3., 6.])], OPTIMIZERS['adam'],
+                  global_step=step, all_reduce=method)
+    assert built.plan.learning_rate.startswith('0.01')
+    with tf.Session(config=towers.session_config(2)) as session:
+        initialize(session)
+        gradient, _ = session.run([built.gradients[0][0], built.train_op])
+        assert gradient == 1.5 + 4.5
+        slots = {v.op.name: session.run(v) for v in built.slots}
+        assert slots['beta1_power'] == pytest.approx(0.9 ** 2)  # starts at 0.9
+        assert slots['w/Adam'] == pytest.approx(0.1 * 6)
+        assert session.run(step) == 1
+        assert session.run(copies_of(built, built.variables[0])) == pytest.approx([1.99] * 2)
+
+
+def clip(pairs):
+    gradients, variables = zip(*pairs)
+    return list(zip(tf.clip_by_global_norm(gradients, 0.01)[0], variables))
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_a_transformation_sees_the_models_own_pairs_once(method):
+    seen = []
+
+    def recorded(pairs):
+        seen.append(pairs)
+        return clip(pairs)
+    for sample in (samples.SAMPLES['embedding'], samples.SAMPLES['slim']):
+        built = samples.check_against_one_device(
+            sample.model_fn, sample.data(8), num_towers=4, transform=clip,
+            penalty=samples.l2_of_kernels if sample.decays else None,
+            transform_gradients=recorded, variable_device='replicated', all_reduce=method).built
+        assert [v.op.name for _, v in seen[-1]] == names(built.variables)
+    assert len(seen) == 2
+
+
+def test_a_transformation_may_leave_variables_out():
+    built = build(transform_gradients=lambda pairs: pairs[1:], all_reduce='collective')
+    with tf.Session(config=towers.session_config(2)) as session:
+        initialize(session)
+        before = session.run(built.variables)
+        session.run(built.train_op)
+        after = session.run(built.variables)
+        assert np.array_equal(before[0], after[0]) and not np.array_equal(before[1], after[1])
+        assert_copies_are_equal(built, session)
+
+
+def test_variables_that_are_not_trained_are_copied_but_stay():
+    built = samples.check_against_one_device(
+        two_layers, VECTORS, transform=lambda pairs: pairs[:1], variable_device='replicated',
+        transform_gradients=lambda pairs: pairs[:1]).built
+    assert len(built.replicas.variables) == 2
+    with tf.Graph().as_default():
+        built = build(var_list=lambda variables: variables[:1])
+        assert names(v for _, v in built.gradients) == ['body']
+        assert names(built.replicas.variables) == ['body_replica_1', 'head_replica_1']
+        assert names(built.replicas.slots) == ['body_replica_1/Momentum']
+
+
+def test_variables_that_the_model_function_keeps_are_read_from_the_first_tower(kind_of_variables):
+    """Every tower's gradient still counts, also where a tower uses its copy as well."""
+    def make():
+        kept = {}
+
+        def model_fn(x, y):
+            kernel = tf.get_variable('kernel', [6, 3], x.dtype)
+            both = kept.setdefault('kernel', kernel) + kernel
+            bias = kept.get('bias')
+            if bias is None:
+                bias = kept['bias'] = tf.Variable(np.ones(3), name='bias')
+            return samples.mean_squared_error(tf.matmul(x, both) + bias, y)
+        return model_fn
+    ours = samples.on_towers(make(), VECTORS, momentum, 2, variable_device='replicated')
+    plain = samples.one_device(make(), VECTORS, momentum, ours.initial, factor=2)
+    samples.assert_equal_runs(ours, plain)
+
+
+def test_keras_layers_from_around_the_model_function():
+    def make():
+        layer = keras.layers.Dense(3, dtype='float64', name='around')
+        return lambda x, y: samples.mean_squared_error(layer(x), y)
+    ours = samples.on_towers(make(), VECTORS, momentum, 2, variable_device='replicated')
+    plain = samples.one_device(make(), VECTORS, momentum, ours.initial, factor=2)
+    samples.assert_equal_runs(ours, plain)
+
+
+def test_an_optimizer_with_slots_of_its_own_making(kind_of_variables):
+    built = samples.check_against_one_device(
+        two_layers, VECTORS, BertOptimizer, 2, variable_device='replicated').built
+    assert names(built.slots) == ['body/adam_m', 'head/adam_m']
+    assert names(built.replicas.slots) == ['body_replica_1/adam_m', 'head_replica_1/adam_m']
+    assert [slot.device for slot in built.replicas.slots] == ['/device:CPU:1'] * 2
+
+
+class Odd(tf.train.MomentumOptimizer):
+    """Makes its slots in the order of their names, the last one first."""
+
+    def _create_slots(self, var_list):
+        super(Odd, self)._create_slots(sorted(var_list, key=lambda v: v.name, reverse=True))
+
+
+def test_an_optimizer_whose_slots_cannot_be_paired_is_refused():
+    with pytest.raises(towers.InvalidArgumentError) as caught:
+        build(optimizer=lambda: Odd(0.1, 0.9))
+    assert str(caught.value).startswith(
+        'the optimizer makes slot head_replica_1/Momentum for a copy of head, which has no such '
+        'slot of its own to copy: ')
+
+
+# ---- initial values and checkpoints -------------------------------------------------------------
+
+def test_copies_start_as_the_models_own_in_one_run(kind_of_variables):
+    """Random initial values, both initializers in one run: in a new session, since in a used one
+    the copies may be given the values from before that run."""
+    built = build(optimizer=OPTIMIZERS['adam'], devices=3)
+    both = [tf.global_variables_initializer(), tf.local_variables_initializer()]
+    for _ in range(10):
+        with tf.Session(config=towers.session_config(3)) as session:
+            session.run(both)
+            assert_copies_are_equal(built, session)
+
+
+@pytest.mark.parametrize('train', [False, True])
+def test_copies_start_as_the_models_own_in_two_runs(train, kind_of_variables):
+    """Random initial values, one initializer after the other, also in a session in use."""
+    built = build(optimizer=OPTIMIZERS['adam'], devices=3)
+    globals_, locals_ = tf.global_variables_initializer(), tf.local_variables_initializer()
+    with tf.Session(config=towers.session_config(3)) as session:
+        for _ in range(3):
+            session.run(globals_)
+            session.run(locals_)
+            if train:  # what was trained is not drawn anew
+                session.run(built.train_op)
+                before = session.run(built.variables + built.slots)
+                session.run(locals_)
+                after = session.run(built.variables + built.slots)
+                assert all(np.array_equal(*both) for both in zip(before, after))
+            assert_copies_are_equal(built, session)
+
+
+def test_refresh_after_the_weights_were_written(kind_of_variables):
+    built = build(optimizer=OPTIMIZERS['adam'], devices=3)
+    refresh = built.replicas.refresh()
+    with tf.Session(config=towers.session_config(3)) as session:
+        initialize(session)
+        for variable in built.variables + built.slots:
+            variable.load(np.full(variable.shape.as_list(), 7.), session)
+        assert (session.run(built.replicas.variables[0]) != 7.).any()
+        session.run(refresh)
+        assert (session.run(built.replicas.variables[0]) == 7.).all()
+        assert_copies_are_equal(built, session)
+
+
+def decayed_model(x, y):
+    """With regularization, and initial weights that do not depend on the number of towers."""
+    l2 = slim.l2_regularizer(2 * samples.DECAY)
+    body, head = [tf.get_variable(
+        name, shape, x.dtype, tf.constant_initializer(np.random.RandomState(3).randn(*shape)),
+        regularizer=l2) for name, shape in (('body', [6, 4]), ('head', [4, 3]))]
+    return samples.mean_squared_error(tf.matmul(tf.tanh(tf.matmul(x, body)), head), y)
+
+
+def run_in_directory(folder, steps, devices, optimizer, initial_values=None, **options):
+    """Trains up to a step in a `training_session`; returns the checkpoint as a dict."""
+    with tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step()
+        built = towers.build_towers(decayed_model, VECTORS, OPTIMIZERS[optimizer](), devices,
+                                    'mean', global_step=step, regularization='add', **options)
+        if initial_values is not None:
+            initial_values = towers.init_from(initial_values)
+        with training_session(str(folder), step, [], towers.session_config(devices),
+                              save_steps=100, say=lambda line: None,
+                              initial_values=initial_values) as session:
+            if built.replicas is not None:
+                session.run_step_fn(lambda step_context: assert_copies_are_equal(
+                    built, step_context.session))
+            for _ in range(int(session.run_step_fn(
+                    lambda step_context: step_context.session.run(step))), steps):
+                session.run(built.train_op)
+            if built.replicas is not None:
+                session.run_step_fn(lambda step_context: assert_copies_are_equal(
+                    built, step_context.session))
+    prefix = tf.train.latest_checkpoint(str(folder))
+    reader = tf.train.NewCheckpointReader(prefix)
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+def assert_same_values(ours, theirs, tolerance=1e-12):
+    assert sorted(ours) == sorted(theirs)
+    for name in theirs:
+        assert samples.relative_difference(ours[name], theirs[name]) < tolerance, name
+
+
+@pytest.mark.parametrize('optimizer', ['adam', pytest.param('rmsprop', marks=pytest.mark.slow)])
+def test_checkpoints_go_both_ways_and_over_towers(tmp_path, optimizer):
+    plain = run_in_directory(tmp_path / 'plain', 6, 2, optimizer)
+    for number, arms in enumerate([
+            [(2, dict(variable_device='replicated')), (4, {}),
+             (4, dict(variable_device='replicated', all_reduce='collective'))],
+            [(1, {}), (2, dict(variable_device='replicated')),
+             (1, dict(variable_device='replicated'))]]):
+        for part, (devices, options) in enumerate(arms):
+            values = run_in_directory(tmp_path / ('mixed%d' % number), 2 + 2 * part, devices,
+                                      optimizer, **options)
+            assert sorted(values) == sorted(plain)
+        assert_same_values(values, plain)
+
+
+def test_init_from_reaches_every_copy(tmp_path):
+    run_in_directory(tmp_path / 'source', 3, 2, 'momentum')
+    both = [run_in_directory(tmp_path / name, 2, 2, 'momentum', str(tmp_path / 'source'), **options)
+            for name, options in (('plain', {}), ('copies', dict(variable_device='replicated')))]
+    assert_same_values(both[1], both[0])
+
+
+def test_a_plain_session_restores_and_initializes_the_local_variables(tmp_path):
+    built = build(optimizer=OPTIMIZERS['adam'])
+    saver = tf.train.Saver()
+    with tf.Session(config=towers.session_config(2)) as session:
+        initialize(session)
+        session.run(built.train_op)
+        saver.save(session, str(tmp_path / 'model'))
+        wanted = session.run(built.variables)
+    with tf.Session(config=towers.session_config(2)) as session:
+        saver.restore(session, str(tmp_path / 'model'))
+        session.run(tf.local_variables_initializer())
+        assert all(np.array_equal(*both) for both in zip(wanted, session.run(built.variables)))
+        assert_copies_are_equal(built, session)
+
+
+# ---- several builds in one graph ----------------------------------------------------------------
+
+def test_evaluation_reads_the_models_own_variables():
+    built = build(devices=3)
+    data = tf.data.Dataset.from_tensor_slices(VECTORS).batch(3)
+    evaluation = Evaluation(two_layers, data, trained=built, variable_device='replicated')
+    assert evaluation.built.replicas is None
+    assert evaluation.built.variables == built.variables
+    with tf.Session(config=towers.session_config(3)) as session:
+        initialize(session)
+        expected = session.run(built.loss)
+        assert evaluation.run(session)['loss'] == pytest.approx(expected, rel=1e-12)
+    assert not towers.audit(evaluation.built).broken
+
+
+def test_two_builds_share_their_copies(kind_of_variables):
+    """As the two steps of a GAN: each trains a part, both read all."""
+    def pair(**options):
+        first = towers.build_towers(two_layers, VECTORS, sgd(), 2, var_list=lambda v: v[:1],
+                                    **options)
+        second = towers.build_towers(two_layers, VECTORS, sgd(), 2, var_list=lambda v: v[1:],
+                                     reuse=first, name='second', **options)
+        return first, second
+    results = []
+    for options in ({}, dict(variable_device='replicated')):
+        with tf.Graph().as_default():
+            tf.set_random_seed(3)
+            first, second = pair(**options)
+            with tf.Session(config=towers.session_config(2)) as session:
+                initialize(session)
+                start = [np.full(v.shape.as_list(), 0.1) for v in first.variables]
+                for variable, value in zip(first.variables, start):
+                    variable.load(value, session)
+                if options:
+                    session.run(first.replicas.refresh())
+                    assert first.replicas.variables == second.replicas.variables
+                for _ in range(2):
+                    session.run(first.train_op)
+                    session.run(second.train_op)
+                results.append(session.run(first.variables))
+                if options:
+                    assert_copies_are_equal(first, session)
+    for one, other in zip(*results):
+        assert samples.relative_difference(one, other) < 1e-12
+
+
+def test_builds_that_would_let_copies_go_stale_are_refused():
+    first = build(variable_device=None)
+    with pytest.raises(towers.InvalidArgumentError, match="reuse= is a build that trains the same "
+                       'variables without copies'):
+        build(reuse=first, name='second')
+    with tf.Graph().as_default():
+        first = build()
+        with pytest.raises(towers.InvalidArgumentError, match='variable body has copies on several '
+                           'towers, of an earlier build'):
+            build(reuse=first, name='second', variable_device=None)
+        with pytest.raises(towers.DeviceError, match='variable body has copies on /device:CPU:1 '
+                           'already.*to have some on /device:CPU:2'):
+            build(reuse=first, name='third', devices=['/cpu:0', '/cpu:2'])
+
+
+def test_a_name_that_is_taken():
+    tf.constant(1., name='body_replica_1')
+    with pytest.raises(towers.NameScopeError, match="operation 'body_replica_1', which is to be "
+                       'the name of a copy of variable body'):
+        build()
+
+
+# ---- plan, audit, arguments ---------------------------------------------------------------------
+
+def test_the_plan():
+    def line(**options):
+        with tf.Graph().as_default():
+            plan = build(linear, **options).plan
+        return [each for each in str(plan).split('\n') if each.startswith('  variables on')]
+    assert line(devices=4) == [
+        '  variables on     every tower (4 copies), all-reduce by copy']
+    assert line(all_reduce='collective') == [
+        '  variables on     every tower (2 copies), all-reduce by collective']
+    assert line(devices=['/gpu:0', '/gpu:1'], check_devices=False, optimizer=None) == [
+        '  variables on     /gpu:0']
+    with tf.Graph().as_default():
+        plan = build(linear).plan
+        assert (plan.num_variables, plan.num_trainable, plan.parameters) == (1, 1, 18)
+
+
+@pytest.mark.parametrize('name', ['slim', 'embedding', 'keras', 'tf.Variable'])
+def test_the_audit_finds_every_promise_kept(name, kind_of_variables):
+    sample = samples.SAMPLES[name]
+    with tf.Graph().as_default():
+        built = build(sample.model_fn, sample.data(6), OPTIMIZERS['adam'],
+                      ['/gpu:1', '/cpu:1', '/gpu:0'], check_devices=False)
+        assert towers.audit(built).broken == []
+    built = build(sample.model_fn, sample.data(6), momentum, ['/cpu:2', '/cpu:0', '/cpu:1'],
+                  all_reduce='collective')
+    metadata = tf.RunMetadata()
+    with tf.Session(config=towers.session_config(3)) as session:
+        initialize(session)
+        session.run(built.train_op, run_metadata=metadata,
+                    options=tf.RunOptions(output_partition_graphs=True))
+    audit = towers.audit(built, metadata)
+    assert audit.broken == []
+    count = len(built.replicas.variables)
+    assert ('%d copies of trainable variables, and their %d slots, take %s on /cpu:0, /cpu:1' % (
+        count, count, '%.1f kB' % (built.replicas.bytes() / 1e3)
+        if built.replicas.bytes() >= 1000 else '%d bytes' % built.replicas.bytes())
+        in audit.notes)
+
+
+def test_the_audit_finds_a_copy_that_is_not_on_its_tower():
+    built = build(linear, devices=2)
+    with tf.device('/cpu:3'):
+        stray = tf.get_variable('stray', [6, 3], tf.float64)
+        slot = tf.get_variable('kernel_replica_1/Momentum_5', [6, 3], tf.float64)
+    built.replicas.slots.append(slot)
+    assert towers.audit(built).broken == [
+        'slot kernel_replica_1/Momentum_5 is on /cpu:3, its copy of the variable on /cpu:1']
+    built.replicas.slots.pop()
+    built.replicas._copies['kernel'] = [stray]
+    assert towers.audit(built).broken == ["tower 1's copy of kernel is on /cpu:3, not on /cpu:1"]
+
+
+@pytest.mark.parametrize('options, error, text', [
+    (dict(variable_device=None, all_reduce='copy'), towers.InvalidArgumentError,
+     "all_reduce='copy' goes with variable_device='replicated', and that is None"),
+    (dict(variable_device='/cpu:0', all_reduce='nccl'), towers.InvalidArgumentError,
+     "all_reduce='nccl' goes with variable_device='replicated', and that is '/cpu:0'"),
+    (dict(variable_device=lambda op: '/cpu:0', all_reduce='collective'),
+     towers.InvalidArgumentError, "all_reduce='collective' goes with"),
+    (dict(all_reduce='ring'), towers.InvalidArgumentError, "all_reduce='ring': expected one of"),
+    (dict(all_reduce='nccl'), towers.DeviceError, "all_reduce='nccl' reduces over GPUs"),
+    (dict(all_reduce='collective', devices=['/cpu:0', '/cpu:0'], allow_repeated_devices=True),
+     towers.DeviceError, 'needs a device of its own for each tower'),
+    (dict(variable_device='Replicated'), towers.DeviceError, 'is not the name of one device')])
+def test_bad_arguments_come_before_any_operation(graph, options, error, text):
+    with pytest.raises(error, match=text):
+        build(**options)
+    assert not graph.get_operations()
+
+
+def test_two_towers_on_one_device_may_have_a_copy_each():
+    built = build(devices=['/cpu:0', '/cpu:0'], allow_repeated_devices=True)
+    assert [copy.device for copy in copies_of(built, built.variables[0])] == ['/device:CPU:0'] * 2
+
+
+def test_a_placement_of_copies():
+    devices = ('/device:GPU:1', '/device:GPU:0')
+    placement = Placement('replicated', devices)
+    assert placement.main == '/device:CPU:0' and placement.of_weights == '/device:GPU:1'
+    assert placement.all_reduce == 'copy' and placement.replicated
+    assert set(placement.devices()) == {'/device:CPU:0', '/device:GPU:1'}
+    with placement.scope(trainable=True):
+        assert tf.no_op().device == '/device:GPU:1'
+    with placement.scope(trainable=False):
+        assert tf.no_op().device == '/device:CPU:0'
+    assert Placement('replicated', devices, trains=False).all_reduce is None
+    assert Placement(None, devices).of_weights == '/device:CPU:0'
+
+
+# ---- variables that the model does not come by through get_variable ------------------------------
+
+@pytest.mark.parametrize('collections', [
+    ['mine'], ['mine', tf.GraphKeys.GLOBAL_VARIABLES]], ids=['alone', 'global'])
+@pytest.mark.parametrize('taken', ['made', 'collected'])
+def test_custom_collections_that_l2_goes_through(kind_of_variables, collections, taken):
+    x = np.random.RandomState(0).randn(8, 3).astype('float32')
+
+    def model_fn(x):
+        made = tf.get_variable('w', [3], initializer=tf.ones_initializer(),
+                               collections=collections)
+        w = made if taken == 'made' else tf.get_collection('mine')[0]
+        return tf.reduce_mean(tf.square(tf.reduce_sum(x * w, 1))) + tf.add_n(
+            [tf.nn.l2_loss(v) for v in tf.get_collection('mine')])
+
+    def gradient(count, **options):
+        with tf.Graph().as_default():
+            built = towers.build_towers(model_fn, tf.constant(x), sgd(), count, reduction='mean',
+                                 **options)
+            ((value, _),) = built.gradients
+            with tf.Session(config=towers.session_config(built.devices)) as session:
+                session.run(tf.variables_initializer(built.variables))
+                session.run(tf.local_variables_initializer())
+                return session.run(value)
+    one = gradient(1)
+    np.testing.assert_allclose(gradient(2, variable_device='replicated'), one, 1e-5)
+    np.testing.assert_allclose(gradient(4, variable_device='replicated'), one, 1e-5)
+
+
+def test_functions_with_a_gradient_of_their_own_are_refused():
+    def model_fn(x):
+        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
+
+        @tf.custom_gradient
+        def scaled(x):
+            return x * w, lambda dy, variables=None: (dy * w, [tf.reduce_sum(dy * x)])
+        return tf.reduce_mean(scaled(x))
+    with samples.switched('resource_variables', True):
+        with pytest.raises(towers.SharedVariableError) as caught:
+            towers.build_towers(model_fn, tf.ones([4]), sgd(), 2, variable_device='replicated')
+        assert str(caught.value) == (
+            "tower 1 has copies of the variables, since variable_device='replicated', and a "
+            'function with a gradient of its own (tf.custom_gradient, tf.recompute_grad) uses one: '
+            'TensorFlow looks for such variables among the global ones, where copies are not. Pass '
+            "another variable_device, or give the function the variable's value as an argument.")
+        with tf.Graph().as_default():
+            towers.build_towers(model_fn, tf.ones([4]), sgd(), 1, variable_device='replicated')
+        with tf.Graph().as_default():
+            towers.build_towers(model_fn, tf.ones([4]), sgd(), 2)

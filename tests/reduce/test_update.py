@@ -1,0 +1,414 @@
+"""towers.update: one update of the shared variables, after all that reads them, and its slots."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from sample_models import switched
+from towers import LossScale, build_towers, session_config
+from towers.errors import InvalidArgumentError
+from towers.graph.graph_walk import step_operations
+from towers.placement.variable_device import Placement
+from towers.reduce.update import apply_update, checked_transform
+
+CPUS = ('/device:CPU:0', '/device:CPU:1')
+
+
+@pytest.fixture(params=[False, True], ids=['reference', 'resource'])
+def resource(request, graph):
+    tf.get_variable_scope().set_use_resource(request.param)
+    return request.param
+
+
+class BertOptimizer(tf.train.Optimizer):
+    """As google-research/bert has it: slots by get_variable, no step, no use of the base class."""
+
+    def __init__(self):
+        super(BertOptimizer, self).__init__(False, 'BertOptimizer')
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        assignments = []
+        for grad, param in grads_and_vars:
+            if grad is None or param is None:
+                continue
+            m = tf.get_variable(param.op.name + '/adam_m', param.shape.as_list(), param.dtype.base_dtype,
+                                trainable=False, initializer=tf.zeros_initializer())
+            next_m = 0.5 * m + 0.5 * grad
+            assignments.extend([param.assign(param - next_m), m.assign(next_m)])
+        return tf.group(*assignments, name=name)
+
+
+def two_variables(placement):
+    """Variables of ones, made as the towers make them."""
+    variables = []
+    for name in ('a', 'b/kernel'):
+        with placement.scope():
+            variables.append(tf.get_variable(name, [2], initializer=tf.ones_initializer()))
+        placement.note(variables[-1])
+    return variables
+
+
+def gradients_of(variables):
+    return [(tf.constant([1., 2.]) * (i + 1.), v) for i, v in enumerate(variables)]
+
+
+def run(step, variables, times=1):
+    with tf.Session(config=session_config(2)) as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(times):
+            session.run(step)
+        return [session.run(v).tolist() for v in variables]
+
+
+def update(optimizer, placement, variables, global_step=None, after=()):
+    return apply_update(optimizer, gradients_of(variables), global_step, placement, variables,
+                        list(after))
+
+
+@pytest.mark.parametrize('num_towers', [2, 4])
+def test_nothing_stands_between_the_sum_and_the_update(resource, num_towers):
+    """No copy: what updates a variable reads the AddN itself, on the variable's device."""
+    def model_fn(x):
+        w = tf.get_variable('w', [3, 2])
+        return tf.reduce_mean(tf.square(tf.matmul(x, w)))
+    built = build_towers(model_fn, tf.ones([8, 3]), tf.train.MomentumOptimizer(0.1, 0.9),
+                         num_towers)
+    kind = 'ResourceApplyMomentum' if resource else 'ApplyMomentum'
+    applied, = [op for op in step_operations([built.train_op]) if op.type == kind]
+    gradient, = [tensor for tensor in applied.inputs if tensor.shape.as_list() == [3, 2]
+                 and tensor.dtype == tf.float32]
+    assert gradient.op.type == 'AddN' and len(gradient.op.inputs) == num_towers
+    assert gradient.op.device == applied.device == '/device:CPU:0'
+    assert {tensor.op.name.split('/')[0] for tensor in gradient.op.inputs} == {
+        'tower_%d' % index for index in range(num_towers)}
+
+
+@pytest.mark.parametrize('optimizer,slots', [
+    (lambda: tf.train.GradientDescentOptimizer(1.), []),
+    (lambda: tf.train.MomentumOptimizer(1., 0.9), ['a/Momentum', 'b/kernel/Momentum']),
+    (lambda: tf.train.AdamOptimizer(1.), ['beta1_power', 'beta2_power', 'a/Adam', 'a/Adam_1',
+                                          'b/kernel/Adam', 'b/kernel/Adam_1']),
+    (BertOptimizer, ['a/adam_m', 'b/kernel/adam_m'])], ids=['sgd', 'momentum', 'adam', 'bert'])
+@pytest.mark.parametrize('where', ['/cpu:0', '/cpu:1', 'balanced'])
+def test_slots_go_beside_their_variables(resource, where, optimizer, slots):
+    placement = Placement(where, CPUS)
+    variables = two_variables(placement)
+    with tf.device('/gpu:3'):  # what is around plays no part
+        step, made = update(optimizer(), placement, variables)
+    assert isinstance(step, tf.Operation)
+    assert sorted(slot.op.name for slot in made) == sorted(slots)
+    assert tf.global_variables() == variables + made
+    for slot in made:
+        owner = variables[0] if slot.op.name.startswith('a/') else variables[1]
+        expected = variables[0].device if 'power' in slot.op.name else owner.device
+        assert slot.device == expected, slot.op.name
+    if where == 'balanced':
+        assert [v.device[-1] for v in variables] == ['0', '1']
+    writes = [op for op in tf.get_default_graph().get_operations()
+              if op.type.startswith(('Apply', 'ResourceApply'))]
+    assert all(op.device == op.inputs[0].device for op in writes)
+
+
+def test_one_step_of_an_optimizer_that_forgets_the_global_step(resource):
+    placement = Placement(None, CPUS)
+    variables = two_variables(placement)
+    global_step = tf.train.get_or_create_global_step()
+    step, slots = update(BertOptimizer(), placement, variables, global_step)
+    # m: 0.5 g, then 0.75 g; w: 1 - 0.5 g - 0.75 g
+    assert run(step, variables + slots + [global_step], times=2) == [
+        [1. - 1.25, 1. - 2.5], [1. - 2.5, 1. - 5.], [0.75, 1.5], [1.5, 3.], 2]
+
+
+def test_an_optimizer_that_counts_is_not_helped(resource):
+    placement = Placement(None, CPUS)
+    variables = two_variables(placement)
+    global_step = tf.train.get_or_create_global_step()
+    step, _ = update(tf.train.GradientDescentOptimizer(1.), placement, variables, global_step)
+    assert run(step, [global_step] + variables, times=3) == [3, [-2., -5.], [-5., -11.]]
+
+
+def test_the_step_is_counted_after_the_update(resource):
+    # A rate that depends on the step is that of the step before it is counted.
+    placement = Placement(None, CPUS)
+    variables = two_variables(placement)
+    global_step = tf.train.get_or_create_global_step()
+    step, _ = update(BertOptimizer(), placement, variables, global_step)
+    count = [op for op in step_operations([step]) if op.type in ('AssignAdd',
+                                                                 'AssignAddVariableOp')]
+    assert len(count) == 1
+    written = {op.name for op in step_operations(count) if op.type in ('Assign',
+                                                                       'AssignVariableOp')}
+    assert len(written) == 4  # all the optimizer's
+
+
+def test_no_global_step(resource):
+    placement = Placement(None, CPUS)
+    variables = two_variables(placement)
+    step, _ = update(BertOptimizer(), placement, variables)
+    assert not [op for op in step_operations([step]) if op.type.startswith('AssignAdd')]
+
+
+def test_what_comes_first_reads_the_weights_of_before(resource):
+    placement = Placement(None, CPUS)
+    variables = two_variables(placement)
+    loss = tf.reduce_sum(variables[0])
+    count = tf.get_variable('count', [], initializer=tf.zeros_initializer())
+    batch_norm = tf.assign_add(count, 1.)
+    step, _ = update(tf.train.GradientDescentOptimizer(1.), placement, variables,
+                     after=[loss, batch_norm])
+    with tf.Session(config=session_config(2)) as session:
+        session.run(tf.global_variables_initializer())
+        for expected in (2., -1., -4.):
+            assert session.run([loss, step])[0] == expected
+        assert session.run(count) == 3.  # it rides on the step
+    writes = [op for op in step_operations([step])
+              if op.type in ('ApplyGradientDescent', 'ResourceApplyGradientDescent')]
+    assert len(writes) == 2
+    for op in writes:
+        assert {loss.op.name, batch_norm.op.name} <= {
+            before.name for before in step_operations([op])}
+
+
+@pytest.mark.parametrize('optimizer', [lambda: tf.train.MomentumOptimizer(1., 0.9), BertOptimizer],
+                         ids=['momentum', 'bert'])
+@pytest.mark.parametrize('reuse', [True, tf.AUTO_REUSE])
+def test_under_a_scope_whose_reuse_is_on(resource, optimizer, reuse):
+    placement = Placement('balanced', CPUS)
+    with tf.variable_scope('m'):
+        variables = two_variables(placement)
+    with tf.variable_scope('m', reuse=reuse):
+        scope = tf.get_variable_scope()
+        step, slots = update(optimizer(), placement, variables)
+        assert tf.get_variable_scope() is scope and bool(scope.reuse)
+    name = type(optimizer()).__name__.replace('Optimizer', '')
+    suffix = {'Momentum': 'Momentum', 'Bert': 'adam_m'}[name]
+    assert [slot.op.name for slot in slots] == ['m/m/a/' + suffix, 'm/m/b/kernel/' + suffix]
+    assert [slot.device for slot in slots] == list(CPUS)
+    rate = 1. if name == 'Momentum' else 0.5
+    assert run(step, variables) == [[1. - rate, 1. - 2. * rate], [1. - 2. * rate, 1. - 4. * rate]]
+
+
+def test_two_optimizers_of_one_kind_do_not_share_their_slots(resource):
+    placement = Placement(None, CPUS)
+    variables = two_variables(placement)
+    with tf.variable_scope('m'):
+        _, first = update(tf.train.MomentumOptimizer(1., 0.9), placement, variables)
+        _, second = update(tf.train.MomentumOptimizer(1., 0.9), placement, variables)
+    assert [slot.op.name for slot in first + second] == [
+        'm/a/Momentum', 'm/b/kernel/Momentum', 'm/a/Momentum_1', 'm/b/kernel/Momentum_1']
+
+
+def test_sparse_gradients_are_applied_by_row(resource):
+    placement = Placement('/cpu:1', CPUS)
+    with placement.scope():
+        table = tf.get_variable('table', [3, 1], initializer=tf.ones_initializer())
+    gradient = tf.IndexedSlices(tf.constant([[1.], [2.], [4.]]), tf.constant([2, 0, 2]))
+    step, _ = apply_update(tf.train.GradientDescentOptimizer(1.), [(gradient, table)], None,
+                           placement, [table], [])
+    assert run(step, [table]) == [[[-1.], [1.], [-4.]]]
+
+
+# ---- the user's transformation ------------------------------------------------------------------
+
+def test_no_transformation(resource):
+    placement = Placement(None, CPUS)
+    gradients = gradients_of(two_variables(placement))
+    assert checked_transform(None, gradients, placement) is gradients
+
+
+def test_clipping_by_the_global_norm(resource):
+    placement = Placement('/cpu:1', CPUS)
+    variables = two_variables(placement)
+
+    def clip(pairs):
+        gradients, their_variables = zip(*pairs)
+        return list(zip(tf.clip_by_global_norm(gradients, 5.)[0], their_variables))
+    pairs = checked_transform(clip, gradients_of(variables), placement)
+    assert [v for _, v in pairs] == variables
+    assert all(gradient.op.name.startswith('transform_gradients/') for gradient, _ in pairs)
+    step, _ = apply_update(tf.train.GradientDescentOptimizer(1.), pairs, None, placement, variables,
+                           [])
+    # The norm of 1, 2, 2, 4 is 5: nothing to clip. Twice as much is halved.
+    assert run(step, variables) == [[0., -1.], [-1., -3.]]
+    doubled = checked_transform(lambda pairs: [(2. * gradient, v) for gradient, v in pairs],
+                                gradients_of(variables), placement)
+    assert all(gradient.device == '/device:CPU:1' for gradient, _ in doubled)
+    again = checked_transform(clip, doubled, placement)
+    assert run([], [again[0][0]]) == [[1., 2.]]
+
+
+def test_a_transformation_may_leave_some_out_and_return_lists(resource):
+    placement = Placement(None, CPUS)
+    variables = two_variables(placement)
+    pairs = checked_transform(lambda pairs: [list(pairs[1])], gradients_of(variables), placement)
+    assert len(pairs) == 1 and type(pairs[0]) is tuple and pairs[0][1] is variables[1]
+
+
+def test_what_a_transformation_must_not_return(resource):
+    placement = Placement(None, CPUS)
+    variables = two_variables(placement)
+    gradients = gradients_of(variables)
+    other = tf.get_variable('other', [2])
+    for wrong in (None, [], 3, gradients[0], [(gradients[0][0], 'a')], [(gradients[0][0], other)],
+                  [gradients[0][0]], zip(gradients), [gradients[0] + (1,)]):
+        with pytest.raises(InvalidArgumentError) as caught:
+            checked_transform(lambda unused, wrong=wrong: wrong, gradients, placement)
+        assert str(caught.value).startswith('transform_gradients returned ')
+        assert str(caught.value).endswith('expected a list of (gradient, variable) pairs with '
+                                          'variables among those it was given.')
+
+
+def test_gradients_that_no_optimizer_takes(resource):
+    placement = Placement(None, CPUS)
+    v, w = variables = two_variables(placement)
+    (of_v, _), of_w = gradients_of(variables)
+    with tf.Graph().as_default():
+        foreign = tf.ones([2])
+    for given, text in (
+            ('x', "'x' of type str as the gradient of 'a': expected a tensor"),
+            (tf.ones([3]), 'shape (3,) and dtype float32 for'),
+            (np.ones([2, 2], np.float32), 'shape (2, 2) and dtype float32 for'),
+            (tf.ones([2], tf.int32), 'dtype int32 for'),
+            (tf.IndexedSlices(tf.ones([1], tf.float64), tf.constant([0])), 'dtype float64 for'),
+            (foreign, "gradient of 'a' from another graph")):
+        with pytest.raises(InvalidArgumentError) as caught:
+            checked_transform(lambda pairs, given=given: [(given, v), of_w], [(of_v, v), of_w],
+                              placement)
+        assert text in str(caught.value)
+    for pairs, text in (([(of_v, v), (of_v, v)], "returned 'a' twice"),
+                        ([(None, v), (None, w)], 'None for every gradient')):
+        with pytest.raises(InvalidArgumentError, match=text):
+            checked_transform(lambda unused, pairs=pairs: pairs, [(of_v, v), of_w], placement)
+    fine = [(np.ones([2], np.float32), v), (None, w)]
+    assert checked_transform(lambda unused: fine, [(of_v, v), of_w], placement) == fine
+
+
+def test_the_train_op_of_two_towers_steps_once(resource):
+    global_step = tf.train.get_or_create_global_step()
+    built = build_towers(
+        lambda x: tf.reduce_mean(x * tf.get_variable('w', [], initializer=tf.ones_initializer())),
+        tf.constant([1., 2., 3., 6.]), BertOptimizer(), 2, global_step=global_step)
+    assert run(built.train_op, built.variables + built.slots + [global_step]) == [-2., 3., 1]
+
+
+# ---- who counts the steps -----------------------------------------------------------------------
+
+def reads_plainly(step):
+    return 0. * tf.cast(step, tf.float32)
+
+
+def reads_in_a_cond(step):
+    return tf.cond(step < 3, lambda: 0. * tf.cast(step, tf.float32), lambda: 0.)
+
+
+def reads_in_a_case(step):
+    return tf.case([(step < 1, lambda: 0.), (step < 3, lambda: 0. * tf.cast(step, tf.float32))],
+                   default=lambda: 0. * tf.cast(step, tf.float32))
+
+
+def reads_in_a_loop(step):
+    return tf.while_loop(lambda x: x < 1., lambda x: x + 1. + 0. * tf.cast(step, tf.float32),
+                         [tf.constant(0.)]) - 1.
+
+
+class Reads(BertOptimizer):
+    """Leaves the step to its caller and reads it, as BERT's does for its warm-up."""
+
+    def __init__(self, read):
+        super(Reads, self).__init__()
+        self._read = read
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        shift = self._read(tf.train.get_global_step())
+        return super(Reads, self).apply_gradients([(g + shift, v) for g, v in grads_and_vars])
+
+
+class EveryOther(tf.train.GradientDescentOptimizer):
+    """Applies every second time it is called, and counts the step then."""
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        calls = tf.get_variable('calls', [], tf.int32, tf.zeros_initializer(), trainable=False)
+
+        def apply():
+            with tf.control_dependencies([super(EveryOther, self).apply_gradients(
+                    grads_and_vars, global_step)]):
+                return tf.constant(True)
+        counted = tf.assign_add(calls, 1)
+        return tf.group(tf.cond(tf.equal(counted % 2, 0), apply, lambda: tf.constant(False)))
+
+
+class CountsByItself(BertOptimizer):
+    """Counts the global step that it was not given, by an operation of long before."""
+
+    def __init__(self):
+        super(CountsByItself, self).__init__()
+        self._count = tf.assign_add(tf.train.get_or_create_global_step(), 1)
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        return tf.group(super(CountsByItself, self).apply_gradients(grads_and_vars), self._count)
+
+
+COUNTING = [(name, lambda read=read: Reads(read), 6) for name, read in (
+    ('plain', reads_plainly), ('cond', reads_in_a_cond), ('case', reads_in_a_case),
+    ('loop', reads_in_a_loop))] + [
+        ('sgd', lambda: tf.train.GradientDescentOptimizer(1.), 6),
+        ('adam', lambda: tf.train.AdamOptimizer(0.1), 6), ('bert', BertOptimizer, 6),
+        ('every other', lambda: EveryOther(1.), 3), ('by itself', CountsByItself, 6)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('v2, use_resource', [(False, False), (False, True), (True, True)],
+                         ids=['v1-reference', 'v1-resource', 'v2-resource'])
+@pytest.mark.parametrize('make, expected', [each[1:] for each in COUNTING],
+                         ids=[each[0] for each in COUNTING])
+@pytest.mark.parametrize('scaled', [False, True], ids=['', 'scaled'])
+def test_every_step_is_counted_once(graph, make, expected, v2, use_resource, scaled):
+    """Six steps, of which under a loss scale the fourth overflows: skipped, and counted."""
+    with switched('control_flow_v2', v2):
+        tf.get_variable_scope().set_use_resource(use_resource)
+        step = tf.train.get_or_create_global_step()
+        x = tf.placeholder(tf.float32, [2])
+        w = []
+
+        def model_fn(x):
+            w[:] = [tf.get_variable('w', [], initializer=tf.ones_initializer())]
+            return tf.reduce_mean(x * w[0])
+        built = build_towers(model_fn, x, make(), 2, global_step=step,
+                             loss_scale=LossScale(initial=8.) if scaled else None)
+        with tf.Session(config=session_config(2)) as session:
+            session.run(tf.global_variables_initializer())
+            for number in range(6):
+                bad = scaled and number == 3
+                session.run(built.train_op, {x: [float('inf') if bad else 1., 1.]})
+            # Every second update is of the calls that were not skipped: 2, 4, and the skipped one.
+            if scaled and expected == 3:
+                expected = 2 + 1
+            assert session.run(step) == expected
+            assert session.run(w[0]) < 1.
+
+
+def test_an_update_that_is_no_operation(resource):
+    class Returns(tf.train.GradientDescentOptimizer):
+        def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+            return None
+    placement = Placement(None, CPUS)
+    with pytest.raises(InvalidArgumentError, match='returned None: expected the operation'):
+        update(Returns(1.), placement, two_variables(placement))
+
+
+@pytest.mark.parametrize('use_resource', [False, True], ids=['reference', 'resource'])
+def test_an_optimizer_whose_queue_runner_counts(graph, use_resource):
+    tf.get_variable_scope().set_use_resource(use_resource)
+    step = tf.train.get_or_create_global_step()
+    optimizer = tf.train.SyncReplicasOptimizer(tf.train.GradientDescentOptimizer(1.), 1, 1)
+    built = build_towers(
+        lambda x: tf.reduce_mean(x * tf.get_variable('w', [], initializer=tf.ones_initializer())),
+        tf.ones([2]), optimizer, 2, global_step=step)
+    with tf.train.MonitoredSession(
+            tf.train.ChiefSessionCreator(config=session_config(2)),
+            [optimizer.make_session_run_hook(True, num_tokens=0)],
+            stop_grace_period_secs=0.1) as session:
+        for _ in range(3):
+            session.run(built.train_op)
+        assert session.run(step) == 3
+        assert session.run(built.variables[0]) == 1. - 3 * 2.

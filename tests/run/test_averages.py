@@ -1,0 +1,177 @@
+"""Moving averages of weights: by hand, where they live, and what is evaluated and restored."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from sample_models import keras, kind_of_variables  # noqa: F401, a fixture
+from towers.run.averages import WeightAverages, averages_in
+from towers.errors import InvalidArgumentError
+from towers.run.evaluation import Evaluation
+
+DATA = np.array([[1.], [2.], [3.], [4.]], np.float32)
+
+
+def model_fn(x):
+    """w grows by 2 and b by 1 a step of SGD at rate 1 with the mean of two towers' gradients."""
+    w = tf.get_variable('net/w', [1], initializer=tf.ones_initializer())
+    b = tf.get_variable('net/b', [1], initializer=tf.zeros_initializer())
+    tf.get_variable('net/count', [1], initializer=tf.zeros_initializer(), trainable=False)
+    prediction = x * w + b
+    return towers.ModelOutput(tf.reduce_mean(0. * x) - 2. * w[0] - b[0],
+                              metrics={'mean': tf.reduce_mean(prediction)})
+
+
+def build(decay=0.9, **options):
+    step = tf.train.get_or_create_global_step()
+    built = towers.build_towers(model_fn, DATA, tf.train.GradientDescentOptimizer(1.), 2, 'mean',
+                                global_step=step, **options)
+    averages = WeightAverages(decay, step)
+    train_op = averages.update_after(built.train_op, [v for _, v in built.gradients])
+    return built, averages, train_op
+
+
+def by_hand(values, decay):
+    """The average after each step, of the values before step 1 and after each step."""
+    average, averages = values[0], []
+    for step, value in enumerate(values[1:], 1):
+        used = min(decay, (1. + step) / (10. + step))
+        average -= (1 - used) * (average - value)
+        averages.append(average)
+    return averages
+
+
+@pytest.mark.usefixtures('kind_of_variables')
+@pytest.mark.parametrize('decay', [0.9, 0.25])
+def test_averages_are_those_worked_out_by_hand(decay):
+    built, _, train_op = build(decay)
+    average = {v.op.name: v for v in tf.global_variables() if 'ExponentialMovingAverage' in v.op.name}
+    assert sorted(average) == ['net/b/ExponentialMovingAverage', 'net/w/ExponentialMovingAverage']
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        assert session.run(average['net/w/ExponentialMovingAverage']) == [1.]
+        got = []
+        for _ in range(6):
+            session.run(train_op)
+            got.append(session.run(average))
+        assert session.run(built.variables[0]) == [13.]
+    expected = by_hand([1., 3., 5., 7., 9., 11., 13.], decay)
+    # The first one: d = min(0.9, 2 / 11), 1 - 9 / 11 * (1 - 3).
+    if decay == 0.9:
+        assert expected[0] == pytest.approx(1 + 18 / 11.)
+    np.testing.assert_allclose([each['net/w/ExponentialMovingAverage'][0] for each in got],
+                               expected, rtol=1e-6)
+    np.testing.assert_allclose([each['net/b/ExponentialMovingAverage'][0] for each in got],
+                               by_hand([0., 1., 2., 3., 4., 5., 6.], decay), rtol=1e-6)
+
+
+@pytest.mark.parametrize('options', [{}, {'variable_device': '/cpu:1'},
+                                     {'variable_device': 'balanced'}])
+def test_averages_are_beside_their_weights(options):
+    build(**options)
+    variables = {v.op.name: v for v in tf.global_variables()}
+    weights = [variables['net/w'], variables['net/b']]
+    if options.get('variable_device') == 'balanced':
+        assert weights[0].device != weights[1].device
+    for weight in weights:
+        average = variables[weight.op.name + '/ExponentialMovingAverage']
+        assert average.device == weight.device != ''
+
+
+@pytest.mark.usefixtures('kind_of_variables')
+def test_an_evaluation_takes_them_instead_of_weights():
+    built, averages, train_op = build()
+    before = {v.op.name for v in tf.global_variables()}
+    dataset = tf.data.Dataset.from_tensor_slices(DATA).batch(3)
+    plain = Evaluation(model_fn, dataset, trained=built, name='plain')
+    with averages.instead_of_weights():
+        averaged = Evaluation(model_fn, dataset, trained=built, name='averaged')
+    assert {v.op.name for v in tf.global_variables()} == before
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(3):
+            session.run(train_op)
+        assert plain.run(session)['mean'] == pytest.approx(2.5 * 7 + 3)
+        w, b = by_hand([1., 3., 5., 7.], 0.9)[-1], by_hand([0., 1., 2., 3.], 0.9)[-1]
+        assert averaged.run(session)['mean'] == pytest.approx(2.5 * w + b, rel=1e-6)
+        # Reading them has changed nothing.
+        assert plain.run(session)['mean'] == pytest.approx(2.5 * 7 + 3)
+
+
+def test_what_a_checkpoint_has_is_restored_into_the_weights(tmp_path):
+    built, _, train_op = build()
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(2):
+            session.run(train_op)
+        with_averages = tf.train.Saver().save(session, str(tmp_path / 'with'))
+        without = tf.train.Saver([v for v in tf.global_variables()
+                                  if 'Average' not in v.op.name]).save(
+                                      session, str(tmp_path / 'without'))
+    for prefix, count, w in ((with_averages, 2, by_hand([1., 3., 5.], 0.9)[-1]), (without, 0, 5.)):
+        with tf.Graph().as_default(), tf.Session() as session:
+            model_fn(tf.constant(DATA))
+            names, averages = averages_in(prefix, tf.global_variables())
+            assert averages == count
+            suffix = '/ExponentialMovingAverage' if count else ''
+            assert sorted(names) == ['net/b' + suffix, 'net/count', 'net/w' + suffix]
+            tf.train.Saver(names).restore(session, prefix)
+            value, = [v for v in tf.global_variables() if v.op.name == 'net/w']
+            assert session.run(value)[0] == pytest.approx(w)
+
+
+@pytest.mark.parametrize('decay', [0, 1, 1.5, -0.1, float('nan')])
+def test_a_decay_that_makes_no_sense(decay):
+    with pytest.raises(InvalidArgumentError, match='expected a number between 0 and 1, such as'):
+        WeightAverages(decay, tf.train.get_or_create_global_step())
+
+
+def kept_layer():
+    layer = keras.layers.Dense(1)
+    return lambda x: layer(x)[:, 0]
+
+
+MADE_OTHERWISE = {
+    'tf.Variable': lambda: lambda x: x[:, 0] * tf.Variable(1., name='w'),
+    'a kept variable': lambda: (lambda kept: lambda x: x[:, 0] * (
+        kept or kept.append(tf.get_variable('w', initializer=1.)) or kept)[0])([]),
+    'a Keras layer': kept_layer,
+}
+
+
+@pytest.mark.parametrize('make', MADE_OTHERWISE.values(), ids=list(MADE_OTHERWISE))
+def test_weights_whose_averages_cannot_take_their_place(graph, make):
+    predict = make()
+
+    def model(x):
+        return towers.ModelOutput(tf.reduce_mean(predict(x)))
+    step = tf.train.get_or_create_global_step()
+    built = towers.build_towers(model, DATA, tf.train.GradientDescentOptimizer(1.), 2,
+                                global_step=step)
+    averages = WeightAverages(0.9, step)
+    averages.update_after(built.train_op, [v for _, v in built.gradients])
+    dataset = tf.data.Dataset.from_tensor_slices(DATA).batch(2)
+    with pytest.raises(InvalidArgumentError) as caught:
+        with averages.instead_of_weights():
+            Evaluation(model, dataset, trained=built)
+    assert ('reads variable %r, not its average: only tf.get_variable can give another'
+            % built.gradients[0][1].op.name) in str(caught.value)
+
+
+def test_no_averages_yet():
+    averages = WeightAverages(0.9, tf.train.get_or_create_global_step())
+    with pytest.raises(InvalidArgumentError, match='there are no averages yet: call update_after'):
+        with averages.instead_of_weights():
+            pass
+
+
+def test_the_updates_are_where_the_train_op_is(graph):
+    """And not where the caller happens to be: a step has one place to wait for."""
+    step = tf.train.get_or_create_global_step()
+    variable = tf.get_variable('v', [1])
+    with tf.device('/cpu:1'):
+        train_op = tf.no_op()
+    with tf.device('/cpu:2'):
+        updated = WeightAverages(0.9, step).update_after(train_op, [variable])
+    assert updated.device == '/device:CPU:1'

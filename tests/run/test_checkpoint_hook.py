@@ -1,0 +1,204 @@
+"""When `CheckpointHook` saves, and what it keeps."""
+
+import os
+
+import pytest
+import tensorflow.compat.v1 as tf
+from checkpoint_runs import DATA, Recorder, run, saved_steps, value_of
+
+from towers.run import checkpoint_hook
+from towers.checkpoint.files import Newest, newest_checkpoint
+from towers.run.checkpoint_hook import CheckpointHook
+from towers.errors import InvalidArgumentError
+
+
+def test_it_saves_at_the_start_at_the_multiples_and_at_the_end(tmpdir):
+    directory = str(tmpdir.join('made', 'for', 'it'))
+    recorder = Recorder()
+    run(directory, 8, save_steps=3, listeners=[recorder])
+    assert recorder.calls == ['begin', 'before 0', 'after 0', 'before 3', 'after 3', 'before 6',
+                              'after 6', 'before 8', 'after 8', 'end 8']
+    assert saved_steps(directory) == [0, 3, 6, 8]
+    for step in (0, 3, 6, 8):
+        assert value_of(directory + '/model.ckpt-%d' % step) == step
+    assert newest_checkpoint(directory) == Newest(directory + '/model.ckpt-8', 8, [])
+    # No graph beside them, and the directory can be moved.
+    assert not [name for name in os.listdir(directory) if 'meta' in name or 'pbtxt' in name]
+    with open(directory + '/checkpoint') as state:
+        assert directory not in state.read()
+
+
+def test_a_plain_saver_and_session_read_it(tmpdir):
+    run(str(tmpdir), 4, save_steps=10)
+    with tf.Session() as session:
+        value = tf.get_variable('value', [10])
+        tf.train.Saver().restore(session, tf.train.latest_checkpoint(str(tmpdir)))
+        assert list(session.run(value)) == [4.] * 10
+
+
+def test_a_run_that_goes_on_saves_at_the_same_steps_and_no_step_twice(tmpdir):
+    directory = str(tmpdir)
+    run(directory, 5, save_steps=3)
+    written = {name: os.stat(str(tmpdir.join(name))).st_mtime_ns for name in os.listdir(directory)
+               if 'ckpt-5' in name}
+    recorder = Recorder()
+    run(directory, 10, save_steps=3, listeners=[recorder], keep=10)
+    assert [call for call in recorder.calls if 'after' in call] == ['after 6', 'after 9',
+                                                                    'after 10']
+    assert saved_steps(directory) == [0, 3, 5, 6, 9, 10]
+    assert {name: os.stat(str(tmpdir.join(name))).st_mtime_ns for name in written} == written
+    # Nothing left to do: nothing is written.
+    recorder = Recorder()
+    run(directory, 0, save_steps=3, listeners=[recorder])
+    assert recorder.calls == ['begin', 'end 10']
+
+
+def test_by_seconds(tmpdir, monkeypatch):
+    class Clock(object):
+        now = 1000.
+
+        @classmethod
+        def monotonic(cls):
+            return cls.now
+    monkeypatch.setattr(checkpoint_hook, 'time', Clock)
+
+    def pass_time(unused_step):
+        Clock.now += 4
+    run(str(tmpdir), 9, save_seconds=10, at_step=pass_time, keep=10)
+    # The clock is 12 s on when the fourth step ends, and again when the seventh does.
+    assert saved_steps(str(tmpdir)) == [0, 4, 7, 9]
+
+
+def test_a_run_of_several_steps_at_once(tmpdir):
+    run(str(tmpdir), 20, save_steps=10, increment=4, keep=10)
+    # Each multiple is noticed with the first run that is sure to have passed it.
+    assert saved_steps(str(tmpdir)) in ([0, 12, 20], [0, 12, 16, 20], [0, 16, 20])
+
+
+@pytest.mark.parametrize('use_resource', [False, True], ids=['reference', 'resource'])
+def test_the_exact_step_is_saved_with_variables_of_both_kinds(tmpdir, use_resource):
+    with tf.variable_scope('', use_resource=use_resource):
+        step = tf.train.get_or_create_global_step()
+    hook = CheckpointHook(str(tmpdir), step, save_steps=5, keep=None)
+    increment = tf.assign_add(step, 1)
+    with tf.train.MonitoredSession(hooks=[hook]) as session:
+        for _ in range(12):
+            session.run(increment)
+    assert saved_steps(str(tmpdir)) == [0, 5, 10, 12]
+
+
+def test_keep_counts_across_restarts(tmpdir):
+    directory = str(tmpdir)
+    run(directory, 4, save_steps=1, keep=3)
+    assert saved_steps(directory) == [2, 3, 4]
+    run(directory, 6, save_steps=1, keep=3)
+    assert saved_steps(directory) == [4, 5, 6]
+    # More from now on; then fewer at once, not one less with each save.
+    run(directory, 9, save_steps=1, keep=5)
+    assert saved_steps(directory) == [5, 6, 7, 8, 9]
+    run(directory, 9, save_steps=1, keep=2)
+    assert saved_steps(directory) == [5, 6, 7, 8, 9]  # nothing to save, nothing to delete
+    run(directory, 10, save_steps=1, keep=2)
+    assert saved_steps(directory) == [9, 10]
+    run(directory, 12, save_steps=1, keep=1)
+    assert saved_steps(directory) == [12]
+    run(directory, 20, save_steps=1, keep=None)
+    assert saved_steps(directory) == list(range(12, 21))
+
+
+def test_what_the_state_file_does_not_know_is_never_deleted(tmpdir):
+    directory = str(tmpdir)
+    run(directory, 2, save_steps=1)
+    for suffix in ('.index', DATA):
+        tmpdir.join('model.ckpt-1' + suffix).copy(tmpdir.join('best.ckpt-1' + suffix))
+        tmpdir.join('model.ckpt-1' + suffix).copy(tmpdir.join('model.ckpt-7' + suffix))
+    run(directory, 5, save_steps=1, keep=1)
+    assert sorted(name for name in os.listdir(directory) if name.endswith('.index')) == [
+        'best.ckpt-1.index', 'model.ckpt-5.index', 'model.ckpt-7.index']
+
+
+def test_a_listener_stops_the_run(tmpdir):
+    recorder, other = Recorder(stop_at=4), Recorder()
+    run(str(tmpdir), 100, save_steps=2, listeners=[recorder, other])
+    assert saved_steps(str(tmpdir)) == [0, 2, 4]
+    assert other.calls[-2:] == ['after 4', 'end 4']
+
+
+def test_after_an_exception_nothing_is_saved(tmpdir):
+    class Fails(tf.train.SessionRunHook):
+        def __init__(self):
+            self.runs = 0
+
+        def after_run(self, run_context, run_values):
+            self.runs += 1
+            if self.runs == 4:
+                raise FloatingPointError('NaN in step 4')
+    recorder = Recorder()
+    with pytest.raises(FloatingPointError):
+        run(str(tmpdir), 100, save_steps=2, before=[Fails()], listeners=[recorder])
+    assert saved_steps(str(tmpdir)) == [0, 2]
+    assert recorder.calls[-1] == 'after 2'
+
+
+def test_the_end_of_the_data_is_a_good_end(tmpdir):
+    step = tf.train.get_or_create_global_step()
+    data = tf.data.make_one_shot_iterator(tf.data.Dataset.range(7)).get_next()
+    with tf.control_dependencies([data]):
+        train_op = tf.assign_add(step, 1)
+    hook = CheckpointHook(str(tmpdir), step, save_steps=5)
+    with tf.train.MonitoredSession(hooks=[hook]) as session:
+        while not session.should_stop():
+            session.run(train_op)
+    assert saved_steps(str(tmpdir)) == [0, 5, 7]
+
+
+def test_a_legacy_loop_takes_the_hook_as_it_is(tmpdir):
+    # A MonitoredTrainingSession that restores by itself, and whose saver the hook takes.
+    for steps in (3, 7):
+        with tf.Graph().as_default():
+            step = tf.train.get_or_create_global_step()
+            train_op = tf.assign_add(step, 1)
+            hooks = [CheckpointHook(str(tmpdir), step, save_steps=2, keep=3),
+                     tf.train.StopAtStepHook(last_step=steps)]
+            with tf.train.MonitoredTrainingSession(
+                    checkpoint_dir=str(tmpdir), save_checkpoint_secs=None, hooks=hooks,
+                    save_checkpoint_steps=None, log_step_count_steps=None) as session:
+                assert len(tf.get_collection(tf.GraphKeys.SAVERS)) == 1
+                while not session.should_stop():
+                    session.run(train_op)
+    assert saved_steps(str(tmpdir)) == [4, 6, 7]
+
+
+def test_the_saver_that_is_given_is_used(tmpdir):
+    step = tf.train.get_or_create_global_step()
+    tf.get_variable('not_saved', [])
+    saver = tf.train.Saver([step], max_to_keep=9, write_version=tf.train.SaverDef.V1)
+    hook = CheckpointHook(str(tmpdir), step, save_steps=1, keep=2, saver=saver, basename='v1.ckpt',
+                          write_meta_graph=True)
+    increment = tf.assign_add(step, 1)
+    with tf.train.MonitoredSession(hooks=[hook]) as session:
+        for _ in range(3):
+            session.run(increment)
+    assert sorted(os.listdir(str(tmpdir))) == ['checkpoint', 'v1.ckpt-2', 'v1.ckpt-2.meta',
+                                               'v1.ckpt-3', 'v1.ckpt-3.meta']
+    assert newest_checkpoint(str(tmpdir)).step == 3
+
+
+def test_several_savers_in_the_graph_are_one_too_many(tmpdir):
+    step = tf.train.get_or_create_global_step()
+    for _ in range(2):
+        tf.add_to_collection(tf.GraphKeys.SAVERS, tf.train.Saver())
+    with pytest.raises(InvalidArgumentError, match='2 savers in its collection SAVERS: say which'):
+        CheckpointHook(str(tmpdir), step, save_steps=1).begin()
+
+
+@pytest.mark.parametrize('options, text', [
+    ({}, 'save_steps=None and save_seconds=None: give one of them, else a run that is killed has '
+         'saved nothing.'),
+    ({'save_steps': 0}, 'save_steps=0: expected a whole number of at least 1, or None.'),
+    ({'save_steps': 1, 'keep': 0}, 'keep=0: expected a whole number of at least 1, or None.'),
+    ({'save_seconds': 0}, 'save_seconds=0: expected more than 0, or None.')])
+def test_arguments_that_make_no_sense(options, text):
+    with pytest.raises(InvalidArgumentError) as caught:
+        CheckpointHook('anywhere', tf.train.get_or_create_global_step(), **options)
+    assert str(caught.value) == text

@@ -1,0 +1,300 @@
+"""towers.choose_placement: which placement is taken, why, and that a run keeps to it."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.run import choose_placement
+from towers.run.choose_placement import (PlacementChoice, Timing, Trial, choose_variable_device, decide,
+                                     placement_candidates, recorded_choice)
+from towers.errors import CheckpointError, InvalidArgumentError, RunLockedError
+from towers.run.run_lock import hold_directory
+
+CPUS = ('/device:CPU:0', '/device:CPU:1')
+GPUS = ('/device:GPU:0', '/device:GPU:1')
+
+
+def test_candidates_are_the_simplest_first_each_once():
+    assert placement_candidates(CPUS) == ['/device:CPU:0', 'balanced', 'replicated']
+    assert placement_candidates(GPUS) == [
+        '/device:CPU:0', '/device:GPU:0', 'balanced', 'replicated']
+    # One tower has nothing to replicate.
+    assert placement_candidates(CPUS[1:]) == ['/device:CPU:0', '/device:CPU:1', 'balanced']
+
+
+def test_every_candidate_is_something_that_build_towers_takes():
+    for candidate in placement_candidates(CPUS):
+        with tf.Graph().as_default():
+            assert build(candidate).train_op is not None
+
+
+# ---- the decision --------------------------------------------------------------------------------
+
+def timings(**milliseconds):
+    return [Timing(name, [0.001 * each for each in values], None)
+            for name, values in milliseconds.items()]
+
+
+@pytest.mark.parametrize('given, taken, reason', [
+    (dict(cpu=[10, 11, 12], gpu=[5, 6, 7]), 'gpu', 'the fastest'),
+    (dict(cpu=[5, 6, 7], gpu=[10, 11, 12]), 'cpu', 'the fastest'),
+    (dict(cpu=[10, 11, 12]), 'cpu', 'the only one there is'),
+    # The CPU's median is within what the GPU took.
+    (dict(cpu=[7.1, 7.2, 7.3], gpu=[5, 6, 7.5]), 'cpu',
+     'no slower than gpu beyond the spread of the turns, and simpler'),
+    # The GPU's median is within what the CPU took.
+    (dict(cpu=[5.5, 8, 9], gpu=[5, 6, 7]), 'cpu',
+     'no slower than gpu beyond the spread of the turns, and simpler'),
+    # They overlap, but neither median does.
+    (dict(cpu=[6.5, 8, 9], gpu=[5, 6, 7]), 'gpu', 'the fastest'),
+    (dict(cpu=[20, 20, 20], gpu=[5, 6, 7], balanced=[5, 5.5, 6]), 'gpu',
+     'no slower than balanced beyond the spread of the turns, and simpler')])
+def test_the_fastest_wins_and_ties_go_to_the_simplest(given, taken, reason):
+    choice = decide(timings(**given))
+    assert (choice.variable_device, choice.reason) == (taken, reason)
+
+
+def test_one_that_is_not_possible_is_left_out_and_named():
+    choice = decide([Timing('/device:CPU:0', [], 'no kernel'), Timing('balanced', [0.002], None)])
+    assert str(choice) == ('variables on balanced: the only one that is possible\n'
+                           '  /cpu:0           not possible: no kernel\n'
+                           '  balanced             2.00 ms a step (2.00 to 2.00)')
+
+
+def test_the_table():
+    assert str(decide(timings(cpu=[10, 11, 12], gpu=[5, 6, 7]))) == (
+        'variables on gpu: the fastest\n'
+        '  cpu                 11.00 ms a step (10.00 to 12.00)\n'
+        '  gpu                  6.00 ms a step (5.00 to 7.00)')
+
+
+# ---- what is run ---------------------------------------------------------------------------------
+
+class Clock:
+    """Time as it passes for the steps of `build`: each takes what its placement is given."""
+
+    def __init__(self, monkeypatch, **seconds):
+        self.now = 0.
+        self.seconds = {'/device:CPU:0': seconds['cpu'], 'balanced': seconds['balanced']}
+        self.steps = []
+        monkeypatch.setattr(choose_placement.time, 'perf_counter', lambda: self.now)
+
+    def pass_by(self, candidate):
+        self.now += self.seconds[candidate]
+        self.steps.append(candidate)
+
+
+def build(candidate, clock=None, devices=CPUS):
+    """A trial of one variable; its input comes from an iterator that has to be started."""
+    with tf.device('/cpu:0'):
+        iterator = tf.data.make_initializable_iterator(
+            tf.data.Dataset.from_tensors(np.ones([4], 'float32')).repeat())
+        x = iterator.get_next()
+    built = towers.build_towers(
+        lambda x: tf.reduce_mean(x * tf.get_variable('w', [], initializer=tf.ones_initializer())),
+        x, tf.train.MomentumOptimizer(0.1, 0.9), devices, variable_device=candidate)
+    train_op = built.train_op
+    if clock is not None:
+        with tf.control_dependencies([train_op]):
+            train_op = tf.py_func(lambda: clock.pass_by(candidate), [], [])
+    return Trial(train_op, [iterator.initializer], towers.session_config(built.devices))
+
+
+def test_candidates_take_turns_and_the_fastest_is_taken(monkeypatch):
+    clock = Clock(monkeypatch, cpu=0.02, balanced=0.01)
+    choice = choose_variable_device(lambda candidate: build(candidate, clock),
+                                    ['/device:CPU:0', 'balanced'], turns=3, turn_seconds=0.025,
+                                    warm_up=2)
+    assert choice.variable_device == 'balanced' and choice.reason == 'the fastest'
+    cpu, balanced = choice.timings
+    assert cpu.seconds == pytest.approx([0.02] * 3) and balanced.seconds == pytest.approx([0.01] * 3)
+    assert clock.steps == (['/device:CPU:0'] * 2 + ['balanced'] * 2  # warm-up
+                           + ['/device:CPU:0'] * 2 + ['balanced'] * 2  # 0.02 s of the fastest
+                           + ['balanced'] * 2 + ['/device:CPU:0'] * 2  # the other way round
+                           + ['/device:CPU:0'] * 2 + ['balanced'] * 2)
+
+
+def test_a_tie_goes_to_the_cpu(monkeypatch):
+    clock = Clock(monkeypatch, cpu=0.01, balanced=0.01)
+    choice = choose_variable_device(lambda candidate: build(candidate, clock),
+                                    ['/device:CPU:0', 'balanced'], turns=1, turn_seconds=0.305)
+    assert choice.variable_device == '/device:CPU:0'
+    assert len(clock.steps) == 2 * (3 + 30)
+
+
+def test_long_steps_are_one_a_turn_and_short_ones_fifty(monkeypatch):
+    for seconds, steps in ((7., 1), (1e-6, 50)):
+        clock = Clock(monkeypatch, cpu=seconds, balanced=seconds)
+        choose_variable_device(lambda candidate, clock=clock: build(candidate, clock),
+                               ['balanced'], turns=2, warm_up=1)
+        assert len(clock.steps) == 1 + 2 * steps
+
+
+def test_the_graph_around_is_left_alone_and_sessions_are_closed(graph, monkeypatch):
+    sessions, real = [], tf.Session
+
+    def session(**arguments):
+        sessions.append(real(**arguments))
+        return sessions[-1]
+    monkeypatch.setattr(choose_placement.tf, 'Session', session)
+    choice = choose_variable_device(build, ['/device:CPU:0', 'balanced'], turns=1,
+                                    turn_seconds=0.)
+    assert choice.variable_device in ('/device:CPU:0', 'balanced')
+    assert all(timing.median > 0 for timing in choice.timings)
+    assert not graph.get_operations() and tf.get_default_graph() is graph
+    assert len(sessions) == 2
+    for closed in sessions:
+        with pytest.raises(RuntimeError):
+            closed.run(closed.graph.get_operations()[0])
+
+
+def test_one_that_fails_to_build_or_to_run_is_named_with_the_reason():
+    def some_fail(candidate):
+        if candidate == 'broken':
+            raise InvalidArgumentError('it makes no sense')
+        trial = build('/cpu:0')
+        if candidate == 'breaks':
+            with tf.control_dependencies([trial.train_op]):
+                bad = tf.debugging.check_numerics(tf.log(tf.zeros([])), 'my check')
+            return trial._replace(train_op=bad)
+        return trial
+    choice = choose_variable_device(some_fail, ['broken', 'breaks', 'balanced'], turns=1,
+                                    turn_seconds=0.)
+    assert choice.variable_device == 'balanced'
+    assert choice.reason == 'the only one that is possible'
+    assert choice.timings[0].problem == 'it makes no sense'
+    assert 'my check' in choice.timings[1].problem and '\n' not in choice.timings[1].problem
+
+
+def test_one_that_breaks_in_its_turns_is_named_with_the_reason():
+    def breaks_later(candidate):
+        trial = build('/cpu:0')
+        if candidate == 'breaks':
+            count = tf.get_local_variable('count', [], initializer=tf.zeros_initializer())
+            with tf.control_dependencies([trial.train_op]):
+                late = tf.Assert(tf.assign_add(count, 1.) < 5., ['too often'])
+            return trial._replace(train_op=late)
+        return trial
+    choice = choose_variable_device(breaks_later, ['breaks', 'balanced'], turns=4, turn_seconds=0.,
+                                    warm_up=2)
+    assert choice.variable_device == 'balanced'
+    assert choice.timings[0].seconds == [] and 'too often' in str(choice.timings[0])
+
+
+@pytest.mark.parametrize('first_bad', [2, 5])  # while it warms up, and in a turn
+def test_a_nan_is_an_error_of_the_run_and_of_no_placement(first_bad):
+    def diverges(candidate):
+        count = tf.get_local_variable('count', [], initializer=tf.zeros_initializer())
+        x = tf.log(first_bad - 1 - tf.assign_add(count, 1.)) * tf.ones([2])
+        built = towers.build_towers(
+            lambda x: tf.reduce_mean(x) * tf.get_variable('w', initializer=1.), x,
+            tf.train.GradientDescentOptimizer(0.1), CPUS, variable_device=candidate,
+            check_numerics=True)
+        return Trial(built.train_op, [], towers.session_config(built.devices))
+    with pytest.raises(towers.NonFiniteError, match=(
+            r'^the loss of tower [01] is -?(Inf|NaN) in step %d\.' % (first_bad - 1))):
+        choose_variable_device(diverges, ['/cpu:0', 'balanced'], turns=4, turn_seconds=0.,
+                               warm_up=2)
+
+
+def test_if_none_is_possible_the_first_ones_error_is_raised():
+    def fail(candidate):
+        raise InvalidArgumentError('of ' + candidate)
+    with pytest.raises(InvalidArgumentError) as caught:
+        choose_variable_device(fail, ['a', 'b'])
+    assert str(caught.value) == 'of a'
+
+
+@pytest.mark.parametrize('arguments', [dict(candidates=[]), dict(candidates=['a', 'a']),
+                                       dict(candidates=['a'], turns=0),
+                                       dict(candidates=['a'], warm_up=0)])
+def test_arguments_that_make_no_sense(arguments):
+    with pytest.raises(InvalidArgumentError) as caught:
+        choose_variable_device(build, **arguments)
+    assert str(caught.value).endswith((': expected different placements, one at least.',
+                                       '=0: expected a whole number of at least 1.'))
+
+
+# ---- the record ----------------------------------------------------------------------------------
+
+def chosen(name):
+    return lambda: PlacementChoice(name, 'the fastest', [Timing(name, [0.5], None)])
+
+
+def never():
+    raise AssertionError('timed again')
+
+
+def test_a_run_that_goes_on_stays_where_it_began(tmp_path):
+    folder = str(tmp_path / 'run')
+    device, text = recorded_choice(folder, CPUS, chosen('balanced'))
+    assert device == 'balanced'
+    assert text == ('variables on balanced: the fastest\n'
+                    '  balanced           500.00 ms a step (500.00 to 500.00)')
+    assert recorded_choice(folder, CPUS, never) == (
+        'balanced', 'variables on balanced: as this run began, see %s/variable_device.json' % folder)
+    with open(os.path.join(folder, 'variable_device.json')) as record:
+        assert json.load(record) == {
+            'variable_device': 'balanced', 'devices': list(CPUS), 'reason': 'the fastest',
+            'timings': [{'variable_device': 'balanced', 'seconds': [0.5], 'problem': None}]}
+
+
+def test_with_other_towers_the_choice_is_made_anew(tmp_path):
+    recorded_choice(str(tmp_path), CPUS, chosen('balanced'))
+    assert recorded_choice(str(tmp_path), CPUS[:1], chosen('/device:CPU:0'))[0] == '/device:CPU:0'
+    assert recorded_choice(str(tmp_path), CPUS[:1], never)[0] == '/device:CPU:0'
+
+
+@pytest.mark.parametrize('content', ['', '{', '[]', '{"variable_device": 3, "devices": []}'])
+def test_a_record_that_cannot_be_read(tmp_path, content):
+    (tmp_path / 'variable_device.json').write_text(content)
+    with pytest.raises(CheckpointError) as caught:
+        recorded_choice(str(tmp_path), CPUS, never)
+    assert 'variable_device.json cannot be read (' in str(caught.value)
+    assert str(caught.value).endswith('delete it to choose anew, or name a variable_device.')
+
+
+def test_a_directory_that_another_run_holds_is_not_touched(tmp_path):
+    with hold_directory(str(tmp_path)):
+        with pytest.raises(RunLockedError):
+            recorded_choice(str(tmp_path), CPUS, never)
+    assert not (tmp_path / 'variable_device.json').exists()
+
+
+def test_an_interrupted_choice_leaves_no_record(tmp_path):
+    def interrupted():
+        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        recorded_choice(str(tmp_path), CPUS, interrupted)
+    assert recorded_choice(str(tmp_path), CPUS, chosen('balanced'))[0] == 'balanced'
+
+
+# ---- sums are the same sums wherever they are ----------------------------------------------------
+
+def test_on_cpus_a_step_is_the_same_to_the_bit_wherever_variables_live():
+    random = np.random.RandomState(3)
+    x, y = random.randn(8, 6).astype('float32'), random.randn(8, 3).astype('float32')
+
+    def model_fn(x, y):
+        net = tf.tanh(tf.matmul(x, tf.get_variable('a', initializer=random_kernel(6, 5))))
+        return tf.reduce_mean(tf.square(
+            tf.matmul(net, tf.get_variable('b', initializer=random_kernel(5, 3))) - y))
+
+    def random_kernel(*shape):
+        return np.random.RandomState(sum(shape)).randn(*shape).astype('float32')
+    results = []
+    for candidate in placement_candidates(CPUS) + ['/cpu:1']:
+        with tf.Graph().as_default():
+            built = towers.build_towers(model_fn, (x, y), tf.train.AdamOptimizer(0.1), 2,
+                                        variable_device=candidate)
+            with tf.Session(config=towers.session_config(2)) as session:
+                session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+                for _ in range(3):
+                    session.run(built.train_op)
+                results.append([session.run(v).tobytes() for v in built.variables + built.slots])
+    assert len(results) == 4 and len(results[0]) == 8
+    assert all(result == results[0] for result in results)

@@ -1,0 +1,275 @@
+"""Evaluation is exact for any number of examples; the hook evaluates when it says."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from sample_models import kind_of_variables  # noqa: F401, a fixture
+from towers.errors import InvalidArgumentError
+from towers.run.evaluation import Evaluation, EvaluationHook
+
+X = np.array([3., 1., 4., 1., 5., 9., 2., 6., 5., 3., 5.])
+Y = np.arange(11)
+
+
+def model_fn(x, y):
+    w = tf.get_variable('w', [], tf.float64, tf.ones_initializer())
+    return towers.ModelOutput(
+        tf.reduce_mean(w * x), metrics={'square': tf.reduce_mean(x ** 2),
+                                        'even': tf.reduce_mean(tf.cast(tf.equal(y % 2, 0),
+                                                                       tf.float64))},
+        predictions={'y': y, 'wx': w * x})
+
+
+def data(count, batch, drop_remainder=False):
+    return tf.data.Dataset.from_tensor_slices((X[:count], Y[:count])).batch(
+        batch, drop_remainder=drop_remainder)
+
+
+def session_of(evaluation):
+    session = tf.Session(config=towers.session_config(evaluation.built.devices))
+    session.run(tf.global_variables_initializer())
+    return session
+
+
+@pytest.mark.parametrize('count, batch, num_towers', [
+    (7, 3, 2),    # batches of 3, 3, 1: shards of 2 + 1, 2 + 1, 1 + 0
+    (7, 2, 3),    # always fewer examples than towers
+    (1, 1, 3), (1, 5, 4), (11, 4, 3), (8, 4, 2), (11, 100, 2), (10, 5, 5)])
+def test_every_example_counts_once(count, batch, num_towers):
+    evaluation = Evaluation(model_fn, data(count, batch), num_towers)
+    with session_of(evaluation) as session:
+        for _ in range(2):  # it starts from the beginning each time
+            result = evaluation.run(session)
+            assert sorted(result) == ['even', 'examples', 'loss', 'square']
+            assert result['examples'] == count and isinstance(result['examples'], int)
+            assert result['loss'] == pytest.approx(X[:count].mean(), rel=1e-12)
+            assert result['square'] == pytest.approx((X[:count] ** 2).mean(), rel=1e-12)
+            assert result['even'] == pytest.approx((count + 1) // 2 / float(count), rel=1e-12)
+        parts = list(evaluation.predict(session))
+        assert [len(part['y']) for part in parts] == (
+            [batch] * (count // batch) + ([count % batch] if count % batch else []))
+        assert np.concatenate([part['y'] for part in parts]).tolist() == Y[:count].tolist()
+        assert np.concatenate([part['wx'] for part in parts]).tolist() == X[:count].tolist()
+
+
+@pytest.mark.usefixtures('kind_of_variables')
+def test_it_evaluates_the_variables_of_the_training():
+    x, y = tf.data.make_one_shot_iterator(data(8, 4, True).repeat()).get_next()
+    step = tf.train.get_or_create_global_step()
+    built = towers.build_towers(model_fn, (x, y), tf.train.GradientDescentOptimizer(0.25), 2,
+                                'mean', global_step=step)
+    variables = len(tf.global_variables())
+    evaluation = Evaluation(model_fn, data(7, 3), trained=built)
+    assert evaluation.built.devices == built.devices
+    assert len(tf.global_variables()) == variables
+    assert evaluation.built.train_op is None
+    with session_of(evaluation) as session:
+        session.run(built.train_op)
+        # d/dw of the mean of w x over the first batch is its mean.
+        w = 1 - 0.25 * X[:4].mean()
+        assert evaluation.run(session)['loss'] == pytest.approx(w * X[:7].mean(), rel=1e-12)
+        assert session.run(step) == 1
+        # The training's own input goes on where it was.
+        assert session.run(built.predictions)['y'].tolist() == [4, 5, 6, 7]
+
+
+def test_towers_may_be_others_than_those_of_the_training():
+    built = towers.build_towers(model_fn, (X[:4], Y[:4]), tf.train.GradientDescentOptimizer(1.), 2)
+    evaluation = Evaluation(model_fn, data(7, 3), '/cpu:0', built)
+    assert evaluation.built.devices == ('/device:CPU:0',)
+    assert [variable.op.name for variable in tf.trainable_variables()] == ['w']
+
+
+def test_sparse_inputs_and_strings_are_counted_by_towers():
+    dataset = tf.data.Dataset.from_tensor_slices(
+        (tf.SparseTensor([[0, 1], [2, 0], [4, 2]], [1., 2., 3.], [5, 3]),
+         ['a', 'b', 'c', 'd', 'e'])).batch(2)
+
+    def sparse_model(features, names):
+        return towers.ModelOutput(None, metrics={
+            'sum': tf.reduce_mean(tf.sparse.reduce_sum(features, 1))}, predictions=names)
+    evaluation = Evaluation(sparse_model, dataset, 2)
+    with session_of(evaluation) as session:
+        assert evaluation.run(session) == {'sum': pytest.approx(6 / 5.), 'examples': 5}
+        assert np.concatenate(list(evaluation.predict(session))).tolist() == [
+            b'a', b'b', b'c', b'd', b'e']
+
+
+@pytest.mark.parametrize('output, text', [
+    (lambda x: towers.ModelOutput(None, predictions=x), 'the model function returned neither a '
+     'loss nor metrics: there is nothing to evaluate.'),
+    (lambda x: {'metrics': {'mean': tf.metrics.mean(x)}}, "metric 'mean' is a (value, update_op) "
+     'pair of tf.metrics, which counts over batches by itself: return the mean over the shard '
+     'instead.')])
+def test_what_cannot_be_evaluated(output, text):
+    with pytest.raises(InvalidArgumentError) as caught:
+        Evaluation(lambda x, y: output(x), data(4, 2), 2)
+    assert str(caught.value) == text
+
+
+# ---- the hook -------------------------------------------------------------------------------------
+
+class Accuracy:
+    """Stands for an `Evaluation`: its accuracy is a tenth of the step."""
+    metrics = {'accuracy': None, 'loss': None}
+
+    def __init__(self, step):
+        self.step = step
+        self.steps = []
+
+    def run(self, session):
+        assert isinstance(session, tf.Session)
+        self.steps.append(int(session.run(self.step)))
+        return {'accuracy': self.steps[-1] / 10., 'examples': 7}
+
+
+class Listener:
+    def __init__(self):
+        self.told = []
+
+    def evaluated(self, step, results, seconds):
+        assert 0 <= seconds < 60
+        self.told.append((step, results['accuracy']))
+
+
+def run(steps, start=0, **options):
+    """Steps of a session that starts at a step: the hook, when it evaluated, and who was told."""
+    with tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step()
+        train_op = tf.assign_add(step, 1).op
+        evaluation, listeners = Accuracy(step), [Listener(), Listener()]
+        hook = EvaluationHook(evaluation, step, listeners=listeners, **options)
+        scaffold = tf.train.Scaffold(init_op=step.assign(start).op)
+        done = start
+        with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]) as session:
+            while done < steps and not session.should_stop():
+                session.run(train_op)
+                done += 1
+    assert listeners[0].told == listeners[1].told
+    return hook, evaluation.steps, [told for told, _ in listeners[0].told], done
+
+
+def test_several_runs_a_step_are_one_step():
+    """As a GAN trains: the step is read, not counted by runs."""
+    with tf.Graph().as_default():
+        step, half = tf.train.get_or_create_global_step(), tf.Variable(0)
+        generator, discriminator = tf.assign_add(step, 1).op, tf.assign_add(half, 1).op
+        evaluation, listener = Accuracy(step), Listener()
+        hook = EvaluationHook(evaluation, step, 3, [listener])
+        with tf.train.MonitoredSession(hooks=[hook]) as session:
+            for _ in range(7):
+                session.run(discriminator)
+                session.run(generator)
+    assert evaluation.steps == [3, 6, 7]
+    assert [told for told, _ in listener.told] == [3, 6, 7]
+
+
+def test_every_so_many_steps_and_at_the_end():
+    hook, evaluated, told, _ = run(7, every_steps=3)
+    assert evaluated == told == [3, 6, 7]
+    assert hook.latest == {'accuracy': 0.7, 'examples': 7} and not hook.reached
+
+
+def test_not_twice_at_the_end():
+    assert run(6, every_steps=3)[1] == [3, 6]
+
+
+def test_at_the_end_only():
+    assert run(5)[1:3] == ([5], [5])
+    # Also where there was nothing left to do.
+    assert run(5, start=5)[1:3] == ([5], [5])
+
+
+def test_a_run_that_goes_on_evaluates_at_the_same_steps():
+    assert run(10, start=4, every_steps=3)[1] == [6, 9, 10]
+
+
+def test_it_stops_at_a_metric():
+    hook, evaluated, told, done = run(100, every_steps=2, stop_at=('accuracy', 0.55))
+    assert hook.reached and done == 6
+    assert evaluated == told == [2, 4, 6]
+    hook, evaluated, _, done = run(7, every_steps=2, stop_at=('accuracy', 0.6))
+    assert hook.reached and done == 6  # at least: equal will do
+
+
+def test_a_run_that_has_stopped_stays_where_it_is():
+    hook, evaluated, told, done = run(100, start=6, every_steps=2, stop_at=('accuracy', 0.55))
+    assert hook.reached and done == 6 and evaluated == [6]
+    assert told == []  # they were told by the run that stopped
+    assert hook.latest['accuracy'] == 0.6
+    # A higher aim is another run.
+    hook, evaluated, _, done = run(100, start=6, every_steps=2, stop_at=('accuracy', 0.75))
+    assert done == 8 and evaluated == [6, 8]
+    # Between evaluations, and at step 0, nothing can have stopped.
+    assert run(8, start=7, every_steps=2, stop_at=('accuracy', 0.55))[1] == [8]
+    assert run(2, every_steps=2, stop_at=('accuracy', 0.))[1] == [2]
+
+
+def test_the_end_is_left_out_when_told():
+    stopped = []
+
+    class Stop(object):
+        def __call__(self):
+            return bool(stopped)
+    assert run(5, every_steps=3, skip_end=Stop())[1] == [3, 5]
+    stopped.append(True)
+    hook, evaluated, _, _ = run(5, every_steps=3, skip_end=Stop())
+    assert evaluated == [3] and hook.latest['accuracy'] == 0.3
+
+
+@pytest.mark.parametrize('options, text', [
+    ({'stop_at': ('accuracy', 1)}, "stop_at=('accuracy', 1) is looked at when there is an "
+     'evaluation: give every_steps.'),
+    ({'stop_at': ('precision', 1), 'every_steps': 1}, "stop_at=('precision', 1): there is no such "
+     'metric; there are accuracy, loss.'),
+    ({'every_steps': 0}, 'every_steps=0: expected a whole number of at least 1.')])
+def test_arguments_that_make_no_sense(options, text):
+    with pytest.raises(InvalidArgumentError) as caught:
+        EvaluationHook(Accuracy(None), None, **options)
+    assert str(caught.value) == text
+
+
+@pytest.mark.usefixtures('kind_of_variables')
+@pytest.mark.parametrize('where', ['argument', 'around', 'both', 'deeper'])
+@pytest.mark.parametrize('direct', [False, True], ids=['get_variable', 'tf.Variable'])
+def test_the_variable_scope_of_the_training_is_found_again(where, direct):
+    if direct and where == 'deeper':
+        pytest.skip('the names of direct variables have the name scope in them, a typed error')
+    def model(x):
+        w = (tf.Variable(3., name='w') if direct else
+             tf.get_variable('w', initializer=3.))
+        return towers.ModelOutput(tf.reduce_mean(w * x))
+    name = 'inner' if where in ('argument', 'both') else None
+    with tf.variable_scope('outer' if where in ('around', 'both') else 'top',
+                           reuse=tf.AUTO_REUSE) if where != 'argument' else tf.variable_scope(
+                               tf.get_variable_scope()):
+        trained = towers.build_towers(model, np.ones([4], np.float32),
+                                      tf.train.GradientDescentOptimizer(1.), 2, variable_scope=name)
+    variables = tf.global_variables()
+    dataset = tf.data.Dataset.from_tensor_slices(np.float32([1., 2.])).batch(2)
+    with tf.variable_scope('other' if where == 'deeper' else tf.get_variable_scope()):
+        evaluation = Evaluation(model, dataset, trained=trained)
+    assert tf.global_variables() == variables
+    assert trained.variable_scope == {'argument': 'inner', 'around': 'outer',
+                                      'both': 'outer/inner', 'deeper': 'top'}[where]
+    with session_of(evaluation) as session:
+        assert evaluation.run(session)['loss'] == 4.5
+        session.run(trained.train_op)  # the gradient of the sum over two towers is 2
+        assert evaluation.run(session)['loss'] == 1.5
+
+
+def test_ragged_predictions(graph):
+    def model(x):
+        w = tf.get_variable('w', initializer=1.)
+        counts = tf.cast(x, tf.int32)
+        ragged = tf.RaggedTensor.from_row_lengths(
+            tf.range(tf.reduce_sum(counts)), tf.cast(counts, tf.int64))
+        return towers.ModelOutput(tf.reduce_mean(w * x), predictions={'words': ragged})
+    dataset = tf.data.Dataset.from_tensor_slices(np.float32([3, 1, 0, 2, 1])).batch(3)
+    evaluation = Evaluation(model, dataset, 2)
+    with session_of(evaluation) as session:
+        parts = [part['words'].to_list() for part in evaluation.predict(session)]
+    # Shards of 2 + 1 and 1 + 1, each of which counts its own words.
+    assert parts == [[[0, 1, 2], [3], []], [[0, 1], [0]]]

@@ -1,0 +1,196 @@
+"""How long steps wait for input: iterators, queues, placeholders; nothing read that no step reads."""
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.run import input_watch
+from towers.run.input_watch import InputWatch, InputWatchHook, Reading, Span, describe_share
+from towers.run.metrics_log import MetricsHook
+from towers.run.progress import ProgressHook
+from towers.run.step_loop import LoopSession
+
+SLOW = 0.05  # seconds; what is fast beside it takes microseconds
+
+
+def slow(value):
+    def wait(number):
+        time.sleep(SLOW)
+        return number
+    return tf.ensure_shape(tf.numpy_function(wait, [value], value.dtype), value.shape)
+
+
+def numbers(slow_input, count=20):
+    dataset = tf.data.Dataset.range(count)
+    if slow_input:
+        dataset = dataset.map(slow)
+    return tf.data.make_one_shot_iterator(dataset).get_next()
+
+
+def training(value, slow_step):
+    """A train op that counts steps and adds up what it read."""
+    if slow_step:
+        value = slow(value)
+    total = tf.get_variable('total', [], tf.int64, tf.zeros_initializer())
+    step = tf.train.get_or_create_global_step()
+    with tf.control_dependencies([tf.assign_add(total, value)]):
+        return tf.assign_add(step, 1).op, total
+
+
+def watched(train_op, steps, feed=None, before=lambda: None):
+    watch = InputWatch(train_op)
+    with tf.Session() as session:
+        session.run([tf.global_variables_initializer(), watch.initializer])
+        for _ in range(steps):
+            before()
+            session.run(train_op, feed)
+        return watch.span(watch.read(session)), watch
+
+
+@pytest.mark.parametrize('slow_input, slow_step', [(True, False), (False, True)])
+def test_time_for_the_input_and_for_the_rest_of_a_step(slow_input, slow_step):
+    train_op, _ = training(numbers(slow_input), slow_step)
+    span, watch = watched(train_op, 4)
+    assert span.steps == 4 and watch.reads == ['IteratorGetNext']
+    assert span.seconds >= 4 * SLOW
+    if slow_input:
+        assert span.waited >= 4 * SLOW
+    else:
+        assert span.waited <= span.seconds - 4 * SLOW
+
+
+def test_an_input_slower_than_the_rest_of_a_step():
+    dataset = tf.data.Dataset.range(20).map(slow).map(lambda number: slow(slow(number)))
+    train_op, _ = training(tf.data.make_one_shot_iterator(dataset).get_next(), slow_step=True)
+    span, _ = watched(train_op, 3)
+    # A step takes its own time, and waits for what of the input's its own does not hide.
+    assert 3 * SLOW <= span.waited <= span.seconds - 3 * SLOW
+
+
+def test_steps_that_are_fed_wait_between_them():
+    value = tf.placeholder(tf.int64, [])
+    train_op, _ = training(value, slow_step=True)
+    span, watch = watched(train_op, 4, {value: 1}, lambda: time.sleep(SLOW))
+    assert watch.reads == []
+    assert 3 * SLOW <= span.waited <= span.seconds - 4 * SLOW  # the first has none before it
+
+
+def test_a_queue_and_not_the_tokens_of_one(graph):
+    queue = tf.FIFOQueue(100, [tf.int64], [[]])
+    tokens = tf.FIFOQueue(100, [tf.int64], [[]])
+    put = [queue.enqueue_many([list(range(50))]), tokens.enqueue_many([list(range(50))])]
+    total = tf.get_variable('total', [], tf.int64, tf.zeros_initializer())
+    with tf.control_dependencies([tf.assign_add(total, tf.reduce_sum(queue.dequeue_many(2))),
+                                  tokens.dequeue(name='sync_token')]):
+        train_op = tf.no_op()
+    watch = InputWatch(train_op)
+    assert [graph.get_operation_by_name(name).type for name in watch.reads] == [
+        'QueueDequeueManyV2']
+    with tf.Session() as session:
+        session.run([tf.global_variables_initializer(), watch.initializer, put])
+        for _ in range(3):
+            session.run(train_op)
+        assert session.run(total) == sum(range(6)) and watch.read(session).steps == 3
+
+
+def test_nothing_is_read_that_a_step_does_not_read():
+    value, other = numbers(False), numbers(False)
+    train_op, total = training(value, False)
+    watch = InputWatchHook(train_op, every_steps=1, say=None)
+    with LoopSession(tf.train.ChiefSessionCreator(), [watch]) as session:
+        session.run_steps(train_op, 3)
+        assert session.run(other) == 0  # a run that trains nothing is no step
+        session.run(train_op)
+        read = session.run_step_fn(lambda step_context: step_context.session.run(
+            [total, watch.watch._value]))
+    assert read[0] == 0 + 1 + 2 + 3 and read[1][3] == 4
+
+
+def test_the_watch_changes_no_number_and_no_collection(graph):
+    train_op, total = training(numbers(False), False)
+    before = {key: list(graph.get_collection(key)) for key in graph.get_all_collection_keys()}
+    InputWatch(train_op)
+    assert before == {key: list(graph.get_collection(key))
+                      for key in graph.get_all_collection_keys()}
+
+
+def test_lines_of_the_hook():
+    said = []
+    train_op, _ = training(numbers(True), False)
+    hook = InputWatchHook(train_op, every_steps=2, say=said.append)
+    with tf.train.MonitoredSession(hooks=[hook]) as session:
+        for _ in range(5):
+            session.run(train_op)
+    assert len(said) == 3
+    assert said[0].startswith('input          ') and ' of 2 steps was waiting for input (' in said[0]
+    assert ' of 1 step was ' in said[2]
+    assert said[2].endswith(describe_share(hook.latest_share))
+
+
+def test_progress_and_metrics_have_the_share(tmp_path, capsys):
+    train_op, _ = training(numbers(True), False)
+    step = tf.train.get_global_step()
+    watch = InputWatchHook(train_op, say=None)
+    progress = ProgressHook({}, step, 4, 1, 4, log_every=1, input_watch=watch)
+    metrics = MetricsHook({}, step, str(tmp_path / 'metrics.jsonl'), 1, 4, log_every=2,
+                          input_watch=watch)
+    with tf.train.MonitoredSession(hooks=[watch, progress, metrics]) as session:
+        for _ in range(4):
+            session.run(train_op)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and all('input wait ' in line for line in lines)
+    import json
+    entries = [json.loads(line) for line in (tmp_path / 'metrics.jsonl').read_text().splitlines()]
+    assert all(0 < entry['input_wait'] <= 1 for entry in entries) and len(entries) == 2
+
+
+def test_shares_are_of_the_span_and_survive_a_session_made_anew(monkeypatch):
+    train_op, _ = training(numbers(False), False)
+    watch = InputWatch(train_op)
+    first, second = Reading(1., 4., .5, 10), Reading(4., 10., 9., 20)
+    assert watch.span(first) == Span(1., 4., 10) and watch.span(first).share == .25
+    assert watch.span(second, first) == Span(3., 6., 10)
+    assert watch.span(first, second) == Span(1., 4., 10)
+    assert watch.span(first, first).share is None
+    watch._is_fed = True  #: what is between the steps, but for evaluations, is the waiting
+    assert watch.span(second, first, away=6.5) == Span(2., 8., 10)
+    assert watch.span(second, first, away=100.) == Span(0., 6., 10)
+
+
+def test_away_counts_evaluations_and_checkpoints():
+    value = tf.placeholder(tf.int64, [])
+    train_op, _ = training(value, False)
+    hook = InputWatchHook(train_op)
+    hook.evaluated(3, {}, 2.)
+    hook.listener.before_save(None, 3)
+    time.sleep(0.01)
+    hook.listener.after_save(None, 3)
+    assert 2.01 <= hook.away_seconds < 3
+
+
+def test_levels_are_those_of_the_profiler():
+    assert [describe_share(share) for share in (0., .049, .05, .199, .2, 1.)] == [
+        'not input-bound'] * 2 + ['moderately input-bound'] * 2 + ['highly input-bound'] * 2
+
+
+def test_what_cannot_be_watched():
+    with pytest.raises(towers.InvalidArgumentError, match='expected the operation of a step'):
+        InputWatch('train')
+    with tf.Graph().as_default():
+        other = tf.no_op()
+    with pytest.raises(towers.InvalidArgumentError, match='another graph'):
+        InputWatch(other)
+    with input_watch.compat.control_flow_v1():
+        value = tf.cond(tf.constant(True), lambda: numbers(False), lambda: tf.constant(
+            0, tf.int64))
+    with pytest.raises(towers.InvalidArgumentError, match='within a tf.cond'):
+        InputWatch(training(value, False)[0])
+    with pytest.raises(towers.InvalidArgumentError, match='every_steps=0'):
+        InputWatchHook(tf.no_op(), every_steps=0)
+    with pytest.raises(towers.InvalidArgumentError, match='say=3'):
+        InputWatchHook(tf.no_op(), say=3)
+    with pytest.raises(towers.InvalidArgumentError, match='input_watch=3'):
+        ProgressHook({}, tf.train.get_or_create_global_step(), 1, 1, 1, input_watch=3)

@@ -1,0 +1,100 @@
+"""towers.output_stream: output that may be lost, and the exit status then."""
+
+import errno
+import io
+import os
+import signal
+import sys
+
+import pytest
+
+from towers.errors import OutputLostError
+from towers.run.output_stream import OutputStream, lasting_output
+
+
+class Gone(io.StringIO):
+    """Fails from the second write on."""
+
+    def __init__(self, number=errno.EPIPE):
+        super(Gone, self).__init__()
+        self.number, self.writes = number, 0
+
+    def write(self, text):
+        self.writes += 1
+        if self.writes > 1:
+            raise OSError(self.number, os.strerror(self.number))
+        return super(Gone, self).write(text)
+
+
+def test_a_stream_like_any_other():
+    stream = io.StringIO()
+    output = OutputStream(stream)
+    print('a', file=output, flush=True)
+    output.writelines(['b', 'c'])
+    assert stream.getvalue() == 'a\nbc' and output.lost is None
+    assert not output.isatty() and output.getvalue() == 'a\nbc'
+
+
+def test_a_loss_is_told_once_and_the_rest_goes_nowhere():
+    errors, stream = [], Gone()
+    output = OutputStream(stream, errors.append)
+    for text in 'abcd':
+        assert output.write(text) == 1
+    assert stream.getvalue() == 'a' and stream.writes == 2
+    assert errors == [output.lost] and output.lost.errno == errno.EPIPE
+
+
+def test_without_anybody_to_tell_it_is_an_error():
+    output = OutputStream(Gone(errno.ENOSPC))
+    output.write('a')
+    with pytest.raises(OutputLostError, match='cannot be written: No space left on device'):
+        output.write('b')
+    output.write('c')
+
+
+def test_a_stream_that_is_closed_from_the_start():
+    output = OutputStream(None)
+    output.write('a')
+    output.flush()
+    assert not output.isatty() and output.lost is None
+
+
+def ended(action, number=errno.EPIPE, monkeypatch=None):
+    """Exit status and lines said, of a program whose output is lost with the second write."""
+    said, out = [], Gone(number)
+    monkeypatch.setattr(sys, 'stdout', out)
+    with pytest.raises(SystemExit) as caught, lasting_output(said.append):
+        action()
+    assert sys.stdout is out
+    return caught.value.code, said
+
+
+def test_exit_statuses(monkeypatch):
+    def twice():
+        sys.stdout.write('a')
+        sys.stdout.write('b')
+
+    def exits(status):
+        def action():
+            sys.stdout.on_lost = lambda error: None
+            twice()
+            sys.exit(status)
+        return action
+    full = 'standard output cannot be written: No space left on device'
+    for action, number, expected in (
+            (lambda: sys.stdout.write('a'), errno.EPIPE, (0, [])),
+            (lambda: sys.exit(3), errno.EPIPE, (3, [])),
+            (twice, errno.EPIPE, (128 + signal.SIGPIPE, [])),
+            (twice, errno.EIO, (128 + signal.SIGPIPE, [])),
+            (twice, errno.ENOSPC, (1, [full])),
+            (exits(0), errno.EPIPE, (128 + signal.SIGPIPE, [])),
+            (exits(128 + signal.SIGPIPE), errno.ENOSPC, (1, [full])),
+            (exits(128 + signal.SIGHUP), errno.EIO, (128 + signal.SIGHUP, []))):
+        assert ended(action, number, monkeypatch) == expected
+
+
+def test_an_error_of_the_program_comes_through(monkeypatch):
+    former = sys.stdout
+    with pytest.raises(FloatingPointError), lasting_output(print):
+        raise FloatingPointError()
+    assert sys.stdout is former

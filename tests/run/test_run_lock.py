@@ -1,0 +1,195 @@
+"""Two runs in one directory: the second is refused, told who has it, until the first is gone."""
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from towers.run import run_lock
+from towers.errors import CheckpointError, RunLockedError
+from towers.run.run_lock import hold_directory
+
+HOLDER = '''
+import sys, time
+import tensorflow.compat.v1 as tf
+from towers.run.run_lock import hold_directory
+with hold_directory(sys.argv[1]):
+    print('held', flush=True)
+    time.sleep(60)
+'''
+
+
+def start_holder(directory):
+    """A process that holds the directory, once it does."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    process = subprocess.Popen([sys.executable, '-c', HOLDER, directory], cwd=root,
+                               stdout=subprocess.PIPE, universal_newlines=True)
+    assert process.stdout.readline() == 'held\n'
+    return process
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_a_second_process_is_refused_until_the_first_is_killed(tmpdir):
+    directory = str(tmpdir.join('made', 'for', 'it'))
+    before = time.time()
+    process = start_holder(directory)
+    try:
+        with pytest.raises(RunLockedError) as caught:
+            with hold_directory(directory):
+                pytest.fail('two processes hold one directory')
+        text = str(caught.value)
+        start = '%s is in use by process %d on %s, since ' % (directory, process.pid,
+                                                             socket.gethostname())
+        assert text.startswith(start) and text.endswith(
+            "Two runs in one directory would overwrite and delete each other's checkpoints; "
+            'nothing was written. Wait for that run, end it, or give this one another directory.')
+        since = time.mktime(time.strptime(text[len(start):][:19], '%Y-%m-%d %H:%M:%S'))
+        assert before - 1 <= since <= time.time()
+        assert os.listdir(directory) == ['run.lock']
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    # What the killed one wrote is still there, and says nothing.
+    assert json.loads(tmpdir.join('made', 'for', 'it', 'run.lock').read())['pid'] == process.pid
+    with hold_directory(directory) as locked:
+        assert locked is True
+        assert json.loads(tmpdir.join('made', 'for', 'it', 'run.lock').read())['pid'] == os.getpid()
+
+
+def test_it_is_released_at_the_end_and_after_an_error(tmpdir):
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            with hold_directory(str(tmpdir)):
+                raise KeyError('in the run')
+    with hold_directory(str(tmpdir)):
+        with pytest.raises(RunLockedError, match=r'\(this very process\)'):
+            with hold_directory(str(tmpdir)):
+                pass
+        # Other directories are free.
+        with hold_directory(str(tmpdir.join('other'))):
+            pass
+
+
+def test_a_holder_that_left_a_child_behind(tmpdir):
+    # The child has the lock, as a loader process forked by the run would.
+    read_end, write_end = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        with hold_directory(str(tmpdir)):
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)
+                os._exit(0)
+            os.write(write_end, str(child).encode())
+            os._exit(0)
+    os.waitpid(holder, 0)
+    child = int(os.read(read_end, 20).decode())
+    try:
+        with pytest.raises(RunLockedError) as caught:
+            with hold_directory(str(tmpdir)):
+                pass
+        assert ('process %d on %s' % (holder, socket.gethostname())) in str(caught.value)
+        assert '(which has ended, but a process that it started still lives)' in str(caught.value)
+    finally:
+        os.kill(child, signal.SIGKILL)
+    os.close(read_end)
+    os.close(write_end)
+
+
+def test_programs_that_the_run_starts_do_not_hold_it(tmpdir):
+    with hold_directory(str(tmpdir)):
+        child = subprocess.Popen(
+            [sys.executable, '-c', 'import time; print("", flush=True); time.sleep(60)'],
+            close_fds=False, stdout=subprocess.PIPE)
+    try:
+        child.stdout.readline()  # the kernel closes its files shortly after Popen returns
+        with hold_directory(str(tmpdir)) as locked:
+            assert locked
+    finally:
+        child.kill()
+        child.communicate()
+
+
+@pytest.mark.parametrize('content', ['', '{"pid": 1', '[]', '{}', b'\xff'])
+def test_a_holder_that_has_not_written_yet(tmpdir, content):
+    with hold_directory(str(tmpdir)):
+        if isinstance(content, bytes):
+            tmpdir.join('run.lock').write_binary(content)
+        else:
+            tmpdir.join('run.lock').write(content)
+        with pytest.raises(RunLockedError, match='is in use by another process, which has not '
+                                                 'said yet which one it is. Two runs'):
+            with hold_directory(str(tmpdir)):
+                pass
+
+
+def test_a_holder_on_another_machine_is_not_looked_for_here(tmpdir):
+    with hold_directory(str(tmpdir)):
+        tmpdir.join('run.lock').write(
+            '{"pid": 4194303, "host": "elsewhere", "started": "2024-05-03 18:00:00"}')
+        with pytest.raises(RunLockedError, match='in use by process 4194303 on elsewhere, since '
+                                                 '2024-05-03 18:00:00. Two'):
+            with hold_directory(str(tmpdir)):
+                pass
+
+
+def test_a_file_in_the_place_of_the_directory(tmpdir):
+    tmpdir.join('file').write('')
+    for path in ('file', 'file/below'):
+        with pytest.raises(CheckpointError) as caught:
+            with hold_directory(str(tmpdir.join(path))):
+                pass
+        assert str(caught.value).startswith('%s cannot be written to: ' % tmpdir.join(path))
+        assert str(caught.value).endswith(
+            '. Nothing was written. There is no checkpoint there. Give a directory that can be '
+            'made and written to.')
+
+
+def test_a_directory_that_cannot_be_written_to(tmpdir, monkeypatch):
+    def refuse(path, *unused_args, **unused_options):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+    monkeypatch.setattr(run_lock, 'open', refuse, raising=False)
+    with pytest.raises(CheckpointError) as caught:
+        with hold_directory(str(tmpdir)):
+            pass
+    assert str(caught.value) == (
+        '%s cannot be written to: Read-only file system. Nothing was written. There is no '
+        'checkpoint there yet. Give a directory that can be made and written to.' % tmpdir)
+
+
+@pytest.mark.parametrize('number', [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks(tmpdir, monkeypatch, number):
+    def flock(*unused_args):
+        raise OSError(number, os.strerror(number))
+    monkeypatch.setattr(run_lock.fcntl, 'flock', flock)
+    with pytest.warns(RuntimeWarning) as warned:
+        with hold_directory(str(tmpdir)) as locked:
+            assert locked is False
+    assert [str(warning.message) for warning in warned] == [
+        '%s is not locked, as its file system has no file locks (%s): see to it yourself that no '
+        'other run uses it.' % (tmpdir, os.strerror(number))]
+    assert warned[0].filename == __file__
+
+
+def test_a_system_without_flock(tmpdir, monkeypatch):
+    monkeypatch.setattr(run_lock, 'fcntl', None)
+    with pytest.warns(RuntimeWarning, match='is not locked, as there are no file locks for it'):
+        with hold_directory(str(tmpdir.join('new'))) as locked:
+            assert locked is False
+    assert tmpdir.join('new').isdir()
+
+
+def test_a_lock_that_fails_otherwise_is_an_error(tmpdir, monkeypatch):
+    def flock(*unused_args):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    monkeypatch.setattr(run_lock.fcntl, 'flock', flock)
+    with pytest.raises(CheckpointError, match='cannot be written to: Input/output error'):
+        with hold_directory(str(tmpdir)):
+            pass

@@ -1,0 +1,292 @@
+"""`LoopSession.run_steps`: when hooks are called, what is fetched, how it ends, equal results."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from towers.run.checkpoint_hook import CheckpointHook
+from towers.run.evaluation import Evaluation, EvaluationHook
+from towers.run.metrics_log import MetricsHook
+from towers.nonfinite import NonFiniteError, checked_loss
+from towers.run.progress import ProgressHook
+from towers.run.step_loop import LoopSession, OccasionalHook
+from towers.run.stopping import StopOnSignalHook
+from towers.run.summaries import Summaries, SummaryHook
+from towers.run.training_session import training_session
+
+
+class Recorder(OccasionalHook):
+    """Due at the multiples of a number; writes down in which steps it is called, and how."""
+
+    def __init__(self, every, stop_at=None):
+        self.every, self.stop_at = every, stop_at
+        self.hooked, self.passed, self.fetched, self.ended, self.step = [], [], [], 0, 0
+
+    def is_due(self):
+        return (self.step + 1) % self.every == 0
+
+    def after_run(self, run_context, run_values):
+        self.step += 1
+        self.hooked.append(self.step)
+        if self.step == self.stop_at:
+            run_context.request_stop()
+
+    def step_done(self, fetched):
+        self.step += 1
+        self.passed.append(self.step)
+        self.fetched.append(fetched)
+
+    def end(self, session):
+        self.ended += 1
+
+
+class Foreign(tf.train.SessionRunHook):
+    """A hook that knows nothing of the loop."""
+    runs = 0
+
+    def after_run(self, run_context, run_values):
+        self.runs += 1
+
+
+def counter():
+    step = tf.train.get_or_create_global_step()
+    return step, tf.assign_add(step, 1).op
+
+
+def value_of(session, tensor):
+    return session.run_step_fn(lambda step_context: step_context.session.run(tensor))
+
+
+def test_hooks_are_called_where_one_of_them_is_due():
+    step, train_op = counter()
+    hooks = [Recorder(3), Recorder(4)]
+    with LoopSession(hooks=hooks) as session:
+        assert session.run_steps(train_op, 7) == 7
+        assert session.run_steps(train_op, 3) == 3
+        assert session.run_steps(train_op, 0) == 0 and session.run_steps(train_op, -1) == 0
+        assert value_of(session, step) == 10
+    for hook in hooks:
+        assert hook.hooked == [3, 4, 6, 8, 9]
+        assert hook.passed == [1, 2, 5, 7, 10]
+        assert hook.ended == 1
+
+
+def test_any_other_hook_is_called_at_every_step():
+    _, train_op = counter()
+    recorder, foreign = Recorder(3), Foreign()
+    with LoopSession(hooks=[recorder, foreign]) as session:
+        session.run_steps(train_op, 5)
+    assert foreign.runs == 5 and recorder.hooked == [1, 2, 3, 4, 5] and not recorder.passed
+
+
+def test_what_hooks_always_fetch_is_computed_with_every_step():
+    step, train_op = counter()
+    fetched, seen = tf.py_func(lambda: seen.append(1) or 7., [], tf.float64), []
+    fetched.set_shape([])
+
+    class Fetches(Recorder):
+        def before_run(self, run_context):
+            return tf.train.SessionRunArgs(self.always_fetched())
+
+        def always_fetched(self):
+            return {'of': [fetched]}
+
+    hooks = [Recorder(3), Fetches(3), Recorder(3)]
+    with LoopSession(hooks=hooks) as session:
+        session.run_steps(train_op, 8)
+        assert value_of(session, step) == 8
+    assert len(seen) == 8
+    assert [hook.fetched for hook in hooks] == [[None] * 6, [{'of': [7.]}] * 6, [None] * 6]
+
+
+def test_a_hook_ends_the_loop():
+    step, train_op = counter()
+    recorder = Recorder(3, stop_at=6)
+    with LoopSession(hooks=[recorder]) as session:
+        assert session.run_steps(train_op, 100) == 6
+        assert session.should_stop()
+        assert session.run_steps(train_op, 100) == 0
+    assert recorder.ended == 1 and recorder.step == 6
+
+
+def test_the_end_of_the_data_ends_the_session_in_good_order():
+    data = tf.data.make_one_shot_iterator(tf.data.Dataset.range(5)).get_next()
+    recorder = Recorder(4)
+    with LoopSession(hooks=[recorder]) as session:
+        session.run_steps(data.op, 100)
+        pytest.fail('what follows the loop is not run')
+    assert recorder.ended == 1 and recorder.step == 5
+
+
+def test_an_error_is_the_same_as_without_the_loop(tmp_path):
+    """The step is named right where it was run without hooks; what was saved stays the newest."""
+    step = tf.train.get_or_create_global_step()
+    loss = tf.where(tf.equal(step, 6), float('nan'), 1.)
+    with tf.control_dependencies([checked_loss(loss, 1)]):
+        train_op = tf.assign_add(step, 1).op
+    with pytest.raises(NonFiniteError) as caught:
+        with training_session(str(tmp_path), step, [], save_steps=5) as session:
+            session.run_steps(train_op, 20)
+    assert 'step 7' in str(caught.value) and 'tower 1' in str(caught.value)
+    assert tf.train.latest_checkpoint(str(tmp_path)).endswith('model.ckpt-5')
+
+
+@pytest.mark.parametrize('loop', [False, True])
+def test_an_error_names_operation_and_line(loop):
+    step = tf.train.get_or_create_global_step()
+    with tf.control_dependencies([tf.Assert(step < 4, ['too far'], name='bound')]):
+        train_op = tf.assign_add(step, 1).op
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        with LoopSession(hooks=[Recorder(100)]) as session:
+            if loop:
+                session.run_steps(train_op, 9)
+            else:
+                for _ in range(9):
+                    session.run(train_op)
+    assert 'bound' in caught.value.op.name and 'too far' in str(caught.value)
+    assert 'test_step_loop.py' in str(caught.value)
+
+
+def test_the_line_of_the_step_before_one_that_fails_is_in_the_log(tmp_path):
+    step = tf.train.get_or_create_global_step()
+    loss = tf.where(tf.equal(step, 8), float('nan'), 1.)
+    with tf.control_dependencies([checked_loss(loss, 1)]):
+        train_op = tf.assign_add(step, 1).op
+    metrics = MetricsHook({'loss': loss}, step, str(tmp_path / 'metrics.jsonl'), 1, 1, 4)
+    with pytest.raises(NonFiniteError):
+        with training_session(str(tmp_path), step, [metrics]) as session:
+            session.run_steps(train_op, 20)
+    lines = (tmp_path / 'metrics.jsonl').read_text().splitlines()
+    assert [json.loads(line)['step'] for line in lines] == [4, 8]
+
+
+def test_a_lost_session_is_made_anew(tmp_path):
+    """As `MonitoredSession.run` recovers from a machine that is gone."""
+    class FailsOnce(Recorder):
+        failed = False
+
+        def step_done(self, fetched):
+            super(FailsOnce, self).step_done(fetched)
+            if self.step == 5 and not self.failed:
+                self.failed = True
+                raise tf.errors.UnavailableError(None, None, 'gone')
+
+    step, train_op = counter()
+    hook = FailsOnce(100)
+    with LoopSession(tf.train.ChiefSessionCreator(checkpoint_dir=str(tmp_path)),
+                     hooks=[hook]) as session:
+        assert session.run_steps(train_op, 9) == 9
+        # Four went well; the others in a session that began from nothing, as none was saved.
+        assert value_of(session, step) == 5
+    assert hook.failed and hook.step == 10
+
+
+def test_a_step_that_counts_several_is_saved_at_its_time(tmp_path):
+    step = tf.train.get_or_create_global_step()
+    train_op = tf.assign_add(step, 30).op
+    with LoopSession(hooks=[CheckpointHook(str(tmp_path), step, save_steps=100)]) as session:
+        session.run_steps(train_op, 11)
+    saved = {int(name.split('-')[1].split('.')[0]) for name in os.listdir(str(tmp_path))
+             if name.endswith('.index')}
+    assert saved == {0, 120, 210, 300, 330}
+
+
+def test_a_signal_ends_the_loop_after_the_step_it_comes_in(tmp_path):
+    step = tf.train.get_or_create_global_step()
+
+    def strike(number):
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return number
+    struck = tf.py_func(strike, [tf.cast(step, tf.int64)], tf.int64)
+    with tf.control_dependencies([struck]):
+        train_op = tf.assign_add(step, 1).op
+    signals = StopOnSignalHook(open(os.devnull, 'w'))
+    with training_session(str(tmp_path), step, [Recorder(100)], save_steps=100,
+                          last_hooks=[signals]) as session:
+        assert session.run_steps(train_op, 50) == 4
+    assert signals.received == signal.SIGTERM
+    assert tf.train.latest_checkpoint(str(tmp_path)).endswith('model.ckpt-4')
+
+
+def train(folder, loop, fetch_every_step, until=23):
+    """A run with the hooks of a run; what it left behind, without times."""
+    with tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step()
+        w = tf.get_variable('w', [], initializer=tf.zeros_initializer())
+        loss = tf.square(w - 4.)
+        train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss, step)
+        values = {'loss': loss}
+        lines = open(str(folder) + '.txt', 'w')
+        evaluation = Evaluation(lambda x: {'loss': tf.reduce_mean(x) * w},
+                                tf.data.Dataset.from_tensor_slices(np.ones([4], 'f')).batch(2))
+        hooks = [ProgressHook(values, step, 23, 10, 100, 5, lines,
+                              fetch_every_step=fetch_every_step),
+                 MetricsHook(values, step, str(folder / 'metrics.jsonl'), 10, 100, 4, 23,
+                             fetch_every_step=fetch_every_step),
+                 SummaryHook(Summaries(values, {'w': w}, None, ''), step, str(folder), 10, 6, 23)]
+        with training_session(
+                str(folder), step, hooks + [EvaluationHook(evaluation, step, 10, hooks[1:])],
+                save_steps=7, keep=9, listeners=[hook.listener for hook in hooks]) as session:
+            steps = until - value_of(session, step)
+            if loop:
+                assert session.run_steps(train_op, steps) == steps
+            else:
+                for _ in range(steps):
+                    session.run(train_op)
+        lines.close()
+    metrics = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
+    events = [(event.step, value.tag, value.simple_value)
+              for name in sorted(os.listdir(str(folder))) if 'tfevents' in name
+              for event in tf.train.summary_iterator(str(folder / name))
+              for value in event.summary.value if value.tag in ('loss', 'w')]
+    shown = [line.split()[1] for line in open(str(folder) + '.txt')]
+    return ([(line['step'], line.get('examples'), line.get('loss'), line.get('test_loss'))
+             for line in metrics], events, shown,
+            sorted(name for name in os.listdir(str(folder)) if name.endswith('.index')))
+
+
+@pytest.mark.parametrize('fetch_every_step', [False, True])
+def test_hooks_write_the_same_as_without_the_loop(tmp_path, fetch_every_step):
+    plain = train(tmp_path / 'plain', False, fetch_every_step)
+    looped = train(tmp_path / 'looped', True, fetch_every_step)
+    assert looped == plain
+    metrics, events, shown, saved = looped
+    logged, evaluated = [4, 8, 12, 16, 20, 23], [10, 20, 23]
+    assert [line[0] for line in metrics] == sorted(set(logged + evaluated))
+    # w_n = 4 (1 - 0.8^n), and a step's loss is of the weights before it: 16 * 0.64^(n - 1)
+    assert [line[2] for line in metrics if line[0] in logged] == pytest.approx(
+        [16 * .64 ** (step - 1) for step in logged], rel=1e-4)
+    assert [line[3] for line in metrics if line[0] in evaluated] == pytest.approx(
+        [4 * (1 - .8 ** step) for step in evaluated], rel=1e-4)
+    train(tmp_path / 'resumed', True, fetch_every_step, until=13)
+    resumed = train(tmp_path / 'resumed', True, fetch_every_step)
+    assert [line for line in resumed[0] if line[0] != 13] == metrics
+    assert sorted({step for step, _, _ in events}) == [6, 12, 18, 23]
+    assert shown == ['1/23', '5/23', '10/23', '15/23', '20/23', '23/23']
+    assert saved == sorted('model.ckpt-%d.index' % step for step in (0, 7, 14, 21, 23))
+    assert resumed[3] == sorted(saved + ['model.ckpt-13.index'])
+
+
+def test_checkpoint_hook_alone_is_due_at_its_steps_only(tmp_path):
+    step, train_op = counter()
+
+    class Watched(CheckpointHook):
+        hooked = ()
+
+        def after_run(self, run_context, run_values):
+            super(Watched, self).after_run(run_context, run_values)
+            self.hooked += (self._step,)
+
+    saver = Watched(str(tmp_path), step, save_steps=20, keep=None)
+    with LoopSession(hooks=[saver]) as session:
+        session.run_steps(train_op, 45)
+    # What is fetched with a step may be from before it or after it, so some more are looked at.
+    assert 2 <= len(saver.hooked) <= 8 and all(each % 20 in (18, 19, 0, 1) for each in saver.hooked)
+    assert sorted(os.listdir(str(tmp_path))) == sorted(
+        ['checkpoint'] + ['model.ckpt-%d.%s' % (number, kind) for number in (0, 20, 40, 45)
+                          for kind in ('index', 'data-00000-of-00001')])

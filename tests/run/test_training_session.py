@@ -1,0 +1,352 @@
+"""`training_session`: what it finds in a directory, in which order it acts, how it ends."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from sample_models import kind_of_variables  # noqa: F401, a fixture
+from towers.checkpoint.files import newest_checkpoint
+from towers.placement.devices import config_of_towers
+from towers.errors import CheckpointError, RunLockedError
+from towers.run.metrics_log import MetricsHook
+from towers.nonfinite import NonFiniteError, checked_loss
+from towers.run.run_lock import hold_directory
+from towers.run.run_settings import CHANGES
+from towers.run.training_session import training_session
+
+DATA = '.data-00000-of-00001'
+
+
+class Recorder(tf.train.SessionRunHook):
+    """Writes down when it is called, and what is saved by then."""
+
+    def __init__(self, name, calls, folder):
+        self._name, self._calls, self._folder = name, calls, folder
+
+    def _note(self, what):
+        newest = tf.train.latest_checkpoint(self._folder)
+        self._calls.append('%s %s, saved %s' % (self._name, what, newest and newest.split('-')[-1]))
+
+    def after_create_session(self, session, coord):
+        self._note('created')
+
+    def after_run(self, run_context, run_values):
+        self._note('run')
+
+    def end(self, session):
+        self._note('end')
+
+
+def run(folder, steps, save_steps=2, bad_step=None, fail=None, hooks=(), width=3, optimizer=None,
+        **options):
+    """A run up to a step: `(lines that it said, value of w)`; w grows by 1 a step."""
+    with tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step()
+        w = tf.get_variable('w', [width], initializer=tf.zeros_initializer())
+        loss = tf.reduce_sum(w)
+        if bad_step:
+            loss *= tf.where(tf.equal(tf.cast(step, tf.int32), bad_step - 1), np.nan, 1.)
+        with tf.control_dependencies([checked_loss(loss, 1)]):
+            train_op = tf.group(tf.assign_add(w, tf.ones([width])), tf.assign_add(step, 1))
+        if optimizer:
+            train_op = optimizer.minimize(-loss, step)
+        if 'initial_values' in options:
+            options['initial_values'] = towers.init_from(options['initial_values'])
+        lines = []
+        with training_session(str(folder), step, list(hooks), save_steps=save_steps,
+                              say=lines.append, **options) as session:
+            done = session.run_step_fn(lambda step_context: int(step_context.session.run(step)))
+            value = None
+            while done < steps:
+                session.run(train_op)
+                done += 1
+                if done == fail:
+                    raise FloatingPointError('of the program')
+            value = session.run_step_fn(lambda step_context: step_context.session.run(w)).tolist()
+        return lines, value
+
+
+def saved(folder):
+    return sorted(int(name[len('model.ckpt-'):-len('.index')]) for name in os.listdir(str(folder))
+                  if name.endswith('.index'))
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != 'run.lock'}
+
+
+@pytest.mark.usefixtures('kind_of_variables')
+def test_it_starts_and_goes_on(tmp_path):
+    folder = tmp_path / 'made' / 'for it'
+    assert run(folder, 5) == ([], [5.] * 3)
+    assert saved(folder) == [0, 2, 4, 5]
+    assert run(folder, 7) == (['going on from %s/model.ckpt-5' % folder], [7.] * 3)
+    assert saved(folder) == [2, 4, 5, 6, 7]
+    assert run(folder, 7, keep=2) == (['going on from %s/model.ckpt-7' % folder], [7.] * 3)
+    assert run(folder, 8, keep=2)[1] == [8.] * 3
+    assert saved(folder) == [7, 8]
+
+
+def test_the_order_of_hooks(tmp_path):
+    """Those that may find a step bad come before the one that saves it, `last_hooks` after it."""
+    calls = []
+    first, last = (Recorder(name, calls, str(tmp_path)) for name in ('first', 'last'))
+    run(tmp_path, 3, hooks=[first], last_hooks=[last])
+    assert calls == ['first created, saved None', 'last created, saved 0',
+                     'first run, saved 0', 'last run, saved 0',
+                     'first run, saved 0', 'last run, saved 2',
+                     'first run, saved 2', 'last run, saved 2',
+                     'first end, saved 2', 'last end, saved 3']
+
+
+def test_the_directory_is_for_one_process_from_before_the_session_until_after_it(tmp_path):
+    class Tries(tf.train.SessionRunHook):
+        def begin(self):
+            self._try()
+
+        def end(self, session):
+            self._try()
+
+        @staticmethod
+        def _try():
+            with pytest.raises(RunLockedError, match='is in use by process %d' % os.getpid()):
+                with hold_directory(str(tmp_path)):
+                    pass
+    run(tmp_path, 2, hooks=[Tries()])
+    with hold_directory(str(tmp_path)):
+        before = contents(tmp_path)
+        with pytest.raises(RunLockedError):
+            run(tmp_path, 4)
+        assert contents(tmp_path) == before
+    with pytest.raises(FloatingPointError):
+        run(tmp_path, 4, fail=3)
+    with hold_directory(str(tmp_path)):
+        pass  # it is free again
+
+
+def test_a_nan_is_an_error_with_the_step_and_nothing_of_it_is_saved(tmp_path):
+    for start, bad_step in ((0, 1), (0, 4), (5, 6), (5, 8)):
+        folder = tmp_path / ('%d %d' % (start, bad_step))
+        if start:
+            run(folder, start)
+        with pytest.raises(NonFiniteError) as caught:
+            run(folder, 20, save_steps=1, bad_step=bad_step)
+        assert str(caught.value).startswith('the loss of tower 1 is NaN in step %d. ' % bad_step)
+        assert caught.value.__cause__ is None and caught.value.__suppress_context__
+        newest = newest_checkpoint(str(folder))
+        assert newest.step == bad_step - 1
+        assert tf.train.load_variable(newest.prefix, 'w').tolist() == [bad_step - 1.] * 3
+
+
+def test_other_errors_come_through_and_save_nothing(tmp_path):
+    with pytest.raises(FloatingPointError):
+        run(tmp_path, 20, save_steps=4, fail=6)
+    assert saved(tmp_path) == [0, 4]
+
+    class Bad(tf.train.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            run_context.session.run(tf.get_default_graph().get_tensor_by_name('bad:0'))
+
+        def begin(self):
+            tf.debugging.check_numerics(tf.constant(np.inf), 'of the program', name='bad')
+    with pytest.raises(tf.errors.InvalidArgumentError, match='of the program'):
+        run(tmp_path, 20, hooks=[Bad()])
+    assert saved(tmp_path) == [0, 4]
+
+
+def test_what_a_killed_writer_left_is_removed_and_said(tmp_path):
+    run(tmp_path, 4)
+    for name in ('model.ckpt-6' + DATA, 'model.ckpt-6.index.tempstate17'):
+        (tmp_path / name).write_text('half')
+    lines, _ = run(tmp_path, 4)
+    assert lines == ['going on from %s/model.ckpt-4' % tmp_path] + [
+        'removed %s/%s, left by a killed writer' % (tmp_path, name)
+        for name in ('model.ckpt-6' + DATA, 'model.ckpt-6.index.tempstate17')]
+    assert saved(tmp_path) == [0, 2, 4] and not list(tmp_path.glob('model.ckpt-6*'))
+
+
+def damaged(folder, step):
+    path = folder / ('model.ckpt-%d%s' % (step, DATA))
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def test_a_damaged_newest_checkpoint(tmp_path):
+    run(tmp_path, 6)
+    damaged(tmp_path, 6)
+    before, calls = contents(tmp_path), []
+    with pytest.raises(CheckpointError, match='model.ckpt-6 is damaged: .* is .*model.ckpt-4 .step '
+                       '4., which is whole: --recover .recover=True. does so'):
+        run(tmp_path, 8, hooks=[Recorder('any', calls, str(tmp_path))])
+    assert contents(tmp_path) == before and calls == []
+    lines, value = run(tmp_path, 8, recover=True)
+    assert value == [8.] * 3
+    assert lines[0].startswith('passed over %s/model.ckpt-6 is damaged: ' % tmp_path)
+    assert lines[1] == 'going on from %s/model.ckpt-4' % tmp_path
+    assert saved(tmp_path) == [0, 2, 4, 6, 8]
+    assert newest_checkpoint(str(tmp_path)).step == 8
+    assert tf.train.load_variable(str(tmp_path / 'model.ckpt-6'), 'w').tolist() == [6.] * 3
+    # A run that needs no recovering is not changed by the flag.
+    assert run(tmp_path, 9, recover=True)[0] == ['going on from %s/model.ckpt-8' % tmp_path]
+
+
+@pytest.mark.parametrize('options, names', [
+    ({'width': 4}, r'another shape: w \(\[3\] there, \[4\] here\)'),
+    ({'optimizer': tf.train.MomentumOptimizer(1., 0.5)}, 'not in the checkpoint: w/Momentum')])
+def test_a_checkpoint_of_another_model_is_refused_before_the_session(tmp_path, options, names):
+    run(tmp_path, 4)
+    before, calls = contents(tmp_path), []
+    with pytest.raises(CheckpointError, match='is of another model: .*' + names):
+        run(tmp_path, 8, hooks=[Recorder('any', calls, str(tmp_path))], **options)
+    assert contents(tmp_path) == before and calls == []
+
+
+def test_initial_values_are_for_a_run_that_starts(tmp_path):
+    run(tmp_path / 'other', 5)
+    source = str(tmp_path / 'other' / 'model.ckpt-5')
+    folder = tmp_path / 'run'
+    lines, value = run(folder, 2, initial_values=source)
+    assert value == [7.] * 3
+    assert lines == ['from %s: took 1 of 2 variables (w: 1)\n  left, counter: global_step'
+                     % source]
+    assert tf.train.load_variable(str(folder / 'model.ckpt-0'), 'w').tolist() == [5.] * 3
+    lines, value = run(folder, 4, initial_values=source)
+    assert value == [9.] * 3
+    assert lines == [
+        'going on from %s/model.ckpt-2' % folder,
+        'initial values are not taken: the run has a checkpoint, from which it goes on']
+
+
+def test_a_saver_of_the_programs_own(tmp_path):
+    with tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step()
+        w = tf.get_variable('w', [], initializer=tf.zeros_initializer())
+        saver = tf.train.Saver({'global_step': step, 'another/name': w}, save_relative_paths=True)
+        train_op = tf.group(tf.assign_add(w, 1.), tf.assign_add(step, 1))
+        with training_session(str(tmp_path), step, [], save_steps=1, saver=saver) as session:
+            session.run(train_op)
+    assert tf.train.load_variable(str(tmp_path), 'another/name') == 1.
+
+
+@pytest.mark.parametrize('earlier_steps', [0, 5])
+def test_a_session_that_is_lost_goes_on_from_what_the_run_saved_last(tmp_path, earlier_steps):
+    """And not from what was the newest when the program started."""
+    class FailsOnce(tf.train.SessionRunHook):
+        def __init__(self):
+            self.steps, self.failed = [], False
+
+        def after_create_session(self, session, coord):
+            self.steps.append(int(session.run(tf.train.get_global_step())))
+
+        def after_run(self, run_context, run_values):
+            if not self.failed and run_context.session.run(tf.train.get_global_step()) == 11:
+                self.failed = True
+                raise tf.errors.UnavailableError(None, None, 'gone')
+    if earlier_steps:
+        run(tmp_path, earlier_steps)
+    hook = FailsOnce()
+    with tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step()
+        w = tf.get_variable('w', [3], initializer=tf.zeros_initializer())
+        train_op = tf.group(tf.assign_add(w, tf.ones([3])), tf.assign_add(step, 1))
+        log = MetricsHook({'w': w[0]}, step, str(tmp_path / 'metrics.jsonl'), 1, 1, 1)
+        with training_session(str(tmp_path), step, [log, hook], save_steps=4, keep=2,
+                              say=lambda line: None) as session:
+            while not session.should_stop():
+                session.run(train_op)
+                if session.run_step_fn(lambda step_context: int(
+                        step_context.session.run(step))) >= 14:
+                    break
+    assert hook.failed and hook.steps == [earlier_steps, 8]
+    with open(str(tmp_path / 'metrics.jsonl')) as log:
+        metrics = [json.loads(line) for line in log]
+    assert [line['step'] for line in metrics] == list(range(earlier_steps + 1, 15))
+    assert tf.train.latest_checkpoint(str(tmp_path)).endswith('-14')
+
+
+def built_towers(num_towers=2, **options):
+    step = tf.train.get_or_create_global_step()
+    return towers.build_towers(
+        lambda x: tf.reduce_mean(x * tf.get_variable('w', initializer=1.)),
+        np.ones([4], np.float32), tf.train.GradientDescentOptimizer(1.), num_towers, global_step=step, **options)
+
+
+@pytest.mark.parametrize('num_towers, cpus', [(1, 1), (2, 2), (4, 4)])
+def test_without_a_config_it_takes_that_of_the_towers(tmp_path, num_towers, cpus, graph):
+    built = built_towers(num_towers)
+    with training_session(str(tmp_path), built.global_step, [
+            tf.train.StopAtStepHook(last_step=3)], say=lambda line: None) as session:
+        devices = session.run_step_fn(
+            lambda step_context: step_context.session.list_devices())
+        assert sum(device.device_type == 'CPU' for device in devices) == cpus
+        while not session.should_stop():
+            session.run(built.train_op)
+    assert config_of_towers(graph) == towers.session_config(built.devices)
+
+
+def test_the_config_counts_the_cpus_that_the_graph_names(graph):
+    assert config_of_towers() is None
+    with tf.device('/cpu:0'):
+        tf.constant(0)
+    assert config_of_towers() is None
+    with tf.device('/cpu:2'):
+        tf.constant(0)
+    assert config_of_towers().device_count['CPU'] == 3
+    built = built_towers(2)
+    expected = towers.session_config(built.devices)
+    expected.device_count['CPU'] = 3
+    assert config_of_towers() == expected
+
+
+def settings(seed):
+    return towers.RunSettings({'seed': seed}, {'seed': CHANGES})
+
+
+def written(folder):
+    with open(str(folder / 'settings.json')) as opened:
+        found = json.load(opened)
+    return found['settings'], [change['step'] for change in found['changes']]
+
+
+class Stops(tf.train.SessionRunHook):
+    """Ends the program before the session is there, as a signal does."""
+
+    def begin(self):
+        raise KeyboardInterrupt
+
+
+class SeesSettings(tf.train.SessionRunHook):
+    def __init__(self, folder):
+        self._folder, self.seen = folder, None
+
+    def after_create_session(self, session, coord):
+        self.seen = (self._folder / 'settings.json').exists(), saved(self._folder)
+
+
+def test_settings_are_those_of_a_run_that_began(tmp_path):
+    folder = tmp_path / 'run'
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, 3, settings=settings(1), hooks=[Stops()])
+    assert not (folder / 'settings.json').exists()
+    sees = SeesSettings(folder)
+    lines, _ = run(folder, 3, settings=settings(2), hooks=[sees])
+    assert lines == [] and written(folder) == ({'seed': 2}, [])
+    assert sees.seen == (True, [])  # before the first checkpoint, which would go on without them
+
+
+def test_settings_of_a_start_that_runs_no_step_are_not_kept(tmp_path):
+    run(tmp_path, 3, settings=settings(1))
+    before = contents(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, 5, settings=settings(2), hooks=[Stops()])
+    lines, _ = run(tmp_path, 3, settings=settings(3))
+    assert lines == ['going on from %s/model.ckpt-3' % tmp_path,
+                     'seed=3, was 1: changes the run from here on']
+    assert contents(tmp_path) == before
+    run(tmp_path, 4, settings=settings(3))
+    assert written(tmp_path) == ({'seed': 3}, [3])

@@ -1,0 +1,347 @@
+"""Wrong arguments of the public calls: one typed error each, and nothing made before it."""
+
+import functools
+import inspect
+import threading
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.arguments import check_function
+
+
+class Odd:
+    """Compares, converts and is called by nobody."""
+
+    def __repr__(self):
+        return 'Odd()'
+
+
+# What people pass by mistake, of any kind.
+ODD = [Odd(), 'two words', '', -1, 0, 1.5, float('nan'), b'bytes', [], {}, (), [None], True,
+       tf.train.AdamOptimizer, np.array([1, 2]), object, lambda: None, {'a': [1]}]
+
+
+def model_fn(x):
+    return tf.reduce_mean(x * tf.get_variable('w', [2]))
+
+
+class Given:
+    """What each call needs to go well; made anew for each test, since it is of a graph."""
+
+    def __init__(self, folder):
+        self.step = tf.train.get_or_create_global_step()
+        self.x = tf.ones([4, 2])
+        self.loss = tf.reduce_mean(self.x)
+        self.optimizer = tf.train.GradientDescentOptimizer(0.1)
+        self.folder = str(folder)
+        self.counts = dict(batch_size=4, examples_per_epoch=8)
+
+
+def calls(given):
+    """{name: (function, arguments that are right, or None for those that a test would have to run)}
+    """
+    return {
+        'build_towers': (towers.build_towers, dict(
+            model_fn=model_fn, inputs=given.x, optimizer=given.optimizer, devices=2)),
+        'split_batch': (towers.split_batch, dict(inputs=given.x, num_shards=2)),
+        'combine_gradients': (towers.combine_gradients, dict(tower_gradients=[[]])),
+        'resolve_devices': (towers.resolve_devices, dict(devices=2)),
+        'session_config': (towers.session_config, dict(devices=2)),
+        'use_precision': (towers.use_precision, dict(
+            config=tf.ConfigProto(), precision='float32', devices=2)),
+        'LossScale': (towers.LossScale, {}),
+        'scale_learning_rate': (towers.scale_learning_rate, dict(
+            base=0.1, num_towers=2, rule='sqrt')),
+        'LearningRate': (towers.LearningRate, dict(base=0.1)),
+        'WeightAverages': (towers.WeightAverages, dict(decay=0.9, global_step=given.step)),
+        'ProgressHook': (towers.ProgressHook, dict(
+            values={'loss': given.loss}, global_step=given.step, train_steps=3, **given.counts)),
+        'MetricsHook': (towers.MetricsHook, dict(
+            values={'loss': given.loss}, global_step=given.step, path=given.folder + '/m.jsonl',
+            **given.counts)),
+        'SummaryHook': (towers.SummaryHook, dict(
+            summaries=None, global_step=given.step, logdir=given.folder, batch_size=4)),
+        'default_summaries': (towers.default_summaries, dict(built=None)),
+        'CheckpointHook': (towers.CheckpointHook, dict(
+            directory=given.folder, global_step=given.step, save_steps=3)),
+        'EvaluationHook': (towers.EvaluationHook, dict(evaluation=None, global_step=given.step)),
+        'Evaluation': (towers.Evaluation, dict(model_fn=model_fn, dataset=None)),
+        'StopOnSignalHook': (towers.StopOnSignalHook, {}),
+        'newest_checkpoint': (towers.newest_checkpoint, dict(directory=given.folder)),
+        'tidy_directory': (towers.tidy_directory, dict(directory=given.folder, newest=None)),
+        'check_fits': (towers.check_fits, dict(prefix=given.folder + '/none')),
+        'init_from': (towers.init_from, dict(path=given.folder + '/none')),
+        'export_saved_model': (towers.export_saved_model, dict(
+            build=model_fn, checkpoint=given.folder + '/none', directory=given.folder)),
+        'placement_candidates': (towers.placement_candidates, dict(devices=['/cpu:0', '/cpu:1'])),
+        'choose_variable_device': (towers.choose_variable_device, dict(
+            build=None, candidates=['/cpu:0'])),
+        'hold_directory': (_entered(towers.hold_directory), dict(directory=given.folder)),
+        'training_session': (_entered(towers.training_session), dict(
+            directory=given.folder, global_step=given.step, hooks=[], say=_nothing)),
+    }
+
+
+def _entered(context):
+    def enter(**arguments_given):
+        with context(**arguments_given):
+            pass
+    return enter
+
+
+def _nothing(unused_line):
+    pass
+
+
+_CONTEXTS = {'training_session': towers.training_session, 'hold_directory': towers.hold_directory}
+# Functions of the caller's, which are called: what they do is theirs.
+_FUNCTIONS = {('build_towers', 'transform_gradients'), ('build_towers', 'var_list'),
+              ('build_towers', 'model_fn'), ('build_towers', 'variable_device'),
+              ('split_batch', 'device'), ('choose_variable_device', 'build'),
+              ('export_saved_model', 'build'), ('Evaluation', 'model_fn'),
+              ('training_session', 'say')}
+# Numbers are inputs like any others; TensorFlow says what the model cannot do with them. And with
+# reuse=True the graph has to have the variables.
+_FINE = {('build_towers', 'inputs'), ('build_towers', 'reuse')}
+
+
+@pytest.mark.parametrize('call', [
+    'build_towers', 'split_batch', 'combine_gradients', 'resolve_devices', 'session_config',
+    'use_precision', 'LossScale', 'scale_learning_rate', 'LearningRate', 'WeightAverages',
+    'ProgressHook', 'MetricsHook', 'SummaryHook', 'default_summaries', 'CheckpointHook',
+    'EvaluationHook', 'Evaluation', 'StopOnSignalHook', 'newest_checkpoint', 'tidy_directory',
+    'check_fits', 'init_from', 'export_saved_model', 'placement_candidates',
+    'choose_variable_device', 'hold_directory', 'training_session'])
+def test_odd_arguments_end_in_typed_errors(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some are good names of directories
+    failures = []
+    for name in _names(call, tmp_path):
+        for odd in ODD:
+            if callable(odd) and (call, name) in _FUNCTIONS:
+                continue
+            with tf.Graph().as_default() as graph:
+                function, right = calls(Given(tmp_path / 'folder'))[call]
+                before = len(graph.get_operations())
+                try:
+                    function(**dict(right, **{name: odd}))
+                except towers.TowersError:
+                    if len(graph.get_operations()) != before:
+                        failures.append('%s=%r: %d operations were made' % (
+                            name, odd, len(graph.get_operations()) - before))
+                except Exception as error:  # pylint: disable=broad-except
+                    if (call, name) in _FINE:
+                        continue
+                    failures.append('%s=%r: %s: %.100s' % (name, odd, type(error).__name__, error))
+    assert not failures, '\n'.join(failures)
+
+
+def _names(call, tmp_path):
+    with tf.Graph().as_default():
+        function, _ = calls(Given(tmp_path))[call]
+    parameters = inspect.signature(_CONTEXTS.get(call, function)).parameters.values()
+    return [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+
+
+def error_of(call, *given, **named):
+    before = len(tf.get_default_graph().get_operations())
+    with pytest.raises(towers.TowersError) as caught:
+        call(*given, **named)
+    assert len(tf.get_default_graph().get_operations()) == before
+    return str(caught.value)
+
+
+def build(**named):
+    return towers.build_towers(model_fn, np.ones([4, 2], np.float32), named.pop(
+        'optimizer', tf.train.GradientDescentOptimizer(0.1)), 2, **named)
+
+
+def test_what_the_errors_say():
+    assert error_of(build, optimizer=tf.train.AdamOptimizer).endswith(
+        ' is a class: pass an instance, such as tf.train.AdamOptimizer(0.001).')
+    assert error_of(build, global_step=3) == (
+        'global_step=3 of type int: expected a variable, such as '
+        'tf.train.get_or_create_global_step().')
+    assert error_of(build, loss_scale=128.) == (
+        'loss_scale=128.0: expected a LossScale, such as LossScale(initial=128), or None.')
+    assert error_of(build, loss_scale=towers.LossScale).endswith(
+        'such as LossScale(initial=2. ** 15), or None.')
+    assert error_of(build, name='my tower') == (
+        "name='my tower': expected what TensorFlow takes for a name scope, letters, digits, '_', "
+        "'.', '-' and '/', such as 'tower'.")
+    for number in (0, -1, 'two', None, 1.5, True):
+        assert error_of(towers.split_batch, np.ones([4, 2]), number) == (
+            'num_shards=%r: expected a whole number of at least 1.' % (number,))
+
+
+def test_a_step_of_another_graph_and_one_that_is_no_number():
+    with tf.Graph().as_default():
+        other = tf.train.get_or_create_global_step()
+    vector = tf.get_variable('vector', [2])
+    assert error_of(build, global_step=other) == (
+        "global_step is the variable 'global_step:0' of another graph than the default one.")
+    assert error_of(build, global_step=vector) == (
+        "global_step is the variable 'vector' of shape (2,) and type float32: expected one number.")
+
+
+def test_what_the_errors_of_a_session_say(tmp_path):
+    given = Given(tmp_path / 'run')
+    session = _entered(towers.training_session)
+    assert error_of(session, directory=None, global_step=given.step, hooks=[]) == (
+        'directory=None: expected the name of a directory.')
+    stop = tf.train.StopAtStepHook(3)
+    assert error_of(session, directory=given.folder, global_step=given.step,
+                    hooks=stop).endswith(': expected a list of hooks; of one as well: [hook].')
+    assert error_of(session, directory=given.folder, global_step=given.step,
+                    hooks=[tf.train.StopAtStepHook]).endswith(
+                        'expected a tf.train.SessionRunHook, not the class.')
+    assert not (tmp_path / 'run').exists()
+
+
+def test_what_the_errors_of_a_hooks_values_say(tmp_path):
+    given = Given(tmp_path)
+    for hook, more in ((towers.ProgressHook, dict(train_steps=3)),
+                       (towers.MetricsHook, dict(path=given.folder + '/m.jsonl'))):
+        def message(value):
+            return error_of(hook, {'loss': value}, given.step, **dict(given.counts, **more))
+        assert message(given.x) == (
+            "values['loss'] has the shape (4, 2): expected a scalar, such as its tf.reduce_mean.")
+        assert message(0.5) == (
+            "values['loss']=0.5 is a float: expected a scalar tensor, which is fetched with a "
+            'step.')
+    assert error_of(towers.SummaryHook, towers.run.summaries.Summaries({'a': given.x}, {}, None, ''),
+                    given.step, given.folder, 4).startswith("scalars['a'] has the shape (4, 2)")
+
+
+@pytest.mark.parametrize('two', [np.int32(2), np.int64(2), np.uint8(2)])
+def test_numbers_of_numpys_are_numbers(two, tmp_path):
+    given = Given(tmp_path)
+    assert towers.resolve_devices(two) == ('/device:CPU:0', '/device:CPU:1')
+    assert towers.session_config(two, intra_op_threads=two).intra_op_parallelism_threads == 2
+    assert len(towers.split_batch(np.ones([4, 2]), two).inputs) == 2
+    towers.LossScale(np.float32(8), growth_steps=two, factor=np.float64(2))
+    towers.WeightAverages(np.float32(0.9), given.step)
+    towers.MetricsHook({'loss': given.loss}, given.step, tmp_path / 'm.jsonl', two, np.float32(8))
+    towers.CheckpointHook(tmp_path, given.step, save_steps=two, keep=two)
+    built = towers.build_towers(model_fn, given.x, given.optimizer, two,
+                                learning_rate=np.float32(0.1), check_numerics=np.bool_(True))
+    assert len(built.towers) == 2
+
+
+@pytest.mark.parametrize('call, text', [
+    (lambda: towers.RunSettings(None, None), 'expected two dicts with the same names'),
+    (lambda: towers.BuildProgress(stream=3), 'stream=3: expected a text stream'),
+    (lambda: towers.BuildProgress(every=float('nan')), 'every=nan: expected seconds'),
+    (lambda: towers.default_summaries(towers.BuiltTowers), 'expected what build_towers returned'),
+    (lambda: towers.choose_variable_device(lambda candidate: None, ['/cpu:0', 'balanced']),
+     'expected a Trial')], ids=['settings', 'stream', 'every', 'summaries', 'trial'])
+def test_what_is_something_else(call, text):
+    assert text in error_of(call)
+
+
+def test_functions_that_take_something_else(graph):
+    """Each is told before anything is made."""
+    none, one, three = (lambda: 0), (lambda a: a), (lambda a, b, c: 0)
+    x = np.ones([4, 2], np.float32)
+    optimizer = tf.train.GradientDescentOptimizer(0.1)
+    for argument, wrong, text in (
+            ('var_list', none, 'a function from all trainable variables to such a list.'),
+            ('transform_gradients', none, 'a function from (gradient, variable) pairs to such'),
+            ('variable_device', none, 'a device function, from an operation to a device.'),
+            ('on_tower', one, 'a function of the number of the tower and of the count of towers')):
+        for value in (wrong, three, list):
+            got = error_of(towers.build_towers, model_fn, x, optimizer, 2, **{argument: value})
+            assert got.startswith('%s=%.80r: expected ' % (argument, value)) and text in got
+    for argument, wrong in (('make_optimizer', one), ('var_list', none),
+                            ('transform_gradients', three)):
+        assert '%s=%.80r: expected a function' % (argument, wrong) in error_of(
+            towers.check_towers, model_fn, x, **{argument: wrong})
+    assert 'variable_scope=3 of type int: expected a name' in error_of(
+        towers.check_towers, model_fn, x, variable_scope=3)
+    for name, call in (
+            ('build', lambda: towers.choose_variable_device(none, ['/cpu:0'])),
+            ('build', lambda: towers.export_saved_model(one, 'model.ckpt-1', 'exported'))):
+        assert error_of(call).startswith('%s=<function' % name)
+
+    class Rate:
+        def describe(self, much):
+            return much
+    assert 'expected a method without arguments' in error_of(
+        towers.build_towers, model_fn, x, optimizer, 2, learning_rate=Rate())
+    assert not graph.get_operations()
+
+
+@pytest.mark.parametrize('function, takes', [
+    (lambda a: 0, [1]), (lambda *a: 0, [0, 1, 2]), (lambda a, b=0: 0, [1, 2]),
+    (lambda a, *, b: 0, []), (lambda a, *, b=0: 0, [1]), (functools.partial(max, 1), [0, 1, 2]),
+    (dict.fromkeys, [1, 2]), (Odd, []), (Odd(), []), (None, [])])
+def test_how_many_arguments_a_function_takes(function, takes):
+    for count in range(3):
+        if count in takes:
+            assert check_function('f', function, count, 'it') is None
+        elif not isinstance(function, (functools.partial, type(dict.fromkeys))):
+            assert error_of(check_function, 'f', function, count, 'it') == (
+                'f=%.80r: expected it.' % (function,))
+
+
+def test_a_hooks_value_of_another_graph(tmp_path):
+    given = Given(tmp_path)
+    with tf.Graph().as_default():
+        loss = tf.ones([])
+    assert error_of(towers.ProgressHook, {'loss': loss}, given.step, 3, **given.counts).endswith(
+        ' is of another graph than the default one.')
+
+
+def test_a_loss_of_another_graph(graph):
+    with tf.Graph().as_default():
+        loss = tf.ones([], name='foreign')
+    with pytest.raises(towers.ModelFunctionError) as caught:
+        towers.build_towers(lambda x: loss, np.ones([2]), None, 2)
+    assert str(caught.value) == (
+        "the model function (tower 0) returned the loss 'foreign:0' of another graph: make it of "
+        'the inputs that it is called with.')
+
+
+def test_graphs_are_not_made_eagerly():
+    if not tf.__version__.startswith('2'):
+        pytest.skip('TF 1.15 executes eagerly for the whole process or not at all')
+    assert 'executing eagerly' in _eager_error(
+        lambda: towers.Evaluation(lambda x: x, tf.data.Dataset.range(3).batch(1)))
+    assert 'executing eagerly' in _eager_error(
+        lambda: towers.split_batch(np.ones(4), 2))
+    assert 'executing eagerly' in _eager_error(lambda: towers.combine_gradients(
+        [[(tf.ones([]), tf.Variable(1.))]]))
+
+
+def test_hooks_and_sessions_are_no_part_of_an_eager_program(graph, tmp_path):
+    if not tf.__version__.startswith('2'):
+        pytest.skip('TF 1.15 executes eagerly for the whole process or not at all')
+    in_graph = Given(tmp_path).step
+
+    def of_step(call):
+        for make_step in (lambda: tf.Variable(0, dtype=tf.int64), lambda: in_graph):
+            assert 'TensorFlow is executing eagerly' in _eager_error(lambda: call(make_step()))
+    counts = dict(batch_size=4, examples_per_epoch=8)
+    of_step(lambda step: towers.ProgressHook({'loss': tf.ones([])}, step, 3, **counts))
+    of_step(lambda step: towers.MetricsHook({'loss': tf.ones([])}, step, 'm.jsonl', **counts))
+    of_step(lambda step: towers.CheckpointHook(str(tmp_path), step))
+    of_step(lambda step: towers.WeightAverages(0.9, step))
+    of_step(lambda step: towers.training_session(str(tmp_path / 'run'), step, []).__enter__())
+    assert not (tmp_path / 'run').exists()
+
+
+def _eager_error(call):
+    """The error of a call outside of any graph, which a thread of its own is."""
+    found = []
+
+    def run():
+        try:
+            call()
+        except towers.TowersError as error:
+            found.append(str(error))
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return found[0]

@@ -1,0 +1,354 @@
+"""README.md and docs/: their programs run as pasted, their commands exist, their errors are real."""
+
+import ast
+import glob
+import inspect
+import json
+import os
+import re
+import shlex
+import sys
+
+from absl.testing import flagsaver
+import pytest
+import tensorflow
+import tensorflow.compat.v1 as tf
+
+import pages
+import towers
+from towers import compat
+import train
+import train_flags
+from towers import compat
+
+IS_TF1 = tf.version.VERSION.startswith('1.')
+PAGES_OF_ONE_PROGRAM = [page for page in pages.names()
+                        if pages.blocks(page, 'python') and page != 'docs/api.md']
+DIFFS = [block for page in pages.names() for block in pages.blocks(page, 'diff')]
+SLOW = ('docs/install.md', 'docs/training.md', 'docs/estimator.md')  # for `make test`, which has little time
+
+
+def slow_if(condition):
+    return [pytest.mark.slow] if condition else []
+
+
+def skip_without_estimator(page):
+    return [pytest.mark.skip('no tf.estimator')] if (
+        page == 'docs/estimator.md' and not compat.has_estimator()) else []
+
+
+def place(block):
+    return '%s:%d' % (block.page, block.line)
+
+
+@pytest.fixture(scope='module')
+def run_program(runner, tmp_path_factory):
+    """Function that runs a program in a process and a folder of its own; returns its output."""
+    def run(source):
+        folder = tmp_path_factory.mktemp('page')
+        path = folder / 'program.py'
+        path.write_bytes(source.encode())
+        # What comes before train.py here, and ends before it is run.
+        before = ('import os, runpy, sys\nos.chdir(%r)\nsys.argv = [%r]\n'
+                  'runpy.run_path(%r, run_name="__main__")\nsys.exit()' % (
+                      str(folder), str(path), str(path)))
+        return runner.run(folder / 'unused', [], before=before).stdout
+    return run
+
+
+@pytest.mark.parametrize('page', [pytest.param(page, marks=slow_if(page in SLOW) + skip_without_estimator(page))
+                                  for page in PAGES_OF_ONE_PROGRAM])
+def test_the_python_of_a_page_runs_and_prints_what_stands_below_it(page, run_program):
+    programs = pages.blocks(page, 'python')
+    output = pages.printed(run_program(pages.program(programs)))
+    shown = pages.blocks(page)
+    for block, below in zip(shown, shown[1:] + [None]):
+        if block.language == 'python' and below is not None and below.language == 'text':
+            actual = output[block.line].splitlines()
+            assert pages.is_printed(below.lines, actual), '%s: it printed\n%s' % (
+                place(below), output[block.line])
+
+
+LOSSES = '''
+if 'losses' not in globals():  # a part of a program, up to its train_op
+    import zlib as _zlib
+    import numpy as _np
+    import towers as _towers
+    with tf.Session(config=_towers.session_config(devices)) as _session:
+        _session.run(tf.global_variables_initializer())
+        for _each in tf.trainable_variables():  # whatever seeds their initial values have
+            _numbers = _np.random.RandomState(_zlib.crc32(_each.op.name.encode()))
+            _each.load(_numbers.randn(*_each.shape.as_list()) * 0.1, _session)
+        losses = [_session.run([loss, train_op])[0] for _ in range(3)]
+print('%slosses', [float(each) for each in losses], flush=True)
+''' % pages.MARK
+
+
+def losses_of(block, run_program):
+    """The losses of a few steps of one side of a diff, after the page's own blocks before it.
+
+    A side that imports something is a whole program.
+    """
+    parts = [block]
+    if not any(line.startswith('import ') for line in block.lines):
+        parts = [each for each in pages.blocks(block.page, 'python')
+                 if each.line < block.line] + parts
+    output = run_program(pages.program(parts, LOSSES))
+    return json.loads(output.rpartition(pages.MARK + 'losses')[2])
+
+
+# For programs whose packages are not here: the same on one device, as a plain TF1 program.
+ONE_DEVICE = """
+import numpy as np
+import tensorflow.compat.v1 as tf
+tf.disable_v2_behavior()
+numbers = np.random.RandomState(0)
+x = tf.constant(numbers.randn(32, 20), tf.float32)
+y = tf.constant(numbers.randint(10, size=32))
+w = tf.get_variable('w', [20, 10], initializer=tf.glorot_uniform_initializer(seed=1))
+b = tf.get_variable('b', [10], initializer=tf.zeros_initializer())
+logits = tf.matmul(x, w) + {bias} * b
+loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
+loss += {l2} * tf.nn.l2_loss(w)
+train_op = tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    losses = [session.run([loss, train_op])[0] for _ in range(5)]
+"""
+# Sides of a diff that are compared with nothing: packages, or devices, that are not here.
+COMPARED_NOWHERE = ('multi_gpu_model',)
+CANNOT_RUN = {'deployment': ONE_DEVICE.format(bias=1., l2=0.01),
+              'tensorpack': ONE_DEVICE.format(bias=0., l2=0.)}
+
+
+def before_of(block):
+    """The side before of a diff, or what is compared in its place; None where nothing is."""
+    before = pages.side(block, '-')
+    for package, instead in CANNOT_RUN.items():
+        if any(line.startswith('from %s import ' % package) for line in before.lines):
+            return before._replace(lines=instead.splitlines())
+    if any(name in line for line in before.lines for name in COMPARED_NOWHERE):
+        return None
+    if any('tf.contrib' in line for line in before.lines) and not IS_TF1:
+        return None
+    return before
+
+
+@pytest.mark.parametrize('block', [
+    pytest.param(block, id=place(block), marks=slow_if(block.page != 'README.md')
+                 + skip_without_estimator(block.page))
+    for block in DIFFS])
+def test_before_and_after_a_diff_are_the_same_numbers(block, run_program):
+    if any('ParallelModel' in line for line in block.lines) and compat.is_keras_3(
+            tensorflow.keras.layers.Layer()):
+        pytest.skip('fit of Keras 3 does not work in graph mode')
+    after = losses_of(pages.side(block, '+'), run_program)
+    assert len(after) >= 3 and after[-1] != after[0]
+    before = before_of(block)
+    if before is not None:
+        assert losses_of(before, run_program) == pytest.approx(after, rel=1e-5)
+
+
+def test_readme_fits_three_screens():
+    lines = pages.text('README.md').splitlines()
+    assert len(lines) <= 150
+
+
+@pytest.mark.parametrize('page', pages.names())
+def test_every_block_says_what_it_is(page):
+    for block in pages.blocks(page):
+        assert block.language in ('python', 'diff', 'console', 'text', 'json'), place(block)
+
+
+HEADING = re.compile(r'^#+ (.*)$', re.MULTILINE)
+LINK = re.compile(r'\[[^\]]*\]\(([^)\s]+)\)')
+
+
+def anchors(page):
+    """The anchors of a page's headings, as code hosts and MkDocs make them."""
+    prose = re.sub(r'^```.*?^```$', '', pages.text(page), flags=re.MULTILINE | re.DOTALL)
+    return {re.sub(r'[^\w\- ]', '', heading.lower()).strip().replace(' ', '-')
+            for heading in HEADING.findall(prose)}
+
+
+@pytest.mark.parametrize('page', pages.names())
+def test_links_lead_somewhere(page):
+    prose = re.sub(r'^```.*?^```$', '', pages.text(page), flags=re.MULTILINE | re.DOTALL)
+    for target in LINK.findall(prose):
+        if target.startswith('https://'):
+            continue
+        path, _, anchor = target.partition('#')
+        there = os.path.normpath(os.path.join(os.path.dirname(page), path)) if path else page
+        assert os.path.exists(os.path.join(pages.ROOT, there)), '%s: %s' % (page, target)
+        if anchor:
+            assert anchor in anchors(there), '%s: %s' % (page, target)
+
+
+COMMANDS = [(block, command, output) for page in pages.names()
+            for block in pages.blocks(page, 'console')
+            for command, output in pages.commands(block)]
+
+
+def modules_of_targets():
+    """A dict from the Makefile's targets to the program of ours that each runs, or `''`."""
+    with open(os.path.join(pages.ROOT, 'Makefile')) as makefile:
+        text = makefile.read()
+    return {target: (re.search(r'python (?:-m )?(train\.py|benchmarks\S+)', recipe) or ['', ''])[1]
+            for target, recipe in re.findall(r'^([\w-]+):.*\n((?:\t.*\n)*)', text, re.MULTILINE)}
+
+
+def check_flags(program, arguments):
+    """Whether a program of this repository has these flags."""
+    if program == 'train.py':
+        with flagsaver.flagsaver():
+            train.FLAGS.unparse_flags()
+            train.FLAGS(['train.py'] + [each for each in arguments if each != '--helpshort'])
+        return
+    name = program[:-3] if program.endswith('.py') else program.replace('.', '/')
+    assert glob.glob(os.path.join(pages.ROOT, name + '*')), program
+    source = ''  # of the program or of what its parts have in common
+    for path in glob.glob(os.path.join(pages.ROOT, name + '*')) + glob.glob(
+            os.path.join(pages.ROOT, name, '*.py')) + glob.glob(
+                os.path.join(pages.ROOT, 'benchmarks', '*.py')):
+        if os.path.isfile(path):
+            with open(path, encoding='utf-8') as opened:
+                source += opened.read()
+    for argument in arguments:
+        assert "'%s'" % argument.partition('=')[0] in source, argument
+
+
+def extras():
+    """The names of the extras that setup.py declares."""
+    with open(os.path.join(pages.ROOT, 'setup.py'), encoding='utf-8') as setup:
+        tree = ast.parse(setup.read())
+    (found,) = [node.value for node in ast.walk(tree)
+                if isinstance(node, ast.keyword) and node.arg == 'extras_require']
+    return {getattr(key, 'value', getattr(key, 's', None))
+            for node in ast.walk(found) if isinstance(node, ast.Dict) for key in node.keys} | {
+                'tf-layers-2.%d' % minor for minor in range(16, 22)}
+
+
+@pytest.mark.parametrize('block, command, output', [
+    pytest.param(*each, id='%s: %s' % (place(each[0]), each[1][:60])) for each in COMMANDS])
+def test_commands_exist(block, command, output):
+    words = shlex.split(command)
+    while words and re.match(r'[A-Z_]+=', words[0]):
+        words.pop(0)
+    words = words[:words.index('|')] if '|' in words else words
+    program, arguments = words[0], words[1:]
+    if program == 'make':
+        targets = modules_of_targets()
+        for word in arguments:
+            name, given, value = word.partition('=')
+            if not given:
+                target = word
+                assert target in targets, word
+            elif name == 'ARGS':
+                if targets[target]:  # of pytest's and MkDocs' own there is nothing to check
+                    check_flags(targets[target], shlex.split(value))
+            else:
+                assert name in ('PYTHON', 'VENV', 'PINS')
+    elif program.endswith('python'):
+        arguments = arguments[1:] if arguments[0] == '-m' else arguments
+        if '--' in arguments:  # of the launcher: what it starts
+            started = arguments[arguments.index('--') + 1:]
+            check_flags(started[0], started[1:])
+            arguments = arguments[:arguments.index('--')]
+        check_flags(arguments[0], arguments[1:])
+    elif program == 'pip':
+        assert arguments[0] == 'install'
+        for name in re.findall(r'\[([^]]+)\]', command):
+            assert set(name.split(',')) <= extras(), name
+    else:
+        assert program in ('nvidia-smi', 'tensorboard', 'cat', 'export'), command
+
+
+def train_arguments(command):
+    """The flags of train.py in a command; None for another command."""
+    words = shlex.split(command)
+    if words[:2] == ['make', 'train']:
+        return sum([shlex.split(word[len('ARGS='):]) for word in words[2:]], [])
+    return words[2:] if words[0].endswith('python') and words[1] == 'train.py' else None
+
+
+RUN = [pytest.param(block, command, output, id=command[:60], marks=slow_if(
+    command == 'make train' or 'inception' in command) + [
+        pytest.mark.version_independent] * ('inception' in command))
+       for block, command, output in COMMANDS if output and train_arguments(command) is not None]
+
+
+@pytest.mark.parametrize('block, command, output', RUN)
+def test_commands_print_what_stands_below_them(block, command, output, runner, tmp_path):
+    run = runner.start(tmp_path / 'run', train_arguments(command))
+    run.status()
+    assert pages.is_printed(output, (run.stdout + run.stderr).splitlines()), '%s: it printed\n%s' % (
+        place(block), run.stdout + run.stderr)
+
+
+PLACEHOLDER = re.compile(r'%(?:\.\d+)?[rsdgfe]|\{[^}]*\}')
+
+
+def templates():
+    """All string constants in towers/ and train.py that may be the text of an error."""
+    found = set()
+    for path in glob.glob(os.path.join(pages.ROOT, 'towers', '**', '*.py'), recursive=True) + [
+            train.__file__, train_flags.__file__]:
+        with open(path, encoding='utf-8') as source:
+            for node in ast.walk(ast.parse(source.read())):
+                value = getattr(node, 'value' if sys.version_info >= (3, 8) else 's', None)
+                if isinstance(value, str) and len(PLACEHOLDER.sub('', value)) > 15:
+                    found.add(' '.join(value.split()))
+    return found
+
+
+def errors_quoted(heading):
+    """The texts in the blocks below this heading of the page about errors, one line each."""
+    page = 'docs/troubleshooting.md'
+    lines = pages.text(page).splitlines()
+    begin = lines.index('## ' + heading)
+    end = next((number for number, line in enumerate(lines[begin + 1:], begin + 1)
+                if line.startswith('## ')), len(lines))
+    return [(place(block), ' '.join(' '.join(block.lines).split()))
+            for block in pages.blocks(page, 'text') if begin < block.line <= end]
+
+
+def test_errors_of_towers_are_quoted_as_they_are():
+    known = {template: re.compile('.*'.join(map(re.escape, PLACEHOLDER.split(template))))
+             for template in templates()}
+    quoted = errors_quoted('Errors of towers')
+    assert len(quoted) > 20
+    for where, text in quoted:
+        # Half of the text has to be that of templates, or enough of it not to be by chance.
+        theirs = sum(len(PLACEHOLDER.sub('', template)) for template, pattern in known.items()
+                     if len(PLACEHOLDER.sub('', template)) > 25 and pattern.search(text))
+        assert theirs > min(100, len(text) / 2), '%s: %s' % (where, text)
+
+
+def test_every_type_of_error_has_a_place_in_troubleshooting():
+    text = pages.text('docs/troubleshooting.md')
+    for name in dir(towers):
+        if name.endswith('Error') and name != 'TowersError':
+            assert '`%s`' % name in text, name
+
+
+def test_every_public_name_is_in_the_reference():
+    listed = set(re.findall(r'^- `(\w+)`', pages.text('docs/api.md'), re.MULTILINE))
+    public = {name for name in dir(towers) if not name.startswith('_') and type(
+        getattr(towers, name)) is not type(towers)}
+    assert listed == public
+
+
+def test_the_reference_has_each_field_of_each_public_tuple():
+    """As the renderer reads it: one name a line, and no other than the fields and properties."""
+    looked_at = []
+    for name in dir(towers):
+        kind = getattr(towers, name)
+        if not (isinstance(kind, type) and issubclass(kind, tuple)):
+            continue
+        looked_at.append(name)
+        text = inspect.cleandoc(kind.__doc__)
+        assert '\nAttributes:\n' in text, name
+        listed = re.findall(r'^  (\w[^:\n]*):', text.split('\nAttributes:\n')[1], re.MULTILINE)
+        assert listed == list(kind._fields), name
+    assert {'ModelOutput', 'Tower', 'BuiltTowers', 'Plan', 'TowersReport', 'Audit', 'LossScale',
+            'Numerics', 'VariablePlacement'} <= set(looked_at)

@@ -1,0 +1,241 @@
+"""mend_slim: slim's layers give the numbers they gave on TF 1.15, worked out by hand."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from towers import compat, slim_mend
+from towers import errors
+
+slim = pytest.importorskip('tf_slim', reason='tf-slim is not installed')
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+LOST = compat.TF_VERSION >= (2, 15)  # where slim's batch norm is lost
+
+# Two examples, two channels: means 2 and 4, variances 1 and 4.
+EXAMPLES = np.array([[1., 2.], [3., 6.]], np.float32)
+IMAGES = EXAMPLES.reshape([2, 1, 1, 2])
+
+
+@pytest.fixture(autouse=True)
+def mended_slim_in_a_graph():
+    slim_mend.mend_slim()
+    with tf.Graph().as_default():
+        yield
+
+
+def _variable(name):
+    found, = [v for v in tf.global_variables() if v.op.name == name]
+    return found
+
+
+def _names():
+    return sorted(variable.op.name for variable in tf.global_variables())
+
+
+def _run_once(fetches, then=()):
+    """Initializes, runs `fetches`, and then `then`, whose values it returns."""
+    with tf.Session() as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        first = session.run(fetches)
+        return first, session.run(list(then))
+
+
+def _run_in_a_new_python(code):
+    return subprocess.run([sys.executable, '-c', code], cwd=ROOT, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, universal_newlines=True)
+
+
+@pytest.mark.slow
+def test_import_changes_nothing():
+    done = _run_in_a_new_python(
+        'import logging, sys, warnings\n'
+        'import tensorflow.compat.v1 as tf\n'
+        'names = lambda: {name for name in sys.modules\n'
+        '                 if name.split(".")[0] in ("keras", "tf_keras", "tf_slim")}\n'
+        'state = lambda: (tf.executing_eagerly(), list(sys.meta_path), list(logging.root.handlers),'
+        ' list(warnings.filters), names())\n'
+        'before = state()\n'
+        'import towers.compat, towers.slim_mend, towers.tower.keras_calls\n'
+        'after = state()\n'
+        'assert before == after, (before, after)\n')
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_mends_only_what_is_missing_and_only_once():
+    done = _run_in_a_new_python(
+        'import tf_slim\n'
+        'from towers import slim_mend\n'
+        'before = tf_slim.batch_norm\n'
+        'print(",".join(slim_mend.mend_slim()))\n'
+        'assert tf_slim.batch_norm is before\n'
+        'assert slim_mend.mend_slim() == []\n'
+        'import tf_slim.nets\n'
+        'slim_mend.mend_slim()\n')
+    assert done.returncode == 0, done.stderr
+    mended = done.stdout.strip().split(',')
+    if not LOST:
+        assert mended == ['']
+        return
+    assert mended == [
+        'array_ops.stack', 'array_ops.unstack', 'batch_norm', 'control_flow_ops.Assert',
+        'control_flow_ops.case', 'control_flow_ops.cond', 'control_flow_ops.while_loop',
+        'ops.GraphKeys', 'ops.IndexedSlices', 'ops.Tensor', 'variable_scope.variable']
+
+
+def test_leaves_the_modules_of_tensorflow_alone():
+    ops = sys.modules['tensorflow.python.framework.ops']
+    assert ops.GraphKeys is tf.GraphKeys
+    assert hasattr(ops, 'Tensor') != LOST
+
+
+@pytest.mark.parametrize('named', [False, True], ids=['default', 'collection given'])
+@pytest.mark.parametrize('inputs, variance', [
+    (IMAGES, [2., 8.]),    # fused: the moving variance is of n - 1
+    (EXAMPLES, [2., 8.]),  # slim makes these images, and fuses
+], ids=['rank 4', 'rank 2'])
+def test_batch_norm(inputs, variance, named):
+    given = {'updates_collections': tf.GraphKeys.UPDATE_OPS} if named else {}
+    with slim.arg_scope([slim.batch_norm], decay=0.9, epsilon=0.5, **given):
+        outputs = slim.batch_norm(tf.constant(inputs), scale=True)
+    assert _names() == ['BatchNorm/beta', 'BatchNorm/gamma', 'BatchNorm/moving_mean',
+                        'BatchNorm/moving_variance']
+    updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+    assert len(updates) == 2
+    (values, _), moving = _run_once([outputs, updates], [
+        _variable('BatchNorm/moving_mean'), _variable('BatchNorm/moving_variance')])
+    np.testing.assert_allclose(
+        values.reshape([2, 2]),
+        np.array([[-1., -2.], [1., 2.]]) / np.sqrt(np.array([1.5, 4.5])), rtol=1e-5)
+    np.testing.assert_allclose(moving[0], [0.2, 0.4], rtol=1e-5)
+    np.testing.assert_allclose(moving[1], 0.9 + 0.1 * np.array(variance), rtol=1e-5)
+
+
+def test_batch_norm_that_is_not_fused():
+    slim.batch_norm(tf.constant(IMAGES), decay=0.9, fused=False)
+    _, (mean, variance) = _run_once(tf.get_collection(tf.GraphKeys.UPDATE_OPS), [
+        _variable('BatchNorm/moving_mean'), _variable('BatchNorm/moving_variance')])
+    np.testing.assert_allclose(mean, [0.2, 0.4], rtol=1e-6)
+    np.testing.assert_allclose(variance, [1.0, 1.3], rtol=1e-6)  # of n
+
+
+def test_batch_norm_that_does_not_train():
+    outputs = slim.batch_norm(tf.constant(IMAGES), epsilon=3., is_training=False)
+    assert tf.get_collection(tf.GraphKeys.UPDATE_OPS) == []
+    np.testing.assert_allclose(_run_once(outputs)[0], IMAGES / 2., rtol=1e-6)
+
+
+def test_batch_norm_with_a_placeholder_for_training():
+    training = tf.placeholder(tf.bool, [])
+    slim.batch_norm(tf.constant(IMAGES), decay=0.9, is_training=training)
+    updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+    mean = _variable('BatchNorm/moving_mean')
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(updates, {training: False})
+        np.testing.assert_allclose(session.run(mean), [0., 0.])
+        session.run(updates, {training: True})
+        np.testing.assert_allclose(session.run(mean), [0.2, 0.4], rtol=1e-5)
+
+
+def test_batch_norm_that_updates_in_place():
+    outputs = slim.batch_norm(tf.constant(IMAGES), decay=0.9, updates_collections=None)
+    assert tf.get_collection(tf.GraphKeys.UPDATE_OPS) == []
+    _, (mean,) = _run_once(outputs, [_variable('BatchNorm/moving_mean')])
+    np.testing.assert_allclose(mean, [0.2, 0.4], rtol=1e-5)
+
+
+@pytest.mark.parametrize('layer, inputs, shape', [
+    (lambda x, **k: slim.conv2d(x, 2, 1, scope='layer', **k), IMAGES, [1, 1, 2, 2]),
+    (lambda x, **k: slim.fully_connected(x, 2, scope='layer', **k), EXAMPLES, [2, 2]),
+], ids=['conv2d', 'fully_connected'])
+def test_batch_norm_of_a_layer(layer, inputs, shape):
+    with slim.arg_scope([slim.conv2d, slim.fully_connected],
+                        normalizer_fn=slim.batch_norm, normalizer_params={'decay': 0.9},
+                        weights_regularizer=slim.l2_regularizer(0.5),
+                        weights_initializer=tf.ones_initializer()):
+        layer(tf.constant(inputs))
+    assert _names() == ['layer/BatchNorm/beta', 'layer/BatchNorm/moving_mean',
+                        'layer/BatchNorm/moving_variance', 'layer/weights']
+    assert _variable('layer/weights').shape.as_list() == shape
+    updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+    (_, loss), (mean,) = _run_once([updates, tf.losses.get_regularization_loss()],
+                                   [_variable('layer/BatchNorm/moving_mean')])
+    np.testing.assert_allclose(mean, [0.6, 0.6], rtol=1e-5)  # of the sums 3 and 9
+    np.testing.assert_allclose(loss, 1.0)                    # 0.5 * 4 / 2
+
+
+def test_regularizer_of_a_fused_batch_norm():
+    slim.batch_norm(tf.constant(IMAGES), scale=True,
+                    param_regularizers={'gamma': slim.l2_regularizer(0.5)})
+    np.testing.assert_allclose(_run_once(tf.losses.get_regularization_loss())[0], 0.5)
+
+
+@pytest.mark.parametrize('norm, after', [(0., 2.4), (1., 2.9)], ids=['plain', 'clipped'])
+def test_create_train_op(norm, after):
+    weight = slim.model_variable('w', shape=[], initializer=tf.constant_initializer(3.))
+    train = slim.learning.create_train_op(weight * weight, tf.train.GradientDescentOptimizer(0.1),
+                                          clip_gradient_norm=norm)
+    _, (value, step) = _run_once(train, [weight, tf.train.get_global_step()])
+    np.testing.assert_allclose([value, step], [after, 1], rtol=1e-6)
+
+
+def test_create_train_op_clips_sparse_gradients():
+    table = slim.model_variable('table', shape=[3, 1], initializer=tf.ones_initializer())
+    loss = tf.reduce_sum(5. * tf.nn.embedding_lookup(table, [2]))
+    train = slim.learning.create_train_op(loss, tf.train.GradientDescentOptimizer(0.5),
+                                          clip_gradient_norm=1.)
+    _, (value,) = _run_once(train, [table])
+    np.testing.assert_allclose(value, [[1.], [1.], [0.5]], rtol=1e-6)
+
+
+def test_local_and_global_variable():
+    local = slim.local_variable(3., name='local')
+    anywhere = slim.global_variable(4., name='anywhere')
+    assert [v.op.name for v in tf.local_variables()] == ['local']
+    assert _names() == ['anywhere']
+    assert _run_once([local, anywhere])[0] == [3., 4.]
+
+
+@pytest.mark.slow
+def test_a_net_takes_a_step():
+    from tf_slim.nets import resnet_v1
+    images = tf.constant(np.random.RandomState(0).rand(2, 33, 33, 3), tf.float32)
+    with slim.arg_scope(resnet_v1.resnet_arg_scope(batch_norm_decay=0.9)):
+        logits, _ = resnet_v1.resnet_v1_50(images, 3, is_training=True)
+    # 53 convolutions with weights, gamma, beta and two moving averages, and a last one with a bias.
+    assert len(tf.trainable_variables()) == 53 * 3 + 2
+    assert len(tf.global_variables()) == 53 * 5 + 2
+    assert len(tf.get_collection(tf.GraphKeys.UPDATE_OPS)) == 53 * 2
+    assert len(tf.losses.get_regularization_losses()) == 54
+    last = 'resnet_v1_50/block4/unit_3/bottleneck_v1/conv3/BatchNorm/moving_variance'
+    assert _variable(last).shape.as_list() == [2048]
+    train = slim.learning.create_train_op(tf.reduce_mean(tf.square(logits)),
+                                          tf.train.MomentumOptimizer(0.01, 0.9))
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        before = session.run(_variable(last))
+        assert np.isfinite(session.run(train))
+        assert (session.run(_variable(last)) != before).all()
+
+
+@pytest.mark.skipif(not LOST, reason='TensorFlow %s has what slim needs' % tf.__version__)
+@pytest.mark.parametrize('dtype, given, word', [
+    (tf.float32, {'renorm': True}, 'renorm'),
+    (tf.float32, {'adjustment': lambda shape: (1., 0.)}, 'adjustment'),
+    (tf.float32, {'fused': False, 'param_regularizers': {'beta': abs}}, 'param_regularizers'),
+    (tf.float16, {'fused': False}, 'float16'),
+], ids=['renorm', 'adjustment', 'regularizer', 'half'])
+def test_batch_norm_refuses_what_it_would_leave_out(dtype, given, word):
+    images = tf.constant(IMAGES, dtype)
+    with pytest.raises(errors.InvalidArgumentError, match=word):
+        slim.batch_norm(images, **given)
+    with slim.arg_scope([slim.batch_norm], **given):
+        with pytest.raises(errors.InvalidArgumentError, match=word):
+            slim.conv2d(images, 2, 1, normalizer_fn=slim.batch_norm)
+    assert _names() in ([], ['Conv/weights'])

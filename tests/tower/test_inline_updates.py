@@ -1,0 +1,219 @@
+"""towers.inline_updates: what the forward pass writes of shared variables, it writes once."""
+
+import numpy as np
+import pytest
+import sample_models as samples
+import tensorflow.compat.v1 as tf
+import tf_slim as slim
+
+import towers
+from sample_models import kind_of_variables, sgd, switched  # noqa: F401
+
+X = (np.random.RandomState(0).randn(8, 3) * 2 + 3).astype('float32')
+ONES = tf.ones_initializer()
+both_copies = pytest.mark.parametrize('copies', ['clone', 'reuse'])
+two_and_four = pytest.mark.parametrize('count', [2, 4])
+MEAN = 'fc/BatchNorm/moving_mean'
+
+
+def batch_norm(collections=tf.GraphKeys.UPDATE_OPS, decide=lambda: True):
+    """slim's, with its updates in a collection or, for None, in the forward pass."""
+    def model_fn(x):
+        net = slim.fully_connected(
+            x, 2, scope='fc', activation_fn=None, weights_initializer=ONES,
+            normalizer_fn=slim.batch_norm, normalizer_params=dict(
+                updates_collections=collections, is_training=decide(), decay=0.9))
+        return tf.reduce_mean(tf.square(net - 1.))
+    return model_fn
+
+
+def counts(x):
+    """The new value of a counter is used."""
+    w = tf.get_variable('w', [], initializer=ONES)
+    count = tf.get_variable('count', [], initializer=tf.zeros_initializer(), trainable=False)
+    return tf.reduce_mean(x) * w * tf.identity(tf.assign_add(count, 1.))
+
+
+def counts_aside(x):
+    """It is not."""
+    w = tf.get_variable('w', [], initializer=ONES)
+    count = tf.get_variable('count', [], initializer=tf.zeros_initializer(), trainable=False)
+    with tf.control_dependencies([tf.assign_add(count, 1.)]):
+        return tf.reduce_mean(x) * w
+
+
+def reads_what_it_wrote(x):
+    w = tf.get_variable('w', [], initializer=ONES)
+    count = tf.get_variable('count', [], initializer=tf.zeros_initializer(), trainable=False)
+    with tf.control_dependencies([tf.assign(count, 2. * count + 1.)]):
+        return tf.reduce_mean(x) * w * count.read_value()
+
+
+def spectral_norm(x):
+    """Reads the vector that it writes: the first tower writes when the others have read."""
+    w = tf.get_variable('w', [3, 3], initializer=tf.constant_initializer(np.arange(9.) / 9 + 0.1))
+    u = tf.get_variable('u', [1, 3], initializer=ONES, trainable=False)
+    v = tf.nn.l2_normalize(tf.matmul(u, w, transpose_b=True))
+    new = tf.stop_gradient(tf.nn.l2_normalize(tf.matmul(v, w)))
+    sigma = tf.reduce_sum(tf.matmul(tf.matmul(tf.stop_gradient(v), w), new, transpose_b=True))
+    with tf.control_dependencies([tf.assign(u, new)]):
+        return tf.reduce_mean(tf.square(tf.matmul(x, w / sigma)))
+
+
+def average_of_activations(x):
+    w = tf.get_variable('w', [], initializer=ONES)
+    mean = tf.reduce_mean(x * w, name='mean')
+    average = tf.train.ExponentialMovingAverage(0.9)
+    with tf.control_dependencies([average.apply([mean])]):
+        return tf.identity(mean)
+
+
+def updates_before_the_loss(x):
+    """The usual idiom, but in the model function."""
+    loss = batch_norm()(x)
+    with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+        return tf.identity(loss)
+
+
+def train(model_fn, count, steps=3, **options):
+    """(losses, {name: value}, built)"""
+    options.setdefault('reduction', 'mean')
+    with tf.Graph().as_default() as graph:
+        tf.set_random_seed(1)
+        built = towers.build_towers(model_fn, tf.constant(X), sgd(0.01), count, **options)
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            session.run(tf.global_variables_initializer())
+            session.run(tf.local_variables_initializer())
+            losses = [session.run([built.loss, built.train_op])[0] for _ in range(steps)]
+            values = session.run({v.op.name: v for v in graph.get_collection('variables')})
+    return losses, values, built
+
+
+def on_one_device(model_fn, steps=3):
+    with tf.Graph().as_default():
+        loss = model_fn(tf.constant(X))
+        pairs = sgd(0.01).compute_gradients(loss)
+        with tf.control_dependencies([loss] + tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+            train_op = sgd(0.01).apply_gradients(
+                [pair for pair in pairs if pair[0] is not None])
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            losses = [session.run([loss, train_op])[0] for _ in range(steps)]
+            return losses, session.run({v.op.name: v for v in tf.global_variables()})
+
+
+def assert_equal(ours, theirs):
+    np.testing.assert_allclose(ours[0], theirs[0], 1e-5)
+    assert sorted(ours[1]) == sorted(theirs[1])
+    for name in theirs[1]:
+        np.testing.assert_allclose(ours[1][name], theirs[1][name], 1e-5, 1e-6, err_msg=name)
+
+
+@pytest.mark.slow
+@both_copies
+@two_and_four
+@pytest.mark.parametrize('update_ops', ['first', 'none'])
+@pytest.mark.parametrize('model_fn', [batch_norm(None), updates_before_the_loss],
+                         ids=['inline', 'idiom'])
+def test_moving_averages_are_those_of_update_ops(
+        kind_of_variables, copies, count, update_ops, model_fn):  # noqa: F811
+    ours = train(model_fn, count, copies=copies, update_ops=update_ops)
+    theirs = train(batch_norm(), count, copies='reuse', update_ops=update_ops)
+    assert_equal(ours, theirs)
+    assert (ours[1][MEAN] != 0.).all() == (update_ops == 'first')
+
+
+def test_one_tower_is_one_device(kind_of_variables):  # noqa: F811
+    assert_equal(train(batch_norm(None), 1), on_one_device(batch_norm(None)))
+
+
+@both_copies
+def test_all_towers_write_if_they_are_to(kind_of_variables, copies):  # noqa: F811
+    built = train(batch_norm(None), 2, 1, copies=copies, update_ops='all')[2]
+    writes = [op for op in samples.step_operations([built.loss])
+              if op.type.startswith('Assign') and 'tower_1' in op.name]
+    assert len(writes) == 2
+    assert 'forward pass     every tower writes ' + MEAN in str(built.plan)
+
+
+def test_clones_and_calls_do_not_run_the_other_towers_writes(kind_of_variables):  # noqa: F811
+    for copies in ('clone', 'reuse'):
+        built = train(batch_norm(None), 4, 1, copies=copies)[2]
+        writes = [op.name for op in samples.step_operations([built.train_op, built.loss])
+                  if op.type.startswith('Assign')]
+        assert len(writes) == 2 and all('tower_0' in name for name in writes)
+        assert 'tower 0 alone writes %s, fc/BatchNorm/moving_variance' % MEAN in str(built.plan)
+        audit = towers.audit(built)
+        assert not audit.broken
+        assert any(note.startswith('in the forward pass, tower 0 alone writes ' + MEAN)
+                   for note in audit.notes)
+
+
+@both_copies
+@pytest.mark.parametrize('training', [True, False])
+def test_in_a_branch_of_control_flow_v1(kind_of_variables, copies, training):  # noqa: F811
+    def model_fn(x):
+        decide = tf.reduce_sum(x) > (-1e9 if training else 1e9)
+        return batch_norm(None, lambda: decide)(x)
+    with switched('control_flow_v2', False):
+        assert_equal(train(model_fn, 2, copies=copies),
+                     train(batch_norm(decide=lambda: training), 2, copies=copies))
+
+
+@pytest.mark.skipif(tf.version.VERSION < '2', reason='control flow v2')
+@both_copies
+def test_in_a_branch_of_control_flow_v2_it_is_refused(copies):
+    def model_fn(x):
+        decide = tf.reduce_sum(x) > -1e9
+        return batch_norm(None, lambda: decide)(x)
+    with switched('control_flow_v2', True), switched('resource_variables', True):
+        with pytest.raises(towers.SharedVariableError) as caught:
+            train(model_fn, 2, copies=copies)
+        train(model_fn, 1)
+        train(model_fn, 2, copies=copies, update_ops='all')
+    assert str(caught.value) == (
+        'the forward pass of every tower writes variable fc/BatchNorm/moving_mean (operation '
+        'tower_0/fc/BatchNorm/cond_1) within a branch or a loop of control flow v2, where it '
+        'cannot be left to the first tower: put the update into the collection UPDATE_OPS (slim\'s '
+        "updates_collections, by default), return it in 'updates', pass update_ops='all' to have "
+        'every tower write, or call tf.disable_control_flow_v2() where that is what it is in.')
+
+
+@both_copies
+@two_and_four
+@pytest.mark.parametrize('model_fn', [counts, counts_aside, reads_what_it_wrote, spectral_norm],
+                         ids=lambda model_fn: model_fn.__name__)
+def test_what_follows_from_the_variables_is_as_on_one_device(
+        kind_of_variables, copies, count, model_fn):  # noqa: F811
+    assert_equal(train(model_fn, count, copies=copies), on_one_device(model_fn))
+
+
+def test_the_plan_names_what_all_use_of_what_one_writes():
+    built = train(counts, 2, 1)[2]
+    assert built.plan.inline_updates == 'tower 0 writes, and every tower uses, count'
+
+
+@both_copies
+@two_and_four
+def test_moving_averages_of_activations(kind_of_variables, copies, count):  # noqa: F811
+    """The first tower's; under one device's names."""
+    ours = train(average_of_activations, count, 1, copies=copies)
+    assert sorted(ours[1]) == sorted(on_one_device(average_of_activations)[1])
+    first = X[:len(X) // count].mean()
+    np.testing.assert_allclose(ours[1]['mean/ExponentialMovingAverage'], first * 0.1, 1e-5)
+
+
+@pytest.mark.parametrize('update_ops', ['first', 'all'])
+@pytest.mark.skipif(tf.version.VERSION < '2', reason='tf.random.Generator')
+def test_generators_of_random_numbers_draw_in_every_tower(update_ops):
+    import tensorflow
+
+    def model_fn(x):
+        draw = tensorflow.random.Generator.from_seed(1).normal([4])
+        w = tf.get_variable('w', [], initializer=ONES)
+        return {'loss': w * tf.reduce_mean(x), 'predictions': draw}
+    with switched('resource_variables', True):
+        built = towers.build_towers(model_fn, tf.constant(X), sgd(), 2, copies='reuse',
+                                    update_ops=update_ops)
+        drawn = samples.run(built, built.predictions)
+    assert len(set(drawn.tolist())) == 8

@@ -1,0 +1,536 @@
+"""record_keras_calls: updates and losses of each call, worked out by hand, for every Keras."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers import compat, slim_mend
+from towers import errors
+from towers.tower.keras_calls import record_keras_calls
+
+try:
+    import tf_keras
+except ImportError:
+    tf_keras = None
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+# Two towers' examples: means (2, 4) and (6, 0), variances (1, 4) and (4, 1).
+EXAMPLES = (np.array([[1., 2.], [3., 6.]], np.float32), np.array([[4., 1.], [8., -1.]], np.float32))
+
+
+@pytest.fixture(autouse=True)
+def in_a_graph():
+    with tf.Graph().as_default():
+        yield
+
+
+@pytest.fixture(params=['tf.keras', 'tf_keras'])
+def keras(request):
+    """Keras as tf.keras has it (of 1.15, 2.15 or 3), and tf_keras beside it."""
+    if request.param == 'tf_keras' and tf_keras is None:
+        pytest.skip('tf_keras is not installed')
+    return tf_keras if request.param == 'tf_keras' else tf.keras
+
+
+@pytest.fixture
+def keras_2(keras):
+    if _is_keras_3(keras):
+        pytest.skip('not about Keras 3')
+    return keras
+
+
+@pytest.fixture
+def keras_3(keras):
+    if not _is_keras_3(keras):
+        pytest.skip('about Keras 3 only')
+    return keras
+
+
+def _is_keras_3(keras):
+    return issubclass(keras.layers.Layer, getattr(sys.modules.get('keras.src.layers.layer'),
+                                                  'Layer', ()))
+
+
+def _examples(tower=0):
+    return tf.placeholder_with_default(EXAMPLES[tower], [None, 2])
+
+
+def _norm(keras, **given):
+    return keras.layers.BatchNormalization(momentum=0.9, **given)
+
+
+def _ones(keras, units=1, **given):
+    return keras.layers.Dense(units, use_bias=False, kernel_initializer='ones', **given)
+
+
+def _l2(keras, factor):
+    return keras.regularizers.l2(factor)
+
+
+def _session(*layers):
+    session = tf.Session()
+    session.run([variable.initializer for layer in layers
+                 for variable in compat.keras_variables(layer)])
+    session.run(tf.global_variables_initializer())
+    return session
+
+
+def _moving(session, norm):
+    return [session.run(value) for value in compat.keras_variables(norm)[-2:]]
+
+
+def _values(tensors):
+    with _session() as session:
+        return session.run(tensors)
+
+
+def _methods():
+    return [vars(base).get(name) for base in compat.keras_base_layers()
+            for name in ('__call__', 'add_loss', 'add_update')]
+
+
+def test_updates_of_batch_norm(keras):
+    norm = _norm(keras)
+    with record_keras_calls() as record:
+        norm(_examples(), training=True)
+    assert record.layers == [norm]
+    assert len(record.updates()) == 2
+    with _session(norm) as session:
+        session.run(record.updates())
+        mean, variance = _moving(session, norm)
+    np.testing.assert_allclose(mean, [0.2, 0.4], rtol=1e-6)
+    np.testing.assert_allclose(variance, [1.0, 1.3], rtol=1e-6)
+
+
+def test_no_updates_unless_told_to_train(keras):
+    norm = _norm(keras)
+    with record_keras_calls() as record:
+        norm(_examples(), training=False)
+    assert record.updates() == []
+
+
+def test_updates_under_a_learning_phase(keras_2):
+    norm = _norm(keras_2)
+    with record_keras_calls() as record:
+        norm(_examples())
+    assert len(record.updates()) == 2
+    phase = keras_2.backend.learning_phase()
+    with _session(norm) as session:
+        session.run(record.updates())
+        np.testing.assert_allclose(_moving(session, norm)[0], [0., 0.])
+        session.run(record.updates(), {phase: True})
+        np.testing.assert_allclose(_moving(session, norm)[0], [0.2, 0.4], rtol=1e-6)
+
+
+def test_frozen_layer_has_no_updates(keras):
+    norm = _norm(keras)
+    norm.trainable = False
+    with record_keras_calls() as record:
+        norm(_examples(), training=True)
+    assert record.updates() == []
+    assert record.trainable_variables() == []
+
+
+@pytest.mark.parametrize('kind', ['subclass', 'functional', 'sequential'])
+def test_model_shared_by_two_towers(keras, kind):
+    model, norm = _model(keras, kind)
+    records = []
+    for tower in range(2):
+        with record_keras_calls() as record:
+            model(_examples(tower), training=True)
+        records.append(record)
+    assert [record.layers for record in records] == [[model], [model]]
+    assert [len(record.updates()) for record in records] == [2, 2]
+    assert not set(records[0].updates()) & set(records[1].updates())
+    with _session(model) as session:
+        session.run(records[1].updates())
+        mean, variance = _moving(session, norm)
+        np.testing.assert_allclose(mean, [0.6, 0.], atol=1e-6)
+        np.testing.assert_allclose(variance, [1.3, 1.0], rtol=1e-6)
+        session.run(records[0].updates())
+        np.testing.assert_allclose(_moving(session, norm)[0], [0.54 + 0.2, 0.4], rtol=1e-6)
+        for record in records:
+            np.testing.assert_allclose(session.run(record.weight_losses()), [3.0])  # 0.5 * 6
+    for record in records:
+        assert [v.shape.as_list() for v in record.trainable_variables()] == [[2], [2], [2, 3]]
+
+
+def _model(keras, kind):
+    norm = _norm(keras)
+    dense = _ones(keras, 3, kernel_regularizer=_l2(keras, 0.5))
+    if kind == 'sequential':
+        return keras.Sequential([norm, dense]), norm
+    if kind == 'functional':
+        inputs = keras.Input((2,))
+        return keras.Model(inputs, dense(norm(inputs))), norm
+
+    class Subclass(keras.Model):
+        def __init__(self):
+            super(Subclass, self).__init__()
+            self.norm, self.dense = norm, dense
+
+        def call(self, inputs, training=None):
+            return self.dense(self.norm(inputs, training=training))
+    return Subclass(), norm
+
+
+@pytest.mark.parametrize('kind', ['subclass', 'functional', 'sequential'])
+def test_model_made_in_each_tower(keras, kind):
+    for tower in range(2):
+        with record_keras_calls() as record:
+            model, norm = _model(keras, kind)
+            model(_examples(tower), training=True)
+        assert record.layers == [model]
+        assert len(record.updates()) == 2
+        with _session(model) as session:  # feeds no keras.Input
+            session.run(record.updates())
+            mean = _moving(session, norm)[0]
+            np.testing.assert_allclose(mean, [[0.2, 0.4], [0.6, 0.]][tower], atol=1e-6)
+            np.testing.assert_allclose(session.run(record.losses()), [3.0])
+
+
+def test_head_put_on_a_model_from_outside(keras):
+    base, norm = _model(keras, 'functional')
+    with record_keras_calls() as record:
+        top = _norm(keras)
+        head = keras.Model(base.input, top(base.output))
+        head(_examples(), training=True)
+    assert record.layers == [head]
+    assert len(record.updates()) == 4
+    with _session(head) as session:
+        session.run(record.updates())
+        np.testing.assert_allclose(_moving(session, norm)[0], [0.2, 0.4], rtol=1e-6)
+
+
+def test_weight_losses_are_made_once_for_a_shared_part(keras):
+    part = _ones(keras, 3, kernel_regularizer=_l2(keras, 0.5))
+    first = keras.Sequential([part, _ones(keras, 1, kernel_regularizer=_l2(keras, 0.1))])
+    second = keras.Sequential([part, _ones(keras, 1)])
+    with record_keras_calls() as record:
+        for layer in (first, second, part, first):
+            layer(_examples())
+    assert record.layers == [first, second, part]
+    np.testing.assert_allclose(sorted(_values(record.weight_losses())), [0.3, 3.0], rtol=1e-6)
+    assert record.activity_losses() == []
+
+
+def test_activity_losses_are_those_of_the_block(keras):
+    dense = _ones(keras, 1, activity_regularizer=_l2(keras, 0.1))
+    records = []
+    for tower in range(2):
+        with record_keras_calls() as record:
+            dense(_examples(tower))
+        records.append(record)
+    with _session(dense) as session:
+        losses = session.run([record.losses() for record in records])
+    # outputs 3, 9 and 5, 7; Keras divides by the size of the batch
+    np.testing.assert_allclose(losses, [[0.1 * 90 / 2], [0.1 * 74 / 2]], rtol=1e-6)
+
+
+def test_activity_losses_of_two_calls(keras):
+    dense = _ones(keras, 1, activity_regularizer=_l2(keras, 0.1))
+    with record_keras_calls() as record:
+        dense(_examples(0))
+        dense(_examples(1))
+    np.testing.assert_allclose(_values(record.activity_losses()), [4.5, 3.7], rtol=1e-6)
+
+
+def test_losses_that_a_layer_adds(keras):
+    class Adds(keras.layers.Layer):
+        def call(self, inputs):
+            self.add_loss(tf.reduce_sum(inputs))
+            return inputs
+
+    class AddsOnePerExample(keras.layers.Layer):
+        def call(self, inputs):
+            self.add_loss(tf.reduce_sum(inputs, axis=1))
+            return inputs
+
+    with record_keras_calls() as record:
+        Adds()(_examples())
+    assert _values(record.losses()) == [12.]
+    with record_keras_calls() as record:
+        AddsOnePerExample()(_examples())
+    with pytest.raises(errors.ModelFunctionError, match='adds_one_per_example'):
+        record.losses()
+
+
+def test_nothing_from_a_branch_of_a_cond(keras):
+    with record_keras_calls() as record:
+        layer = _norm(keras, beta_regularizer=_l2(keras, 0.5), activity_regularizer=_l2(keras, 1.))
+        layer.build((None, 2))
+        tf.cond(tf.placeholder_with_default(True, []),
+                lambda: layer(_examples(), training=True), _examples)
+    assert record.layers == [layer]
+    assert record.updates() == []
+    assert _values(record.losses()) == [0.]
+
+
+def test_trainable_variables_have_gradients(keras):
+    with record_keras_calls() as record:
+        loss = tf.reduce_sum(_ones(keras)(_examples()))
+    variables = record.trainable_variables()
+    assert len(variables) == 1 and isinstance(variables[0], compat.VARIABLE_TYPES)
+    np.testing.assert_allclose(_values(tf.gradients(loss, variables)), [[[4.], [8.]]])
+
+
+def test_state_of_a_stateful_rnn(keras):
+    rnn = keras.layers.SimpleRNN(1, stateful=True, activation=None, use_bias=False,
+                                 kernel_initializer='ones', recurrent_initializer='ones')
+    with record_keras_calls() as record:
+        outputs = rnn(tf.reshape(tf.constant(EXAMPLES[0]), [2, 2, 1]))
+    assert len(record.updates()) == 1
+    with _session(rnn) as session:
+        np.testing.assert_allclose(session.run(outputs), [[3.], [9.]])
+        session.run(record.updates())
+        np.testing.assert_allclose(session.run(outputs), [[6.], [18.]])
+
+
+def test_lstm_with_dropout(keras):
+    lstm = keras.layers.LSTM(1, dropout=0.5, kernel_regularizer=_l2(keras, 0.5),
+                             kernel_initializer='ones')
+    with record_keras_calls() as record:
+        lstm(tf.reshape(tf.constant(EXAMPLES[0]), [2, 2, 1]), training=True)
+    with _session(lstm) as session:
+        session.run(record.updates())
+        np.testing.assert_allclose(session.run(record.losses()), [2.0])  # 4 gates
+
+
+def test_dropout_has_a_new_mask_each_step(keras_3):
+    with record_keras_calls() as record:
+        outputs = keras_3.layers.Dropout(0.5, seed=1)(tf.ones([100]), training=True)
+    update, = record.updates()
+    with _session(*record.layers) as session:
+        first, again = session.run(outputs), session.run(outputs)
+        session.run(update)
+        then = session.run(outputs)
+    assert (first == again).all() and (first != then).any()
+
+
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_each_tower_has_a_dropout_mask_of_its_own(keras, copies):
+    dense, dropout = keras.layers.Dense(1), keras.layers.Dropout(0.5)
+
+    def model_fn(x):
+        dropped = dropout(x, training=True)
+        return {'loss': tf.reduce_mean(dense(dropped)), 'predictions': dropped}
+
+    built = towers.build_towers(model_fn, tf.ones([4, 64]),
+                                tf.train.GradientDescentOptimizer(0.1), 2, copies=copies)
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(3):
+            _, (first, second) = session.run(
+                [built.train_op, [tower.predictions for tower in built.towers]])
+            assert (first != second).any() and 20 < np.count_nonzero(first) < 108
+
+
+def test_values_assigned_while_building_are_no_updates(keras_3):
+    class Counts(keras_3.layers.Layer):
+        def build(self, unused_shape):
+            self.ready = self.add_weight(shape=(2,), initializer='zeros')
+            self.ready.assign(tf.ones([2]))
+            self.calls = self.add_weight(shape=(), initializer='zeros', trainable=False)
+
+        def call(self, inputs):
+            self.calls.assign_add(1.)
+            return inputs * self.ready
+
+    layer = Counts()
+    with record_keras_calls() as record:
+        layer(_examples())
+        keras_3.layers.Embedding(2, 1, weights=[np.ones([2, 1])])(tf.constant([1]))
+    update, = record.updates()
+    with _session(*record.layers) as session:
+        session.run(update)
+        session.run(update)
+        np.testing.assert_allclose(session.run(layer.calls.value), 2.)
+        np.testing.assert_allclose(session.run(layer.ready.value), [0., 0.])
+
+
+def test_legacy_layers_are_left_out(keras_2):
+    layers = _legacy_layers(keras_2)
+    with record_keras_calls() as record:
+        with tf.variable_scope('legacy'):
+            hidden = layers.batch_normalization(_examples(), training=True)
+            layers.dense(hidden, 1, kernel_regularizer=_l2(keras_2, 0.5),
+                         kernel_initializer=tf.ones_initializer())
+    assert record.layers == []
+    assert record.updates() == [] and record.losses() == []
+    assert len(tf.get_collection(tf.GraphKeys.UPDATE_OPS)) == 2
+    assert _values(tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)) == [1.]
+
+
+def test_legacy_layers_in_a_keras_model_are_left_out(keras_2):
+    legacy = _legacy_layers(keras_2).Dense(1, kernel_regularizer=_l2(keras_2, 0.5),
+                                           kernel_initializer=tf.ones_initializer())
+
+    class Mixed(keras_2.Model):
+        def __init__(self):
+            super(Mixed, self).__init__()
+            self.legacy = legacy
+            self.dense = _ones(keras_2, 1, kernel_regularizer=_l2(keras_2, 0.1))
+
+        def call(self, inputs):
+            return self.dense(self.legacy(inputs))
+
+    with record_keras_calls() as record:
+        Mixed()(_examples())
+    np.testing.assert_allclose(_values(record.losses()), [0.1], rtol=1e-6)
+    assert _values(tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)) == [1.]
+
+
+def _legacy_layers(keras):
+    if keras is tf.keras:
+        return tf.layers
+    legacy = pytest.importorskip('tf_keras.api._v1.keras', reason='tf_keras has no legacy layers')
+    return legacy.__internal__.legacy.layers
+
+
+def test_slim_is_left_out():
+    slim = pytest.importorskip('tf_slim', reason='tf-slim is not installed')
+    slim_mend.mend_slim()
+    with record_keras_calls() as record:
+        slim.fully_connected(_examples(), 1, normalizer_fn=slim.batch_norm,
+                             weights_regularizer=slim.l2_regularizer(0.5))
+    assert record.layers == [] and record.updates() == [] and record.losses() == []
+    assert len(tf.get_collection(tf.GraphKeys.UPDATE_OPS)) == 2
+
+
+def test_the_classes_are_put_back(keras):
+    keras.layers.Dense(1)(_examples())  # Keras 2 imports some of itself when a layer is first made
+    before = _methods()
+    assert any(before)
+    with record_keras_calls():
+        wrapped = _methods()
+        with record_keras_calls():
+            assert _methods() != wrapped
+        assert _methods() == wrapped
+    assert all(w is not b for w, b in zip(wrapped, before) if b is not None)
+    assert _methods() == before
+    finders = list(sys.meta_path)
+    with pytest.raises(ZeroDivisionError):
+        with record_keras_calls():
+            1 / 0  # pylint: disable=pointless-statement
+    assert _methods() == before and sys.meta_path == finders
+
+
+def test_a_failing_call_does_not_hide_later_ones(keras):
+    class Fails(keras.layers.Layer):
+        def call(self, inputs):
+            raise ZeroDivisionError('on purpose')
+
+    norm = _norm(keras)
+    with record_keras_calls() as record:
+        with pytest.raises(Exception, match='on purpose'):  # Keras 2 gives it another type
+            Fails()(_examples())
+        norm(_examples(), training=True)
+    assert norm in record.layers and len(record.updates()) == 2
+
+
+def test_nested_blocks(keras):
+    first, second = _ones(keras), _norm(keras)
+    with record_keras_calls() as outer:
+        hidden = first(_examples())
+        with record_keras_calls() as inner:
+            second(hidden, training=True)
+    assert inner.layers == [second] and outer.layers == [first, second]
+    assert inner.updates() == outer.updates() and len(inner.updates()) == 2
+
+
+def test_calls_outside_the_block_are_not_recorded(keras):
+    norm = _norm(keras)
+    norm(_examples(), training=True)
+    with record_keras_calls() as record:
+        pass
+    norm(_examples(), training=True)
+    assert record.layers == [] and record.updates() == [] and record.losses() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('code, legacy', [
+    ('tf.keras', None), ('tf.keras', '1'), ('__import__("tf_keras")', None),
+], ids=['tf.keras', 'TF_USE_LEGACY_KERAS', 'tf_keras'])
+def test_keras_first_used_in_the_block(code, legacy):
+    if (legacy or 'tf_keras' in code) and tf_keras is None:
+        pytest.skip('tf_keras is not installed')
+    environment = dict(os.environ)
+    environment.pop('TF_USE_LEGACY_KERAS', None)
+    if legacy:
+        environment['TF_USE_LEGACY_KERAS'] = legacy
+    program = (
+        'import sys\n'
+        'import tensorflow.compat.v1 as tf\n'
+        'from towers.tower.keras_calls import record_keras_calls\n'
+        'finders = list(sys.meta_path)\n'
+        'with tf.Graph().as_default():\n'
+        '    with record_keras_calls() as record:\n'
+        '        keras = %s\n'
+        '        keras.layers.BatchNormalization()(tf.ones([2, 2]), training=True)\n'
+        '    assert len(record.layers) == 1, record.layers\n'
+        '    assert len(record.updates()) == 2, record.updates()\n'
+        'assert sys.meta_path == finders\n' % code)
+    done = subprocess.run([sys.executable, '-c', program], cwd=ROOT, env=environment,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- Keras models in build_towers ---------------------------------------------------------------
+
+def _normed(keras):
+    x = keras.Input((2,))
+    normed = keras.layers.BatchNormalization(momentum=0.9, name='norm')(x)
+    return keras.Model(x, _ones(keras, kernel_regularizer=_l2(keras, 0.5),
+                                activity_regularizer=_l2(keras, 0.25))(normed))
+
+
+@pytest.mark.parametrize('where', ['inside', 'outside', 'compiled'])
+def test_a_model_trains_in_towers(keras, where):
+    made = []
+    if where != 'inside':
+        made.append(_normed(keras))
+    if where == 'compiled':
+        made[0].compile('sgd', 'mse')
+
+    def model_fn(x):
+        if where == 'inside':
+            made.append(_normed(keras))
+        return tf.reduce_mean(made[0 if where != 'inside' else -1](x, training=True))
+    built = towers.build_towers(model_fn, tf.constant(np.concatenate(EXAMPLES)),
+                                tf.train.GradientDescentOptimizer(0.), 2, 'mean',
+                                regularization='add', copies='reuse')
+    assert len(built.variables) == 5
+    with tf.Session(config=towers.session_config(2)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run([variable.initializer for variable in compat.keras_variables(made[0])])
+        # The kernel's 0.5 * (1 + 1) once; the mean of what is normed is 0; of its square, summed
+        # over the two columns: both are +-1 in the two examples, equal or opposite in sign.
+        signs = [(np.sign(each - each.mean(0)).sum(1) ** 2).mean() for each in EXAMPLES]
+        np.testing.assert_allclose(session.run(built.loss), 1. + 0.25 * np.mean(signs), rtol=2e-3)
+        session.run(built.train_op)
+        norm = made[0].get_layer('norm')
+        np.testing.assert_allclose(_moving(session, norm)[0], [0.2, 0.4], rtol=1e-5)
+
+
+def test_towers_under_a_learning_phase(keras_2):
+    model = _normed(keras_2)
+    built = towers.build_towers(lambda x: tf.reduce_mean(model(x)),
+                                tf.constant(np.concatenate(EXAMPLES)),
+                                tf.train.GradientDescentOptimizer(0.), ['/cpu:1', '/cpu:2'], 'mean')
+    phase = keras_2.backend.learning_phase()
+    with tf.Session(config=towers.session_config(3)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+        np.testing.assert_allclose(_moving(session, model.get_layer('norm'))[0], [0., 0.])
+        np.testing.assert_allclose(session.run(built.loss),
+                                   np.concatenate(EXAMPLES).sum(1).mean() / np.sqrt(1.001),
+                                   rtol=1e-5)
+        session.run(built.train_op, {phase: True})
+        np.testing.assert_allclose(_moving(session, model.get_layer('norm'))[0], [0.2, 0.4],
+                                   rtol=1e-5)

@@ -1,0 +1,340 @@
+"""towers.outputs: what a model function may return, and how the towers' outputs become one."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers import ModelOutput, session_config
+from towers.errors import ModelFunctionError
+from towers.tower.outputs import (call_model_fn, merge_metrics, merge_predictions, to_model_output,
+                            weighted_mean)
+
+Pair = collections.namedtuple('Pair', 'features labels')
+
+
+def run(fetches, feed=None):
+    with tf.Session(config=session_config(1)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        return session.run(fetches, feed)
+
+
+# ---- the call -----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('inputs,seen', [
+    ((1, 2), (1, 2)), ([1, 2], (1, 2)), ((1,), (1,)),     # a plain tuple or list is spread
+    (5, (5,)), ({'x': 1}, ({'x': 1},)), (Pair(1, 2), (Pair(1, 2),)),
+    (((1, 2), 3), ((1, 2), 3)), (({'x': 1}, [2, 3]), ({'x': 1}, [2, 3])), (None, (None,))])
+def test_how_inputs_become_arguments(inputs, seen):
+    assert call_model_fn(lambda *arguments: arguments, inputs) == seen
+
+
+def test_optional_arguments_and_keywords_stay_free():
+    assert call_model_fn(lambda x, y=7, **kwargs: (x, y, kwargs), (1,)) == (1, 7, {})
+    assert call_model_fn(max, (3, 5)) == 5  # a function of C
+
+
+class CallableModel:
+    def __call__(self, x):
+        return x + 1
+
+    def method(self, x, y):
+        return x - y
+
+
+def test_any_callable():
+    assert call_model_fn(CallableModel(), (1,)) == 2
+    assert call_model_fn(CallableModel().method, (5, 3)) == 2
+
+
+@pytest.mark.parametrize('inputs,count', [((1, 2), 2), ((), 0), ({'x': 1, 'y': 2}, 1), (1, 1)])
+def test_arguments_that_do_not_fit(inputs, count):
+    def three(features, labels, weights):
+        return features, labels, weights
+    with pytest.raises(ModelFunctionError) as caught:
+        call_model_fn(three, inputs)
+    text = str(caught.value)
+    assert text.startswith('the model function three(features, labels, weights) cannot take the '
+                           'inputs: ')
+    assert text.endswith('one argument each (%d here), everything else is one argument.' % count)
+    assert isinstance(caught.value, TypeError)
+
+
+def test_a_type_error_of_the_model_itself_stays_one():
+    def model_fn(x):
+        return x + {}
+    with pytest.raises(TypeError) as caught:
+        call_model_fn(model_fn, (1,))
+    assert not isinstance(caught.value, ModelFunctionError)
+
+
+# ---- what it returns ----------------------------------------------------------------------------
+
+def test_a_scalar_is_the_loss():
+    loss = tf.constant(1.)
+    output = to_model_output(loss, 0, True)
+    assert type(output) is ModelOutput
+    assert output.loss is loss and output[1:] == (None, None, ())
+
+
+@pytest.mark.parametrize('use_resource', [False, True])
+def test_a_variable_is_a_loss_too(use_resource):
+    v = tf.get_variable('v', [], use_resource=use_resource)
+    assert isinstance(to_model_output(v, 0, True).loss, tf.Tensor)
+
+
+def test_a_dict_or_any_object_with_some_of_the_fields():
+    loss, labels = tf.constant(1.), tf.constant([2])
+    spec = collections.namedtuple('Spec', 'mode predictions loss')
+    for returned in ({'loss': loss, 'predictions': labels},
+                     ModelOutput(loss=loss, predictions=labels), spec('train', labels, loss)):
+        output = to_model_output(returned, 0, True)
+        assert output.loss is loss and output.predictions is labels
+        assert output.metrics is None and output.updates == ()
+    output = to_model_output({'loss': loss, 'metrics': {'m': loss}, 'updates': [loss.op]}, 0, True)
+    assert output.metrics == {'m': loss} and output.updates == [loss.op]
+
+
+def test_predictions_alone_will_do_where_nothing_is_trained():
+    output = to_model_output({'predictions': tf.constant([1])}, 0, False)
+    assert output.loss is None and output.predictions is not None
+
+
+def error_of(returned, tower=1, needs_loss=True):
+    with pytest.raises(ModelFunctionError) as caught:
+        to_model_output(returned, tower, needs_loss)
+    return str(caught.value)
+
+
+def test_none():
+    assert error_of(None) == (
+        "the model function (tower 1) returned None: return the loss, or a dict or ModelOutput "
+        "with 'loss' (is a return statement missing?).")
+    assert 'returned None' in error_of(None, needs_loss=False)
+
+
+def test_no_loss_where_there_is_an_optimizer():
+    text = ('the model function (tower 3) returned no loss, and there is an optimizer to minimize '
+            'one: return a loss, or pass optimizer=None.')
+    assert error_of({'predictions': tf.constant([1])}, 3) == text
+    assert error_of(ModelOutput(), 3) == error_of({}, 3) == text
+
+
+def test_unknown_keys():
+    assert error_of({'loss': tf.constant(1.), 'prediction': 1, 3: 4}) == (
+        "the model function (tower 1) returned a dict with the key '3': expected some of loss, "
+        'predictions, metrics, updates.')
+
+
+@pytest.mark.parametrize('returned,kind', [
+    ((1, 2), 'tuple'), ([1.], 'list'), (3., 'float'), ('loss', 'str'), (np.ones([]), 'ndarray')])
+def test_other_types(returned, kind):
+    assert error_of(returned) == (
+        'the model function (tower 1) returned a %s: expected a scalar loss, or a dict or '
+        'ModelOutput with some of loss, predictions, metrics, updates.' % kind)
+
+
+def test_a_loss_of_each_example():
+    assert error_of(tf.zeros([4])) == (
+        'the model function (tower 1) returned a loss of shape (4,): expected a scalar, the mean '
+        'over the examples of the shard. Take tf.reduce_mean of it.')
+    assert 'of shape <unknown>' in error_of({'loss': tf.placeholder(tf.float32)})
+
+
+def test_a_loss_that_is_no_float():
+    assert error_of({'loss': tf.constant(1)}) == (
+        'the model function (tower 1) returned a loss of dtype int32: expected a float.')
+
+
+def test_a_loss_that_is_no_tensor():
+    assert error_of({'loss': 0.5}) == (
+        'the model function (tower 1) returned the loss 0.5 of type float: expected a scalar '
+        'tensor.')
+
+
+# ---- predictions --------------------------------------------------------------------------------
+
+def test_predictions_come_back_in_batch_order():
+    parts = [{'a': tf.constant([[1.], [2.]]), 'b': (tf.constant(['x', 'y']), tf.constant(7))},
+             {'a': tf.constant([[3.]]), 'b': (tf.constant(['z']), tf.constant(8))}]
+    merged = merge_predictions(parts, None)
+    assert merged['a'].shape.as_list() == [3, 1]
+    values = run(merged)
+    assert values['a'].tolist() == [[1.], [2.], [3.]]
+    assert values['b'][0].tolist() == [b'x', b'y', b'z']
+    assert values['b'][1].tolist() == [7, 8]  # scalars: one a tower
+
+
+def test_predictions_of_one_tower_are_its_own():
+    labels = tf.constant([1, 2])
+    assert merge_predictions([{'labels': labels}], None)['labels'] is labels
+    assert run(merge_predictions([tf.constant(5)], None)).tolist() == [5]
+
+
+def test_no_predictions():
+    assert merge_predictions([None, None], None) is None
+    merged = merge_predictions([{'a': None, 'b': tf.constant([1])},
+                                {'a': None, 'b': tf.constant([2])}], None)
+    assert merged['a'] is None and run(merged['b']).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize('dynamic', [False, True])
+def test_padding_is_cut_off_again(dynamic):
+    sizes = [1, 1, 0]
+    if dynamic:
+        sizes = [tf.placeholder_with_default(size, []) for size in sizes]
+    parts = [{'y': tf.constant([[float(k)]]), 'scalar': tf.constant(k)} for k in range(3)]
+    values = run(merge_predictions(parts, sizes))
+    assert values['y'].tolist() == [[0.], [1.]]
+    assert values['scalar'].tolist() == [0, 1, 2]
+
+
+def sparse(rows, width):
+    """One value in each row, in its first column."""
+    return tf.SparseTensor.from_value(tf.SparseTensorValue(
+        [[i, 0] for i in range(len(rows))], rows, [len(rows), width]))
+
+
+def test_sparse_predictions_of_different_widths():
+    # As a CTC decoder's are: each tower's as wide as its longest text.
+    value = run(merge_predictions([sparse([1, 2], 3), sparse([3], 5)], None))
+    assert value.dense_shape.tolist() == [3, 5]
+    assert value.indices.tolist() == [[0, 0], [1, 0], [2, 0]]
+    assert value.values.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize('dynamic', [False, True])
+def test_padding_of_sparse_predictions_is_cut_off(dynamic):
+    sizes = [1, 0]
+    if dynamic:
+        sizes = [tf.placeholder_with_default(size, []) for size in sizes]
+    value = run(merge_predictions([sparse([1], 2), sparse([1], 2)], sizes))
+    assert value.dense_shape.tolist() == [1, 2] and value.values.tolist() == [1]
+
+
+@pytest.mark.parametrize('other', [{'b': 1}, None, (1,), {'a': (1,)}])
+def test_predictions_of_different_structure(other):
+    first = {'a': tf.constant([1])}
+    other = tf.nest.map_structure(lambda leaf: leaf and tf.constant([leaf]), other)
+    with pytest.raises(ModelFunctionError) as caught:
+        merge_predictions([first, first, other], None)
+    assert str(caught.value).startswith('the predictions of tower 2 have another structure than '
+                                        'those of tower 0: ')
+    assert '\n' not in str(caught.value)
+
+
+# ---- metrics ------------------------------------------------------------------------------------
+
+def test_scalar_metrics_are_means_over_the_examples():
+    metrics = [{'accuracy': tf.constant(1.), 'right': tf.constant(3)},
+               {'accuracy': tf.constant(0.5), 'right': tf.constant(1)}]
+    values = run(merge_metrics(metrics, [0.75, 0.25]))
+    assert values == {'accuracy': 0.875, 'right': 2.5}
+
+
+def test_pairs_of_tf_metrics_stay_pairs():
+    total = tf.get_variable('total', [], initializer=tf.zeros_initializer(), use_resource=True)
+    metrics = [{'m': (total.read_value(), tf.assign_add(total, k + 1.))} for k in range(3)]
+    merged = merge_metrics(metrics, [1 / 3.] * 3)
+    assert isinstance(merged['m'], tuple) and isinstance(merged['m'][1], tf.Operation)
+    with tf.Session(config=session_config(1)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(merged['m'][1])
+        assert session.run(merged['m'][0]) == 6.
+
+
+def test_counters_do_not_count_padding():
+    total = tf.get_variable('total', [], initializer=tf.zeros_initializer(), use_resource=True)
+    metrics = [{'m': (total.read_value(), tf.assign_add(total, k + 1.))} for k in range(3)]
+    merged = merge_metrics(metrics, [0.5, 0.5, 0.])
+    with tf.Session(config=session_config(1)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(merged['m'][1])
+        assert session.run(merged['m'][0]) == 3.
+
+
+def test_no_metrics():
+    assert merge_metrics([None, None], [0.5, 0.5]) == {}
+
+
+@pytest.mark.parametrize('make', [
+    lambda: [[tf.constant(1.)]] * 2, lambda: [{'a': tf.constant(1.)}, {'b': tf.constant(1.)}],
+    lambda: [{'a': tf.constant(1.)}, None], lambda: [tf.constant(1.)] * 2])
+def test_metrics_that_are_no_dict_of_the_same_names(make):
+    with pytest.raises(ModelFunctionError, match='have to be a dict with the same names in every'):
+        merge_metrics(make(), [0.5, 0.5])
+
+
+@pytest.mark.parametrize('make', [lambda: tf.constant([1., 2.]), lambda: 0.5, lambda: (1, 2, 3)])
+def test_metrics_that_are_no_scalars(make):
+    value = make()
+    with pytest.raises(ModelFunctionError) as caught:
+        merge_metrics([{'accuracy': value}] * 2, [0.5, 0.5])
+    assert str(caught.value).startswith("metric 'accuracy' is ")
+    assert str(caught.value).endswith('expected a scalar tensor (the mean over the shard) or the '
+                                      '(value, update_op) pair of tf.metrics.')
+
+
+# ---- weighted_mean ------------------------------------------------------------------------------
+
+def test_weighted_mean():
+    values = [tf.constant(1.), tf.constant(3.), tf.constant(10.)]
+    assert run(weighted_mean(values, [0.5, 0.25, 0.25])) == 3.75
+    assert run(weighted_mean(values[:1], [1.])) == 1.
+    mean = weighted_mean([tf.constant(1., tf.float64), tf.constant(2., tf.float64)], [0.5, 0.5])
+    assert mean.dtype == tf.float64
+    assert run(weighted_mean([tf.constant(1), tf.constant(2)], [0.5, 0.5])) == 1.5
+
+
+@pytest.mark.parametrize('bad', [float('nan'), float('inf')])
+@pytest.mark.parametrize('dynamic', [False, True])
+def test_what_has_no_weight_counts_nothing_not_even_nan(bad, dynamic):
+    weights = [1., 0.]
+    if dynamic:
+        weights = [tf.constant(weight, tf.float64) for weight in weights]
+    assert run(weighted_mean([tf.constant(2.), tf.constant(bad)], weights)) == 2.
+
+
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_ragged_predictions_without_the_padding(copies):
+    """A batch of 2 on 3 towers in training: the third tower's example is padding."""
+    def model_fn(x):
+        w = tf.get_variable('w', initializer=1.)
+        counts = tf.cast(x, tf.int64)
+        words = tf.RaggedTensor.from_row_lengths(tf.range(tf.reduce_sum(counts)), counts)
+        return towers.ModelOutput(tf.reduce_mean(w * x), predictions=words)
+    x = tf.placeholder_with_default(np.float32([2., 1.]), [None])
+    built = towers.build_towers(model_fn, x, tf.train.GradientDescentOptimizer(0.1), 3,
+                                remainder='weight', copies=copies)
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        assert session.run(built.predictions).to_list() == [[0, 1], [0]]
+
+
+@pytest.mark.parametrize('prediction', [tf.no_op, object, lambda: {1, 2}])
+def test_predictions_that_are_no_tensors(prediction):
+    with pytest.raises(towers.ModelFunctionError, match='among its predictions: expected tensors'):
+        towers.build_towers(
+            lambda x: towers.ModelOutput(tf.reduce_mean(x * tf.get_variable('w', [])),
+                                         predictions=prediction()),
+            tf.ones([4]), tf.train.GradientDescentOptimizer(0.1), 2, copies='reuse')
+
+
+@pytest.mark.parametrize('shape', [[4, 1], [4, 10]])
+@pytest.mark.parametrize('num_losses, text', [
+    (0, 'Take tf.reduce_mean of it.'),
+    (1, 'There is 1 loss in the collection LOSSES: if what it returns are predictions, return '
+        "{'loss': tf.losses.get_total_loss(), 'predictions': ...}."),
+    (2, 'There are 2 losses in the collection LOSSES: if what it returns are predictions, return '
+        "{'loss': tf.losses.get_total_loss(), 'predictions': ...}.")])
+def test_predictions_in_the_place_of_the_loss(shape, num_losses, text):
+    def model_fn(x):
+        predictions = tf.zeros(shape) + tf.get_variable('w', [])
+        for _ in range(num_losses):
+            tf.losses.mean_squared_error(tf.ones(shape), predictions)
+        return predictions
+    with pytest.raises(towers.ModelFunctionError) as caught:
+        towers.build_towers(model_fn, tf.ones([8]), tf.train.GradientDescentOptimizer(0.1), 2)
+    assert str(caught.value).endswith('the mean over the examples of the shard. ' + text)

@@ -1,0 +1,90 @@
+"""A model's graph cut into stages by itself."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+
+X = np.random.RandomState(0).rand(16, 6)
+CPUS = ['/device:CPU:%d' % index for index in range(4)]
+
+
+def model(x, layers=12):
+    """Residual layers: little crosses between two of them, twice as much within one."""
+    for index in range(layers):
+        w = tf.get_variable('w%d' % index, [6, 6], tf.float64,
+                            tf.random_normal_initializer(stddev=.5, seed=index))
+        x = x + tf.tanh(tf.matmul(x, w))
+    return {'loss': tf.reduce_mean(tf.square(tf.reduce_sum(x, 1) - 1)), 'predictions': x}
+
+
+def build(devices, **options):
+    return towers.build_towers(model, tf.constant(X), tf.train.MomentumOptimizer(.01, .9), devices,
+                               'mean', **options)
+
+
+def trained(devices, **options):
+    with tf.Graph().as_default():
+        built = build(devices, **options)
+        assert not towers.audit(built).broken
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            for _ in range(5):
+                session.run(built.train_op)
+            return session.run(tf.global_variables() + [built.predictions])
+
+
+@pytest.mark.parametrize('devices, options', [
+    ('/cpu:0+/cpu:1', {}), ('/cpu:0+/cpu:1+/cpu:2+/cpu:3', dict(micro_batches=4)),
+    ('/cpu:0+/cpu:1,/cpu:2+/cpu:3', dict(micro_batches=2, recompute='auto')),
+    ('/cpu:0+/cpu:1,/cpu:2+/cpu:3', dict(copies='reuse', variable_device='stage')), (2, {})])
+def test_the_numbers_are_those_of_one_device(devices, options):
+    one, found = trained(1), trained(devices, stages='auto', **options)
+    for a, b in zip(one, found):
+        np.testing.assert_allclose(b, a, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize('count', [2, 4])
+def test_stages_are_even_and_cut_between_layers(count):
+    with tf.Graph().as_default():
+        built = build([['/cpu:%d' % index for index in range(count)]], stages='auto')
+        of_stage = collections.OrderedDict()
+        for variable in sorted(built.variables, key=lambda v: int(v.op.name[1:])):
+            of_stage.setdefault(variable.device, []).append(variable.op.name)
+        assert list(of_stage) == CPUS[:count]
+        assert [len(names) for names in of_stage.values()] == [12 // count] * count
+        assert {slot.device for slot in built.slots} == set(CPUS[:count])
+        # A layer is a product, a tanh and a sum; TF 1.15 calls the sums add, and so does 2.
+        assert built.plan.stages.count(', after add') == count - 1
+        for share in [part.split('%')[0].split()[-1] for part in
+                      built.plan.stages.replace('%,', '%|').split('|')]:
+            assert abs(float(share) - 100. / count) <= 15. / count
+        crossing = [copy for copy in towers.audit(built).copies
+                    if copy.source == CPUS[0] and copy.target == CPUS[1]]
+        assert len(crossing) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+@pytest.mark.parametrize('name, size', [('inception_resnet_v2', 139), ('resnet_v1_50', 64)])
+@pytest.mark.parametrize('count', [2, 4])
+def test_large_networks_are_cut_evenly(name, size, count):
+    """The fullest device has at most 1.15 of the even share of activations and parameters."""
+    from models import registry
+    from models.classifier import Classifier
+    towers.mend_slim()
+    network = registry.get_network(name)
+    classifier = Classifier(network, 11, size, 0., 0., None)
+    with tf.Graph().as_default():
+        built = towers.build_towers(
+            classifier.model_fn(is_training=True),
+            (tf.zeros([2, size, size, 3]), tf.zeros([2], tf.int64)),
+            tf.train.GradientDescentOptimizer(.1),
+            [['/cpu:%d' % index for index in range(count)]], 'mean', stages='auto')
+        shares = [float(part.split('%')[0].split()[-1])
+                  for part in built.plan.stages.replace('%,', '%|').split('|')]
+        assert len(shares) == count and max(shares) <= 115. / count, built.plan.stages
+        assert not towers.audit(built).broken

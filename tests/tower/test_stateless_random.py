@@ -1,0 +1,343 @@
+"""Random ops of a model: the same numbers in a step whenever it is run, others in every other."""
+
+import zlib
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from sample_models import kind_of_variables, switched  # noqa: F401
+from philox import philox_4x32_10
+from towers.graph import graph_walk
+from towers.tower.stateless_random import (_TWINS, make_initial_values_stateless,
+                                     make_stateless)
+
+# The numbers of each kind of op at step 7 under graph seed 1: bit by bit the same from TF 1.15.5,
+# 2.15.1 and 2.21.0 (where a logarithm or a sine is in them, on the machines that were tried).
+KINDS = [
+    ('RandomUniform', lambda: tf.random.uniform([3]), np.float32,
+     [0.2156914472579956, 0.8123193979263306, 0.8755764961242676]),
+    ('RandomUniform', lambda: tf.random.uniform([2], dtype=tf.float16), np.float16,
+     [0.0478515625, 0.8837890625]),
+    ('RandomUniform', lambda: tf.random.uniform([2], dtype=tf.float64), np.float64,
+     [0.7534536886219396, 0.7549739446523562]),
+    ('RandomStandardNormal', lambda: tf.random.normal([3]), np.float32,
+     [-1.9844235181808472, -0.3425125479698181, 1.682700276374817]),
+    ('TruncatedNormal', lambda: tf.random.truncated_normal([3]), np.float32,
+     [-0.4282946288585663, -1.2246335744857788, 1.305159568786621]),
+    ('RandomUniformInt', lambda: tf.random.uniform([5], 0, 100, dtype=tf.int32), np.int32,
+     [50, 90, 68, 35, 24]),
+    ('RandomUniformInt', lambda: tf.random.uniform([3], 0, 10 ** 12, dtype=tf.int64), np.int64,
+     [941847682962, 881439052865, 264725315007]),
+    ('Multinomial', lambda: tf.random.multinomial(tf.constant([[0., 1., 2.]]), 6), np.int64,
+     [[2, 2, 2, 2, 2, 0]])]
+# How TF calls the op of each in the order of KINDS.
+NAMES = ['random_uniform/RandomUniform', 'random_uniform_1/RandomUniform',
+         'random_uniform_2/RandomUniform', 'random_normal/RandomStandardNormal',
+         'truncated_normal/TruncatedNormal', 'random_uniform_3', 'random_uniform_4',
+         'multinomial/Multinomial']
+WITHOUT_TWIN = [lambda: tf.random_shuffle(tf.range(5)), lambda: tf.random.gamma([2], 1.),
+                lambda: tf.random.poisson([1., 2.], [2])]
+
+
+def replaced(build, step, graph_seed=1, **arguments):
+    """Tensors that `build` makes, with stateless twins, and what `make_stateless` returned."""
+    with graph_walk.Recording(tf.get_default_graph()) as made:
+        tensors = tf.nest.map_structure(tf.identity, build())
+    counts = make_stateless(made.operations, arguments.get('fetches', tf.nest.flatten(tensors)),
+                            step, graph_seed)
+    return tensors, counts
+
+
+def draw(build, step=7, graph_seed=1):
+    """What `build` draws in that step, in a graph and a session of its own."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        tensors, _ = replaced(build, tf.constant(step, tf.int64), graph_seed)
+        return session.run(tensors)
+
+
+def test_every_kind_draws_the_same_on_every_version():
+    assert {kind for kind, _, _, _ in KINDS} == set(_TWINS)
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        tensors, counts = replaced(lambda: [build() for _, build, _, _ in KINDS],
+                                   tf.constant(7, tf.int64))
+        assert counts == (len(KINDS), 0)
+        for (kind, _, _, _), name in zip(KINDS, NAMES):
+            assert graph.get_operation_by_name(name).type == kind
+        for drawn, (_, _, dtype, expected) in zip(session.run(tensors), KINDS):
+            assert drawn.dtype == dtype
+            np.testing.assert_array_equal(drawn, np.array(expected, dtype))
+
+
+def test_the_seed_is_the_documented_one():
+    """Philox by hand: a float32 is made of the low 23 bits of a word."""
+    name = b'random_uniform/RandomUniform'
+    for graph_seed, step in ((1, 7), (2 ** 31 - 1, 10 ** 9)):
+        key = (graph_seed << 32) + zlib.crc32(name)
+        mixed = philox_4x32_10([key % 2 ** 32, key >> 32, step, 0], [0x3ec8f720, 0x02461e29])
+        words = philox_4x32_10([0, 0] + mixed[2:], mixed[:2])
+        expected = [(word % 2 ** 23) / 2. ** 23 for word in words]
+        assert draw(lambda: tf.random.uniform([4]), step, graph_seed).tolist() == expected
+
+
+@pytest.mark.parametrize('graph_seed', [None, 0, 3, 2 ** 31 - 1, 2 ** 63, -1])
+def test_any_graph_seed_will_do(graph_seed):
+    def build():
+        return tf.random.uniform([100])
+    one, again = draw(build, 5, graph_seed), draw(build, 5, graph_seed)
+    assert one.tobytes() == again.tobytes()
+    assert (one != draw(build, 6, graph_seed)).mean() > 0.99
+    assert (one != draw(build, 5, 4)).mean() > 0.99
+
+
+def test_numbers_are_as_good_as_those_of_the_op():
+    uniform, normal = draw(lambda: [tf.random.uniform([100000]), tf.random.normal([100000])])
+    assert 0 <= uniform.min() and uniform.max() < 1
+    assert abs(uniform.mean() - 0.5) < 0.005 and abs(uniform.var() - 1 / 12.) < 0.005
+    assert abs(normal.mean()) < 0.02 and abs(normal.var() - 1) < 0.02
+    assert abs(np.corrcoef(uniform, normal)[0, 1]) < 0.02
+
+
+def test_kinds_without_a_twin_are_kept_and_counted():
+    with tf.Session() as session:
+        tensors, counts = replaced(lambda: [build() for build in WITHOUT_TWIN] +
+                                   [tf.random.uniform([2])], tf.constant(0, tf.int64))
+        assert counts == (1, 3)
+        first, second = session.run(tensors), session.run(tensors)
+        assert (first[1] != second[1]).all()  # as ever
+        assert (first[3] == second[3]).all()
+
+
+def in_loop_and_branch(step):
+    """(drawn outside, drawn inside of both), [2] each."""
+    outside = tf.random.uniform([2])
+    _, loop = tf.while_loop(lambda i, _: i < 3,
+                            lambda i, x: (i + 1, x + tf.random.uniform([2]) + 0. * outside),
+                            [0, tf.zeros([2])])
+    branch = tf.cond(step >= 0, lambda: tf.random.uniform([2]) + 0. * outside,
+                     lambda: tf.zeros([2]))
+    return outside, loop + branch
+
+
+@pytest.mark.parametrize('control_flow_v2, kept', [(False, 2), (True, 0)])
+def test_loops_and_branches_keep_their_draws(control_flow_v2, kept):
+    with switched('control_flow_v2', control_flow_v2), tf.Graph().as_default(), \
+            tf.Session() as session:
+        step = tf.placeholder_with_default(tf.constant(3, tf.int64), [])
+        (outside, inside), counts = replaced(lambda: in_loop_and_branch(step), step)
+        assert counts == (1, kept)
+        first, second = session.run([outside, inside]), session.run([outside, inside])
+        assert (first[0] == second[0]).all() and (first[1] != second[1]).all()
+        # Were all three draws of the loop the same one, this would be 3 u + v.
+        assert 0 < first[1].min() and first[1].max() < 4
+
+
+def test_a_replaced_draw_that_a_loop_or_a_branch_reads_is_the_replaced_one():
+    for control_flow_v2 in (False, True):
+        with switched('control_flow_v2', control_flow_v2), tf.Graph().as_default(), \
+                tf.Session() as session:
+            step = tf.placeholder_with_default(tf.constant(3, tf.int64), [])
+
+            def build():
+                noise = tf.random.uniform([2])
+                _, loop = tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, x + noise),
+                                        [0, tf.zeros([2])])
+                return noise, loop, tf.cond(step >= 0, lambda: 2. * noise, lambda: noise)
+            tensors, counts = replaced(build, step)
+            assert counts == (1, 0)
+            noise, loop, branch = session.run(tensors)
+            np.testing.assert_allclose(loop, 3 * noise, rtol=1e-6)
+            np.testing.assert_array_equal(branch, 2 * noise)
+
+
+def test_what_is_not_fetched_is_left_alone():
+    with tf.Session() as session:
+        with graph_walk.Recording(tf.get_default_graph()) as made:
+            used, unused = tf.identity(tf.random.uniform([2])), tf.identity(tf.random.uniform([2]))
+        assert make_stateless(made.operations, [used], tf.constant(0, tf.int64), 1) == (1, 0)
+        assert (session.run(unused) != session.run(unused)).all()
+        assert (session.run(used) == session.run(used)).all()
+
+
+def test_a_gradient_is_that_of_the_numbers_drawn():
+    with tf.Session() as session:
+        x = tf.constant([1., 2., 3.])
+        with graph_walk.Recording(tf.get_default_graph()) as made:
+            y = x * tf.random.uniform([3])
+        make_stateless(made.operations, [y], tf.constant(0, tf.int64), 1)
+        gradient, = tf.gradients(y, x)
+        value, gradient = session.run([y, gradient])
+        np.testing.assert_allclose(value, np.array([1., 2., 3.]) * gradient, rtol=1e-6)
+
+
+def test_twins_are_on_the_device_of_the_op():
+    graph = tf.get_default_graph()
+    with tf.device('/cpu:1'):
+        replaced(lambda: tf.random.uniform([2]), tf.constant(0, tf.int64))
+    twins = [op for op in graph.get_operations() if op.type.startswith('StatelessRandom')]
+    assert [op.device for op in twins if op.type == 'StatelessRandomUniform'] == ['/device:CPU:1']
+    assert all(op.name.startswith('random_uniform/RandomUniform_stateless') for op in twins)
+
+
+# ---- in towers ----------------------------------------------------------------------------------
+
+def dropout_model(x):
+    """A model whose loss and prediction show what was dropped out: x is all ones."""
+    w = tf.get_variable('w', [8], initializer=tf.random_uniform_initializer(1., 2.))
+    noise = tf.nn.dropout(x, rate=0.5)
+    return towers.ModelOutput(tf.reduce_mean(tf.reduce_sum(noise * w, 1)), predictions=noise)
+
+
+def masks(start, steps, num_towers=2, graph_seed=5, stateless=True, unrelated=0):
+    """What a run that starts at a step drops out: [steps, 8, 8], and the initial weights."""
+    with tf.Graph().as_default():
+        for _ in range(unrelated):
+            tf.constant(0.)
+        tf.set_random_seed(graph_seed)
+        step = tf.train.get_or_create_global_step()
+        built = towers.build_towers(dropout_model, tf.ones([8, 8]),
+                                    tf.train.GradientDescentOptimizer(0.), num_towers,
+                                    global_step=step, stateless_random=stateless)
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            session.run(tf.global_variables_initializer())
+            weights = session.run(built.variables[0])
+            session.run(step.assign(start))
+            drawn = [session.run([built.train_op, built.predictions, built.gradients[0][0]])
+                     for _ in range(steps)]
+        for _, mask, gradient in drawn:
+            # The gradient is of the mask that was shown: 2 x the mean over the batch.
+            np.testing.assert_allclose(gradient, 2 * mask.mean(0), rtol=1e-5)
+        return np.array([mask for _, mask, _ in drawn]), weights
+
+
+@pytest.mark.usefixtures('kind_of_variables')
+def test_a_run_that_resumes_draws_what_it_would_have_drawn():
+    whole, _ = masks(0, 6)
+    resumed, _ = masks(4, 2)
+    assert (resumed == whole[4:]).all()
+    assert set(np.unique(whole)) == {0., 2.}
+    # Every step and every tower has its own.
+    shards = whole.reshape([12, 32])
+    assert len({shard.tobytes() for shard in shards}) == 12
+    # That is what the twins are for.
+    plain, _ = masks(0, 6, stateless=False)
+    plain_resumed, _ = masks(4, 2, stateless=False)
+    assert (plain_resumed != plain[4:]).any()
+
+
+def test_masks_depend_on_the_seed_and_not_on_the_rest_of_the_graph():
+    first, _ = masks(0, 2)
+    assert (masks(0, 2, unrelated=7)[0] == first).all()
+    assert (masks(0, 2, graph_seed=6)[0] != first).any()
+
+
+def test_initial_weights_are_as_without():
+    assert masks(0, 1)[1].tolist() == masks(0, 1, stateless=False)[1].tolist()
+    weights = masks(3, 1)[1]
+    assert 1 <= weights.min() and len(set(weights)) == 8
+
+
+def counted_draws(num_towers, stateless=False, copies='auto', own=False):
+    """What each tower draws in 4 steps by a seed that each call counts up, as Keras 3 does; or by
+    the model's own seed."""
+    with tf.Graph().as_default():
+        tf.set_random_seed(5)
+        tf.train.get_or_create_global_step()
+
+        def model_fn(x):
+            weights = tf.get_variable('weights', [6], initializer=tf.ones_initializer())
+            state = tf.get_variable('state', [2], tf.int32, tf.ones_initializer(),
+                                    trainable=False, use_resource=True)
+            fixed = tf.get_variable('fixed', [2], tf.int32, tf.ones_initializer(),
+                                    trainable=False)
+            seed = 4 * fixed if own else tf.identity(state)
+            drawn = tf.random.stateless_uniform([6], seed)
+            with tf.control_dependencies([drawn]):
+                counted = state.assign_add([0, 1], read_value=False)
+            return {'loss': tf.reduce_sum(drawn * weights) * tf.reduce_mean(x),
+                    'predictions': drawn[tf.newaxis], 'updates': [counted]}
+
+        built = towers.build_towers(
+            model_fn, tf.ones([num_towers]), tf.train.GradientDescentOptimizer(0.1), num_towers,
+            global_step=tf.train.get_global_step(), stateless_random=stateless, copies=copies)
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            session.run(tf.global_variables_initializer())
+            return np.array([session.run([built.train_op, [
+                tower.predictions for tower in built.towers]])[1] for _ in range(4)])[:, :, 0]
+
+
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+@pytest.mark.parametrize('stateless', [False, True])
+def test_towers_that_share_a_counted_seed_draw_numbers_of_their_own(stateless, copies):
+    drawn = counted_draws(3, stateless, copies)
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert not (drawn[:, one] == drawn[:, other]).any()
+    if stateless:  # by name and step alone, however the tower was made, and in every run
+        np.testing.assert_array_equal(drawn, counted_draws(3, stateless, 'reuse'))
+    else:  # tower 0 draws what one tower draws, and what the model does by itself
+        alone = counted_draws(1)
+        np.testing.assert_array_equal(drawn[:, 0], alone[:, 0])
+        with tf.Session() as session:
+            np.testing.assert_array_equal(alone[:, 0], session.run(
+                [tf.random.stateless_uniform([6], [1, 1 + step]) for step in range(4)]))
+
+
+@pytest.mark.parametrize('stateless', [False, True])
+def test_a_seed_of_the_models_own_stays(stateless):
+    drawn = counted_draws(2, stateless, own=True)
+    with tf.Session() as session:
+        expected = session.run(tf.random.stateless_uniform([6], [4, 4]))
+    np.testing.assert_array_equal(drawn, np.broadcast_to(expected, (4, 2, 6)))
+
+
+def test_no_global_step_to_draw_by(graph):
+    with pytest.raises(towers.InvalidArgumentError) as caught:
+        towers.build_towers(dropout_model, np.ones([8, 8], np.float32),
+                            tf.train.GradientDescentOptimizer(0.), 2, stateless_random=True)
+    assert str(caught.value) == 'stateless_random=True needs a global_step to draw by.'
+    assert not graph.get_operations()
+
+
+# ---- initial values ------------------------------------------------------------------------------
+
+INITIALIZERS = [tf.glorot_uniform_initializer(), tf.truncated_normal_initializer(),
+                tf.random_normal_initializer(), tf.orthogonal_initializer()]
+
+
+def initial_values(graph_seed, ops_before=0, stateless=True):
+    with tf.Graph().as_default(), tf.Session() as session:
+        tf.set_random_seed(graph_seed)
+        for _ in range(ops_before):
+            tf.placeholder(tf.float32)
+        variables = [tf.get_variable('v%d' % i, [3, 4], initializer=initializer)
+                     for i, initializer in enumerate(INITIALIZERS)]
+        variables.append(tf.get_variable('c', initializer=tf.ones([2])))
+        if stateless:
+            assert make_initial_values_stateless(variables, graph_seed) == (4, 0)
+        session.run(tf.global_variables_initializer())
+        return session.run(variables)
+
+
+def test_initial_values_depend_on_seed_and_names_alone():
+    values = initial_values(1)
+    for one, other in zip(values, initial_values(1, ops_before=7)):
+        np.testing.assert_array_equal(one, other)
+    for one, other in zip(values[:4], initial_values(2)):
+        assert not np.array_equal(one, other)
+    assert not np.array_equal(values[0], values[1])
+    np.testing.assert_array_equal(values[4], [1, 1])
+    # So that this test would see it if nothing were replaced: TF's own op seeds count ops, too.
+    assert not np.array_equal(values[0], initial_values(1, stateless=False)[0])
+
+
+def test_initial_values_keep_their_distribution():
+    np.testing.assert_allclose(initial_values(1)[3].dot(initial_values(1)[3].T), np.eye(3),
+                               atol=1e-5)
+    with tf.Session() as session:
+        variable = tf.get_variable('w', [200, 100], initializer=tf.truncated_normal_initializer(
+            stddev=0.5))
+        make_initial_values_stateless([variable], 1)
+        session.run(variable.initializer)
+        value = session.run(variable)
+    assert abs(value.mean()) < 0.01 and abs(value.std() - 0.44) < 0.01 and abs(value).max() <= 1

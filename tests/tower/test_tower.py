@@ -1,0 +1,621 @@
+"""A tower's part of the contract: where it computes, what of its loss counts, what is shared.
+
+Through `build_towers`, as nobody builds a tower alone.
+"""
+
+import numpy as np
+import pytest
+import sample_models as samples
+import tensorflow.compat.v1 as tf
+import tf_slim as slim
+
+import towers
+from sample_models import (check_against_one_device, keras, linear, momentum, names, run, sgd,
+                           slope, two_layers)
+from sample_models import kind_of_variables  # noqa: F401, a fixture
+
+needs_tf_layers = pytest.mark.skipif(not samples.HAS_TF_LAYERS, reason='tf.layers is gone here')
+
+
+# ---- model functions that add their own regularization -------------------------------------------
+
+def _hidden(x, y, regularizer):
+    hidden = slim.fully_connected(x, 5, activation_fn=tf.tanh, weights_regularizer=regularizer)
+    return samples.mean_squared_error(slim.fully_connected(
+        hidden, 3, activation_fn=None, weights_regularizer=regularizer), y)
+
+
+def _l2(w):
+    return samples.DECAY * tf.reduce_sum(tf.square(w))
+
+
+def adds_total_loss(x, y):
+    tf.losses.add_loss(_hidden(x, y, _l2))
+    return tf.losses.get_total_loss()
+
+
+def adds_regularization_loss(x, y):
+    return _hidden(x, y, _l2) + tf.losses.get_regularization_loss()
+
+
+def adds_the_collection(x, y):
+    loss = _hidden(x, y, _l2)
+    return tf.add_n([loss] + tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES))
+
+
+def adds_by_hand(x, y):
+    loss = _hidden(x, y, None)
+    for variable in tf.trainable_variables():
+        if 'weights' in variable.op.name:
+            loss += _l2(variable)
+    return loss
+
+
+def adds_by_reduce_sum_of_a_list(x, y):
+    return tf.reduce_sum([_hidden(x, y, None)] + [_l2(v) for v in tf.trainable_variables()])
+
+
+def adds_scaled(x, y):
+    """As with a loss scale: 8 * (data + decay)."""
+    return 8. * (_hidden(x, y, _l2) + tf.losses.get_regularization_loss(), 0.)[0]
+
+
+def adds_beside_a_registered_one(x, y):
+    """Registers L2 losses that it adds, and some that it adds by hand."""
+    return (_hidden(x, y, _l2) + tf.losses.get_regularization_loss()
+            + _l2(tf.get_variable('extra', [3], tf.float64)))
+
+
+def adds_in_a_mean(x, y):
+    """Not a sum that can be taken apart: then it is computed in every tower."""
+    return tf.reduce_mean([_hidden(x, y, None), _l2(tf.trainable_variables()[0])])
+
+
+@pytest.mark.parametrize('model_fn', [
+    adds_total_loss, adds_regularization_loss, adds_the_collection, adds_by_hand,
+    adds_by_reduce_sum_of_a_list, adds_scaled, adds_beside_a_registered_one, adds_in_a_mean],
+    ids=lambda model_fn: model_fn.__name__)
+def test_regularization_in_the_models_own_loss(model_fn):
+    ours = check_against_one_device(model_fn, samples.vectors(5), remainder='weight')
+    assert model_fn is adds_in_a_mean or 'own loss' in ours.built.plan.regularization
+    arrays = samples.vectors(6)
+    ours = check_against_one_device(model_fn, arrays)
+    if model_fn is not adds_in_a_mean:  # with clones once per step, not once per tower
+        squares = [op for op in samples.step_operations([ours.built.train_op])
+                   if op.type == 'Square' and op.inputs[0].op.type in (
+                       'Identity', 'ReadVariableOp')]
+        assert len(squares) == len({op.inputs[0].name for op in squares}) > 0
+        assert not any(op.name.startswith('tower_1/') for op in squares)
+        assert 'own loss' in ours.built.plan.regularization
+
+
+def test_keras_losses_added_by_the_model():
+    def model_fn(x, y):
+        layers = [keras.layers.Dense(size, kernel_regularizer=keras.regularizers.l2(samples.DECAY),
+                                     dtype='float64', name=name)
+                  for size, name in ((5, 'hidden'), (3, 'output'))]
+        for layer in layers:
+            x = layer(x)
+        return samples.mean_squared_error(x, y) + tf.add_n(
+            [loss for layer in layers for loss in layer.losses])
+    check_against_one_device(model_fn, samples.vectors(7), num_towers=3, remainder='weight')
+
+
+def test_keras_activity_regularizers():
+    """Keras divides what they come to by the size of the batch: a mean over examples."""
+    def make(adds):
+        def model_fn(x, y):
+            layer = keras.layers.Dense(3, activity_regularizer=keras.regularizers.l2(
+                samples.DECAY), dtype='float64', name='output')
+            out = layer(x)
+            loss = samples.mean_squared_error(out, y)
+            # What one device computes, written by hand.
+            return loss + (samples.DECAY * tf.reduce_mean(
+                tf.reduce_sum(tf.square(out), 1)) if adds else 0.)
+        return model_fn
+    arrays = samples.vectors(7)
+    ours = samples.on_towers(make(False), arrays, momentum, 3, remainder='weight',
+                             regularization='add')
+    plain = samples.one_device(make(True), arrays, momentum, ours.initial, factor=3)
+    samples.assert_equal_runs(ours, plain)
+
+
+def registers_by_hand(x):
+    out = slim.fully_connected(x, 3, activation_fn=None)
+    size = tf.cast(tf.shape(out)[0], out.dtype)
+    tf.losses.add_loss(samples.DECAY * tf.reduce_sum(tf.square(out)) / size,
+                       tf.GraphKeys.REGULARIZATION_LOSSES)
+    return out
+
+
+def registers_by_tf_layers(x):
+    return tf.layers.dense(x, 3, activity_regularizer=lambda activity:
+                           samples.DECAY * tf.reduce_sum(tf.square(activity)))
+
+
+@pytest.mark.parametrize('layer', [registers_by_hand, pytest.param(
+    registers_by_tf_layers, marks=needs_tf_layers)])
+def test_registered_losses_of_activations_are_each_builds_own(layer):
+    def model_fn(x, y):
+        return samples.mean_squared_error(layer(x), y)
+    arrays = samples.vectors(8)
+    built = towers.build_towers(model_fn, arrays, sgd(), 2, regularization='add')
+    x, y = tf.placeholder(tf.float64, [None, 6]), tf.placeholder(tf.float64, [None, 3])
+    evaluated = towers.build_towers(model_fn, (x, y), None, 2, reuse=built, name='eval',
+                                    regularization='add')
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        kernel, bias = session.run(built.variables)
+        loss, of_eval = session.run([built.loss, evaluated.loss],
+                                    {x: arrays[0][:4], y: arrays[1][:4]})
+    for got, count in ((loss, 8), (of_eval, 4)):
+        out = arrays[0][:count] @ kernel + bias
+        assert got == pytest.approx(np.mean((out - arrays[1][:count]) ** 2)
+                                    + samples.DECAY * np.mean(np.sum(out ** 2, 1)), rel=1e-12)
+
+
+# ---- batch norm ----------------------------------------------------------------------------------
+
+def slim_batch_norm(x):
+    w = tf.get_variable('w', [2], x.dtype, tf.ones_initializer())
+    return tf.reduce_mean(tf.square(slim.batch_norm(x * w, decay=0.75, scope='bn') - 1.))
+
+
+def tf_layers_batch_norm(x):
+    w = tf.get_variable('w', [2], x.dtype, tf.ones_initializer())
+    return tf.reduce_mean(tf.square(tf.layers.batch_normalization(
+        x * w, momentum=0.75, training=True, name='bn') - 1.))
+
+
+def keras_batch_norm(x):
+    w = tf.get_variable('w', [2], x.dtype, tf.ones_initializer())
+    layer = keras.layers.BatchNormalization(momentum=0.75, name='bn')
+    return tf.reduce_mean(tf.square(layer(x * w, training=True) - 1.))
+
+
+BATCH_NORMS = [slim_batch_norm, keras_batch_norm] + (
+    [tf_layers_batch_norm] if samples.HAS_TF_LAYERS else [])
+
+
+@pytest.mark.parametrize('model_fn', BATCH_NORMS, ids=lambda model_fn: model_fn.__name__)
+@pytest.mark.parametrize('owner', ['first', 'all', 'none'])
+def test_whose_batch_norm_updates_ride_on_the_train_op(model_fn, owner):
+    x = np.array([[1., 2.], [3., 6.], [50., 60.], [70., 90.]], 'float32')
+    built = towers.build_towers(model_fn, x, sgd(0.), 2, update_ops=owner)
+    means = [v for v in built.variables if v.op.name == 'bn/moving_mean']
+    variances = [v for v in built.variables if v.op.name == 'bn/moving_variance']
+    assert len(means) == len(variances) == 1
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+        mean, = session.run(means)
+        variance, = session.run(variances)
+        if owner == 'first':
+            # 0.75 * 0 + 0.25 * the mean of [1, 3] and [2, 6]; a second step goes on from there
+            np.testing.assert_allclose(mean, [0.5, 1.], rtol=1e-5)
+            # 0.75 * 1 + 0.25 * the variance of two numbers 2 and 4 apart, sometimes by n - 1
+            assert any(np.allclose(variance, [0.75 + 0.25 * 1. * k, 0.75 + 0.25 * 4. * k])
+                       for k in (1., 2.))
+            session.run(built.train_op)
+            np.testing.assert_allclose(session.run(means)[0], [0.875, 1.75], rtol=1e-5)
+        elif owner == 'all':
+            # In no order, and where an update replaces the value (Keras 3), one may be lost.
+            first, second = 2., 60.
+            outcomes = [0.25 * 0.75 * first + 0.25 * second, 0.25 * 0.75 * second + 0.25 * first,
+                        0.25 * first + 0.25 * second, 0.25 * first, 0.25 * second]
+            assert any(np.allclose(mean[0], outcome, rtol=1e-5) for outcome in outcomes)
+            assert len(built.towers[1].updates) == 2
+        else:
+            assert mean.tolist() == [0., 0.] and variance.tolist() == [1., 1.]
+
+
+@pytest.mark.parametrize('model_fn', BATCH_NORMS, ids=lambda model_fn: model_fn.__name__)
+def test_batch_norm_of_fewer_examples_than_towers_is_never_nan(model_fn):
+    x = tf.placeholder(tf.float32, [None, 2])
+    built = towers.build_towers(model_fn, x, sgd(), 3, remainder='weight', update_ops='all')
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        for rows in ([[1., 2.]], [[3., 4.], [5., 7.]]):
+            session.run(built.train_op, {x: rows})
+            values = session.run([built.loss, built.variables], {x: rows})
+    assert all(np.all(np.isfinite(value)) for value in [values[0]] + values[1])
+
+
+def test_batch_norm_in_a_keras_model_from_outside():
+    model = keras.Sequential([keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(2)])
+
+    def model_fn(x):
+        return tf.reduce_mean(tf.square(model(x, training=True)))
+    x = np.array([[1., 2.], [3., 4.], [50., 60.], [70., 80.]], 'float32')
+    built = towers.build_towers(model_fn, x, sgd(0.), 2)
+    moving_mean, = [v for v in built.variables if v.op.name.endswith('moving_mean')]
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+        np.testing.assert_allclose(session.run(moving_mean), [1., 1.5], rtol=1e-6)
+    assert len(built.gradients) == 4
+
+
+def test_updates_that_the_model_function_returns():
+    def model_fn(x):
+        counter = tf.get_variable('counter', [], trainable=False,
+                                  initializer=tf.zeros_initializer())
+        return {'loss': slope(x), 'updates': [tf.assign_add(counter, 1.)]}
+    for owner, expected in (('first', 1.), ('all', 2.), ('none', 0.)):
+        with tf.Graph().as_default():
+            built = towers.build_towers(model_fn, np.ones(4), sgd(), 2, update_ops=owner)
+            counter, = [v for v in built.variables if v.op.name == 'counter']
+            with tf.Session(config=towers.session_config(built.devices)) as session:
+                session.run(tf.global_variables_initializer())
+                session.run(built.train_op)
+                assert session.run(counter) == expected
+
+
+def test_loss_and_updates_run_before_the_weights_change():
+    built = towers.build_towers(slim_batch_norm, np.ones([4, 2], 'float32'), sgd(), 2)
+    applied = [op for op in samples.step_operations([built.train_op])
+               if op.type in ('ApplyGradientDescent', 'ResourceApplyGradientDescent')]
+    assert len(applied) == 2  # of w and beta
+    for op in applied:
+        before = {each.name for each in samples.step_operations([op])}
+        assert built.loss.op.name in before
+        assert {getattr(update, 'op', update).name for update in built.towers[0].updates} <= before
+
+
+# ---- dropout -------------------------------------------------------------------------------------
+
+def test_dropout_draws_a_mask_for_each_tower_and_step():
+    def model_fn(x):
+        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
+        dropped = tf.nn.dropout(x * w, rate=0.5)
+        return {'loss': tf.reduce_mean(dropped), 'predictions': dropped}
+    built = towers.build_towers(model_fn, np.ones([2, 200], 'float32'), sgd(0.), 2)
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        one, other = session.run(built.predictions)
+        again, _ = session.run(built.predictions)
+        gradient, loss = session.run([built.gradients[0][0], built.loss])
+    assert set(one) == set(other) == {0., 2.}
+    assert one.tolist() != other.tolist() and one.tolist() != again.tolist()
+    assert gradient == pytest.approx(2 * loss)  # of the sum of two towers
+
+
+def test_keras_dropout_draws_anew_at_each_step():
+    layer = keras.layers.Dropout(0.5)
+
+    def model_fn(x):
+        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
+        dropped = layer(x * w, training=True)
+        return {'loss': tf.reduce_mean(dropped), 'predictions': dropped}
+    built = towers.build_towers(model_fn, np.ones([2, 200], 'float32'), sgd(0.), 2)
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        first, _ = session.run([built.predictions, built.train_op])
+        session.run(built.train_op)
+        second, _ = session.run([built.predictions, built.train_op])
+    assert first.tolist() != second.tolist()
+
+
+# ---- collections ---------------------------------------------------------------------------------
+
+def test_collections_are_each_towers_own_and_end_as_one_device_leaves_them():
+    seen = []
+
+    def model_fn(x, y):
+        hidden = slim.fully_connected(x, 4, weights_regularizer=_l2)
+        out = slim.batch_norm(slim.fully_connected(hidden, 3, weights_regularizer=_l2))
+        tf.losses.mean_squared_error(y, out)
+        tf.losses.absolute_difference(y, out, weights=0.5)
+        tf.summary.scalar('mean', tf.reduce_mean(out))
+        tf.add_to_collection('mine', out)
+        keys = (tf.GraphKeys.LOSSES, tf.GraphKeys.REGULARIZATION_LOSSES, tf.GraphKeys.UPDATE_OPS,
+                tf.GraphKeys.SUMMARIES, 'mine')
+        seen.append([len(tf.get_collection(key)) for key in keys])
+        return tf.losses.get_total_loss()
+
+    def left():
+        # Lists of variables, contexts and TF's own stores aside.
+        return {key: len(tf.get_collection(key))
+                for key in tf.get_default_graph().get_all_collection_keys()
+                if isinstance(key, str) and not key.startswith('_')}
+    arrays = samples.vectors(6, 'float32')
+    tf.add_to_collection('mine', tf.constant(1.))
+    built = towers.build_towers(model_fn, arrays, None, 3, copies='reuse')
+    assert seen == [[2, 2, 2, 1, 2]] * 3
+    after_towers = left()
+    assert all(op.op.name.startswith('tower_0/') for op in tf.get_collection('losses'))
+    with tf.Graph().as_default():
+        tf.add_to_collection('mine', tf.constant(1.))
+        model_fn(*[tf.constant(array) for array in arrays])
+        assert after_towers == left()
+    # The losses of the three towers are the same but for rounding, so none holds another's.
+    values = run(built, [built.loss] + [tower.loss for tower in built.towers])
+    assert values[0] == pytest.approx(np.mean(values[1:]), rel=1e-5)
+
+
+def test_collections_are_put_back_after_an_error():
+    def model_fn(x, y):
+        loss = samples.slim_layers(x, y)
+        tf.losses.add_loss(loss)
+        tf.summary.scalar('loss', loss)
+        tf.add_to_collection('new', loss)
+        return None if tf.get_variable_scope().reuse else loss  # an error in the second tower
+    tf.add_to_collection('mine', 1)
+    tf.get_variable('earlier', [2])
+
+    def content():
+        graph = tf.get_default_graph()
+        return {key: list(graph.get_collection(key)) for key in graph.get_all_collection_keys()
+                if isinstance(key, str) and not key.startswith('_') and graph.get_collection(key)}
+    before = content()
+    with pytest.raises(towers.ModelFunctionError, match='tower 1.*returned None'):
+        towers.build_towers(model_fn, samples.vectors(4), sgd(), 2, copies='reuse')
+    assert content() == before
+    with pytest.raises(ZeroDivisionError):  # not one of ours
+        towers.build_towers(lambda x, y: model_fn(x, y) / (1 // 0), samples.vectors(4), sgd(), 2,
+                            variable_scope='other', name='other')
+    assert content() == before
+
+
+# ---- scopes and sharing --------------------------------------------------------------------------
+
+def own_reuse(x, y):
+    loss = linear(x, y)
+    tf.get_variable_scope().reuse_variables()
+    return loss + linear(y @ np.ones([3, 6]), y)
+
+
+def unnamed_layers(x, y):
+    for _ in range(2):
+        x = slim.fully_connected(x, 3)
+    with tf.variable_scope(None, 'block'):
+        bias = tf.get_variable('bias', [3], tf.float64)
+    with tf.variable_scope(None, 'block'):
+        bias = bias + tf.get_variable('bias', [3], tf.float64)
+    return samples.mean_squared_error(x + bias, y)
+
+
+def custom_getter(x, y):
+    def halved(getter, name, *args, **kwargs):
+        return 0.5 * getter(name, *args, **kwargs)
+    with tf.variable_scope('net', custom_getter=halved):
+        return linear(x, y)
+
+
+def weight_norm_getter(x, y):
+    """A getter that makes two variables for one."""
+    def normed(getter, name, shape=None, **kwargs):
+        direction = getter(name + '/v', shape=shape, **kwargs)
+        length = getter(name + '/g', shape=[shape[-1]], **kwargs)
+        return length * direction / tf.norm(direction, axis=0)
+    with tf.variable_scope('net', custom_getter=normed):
+        return linear(x, y)
+
+
+def moving_averages_of_its_variables(x, y):
+    loss = linear(tf.cast(x, tf.float32), tf.cast(y, tf.float32))
+    average = tf.train.ExponentialMovingAverage(0.9)
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, average.apply(tf.trainable_variables()))
+    return loss
+
+
+def direct_and_shared(x, y):
+    """tf.Variables between variables of get_variable, some without a name."""
+    kernel = tf.get_variable('kernel', [6, 3], tf.float64)
+    scale = tf.Variable(np.full([3], 2.), name='scale')
+    with tf.variable_scope('inner'), tf.name_scope('deep'):
+        shift = tf.Variable(np.full([3], 0.5))
+    bias = tf.get_variable('bias', [3], tf.float64)
+    return samples.mean_squared_error(tf.matmul(x, kernel) * scale + shift + bias, y)
+
+
+def partitioned(x, y):
+    with tf.variable_scope('net', partitioner=tf.fixed_size_partitioner(2)):
+        return linear(x, y)
+
+
+@pytest.mark.parametrize('model_fn', [
+    own_reuse, unnamed_layers, custom_getter, weight_norm_getter, moving_averages_of_its_variables,
+    direct_and_shared, partitioned], ids=lambda model_fn: model_fn.__name__)
+def test_scopes_share_and_names_are_the_models_own(model_fn, kind_of_variables):
+    check_against_one_device(
+        model_fn, samples.vectors(6), num_towers=3,
+        tolerance=1e-5 if model_fn is moving_averages_of_its_variables else 1e-12)
+
+
+def test_moving_averages_follow_the_one_set_of_weights():
+    built = towers.build_towers(moving_averages_of_its_variables, samples.vectors(4), sgd(), 2)
+    kernel, average = built.variables
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        before = session.run(kernel)
+        session.run(built.train_op)
+        # Before the step the average is the kernel's first value; it moves by 0.1 of nothing or
+        # of the step, depending on which runs first; never is it another set's.
+        after, moved = session.run([kernel, average])
+    assert names(built.variables) == ['kernel', 'kernel/ExponentialMovingAverage']
+    assert np.allclose(moved, before) or np.allclose(moved, 0.9 * before + 0.1 * after)
+
+
+def test_a_scope_for_the_variables_as_in_the_recipe():
+    built = towers.build_towers(linear, samples.vectors(4), momentum(), 2, variable_scope='tower')
+    assert names(built.variables) == ['tower/kernel']
+    assert names(built.slots) == ['tower/kernel/Momentum']
+
+
+def test_inside_scopes_of_the_caller():
+    with tf.variable_scope('net'), tf.name_scope('train'), tf.device('/cpu:0'):
+        built = towers.build_towers(plain_and_linear, samples.vectors(4), momentum(),
+                                    ['/cpu:1', '/cpu:2'])
+    with tf.Graph().as_default():
+        with tf.variable_scope('net'), tf.name_scope('train'):
+            loss = plain_and_linear(*[tf.constant(array) for array in samples.vectors(4)])
+            momentum().minimize(loss)
+        expected = names(tf.global_variables())
+    assert names(built.variables + built.slots) == expected
+    assert [tower.name_scope for tower in built.towers] == ['net/train/tower_0/',
+                                                           'net/train/tower_1/']
+    assert not towers.audit(built).broken
+
+
+def plain_and_linear(x, y):
+    return linear(x, y) + tf.reduce_mean(tf.Variable(np.ones([3]), name='plain') * y)
+
+
+def test_under_a_reused_scope_of_the_caller():
+    first = towers.build_towers(linear, samples.vectors(4), momentum(), 2)
+    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+        second = towers.build_towers(linear, samples.vectors(4), tf.train.AdamOptimizer(), 2,
+                                     name='again')
+    assert first.variables == second.variables
+    assert names(second.slots)[-2:] == ['kernel/Adam', 'kernel/Adam_1']
+
+
+def test_what_the_model_function_keeps_from_its_first_call_is_shared():
+    kept = {}
+
+    def model_fn(x, y):
+        if 'kernel' not in kept:
+            kept['kernel'] = tf.Variable(np.ones([6, 3]), name='kept')
+        shift = tf.Variable(np.zeros([3]), name='made_anew')
+        return samples.mean_squared_error(tf.matmul(x, kept['kernel']) + shift, y)
+    built = towers.build_towers(model_fn, samples.vectors(6), sgd(), 3)
+    assert names(built.variables) == ['kept', 'made_anew']
+    assert [names(tower.variables) for tower in built.towers] == [['kept', 'made_anew']] * 3
+    assert all(gradient is not None for tower in built.towers for gradient, _ in tower.gradients)
+
+
+@pytest.mark.parametrize('built_before', [True, False])
+def test_a_keras_model_from_around_the_model_function(built_before):
+    model = keras.Sequential([keras.layers.Dense(4, 'tanh', name='a'),
+                              keras.layers.Dense(3, name='b')])
+    if built_before:
+        model.build((None, 6))
+    x, y = samples.vectors(6, 'float32')
+    built = towers.build_towers(lambda x, y: samples.mean_squared_error(model(x), y), (x, y),
+                                sgd(), 3, reduction='mean')
+    assert len(built.gradients) == 4
+    gradients = {v.op.name.split('/')[-2] + '/' + v.op.name.split('/')[-1]: (gradient, v)
+                 for gradient, v in built.gradients}
+    values, loss = run(built, [gradients, built.loss])
+    hidden = np.tanh(x @ values['a/kernel'][1] + values['a/bias'][1])
+    error = hidden @ values['b/kernel'][1] + values['b/bias'][1] - y
+    assert loss == pytest.approx(np.mean(error ** 2), rel=1e-5)
+    for name, expected in (('b/bias', error.sum(0)), ('b/kernel', hidden.T @ error)):
+        # Absolute too: the terms of a sum near 0 are not, and each has float32's rounding.
+        np.testing.assert_allclose(values[name][0], 2 * expected / error.size, rtol=1e-4, atol=1e-6)
+
+
+def test_a_functional_keras_model_made_in_the_model_function():
+    def model_fn(x, y):
+        inputs = keras.Input([6], dtype='float64')
+        out = keras.layers.Dense(3, dtype='float64', name='out')(inputs)
+        return samples.mean_squared_error(keras.Model(inputs, out)(x), y)
+    built = towers.build_towers(model_fn, samples.vectors(4), sgd(), 2)
+    assert names(built.variables) == ['out/bias', 'out/kernel']
+    assert [names(tower.variables) for tower in built.towers] == [['out/bias', 'out/kernel']] * 2
+
+
+# ---- a graph for GPUs, built and not run ---------------------------------------------------------
+
+def conv_net(x, y):
+    net = slim.conv2d(x, 8, 3, normalizer_fn=slim.batch_norm, weights_regularizer=_l2)
+    net = slim.dropout(slim.flatten(net), 0.5)
+    table = tf.get_variable('table', [10, 4])
+    rows = tf.nn.embedding_lookup(table, tf.cast(y, tf.int32))
+    logits = slim.fully_connected(tf.concat([net, rows], 1), 10, activation_fn=None,
+                                  weights_regularizer=_l2)
+    plain = tf.Variable(tf.zeros([10]), name='plain')
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
+        logits=logits + plain, labels=y))
+
+
+def images(count):
+    return np.zeros([count, 6, 6, 1], 'float32'), np.zeros([count], 'int64')
+
+
+def test_every_operation_of_a_graph_for_gpus_is_on_its_device(kind_of_variables):
+    built = towers.build_towers(conv_net, images(6), tf.train.AdamOptimizer(),
+                                ['/gpu:2', '/gpu:0', '/cpu:1'], check_devices=False)
+    assert built.devices == ('/device:GPU:2', '/device:GPU:0', '/device:CPU:1')
+    assert {v.device for v in built.variables + built.slots} == {'/device:CPU:0'}
+    every = samples.step_operations([built.train_op, built.loss])
+    for tower in built.towers:
+        mine = [op for op in every if op.name.startswith(tower.name_scope)]
+        gradients = [op for op in mine if op.name.startswith(tower.name_scope + 'gradients')]
+        assert len(mine) > 100 and len(gradients) > 50
+        kinds = {op.type for op in mine}
+        assert {'Conv2D', 'Conv2DBackpropFilter', 'MatMul', 'BiasAdd'} <= kinds
+        for op in mine:
+            # What stands beside its variable: reads of it, gathers from it, its batch-norm update.
+            beside = any(tensor.dtype == tf.resource for tensor in op.inputs) or (
+                op.colocation_groups() != [b'loc:@' + op.name.encode()])
+            assert op.device in ([tower.device, '/device:CPU:0', ''] if beside
+                                 else [tower.device]), op.name
+        floats = [op for op in mine if op.type in (
+            'Conv2D', 'Conv2DBackpropFilter', 'MatMul', 'BiasAdd', 'Relu', 'ReluGrad', 'AddN',
+            'BiasAddGrad', 'FusedBatchNormV3', 'FusedBatchNormGradV3', 'RandomUniform', 'ConcatV2')]
+        assert {op.device for op in floats} == {tower.device}
+    for op in every:  # the combination and the update, on the variables' device
+        if op.name.startswith(('combine_gradients/', 'Adam')) and 'Read' not in op.type:
+            assert op.device in ('/device:CPU:0', ''), op.name
+            assert op.device or not op.outputs or 'Assign' in op.type, op.name
+    assert not towers.audit(built).broken
+
+
+def test_one_gpu_holds_the_variables_several_leave_them_to_the_cpu():
+    built = towers.build_towers(conv_net, images(2), momentum(), ['/gpu:1'], check_devices=False)
+    assert {v.device for v in built.variables + built.slots} == {'/device:GPU:1'}
+    assert not towers.audit(built).broken
+    named = towers.build_towers(conv_net, images(4), momentum(), ['/gpu:1', '/gpu:0'],
+                                check_devices=False, variable_device='/gpu:3', name='other',
+                                variable_scope='other')
+    assert {v.device for v in named.variables + named.slots} == {'/device:GPU:3'}
+    assert not towers.audit(named).broken
+
+
+def test_balanced_variables_and_their_slots():
+    def model_fn(x):
+        made = [tf.get_variable('v%d' % i, [size]) for i, size in enumerate([8, 2, 3, 2, 1])]
+        made.append(tf.Variable(tf.zeros([4]), name='plain'))
+        return tf.reduce_mean(x) * tf.add_n([tf.reduce_sum(each) for each in made])
+    built = towers.build_towers(model_fn, np.zeros(4, 'float32'), momentum(),
+                                ['/gpu:0', '/gpu:1'], variable_device='balanced',
+                                check_devices=False)
+    # 8 | 2, 3, 2, 1 = 8, then a tie: 4 goes to the first
+    assert [(v.op.name, v.device[-1]) for v in built.variables] == [
+        ('v0', '0'), ('v1', '1'), ('v2', '1'), ('v3', '1'), ('v4', '1'), ('plain', '0')]
+    assert {slot.op.name: slot.device for slot in built.slots} == {
+        v.op.name + '/Momentum': v.device for v in built.variables}
+    for gradient, variable in built.gradients:
+        assert gradient.device == variable.device
+    assert not towers.audit(built).broken
+
+
+def test_a_device_function_places_the_variables():
+    setter = tf.train.replica_device_setter(ps_tasks=2, worker_device='/job:worker/task:0')
+    built = towers.build_towers(two_layers, samples.vectors(4), momentum(), 2,
+                                variable_device=setter)
+    assert [v.device for v in built.variables] == ['/job:ps/task:0', '/job:ps/task:1']
+    assert {slot.device for slot in built.slots} == {'/job:ps/task:0', '/job:ps/task:1'}
+
+
+def test_a_device_inside_the_model_function_keeps_the_variables_pinned():
+    def model_fn(x, y):
+        with tf.device('/cpu:0'):
+            x = x * 2.
+            table = tf.get_variable('table', [6, 3], tf.float64)
+            kernel = tf.Variable(np.ones([3, 3]), name='kernel')
+        with tf.device('/gpu:7'):
+            bias = tf.get_variable('bias', [3], tf.float64)
+        return samples.mean_squared_error(tf.matmul(tf.matmul(x, table), kernel) + bias, y)
+    built = towers.build_towers(model_fn, samples.vectors(4), momentum(), ['/gpu:0', '/gpu:1'],
+                                variable_device='/gpu:1', check_devices=False)
+    assert {v.device for v in built.variables + built.slots} == {'/device:GPU:1'}
+    audit = towers.audit(built)
+    assert audit.broken == []
+    for tower in (0, 1):
+        assert ("2 operations of tower %d on /cpu:0 by the model's own tf.device: tower_%d/mul, "
+                'tower_%d/mul/y' % (tower, tower, tower)) in audit.notes
+
+

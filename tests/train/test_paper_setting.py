@@ -1,0 +1,75 @@
+"""The paper's own setting: 4 x 100 images of 224 x 224 x 3, 1001 classes, at 0.002."""
+
+import os
+import re
+
+from absl.testing import flagsaver
+import pytest
+import tensorflow.compat.v1 as tf
+
+from benchmarks.batch_scaling import __main__ as scaling
+from benchmarks.batch_scaling.arms import make_arms, train_flags
+import datasets
+from models import registry
+from imagenet_files import write_imagenet
+import towers
+import train
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+@pytest.fixture
+def command(tmp_path):
+    """The command of docs/scaling.md, with a folder of a few images instead of ImageNet."""
+    write_imagenet(tmp_path)
+    with open(os.path.join(ROOT, 'docs', 'scaling.md')) as page:
+        found = re.search(r"make scaling ARGS='([^']*--dataset=imagenet[^']*)'", page.read())
+    flags = found.group(1).replace('\\\n', ' ').split()
+    assert '--data_dir=/data/imagenet' in flags
+    return [flag for flag in flags if not flag.startswith('--data_dir')] + [
+        '--data_dir=%s' % tmp_path]
+
+
+def flags_of(command, name):
+    """The flags of train.py in that arm."""
+    settings = scaling.make_settings(scaling.parse(command))
+    arm, = make_arms(settings, [name])
+    return train_flags(settings, arm, 1)
+
+
+def test_flags_of_both_arms(command):
+    one, claim = flags_of(command, 'one'), flags_of(command, 'sqrt')
+    for flags, steps, towers_and_batch in (
+            (one, 80, ['--num_towers=1', '--batch_size=100']),  # of few images: the least there is
+            (claim, 20, ['--num_towers=4', '--batch_size=400'])):
+        assert set(towers_and_batch + [
+            '--train_steps=%d' % steps, '--image_size=224', '--model=inception_resnet_v2',
+            '--base_batch_size=100', '--base_learning_rate=0.001']) <= set(flags)
+        assert not [flag for flag in flags if flag.startswith('--aux_loss_weight')]
+    assert '--lr_scaling=sqrt' in claim and '--batch_norm_decay=0.998801' in claim
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_graph_and_plan_of_the_claim(command):
+    towers.mend_slim()
+    flags = flags_of(command, 'sqrt')
+    with flagsaver.flagsaver():
+        train.FLAGS.unparse_flags()
+        train.train_flags.parse_flags(['train.py'] + flags)
+        dataset = datasets.get_dataset(train.FLAGS.dataset, train.FLAGS.data_dir)
+        classifier = train.make_classifier(registry.get_network(train.FLAGS.model), dataset)
+        job = train.build_job(classifier, dataset, variable_device=None, with_evaluation=False)
+    lines = str(job.built.plan).splitlines()
+    assert lines[0] == '4 towers, batch 400 = 4 x 100'
+    assert [tower.examples for tower in job.built.plan.towers] == [100] * 4
+    assert '  optimizer        AdamOptimizer' in lines
+    assert any(line.startswith('  learning rate    0.002 = 0.001 x sqrt(4)') for line in lines)
+    logits = [v for v in job.built.variables if v.op.name.endswith('/Logits/Logits/weights')
+              or v.op.name.endswith('/Logits/weights')]
+    assert [1001] * len(logits) == [v.shape.as_list()[-1] for v in logits] and len(logits) == 2
+    stem = next(op for op in tf.get_default_graph().get_operations()
+                if op.type == 'Conv2D' and op.name.startswith('tower_3/'))
+    assert stem.inputs[0].shape.as_list() == [100, 224, 224, 3]
+    assert stem.device == '/device:CPU:3' or 'GPU:3' in stem.device
+    assert not towers.audit(job.built).broken

@@ -1,0 +1,445 @@
+"""`train.py` as a user runs it: what it prints and writes, on how many towers, from what seed."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from train_runs import (FLAGS, TRAIN, contents, metrics, names_that_differ, newest, steps_saved,
+                        values_of)
+
+
+def test_a_run_shows_its_plan_its_audit_and_its_result(reference):
+    lines = reference.stdout.splitlines()
+    assert lines[0] == '2 towers, batch 100 = 2 x 50'
+    assert re.match(r'  0 +/cpu:0 +50 +regularization, batch-norm updates$', lines[2])
+    assert re.match(r'  1 +/cpu:1 +50 +-$', lines[3])
+    assert '  variables        14 (8 trainable), 58,634 parameters, 0.2 MB' in lines
+    assert ('\n  learning rate    0.01, warm-up from 0 over 718 examples, x0.94 every 1,437 examples'
+            in reference.stdout)
+    assert 'audit: every promise kept' in lines
+    accuracy = metrics(reference.train_dir)[-1]['test_accuracy']
+    assert 'test accuracy  %.4f on 360 images' % accuracy in lines
+    assert accuracy > 0.6
+    assert re.match(r'speed +[\d,]+ images/s$', lines[-3])
+    assert lines[-2:] == ['checkpoint     %s/model.ckpt-30' % reference.train_dir,
+                          'SavedModel     %s/export/30' % reference.train_dir]
+
+
+def test_a_run_reports_its_progress_in_plain_lines(reference):
+    assert reference.stderr == ''
+    lines = [line for line in reference.stdout.splitlines() if line.startswith('step ')]
+    assert [line.split('  ')[0] for line in lines] == [
+        'step %d/30' % step for step in (1, 5, 7, 10, 14, 15, 20, 21, 25, 28, 30, 30)]
+    assert re.match(r'step 5/30  epoch 0\.3  loss \d\.\d+  lr 0\.00\d+  ', lines[1])
+    assert re.match(r'step 7/30  test accuracy 0\.\d+, loss \d\.\d+ on 360 examples$', lines[2])
+
+
+def test_a_run_writes_checkpoints_and_metrics(reference):
+    folder = reference.train_dir
+    assert steps_saved(folder) == list(range(0, 31, 3))
+    assert newest(folder) == 30
+    values = values_of(folder, 30)
+    assert values['global_step'] == 30 and values['examples_seen'] == 3000
+    assert {name.split('/')[0] for name in values} == {
+        'Digits', 'global_step', 'examples_seen', 'beta1_power', 'beta2_power'}
+    assert {name.split('/', 3)[-1] for name in values if name.startswith('Digits/conv1/w')} == {
+        'weights', 'Adam', 'Adam_1', 'ExponentialMovingAverage'}
+    lines = metrics(folder)
+    assert [line['step'] for line in lines] == [5, 7, 10, 14, 15, 20, 21, 25, 28, 30]
+    assert [line['step'] for line in lines if 'test_accuracy' in line] == [7, 14, 21, 28, 30]
+    assert [line['step'] for line in lines if 'loss' in line] == [5, 10, 15, 20, 25, 30]
+    for line in lines:
+        if 'loss' in line:
+            seen = line['step'] * 100
+            assert line['examples'] == seen and line['epoch'] == pytest.approx(seen / 1437, abs=1e-6)
+            # The rate of a step is that of the examples before it.
+            rate = 0.01 * min((seen - 100) / 718, 1) * 0.94 ** ((seen - 100) / 1437)
+            assert line['learning_rate'] == pytest.approx(rate, rel=1e-6)
+    assert lines[-1]['test_examples'] == 360
+    assert [name for name in os.listdir(folder) if 'tfevents' in name]
+
+
+@pytest.mark.slow
+def test_with_no_flags_two_towers_learn_the_digits(tmp_path):
+    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3')
+    done = subprocess.run([sys.executable, TRAIN], cwd=str(tmp_path), env=environment, check=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    assert done.stdout.startswith('2 towers, batch 100 = 2 x 50\n')
+    accuracy = float(re.search(r'^test accuracy  (0\.\d{4}|1\.0000) on 360 images$', done.stdout,
+                               re.MULTILINE).group(1))
+    assert accuracy > 0.97
+    # 30 epochs of 1,437 images.
+    assert done.stdout.endswith('checkpoint     runs/digits/model.ckpt-432\n')
+    assert newest(tmp_path / 'runs' / 'digits') == 432
+    assert [line['step'] for line in metrics(tmp_path / 'runs' / 'digits')] == [
+        100, 200, 300, 400, 432]
+
+
+@pytest.mark.slow
+def test_copies_on_every_tower_train_the_same_weights_and_resume_everywhere(runner, tmp_path):
+    flags = ['--augment_shift=1', '--average_decay=0.9', '--base_learning_rate=0.01',
+             '--summary_steps=3', '--save_steps=4', '--keep=99']
+    copies = ['--variable_device=replicated']
+    runner.run(tmp_path / 'plain', flags + ['--train_steps=9'])
+    for steps, more in ((3, copies), (6, []), (9, copies + ['--all_reduce=collective',
+                                                            '--audit_runtime'])):
+        run = runner.run(tmp_path / 'mixed', flags + more + ['--train_steps=%d' % steps])
+        assert ('variables on     every tower (2 copies), all-reduce by ' in run.stdout) == bool(more)
+    assert 'BROKEN' not in run.stdout
+    ours, theirs = values_of(tmp_path / 'mixed', 9), values_of(tmp_path / 'plain', 9)
+    assert sorted(ours) == sorted(theirs)
+    for name, expected in theirs.items():
+        np.testing.assert_allclose(ours[name], expected, rtol=1e-4, atol=1e-5, err_msg=name)
+    evaluated = runner.run(tmp_path / 'mixed', copies + ['--mode=eval'])
+    assert re.search(r'^test accuracy  0\.\d{4} on 360 images$', evaluated.stdout, re.MULTILINE)
+
+
+# In a quarter of the time: one residual block of each kind in place of 10, 20 and 9.
+FEWER_BLOCKS = '''
+import models.inception_resnet_v2 as network
+repeat = network._repeat
+network._repeat = lambda net, scope, times, *args, **kwargs: repeat(net, scope, 1, *args, **kwargs)
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_the_plan_says_what_the_claim_says(runner, tmp_path):
+    run = runner.run(tmp_path / 'run', [
+        '--plan_only', '--model=inception_resnet_v2', '--num_towers=4', '--batch_size=400',
+        '--base_learning_rate=0.001', '--lr_scaling=sqrt'], before=FEWER_BLOCKS)
+    lines = [line for line in run.stdout.splitlines() if not line.startswith('building ')]
+    assert lines[0] == '4 towers, batch 400 = 4 x 100'
+    assert [line.split()[:3] for line in lines[2:6]] == [
+        [str(tower), '/cpu:%d' % tower, '100'] for tower in range(4)]
+    assert ('  learning rate    0.002 = 0.001 x sqrt(4); AdamOptimizer steps on a sum (nearly) as '
+            'on the mean') in lines
+    assert 'audit: every promise kept' in lines
+    assert run.stderr == '' and not (tmp_path / 'run').exists()
+
+
+# ---- the seed ------------------------------------------------------------------------------------
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_one_seed_is_one_run_whatever_is_watched(runner, reference, tmp_path):
+    runner.run(tmp_path / 'run', FLAGS + ['--save_steps=50', '--summary_steps=0', '--log_every=30',
+                                          '--eval_steps=0', '--nocheck_numerics'])
+    assert steps_saved(tmp_path / 'run') == [0, 30]
+    for step in (0, 30):
+        assert names_that_differ(values_of(reference.train_dir, step),
+                                 values_of(tmp_path / 'run', step)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_another_seed_is_another_run(runner, reference, tmp_path):
+    runner.run(tmp_path / 'run', [flag for flag in FLAGS if 'train_steps' not in flag]
+               + ['--seed=2', '--train_steps=1', '--save_steps=1'])
+    differ = names_that_differ(values_of(reference.train_dir, 0), values_of(tmp_path / 'run', 0))
+    # All that is not made of zeros or ones.
+    assert differ == sorted('Digits/%s/weights%s' % (layer, what)
+                            for layer in ('conv1', 'conv2', 'conv3', 'logits')
+                            for what in ('', '/ExponentialMovingAverage'))
+
+
+@pytest.mark.slow
+def test_runs_of_one_seed_begin_alike_and_see_the_same_on_any_number_of_towers(runner, tmp_path):
+    found = []
+    for name, argv in (('one', ['--num_towers=1', '--batch_size=20', '--train_steps=8']),
+                       ('four', ['--num_towers=4', '--batch_size=80', '--train_steps=2']),
+                       ('seed', ['--num_towers=1', '--batch_size=20', '--train_steps=8',
+                                 '--seed=2'])):
+        argv = argv + ['--fingerprint', '--log_every=%d' % (int(argv[2].split('=')[1]) // 2),
+                       '--summary_steps=0']
+        folder = tmp_path / name
+        if name != 'seed':
+            # Stopped half-way and gone on with: the checksum counts on from where it was.
+            half = [flag if not flag.startswith('--train_steps') else
+                    '--train_steps=%d' % (int(flag.split('=')[1]) // 2) for flag in argv]
+            runner.run(folder, half)
+        runner.run(folder, argv)
+        lines = metrics(folder)
+        assert lines[0]['step'] == 0 and lines[-1]['examples'] == 160
+        found.append((lines[0]['initial_weights'],
+                      [line['examples_checksum'] for line in lines[1:]]))
+    assert len(found[0][1]) == 2
+    assert found[0] == found[1]
+    assert found[0][0] != found[2][0] and found[0][1][0] != found[2][1][0]
+
+
+# ---- loss scale, XLA, and where variables live --------------------------------------------------
+
+@pytest.mark.slow
+def test_a_step_that_overflows_is_skipped_counted_and_resumed_from(runner, tmp_path):
+    flags = ['--loss_scale=3e38', '--batch_size=50', '--save_steps=1', '--log_every=1',
+             '--summary_steps=0', '--keep=99', '--augment_shift=1']
+    whole, parts = tmp_path / 'whole', tmp_path / 'parts'
+    run = runner.run(whole, flags + ['--train_steps=6'])
+    lines = metrics(whole)
+    skipped = [line['skipped_steps'] for line in lines]
+    assert skipped[0] == 1 and skipped == sorted(skipped) and skipped[-1] < 6
+    halved = [np.float32('3e38') / 2 ** count for count in [0] + skipped[:-1]]
+    assert [line['loss_scale'] for line in lines] == pytest.approx(halved, rel=1e-6)
+    assert re.search(r'^step 1/6 .* loss_scale 3e\+38  skipped_steps 1', run.stdout, re.MULTILINE)
+    moved = names_that_differ(values_of(whole, 0), values_of(whole, 1))
+    assert [name for name in moved if 'moving_' not in name] == [
+        'examples_seen', 'global_step', 'towers/loss_scale', 'towers/skipped_steps']
+    final = values_of(whole, 6)
+    assert final['towers/skipped_steps'] == skipped[-1]
+    assert final['towers/good_steps'] == 6 - skipped[-1]  # those that overflow come first
+    runner.run(parts, flags + ['--train_steps=3'])
+    runner.run(parts, flags + ['--train_steps=6'])
+    assert names_that_differ(final, values_of(parts, 6)) == []
+    assert [line['skipped_steps'] for line in metrics(parts)] == skipped
+
+
+@pytest.mark.slow
+def test_a_run_compiled_by_xla(runner, tmp_path):
+    flags = ['--train_steps=6', '--batch_size=20', '--log_every=3', '--summary_steps=0']
+    run = runner.run(tmp_path / 'xla', flags + ['--xla', '--audit_runtime'])
+    assert re.search(r'note    XLA compiled [1-9]\d* clusters for /cpu:0, [1-9]\d* clusters for '
+                     r'/cpu:1$', run.stdout, re.MULTILINE)
+    runner.run(tmp_path / 'plain', flags)
+    for ours, plain in zip(metrics(tmp_path / 'xla'), metrics(tmp_path / 'plain')):
+        assert ours['loss'] == pytest.approx(plain['loss'], rel=1e-3)  # Adam makes noise grow
+
+
+@pytest.mark.slow
+def test_auto_times_placements_once_and_the_run_keeps_to_its_choice(runner, tmp_path):
+    flags = ['--batch_size=20', '--summary_steps=0', '--save_steps=2', '--variable_device=auto']
+    folder = tmp_path / 'run'
+    run = runner.run(folder, flags + ['--train_steps=2'])
+    table = run.stdout.splitlines()[:3]
+    assert re.match(r'variables on (/cpu:0|balanced): ', table[0])
+    assert re.match(r'  /cpu:0 +[\d.]+ ms a step \([\d.]+ to [\d.]+\)$', table[1])
+    assert re.match(r'  balanced +[\d.]+ ms a step \([\d.]+ to [\d.]+\)$', table[2])
+    # Whatever it was: as if it had been the other one.
+    with open(str(folder / 'variable_device.json')) as opened:
+        record = json.load(opened)
+    taken = record['variable_device']
+    assert {'/device:CPU:0': '/cpu:0'}.get(taken, taken) == table[0].split()[2].rstrip(':')
+    record['variable_device'] = 'balanced'
+    (folder / 'variable_device.json').write_text(json.dumps(record))
+    run = runner.run(folder, flags + ['--train_steps=4'])
+    assert run.stdout.startswith('variables on balanced: as this run began, see %s/variable_device'
+                                 '.json\n' % folder)
+    assert '  variables on     balanced over /cpu:0 (' in run.stdout
+    # On CPUs sums are the same wherever they are.
+    runner.run(tmp_path / 'other', flags[:-1] + ['--train_steps=4'])
+    assert names_that_differ(values_of(folder, 4), values_of(tmp_path / 'other', 4)) == []
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_a_run_that_goes_on_tells_what_changed(runner, tmp_path):
+    folder = tmp_path / 'run'
+    flags = ['--batch_size=20', '--summary_steps=0', '--average_decay=0.5']
+    first = runner.run(folder, flags + ['--train_steps=2'])
+    assert 'was' not in first.stdout.split('audit: ')[1]
+    with open(str(folder / 'settings.json')) as opened:
+        written = json.load(opened)
+    assert written['settings']['optimizer'] == 'adam' and written['settings']['batch_size'] == 20
+    assert written['changes'] == [] and 'train_dir' not in written['settings']
+    flags[0] = '--batch_size=40'
+    second = runner.run(folder, flags + ['--train_steps=4', '--seed=7', '--log_every=1'])
+    told = second.stdout[second.stdout.index('going on from'):].splitlines()
+    assert told[1:5] == ['--batch_size=40, was 20: changes the run from here on',
+                         '--train_steps=4, was 2: no change to the run',
+                         '--seed=7, was 1: changes the run from here on',
+                         '--log_every=1, was 100: no change to the run']
+    assert told[5].startswith('step 3/4')
+    with open(str(folder / 'settings.json')) as opened:
+        written = json.load(opened)
+    assert [(change['step'], change['setting'], change['from'], change['to'])
+            for change in written['changes']] == [
+                (2, 'batch_size', 20, 40), (2, 'train_steps', 2, 4), (2, 'seed', 1, 7),
+                (2, 'log_every', 100, 1)]
+    before = contents(folder)
+    same = ['--batch_size=40', '--summary_steps=0', '--seed=7', '--log_every=1', '--train_steps=6']
+    for more, text in (
+            (['--optimizer=sgd', '--average_decay=0.5'],
+             r'train\.py: --optimizer=sgd, was adam: the checkpoint \S+ckpt-4 holds state that the '
+             r'checkpoints to come would be without: .*/Adam.* and 14 more\. Nothing was changed\. '
+             r'Go on with --optimizer=adam\. Or begin another run in another --train_dir, which '
+             r'--init_from=%s starts with what fits of the weights\.\n$' % re.escape(str(folder))),
+            (['--average_decay=0'], r'train\.py: --average_decay=0\.0, was 0\.5: the checkpoint .* '
+             r'would be without: .*/ExponentialMovingAverage.*Go on with --average_decay=0\.5\. '),
+            (['--average_decay=0.5', '--fingerprint'], r'train\.py: --fingerprint=True, was False: '
+             r'the checkpoint \S+ is of another model: 1 of the 43 variables of this model differ: '
+             r'not in the checkpoint: examples_checksum\. Nothing was changed\. Go on with '
+             r'--fingerprint=False\. ')):
+        refused = runner.run(folder, same + more, status=1)
+        assert re.match(text, refused.stderr), refused.stderr
+        assert refused.stderr.count('\n') == 1 and 'step 5' not in refused.stdout
+        after = contents(folder)
+        assert {name for name in after if after[name] != before.get(name)} <= {'run.lock'}
+    # A run of before there were settings: told, and refused by what the checkpoint holds.
+    (folder / 'settings.json').unlink()
+    refused = runner.run(folder, same + ['--optimizer=sgd', '--average_decay=0.5'], status=1)
+    assert re.match(r'train\.py: the checkpoint \S+ holds state that the checkpoints to come would '
+                    r'be without: .*Or begin another run', refused.stderr)
+    again = runner.run(folder, same + ['--average_decay=0.5'])
+    assert ('%s/settings.json is missing (an older run, perhaps): whether settings have changed '
+            'cannot be told\n' % folder) in again.stdout
+    assert (folder / 'settings.json').exists()
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_what_a_deleted_run_measured_is_kept(runner, tmp_path):
+    folder = tmp_path / 'run'
+    flags = ['--batch_size=20', '--summary_steps=0', '--log_every=1']
+    runner.run(folder, flags + ['--train_steps=3'])
+    former = (folder / 'metrics.jsonl').read_bytes()
+    for path in folder.iterdir():
+        if path.name.startswith(('model.ckpt', 'checkpoint')):
+            path.unlink()
+    run = runner.run(folder, flags + ['--train_steps=2', '--seed=2'])
+    assert ('{0}/metrics.jsonl held 3 lines of an earlier run, whose checkpoints are gone: renamed '
+            'to {0}/metrics.jsonl.1\n'.format(folder)) in run.stdout
+    assert '%s/settings.json was that of an earlier run, whose' % folder in run.stdout
+    assert (folder / 'metrics.jsonl.1').read_bytes() == former
+    assert [line['step'] for line in metrics(folder)] == [1, 2]
+
+
+# ---- the number of towers ------------------------------------------------------------------------
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_towers(runner, tmp_path):
+    folder = tmp_path / 'run'
+    flags = ['--batch_size=20', '--log_every=1', '--save_steps=4', '--summary_steps=0',
+             '--base_learning_rate=0.003']
+    for part, towers in enumerate((1, 4, 1)):
+        run = runner.run(folder, flags + ['--num_towers=%d' % towers,
+                                          '--train_steps=%d' % (8 * part + 8)])
+        assert run.stdout.startswith(['1 tower, batch 20 = 1 x 20\n',
+                                      '4 towers, batch 20 = 4 x 5\n'][towers == 4])
+        if part:
+            assert 'going on from %s/model.ckpt-%d\n' % (folder, 8 * part) in run.stdout
+    values = values_of(folder, 24)
+    assert values['global_step'] == 24 and values['examples_seen'] == 480
+    lines = metrics(folder)
+    assert [line['step'] for line in lines] == list(range(1, 25))
+    assert [line['examples'] for line in lines] == list(range(20, 500, 20))
+    losses = [line['loss'] for line in lines]
+    assert np.mean(losses[8:16]) < np.mean(losses[:8])
+    assert np.mean(losses[16:]) < np.mean(losses[8:16])
+
+
+@pytest.mark.slow
+def test_epochs_are_epochs_whatever_the_batch_size_was_before(runner, tmp_path):
+    folder = tmp_path / 'run'
+    flags = ['--decay=cosine', '--summary_steps=0', '--log_every=1']
+    runner.run(folder, flags + ['--batch_size=50', '--train_steps=20'])
+    # 2 x 1,437 images are 2,874; 1,000 were seen; 19 steps of 100 are the 1,874 that are left.
+    flags.append('--train_epochs=2')
+    run = runner.run(folder, flags + ['--batch_size=100'])
+    values = values_of(folder, 39)
+    assert values['global_step'] == 39 and values['examples_seen'] == 2900
+    assert 'cosine to 0 over 2,900 examples' in run.stdout
+    rates = {line['step']: line['learning_rate'] for line in metrics(folder)}
+    assert max(rates) == 39
+    assert rates[21] == pytest.approx(0.001 * (1 + np.cos(np.pi * 1000 / 2900)) / 2, rel=1e-5)
+    assert rates[39] == pytest.approx(0.001 * (1 + np.cos(np.pi * 2800 / 2900)) / 2, rel=1e-5)
+    # And back to small batches it is over.
+    before = (folder / 'settings.json').read_bytes()
+    again = runner.run(folder, flags + ['--batch_size=20', '--eval_steps=7'])
+    assert '%s holds 39 steps already' % folder in again.stdout
+    assert (folder / 'settings.json').read_bytes() == before
+    shorter = runner.run(folder, ['--train_steps=5', '--summary_steps=0'])
+    assert '\nstep 39  test accuracy ' in shorter.stdout
+
+
+OTHER_VERSIONS_FLAGS = [
+    '--optimizer=momentum', '--base_learning_rate=0.0003', '--batch_size=20', '--augment_shift=1',
+    '--decay=cosine', '--decay_epochs=1', '--log_every=5', '--save_steps=10', '--summary_steps=0',
+    '--train_steps=20']
+
+
+@pytest.fixture(scope='module')
+def run_of_this_version(runner, tmp_path_factory):
+    """The folder of a run with these flags, from its start to its end."""
+    folder = tmp_path_factory.mktemp('version') / 'whole'
+    runner.run(folder, OTHER_VERSIONS_FLAGS)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('version', ['1.15', '2.21'])
+def test_a_run_goes_on_with_another_version_of_tensorflow(runner, run_of_this_version, tmp_path,
+                                                          version):
+    """tests/data/run_tf…: `train.py --train_steps=10 --keep=1` with these flags under that one."""
+    begun = os.path.join(os.path.dirname(os.path.dirname(__file__)), 'data', 'run_tf' + version)
+    shutil.copytree(begun, str(tmp_path / 'mixed'))
+    run = runner.run(tmp_path / 'mixed', OTHER_VERSIONS_FLAGS)
+    assert 'going on from %s/model.ckpt-10\n' % (tmp_path / 'mixed') in run.stdout
+    ours, whole = values_of(tmp_path / 'mixed', 20), values_of(run_of_this_version, 20)
+    assert sorted(ours) == sorted(whole) and ours['global_step'] == 20
+    for name, expected in whole.items():
+        # Kernels round otherwise; a hundred times as much on a machine with other kernels.
+        assert np.linalg.norm(ours[name] - expected) <= 1e-3 * np.linalg.norm(expected), name
+    lines = metrics(tmp_path / 'mixed')
+    assert [line['step'] for line in lines] == [5, 10, 15, 20]
+    for line, expected in zip(lines, metrics(run_of_this_version)):
+        assert line['learning_rate'] == pytest.approx(expected['learning_rate'], rel=1e-6)
+        # Other images, shifts or dropout would be another loss of these 20 examples.
+        assert line['loss'] == pytest.approx(expected['loss'], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_run_starts_from_what_fits_of_another(runner, reference, tmp_path):
+    """Adam's first step is as long as the rate, and this rate is below what float32 resolves."""
+    folder = tmp_path / 'run'
+    flags = ['--init_from=%s' % reference.train_dir, '--base_learning_rate=1e-12', '--batch_size=20',
+             '--augment_shift=1', '--save_steps=1']
+    run = runner.run(folder, flags + ['--train_steps=1'])
+    assert ('\nfrom %s/model.ckpt-30: took 14 of 14 variables (Digits: 14)\n  of no use here: '
+            % reference.train_dir) in run.stdout
+    whole, started = values_of(reference.train_dir, 30), values_of(folder, 0)
+    taken = [name for name in started if name.startswith('Digits/') and 'Adam' not in name]
+    assert len(taken) == 14
+    for name in taken:
+        assert started[name].tobytes() == whole[name].tobytes(), name
+    assert started['global_step'] == 0 and started['examples_seen'] == 0
+    assert not started['Digits/conv1/weights/Adam'].any()
+    for name in taken:
+        if name.endswith('weights'):
+            np.testing.assert_allclose(values_of(folder, 1)[name], whole[name], rtol=0, atol=1e-10)
+    # Started again, it goes on from its own checkpoint.
+    run = runner.run(folder, flags + ['--train_steps=2'])
+    assert 'going on from %s/model.ckpt-1\n' % folder in run.stdout and 'took' not in run.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_variables_on_the_cpu_device_of_another_tower(runner, tmp_path):
+    run = runner.run(tmp_path / 'run', ['--train_steps=2', '--batch_size=20', '--summary_steps=0',
+                                        '--variable_device=/cpu:1', '--audit_runtime'])
+    assert '  variables on     /cpu:1' in run.stdout.splitlines()
+    assert 'BROKEN' not in run.stdout
+    assert newest(tmp_path / 'run') == 2
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_accumulate_is_the_same_run_in_less_memory(runner, tmp_path):
+    """The digits network has batch norm, so the losses are near each other and not the same."""
+    for name, flags in (('whole', []), ('parts', ['--accumulate=5'])):
+        run = runner.run(tmp_path / name, ['--train_steps=4', '--batch_size=20', '--log_every=1',
+                                           '--seed=1'] + flags)
+        assert ('5 micro-batches of 2 a tower, one after the other, for one update'
+                in run.stdout) == (name == 'parts')
+    assert newest(tmp_path / 'parts') == 4
+    assert values_of(tmp_path / 'parts', 4)['examples_seen'] == 80
+    refused = runner.run(tmp_path / 'no', ['--batch_size=20', '--accumulate=3'], status=2)
+    assert ('--batch_size=20 does not divide among 2 towers of 3 micro-batches: give '
+            'a multiple of 6' in refused.stderr)

@@ -1,0 +1,87 @@
+"""train.py's flags for several machines, as far as one process shows it."""
+
+import json
+
+from absl.testing import flagsaver
+import pytest
+
+import towers
+import train
+import train_cluster
+import train_flags
+
+
+@pytest.fixture(autouse=True)
+def parsed():
+    with flagsaver.flagsaver():
+        train_flags.FLAGS(['train.py'])
+        yield
+
+
+RING = json.dumps({'cluster': {'worker': ['a:1', 'b:2']}, 'task': {'type': 'worker', 'index': 1}})
+
+
+@pytest.mark.parametrize('given, expected', [
+    (dict(fingerprint=True), '--fingerprint sums up'),
+    (dict(audit_runtime=True), '--audit_runtime looks'),
+    (dict(variable_device='auto'), '--variable_device=auto times'),
+    (dict(batch_size='auto'), '--batch_size=auto runs steps of one machine'),
+    (dict(skip_bad=3), '--skip_bad leaves out'),
+    (dict(stage_inputs=True), '--stage_inputs reads ahead'),
+    (dict(remainder='weight'), '--remainder=weight ends an epoch'),
+    (dict(mode='eval', cluster='ring'), '--cluster is of no use with --mode=eval'),
+    (dict(backup_workers=1), '--backup_workers is of no use with --cluster=ring')])
+def test_what_does_not_go_with_a_cluster(given, expected):
+    with flagsaver.flagsaver(**dict(given, cluster='ring')):
+        assert train_flags.contradiction(set(given)).startswith(expected)
+
+
+def test_flags_of_a_cluster_without_one():
+    with flagsaver.flagsaver():
+        assert train_flags.contradiction({'worker_hosts'}) == (
+            '--worker_hosts is of no use without --cluster')
+
+
+def test_flags_override_tf_config(monkeypatch):
+    monkeypatch.setenv('TF_CONFIG', RING)
+    with flagsaver.flagsaver(cluster='ring'):
+        cluster = train_cluster.make_cluster()
+        assert (cluster.workers, cluster.rank) == (('a:1', 'b:2'), 1)
+    with flagsaver.flagsaver(cluster='ps', worker_hosts='x:1, y:2', ps_hosts='z:3', job_name='ps',
+                             task_index=0, synchronous=False):
+        cluster = train_cluster.make_cluster()
+        assert (cluster.workers, cluster.ps, cluster.job, cluster.rank, cluster.synchronous) == (
+            ('x:1', 'y:2'), ('z:3',), 'ps', 0, False)
+    with flagsaver.flagsaver():
+        assert train_cluster.make_cluster() is None
+
+
+def test_the_rate_sees_all_machines_and_the_step_counts_their_examples():
+    import datasets
+    from models import registry
+    with flagsaver.flagsaver(cluster='ring', lr_scaling='linear', batch_size=10, num_towers=2,
+                             train_steps=5, base_learning_rate=0.001, warmup_epochs=1):
+        cluster = towers.Cluster('ring', ['a:1', 'b:2', 'c:3'], rank=1)
+        classifier = train.make_classifier(registry.get_network('digits'),
+                                           datasets.get_dataset('digits'))
+        towers.mend_slim()
+        job = train.build_job(classifier, datasets.get_dataset('digits'), None, cluster=cluster)
+    assert job.batch_size == 30
+    assert '0.006 = 0.001 x 6, warm-up from 0.001' in job.built.plan.learning_rate
+    assert job.built.machines.counted(10) == 30
+    assert job.built.plan.all_towers == 6
+
+
+def test_an_evaluator_evaluates_each_checkpoint_once(monkeypatch):
+    newest = iter([None, 'a-1', 'a-1', 'a-2', 'a-2'])
+    evaluated = []
+
+    def next_or_end(unused_directory):
+        try:
+            return next(newest)
+        except StopIteration:
+            raise KeyboardInterrupt  # how such a process ends
+    monkeypatch.setattr(train_cluster.tf.train, 'latest_checkpoint', next_or_end)
+    with pytest.raises(KeyboardInterrupt):
+        train_cluster.evaluate_checkpoints(lambda: evaluated.append(1), '/', pause=0.)
+    assert len(evaluated) == 2

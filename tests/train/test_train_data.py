@@ -1,0 +1,122 @@
+"""`train.py` and its data: staging, remainders, bad examples, the modes that look at data."""
+
+import re
+
+import pytest
+
+from image_files import jpeg, truncated, write_folder
+from train_runs import metrics, names_that_differ, untimed, values_of
+
+SHORT = ['--batch_size=100', '--train_steps=16', '--log_every=4', '--save_steps=16', '--fingerprint',
+         '--summary_steps=0']
+FOLDER = ['--dataset=folder', '--model=digits', '--image_size=8', '--batch_size=4', '--log_every=1',
+          '--summary_steps=0', '--save_steps=2', '--augment=crop']
+
+
+@pytest.mark.slow
+def test_staged_inputs_change_no_number(runner, tmp_path):
+    plain = runner.run(tmp_path / 'plain', SHORT)
+    staged = runner.run(tmp_path / 'staged', SHORT + ['--stage_inputs'])
+    assert "the next batch is put on the towers' devices while they work" in staged.stdout
+    assert names_that_differ(values_of(plain.train_dir, 16), values_of(staged.train_dir, 16)) == []
+    assert untimed(metrics(plain.train_dir)) == untimed(metrics(staged.train_dir))
+    # And across a stop, at which a batch was staged.
+    parts = tmp_path / 'parts'
+    runner.run(parts, [flag.replace('steps=16', 'steps=7') for flag in SHORT] + ['--stage_inputs'])
+    runner.run(parts, SHORT + ['--stage_inputs'])
+    assert names_that_differ(values_of(plain.train_dir, 16), values_of(parts, 16)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_the_share_of_waiting_is_in_both(runner, tmp_path):
+    done = runner.run(tmp_path / 'run', SHORT)
+    lines = [line for line in done.stdout.splitlines() if re.match(r'step \d+/16  epoch', line)]
+    assert lines and all(re.search(r'  input wait \d+%', line) for line in lines)
+    entries = [line for line in metrics(done.train_dir) if 'loss' in line]
+    assert all(0 <= line['input_wait'] <= 1 for line in entries)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('remainder, steps, examples', [
+    ('carry', 15, 1500), ('drop', 14, 1400), ('pad', 15, 1500), ('weight', 15, 1437)])
+def test_an_epoch_with_each_remainder(runner, tmp_path, remainder, steps, examples):
+    # 1,437 images: an epoch is 14, or 14.37, or 15 batches of 100.
+    done = runner.run(tmp_path / 'run', ['--batch_size=100', '--train_epochs=1', '--log_every=50',
+                                         '--summary_steps=0', '--remainder=' + remainder])
+    values = values_of(done.train_dir, steps)
+    assert (values['global_step'], values['examples_seen']) == (steps, examples)
+
+
+def images(folder, bad):
+    files = {'train/%s/%d.jpg' % (name, number): jpeg(40 * number, 12, 12)
+             for name in 'ab' for number in range(5)}
+    files.update({'test/%s/%d.jpg' % (name, number): jpeg(50, 12, 12)
+                  for name in 'ab' for number in range(2)})
+    for name in bad:
+        files[name] = truncated()
+    return write_folder(folder, files)
+
+
+BAD = ['train/a/1.jpg', 'train/b/3.jpg', 'test/a/0.jpg']
+
+
+@pytest.fixture(scope='module')
+def model_for_three_channels():
+    """Code that gives the digits' network three channels, as these images have."""
+    return ('from models import registry\n'
+            'network = registry.get_network("digits")\n'
+            'registry.get_network = lambda name: network._replace(default_channels=3)\n')
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_a_bad_image_ends_the_run_and_is_named(runner, tmp_path, model_for_three_channels):
+    folder = images(tmp_path / 'data', BAD)
+    run = runner.start(tmp_path / 'run', FOLDER + ['--data_dir=' + folder, '--train_steps=6'],
+                       model_for_three_channels)
+    assert run.status() == 1
+    assert re.search(r'train.py: \S+data/train/(a/1|b/3).jpg is a damaged JPEG: .*--skip_bad=10',
+                     run.stderr), run.stderr
+
+
+@pytest.mark.slow
+def test_bad_images_are_left_out_listed_and_resumed(runner, tmp_path, model_for_three_channels):
+    folder = images(tmp_path / 'data', BAD)
+    flags = FOLDER + ['--data_dir=' + folder, '--skip_bad=3']
+    whole = runner.run(tmp_path / 'whole', flags + ['--train_steps=8'],
+                       before=model_for_three_channels)
+    assert 'skipped        3 bad examples\n' in whole.stdout
+    assert all(name in whole.stdout for name in BAD)
+    assert re.search(r'test accuracy  [\d.]+ on 3 images', whole.stdout)
+    for steps in (1, 4, 8):
+        runner.run(tmp_path / 'parts', flags + ['--train_steps=%d' % steps],
+                   before=model_for_three_channels)
+    assert names_that_differ(values_of(tmp_path / 'whole', 8), values_of(tmp_path / 'parts', 8)
+                             ) == []
+    run = runner.start(tmp_path / 'few', FOLDER + ['--data_dir=' + folder, '--train_steps=6',
+                                                   '--skip_bad=1'], model_for_three_channels)
+    assert run.status() == 1 and '--skip_bad=1 allows no more' in run.stderr
+
+
+def test_check_data(runner, tmp_path):
+    folder = images(tmp_path / 'data', BAD)
+    run = runner.start(tmp_path / 'run', ['--mode=check_data', '--dataset=folder',
+                                          '--data_dir=' + folder])
+    assert run.status() == 1
+    assert 'train          8 images that can be used, 2 bad' in run.stdout
+    assert run.stdout.splitlines()[-1] == 'check          3 bad examples'
+
+
+@pytest.mark.slow
+def test_diagnose(runner, tmp_path):
+    run = runner.run(tmp_path / 'run', ['--mode=diagnose', '--diagnose_seconds=0.1'])
+    assert re.search(r'pipeline alone +[\d,]+ images/s\ntowers alone +[\d,]+ images/s', run.stdout)
+    assert run.stdout.rstrip().endswith('.')
+
+
+def test_synthetic_images_stay_on_the_towers(runner, tmp_path):
+    run = runner.run(tmp_path / 'run', ['--dataset=synthetic', '--num_classes=10', '--image_size=8',
+                                        '--batch_size=8', '--train_steps=3', '--summary_steps=0'])
+    assert "the first batch over and over, from the towers' devices" in run.stdout
+    assert 'test accuracy' in run.stdout

@@ -1,0 +1,172 @@
+"""Checks of arguments that several calls share: one typed error each, before anything is made."""
+
+import collections.abc
+import inspect
+import numbers
+import os
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import InvalidArgumentError
+
+
+def check_number(name, value, least=None, above=None, most=None, expected='a number'):
+    """Raises `InvalidArgumentError` unless `value` is a number in these bounds (NaN is in none)."""
+    if (isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real) or value != value
+            or (least is not None and value < least) or (above is not None and value <= above)
+            or (most is not None and value > most)):
+        raise InvalidArgumentError('%s=%.80r: expected %s.' % (name, value, expected))
+
+
+def check_count(name, value):
+    """Raises `InvalidArgumentError` unless `value` is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise InvalidArgumentError('%s=%.80r: expected a whole number of at least 1.' % (name, value))
+
+
+def check_graph_mode(what):
+    """Raises `InvalidArgumentError` while TensorFlow executes eagerly."""
+    if tf.executing_eagerly():
+        raise InvalidArgumentError(
+            '%s is a part of a graph, and TensorFlow is executing eagerly: make it under '
+            '`with tf.Graph().as_default():`, or call tf.disable_eager_execution() first.' % what)
+
+
+def check_flag(name, value, expected='True or False'):
+    """Raises `InvalidArgumentError` unless `value` is True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise InvalidArgumentError('%s=%.80r: expected %s.' % (name, value, expected))
+
+
+def check_function(name, value, arguments, expected):
+    """Raises `InvalidArgumentError` for what cannot be called with so many arguments.
+
+    A class is no function here, and Python's own functions without a signature are taken to do.
+
+    Args:
+      arguments: how many, by position.
+      expected: what the error says was expected.
+    """
+    fits = callable(value) and not isinstance(value, type)
+    if fits:
+        try:
+            inspect.signature(value).bind(*[None] * arguments)
+        except TypeError:
+            fits = False
+        except ValueError:
+            pass
+    if not fits:
+        raise InvalidArgumentError('%s=%.80r: expected %s.' % (name, value, expected))
+
+
+def check_choice(name, value, choices):
+    """Raises `InvalidArgumentError` unless `value` is one of these strings."""
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidArgumentError('%s=%.80r: expected one of %s.' % (
+            name, value, ', '.join(map(repr, choices))))
+
+
+def check_instance(name, value, kind, expected):
+    """Raises `InvalidArgumentError` unless `value` is an instance of a class (or several)."""
+    if not isinstance(value, kind):
+        raise InvalidArgumentError('%s=%.80r of type %s: expected %s%s.' % (
+            name, value, type(value).__name__, expected,
+            ', not the class' if isinstance(value, type) else ''))
+
+
+def directory_name(name, value, expected='the name of a directory'):
+    """The name of a directory (or a file) as a string, of a string or a path.
+
+    Raises:
+      InvalidArgumentError: something else, or nothing.
+    """
+    try:
+        path = os.fspath(value)
+    except TypeError:
+        path = None
+    if not isinstance(path, str) or not path:
+        raise InvalidArgumentError('%s=%.80r: expected %s.' % (name, value, expected))
+    return path
+
+
+def check_step_variable(global_step, name='global_step'):
+    """Raises `InvalidArgumentError` unless it is a scalar variable of the default graph."""
+    if not isinstance(global_step, compat.VARIABLE_TYPES):
+        raise InvalidArgumentError(
+            '%s=%.80r of type %s: expected a variable, such as '
+            'tf.train.get_or_create_global_step().' % (
+                name, global_step, type(global_step).__name__))
+    check_graph_mode('a training')
+    if global_step.shape.ndims not in (0, None) or not (
+            global_step.dtype.is_integer or global_step.dtype.is_floating):
+        raise InvalidArgumentError('%s is the variable %r of shape %s and type %s: expected one '
+                                   'number.' % (name, global_step.op.name, global_step.shape,
+                                                global_step.dtype.base_dtype.name))
+    try:
+        graph = global_step.graph
+    except AttributeError:  # of a variable that was made eagerly
+        graph = None
+    if graph is not tf.get_default_graph():
+        raise InvalidArgumentError('%s is the variable %r of another graph than the default one.'
+                                   % (name, global_step.name))
+
+
+def listed_hooks(name, hooks):
+    """A list of `SessionRunHook`s.
+
+    Raises:
+      InvalidArgumentError: no list (a hook alone, say), or with something else in it.
+    """
+    if isinstance(hooks, tf.train.SessionRunHook) or isinstance(hooks, (str, bytes)):
+        hooks_found = None
+    else:
+        try:
+            hooks_found = list(hooks)
+        except (TypeError, RuntimeError):
+            hooks_found = None
+    if hooks_found is None:
+        raise InvalidArgumentError('%s=%.80r: expected a list of hooks; of one as well: [hook].'
+                                   % (name, hooks))
+    for hook in hooks_found:
+        check_instance('a hook among ' + name, hook, tf.train.SessionRunHook,
+                       'a tf.train.SessionRunHook')
+    return hooks_found
+
+
+def scalar_tensors(name, values):
+    """Named scalar tensors, in order.
+
+    Args:
+      name: of the argument.
+      values: dict, or list of pairs, from names to scalar tensors or variables.
+
+    Returns:
+      `OrderedDict`.
+
+    Raises:
+      InvalidArgumentError: something else, or a tensor that is known to be no scalar.
+    """
+    try:
+        if isinstance(values, (str, bytes, tf.Tensor)):
+            raise TypeError
+        named = collections.OrderedDict(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidArgumentError('%s=%.80r: expected a dict from names to scalar tensors.'
+                                   % (name, values)) from None
+    for key, value in named.items():
+        if not isinstance(key, str):
+            raise InvalidArgumentError('%s has the name %.80r: expected a string.' % (name, key))
+        if not isinstance(value, (tf.Tensor,) + compat.VARIABLE_TYPES):
+            raise InvalidArgumentError(
+                '%s[%r]=%.80r is a %s: expected a scalar tensor, which is fetched with a step.'
+                % (name, key, value, type(value).__name__))
+        check_graph_mode('a training')
+        if getattr(value, 'graph', None) is not tf.get_default_graph():
+            raise InvalidArgumentError('%s[%r]=%.80r is of another graph than the default one.'
+                                       % (name, key, value))
+        if value.shape.ndims not in (0, None):
+            raise InvalidArgumentError('%s[%r] has the shape %s: expected a scalar, such as its '
+                                       'tf.reduce_mean.' % (name, key, value.shape))
+    return named

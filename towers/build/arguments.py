@@ -1,0 +1,210 @@
+"""Checks of `build_towers`' arguments that are no business of one module alone."""
+
+import inspect
+import numbers
+import re
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.arguments import check_flag, check_function, check_instance, check_step_variable
+from towers.errors import InvalidArgumentError, ModelFunctionError
+from towers.reduce.loss_scale import LossScale
+from towers.tower.objectives import Objective, Objectives
+
+# As TensorFlow has it for name scopes, at the top of a graph and below.
+_SCOPE = re.compile(r'[A-Za-z0-9.][A-Za-z0-9_.\\\-]*(/[A-Za-z0-9_.\\\-]+)*')
+
+
+def check_build_arguments(name, variable_scope, reuse, global_step, learning_rate, loss_scale,
+                          gradient_options, on_tower, objectives, flags):
+    """Raises `InvalidArgumentError` for an argument of another kind than `build_towers` takes.
+
+    Args:
+      name, variable_scope, reuse, global_step, learning_rate, loss_scale, gradient_options,
+      on_tower: as for `build_towers`.
+      objectives: `Objectives`.
+      flags: dict from the names of those that are True or False to what was given.
+    """
+    for flag, value in flags.items():
+        check_flag(flag, value)
+    if not isinstance(name, str) or not _SCOPE.fullmatch(name):
+        raise InvalidArgumentError(
+            "name=%.80r: expected what TensorFlow takes for a name scope, letters, digits, '_', "
+            "'.', '-' and '/', such as 'tower'." % (name,))
+    if variable_scope is not None:
+        check_instance('variable_scope', variable_scope, (str, tf.VariableScope),
+                       'a name, a tf.VariableScope or None')
+        if isinstance(variable_scope, str) and not _SCOPE.fullmatch(variable_scope.rstrip('/')):
+            raise InvalidArgumentError(
+                "variable_scope=%.80r: expected a name of letters, digits, '_', '.', '-' and '/', "
+                'or None.' % (variable_scope,))
+    if not (reuse is None or isinstance(reuse, bool) or reuse is tf.AUTO_REUSE
+            or hasattr(reuse, 'direct_variables')):
+        raise InvalidArgumentError('reuse=%.80r: expected None, True, tf.AUTO_REUSE, or what an '
+                                   'earlier build_towers returned.' % (reuse,))
+    if global_step is not None:
+        check_step_variable(global_step)
+    rates = [learning_rate]
+    if objectives.names is not None and isinstance(learning_rate, dict):
+        rates = _by_name('learning_rate', learning_rate, objectives.names)
+    for learning_rate in rates:
+        _check_learning_rate(learning_rate)
+    if loss_scale is not None and not isinstance(loss_scale, LossScale):
+        raise InvalidArgumentError(
+            'loss_scale=%.80r: expected a LossScale, such as LossScale(initial=%s), or None.' % (
+                loss_scale, '%g' % loss_scale if isinstance(loss_scale, numbers.Real)
+                and not isinstance(loss_scale, bool) else '2. ** 15'))
+    _check_gradient_options(gradient_options, objectives)
+    if on_tower is not None:
+        check_function('on_tower', on_tower, 2, 'a function of the number of the tower and of the '
+                       'count of towers, or None')
+
+
+def _check_learning_rate(learning_rate):
+    if not (learning_rate is None or hasattr(learning_rate, 'describe')
+            or isinstance(learning_rate, (numbers.Real, np.ndarray, tf.Tensor)
+                          + compat.VARIABLE_TYPES)):
+        raise InvalidArgumentError('learning_rate=%.80r: expected a number, a tensor, or an object '
+                                   'with describe(), for the plan; or None.' % (learning_rate,))
+    if hasattr(learning_rate, 'describe'):
+        check_function('learning_rate.describe', learning_rate.describe, 0,
+                       'a method without arguments')
+
+
+def check_model_fn(model_fn):
+    """Raises `ModelFunctionError` for what cannot be called."""
+    if not callable(model_fn):
+        raise ModelFunctionError('model_fn=%.80r cannot be called: expected a function from a '
+                                 'shard to its loss.' % (model_fn,))
+
+
+def check_optimizer(optimizer):
+    """Raises `InvalidArgumentError` for what is not used as a `tf.train.Optimizer` is."""
+    if isinstance(optimizer, type):
+        raise InvalidArgumentError('optimizer=%r is a class: pass an instance, such as '
+                                   'tf.train.AdamOptimizer(0.001).' % (optimizer,))
+    if isinstance(optimizer, tf.train.Optimizer):
+        return
+    # Some Keras optimizers have methods of these names as well, with other arguments.
+    if not (hasattr(optimizer, 'compute_gradients') and hasattr(optimizer, 'apply_gradients')
+            and 'global_step' in inspect.signature(optimizer.apply_gradients).parameters):
+        raise InvalidArgumentError(
+            'optimizer=%r has no compute_gradients(loss, var_list) and apply_gradients(pairs, '
+            'global_step): expected a tf.train.Optimizer (Keras optimizers are none), or None to '
+            'evaluate.' % (optimizer,))
+
+
+def _check_gradient_options(options, objectives):
+    if options is None:
+        return
+    check_instance('gradient_options', options, dict, 'a dict of arguments of compute_gradients')
+    kinds = tf.train.Optimizer
+    methods = tf.AggregationMethod
+    expected = {
+        'aggregation_method': (None, methods.ADD_N, methods.EXPERIMENTAL_TREE,
+                               methods.EXPERIMENTAL_ACCUMULATE_N),
+        'gate_gradients': (kinds.GATE_NONE, kinds.GATE_OP, kinds.GATE_GRAPH),
+        'colocate_gradients_with_ops': (True, False)}
+    for option, value in options.items():
+        if option not in expected:
+            raise InvalidArgumentError(
+                'gradient_options has %.80r: expected some of %s.%s' % (
+                    option, ', '.join(sorted(expected)), ' The loss is what the model function '
+                    'returns: multiply it there.' if option == 'grad_loss' else ''))
+        if not any(type(value) is type(each) and value == each for each in expected[option]):
+            raise InvalidArgumentError('gradient_options[%r]=%.80r: expected one of %s.' % (
+                option, value, ', '.join(map(repr, expected[option]))))
+    if options and not objectives:
+        raise InvalidArgumentError('gradient_options=%r, and there is no optimizer: leave them out '
+                                   'to evaluate.' % (options,))
+    for optimizer in [each.optimizer for each in objectives] if options else ():
+        parameters = inspect.signature(optimizer.compute_gradients).parameters.values()
+        taken = {each.name for each in parameters}
+        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+            for option in sorted(set(options) - taken):
+                raise InvalidArgumentError('gradient_options has %r, and compute_gradients of %s '
+                                           'takes none: leave it out.' % (
+                                               option, type(optimizer).__name__))
+
+
+def checked_objectives(optimizer, var_list, transform_gradients):
+    """What a build trains for.
+
+    Args:
+      optimizer, var_list, transform_gradients: as for `build_towers`.
+
+    Returns:
+      `Objectives`.
+
+    Raises:
+      InvalidArgumentError: an optimizer that is none; names that do not belong together.
+    """
+    if not isinstance(optimizer, dict):
+        for argument, given in (('var_list', var_list),
+                                ('transform_gradients', transform_gradients)):
+            if isinstance(given, dict):
+                raise InvalidArgumentError('%s=%.80r: a dict by name goes with optimizer= as a '
+                                           'dict by name, for several losses.' % (argument, given))
+        if optimizer is not None:
+            check_optimizer(optimizer)
+        check_var_list(var_list)
+        _check_transform(transform_gradients)
+        return Objectives([] if optimizer is None else
+                          [Objective(None, optimizer, var_list, transform_gradients)])
+    names = list(optimizer)
+    for name in names:
+        if not isinstance(name, str) or not _SCOPE.fullmatch(name) or '/' in name:
+            raise InvalidArgumentError('optimizer has the name %.80r: expected a word such as '
+                                       "'generator', the name of a loss." % (name,))
+    if not names:
+        raise InvalidArgumentError('optimizer={}: expected an optimizer for each loss by its name, '
+                                   'one optimizer, or None to evaluate.')
+    if len({id(each) for each in optimizer.values()}) < len(names):
+        raise InvalidArgumentError('optimizer=%.200r: expected an optimizer of its own for each '
+                                   'loss, since it keeps slots by variable.' % (optimizer,))
+    objectives = [Objective(*each) for each in zip(
+        names, optimizer.values(), _by_name('var_list', var_list, names),
+        _by_name('transform_gradients', transform_gradients, names))]
+    for each in objectives:
+        check_optimizer(each.optimizer)
+        check_var_list(each.var_list)
+        _check_transform(each.transform_gradients)
+    return Objectives(objectives)
+
+
+def _by_name(argument, given, names):
+    """One value for each name: of a dict by name, or the same for all."""
+    if not isinstance(given, dict):
+        return [given] * len(names)
+    if set(given) - set(names):
+        raise InvalidArgumentError('%s has %.80r, and the optimizers are for %s.' % (
+            argument, sorted(set(given) - set(names), key=str)[0], ', '.join(map(repr, names))))
+    return [given.get(name) for name in names]
+
+
+def _check_transform(transform_gradients):
+    if transform_gradients is not None:
+        check_function('transform_gradients', transform_gradients, 1,
+                       'a function from (gradient, variable) pairs to such pairs')
+
+
+def check_var_list(var_list):
+    """Raises `InvalidArgumentError` unless it is None, a function, or a list of variables."""
+    if var_list is None:
+        return
+    if callable(var_list):
+        check_function('var_list', var_list, 1, 'None, a list of variables, or a function from '
+                       'all trainable variables to such a list')
+        return
+    if not isinstance(var_list, (list, tuple)):
+        raise InvalidArgumentError('var_list=%.80r: expected None, a list of variables, or a '
+                                   'function from all trainable variables to such a list.' % (var_list,))
+    if not var_list:
+        raise InvalidArgumentError('var_list=%r leaves no variable to train: name one at least; '
+                                   'pass None for all, or optimizer=None to evaluate.' % (var_list,))
+    for variable in var_list:
+        if not isinstance(compat.keras_variable_value(variable), compat.VARIABLE_TYPES):
+            raise InvalidArgumentError('var_list holds %.80r of type %s: expected variables.'
+                                       % (variable, type(variable).__name__))

@@ -1,0 +1,271 @@
+"""`build_towers`: from a model function to a data-parallel train op."""
+
+import collections
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.build.built import BuiltTowers
+from towers.build.plan import make_plan
+from towers.build.request import checked_request
+from towers.build.tower_loop import build_each_tower
+from towers.build.train_ops import update_variables, with_next_batch
+from towers.errors import InputError
+from towers.placement.variable_device import only_device
+from towers.reduce.accumulation import accumulate as accumulate_gradients
+from towers.reduce.accumulation import check_order
+from towers.reduce.all_reduce import all_reduce
+from towers.reduce.combination import combine
+from towers.reduce.loss_scale import ScaledLosses
+from towers.reduce.pipeline import pipeline
+from towers.reduce.replicas import check_no_copies
+from towers.tower.objectives import flat, map_shaped
+from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
+from towers.tower.shards import split_batch
+from towers.tower.staged_input import staged_shards
+from towers.tower.tower import TowerBuilder
+
+
+def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typing.Any,
+                 devices: typing.Union[None, int, str, typing.Sequence] = None,
+                 reduction: str = 'sum', *, remainder: str = 'error',
+                 global_step: typing.Optional[tf.Variable] = None, var_list: typing.Any = None,
+                 transform_gradients: typing.Any = None,
+                 gradient_options: typing.Optional[dict] = None, regularization: str = 'none',
+                 update_ops: str = 'first', learning_rate: typing.Any = None,
+                 stateless_random: bool = False, variables: typing.Any = None, numerics=None,
+                 copies: str = 'auto', variable_scope: typing.Any = None, reuse: typing.Any = None,
+                 name: str = 'tower', check_devices: bool = True,
+                 allow_repeated_devices: bool = False,
+                 on_tower: typing.Optional[typing.Callable] = None, first_scope: bool = True,
+                 accumulate: int = 1,
+                 recompute: typing.Union[None, str, typing.Sequence[str]] = None,
+                 micro_batches: int = 1, schedule: str = 'one_forward_one_backward',
+                 stages: typing.Optional[str] = None, stage_inputs: typing.Union[bool, str] = False,
+                 cluster=None, **keywords) -> BuiltTowers:
+    """Copies a model onto several devices and trains the copies as one, data-parallel.
+
+    The batch is cut into one shard a tower on the CPU; each tower computes its shard's loss and
+    gradients on its device; `combine_gradients` sums them per variable where the variable lives;
+    one `apply_gradients` updates the variables, which all towers share. With `n_k` of the batch's
+    `n` examples on tower k of N, a loss `L_k` there and regularization R, the gradient of a
+    variable is
+
+        mean:  sum_k (n_k / n) dL_k + dR      (that of the full batch's mean loss on one device)
+        sum:   N times that                   (the hand-written recipe's, for equal shards)
+
+    Args:
+      model_fn: called with a tower's shard, once or once per tower, see `copies`: as
+        `model_fn(*inputs)` where `inputs` is a plain tuple or list, else as `model_fn(inputs)`.
+        Returns a scalar loss, the mean over the
+        shard's examples, or a dict or `ModelOutput` with `loss`, `predictions`, `metrics` and
+        `updates`. Ordinary TF1 code.
+      inputs: the batch: a nest of tensors [n, …], dense or sparse, of any dtype.
+      optimizer: a `tf.train.Optimizer`, or None for evaluation and prediction. Or a dict from
+        names to optimizers, for a model function that returns a dict of losses by these names (a
+        GAN's `{'discriminator': …, 'generator': …}`): see `BuiltTowers.train_ops`.
+      devices: see `resolve_devices`: None, a count, or names.
+      reduction: `'sum'` or `'mean'`, as above.
+      remainder: a batch that does not divide: `'error'`, `'weight'` (uneven shards, weighted by
+        their size), or `'drop'`; see `split_batch`.
+      variable_scope: the model's variables go under a scope of this name; None adds none (and with
+        `reuse=` of an earlier build means its scope).
+      reuse: for the first tower: None, True or `tf.AUTO_REUSE` as in `tf.variable_scope`; or what
+        an earlier `build_towers` returned, to share its variables, those made without
+        `get_variable` included.
+      variables: `VariablePlacement`: where variables live, and how replicated ones are kept equal.
+        Its fields may be given directly, as `variable_device=` and `all_reduce=`.
+      numerics: `Numerics`: precision, loss scale, XLA, checks of numbers. Its fields may be given
+        directly, as `precision=`, `loss_scale=`, `xla=` and `check_numerics=`.
+      name: prefix of the towers' name scopes: `tower_0`, `tower_1`, …; no part of variable names.
+      var_list: the variables to train: a list, or a callable from the list of all trainable
+        variables to those wanted; None for all. With several losses also a dict of these by name.
+      transform_gradients: called with the combined `(gradient, variable)` pairs, returns those to
+        apply: the place for `tf.clip_by_global_norm`. With several losses it is called for each,
+        or is a dict of functions by name.
+      global_step: variable to be increased by one per step, or None.
+      regularization: `'none'`: the loss is what the model function returns, as in a plain TF1
+        program. `'add'` adds the registered losses (`REGULARIZATION_LOSSES`, and those of the
+        Keras layers that were called), once, but for those that the model's loss is computed from
+        already. Regularization of either kind is counted once, and computed once a step where that
+        is proven to change no number.
+      update_ops: whose batch-norm updates ride on the train op: the `'first'` tower's, `'all'`
+        towers' or `'none'`. So do, but for `'none'`, the `UPDATE_OPS` that were registered before
+        the towers and are no other build's. The same goes for what the forward pass itself writes
+        (`updates_collections=None`), see `inline_updates`; local variables that it writes are each
+        tower's own, see `own_state`.
+      learning_rate: for the plan: a number, or an object with `describe()`. None: what the
+        optimizer says of itself.
+      check_devices: False builds the graph for devices that are not on this machine.
+      allow_repeated_devices: may two towers share a device?
+      stateless_random: dropout and other random ops of the model draw numbers that depend on the
+        graph-level seed, the op's name and `global_step` alone, so that a run that resumes draws
+        what it would have drawn; see `stateless_random`.
+      copies: how the towers after the first are made. `'reuse'`: a call of the model function each,
+        under `variable_scope` reuse. `'clone'`: copies of the first one's finished graph, forward
+        and backward, which takes a fraction of the time: equal but for names, shards, devices and
+        the seeds of random ops (an op that the model gave a seed gets another one in each
+        clone). The model function is then called once in all, so what it does besides making a
+        graph (counting, printing, keeping tensors in lists) is done once, with the first tower's
+        tensors. `'auto'` clones where that gives what calls would give; where it cannot it calls,
+        and the plan says why: shards of different static sizes, tables, queues, placeholders and
+        Python functions made by the model function, functions with a gradient of their own.
+      on_tower: called as `on_tower(index, count)` before each tower is built, see `BuildProgress`;
+        hundreds of towers take minutes.
+      accumulate: k, into how many micro-batches each tower's shard is cut. They run one after the
+        other, in the memory of one, and one update applies the sum of their gradients: the same
+        gradient as without, and one step for `global_step`, rate and summaries. Batch norm
+        normalizes each micro-batch by itself; the moving averages follow the first one.
+        `BuiltTowers.towers` has an entry for each micro-batch.
+      recompute: `'auto'`: the backward pass computes most of the forward pass again, from the
+        results at about as many places as the square root of its length, instead of keeping it
+        all; the same numbers from the same operations, for less memory and about a third more
+        time. A list of names of operations or scopes of the model: their results are kept. See
+        `recomputation`.
+      micro_batches: M, into how many micro-batches a tower of several devices cuts its shard: while
+        a stage works on one, the stage before works on the next; gradients are added up as
+        `accumulate` does.
+      schedule: of the micro-batches: `'one_forward_one_backward'`, or `'all_forward'`, see
+        `stage_order`.
+      stages: `'auto'`: the first tower's graph is cut into as many stages as a tower has devices,
+        see `cut_into_stages`; None: by the model's own `stage`s.
+      first_scope: False: the first tower's operations have the names that they would have without
+        towers, under no scope `tower_0`, so that a program that asks for some by name finds them.
+        The model function is then called for every tower.
+      stage_inputs: True: the next batch is read, cut and put on the towers' devices while they work
+        on this one, see `staged_input`; the inputs come from the `get_next()` of a `tf.data`
+        iterator whose initializer is made before. `'first'`: every step gets the first batch, from
+        the towers' own memory, to measure by. False: a step begins with reading its batch.
+      cluster: `Cluster`: other machines that train the same model, each with towers of its own.
+        `loss`, `predictions` and `metrics` are then those of this machine's batch; the gradient is
+        that of all machines' batches. See `join`.
+      gradient_options: dict of arguments for `optimizer.compute_gradients`, in every tower:
+        `aggregation_method`, `gate_gradients`, `colocate_gradients_with_ops`; or None. A gradient
+        operation that the latter would put on two devices, its tower's and a variable's, is on its
+        tower's.
+
+    Returns:
+      `BuiltTowers`.
+
+    Raises:
+      TowersError: one of its subclasses, for every bad argument, before any op is made where that
+        is possible. On any error the graph's collections are put back as they were; operations
+        and names that were made stay, since TensorFlow cannot remove them.
+    """
+    request = checked_request(
+        model_fn, optimizer, devices, reduction, remainder, global_step, var_list,
+        transform_gradients, gradient_options, regularization, update_ops, learning_rate,
+        stateless_random, variables, numerics, copies, variable_scope, reuse, name, check_devices,
+        allow_repeated_devices, on_tower, first_scope, accumulate, recompute, micro_batches,
+        schedule, stages, stage_inputs, cluster, keywords)
+    builder = TowerBuilder(request.of_tower, request.placement, request.replicas,
+                           len(request.parts), tf.get_default_graph())
+    with builder.undone_on_error(request.name_scopes):
+        shards, staged = shards_of_towers(request, inputs)
+        if request.loss_scale is not None:
+            builder.scaled_losses = ScaledLosses(request.loss_scale, name + 's', request.placement)
+        towers, how_built = build_each_tower(builder, request, shards)
+        outputs = merge_outputs(builder, request, towers, shards)
+        combined = combine_towers(builder, request, towers)
+        combined, machines = combine_machines(request, shards, combined)
+        update = update_variables(builder, request, towers, outputs.loss, combined)
+        if request.accumulate > 1:
+            check_order([update.train_op])
+        if machines is not None:
+            update = update._replace(train_op=machines.train_op(update.train_op))
+        if staged is not None:
+            update, staged = with_next_batch(update, staged)
+    joined = [variable for each in flat(combined) for variable in each.joined]
+    plan = make_plan(builder, towers, shards, request, update, joined, how_built)
+    return BuiltTowers(
+        update.train_op, outputs.loss, outputs.predictions, outputs.metrics, update.gradients,
+        builder.variables, update.slots, towers, builder.losses.regularization_loss, global_step,
+        request.devices, request.placement, builder.direct_variables, plan, request.replicas,
+        request.numerics.precision, builder.scaled_losses, request.numerics.xla,
+        request.full_scope_name, update.train_ops, staged, machines)
+
+
+def shards_of_towers(request, inputs):
+    """The towers' parts of the batch, and how they are staged (or None): `Shards`, `StagedInputs`."""
+    if request.stage_inputs is not False:
+        return staged_shards(inputs, [part.device for part in request.parts], request.remainder,
+                             request.stage_inputs == 'first', request.name)
+    # No padding for evaluation: there an empty shard is an empty part of the predictions.
+    shards = split_batch(inputs, len(request.parts), request.remainder,
+                         pad_empty=request.optimizer is not None)
+    if request.schedule is not None and isinstance(shards.batch_size, int) and (
+            shards.batch_size < len(request.parts)):
+        raise InputError('%d examples are fewer than the %d micro-batches of %d tower%s: pass a '
+                         'smaller micro_batches=.' % (
+                             shards.batch_size, len(request.parts), len(request.devices),
+                             '' if len(request.devices) == 1 else 's'))
+    return shards, None
+
+
+Outputs = collections.namedtuple('Outputs', 'loss predictions metrics')
+"""What the towers computed, over the whole batch; as in `BuiltTowers`."""
+
+
+def merge_outputs(builder, request, towers, shards):
+    """Losses, predictions and metrics of the towers as those of one device: `Outputs`."""
+    padded = shards.sizes if request.remainder == 'weight' and request.optimizer else None
+    with only_device(request.placement.main), tf.name_scope(request.name + 's'):
+        loss = None
+        if towers[0].data_loss is not None:
+            loss = map_shaped(lambda *of_towers: weighted_mean(of_towers, shards.weights),
+                              *[tower.data_loss for tower in towers])
+            if builder.losses.regularization_loss is not None:
+                loss += builder.losses.regularization_loss
+        return Outputs(loss, merge_predictions([tower.predictions for tower in towers], padded),
+                       merge_metrics([tower.metrics for tower in towers], shards.weights))
+
+
+CombinedTowers = collections.namedtuple('CombinedTowers', 'gradients joined on_towers')
+"""One gradient a variable.
+
+Fields:
+  gradients: list of `(gradient, variable)`; empty without an optimizer.
+  joined: the variables whose gradient is one product for all towers, see `sufficient_factors`.
+  on_towers: for replicated variables, their gradients on each tower, see `all_reduce`; or None.
+"""
+
+
+def combine_towers(builder, request, towers):
+    """The towers' gradients and the regularization's, variable by variable: `CombinedTowers`.
+
+    Of several losses, a dict of such by name.
+    """
+    if not request.objectives:
+        return CombinedTowers([], [], None)
+    gradients = [tower.gradients for tower in towers]
+    if request.schedule is not None:
+        gradients = pipeline(towers, request.accumulate, request.schedule)
+    elif request.accumulate > 1:
+        gradients = accumulate_gradients(towers, request.accumulate)
+    return map_shaped(lambda *of_towers: _combine(builder, request, list(of_towers)), *gradients)
+
+
+def _combine(builder, request, of_towers):
+    with tf.name_scope('combine_gradients'):
+        regularization = builder.regularization_gradients(request.factor)
+        if request.replicas is None:
+            check_no_copies(builder.trainable)
+            gradients, joined = combine(of_towers, regularization)
+            return CombinedTowers(gradients, joined, None)
+        gradients, on_towers = all_reduce(request.placement.all_reduce, of_towers, regularization,
+                                          request.devices)
+        return CombinedTowers(gradients, [], on_towers)
+
+
+def combine_machines(request, shards, combined):
+    """The gradients over all machines of a cluster, and what combines them (None without one)."""
+    if request.cluster is None or not request.objectives:
+        return combined, None
+    machines = request.cluster.machines(shards.batch_size, request.reduction, len(request.devices))
+    with tf.name_scope('combine_machines'):
+        gradients = machines.combine(combined.gradients)
+    on_towers = combined.on_towers
+    if on_towers is not None:
+        on_towers = {variable.op.name: [gradient] * len(request.devices)
+                     for gradient, variable in gradients}
+    return combined._replace(gradients=gradients, on_towers=on_towers), machines

@@ -1,0 +1,353 @@
+"""The plan: what the towers will do, on one screen, before step 1."""
+
+import collections
+import itertools
+import textwrap
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.placement.devices import describe_config, needs_config, session_config, short_name
+from towers.placement.tower_device import stages_of
+from towers.placement.xla import describe as describe_xla
+from towers.tower.objectives import all_pairs
+from towers.tower.stage_cuts import describe as describe_cuts
+
+PlannedTower = collections.namedtuple('PlannedTower', 'index device examples owns')
+"""A row of the plan: `examples` is an int, or None where the batch is not static; `owns` names
+what this tower alone provides."""
+
+
+_WIDTH = 100  # columns of a screen
+_SESSION = 'tf.Session(config=towers.session_config(built.devices)) makes the CPU devices'
+
+
+class Plan(collections.namedtuple('Plan', [
+        'towers', 'batch_size', 'remainder', 'reduction', 'optimizer', 'learning_rate',
+        'variable_device', 'num_variables', 'num_trainable', 'parameters', 'parameter_bytes',
+        'shared_by_order', 'regularization', 'batch_norm', 'without_gradient', 'how_built',
+        'combination', 'stages', 'accumulation', 'recomputation', 'precision', 'loss_scale', 'xla',
+        'own_state', 'inline_updates', 'inputs', 'session', 'all_towers', 'cluster',
+        'cluster_warning'])):
+    """What `build_towers` built, in words; `print(plan)` fits a screen.
+
+    Attributes:
+      towers: list of `PlannedTower`.
+      batch_size: examples a step: an int, or None where it is not static.
+      remainder: as given to `build_towers`.
+      reduction: as given to `build_towers`.
+      optimizer: name of the optimizer's class, or None.
+      learning_rate: one line: the rate and what the reduction makes of it.
+      variable_device: where variables live, in words.
+      num_variables: how many variables the towers share.
+      num_trainable: how many of them are trainable.
+      parameters: how many numbers they hold.
+      parameter_bytes: how many bytes these take.
+      shared_by_order: names of variables that were shared by their order of creation.
+      regularization: one line; None where nothing is known of any.
+      batch_norm: one line; None where nothing is known of any.
+      without_gradient: names of trainable variables that no tower has a gradient of.
+      how_built: one line: calls of the model function, and clones.
+      combination: one line about gradients that are not simply added up, or None.
+      stages: one line about a model on several devices a tower, or None.
+      accumulation: one line about the micro-batches of each tower, or None.
+      recomputation: one line about what the backward pass computes again, or None.
+      precision: one line, or None for float32.
+      loss_scale: one line, or None for a loss that is not scaled.
+      xla: one line, or None where XLA compiles nothing.
+      own_state: names of variables that each tower has one of, see `own_state`.
+      inline_updates: one line about the variables that the towers' forward pass writes, or None.
+      inputs: one line about inputs that are staged on the towers' devices, or None.
+      session: one line: threads and memory that `session_config` gives a session of these devices.
+      all_towers: how many towers there are, on all machines.
+      cluster: one line about the other machines, or None.
+      cluster_warning: one line about who can reach this one, or None.
+    """
+    __slots__ = ()
+
+    def __str__(self):
+        sizes = [tower.examples for tower in self.towers]
+        if self.batch_size is None:
+            batch = 'a batch of any size'
+        elif len(set(sizes)) > 1 and len(sizes) <= 8:
+            batch = 'batch %d = %s' % (self.batch_size, ' + '.join(map(str, sizes)))
+        else:
+            batch = 'batch %d = %s' % (self.batch_size, ' + '.join(
+                '%d x %d' % (len(list(group)), size) for size, group in itertools.groupby(sizes)))
+        if len(sizes) > 1 and self.batch_size is None:
+            batch += ', a remainder: ' + self.remainder
+        width = max(len(short_name(tower.device)) for tower in self.towers)
+        row = '  %%-5s  %%-%ds  %%-8s  %%s' % max(width, 12)
+        lines = ['%d tower%s, %s' % (len(sizes), '' if len(sizes) == 1 else 's', batch),
+                 row % ('tower', 'device', 'examples', 'alone provides')]
+        for tower in _some_rows(self.towers):
+            lines.append('  ...' if tower is None else row % (
+                tower.index, short_name(tower.device),
+                '?' if tower.examples is None else tower.examples, ', '.join(tower.owns) or '-'))
+        facts = [
+            ('towers', self.how_built if len(sizes) > 1 else None),
+            ('inputs', self.inputs),
+            ('variables', '%d (%d trainable), %s parameters, %.1f MB' % (
+                self.num_variables, self.num_trainable, '{:,}'.format(self.parameters),
+                self.parameter_bytes / 1e6)),
+            ('variables on', self.variable_device),
+            ('shared by order', _some(self.shared_by_order)),
+            ('cluster', self.cluster),
+            ('open to anyone', self.cluster_warning),
+            ('session', _SESSION if needs_config([tower.device for tower in self.towers])
+             else None),
+            ('session_config', self.session),
+            ('optimizer', self.optimizer),
+            ('reduction', None if self.optimizer is None else _reduction(self)),
+            ('combination', self.combination),
+            ('stages', self.stages),
+            ('accumulation', self.accumulation),
+            ('recomputation', self.recomputation),
+            ('learning rate', self.learning_rate),
+            ('precision', self.precision),
+            ('loss scale', self.loss_scale),
+            ('XLA compiles', self.xla),
+            ('regularization', self.regularization),
+            ('batch norm', self.batch_norm),
+            ('forward pass', self.inline_updates),
+            ('of each tower', _some(self.own_state)),
+            ('no gradient', _some(self.without_gradient))]
+        for name, text in facts:
+            for part in textwrap.wrap(text or '', _WIDTH - 19):
+                lines.append('  %-15s  %s' % (name, part))
+                name = ''
+        return '\n'.join(line[:_WIDTH] for line in lines)
+
+
+def make_plan(builder, towers, shards, request, update, joined, how_built):
+    """The `Plan` of what `build_towers` has just built.
+
+    Args:
+      builder: the `TowerBuilder`.
+      towers: list of `Tower`.
+      shards: `Shards`.
+      request: `Request`.
+      update: `Update`.
+      joined: variables whose gradient is one product for all towers.
+      how_built: calls and clones, in words.
+    """
+    update_ops = request.of_tower.update_ops
+    cluster = request.cluster if request.objectives else None
+    all_towers = len(request.devices) * (1 if cluster is None else cluster.num_workers)
+    rows = []
+    micro_batches = request.accumulate
+    for first in range(0, len(towers), micro_batches):
+        tower = towers[first]
+        owns = []
+        if tower.index == 0 and builder.losses.is_once:
+            owns.append('regularization')
+        if tower.updates and (update_ops == 'all' or update_ops == 'first' and tower.index == 0):
+            owns.append('batch-norm updates')
+        sizes = [part.size for part in towers[first:first + micro_batches]]
+        rows.append(PlannedTower(
+            tower.index, tower.device,
+            sum(sizes) if all(isinstance(size, int) for size in sizes) else None, owns))
+    local = {variable.op.name for variable in tf.local_variables()}
+    variables = [v for v in builder.variables if v.op.name not in local]  # no metric counters
+    trained = {variable.op.name for _, variable in all_pairs(update.gradients)}
+    counts = [(variable.get_shape().num_elements() or 0, variable.dtype.base_dtype.size)
+              for variable in variables]
+    return Plan(
+        towers=rows,
+        batch_size=shards.batch_size if isinstance(shards.batch_size, int) else None,
+        remainder=request.remainder, reduction=request.reduction,
+        optimizer=_optimizers(request, update),
+        learning_rate=_learning_rates(request, all_towers),
+        variable_device=request.placement.describe(), num_variables=len(variables),
+        num_trainable=len(builder.trainable), parameters=sum(count for count, _ in counts),
+        parameter_bytes=sum(count * size for count, size in counts),
+        shared_by_order=[each.variable.op.name for each in builder.direct_variables
+                         if each.variable.op.name not in local]
+        if len(towers) > 1 else [],
+        regularization=builder.losses.describe(),
+        batch_norm=_batch_norm(towers, update_ops, len(builder.updates_before()))
+        if request.objectives else None,
+        without_gradient=[variable.op.name for variable in builder.trainable
+                          if request.objectives and variable.op.name not in trained],
+        how_built=how_built,
+        combination=_combination(joined),
+        stages=_stages(builder, towers),
+        accumulation=_accumulation(towers, micro_batches, request.schedule),
+        recomputation=_recomputation(builder.recomputed, request.of_tower.recompute),
+        precision=request.precision_text,
+        loss_scale=None if request.loss_scale is None else request.loss_scale.describe(),
+        xla=describe_xla(request.devices) if request.numerics.xla else None,
+        own_state=[variable.op.name for variable in builder.own_state.variables],
+        inline_updates=_inline_updates(builder.inline_updates, update_ops)
+        if len(towers) > 1 else None,
+        inputs={False: None, True: "the next batch is put on the towers' devices while they work",
+                'first': "the first batch over and over, from the towers' devices"}[
+                    request.stage_inputs],
+        session=describe_config(session_config(request.devices), request.devices),
+        all_towers=all_towers,
+        cluster=None if cluster is None else _cluster(cluster, shards.batch_size, all_towers),
+        cluster_warning=None if cluster is None else cluster.warning())
+
+
+def _cluster(cluster, batch_size, all_towers):
+    """What the machines are, and what they make of a step together."""
+    batch = 'batches of any size'
+    if isinstance(batch_size, int):
+        batch = ('%d examples here a step' % batch_size if cluster.uneven else
+                 'batch %d = %d x %d' % (batch_size * cluster.num_workers, cluster.num_workers,
+                                         batch_size))
+    return '%s; %d towers in all, %s' % (cluster.describe(), all_towers, batch)
+
+
+# What scales with the gradient, and what (nearly) does not, since it divides by its size.
+_SCALES_WITH_GRADIENT = ('GradientDescentOptimizer', 'MomentumOptimizer')
+_IGNORES_SCALE = ('AdamOptimizer', 'RMSPropOptimizer', 'AdagradOptimizer', 'AdadeltaOptimizer',
+                  'AdamWeightDecayOptimizer')
+
+
+def _reduction(plan):
+    if plan.all_towers == 1:
+        return '%s (of one tower: its own gradient)' % plan.reduction
+    if plan.reduction == 'mean':
+        return "mean: the gradient of the batch's mean loss"
+    return "sum: %d x the gradient of the batch's mean loss" % plan.all_towers
+
+
+def _optimizers(request, update):
+    if not request.objectives:
+        return None
+    if request.objectives.names is None:
+        return type(request.objectives[0].optimizer).__name__
+    return '; '.join('%s: %s, %d variables%s' % (
+        each.name, type(each.optimizer).__name__, len(update.gradients[each.name]),
+        '' if not update.rides[each.name] else ', %d of the updates' % update.rides[each.name])
+                     for each in request.objectives)
+
+
+def _learning_rates(request, num_towers):
+    if not request.objectives:
+        return None
+    given, names = request.learning_rate, request.objectives.names
+    texts = [_learning_rate(each.optimizer, given.get(each.name) if isinstance(given, dict)
+                            else given, request.reduction, num_towers)
+             for each in request.objectives]
+    if names is None:
+        return texts[0]
+    return '; '.join('%s: %s' % pair for pair in zip(names, texts))
+
+
+def _learning_rate(optimizer, given, reduction, num_towers):
+    rate = compat.optimizer_learning_rate(optimizer) if given is None else given
+    if hasattr(rate, 'describe'):
+        text, number = rate.describe(), getattr(rate, 'peak', None)
+    elif isinstance(rate, (int, float)):
+        text, number = '%g' % rate, rate
+    elif isinstance(rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
+        text, number = 'the tensor %r' % rate.op.name, None
+    else:
+        text, number = 'not known to the plan', None
+    if reduction == 'mean' or num_towers == 1:
+        return text
+    kind = type(optimizer).__name__
+    if kind in _SCALES_WITH_GRADIENT:
+        by_mean = '%d x %s%s' % (num_towers, 'the rate' if number is None else '%g' % number,
+                                 '' if number is None else ' = %g' % (num_towers * number))
+        return '%s; on the sum, steps as %s would on the mean' % (text, by_mean)
+    if kind in _IGNORES_SCALE:
+        return '%s; %s steps on a sum (nearly) as on the mean' % (text, kind)
+    return '%s; applied to a sum of %d' % (text, num_towers)
+
+
+def _combination(joined):
+    """What `factors` made of the gradients of these variables."""
+    if not joined:
+        return None
+    size = sum(v.get_shape().num_elements() * v.dtype.base_dtype.size for v in joined)
+    return "%d dense layer%s by one product of the towers' factors, which spares %.1f MB a tower" % (
+        len(joined), '' if len(joined) == 1 else 's', size / 1e6)
+
+
+def _stages(builder, towers):
+    """How the model is spread over the devices of a tower."""
+    device = towers[0].device
+    if len(stages_of(device)) == 1:
+        return None
+    if builder.stage_cuts is not None:
+        return describe_cuts(builder.stage_cuts, device)
+    graph = builder.variables[0].graph if builder.variables else tf.get_default_graph()
+    count = collections.Counter(op.device for op in graph.get_operations()
+                                if op.name.startswith(towers[0].name_scope))
+    return ', '.join('%s: %s' % (short_name(name), '%d operations' % count[name] if count[name]
+                                 else 'no stage of the model is there')
+                     for name in stages_of(device))
+
+
+def _accumulation(towers, micro_batches, schedule):
+    if micro_batches == 1:
+        return None
+    sizes = sorted({tower.size for tower in towers if isinstance(tower.size, int)})
+    if schedule is not None:
+        stages = len(stages_of(towers[0].device))
+        return ('%d micro-batches%s a tower through %d stages, %s; of equal stages each waits %.0f%% '
+                'of the time' % (
+                    micro_batches, '' if not sizes else ' of ' + ' or '.join(map(str, sizes[::-1])),
+                    stages, schedule.replace('_', ' '),
+                    100 * (stages - 1.) / (micro_batches + stages - 1)))
+    return '%d micro-batches%s a tower, one after the other, for one update' % (
+        micro_batches, '' if not sizes else ' of ' + ' or '.join(map(str, sizes[::-1])))
+
+
+def _recomputation(recomputed, asked):
+    operations = sum(each.operations for each in recomputed)
+    if not operations:
+        return None if asked is None else 'nothing: no place of the forward pass is worth it'
+    return '%d operations of the forward pass are run again, in %d segments' % (
+        operations, sum(each.segments for each in recomputed))
+
+
+def _batch_norm(towers, update_ops, before):
+    others = '' if not before else ', %d from before the towers %s' % (
+        before, 'run neither' if update_ops == 'none' else 'too')
+    if not any(tower.updates for tower in towers):
+        return 'no update ops' + others
+    count = len(towers[0].updates)
+    return {'first': '%d update ops of tower 0 ride on the train op' % count,
+            'all': '%d update ops of every tower ride on the train op' % count,
+            'none': "nobody's %d update ops run" % count}[update_ops] + others
+
+
+def _inline_updates(updates, update_ops):
+    """What the forward pass writes of the variables that the towers share."""
+    parts = []
+    if updates.of_every_tower:
+        parts.append('every tower writes ' + _briefly(updates.of_every_tower))
+    left_out, used = updates.variables()
+    if left_out:
+        parts.append('%s writes %s' % ('nobody' if update_ops == 'none' else 'tower 0 alone',
+                                       _briefly(left_out)))
+    if used:
+        parts.append('tower 0 writes, and every tower uses, ' + _briefly(used))
+    return '; '.join(parts) or None
+
+
+def _briefly(names, limit=2):
+    more = '' if len(names) <= limit else ' and %d more' % (len(names) - limit)
+    return ', '.join(names[:limit]) + more
+
+
+def _some(names):
+    """As many of the names as fit a line, one at least (or its end), and the count of the rest."""
+    if not names:
+        return None
+    for limit in (3, 2, 1):
+        more = '' if len(names) <= limit else ' and %d more' % (len(names) - limit)
+        text = ', '.join(names[:limit]) + more
+        if len(text) <= _WIDTH - 19:
+            return text
+    return '...' + names[0][len(text) + 3 - (_WIDTH - 19):] + more
+
+
+def _some_rows(rows, limit=10):
+    if len(rows) <= limit:
+        return rows
+    return rows[:limit - 2] + [None] + rows[-1:]

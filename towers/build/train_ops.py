@@ -1,0 +1,122 @@
+"""The train op of a build; of a build with several losses, one for each and one for all of them."""
+
+import collections
+import functools
+
+import tensorflow.compat.v1 as tf
+
+from towers.graph import graph_walk
+from towers.nonfinite import checked_at_least_scale
+from towers.placement.variable_device import only_device
+from towers.reduce.update import apply_update, checked_transform
+from towers.tower.objectives import flat, map_shaped, tensors_of
+
+Update = collections.namedtuple('Update', 'train_op train_ops slots gradients rides')
+"""What `update_variables` made.
+
+Fields:
+  train_op: does one step, of all losses; None without an optimizer.
+  train_ops: dict from the name of a loss to the operation of a step of that loss alone; empty where
+    there is one loss.
+  slots: the variables that the optimizers made.
+  gradients: what each optimizer was given: combined and transformed; list, or dict of such by name.
+  rides: dict from the name of a loss to the count of the first tower's updates on its train op.
+"""
+
+
+def update_variables(builder, request, towers, losses, combined):
+    """One update of the shared variables, with what rides on it: `Update`.
+
+    Args:
+      builder: the `TowerBuilder`.
+      request: `Request`.
+      towers: list of `Tower`.
+      losses: of the build: scalar, or dict of scalars by name.
+      combined: `CombinedTowers`, or dict of such by name.
+    """
+    if not request.objectives:
+        return Update(None, {}, [], [], {})
+    gradients = request.objectives.shaped(
+        checked_transform(each.transform_gradients,
+                          request.objectives.of(each, combined).gradients, request.placement)
+        for each in request.objectives)
+    with tf.variable_creator_scope(builder.own_state.slot_creator):
+        if request.objectives.names is None:
+            return _of_one_loss(builder, request, towers, losses, gradients, combined)
+        return _of_several(builder, request, towers, losses, gradients, combined)
+
+
+def _of_one_loss(builder, request, towers, loss, gradients, combined):
+    scaled_losses, on_skip = builder.scaled_losses, None
+    if scaled_losses is not None:
+        scaled_losses.watch(combined.gradients)
+        if request.numerics.check_numerics:
+            on_skip = functools.partial(checked_at_least_scale, combined.gradients, scaled_losses)
+    train_op, slots = apply_update(
+        request.objectives[0].optimizer, gradients, request.global_step, request.placement,
+        builder.variables, [loss] + _updates(builder, towers, request.of_tower.update_ops),
+        request.replicas, combined.on_towers, scaled_losses, on_skip)
+    return Update(train_op, {}, slots, gradients, {})
+
+
+def _of_several(builder, request, towers, losses, gradients, combined):
+    """Each loss's own train op, which computes nothing of the others; and that of all.
+
+    The latter takes all gradients of the weights before the step, and applies them in the order of
+    the losses: two that train the same variable do not write it at the same time.
+    """
+    updates = _updates(builder, towers, request.of_tower.update_ops)
+    riding = _riding(updates, losses, towers)
+    train_ops, slots, applied = collections.OrderedDict(), [], []
+    joint_after = flat(losses) + updates + [
+        tensor for pairs in flat(gradients) for tensor in tensors_of(pairs)]
+    for each in request.objectives:
+        train_ops[each.name], made = apply_update(
+            each.optimizer, gradients[each.name], request.global_step, request.placement,
+            builder.variables, [losses[each.name]] + riding[each.name], request.replicas,
+            combined[each.name].on_towers)
+        slots += made
+    for each in request.objectives:
+        train_op, made = apply_update(
+            each.optimizer, gradients[each.name], None, request.placement, builder.variables,
+            joint_after + applied, request.replicas, combined[each.name].on_towers)
+        applied, slots = [train_op], slots + made
+    if request.global_step is not None:
+        with tf.control_dependencies(applied), only_device(request.global_step.device or None):
+            train_op = tf.group(*(applied + [tf.assign_add(
+                request.global_step, tf.ones([], request.global_step.dtype.base_dtype)).op]))
+    return Update(train_op, train_ops, slots, gradients,
+                  {name: len(ops) for name, ops in riding.items()})
+
+
+def _riding(updates, losses, towers):
+    """{name of a loss: the updates on its train op}: those that need no more of the model than it.
+
+    An update needs what it is computed from and some loss is, too: the activations of its layer.
+    """
+    roots = tuple(tower.name_scope for tower in towers)
+    known = {name: {op for op in graph_walk.ancestors([loss]) if op.startswith(roots)}
+             for name, loss in losses.items()}
+    of_any = set().union(*known.values())
+    needs = [{op.name for op in graph_walk.step_operations([update])} & of_any
+             for update in updates]
+    return map_shaped(lambda own: [update for update, need in zip(updates, needs) if need <= own],
+                      known)
+
+
+def with_next_batch(update, staged):
+    """`(update, staged)`: the step also puts the next batch into the towers' buffers."""
+    work = update.train_op
+    if staged.staged is None:
+        return update, staged._replace(work=work)
+    with tf.device(None), tf.device('/cpu:0'):
+        train_op = tf.group(work, staged.staged, name='step_and_next_batch')
+    return update._replace(train_op=train_op), staged._replace(work=work)
+
+
+def _updates(builder, towers, update_ops):
+    chosen = {'first': towers[:1], 'all': towers, 'none': []}[update_ops]
+    others = [] if update_ops == 'none' else builder.updates_before()
+    if update_ops == 'first':
+        others += builder.own_state.updates(towers)
+    return [update for tower in chosen for update in tower.updates] + others

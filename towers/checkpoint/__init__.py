@@ -1,0 +1,1 @@
+"""Checkpoints on disk: whole or damaged, of this model or another."""

@@ -1,0 +1,280 @@
+"""Checkpoints as files: which is the newest, and whether it is whole.
+
+`tf.train.Saver` writes a checkpoint, on TF 1.15 as on 2.21, in this order: the data under another
+name, renamed; the index (V2 format) under another name, renamed; the state file `checkpoint`, which
+names the newest one, under another name, renamed; only then does it delete the oldest one. So
+whatever moment a process is killed, what the state file names is whole, and what it does not name
+may be half there. (A `Saver(sharded=True)` writes into a folder first and the index in place, also
+before the state file.)
+
+TF notices damage when it reads: the blocks of an index, and each tensor, carry a CRC.
+"""
+
+import collections
+import os
+import re
+
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import check_flag, directory_name
+from towers.errors import CheckpointError
+
+STATE_FILE = 'checkpoint'
+
+# What TF's checkpoint reader raises for damaged files: TF 1.15 mostly DataLossError and
+# OutOfRangeError, TF 2 a plain OpError or, as it translates its own errors, one of Python's.
+READ_ERRORS = (tf.errors.OpError, RuntimeError, IndexError, ValueError)
+
+_STEP = re.compile(r'-(\d+)$')
+_V1_FILE = re.compile(r'.\.ckpt(-\d+)?$')
+
+
+class Newest(collections.namedtuple('Newest', 'prefix step skipped')):
+    """The checkpoint to go on from.
+
+    Attributes:
+      prefix: what `Saver.restore` takes.
+      step: the step in its name, else that of its `global_step`, else None.
+      skipped: list of `Damaged`, newest first: what `recover=True` passed over.
+    """
+    __slots__ = ()
+
+
+class Damaged(collections.namedtuple('Damaged', 'prefix step reason')):
+    """A checkpoint, or the state file, that cannot be used; `str` says why."""
+    __slots__ = ()
+
+    def __str__(self):
+        return '%s %s' % (self.prefix, self.reason)
+
+
+def newest_checkpoint(directory: str, recover: bool = False):
+    """Finds the checkpoint to go on from, and reads every tensor of it to see that it is whole.
+
+    The newest one is the one that the state file `checkpoint` names. Where there is no state file,
+    a lone finished checkpoint is it: so a process leaves a directory that is killed in its first
+    save.
+    Nothing is changed in the directory.
+
+    Args:
+      directory: where the checkpoints are. One that has been moved or copied is no problem: of
+        the paths in the state file only the last part counts.
+      recover: if the newest one is damaged, or nothing says which it is, take the whole one before
+        it (by the step in its name). What was passed over is in `skipped`.
+
+    Returns:
+      `Newest`, or None for a directory that is missing or has no checkpoint.
+
+    Raises:
+      CheckpointError: without `recover`, if the newest one is damaged or the state file is lost,
+        damaged, or names files that are gone; with it, if there is no whole one. Or `directory` is
+        something else.
+    """
+    directory = directory_name('directory', directory)
+    check_flag('recover', recover)
+    there = list_checkpoints(directory)
+    named, wrong = newest_named(directory, there)
+    if named is None and wrong is None:
+        return None
+    if named is None:
+        candidates = there
+        skipped = [Damaged(os.path.join(directory, STATE_FILE), None, wrong)]
+    else:
+        reason = damage(named)
+        if reason is None:
+            return Newest(named, step_of(named), [])
+        candidates = [prefix for prefix in there[:there.index(named)]
+                      if same_series(prefix, named)]
+        skipped = [Damaged(named, step_of(named), reason)]
+    good = _last_whole(candidates, skipped)
+    if good is not None and recover:
+        return good
+    what_to_do = (
+        'No other checkpoint there can be used: bring the files back from a copy, or start anew in '
+        'another directory.' if good is None else
+        'The one to go on from is %s (step %s), which is whole: --recover (recover=True) does so. '
+        'Or bring the files back from a copy.' % (good.prefix, good.step))
+    raise CheckpointError('%s. %s' % ('; '.join(map(str, skipped)), what_to_do))
+
+
+def newest_named(directory, there):
+    """The newest of the checkpoints `there` as the state file has it, without reading it.
+
+    Returns:
+      (prefix, None); or (None, what is wrong with the state file); or (None, None): there is none.
+    """
+    state, wrong = read_state(directory)
+    if wrong:
+        return None, wrong
+    if state is not None:
+        prefix = inside(directory, state.model_checkpoint_path)
+        if prefix in there:
+            return prefix, None
+        return None, 'names %s as the newest checkpoint, which is not there' % (
+            os.path.basename(prefix))
+    there = [prefix for prefix in there if not _is_unfinished(prefix)]
+    if len(there) > 1:
+        return None, 'is missing, and only it says which of the %d checkpoints is the newest' % (
+            len(there))
+    return (there[0] if there else None), None
+
+
+def _is_unfinished(prefix):
+    """Whether the shards of a checkpoint are being merged: TF removes their folder at the end."""
+    directory, base = os.path.split(prefix)
+    return any(name.startswith(base + '_temp') for name in names_in(directory or '.'))
+
+
+def _last_whole(candidates, skipped):
+    """The last of the prefixes that is whole, as `Newest`; adds those after it to `skipped`."""
+    for prefix in reversed(candidates):
+        reason = damage(prefix)
+        if reason is None:
+            return Newest(prefix, step_of(prefix), skipped)
+        skipped.append(Damaged(prefix, step_of(prefix), reason))
+    return None
+
+
+def describe_safe(directory):
+    """What of a directory can be relied on, as a sentence; for errors about writing into it."""
+    if not tf.io.gfile.isdir(directory):
+        return 'There is no checkpoint there.'
+    try:
+        newest = newest_checkpoint(directory, recover=True)
+    except CheckpointError as error:
+        return 'No checkpoint there is safe: %s' % error
+    if newest is None:
+        return 'There is no checkpoint there yet.'
+    return 'Safe and whole is %s (step %s).' % (newest.prefix, newest.step)
+
+
+def damage(prefix):
+    """Reads every tensor of a checkpoint, V1 or V2.
+
+    Relies on TF's CRCs; takes the time of reading it, and the memory of its largest tensor.
+
+    Returns:
+      None if all is well, else the file and what is wrong with it: 'is damaged: …'.
+    """
+    try:
+        reader = tf.train.NewCheckpointReader(prefix)
+        names = sorted(reader.get_variable_to_shape_map())
+    except READ_ERRORS as error:
+        index = prefix + '.index'
+        return 'is damaged: %s: %s' % (
+            os.path.basename(index if tf.io.gfile.exists(index) else prefix), first_line(error))
+    for name in names:
+        try:
+            reader.get_tensor(name)
+        except tf.errors.UnimplementedError:
+            continue  # no damage: of a V1 file the reader hands out few types, float16 not
+        except READ_ERRORS as error:
+            files = ', '.join(map(os.path.basename, data_files(prefix))) or 'no data file'
+            return 'is damaged: %s: tensor %s: %s' % (files, name, first_line(error))
+    return None
+
+
+def first_line(error):
+    """What a TF error is about, in one line: without the op and the stack of its creation."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
+    if lines[0].startswith('Graph execution error'):
+        # TF 2: "Detected at node … / File … / Node: 'save/SaveV2' / <the reason>"
+        after = [index for index, line in enumerate(lines[:-1]) if line.startswith('Node: ')]
+        lines = lines[after[-1] + 1:] if after else lines
+    return lines[0].rstrip('.')
+
+
+def step_of(prefix):
+    """The step in a checkpoint's name, `…-500`, else its tensor `global_step`, else None."""
+    match = _STEP.search(prefix)
+    if match:
+        return int(match.group(1))
+    try:
+        reader = tf.train.NewCheckpointReader(prefix)
+        return int(reader.get_tensor('global_step')) if reader.has_tensor('global_step') else None
+    except READ_ERRORS:
+        return None  # damaged, which is for `damage` to say
+
+
+def same_series(prefix, other):
+    """Whether two prefixes differ in the step only."""
+    return (_STEP.sub('', os.path.basename(prefix)) == _STEP.sub('', os.path.basename(other)))
+
+
+def list_checkpoints(directory):
+    """Prefixes of the checkpoints in a directory that have an index or are V1 files.
+
+    Returns:
+      List, by the step in their names, then by age; those without a step come first.
+
+    Raises:
+      CheckpointError: `directory` is something other than a directory, cannot be read, or has a
+        name that TF takes for a pattern: its `Saver` writes there, but finds nothing again.
+    """
+    if tf.io.gfile.exists(directory) and re.search(r'[\[\\]', directory):
+        if not tf.io.gfile.glob(directory.rstrip('/')):
+            raise CheckpointError(
+                '%s is a pattern to TensorFlow, for its [ ] or \\: it would write checkpoints '
+                'there and not find them again. Give a directory without these in its path.'
+                % directory)
+    keys = {}
+    for name in names_in(directory):
+        path = os.path.join(directory, name)
+        if name.endswith('.index'):
+            prefix = path[:-len('.index')]
+        elif _V1_FILE.search(name) and not tf.io.gfile.isdir(path):
+            prefix = path
+        else:
+            continue
+        step = step_of(prefix)
+        keys[prefix] = (-1 if step is None else step, tf.io.gfile.stat(path).mtime_nsec)
+    return sorted(keys, key=keys.get)
+
+
+def names_in(directory):
+    """Names in a directory, sorted; none if it is missing. Raises CheckpointError."""
+    if not tf.io.gfile.exists(directory):
+        return []
+    if not tf.io.gfile.isdir(directory):
+        raise CheckpointError('%s is a file: expected a directory of checkpoints.' % directory)
+    try:
+        return sorted(name.rstrip('/') for name in tf.io.gfile.listdir(directory))
+    except tf.errors.OpError as error:
+        raise CheckpointError('%s cannot be read: %s. Give a directory that can be.' % (
+            directory, first_line(error)))
+
+
+def data_files(prefix):
+    """Paths of the data files of a V2 checkpoint."""
+    return sorted(tf.io.gfile.glob(prefix + '.data-?????-of-?????'))
+
+
+def files_of(prefix):
+    """Paths of the files of a checkpoint, in the order in which TF deletes them: data last."""
+    paths = [prefix + '.meta', prefix + '.index', prefix]
+    return [path for path in paths if tf.io.gfile.exists(path)] + data_files(prefix)
+
+
+def read_state(directory):
+    """Reads the state file: (`CheckpointState`, None), (None, what is wrong) or (None, None)."""
+    if not tf.io.gfile.exists(os.path.join(directory, STATE_FILE)):
+        return None, None
+    try:
+        state = tf.train.get_checkpoint_state(directory)
+    except ValueError:  # no text, or names nothing
+        state = None
+    if state is None:
+        return None, 'is damaged, and only it says which checkpoint is the newest'
+    return state, None
+
+
+def state_checkpoints(directory, there):
+    """The prefixes, of those `there`, that the state file knows, oldest first as it has them."""
+    state, _ = read_state(directory)
+    known = [inside(directory, path) for path in state.all_model_checkpoint_paths] if state else []
+    return [prefix for prefix in known if prefix in there]
+
+
+def inside(directory, path):
+    """A path of the state file as one in `directory`, where the state file is now."""
+    return os.path.join(directory, os.path.basename(path))

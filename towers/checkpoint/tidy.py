@@ -1,0 +1,110 @@
+"""Order in a directory of checkpoints: what a killed writer left, what is damaged, the state file.
+
+Under `hold_directory` only, that is, when no other process is writing there.
+"""
+
+import os
+import re
+import uuid
+
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import check_instance, directory_name
+from towers.checkpoint.files import (STATE_FILE, Newest, describe_safe, files_of, first_line,
+                                     inside, list_checkpoints, names_in, read_state, same_series)
+from towers.errors import CheckpointError
+
+# Names under which TF writes before it renames: of tensors, and of `checkpoint` and `….meta`.
+_TEMPORARY_FILE = re.compile(r'\.tempstate\d+$|^checkpoint\.tmp[0-9a-f]{32}$'
+                             r'|\.meta\.tmp[0-9a-f]{32}$')
+# Folder of a sharded checkpoint in the making: TF 2, and TF 1.15.
+_TEMPORARY_FOLDER = re.compile(r'.\.ckpt(-\d+)?_temp(_[0-9a-f]{32})?$')
+_DATA_FILE = re.compile(r'^(.+\.ckpt(?:-\d+)?)\.data-\d{5}-of-\d{5}$')
+
+
+def tidy_directory(directory: str, newest: str):
+    """Brings a directory into order before a run writes into it.
+
+    Removes what a killed writer left: files and folders under the temporary names that TF uses,
+    and data files without an index that the state file does not know. Renames what `recover=True`
+    passed over to `….damaged`, so that nothing takes it for a checkpoint again, and has the state
+    file name `newest`. A whole checkpoint that the state file does not know stays: a process that
+    is killed between writing the state file and deleting the oldest one leaves such, but they are
+    also how one puts a checkpoint by.
+
+    Args:
+      directory: where the checkpoints are.
+      newest: what `newest_checkpoint` returned.
+
+    Returns:
+      List of lines that say what was done; empty if there was nothing to do.
+
+    Raises:
+      CheckpointError: the directory cannot be written to.
+    """
+    directory = directory_name('directory', directory)
+    if newest is not None:
+        check_instance('newest', newest, Newest, 'what newest_checkpoint returned')
+    try:
+        done = ['removed %s, left by a killed writer' % os.path.join(directory, name)
+                for name in remove_leftovers(directory)]
+        if newest is None:
+            return done
+        for damaged in newest.skipped:
+            for path in files_of(damaged.prefix):
+                tf.io.gfile.rename(path, path + '.damaged', overwrite=True)
+                done.append('renamed %s to %s.damaged' % (path, os.path.basename(path)))
+        state, _ = read_state(directory)
+        if state is None or inside(directory, state.model_checkpoint_path) != newest.prefix:
+            _write_state(directory, newest.prefix)
+            done.append('wrote %s, which names %s' % (os.path.join(directory, STATE_FILE),
+                                                      os.path.basename(newest.prefix)))
+        return done
+    except tf.errors.OpError as error:
+        raise CheckpointError('%s cannot be written to: %s. %s' % (
+            directory, first_line(error), describe_safe(directory)))
+
+
+def remove_leftovers(directory):
+    """Removes what a killed writer left in a directory.
+
+    Returns:
+      List of the names that were removed.
+
+    Raises:
+      tf.errors.OpError: one of them cannot be removed.
+    """
+    names = names_in(directory)
+    state, _ = read_state(directory)
+    known = state and set(map(os.path.basename, state.all_model_checkpoint_paths))
+    removed = []
+    for name in names:
+        path = os.path.join(directory, name)
+        data = _DATA_FILE.match(name)
+        # TF writes the data before the index and deletes it after. But if the state file has the
+        # checkpoint, or may have had, its index was lost in another way: not ours to remove.
+        is_half = (data is not None and known is not None and data.group(1) not in known
+                   and data.group(1) + '.index' not in names)
+        if is_half or _TEMPORARY_FILE.search(name):
+            tf.io.gfile.remove(path)
+        elif _TEMPORARY_FOLDER.search(name) and tf.io.gfile.isdir(path):
+            tf.io.gfile.rmtree(path)
+        else:
+            continue
+        removed.append(name)
+    return removed
+
+
+def _write_state(directory, newest):
+    """Writes the state file as `Saver` does: another name, then renamed; paths are relative."""
+    there = list_checkpoints(directory)
+    paths = [prefix for prefix in there[:there.index(newest) + 1] if same_series(prefix, newest)]
+    if os.path.isabs(directory):
+        # Paths in a directory that is relative itself TF makes relative to it.
+        paths = [os.path.basename(path) for path in paths]
+    state = tf.train.generate_checkpoint_state_proto(directory, paths[-1], paths)
+    path = os.path.join(directory, STATE_FILE)
+    temporary = '%s.tmp%s' % (path, uuid.uuid4().hex)
+    with tf.io.gfile.GFile(temporary, 'w') as state_file:
+        state_file.write(str(state))
+    tf.io.gfile.rename(temporary, path, overwrite=True)

@@ -1,0 +1,1 @@
+"""Several machines: TensorFlow's ring, its parameter servers, Horovod."""

@@ -1,0 +1,160 @@
+"""`check_cluster`: does a model give the same numbers on several machines as on one device?"""
+
+import threading
+import typing
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import check_choice, check_count
+from towers.build.build import build_towers
+from towers.cluster.cluster import Cluster
+from towers.cluster.member import join, start_server
+from towers.cluster.ports import free_ports
+from towers.errors import InvalidArgumentError
+from towers.inspect.check import report_on, run_one_device
+from towers.placement.devices import session_config
+
+
+def check_cluster(model_fn: typing.Callable, inputs: typing.Any,
+                  make_optimizer: typing.Optional[typing.Callable] = None, kind: str = 'ring',
+                  shares: typing.Sequence[int] = (1, 1), num_towers: int = 1, num_ps: int = 1,
+                  steps: int = 3, reduction: str = 'mean', tolerance: typing.Optional[float] = None,
+                  seed: int = 0, **options):
+    """Trains a model some steps on several workers and on one device, and compares the numbers.
+
+    As `check_towers`, whose one device it is. The workers are threads of this process, with a
+    server of TensorFlow each, so what they send goes over loopback. Compared are the losses (weighted by
+    the workers' examples), the gradients of the first step, variables and slots after the last; and
+    with `kind='ring'` that all workers' variables are the same.
+
+    Args:
+      model_fn, make_optimizer, steps, reduction, tolerance, seed: as for `check_towers`.
+      inputs: a sample batch, all workers' together: a tuple of arrays [n, …].
+      kind: `'ring'`, or `'ps'`: synchronous, on parameter servers.
+      shares: examples of each worker, as parts of the batch: `(1, 1)` for halves, `(3, 1)`. n has
+        to be a multiple of their sum.
+      num_towers: of each worker.
+      num_ps: parameter servers.
+      **options: more arguments of `build_towers`.
+
+    Returns:
+      `TowersReport`.
+
+    Raises:
+      TowersError: bad arguments, as `build_towers`; or a cluster that cannot be made.
+    """
+    check_choice('kind', kind, ('ring', 'ps'))
+    check_count('num_towers', num_towers)
+    make_optimizer = make_optimizer or (lambda: tf.train.MomentumOptimizer(0.01, 0.9))
+    inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    sizes = _sizes(len(inputs[0]), shares)
+    factor = len(sizes) * num_towers if reduction == 'sum' else 1
+    one, traits = run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, options)
+    ends = np.cumsum(sizes)
+    parts = [tuple(each[end - size:end] for each in inputs) for size, end in zip(sizes, ends)]
+    workers = ['127.0.0.1:%d' % port for port in free_ports(len(sizes))]
+    ps = ['127.0.0.1:%d' % port for port in free_ports(num_ps)] if kind == 'ps' else []
+
+    def member(job, rank):
+        return Cluster(kind, workers, ps, job, rank, uneven=len(set(sizes)) > 1)
+    servers = [start_server(member('ps', rank), member('ps', rank).session_config(tf.ConfigProto()))
+               for rank in range(len(ps))]
+
+    def work(rank):
+        return _train(member('worker', rank), model_fn, parts[rank], make_optimizer, num_towers,
+                      steps, reduction, dict(one['initial']), options)
+    results = _together(work, len(sizes))
+    del servers
+    sum_of_losses = sum(float(result['loss']['of step 1']) for result in results)
+    many = results[0]
+    many['loss'] = {step: sum(size * result['loss'][step] for size, result in zip(sizes, results))
+                    / sum(sizes) for step in many['loss']}
+    if kind == 'ring':
+        for result in results[1:]:
+            for name, value in result['variable'].items():
+                if np.asarray(value).tobytes() != np.asarray(many['variable'][name]).tobytes():
+                    many['variable'][name] = np.full_like(value, np.nan)  # shown as no number
+    return report_on(one, many, traits, tolerance, sum_of_losses, len(sizes) * num_towers, steps,
+                     reduction)
+
+
+def _sizes(count, shares):
+    if (not isinstance(shares, (tuple, list)) or len(shares) < 2 or count % sum(shares)
+            or min(shares) < 1):
+        raise InvalidArgumentError('shares=%r of %d examples: expected two or more whole numbers, '
+                                   'of whose sum the examples are a multiple.' % (shares, count))
+    return [share * count // sum(shares) for share in shares]
+
+
+def _together(work, count):
+    results, errors = [None] * count, []
+
+    def call(rank):
+        try:
+            results[rank] = work(rank)
+        except BaseException as error:  # raised again by the caller's thread
+            errors.append(error)
+    threads = [threading.Thread(target=call, args=(rank,), daemon=True) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive() and not errors:
+            thread.join(0.1)
+    if errors:
+        raise errors[0]
+    return results
+
+
+def _train(cluster, model_fn, batch, make_optimizer, num_towers, steps, reduction, initial,
+           options):
+    """One worker's run: dicts as of `run_one_device`."""
+    with tf.Graph().as_default():
+        inputs = tuple(tf.constant(part) for part in batch)
+        optimizer = make_optimizer()
+        step = tf.train.get_global_step()
+        built = build_towers(
+            model_fn, inputs, optimizer, num_towers, reduction, remainder='weight',
+            global_step=step, cluster=cluster, **options)
+        gradients = [tf.convert_to_tensor(gradient) for gradient, _ in built.gradients]
+        begin = _Begin(cluster, initial)
+        result = {'loss': {}, 'variable': {}, 'slot': {}}
+        config = session_config(built.devices)
+        with join(cluster, built, config, on_lost=lambda error: None) as member, member.session(
+                [begin]) as session:
+            for number in range(steps):
+                loss, values, _ = session.run([built.loss, gradients, built.train_op])
+                result['loss']['of step %d' % (number + 1)] = loss
+                if number == 0:
+                    result['gradient'] = {variable.op.name: value for (_, variable), value in
+                                          zip(built.gradients, values)}
+            variables = tf.global_variables()
+            values = session.run_step_fn(
+                lambda step_context: step_context.session.run(variables))
+        trained = {variable.op.name for variable in tf.trainable_variables()}
+        for variable, value in zip(variables, values):
+            name = variable.op.name
+            is_slot = any(name.startswith(other + '/') for other in trained) or (
+                '/' not in name and name.endswith('_power'))
+            result['slot' if is_slot else 'variable'][name] = value
+        return result
+
+
+class _Begin(tf.train.SessionRunHook):
+    """Gives the variables the values that those on one device began with."""
+
+    def __init__(self, cluster, initial):
+        self._cluster, self._initial = cluster, initial
+
+    def begin(self):
+        self._assignments, self._fed = [], {}
+        if self._cluster.kind == 'ps' and not self._cluster.is_chief:
+            return
+        for variable in tf.global_variables():
+            if variable.op.name in self._initial:
+                value = tf.placeholder(variable.dtype.base_dtype)
+                self._assignments.append(tf.assign(variable, value, validate_shape=False).op)
+                self._fed[value] = self._initial[variable.op.name]
+
+    def after_create_session(self, session, coord):
+        session.run(self._assignments, self._fed)

@@ -1,0 +1,296 @@
+"""`Cluster`: which machines train together, how, and which of them this process is."""
+
+import collections
+import json
+import os
+
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import check_choice, check_count, check_flag
+from towers.cluster.horovod import HorovodMachines, load_horovod
+from towers.cluster.parameter_servers import ServedMachines
+from towers.cluster.ports import split_address
+from towers.cluster.ring import RingMachines
+from towers.errors import ClusterError, InvalidArgumentError
+
+KINDS = ('ring', 'ps', 'horovod')
+_JOBS = ('chief', 'worker', 'ps', 'evaluator')
+
+
+class Cluster(collections.namedtuple('Cluster', [
+        'kind', 'workers', 'ps', 'job', 'rank', 'synchronous', 'backup_workers', 'uneven',
+        'active', 'partition_bytes'])):
+    """The machines that train one model, each with towers of its own: `build_towers(cluster=…)`.
+
+    The towers' gradients are combined within each machine, then once across the machines. With
+    `n_w` of the step's n examples on worker w of W, and `g_w` the gradient of the mean loss there,
+
+        mean:  sum_w (n_w / n) g_w            (that of all examples' mean loss on one device)
+        sum:   N times that, with N = W * N_w towers in all
+
+    Attributes:
+      kind: `'ring'` (TensorFlow's ring all-reduce: every worker holds the weights), `'ps'`
+        (TensorFlow's parameter servers hold them), `'horovod'`.
+      workers: tuple of `'host:port'`, the chief first; with Horovod of None.
+      ps: tuple of `'host:port'`; empty but for `'ps'`.
+      job: `'worker'`, `'ps'` or `'evaluator'`: what this process is.
+      rank: its number among those.
+      synchronous: for `'ps'`: whether a step waits for the gradients of all workers.
+      backup_workers: for synchronous `'ps'`: how many workers' gradients a step does not wait for.
+      uneven: whether workers may have batches of different size. A batch of no static size is
+        taken for uneven; batches of a static one that differ are refused at the start without it.
+      active: float scalar of this process, 1 or 0: with 0 its batch counts as none; see
+        `until_all_end`. None: always 1.
+      partition_bytes: for `'ps'`: the least bytes of a part, see `partitioner`.
+    """
+    __slots__ = ()
+
+    def __new__(cls, kind='ring', workers=(), ps=(), job='worker', rank=0, synchronous=True,
+                backup_workers=0, uneven=False, active=None, partition_bytes=64 << 20):
+        """
+        Raises:
+          InvalidArgumentError: an argument that makes no sense, or does not go with the kind.
+          ClusterError: an address that is none or occurs twice; a rank that is not there.
+        """
+        check_choice('kind', kind, KINDS)
+        check_choice('job', job, ('worker', 'ps', 'evaluator'))
+        workers, ps = tuple(workers), tuple(ps)
+        check_flag('synchronous', synchronous)
+        check_flag('uneven', uneven)
+        check_count('partition_bytes', partition_bytes)
+        if kind == 'horovod':
+            hvd = load_horovod()
+            workers, ps, rank = (None,) * hvd.size(), (), hvd.rank()
+        for address in workers + ps if kind != 'horovod' else ():
+            split_address(address)
+            if (workers + ps).count(address) > 1:
+                raise ClusterError('%s is the address of two tasks of the cluster: give each one '
+                                   'its own.' % address)
+        if not workers:
+            raise ClusterError('a cluster needs a worker, and workers=() names none: set '
+                               "TF_CONFIG, or pass workers=['host:port', …].")
+        if kind == 'ps' and not ps:
+            raise ClusterError("kind='ps' needs a parameter server, and there is none: name one "
+                               "under 'ps', or use kind='ring', which needs none.")
+        if kind == 'ring' and ps:
+            raise ClusterError("kind='ring' has no parameter servers, and %s is one: leave it out, "
+                               "or use kind='ps'." % ps[0])
+        tasks = {'worker': workers, 'ps': ps}.get(job)
+        if (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0
+                or tasks is not None and rank >= len(tasks)):
+            raise ClusterError('%s %r is none of the cluster, which has %s.' % (
+                job, rank, '%d of them, from 0' % len(tasks) if tasks else 'none of them'))
+        if kind != 'ps' and (not synchronous or backup_workers):
+            raise InvalidArgumentError(
+                "synchronous=%r, backup_workers=%r: a %s is synchronous, with all workers. Use "
+                "kind='ps'." % (synchronous, backup_workers, kind))
+        if (isinstance(backup_workers, bool) or not isinstance(backup_workers, int)
+                or not 0 <= backup_workers < len(workers)):
+            raise InvalidArgumentError('backup_workers=%r: expected 0 to %d, fewer than the %d '
+                                       'workers.' % (backup_workers, len(workers) - 1,
+                                                     len(workers)))
+        if backup_workers and (uneven or active is not None or not synchronous):
+            raise InvalidArgumentError(
+                'backup_workers=%d: with gradients left out the weights of uneven batches are not '
+                'known, and without synchronous=True nothing waits: leave it out.' % backup_workers)
+        if active is not None and not isinstance(active, tf.Tensor):
+            raise InvalidArgumentError('active=%.80r: expected what until_all_end returned, or '
+                                       'None.' % (active,))
+        return super(Cluster, cls).__new__(cls, kind, workers, ps, job, rank, synchronous,
+                                           backup_workers, uneven, active, partition_bytes)
+
+    @classmethod
+    def _make(cls, values):  # what namedtuple's _replace goes by: checked, too
+        return cls(*values)
+
+    @classmethod
+    def from_tf_config(cls, kind=None, environment=None, **fields):
+        """The cluster of the environment's `TF_CONFIG`, as TF's users write it.
+
+            {"cluster": {"chief": ["a:2222"], "worker": ["b:2222"], "ps": ["c:2222"]},
+             "task": {"type": "worker", "index": 0}}
+
+        The chief, if one is named, is worker 0 here, and the others follow.
+
+        Args:
+          kind: see the class; None: `'ps'` where there are parameter servers, else `'ring'`.
+          environment: dict; None for `os.environ`.
+          **fields: fields that are to be other than `TF_CONFIG` has them; those that are None are
+            left to it.
+
+        Returns:
+          A `Cluster`.
+
+        Raises:
+          ClusterError: there is no `TF_CONFIG` and nothing in its place, or it makes no sense.
+        """
+        text = (os.environ if environment is None else environment).get('TF_CONFIG') or '{}'
+        fields = {name: value for name, value in fields.items() if value is not None}
+        jobs, task = _parsed(text)
+        found = {'workers': jobs['chief'] + jobs['worker'], 'ps': jobs['ps']}
+        if task is not None:
+            job, index = task
+            if job != 'evaluator' and not 0 <= index < len(jobs[job]):
+                raise ClusterError("TF_CONFIG's task is %s %d, and its cluster has %d of them." % (
+                    job, index, len(jobs[job])))
+            found.update(job='worker' if job == 'chief' else job, rank=index + (
+                len(jobs['chief']) if job == 'worker' else 0))
+        elif found['workers'] and 'rank' not in fields:
+            raise ClusterError("TF_CONFIG has a cluster and no task: add \"task\": {\"type\": "
+                               '"worker", "index": 0} for this process.')
+        found.update(fields)
+        if kind is None:
+            kind = 'ps' if found['ps'] else 'ring'
+        return cls(kind, **found)
+
+    @property
+    def num_workers(self):
+        return len(self.workers)
+
+    @property
+    def is_chief(self):
+        """Whether this process saves checkpoints, evaluates and speaks for all."""
+        return self.job == 'worker' and self.rank == 0
+
+    @property
+    def name(self):
+        """`'worker 1 of 3'`."""
+        return '%s %d of %d' % (self.job, self.rank,
+                                len(self.ps if self.job == 'ps' else self.workers))
+
+    def who(self, rank, job='worker'):
+        """`'worker 1 (10.0.0.2:2222)'`."""
+        addresses = self.ps if job == 'ps' else self.workers
+        return '%s %d%s' % (job, rank, '' if addresses[rank] is None else ' (%s)' % addresses[rank])
+
+    def spec(self):
+        """`tf.train.ClusterSpec` of the jobs `worker` and `ps`."""
+        jobs = {'worker': list(self.workers)}
+        if self.ps:
+            jobs['ps'] = list(self.ps)
+        return tf.train.ClusterSpec(jobs)
+
+    def session_config(self, config):
+        """A `tf.ConfigProto` with what a session or server of this cluster wants, a new one.
+
+        Args:
+          config: a `tf.ConfigProto`, see `towers.session_config`.
+        """
+        changed = tf.ConfigProto()
+        changed.CopyFrom(config)
+        del changed.device_filters[:]
+        own = '/job:%s/task:%d' % (self.job, self.rank)
+        if self.kind == 'ring':
+            # Without the filter 1.15 waits for the devices of all, and hangs.
+            changed.device_filters.append(own)
+            changed.experimental.collective_group_leader = '/job:worker/replica:0/task:0'
+        elif self.kind == 'ps':
+            # One that is gone must not keep the others from making a session.
+            changed.device_filters.extend(['/job:ps'] + ([own] if self.job == 'worker' else
+                                                         ['/job:worker']))
+        else:
+            hvd = load_horovod()
+            if hvd.local_size() > 1:
+                changed.gpu_options.visible_device_list = str(hvd.local_rank())
+        return changed
+
+    def partitioner(self):
+        """For `tf.get_variable(partitioner=…)`: cuts what is large into one part a server.
+
+        A variable gets as many parts of `partition_bytes` at least as it is large enough for, at
+        most one a parameter server. None where there is one server or none.
+        """
+        if len(self.ps) < 2:
+            return None
+        return tf.min_max_variable_partitioner(len(self.ps), min_slice_size=self.partition_bytes)
+
+    def machines(self, examples, reduction, num_towers):
+        """What combines the gradients of this build across the machines; makes no operation.
+
+        Args:
+          examples: the batch of this machine: an int, or an int scalar.
+          reduction: as for `build_towers`.
+          num_towers: of this machine.
+        """
+        kind = {'ring': RingMachines, 'ps': ServedMachines, 'horovod': HorovodMachines}[self.kind]
+        return kind(self, examples, reduction, num_towers)
+
+    def check_build(self, all_reduce, scales_loss):
+        """Raises `ClusterError` for a build that this cluster cannot train; makes no operation.
+
+        Args:
+          all_reduce: as for `build_towers`, None where there is one set of variables.
+          scales_loss: whether there is a loss scale.
+        """
+        if self.job != 'worker':
+            raise ClusterError('this process is %s, which builds no towers: call towers.serve('
+                               'cluster) in it.' % self.name)
+        if self.kind == 'ring' and all_reduce == 'collective':
+            raise ClusterError("all_reduce='collective' within a machine and a ring across "
+                               "machines would be one group to TensorFlow: use all_reduce='copy'.")
+        if self.kind == 'ps' and all_reduce is not None:
+            raise ClusterError("variable_device='replicated' and parameter servers both say where "
+                               "variables live: leave one out.")
+        if self.kind == 'ps' and scales_loss and not self.synchronous:
+            raise ClusterError('a loss scale counts steps of all workers, and these parameter '
+                               'servers are asynchronous: leave one out.')
+
+    def describe(self):
+        """One line for the plan: `'ring of 3 workers, this is worker 0'`."""
+        count = '%d worker%s' % (self.num_workers, '' if self.num_workers == 1 else 's')
+        if self.kind == 'ps':
+            if not self.synchronous:
+                how = 'asynchronous'
+            elif self.backup_workers:
+                how = 'synchronous, a step waits for %d of them' % (
+                    self.num_workers - self.backup_workers)
+            else:
+                how = 'synchronous'
+            text = '%s on %d parameter server%s, %s' % (
+                count, len(self.ps), '' if len(self.ps) == 1 else 's', how)
+        else:
+            text = '%s of %s' % ({'ring': "TensorFlow's ring", 'horovod': 'Horovod'}[self.kind],
+                                 count)
+        return '%s; this is worker %d' % (text, self.rank)
+
+    def warning(self):
+        """One line for the plan: who else can reach the servers."""
+        if self.kind == 'horovod':
+            return "Horovod's rendezvous listens on every interface: let only the cluster reach it"
+        return ("TensorFlow's servers listen on every interface, whatever address is given, and do "
+                'what anyone asks who reaches them: let only the cluster reach their ports')
+
+
+def _parsed(text):
+    """`({job: [address]}, (type, index) or None)` of a TF_CONFIG."""
+    try:
+        config = json.loads(text)
+        cluster = config.get('cluster') or {}
+        unknown = sorted(set(cluster) - set(_JOBS))
+        if unknown:
+            raise ClusterError("TF_CONFIG's cluster has a job %r: expected some of %s." % (
+                unknown[0], ', '.join(_JOBS)))
+        jobs = {job: _addresses(cluster.get(job) or []) for job in _JOBS}
+        if 'task' not in config:
+            return jobs, None
+        task = (str(config['task']['type']), int(config['task'].get('index', 0)))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ClusterError('TF_CONFIG=%.80r cannot be read (%s): expected {"cluster": {"worker": '
+                           '["host:port"]}, "task": {"type": "worker", "index": 0}}.' % (
+                               text, error)) from None
+    if task[0] not in _JOBS:
+        raise ClusterError("TF_CONFIG's task is of type %r: expected one of %s." % (
+            task[0], ', '.join(_JOBS)))
+    return jobs, task
+
+
+def _addresses(entries):
+    if isinstance(entries, dict):  # TF's sparse form, {"0": "host:port"}
+        indices = sorted(int(index) for index in entries)
+        if indices != list(range(len(indices))):
+            raise ClusterError("TF_CONFIG's tasks %s leave a number out: number them from 0." %
+                               ', '.join(map(str, indices)))
+        return [entries[index] for index in sorted(entries, key=int)]
+    if not isinstance(entries, list):
+        raise TypeError('%r is no list' % (entries,))
+    return list(entries)

@@ -1,0 +1,71 @@
+"""Each machine's own data: which part it reads, and what it does when that ends before others'."""
+
+import collections
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.arguments import check_instance
+from towers.errors import InputError
+
+Feed = collections.namedtuple('Feed', 'inputs active initializer')
+Feed.__doc__ = """A worker's batches.
+
+Attributes:
+  inputs: the tensors of a batch, for `build_towers`.
+  active: float32 scalar, for `cluster._replace(active=…)`: 0 when this worker has no batch left.
+  initializer: operation that begins the data.
+"""
+
+
+def files_of_worker(files: typing.Sequence[str], cluster):
+    """The files that this worker reads: every Wth of the sorted names, none of them twice.
+
+    Args:
+      files: list of names, the same on all workers in any order.
+      cluster: `Cluster`.
+
+    Returns:
+      List of names.
+
+    Raises:
+      InputError: there are fewer files than workers, so that one would read nothing: use
+        `dataset.shard(cluster.num_workers, cluster.rank)` on the examples.
+    """
+    files = sorted(set(files))
+    if len(files) < cluster.num_workers:
+        raise InputError('%d files for %d workers leave one of them nothing to read: use '
+                         'dataset.shard(cluster.num_workers, cluster.rank) on the examples.' % (
+                             len(files), cluster.num_workers))
+    return files[cluster.rank::cluster.num_workers]
+
+
+def until_all_end(dataset: typing.Any):
+    """Batches until the last worker's data ends; a worker without data does not hold up the rest.
+
+        feed = towers.until_all_end(dataset.shard(cluster.num_workers, cluster.rank))
+        cluster = cluster._replace(active=feed.active)
+        built = towers.build_towers(model_fn, feed.inputs, optimizer, cluster=cluster)
+
+    A worker whose data has ended computes its first batch again, which then weighs nothing. The
+    step in which no worker has data raises `tf.errors.OutOfRangeError` on all of them, as the end of the
+    data does, and changes nothing.
+
+    Args:
+      dataset: a `tf.data.Dataset` of batches, this worker's; at least one.
+
+    Returns:
+      `Feed`.
+    """
+    check_instance('dataset', dataset, compat.DATASET_TYPES, 'a tf.data.Dataset')
+
+    def marked(active):
+        return lambda *batch: (batch if len(batch) > 1 else batch[0],
+                               tf.constant(active, tf.float32))
+    with tf.device('/cpu:0'):
+        first = dataset.take(1).cache().repeat()
+        iterator = tf.data.make_initializable_iterator(
+            dataset.map(marked(1.)).concatenate(first.map(marked(0.))))
+        inputs, active = iterator.get_next()
+    return Feed(inputs, active, iterator.initializer)

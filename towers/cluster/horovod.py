@@ -1,0 +1,96 @@
+"""Horovod, an optional package: gradients over its processes, the broadcast at the start."""
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers.cluster.shares import Shares
+from towers.errors import MissingPackageError
+from towers.placement.variable_device import only_device
+from towers.reduce.rows import scaled
+
+
+def load_horovod():
+    """`horovod.tensorflow`, initialised.
+
+    Raises:
+      MissingPackageError: it is not installed, or not built for this TensorFlow.
+    """
+    try:
+        import horovod.tensorflow as hvd
+        hvd.init()
+    except (ImportError, ValueError, AttributeError) as error:
+        raise MissingPackageError(
+            "kind='horovod' needs Horovod, which cannot be loaded: %s. Install it with `pip "
+            "install 'towers[horovod]'` (it builds for TensorFlow 1.15 to 2.18), or use kind='ring', "
+            "TensorFlow's own, which needs nothing." % str(error).split('\n', 1)[0]) from None
+    return hvd
+
+
+class HorovodMachines:
+    """Combines gradients by Horovod's all-reduce; see `RingMachines`.
+
+    Attributes:
+      stops: None: a signal ends the process that gets it, and Horovod the others.
+    """
+    stops = stop = hook = None
+    updates_here = True
+
+    def __init__(self, cluster, examples, reduction, num_towers):
+        self._cluster = cluster
+        self._shares = Shares(cluster, examples, reduction)
+        self._hvd = load_horovod()
+
+    @property
+    def same_examples(self):
+        """The batch of this machine where that of all has to be the same, else None."""
+        return self._shares.same_examples
+
+    def combine(self, gradients):
+        """As `RingMachines.combine`."""
+        hvd, shares = self._hvd, self._shares
+        with only_device('/cpu:0'):
+            weight = None
+            if shares.are_weighted:
+                total = hvd.allreduce(shares.own_examples(), op=hvd.Sum, name='towers_examples')
+                weight = shares.weight(total)
+        combined = []
+        for gradient, variable in gradients:
+            with only_device(variable.device or None):
+                if weight is not None:
+                    gradient = scaled(gradient, weight)
+                average = weight is None and shares.is_mean
+                combined.append((hvd.allreduce(gradient, op=hvd.Average if average else hvd.Sum),
+                                 variable))
+        return combined
+
+    def counted(self, examples):
+        """As `RingMachines.counted`."""
+        return examples * self._cluster.num_workers
+
+    def train_op(self, update):
+        """The operation of a step."""
+        return update
+
+    def broadcast(self):
+        """An operation that gives all processes the variables of rank 0."""
+        return self._hvd.broadcast_global_variables(0)
+
+
+def gathered_lines(text):
+    """The texts of all processes, in order of rank, as bytes: nothing is unpickled.
+
+    Args:
+      text: a string.
+
+    Returns:
+      List of strings.
+    """
+    hvd = load_horovod()
+    data = np.frombuffer(text.encode('utf-8'), np.uint8)
+    with tf.Graph().as_default(), tf.device('/cpu:0'):
+        fetches = [hvd.allgather(tf.constant(np.array([data.size], np.int64)), name='towers_sizes'),
+                   hvd.allgather(tf.constant(data), name='towers_texts')]
+        with tf.Session(config=tf.ConfigProto(device_count={'GPU': 0})) as session:
+            sizes, together = session.run(fetches)
+    ends = np.cumsum(sizes)
+    return [together[end - size:end].tobytes().decode('utf-8') for size, end in zip(sizes, ends)]

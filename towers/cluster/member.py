@@ -1,0 +1,313 @@
+"""This process as a member of a cluster: its server, its sessions, and its end."""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import check_instance, check_number
+from towers.cluster.cluster import Cluster
+from towers.cluster.fingerprint import difference, fingerprint
+from towers.cluster.horovod import gathered_lines
+from towers.cluster.meeting import all_ready, check_port, meet
+from towers.cluster.parameter_servers import agree, answer_or_raise
+from towers.cluster.ring import broadcast_variables
+from towers.cluster.spread import SpreadingCreator
+from towers.cluster.stall import StallWatch
+from towers.cluster.watch import Watch
+from towers.errors import ClusterError, WorkerLostError
+from towers.placement.devices import session_config
+from towers.run.step_loop import OccasionalHook
+
+START_TIMEOUT = 120.
+DEAD_AFTER = 30.
+_TIME_TO_SAY = 5.  # seconds in which the main thread may end by itself when a worker is lost
+
+
+class Member:
+    """What `join` gives: this worker's place in the cluster.
+
+    Attributes:
+      cluster: `Cluster`.
+      is_chief: whether this is the worker that saves.
+      target: what sessions connect to: `tf.Session(member.target, config=member.config)`.
+      config: `tf.ConfigProto` of sessions.
+      hooks: hooks that every session of training needs, before all others.
+    """
+
+    def __init__(self, cluster, built, target, config: typing.Optional[tf.ConfigProto], watch):
+        self.cluster, self.is_chief = cluster, cluster.is_chief
+        self.target, self.config = target, config
+        self._watch, self._built = watch, built
+        self._sessions = 0
+        self.hooks = [_StepWatchHook(watch)] if watch is not None else []
+        if cluster.kind in ('ring', 'horovod'):
+            self.hooks.append(BroadcastHook(cluster, built))
+        elif built.machines.hook is not None:
+            self.hooks.append(built.machines.hook)
+
+    def session_creator(self, creator, scaffold):
+        """What makes the sessions of a `tf.train.MonitoredSession` in this cluster.
+
+        In a ring it makes one session alone: `MonitoredSession` makes another one when a machine is
+        lost, which a ring cannot go on with. With parameter servers it spreads the graph first.
+
+        Args:
+          creator: a `tf.train.SessionCreator` for `target` and `config`.
+          scaffold: the `tf.train.Scaffold` that it has.
+        """
+        if self.cluster.kind == 'ps':
+            return SpreadingCreator(self.cluster, creator, scaffold,
+                                    [variable for _, variable in self._built.gradients])
+        return _OnceCreator(self, creator) if self.cluster.kind == 'ring' else creator
+
+    def session(self, hooks=(), session_class=tf.train.MonitoredSession):
+        """A session of a worker that saves nothing: its variables come from worker 0.
+
+        Args:
+          hooks: list of hooks.
+          session_class: `tf.train.MonitoredSession`, or one of its kind.
+        """
+        scaffold = tf.train.Scaffold()
+        if self.cluster.kind == 'ps' and not self.is_chief:
+            creator = _WaitingCreator(scaffold, self.target, self.config)
+        else:
+            creator = tf.train.ChiefSessionCreator(scaffold, self.target, self.config)
+        return session_class(self.session_creator(creator, scaffold), self.hooks + list(hooks))
+
+    def lost(self, seconds=0.):
+        """`WorkerLostError` about the worker that is gone, or None.
+
+        Args:
+          seconds: how long to wait for word of one.
+        """
+        found = self._watch.wait_for_loss(seconds) if self.cluster.kind == 'ring' else None
+        return None if found is None else _lost_error(self.cluster, *found)
+
+
+@contextlib.contextmanager
+def join(cluster, built, config: typing.Optional[tf.ConfigProto] = None,
+         start_timeout: float = START_TIMEOUT, dead_after: float = DEAD_AFTER, settings=None,
+         say: typing.Callable = print, on_lost: typing.Optional[typing.Callable] = None):
+    """Joins the cluster for the time of the `with` block, in which this worker trains.
+
+        with towers.join(cluster, built) as member, member.session() as session:
+            while not session.should_stop():
+                session.run(built.train_op)
+
+    Call it when the graph is complete but for savers and summaries. The workers compare what they
+    are about to train, and one that is about to train something else is refused, by name.
+
+    Args:
+      cluster: `Cluster`, the one given to `build_towers`.
+      built: what that returned.
+      config: `tf.ConfigProto`; None for `session_config` of the towers.
+      start_timeout: seconds to wait for the others.
+      dead_after: seconds of silence after which another worker of a ring is gone. The process is
+        then ended with a message that names it, and exit status 1, unless it ends by itself within
+        5 seconds. On parameter servers: seconds that a step may take before a line says who does
+        not answer.
+      settings: dict of what else has to be the same on all workers, from names to numbers or
+        strings.
+      say: called with lines about what happens.
+      on_lost: called with a `WorkerLostError`, in another thread, instead of ending the process.
+
+    Yields:
+      `Member`.
+
+    Raises:
+      ClusterError: the cluster cannot be joined.
+      WorkerLostError: another worker is gone; names it.
+    """
+    check_instance('cluster', cluster, Cluster, 'a Cluster')
+    check_number('start_timeout', start_timeout, above=0, expected='seconds')
+    check_number('dead_after', dead_after, above=0, expected='seconds')
+    if built.machines is None:
+        raise ClusterError('built was made without a cluster: pass cluster= to build_towers, too.')
+    deadline = time.monotonic() + start_timeout
+    config = cluster.session_config(config or session_config(built.devices))
+    own = fingerprint(cluster, built, built.machines.same_examples, built.plan.optimizer, settings)
+    if cluster.kind == 'ps':
+        check_port(cluster.workers[cluster.rank])
+        answer_or_raise(cluster, deadline)
+        server = start_server(cluster, config)
+        agree(cluster, own, server.target, config, deadline)
+        stall = StallWatch(cluster, dead_after, say)
+        try:
+            yield Member(cluster, built, server.target, config, stall)
+        finally:
+            stall.close()
+        return
+    if cluster.kind == 'horovod':
+        _agree_by_horovod(cluster, own)
+        yield Member(cluster, built, '', config, None)
+        return
+    connections = meet(cluster, own, deadline, say)
+    server = start_server(cluster, config)
+    all_ready(cluster, connections, deadline)
+    ended = threading.Event()
+    watch = Watch(cluster, connections, dead_after,
+                  lambda rank, why: _lose(_lost_error(cluster, rank, why), on_lost, ended))
+    member = Member(cluster, built, server.target, config, watch)
+    try:
+        yield member
+    except BaseException as error:
+        lost = member.lost(dead_after + 1. if isinstance(error, tf.errors.OpError) else 0.)
+        ended.set()
+        watch.fail('%s: %s' % (type(error).__name__, str(error).split('\n', 1)[0]))
+        if lost is not None and isinstance(error, (tf.errors.OpError, ClusterError)):
+            raise lost from None
+        raise
+    watch.finish()
+    lost = member.lost()
+    ended.set()
+    if lost is not None:
+        raise lost
+
+
+def serve(cluster, say: typing.Callable = print):
+    """Runs a parameter server in this process; it returns never, a signal ends it.
+
+    Args:
+      cluster: `Cluster`, whose job is `'ps'` in this process.
+      say: called with a line when the server is up.
+
+    Raises:
+      ClusterError: another job; a port in use.
+    """
+    check_instance('cluster', cluster, Cluster, 'a Cluster')
+    if cluster.job != 'ps':
+        raise ClusterError('this process is %s, no parameter server: build towers in it.'
+                           % cluster.name)
+    check_port(cluster.ps[cluster.rank])
+    server = start_server(cluster, cluster.session_config(tf.ConfigProto()))
+    say('serving        %s; %s' % (cluster.who(cluster.rank, 'ps'), cluster.warning()))
+    server.join()
+
+
+def start_server(cluster, config):
+    """TensorFlow's server of this process.
+
+    Raises:
+      ClusterError: it cannot start.
+    """
+    try:
+        return tf.train.Server(cluster.spec(), cluster.job, cluster.rank, config=config)
+    except tf.errors.OpError as error:
+        raise ClusterError('the server of %s cannot start: %s.' % (
+            cluster.who(cluster.rank, cluster.job), str(error).split('\n', 1)[0])) from None
+
+
+class BroadcastHook(OccasionalHook):
+    """Gives this session the variables of worker 0, which restored or initialised them."""
+
+    def __init__(self, cluster, built):
+        self._cluster, self._built = cluster, built
+        self._operations = []
+
+    def begin(self):
+        """Makes the operations, when all variables are there."""
+        if self._cluster.num_workers == 1:
+            return
+        variables = sorted(tf.global_variables(), key=lambda variable: variable.op.name)
+        self._operations = [broadcast_variables(self._cluster, variables)
+                            if self._cluster.kind == 'ring' else self._built.machines.broadcast()]
+        if self._built.replicas is not None:
+            self._operations.append(self._built.replicas.refresh())
+
+    def after_create_session(self, session, coord):
+        """Broadcasts; the workers do so together."""
+        for operation in self._operations:
+            session.run(operation)
+
+    def is_due(self):
+        """Never: there is nothing to do around a step."""
+        return False
+
+
+class _StepWatchHook(OccasionalHook):
+    """Tells the watch whether a step is under way, which needs all workers."""
+
+    def __init__(self, watch):
+        self._watch = watch
+
+    def before_run(self, run_context):
+        self._watch.step_begins()
+
+    def after_run(self, run_context, run_values):
+        self._watch.step_ends()
+
+    def is_due(self):
+        self._watch.step_begins()  # called before every step
+        return False
+
+    def step_done(self, fetched):
+        self._watch.step_ends()
+
+    def end(self, session):
+        self._watch.step_ends()
+
+
+class _OnceCreator(tf.train.SessionCreator):
+    """Makes one session, and says who is lost when another one is asked for."""
+
+    def __init__(self, member, creator):
+        self._member, self._creator, self._made = member, creator, False
+
+    def create_session(self):
+        if self._made:
+            raise self._member.lost(DEAD_AFTER) or ClusterError(
+                'TensorFlow lost the session of %s, and a ring cannot go on without it: start all '
+                'workers again.' % self._member.cluster.name)
+        self._made = True
+        return self._creator.create_session()
+
+
+class _WaitingCreator(tf.train.SessionCreator):
+    """Makes sessions when the chief has initialised or restored the variables.
+
+    As `tf.train.WorkerSessionCreator`, which looks every 30 seconds.
+    """
+
+    def __init__(self, scaffold, target, config):
+        self._scaffold, self._target, self._config = scaffold, target, config
+
+    def create_session(self):
+        self._scaffold.finalize()
+        manager = tf.train.SessionManager(
+            local_init_op=self._scaffold.local_init_op, ready_op=self._scaffold.ready_op,
+            ready_for_local_init_op=self._scaffold.ready_for_local_init_op,
+            graph=tf.get_default_graph(), recovery_wait_secs=1)
+        return manager.wait_for_session(self._target, config=self._config)
+
+
+def _lost_error(cluster, rank, why):
+    return WorkerLostError('%s is lost: %s. The ring cannot go on without it: start all workers '
+                           'again, and they go on from the last checkpoint.' % (
+                               cluster.who(rank), why))
+
+
+def _lose(error, on_lost, ended):
+    """Ends the process if it does not end by itself: a step whose peer is gone may never."""
+    if on_lost is not None:
+        on_lost(error)
+        return
+    if ended.wait(_TIME_TO_SAY):
+        return
+    sys.stderr.write('%s\n' % error)
+    sys.stderr.flush()
+    sys.stdout.flush()
+    os._exit(1)
+
+
+def _agree_by_horovod(cluster, own):
+    texts = [json.loads(text) for text in gathered_lines(json.dumps(own))]
+    for rank, other in enumerate(texts):
+        why = difference(texts[0], other)
+        if why is not None:
+            raise ClusterError('worker %d does not belong to this cluster: %s.' % (rank, why))

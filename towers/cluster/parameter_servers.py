@@ -1,0 +1,275 @@
+"""Synchronous and asynchronous training on TensorFlow's parameter servers.
+
+Synchronous: each worker adds its gradient to TensorFlow's accumulators on the servers; the chief
+takes their sums when enough have come, makes the one update, and gives every other worker a token,
+for which it waits before its next step. That is what `tf.train.SyncReplicasOptimizer` does, but
+for what the contract needs: a worker adds one gradient a step for certain, since each one has
+tokens of its own; gradients are transformed (clipped, say) once, over all workers; rows of sparse
+ones are weighted as dense ones are (its accumulators divide a row by the number of workers that
+have it); batches may be uneven; and nothing hangs on a thread of the chief.
+
+Rounds are even numbers that grow with the time of day, so that what is left over from before a
+restart of the chief is always older than what is new, and is dropped. An odd token is the last.
+"""
+
+import json
+import time
+
+import tensorflow.compat.v1 as tf
+
+from towers.cluster.fingerprint import difference
+from towers.cluster.ports import wait_for
+from towers.cluster.shares import Shares
+from towers.errors import ClusterError
+from towers.placement.variable_device import only_device
+from towers.reduce.rows import scaled
+from towers.run.step_loop import OccasionalHook
+
+_FIRST_SERVER = '/job:ps/task:0/device:CPU:0'
+
+
+class ServedMachines:
+    """Combines the gradients of one build over the workers of parameter servers.
+
+    Attributes:
+      stops: int32 scalar, of a synchronous training: whether to stop after this step. On the chief
+        when a worker wants to, on the others when the chief has.
+      stop: operation with which a worker says so to the chief.
+      hook: for the sessions of a synchronous training; None for an asynchronous one.
+    """
+
+    def __init__(self, cluster, examples, reduction, num_towers):
+        """See `Cluster.machines`."""
+        self._cluster = cluster
+        self._shares = Shares(cluster, examples, reduction)
+        self._accumulators, self._pushes = [], []
+        self.hook = self.stops = self.stop = None
+
+    @property
+    def same_examples(self):
+        """The batch of this machine where that of all has to be the same, else None."""
+        return self._shares.same_examples if self._cluster.synchronous else None
+
+    def combine(self, gradients):
+        """On the chief the gradients over all machines; elsewhere, and asynchronously, its own."""
+        cluster, shares = self._cluster, self._shares
+        if not cluster.synchronous or cluster.num_workers == 1:
+            return gradients
+        needed = cluster.num_workers - cluster.backup_workers
+        with tf.name_scope('served') as scope:
+            self._make_rounds(scope)
+            weight, total = None, None
+            if shares.are_weighted:
+                weight = shares.own_examples()
+                with only_device(_FIRST_SERVER):
+                    total = self._summed(weight, [], scope + 'examples', needed)
+                    total = tf.maximum(total, 1.)
+            factor = weight
+            if weight is None:
+                factor = 1. if shares.is_mean else float(cluster.num_workers)
+                # With backup workers the accumulators divide: more may have come than are needed.
+                factor /= 1 if cluster.backup_workers else needed
+            tasks = tasks_by_size([variable for _, variable in gradients], len(cluster.ps))
+            sums = []
+            for gradient, variable in gradients:
+                with only_device('/cpu:0'):
+                    gradient = scaled(gradient, factor)
+                with only_device('/job:ps/task:%d/device:CPU:0' % tasks[variable.op.name]):
+                    sums.append(self._summed(gradient, variable.get_shape(),
+                                             scope + variable.op.name, needed))
+            self.hook = _RoundsHook(cluster, self._round, self._own_round, self._wants_to_stop,
+                                    self._accumulators, self._tokens)
+            if not cluster.is_chief:
+                return gradients
+            if total is not None:
+                of_all = (1. if shares.is_mean else float(cluster.num_workers)) / total
+                sums = [scaled(each, of_all) for each in sums]
+            return [(each, variable) for each, (_, variable) in zip(sums, gradients)]
+
+    @property
+    def updates_here(self):
+        """Whether this worker makes the update: a synchronous one is the chief's."""
+        return self.hook is None or self._cluster.is_chief
+
+    def counted(self, examples):
+        """What a step adds here to the examples that all workers have seen, of those seen here."""
+        if self.hook is None:
+            return examples
+        return examples * self._cluster.num_workers if self._cluster.is_chief else 0
+
+    def train_op(self, update):
+        """The operation of a step: on the chief with the update, elsewhere without."""
+        if self.hook is None:
+            return update
+        with tf.name_scope('served/'), only_device('/cpu:0'):
+            if self._cluster.is_chief:
+                with tf.control_dependencies([update] + self._pushes):
+                    next_round = tf.identity(tf.assign_add(self._own_round, 2))
+                    self.stops = self._wants_to_stop.read_value()
+                with only_device(_FIRST_SERVER):
+                    noted = tf.assign(self._round, next_round)
+                    with tf.control_dependencies([noted]):
+                        return tf.group(*[queue.enqueue([next_round])
+                                          for rank, queue in sorted(self._tokens.items())])
+            queue, before = self._tokens[self._cluster.rank], tf.identity(self._own_round)
+            with tf.control_dependencies(self._pushes):
+                before = tf.identity(before)
+            newest = tf.while_loop(lambda token: token <= before, lambda token: queue.dequeue(),
+                                   [before])  # tokens of rounds that are over are passed over
+            with tf.control_dependencies([tf.assign(self._own_round, newest)]):
+                self.stops = tf.cast(self._own_round.read_value() % 2, tf.int32)
+            return self.stops.op
+
+    def _make_rounds(self, scope):
+        """The number of the round, on the first server and here, and the workers' tokens."""
+        with only_device(_FIRST_SERVER):
+            self._round = tf.Variable(tf.zeros([], tf.int64), trainable=False, use_resource=True,
+                                      collections=['towers_rounds'], name='round')
+            self._wants_to_stop = tf.Variable(0, trainable=False, use_resource=True,
+                                              collections=['towers_rounds'], name='wants_to_stop')
+            self.stop = tf.assign(self._wants_to_stop, 1).op
+            self._tokens = {rank: tf.FIFOQueue(-1, tf.int64, [[]], name='tokens_%d' % rank,
+                                               shared_name='%stokens_%d' % (scope, rank))
+                            for rank in range(1, self._cluster.num_workers)}
+        with only_device('/cpu:0'):
+            self._own_round = tf.Variable(
+                tf.zeros([], tf.int64), trainable=False, use_resource=True, name='own_round',
+                collections=[tf.GraphKeys.LOCAL_VARIABLES])
+
+    def _summed(self, gradient, shape, name, needed):
+        """Adds a gradient to an accumulator of the current device; what the chief takes of it."""
+        local_round = self._own_round.read_value()
+        if isinstance(gradient, tf.IndexedSlices):
+            if self._cluster.backup_workers:
+                raise ClusterError(
+                    'backup_workers=%d, and the gradient %r is sparse: TensorFlow does not tell how '
+                    'many workers the sum of its rows is of. Leave backup_workers out.' % (
+                        self._cluster.backup_workers, name))
+            accumulator = tf.SparseConditionalAccumulator(
+                gradient.dtype.base_dtype, shape, shared_name=name, reduction_type='SUM')
+            indices = tf.cast(gradient.indices, tf.int64)
+            self._pushes.append(accumulator.apply_grad(
+                indices, gradient.values, gradient.dense_shape, local_step=local_round))
+        else:
+            accumulator = tf.ConditionalAccumulator(
+                gradient.dtype.base_dtype, shape, shared_name=name,
+                reduction_type='MEAN' if self._cluster.backup_workers else 'SUM')
+            self._pushes.append(accumulator.apply_grad(gradient, local_step=local_round))
+        self._accumulators.append(accumulator)
+        with tf.control_dependencies([self._pushes[-1]]):
+            if isinstance(gradient, tf.IndexedSlices):
+                return accumulator.take_indexed_slices_grad(needed)
+            return accumulator.take_grad(needed)
+
+
+class _RoundsHook(OccasionalHook):
+    """Begins the rounds when a session is made, or made again."""
+
+    def __init__(self, cluster, shared_round, own_round, wants_to_stop, accumulators, tokens):
+        self._wants_to_stop = wants_to_stop
+        self._cluster, self._round, self._own_round = cluster, shared_round, own_round
+        self._accumulators, self._tokens = accumulators, tokens
+
+    def begin(self):
+        with tf.name_scope('served/begin'), only_device(_FIRST_SERVER):
+            self._first = tf.placeholder(tf.int64, [])
+            self._set_round = tf.assign(self._round, self._first).op
+            self._value = self._round.read_value()
+            self._set_own = tf.assign(self._own_round, self._first).op
+            if not self._cluster.is_chief:
+                self._is_set = tf.is_variable_initialized(self._round)
+                return
+            self._set_steps = tf.group(*[each.set_global_step(self._first)
+                                         for each in self._accumulators])
+            self._counts = [each.num_accumulated() for each in self._accumulators]
+            self._drop_count = tf.placeholder(tf.int32, [])
+            self._drops = [
+                (each.take_indexed_slices_grad(self._drop_count).indices
+                 if isinstance(each, tf.SparseConditionalAccumulator) else
+                 each.take_grad(self._drop_count)) for each in self._accumulators]
+            self._nobody_stops = tf.assign(self._wants_to_stop, 0).op
+            self._give_tokens = tf.group(*[queue.enqueue([self._first])
+                                           for _, queue in sorted(self._tokens.items())])
+
+    def after_create_session(self, session, coord):
+        if self._cluster.is_chief:
+            first = {self._first: 2 * int(time.time() * 1e6)}
+            session.run(self._set_steps, first)  # from here on older gradients are refused
+            for drop, count in zip(self._drops, session.run(self._counts)):
+                if count:
+                    session.run(drop, {self._drop_count: count})
+            session.run([self._set_steps, self._set_own, self._nobody_stops], first)
+            session.run(self._set_round, first)
+            session.run(self._give_tokens, first)
+            return
+        while not session.run(self._is_set):
+            time.sleep(0.05)
+        session.run(self._set_own, {self._first: session.run(self._value)})
+
+    def end(self, session):
+        """Tells the other workers, which wait for a token, that the chief has ended."""
+        if self._cluster.is_chief:
+            session.run(self._give_tokens, {self._first: session.run(self._value) + 1})
+
+    def is_due(self):
+        """Never: there is nothing to do around a step."""
+        return False
+
+
+def tasks_by_size(variables, num_servers):
+    """Dict from names of variables to the server that each is on: the one with the fewest bytes.
+
+    The same on every worker, since it depends on sizes and order alone.
+    """
+    used, tasks = [0] * num_servers, {}
+    for variable in variables:
+        task = used.index(min(used))
+        tasks[variable.op.name] = task
+        used[task] += _bytes(variable)
+    return tasks
+
+
+def answer_or_raise(cluster, deadline):
+    """Raises `ClusterError` if a parameter server does not answer in time."""
+    for rank, address in enumerate(cluster.ps):
+        wait_for(address, cluster.who(rank, 'ps'), deadline).close()
+
+
+def agree(cluster, own, target, config, deadline):
+    """Compares what this worker is about to train with what the chief is.
+
+    The chief leaves it on the first parameter server, as JSON in a string variable.
+
+    Raises:
+      ClusterError: they differ; or the chief does not come in time.
+    """
+    with tf.Graph().as_default(), tf.device(_FIRST_SERVER):
+        kept = tf.get_variable('towers/fingerprint', [], tf.string, use_resource=True,
+                               initializer=tf.constant_initializer(''),
+                               trainable=False)
+        text = tf.placeholder(tf.string, [])
+        write, read = tf.assign(kept, text), kept.read_value()
+        with tf.Session(target, config=config) as session:
+            if cluster.is_chief:
+                session.run(write.op, {text: json.dumps(own)})
+                return
+            is_there = tf.is_variable_initialized(kept)
+            why, tries = None, 0
+            while time.monotonic() < deadline:
+                if session.run(is_there):
+                    why = difference(json.loads(session.run(read).decode('utf-8')), own)
+                    tries += 1
+                    # One of an earlier run may still be there for a moment.
+                    if why is None or tries == 10:
+                        break
+                time.sleep(0.3)
+            else:
+                raise ClusterError('%s has not come within start_timeout: start it, or give a '
+                                   'longer one.' % cluster.who(0))
+    if why is not None:
+        raise ClusterError('%s does not belong to the cluster of %s: %s.' % (
+            cluster.who(cluster.rank), cluster.who(0), why))
+
+
+def _bytes(variable):
+    return (variable.get_shape().num_elements() or 0) * variable.dtype.base_dtype.size

@@ -1,0 +1,76 @@
+"""Addresses: ports that are free, and hosts that answer."""
+
+import socket
+import time
+
+from towers.errors import ClusterError
+
+
+def free_ports(count: int, host: str = '127.0.0.1') -> list:
+    """Numbers of ports that nobody uses at the moment, as the system gives them.
+
+    Args:
+      count: how many.
+      host: the address that they are to be free on.
+
+    Returns:
+      List of ints, all different.
+
+    Raises:
+      ClusterError: the host is none of this machine.
+    """
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((host, 0))
+        return [each.getsockname()[1] for each in sockets]
+    except OSError as error:
+        raise ClusterError('%s is no address of this machine: %s. Name one that is, such as '
+                           '127.0.0.1.' % (host, error)) from None
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def split_address(address):
+    """`('host', port)` of `'host:port'`.
+
+    Raises:
+      ClusterError: there is no port in it, or none from 1 to 65535.
+    """
+    host, _, port = str(address).rpartition(':')
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ClusterError("%r is no address: expected 'host:port', such as '10.0.0.1:2222'."
+                           % (address,))
+    return host.strip('[]'), int(port)
+
+
+def wait_for(address, who, deadline, pause=0.2):
+    """A connection to an address, tried again until somebody answers.
+
+    Args:
+      address: `'host:port'`.
+      who: what is there, for the error's text.
+      deadline: `time.monotonic()` at which to give up.
+      pause: seconds between two tries.
+
+    Returns:
+      A connected `socket.socket`.
+
+    Raises:
+      ClusterError: nobody answered in time.
+    """
+    host, port = split_address(address)
+    begin, reason = time.monotonic(), 'no time was left'
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise ClusterError(
+                '%s at %s does not answer: %s, after %.0f seconds. Start it, correct its address, '
+                'or give a longer start_timeout.' % (who, address, reason,
+                                                    time.monotonic() - begin))
+        try:
+            return socket.create_connection((host, port), timeout=min(left, 5.))
+        except OSError as error:
+            reason = error.strerror or str(error)
+        time.sleep(min(pause, max(0., deadline - time.monotonic())))

@@ -1,0 +1,240 @@
+"""The processes of a cluster on one machine: started, listened to, and ended together."""
+
+import collections
+import ctypes
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from towers.errors import ClusterError
+
+Task = collections.namedtuple('Task', 'job index command environment')
+"""What to start: `command` a list of strings, `environment` a dict."""
+
+_PR_SET_PDEATHSIG = 1
+_LAST = ('ps',)  # jobs that serve the others: they end when these have, and never by themselves
+
+
+class TaskProcess:
+    """One process, in a process group of its own, whose lines go to a queue.
+
+    On Linux the kernel kills it when the process that started it ends, whatever ends that one.
+
+    Attributes:
+      name: such as `'worker 0'`.
+      task: the `Task`.
+      restarts_left: how often it may be started again.
+    """
+
+    def __init__(self, task, lines, restarts):
+        self.name = '%s %d' % (task.job, task.index)
+        self.task = task
+        self.restarts_left = restarts
+        self._lines = lines
+        self.start()
+
+    def start(self):
+        """Starts it, or starts it again.
+
+        Raises:
+          ClusterError: the program does not exist, or cannot be run.
+        """
+        parent, die_with = os.getpid(), _die_with_parent()
+
+        def before_exec():
+            os.setpgid(0, 0)
+            for number in (signal.SIGINT, signal.SIGHUP):  # which Python hands on where ignored
+                signal.signal(number, signal.SIG_DFL)
+            if die_with is not None:
+                die_with()
+                if os.getppid() != parent:  # it ended before the kernel was asked
+                    os._exit(1)
+        try:
+            self._process = subprocess.Popen(
+                self.task.command, env=self.task.environment, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=before_exec)
+        except OSError as error:
+            raise ClusterError('%s cannot be started: %s: %s' % (
+                self.name, self.task.command[0], error.strerror)) from None
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,),
+                                        daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self):
+        return self._process.pid
+
+    def status(self):
+        """None while it runs; then its exit status, or 128 plus the signal that ended it."""
+        code = self._process.poll()
+        return code if code is None or code >= 0 else 128 - code
+
+    def ending(self):
+        """How it ended, in words."""
+        code = self._process.poll()
+        return 'ended with status %d' % code if code >= 0 else (
+            'was killed by %s' % signal.Signals(-code).name)
+
+    def send(self, number):
+        """Sends a signal to its process group; one that is gone is no error."""
+        try:
+            os.killpg(self._process.pid, number)
+        except (ProcessLookupError, PermissionError):  # the latter: nothing but a zombie
+            pass
+
+    def finish(self):
+        """Waits for the end of its output."""
+        self._reader.join(2.)
+
+    def _read(self, stream):
+        with stream:
+            for line in iter(stream.readline, b''):
+                text = line.decode('utf-8', 'replace').rstrip('\n')
+                self._lines.put((self, text.rpartition('\r')[2]))
+
+
+class Processes:
+    """All processes of a cluster; `run` returns when they have ended."""
+
+    def __init__(self, tasks, restarts=0, linger=5., grace=30., write=None, progress=None,
+                 announce=False):
+        """
+        Args:
+          tasks: list of `Task`s; the first one's lines are those of the progress line.
+          restarts: how often each process that fails is started again.
+          linger: seconds between the failure of one and the signal to the others, in which these
+            can notice and say so themselves.
+          grace: seconds from SIGTERM to SIGKILL.
+          write: called with each line of output, prefixed; None for standard output.
+          progress: called with the one line that says how things are, or None.
+          announce: whether to write the number of each process that is started.
+        """
+        self._announce = announce
+        self._tasks, self._restarts = tasks, restarts
+        self._linger, self._grace = linger, grace
+        self._write = write or _write_line
+        self._progress = progress
+        self._lines = queue.Queue()
+        self._signals = collections.deque()
+        self._processes = []
+
+    def signal(self, number):
+        """Has a signal passed on to all; may be called from a signal handler."""
+        self._signals.append(number)
+
+    def run(self):
+        """Starts all, and waits for the end of all.
+
+        Returns:
+          0; the status of the process that failed first (128 plus a signal's number); or 128 plus
+          the number of the signal that was passed on.
+
+        Raises:
+          ClusterError: one cannot be started; the others are ended.
+        """
+        begin, self._last = time.monotonic(), ''
+        try:
+            for task in self._tasks:
+                self._processes.append(TaskProcess(task, self._lines, self._restarts))
+                self._started(self._processes[-1])
+            return self._wait(begin)
+        finally:
+            self._kill_all()
+
+    def _wait(self, begin):
+        failed = signalled = None
+        terminate_at = kill_at = None
+        while True:
+            self._show(begin)
+            now = time.monotonic()
+            while self._signals:
+                number = self._signals.popleft()
+                signalled = signalled or number
+                for process in self._running(serving=False) or self._running():
+                    process.send(number)
+                kill_at = kill_at or now + self._grace
+            for process in self._processes:
+                if process.status() and failed is None and signalled is None:
+                    if process.restarts_left:
+                        process.finish()
+                        process.restarts_left -= 1
+                        self._say('%s %s: it is started again' % (process.name, process.ending()))
+                        process.start()
+                        self._started(process)
+                        continue
+                    failed = process
+                    self._say('%s %s: the others are ended' % (process.name, process.ending()))
+                    terminate_at = now + self._linger
+            if not self._running(serving=False):
+                break
+            if terminate_at is not None and now >= terminate_at:
+                terminate_at, kill_at = None, now + self._grace
+                for process in self._running():
+                    process.send(signal.SIGTERM)
+            if kill_at is not None and now >= kill_at:
+                self._say('%s did not end within %g seconds: killed' % (
+                    ', '.join(process.name for process in self._running(serving=False)),
+                    self._grace))
+                break
+        if failed is not None:
+            return failed.status()
+        if signalled is not None:
+            return 128 + signalled
+        return 0
+
+    def _running(self, serving=True):
+        return [process for process in self._processes if process.status() is None
+                and (serving or process.task.job not in _LAST)]
+
+    def _show(self, begin, wait=0.1):
+        """Writes the lines that have come; waits for one for a moment."""
+        try:
+            process, line = self._lines.get(timeout=wait)
+        except queue.Empty:
+            pass
+        else:
+            self._write('[%s] %s' % (process.name, line))
+            if process.task == self._tasks[0]:
+                self._last = line
+        if self._progress is not None:
+            self._progress('%d of %d processes, %d s | %s' % (
+                len(self._running()), len(self._processes), time.monotonic() - begin, self._last))
+
+    def _started(self, process):
+        if self._announce:
+            self._say('%s is process %d' % (process.name, process.pid))
+
+    def _say(self, text):
+        self._write('[launch] ' + text)
+
+    def _kill_all(self):
+        """Ends what is left: politely what serves, then by force, with all they have started."""
+        for process in self._running():
+            process.send(signal.SIGTERM)
+        deadline = time.monotonic() + 3.
+        while self._running() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for process in self._processes:
+            process.send(signal.SIGKILL)  # the group: also what a process left behind
+        for process in self._processes:
+            process._process.wait()
+            process.finish()
+        while not self._lines.empty():
+            self._write('[%s] %s' % (lambda entry: (entry[0].name, entry[1]))(self._lines.get()))
+
+
+def _die_with_parent():
+    """A function that has the kernel kill the calling process with its parent; None elsewhere."""
+    if not sys.platform.startswith('linux'):
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _write_line(line):
+    sys.stdout.write(line + '\n')
+    sys.stdout.flush()

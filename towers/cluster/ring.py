@@ -1,0 +1,268 @@
+"""Gradients over the machines of a ring, by TensorFlow's collective operations.
+
+Each worker has a session of its own, in which it sees its own devices alone, and every one of them
+runs the same collective operations, brought together by their keys. Dense gradients share buffers,
+the variables made last first, since their gradients come first in a backward pass: the first
+buffers are on their way while it still goes on. Sparse gradients are sent as rows.
+"""
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.cluster.shares import Shares
+from towers.errors import ClusterError
+from towers.placement.variable_device import only_device
+from towers.reduce.all_reduce import buffers_of, unpacked
+from towers.reduce.rows import each_row_once, scaled
+
+_GROUP = 7919  # away from those of `all_reduce`, which count from 1
+_CPU = '/cpu:0'
+
+
+class Collectives:
+    """Makes the collective operations of one worker, with the keys that those of all others get.
+
+    Keys count on within a graph, so several builds in one graph do not meet.
+    """
+
+    def __init__(self, rank, num_workers):
+        self.rank, self.num_workers = rank, num_workers
+        keys = [op.get_attr('instance_key') for op in tf.get_default_graph().get_operations()
+                if op.type.startswith('Collective') and 'group_key' in op.node_def.attr
+                and op.get_attr('group_key') == _GROUP]
+        self._key = max(keys or [0])
+
+    def reduce(self, tensor, mean=False):
+        """The sum, or the mean, of the workers' tensors of one shape."""
+        reduced = tf.raw_ops.CollectiveReduce(
+            input=tensor, group_size=self.num_workers, group_key=_GROUP,
+            instance_key=self._next(), merge_op='Add', final_op='Div' if mean else 'Id',
+            subdiv_offsets=[0])
+        reduced.set_shape(tensor.shape)
+        return reduced
+
+    def gather(self, rows):
+        """The workers' tensors [n, …], n the same for all in this step, one after the other."""
+        if compat.GATHERS_ANY_ROWS:
+            return tf.raw_ops.CollectiveGather(
+                input=rows, group_size=self.num_workers, group_key=_GROUP,
+                instance_key=self._next(), shape=[None] + rows.shape.as_list()[1:])
+        # Its kernel on 1.15 wants one number of rows for ever: each worker's own among zeros.
+        dtype, count = rows.dtype, tf.shape(rows)[0]
+        if dtype not in compat.COLLECTIVE_DTYPES:
+            rows = tf.cast(rows, tf.float64)
+        padding = [[count * self.rank, count * (self.num_workers - 1 - self.rank)]] + (
+            [[0, 0]] * (rows.shape.ndims - 1))
+        return tf.cast(self.reduce(tf.pad(rows, padding)), dtype)
+
+    def broadcast(self, tensor, shape, dtype):
+        """The tensor of worker 0, of static shape, on every worker."""
+        common = dict(group_size=self.num_workers, group_key=_GROUP, instance_key=self._next(),
+                      shape=shape)
+        if self.rank == 0:
+            return tf.raw_ops.CollectiveBcastSend(input=tensor, **common)
+        return tf.raw_ops.CollectiveBcastRecv(T=dtype, **common)
+
+    def _next(self):
+        self._key += 1
+        return self._key
+
+
+class RingMachines:
+    """Combines the gradients of one build over the workers of a ring.
+
+    Attributes:
+      stops: int32 scalar: how many workers want to stop after this step; the same on all of them.
+        None for a ring of one.
+      stop: operation with which this worker says so from its next step on.
+      data_ended: variable: whether no worker had an example in the step; None where that cannot be.
+      examples: float64 scalar: the examples of this step, of all workers; None where it is the same
+        number on each, which is then not counted.
+    """
+
+    def __init__(self, cluster, examples, reduction, num_towers):
+        """See `Cluster.machines`."""
+        self._cluster = cluster
+        self._shares = Shares(cluster, examples, reduction)
+        self.stops = self.stop = self.examples = self.data_ended = None
+        self.hook = None
+
+    @property
+    def same_examples(self):
+        """The batch of this machine where that of all has to be the same, else None."""
+        return self._shares.same_examples
+
+    def combine(self, gradients):
+        """The gradients over all machines.
+
+        Args:
+          gradients: list of `(gradient, variable)` of this machine's towers, combined.
+
+        Returns:
+          Such a list, the same on every worker bit for bit.
+        """
+        if self._cluster.num_workers == 1:
+            return gradients
+        ring = Collectives(self._cluster.rank, self._cluster.num_workers)
+        with only_device(_CPU), tf.name_scope('ring'):
+            weight = self._count(ring)
+            dense = [(variable, [(0, gradient)]) for gradient, variable in gradients
+                     if not isinstance(gradient, tf.IndexedSlices)]
+            sparse = [(gradient, variable) for gradient, variable in gradients
+                      if isinstance(gradient, tf.IndexedSlices)]
+            last = [self.stops]  # one after the other, in one order on all workers
+            reduced = self._dense(ring, dense, weight, last)
+            reduced.update(self._sparse(ring, sparse, weight, last))
+            with tf.control_dependencies(last):
+                ended = self._ended()
+            with tf.control_dependencies([ended] if ended is not None else last):
+                return [(_same(reduced[variable.op.name]), variable) for _, variable in gradients]
+
+    updates_here = True
+    """Whether this worker makes the update; on parameter servers the chief alone does."""
+
+    def counted(self, examples):
+        """What a step adds here to the examples that all workers have seen, of those seen here."""
+        return examples * self._cluster.num_workers
+
+    def train_op(self, update):
+        """The operation of a step: the update, which every worker makes."""
+        return update
+
+    def _count(self, ring):
+        """The weight of this worker's gradient, None where all weigh the same; sets `stops`.
+
+        This reduction waits for the batch alone, and so is over before the backward pass is.
+        """
+        stop = tf.Variable(0., trainable=False, dtype=tf.float64, name='wants_to_stop',
+                           collections=[tf.GraphKeys.LOCAL_VARIABLES])
+        self.stop = tf.assign(stop, 1.).op
+        shares = self._shares
+        own = [tf.identity(stop)] + ([shares.own_examples()] if shares.are_weighted else [])
+        total = ring.reduce(tf.stack(own))
+        self.stops = tf.cast(tf.round(total[0]), tf.int32)
+        if not shares.are_weighted:
+            return None
+        self.examples = total[1]
+        return shares.weight(self.examples)
+
+    def _dense(self, ring, dense, weight, last):
+        """Dict from names of variables to reduced gradients."""
+        reduced = {}
+        for buffer in buffers_of(dense):
+            variables = [variable for variable, _ in buffer]
+            parts = [present[0][1] for _, present in buffer]
+            packed = parts[0] if len(parts) == 1 else tf.concat(
+                [tf.reshape(part, [-1]) for part in parts], 0)
+            dtype = packed.dtype.base_dtype
+            if weight is not None:
+                packed = scaled(packed, weight)
+            if dtype not in compat.COLLECTIVE_DTYPES:
+                packed = tf.cast(packed, tf.float32)
+            with tf.control_dependencies(last):
+                packed = ring.reduce(packed, mean=weight is None and self._shares.is_mean)
+            last[:] = [packed]
+            packed = tf.cast(packed, dtype)
+            pieces = [packed] if len(parts) == 1 else unpacked(packed, variables)
+            reduced.update(zip((variable.op.name for variable in variables), pieces))
+        return reduced
+
+    def _sparse(self, ring, sparse, weight, last):
+        """Dict from names of variables to reduced gradients: `IndexedSlices`, each row once."""
+        if not sparse:
+            return {}
+        weight = self._shares.constant() if weight is None else weight
+        own = [each_row_once(scaled(gradient, weight)) for gradient, _ in sparse]
+        workers = self._cluster.num_workers
+        counts = tf.stack([tf.one_hot(self._cluster.rank, workers, dtype=tf.float64) * tf.cast(
+            tf.shape(slices.indices)[0], tf.float64) for slices in own])
+        counts = tf.cast(tf.round(ring.reduce(counts)), tf.int32)  # [variables, workers]
+        reduced = {}
+        for place, (slices, (_, variable)) in enumerate(zip(own, sparse)):
+            of_workers = counts[place]
+            most = tf.maximum(tf.reduce_max(of_workers), 1)
+            missing = most - tf.shape(slices.indices)[0]
+            dims = slices.values.shape.ndims
+            if dims is None:
+                raise ClusterError('the sparse gradient of %r has rows of unknown rank, which '
+                                   'cannot be sent: give the variable a static shape.'
+                                   % variable.op.name)
+            gathered = []
+            for part in (slices.indices, slices.values):
+                rows = tf.pad(part, [[0, missing]] + [[0, 0]] * (part.shape.ndims - 1))
+                with tf.control_dependencies(last):
+                    gathered.append(ring.gather(rows))
+                last[:] = [gathered[-1]]
+            is_row = tf.reshape(tf.sequence_mask(of_workers, most), [-1])
+            indices, values = [tf.boolean_mask(_known(part, like), is_row) for part, like in
+                               zip(gathered, (slices.indices, slices.values))]
+            reduced[variable.op.name] = each_row_once(
+                tf.IndexedSlices(values, indices, slices.dense_shape))
+        return reduced
+
+    def _ended(self):
+        """An operation that ends the run, as the end of the data does, when no worker has examples.
+
+        None where batches are always full. It comes after all collective operations of the step,
+        which the other workers would wait for.
+        """
+        if self.examples is None:
+            return None
+        data = tf.FIFOQueue(1, tf.int32, [[]], name='no_data_left')
+        self.data_ended = tf.Variable(False, trainable=False, use_resource=True, name='data_ended',
+                                      collections=[tf.GraphKeys.LOCAL_VARIABLES])
+
+        def end():
+            noted = tf.assign(self.data_ended, True)
+            with tf.control_dependencies([noted, data.close()]):
+                return data.dequeue()
+        return tf.cond(self.examples > 0., lambda: tf.constant(0), end).op
+
+
+def broadcast_variables(cluster, variables):
+    """An operation that gives these variables the values that they have on worker 0.
+
+    Every worker has to run it, at the same time.
+
+    Args:
+      cluster: `Cluster`, a ring.
+      variables: list of variables, the same on every worker, in the same order.
+
+    Raises:
+      ClusterError: a variable of a type or a shape that cannot be sent.
+    """
+    ring = Collectives(cluster.rank, cluster.num_workers)
+    last, done = [], []
+    for variable in variables:
+        dtype, shape = variable.dtype.base_dtype, variable.get_shape()
+        sent = dtype if dtype in _SENT else tf.int32 if dtype in _AS_INT32 else None
+        if sent is None or not shape.is_fully_defined():
+            raise ClusterError(
+                'variable %r is %s of shape %s, which a ring cannot send to the other workers: '
+                'make it a local variable, or one of a number type and a static shape.' % (
+                    variable.op.name, dtype.name, shape))
+        with only_device(_CPU), tf.name_scope('broadcast'):
+            with tf.control_dependencies(last):
+                value = tf.cast(tf.identity(variable), sent) if cluster.rank == 0 else None
+                value = ring.broadcast(value, shape, sent)
+            last = [value]
+            done.append(value.op if cluster.rank == 0 else
+                        tf.assign(variable, tf.cast(value, dtype)).op)
+    return tf.group(*done)
+
+
+_SENT = (tf.float32, tf.float64, tf.float16, tf.int32, tf.int64)
+_AS_INT32 = (tf.bool, tf.uint8, tf.int8, tf.int16, tf.uint16)
+
+
+def _same(gradient):
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.identity(gradient.values), tf.identity(gradient.indices),
+                                gradient.dense_shape)
+    return tf.identity(gradient)
+
+
+def _known(tensor, like):
+    """The tensor with the static shape of another but for the number of rows."""
+    tensor.set_shape([None] + like.shape.as_list()[1:])
+    return tensor

@@ -1,0 +1,151 @@
+"""Where each operation of a finished graph is, in a cluster with parameter servers.
+
+The towers are built as on one machine, their variables on its CPU. Only when the graph is complete
+are its global variables spread over the servers, by size, and everything else put on this worker.
+So gradients are added up within the machine before they go over the wire, and nothing that a
+program makes beside the towers (savers, summaries, input) ends up on a server.
+"""
+
+import collections
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.cluster.parameter_servers import tasks_by_size
+
+# They take handles of variables for what is in their bodies.
+_CALLS = ('If', 'StatelessIf', 'While', 'StatelessWhile', 'Case', 'StatelessCase',
+          'PartitionedCall', 'StatefulPartitionedCall')
+
+
+class SpreadingCreator(tf.train.SessionCreator):
+    """Makes sessions; before the first one, when nothing more is added to it, spreads the graph."""
+
+    def __init__(self, cluster, creator, scaffold, first=()):
+        """
+        Args:
+          cluster, first: as for `spread_over_servers`.
+          creator: what makes the sessions.
+          scaffold: the `tf.train.Scaffold` that it makes them by.
+        """
+        self._cluster, self._creator, self._scaffold = cluster, creator, scaffold
+        self._first, self._is_spread = first, False
+
+    def create_session(self):
+        if not self._is_spread:
+            self._scaffold.finalize()
+            spread_over_servers(self._cluster, tf.get_default_graph(), self._first)
+            self._is_spread = True
+        return self._creator.create_session()
+
+
+def spread_over_servers(cluster, graph, first=()):
+    """Gives every operation of a graph that has none a job and a task.
+
+    Args:
+      cluster: `Cluster` with parameter servers.
+      graph: a `tf.Graph` that no session has run yet.
+      first: variables to be dealt out before all others, in this order.
+
+    Returns:
+      Dict from names of global variables to the number of their server.
+    """
+    variables = collections.OrderedDict(
+        (variable.op.name, variable)
+        for variable in list(first) + _global_variables(graph))
+    owners = _used_together(graph, variables)
+    sizes = tasks_by_size(_Together.of(variables, owners), len(cluster.ps))
+    tasks = {name: sizes[owners[name]] for name in variables}
+    worker = tf.DeviceSpec(job='worker', task=cluster.rank)
+    # Operation -> the device of the variable that it is, or is made beside: initial values, too,
+    # which come first.
+    servers = {name: '/job:ps/task:%d/device:CPU:0' % task for name, task in tasks.items()}
+    servers.update((op.name, op.device) for op in graph.get_operations()
+                   if '/job:ps' in op.device)  # put there by name: what synchronizes the workers
+    for op in graph.get_operations():
+        spec = tf.DeviceSpec.from_string(op.device or '')
+        if spec.job is not None:
+            continue
+        server = servers.get(op.name)
+        if server is None and op.type not in _CALLS:
+            server = _server_of_inputs(op, servers) or _server_of_class(op, servers)
+        if server is not None:
+            servers[op.name] = server
+            compat.set_device(op, server)
+        else:
+            compat.set_device(op, tf.DeviceSpec(
+                job=worker.job, task=worker.task, device_type=spec.device_type,
+                device_index=spec.device_index).to_string())
+    return tasks
+
+
+class _Together(collections.namedtuple('_Together', 'op shape dtype')):
+    """Variables that have to be on one server, as one variable to be dealt out."""
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, variables, owners):
+        together = collections.OrderedDict()
+        for name, variable in variables.items():
+            together.setdefault(owners[name], []).append(variable)
+        return [cls(_Named(owner), sum((each.get_shape().num_elements() or 0)
+                                       * each.dtype.base_dtype.size for each in members), tf.int8)
+                for owner, members in together.items()]
+
+    def get_shape(self):
+        return tf.TensorShape([self.shape])
+
+
+_Named = collections.namedtuple('_Named', 'name')
+
+
+def _global_variables(graph):
+    with graph.as_default():
+        return tf.global_variables()
+
+
+def _used_together(graph, variables):
+    """Dict from a variable's name to that of the first one of those that one operation writes.
+
+    An optimizer's operation takes a variable and its slots.
+    """
+    first = {name: name for name in variables}
+
+    def root(name):
+        while first[name] != name:
+            name = first[name]
+        return name
+    order = {name: place for place, name in enumerate(variables)}
+    for op in graph.get_operations():
+        if op.type in _CALLS:
+            continue
+        names = {root(each) for each in _variables_of(op) if each in first}
+        names = sorted(names, key=order.get)
+        for name in names[1:]:
+            first[name] = names[0]
+    return {name: root(name) for name in variables}
+
+
+def _variables_of(op):
+    """Names of the variables whose memory, or handles, an operation takes; not of values."""
+    by_reference = any(argument.is_ref for argument in op.op_def.input_arg)
+    return [_source(tensor).op.name for tensor in op.inputs if tensor.dtype == tf.resource
+            or by_reference and tensor.dtype != tensor.dtype.base_dtype]
+
+
+def _source(tensor):
+    while tensor.op.type in ('Identity', 'Enter', 'RefIdentity', 'Switch', 'RefSwitch', 'RefEnter'):
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _server_of_inputs(op, servers):
+    return next((servers[name] for name in _variables_of(op) if name in servers), None)
+
+
+def _server_of_class(op, servers):
+    for group in op.colocation_groups():
+        name = group.decode('utf-8').partition('loc:@')[2]
+        if name in servers:
+            return servers[name]
+    return None

@@ -1,0 +1,69 @@
+"""Says who does not answer when a step on parameter servers takes long."""
+
+import socket
+import threading
+import time
+
+from towers.cluster.ports import split_address
+
+
+class StallWatch:
+    """A thread that looks, once a step that takes too long, whose port does not answer.
+
+    A synchronous step waits for every worker, and TensorFlow without a word. The run is left alone:
+    a worker or server that is started again joins it.
+    """
+
+    def __init__(self, cluster, seconds, say):
+        """
+        Args:
+          cluster: `Cluster` with parameter servers.
+          seconds: how long a step may take before it is spoken of.
+          say: called with one line, in the thread.
+        """
+        self._cluster, self._seconds, self._say = cluster, seconds, say
+        self._since = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name='towers-stall')
+        self._thread.start()
+
+    def step_begins(self):
+        self._since = time.monotonic()
+
+    def step_ends(self):
+        self._since = None
+
+    def close(self):
+        """Ends the thread."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self):
+        spoken_of = None
+        while not self._stop.wait(self._seconds / 5.):
+            since = self._since
+            if since is not None and since != spoken_of and (
+                    time.monotonic() - since > self._seconds):
+                spoken_of = since
+                self._say('waiting        the step takes more than %g seconds; %s' % (
+                    self._seconds, self._who()))
+
+    def _who(self):
+        others = [(job, rank) for job, addresses in (('worker', self._cluster.workers),
+                                                     ('ps', self._cluster.ps))
+                  for rank in range(len(addresses))
+                  if (job, rank) != (self._cluster.job, self._cluster.rank)]
+        addresses = {'worker': self._cluster.workers, 'ps': self._cluster.ps}
+        silent = [self._cluster.who(rank, job) for job, rank in others
+                  if not _answers(addresses[job][rank])]
+        if not silent:
+            return 'all workers and servers answer, so one of them is frozen, or slow'
+        return '%s does not answer: start it again, and the run goes on' % ', '.join(silent)
+
+
+def _answers(address):
+    try:
+        socket.create_connection(split_address(address), timeout=2.).close()
+        return True
+    except OSError:
+        return False

@@ -1,0 +1,82 @@
+"""All workers stop after the same step, whichever of them is told to."""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.run.stopping import StopOnSignalHook
+
+
+class StopTogetherHook(StopOnSignalHook):
+    """`StopOnSignalHook` of a worker: the first signal to any has all of them stop, and save.
+
+    Without it a worker that stops leaves the others waiting for it in their next step. Use it on
+    all workers, among the hooks that come last; the others then need not know how many steps there are:
+    they stop when the chief does, whatever made it.
+
+    Attributes:
+      received: as there; a worker that stops because another one was told to has None.
+    """
+
+    def __init__(self, cluster, built, stream: typing.Any = None):
+        """
+        Args:
+          cluster: `Cluster`.
+          built: `BuiltTowers`.
+          stream: as for `StopOnSignalHook`.
+        """
+        super(StopTogetherHook, self).__init__(stream)
+        self._cluster, self._train_op, self._machines = cluster, built.train_op, built.machines
+        self._has_said = self._is_told = False
+        self._session = None
+
+    def after_create_session(self, session, coord):
+        """Installs the handlers, once."""
+        super(StopTogetherHook, self).after_create_session(session, coord)
+        self._session = session
+
+    def always_fetched(self):
+        """Whether a worker wants to stop, known to all of them with the same step."""
+        return self._machines.stops
+
+    def before_run(self, run_context):
+        """Has that fetched along."""
+        self._say_so()
+        return None if self._machines.stops is None else tf.train.SessionRunArgs(
+            self._machines.stops)
+
+    def after_run(self, run_context, run_values):
+        """Asks the session to stop when all do."""
+        if self._is_time(run_values.results):
+            run_context.request_stop()
+
+    def is_due(self):
+        """Never: `step_done` can end the session as well."""
+        self._say_so()
+        return False
+
+    def step_done(self, fetched):
+        """Asks the session to stop when all do."""
+        if self._is_time(fetched):
+            self._coordinator.request_stop()
+
+    def end(self, session):
+        """On a chief that stops by itself: one more step, not saved, that tells the others."""
+        if (self._cluster.kind == 'ring' and self._cluster.is_chief and not self._is_told
+                and self._machines.stops is not None):
+            ended = self._machines.data_ended
+            if ended is None or not session.run(ended):
+                session.run(self._machines.stop)
+                session.run(self._train_op)
+        super(StopTogetherHook, self).end(session)
+
+    def _say_so(self):
+        if self.received is not None and not self._has_said and self._machines.stop is not None:
+            self._session.run(self._machines.stop)
+            self._has_said = True
+
+    def _is_time(self, stops):
+        if stops is None:
+            return self.received is not None
+        self._is_told = self._is_told or int(stops) > 0
+        return self._is_told

@@ -1,0 +1,1 @@
+"""Fronts: the ways that legacy code comes in by."""

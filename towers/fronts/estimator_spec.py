@@ -1,0 +1,142 @@
+"""The call of an Estimator's model function, and one `EstimatorSpec` from those of all towers."""
+
+import functools
+import inspect
+
+import tensorflow.compat.v1 as tf
+
+from towers.errors import InvalidArgumentError, ModelFunctionError
+from towers.fronts.optimizer_calls import share_of_sum
+from towers.placement.variable_device import only_device
+from towers.tower.outputs import weighted_mean
+
+_ALWAYS = ('features', 'labels', 'mode')
+_MODES = ('train', 'eval', 'infer')
+
+
+class ModelFunction:
+    """An Estimator's model function, called with those arguments that it takes."""
+
+    def __init__(self, function):
+        """
+        Args:
+          function: `f(features, labels, mode, params, config)`, or some of these.
+
+        Raises:
+          ModelFunctionError: it cannot be called, or takes no features.
+        """
+        if not callable(function) or isinstance(function, type):
+            raise ModelFunctionError('model_fn=%.80r cannot be called as the model function of an '
+                                     'Estimator.' % (function,))
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):
+            raise ModelFunctionError('model_fn=%.80r does not say which arguments it takes: wrap '
+                                     'it in a function that does.' % (function,)) from None
+        bound = function.keywords if isinstance(function, functools.partial) else {}
+        self._names = {each.name for each in parameters} - set(bound)
+        if any(each.kind is each.VAR_KEYWORD for each in parameters):
+            self._names.update(_ALWAYS)
+        if 'features' not in self._names:
+            raise ModelFunctionError(
+                'model_fn=%.80r takes no argument features: expected the model function of an '
+                'Estimator, model_fn(features, labels, mode, params).' % (function,))
+        self._function = function
+
+    def __call__(self, features, labels, mode, params, config):
+        """Calls it.
+
+        Returns:
+          Its `EstimatorSpec`.
+
+        Raises:
+          InvalidArgumentError: labels that it does not take.
+          ModelFunctionError: it returns something else.
+        """
+        if labels is not None and 'labels' not in self._names:
+            raise InvalidArgumentError('the model function takes no labels, and labels=%.80r are '
+                                       'given.' % (labels,))
+        given = {'labels': labels, 'mode': mode, 'params': params, 'config': config}
+        spec = self._function(features=features, **{
+            name: value for name, value in given.items() if name in self._names})
+        if not isinstance(spec, tf.estimator.EstimatorSpec):
+            raise ModelFunctionError('the model function returned %.80r of type %s: expected a '
+                                     'tf.estimator.EstimatorSpec.' % (spec, type(spec).__name__))
+        return spec
+
+
+def check_mode(mode):
+    """Raises `InvalidArgumentError` for what is no `tf.estimator.ModeKeys`."""
+    if mode not in _MODES:
+        raise InvalidArgumentError('mode=%.80r: expected one of tf.estimator.ModeKeys, %s.' % (
+            mode, ', '.join(map(repr, _MODES))))
+
+
+def mergeable(spec):
+    """What `build_towers` is to merge of a spec: a nest of tensors [shard, …] and scalars."""
+    return {'predictions': {} if spec.predictions is None else spec.predictions,
+            'export': {name: _parts(output)
+                       for name, output in (spec.export_outputs or {}).items()}}
+
+
+def metrics(spec):
+    """The metrics of a spec, each as a `(value, update_op)` pair."""
+    pairs = {}
+    for name, metric in (spec.eval_metric_ops or {}).items():
+        if hasattr(metric, 'update_state'):  # a Keras metric, which has been called
+            metric = metric.result(), tf.group(*metric.updates)
+        pairs[name] = metric
+    return pairs
+
+
+def merged_spec(spec, built, is_sum):
+    """The spec over all towers.
+
+    Args:
+      spec: the first tower's.
+      built: `BuiltTowers`, whose predictions are `mergeable`s.
+      is_sum: whether the loss is the sum of the towers' losses, or their weighted mean.
+
+    Returns:
+      An `EstimatorSpec`: loss, predictions, metrics and export outputs are those of the whole
+      batch, everything else is the first tower's.
+    """
+    loss = built.loss
+    if loss is not None and is_sum:
+        with only_device(built.placement.main):
+            loss = weighted_mean([tower.loss for tower in built.towers],
+                                 [share_of_sum(tower.size) for tower in built.towers])
+    merged = built.predictions
+    changed = {'loss': loss}
+    if spec.predictions is not None:
+        changed['predictions'] = merged['predictions']
+    if spec.export_outputs is not None:
+        changed['export_outputs'] = {
+            name: _like(output, merged['export'][name])
+            for name, output in spec.export_outputs.items()}
+    if built.metrics:
+        changed['eval_metric_ops'] = built.metrics
+    return spec._replace(**changed)
+
+
+def _parts(output):
+    """The tensors of an export output."""
+    kinds = tf.estimator.export
+    if isinstance(output, kinds.ClassificationOutput):
+        parts = {'scores': output.scores, 'classes': output.classes}
+        return {name: tensor for name, tensor in parts.items() if tensor is not None}
+    if isinstance(output, kinds.RegressionOutput):
+        return {'value': output.value}
+    if isinstance(output, kinds.PredictOutput):
+        return dict(output.outputs)
+    raise ModelFunctionError(
+        'the model function returned the export output %r of type %s: expected a '
+        'ClassificationOutput, RegressionOutput or PredictOutput of tf.estimator.export.' % (
+            output, type(output).__name__))
+
+
+def _like(output, parts):
+    """An export output of the same class."""
+    if isinstance(output, tf.estimator.export.PredictOutput):
+        return type(output)(outputs=parts)
+    return type(output)(**parts)

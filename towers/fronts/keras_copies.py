@@ -1,0 +1,163 @@
+"""The copies of a Keras model, one a device: inputs cut, the model called, outputs merged."""
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.build.build import build_towers
+from towers.placement.variable_device import only_device
+from towers.tower.keras_calls import record_keras_calls
+from towers.tower.outputs import weighted_mean
+
+MERGED_ON = '/device:CPU:0'
+
+
+class Copies:
+    """Copies of one Keras model in the towers of builds without an optimizer.
+
+    A plain object, so that Keras, which takes over every layer that is an attribute of a layer,
+    does not count the model twice.
+
+    Attributes:
+      model: the Keras model, whose weights all copies share.
+      devices: canonical names, one a copy.
+      builds: `BuiltTowers` of each call, the one on the model's own inputs first.
+      updates: `[(layer, op)]` of the first towers: batch norm's, and what else layers update.
+    """
+
+    def __init__(self, model, devices, check_devices, allow_repeated_devices):
+        self.model = model
+        self.devices = devices
+        self.builds = []
+        self.updates = []
+        self._options = dict(check_devices=check_devices,
+                             allow_repeated_devices=allow_repeated_devices)
+
+    def on(self, inputs, masks, training):
+        """Calls every copy on its part of the batch.
+
+        Args:
+          inputs: list of tensors [batch, …], in the order of the model's inputs.
+          masks: list of masks or Nones, one an input.
+          training: as Keras gives it to `call`.
+
+        Returns:
+          `(outputs, masks, losses, updates)`: tensors [batch, …], their masks or Nones, scalar
+          losses that layers add, and the operations of batch norm and the like.
+        """
+        records = []
+
+        def call_copy(inputs, masks):
+            with record_keras_calls() as record, compat.autograph_of_layers():
+                outputs = _call(self.model, inputs, masks, training)
+            records.append(record)
+            rows = _batch_size(inputs[0])
+            return {'predictions': {
+                'outputs': [_with_batch_dimension(output, rows) for output in outputs],
+                'masks': [compat.keras_mask(output) for output in outputs]}}
+
+        with tf.name_scope('copies'):
+            with only_device(MERGED_ON):
+                count = _batch_size(inputs[0])
+                padded = _padded_size(inputs[0], len(self.devices))
+                inputs, masks = ([_padded(each, padded) for each in nest]
+                                 for nest in (inputs, masks))
+            # By calls, as clones of loops have no gradient.
+            built = build_towers(call_copy, (inputs, masks), None, self.devices, 'mean',
+                                 remainder='weight', copies='reuse', **self._options)
+            with only_device(MERGED_ON):
+                merged = {key: [_unpadded(each, count, padded) for each in built.predictions[key]]
+                          for key in ('outputs', 'masks')}
+                losses = [weighted_mean(terms, _weights(built.towers, count)) for terms in
+                          zip(*[record.activity_losses(on_keras_input=True)
+                                for record in records])]
+        of_layers = records[0].updates_of_layers()
+        known = {op for _, op in of_layers}
+        others = [update for update in built.towers[0].updates
+                  if getattr(update, 'op', update) not in known]
+        self.builds.append(built)
+        self.updates.extend(of_layers)
+        return merged['outputs'], merged['masks'], losses, [op for _, op in of_layers] + others
+
+
+def _call(model, inputs, masks, training):
+    """The model's outputs as a list."""
+    given = {} if training is None else {'training': training}
+    if any(mask is not None for mask in masks):
+        given['mask'] = masks if len(masks) > 1 else masks[0]
+    outputs = model(inputs if len(inputs) > 1 else inputs[0], **given)
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+def _batch_size(tensor):
+    if isinstance(tensor, tf.SparseTensor):
+        return tf.cast(tensor.dense_shape[0], tf.int32)
+    static = tensor.shape.as_list()[0]
+    return tf.shape(tensor)[0] if static is None else static
+
+
+def _padded_size(tensor, num_copies):
+    """The size of a batch in which every copy has an example, None if this one is such."""
+    size = _batch_size(tensor)
+    if isinstance(size, int):
+        return None if size >= num_copies else num_copies
+    return None if num_copies == 1 else tf.maximum(size, num_copies)
+
+
+def _padded(tensor, size):
+    """The batch, with its first example again at the end as often as is needed for that size.
+
+    No copy is empty then: a mean over nothing, NaN, would stay in batch norm's statistics.
+    """
+    if tensor is None or size is None:
+        return tensor
+    missing = size - _batch_size(tensor)
+    if isinstance(tensor, tf.SparseTensor):
+        return _padded_sparse(tensor, missing)
+    repeated = tf.tile(tensor[:1], tf.concat(
+        [[missing], tf.ones([tf.rank(tensor) - 1], tf.int32)], 0))
+    padded = tf.concat([tensor, repeated], 0)
+    padded.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:])
+                     if not isinstance(missing, int) else padded.shape)
+    return padded
+
+
+def _padded_sparse(tensor, missing):
+    """As `_padded`: `missing` more rows, with what the first row holds."""
+    first = tf.boolean_mask(tf.range(tf.shape(tensor.values)[0]),
+                            tf.equal(tensor.indices[:, 0], 0))
+    size, missing = tensor.dense_shape[0], tf.cast(missing, tf.int64)
+    rows = tf.range(missing) + size
+    per_row = tf.shape(first)[0]
+    copies = tf.tile(tf.gather(tensor.indices, first), [tf.cast(missing, tf.int32), 1])
+    new_rows = tf.reshape(tf.tile(rows[:, None], [1, per_row]), [-1, 1])
+    return tf.SparseTensor(
+        tf.concat([tensor.indices, tf.concat([new_rows, copies[:, 1:]], 1)], 0),
+        tf.concat([tensor.values, tf.tile(tf.gather(tensor.values, first),
+                                          [tf.cast(missing, tf.int32)])], 0),
+        tf.concat([tensor.dense_shape[:1] + missing, tensor.dense_shape[1:]], 0))
+
+
+def _with_batch_dimension(output, rows):
+    """A scalar as [rows, 1], the same for each example, so that its mean over them is weighted."""
+    if isinstance(output, tf.Tensor) and output.shape.ndims == 0:
+        return tf.fill([rows, 1], output)
+    return output
+
+
+def _unpadded(output, count, padded):
+    """Without what comes of examples that were repeated; they are the last ones."""
+    if output is None or padded is None or not isinstance(output, tf.Tensor):
+        return output
+    rows = tf.shape(output)[0]
+    # An example may have several rows.
+    kept = output[:rows * count // padded]
+    kept.set_shape(tf.TensorShape([None]).concatenate(output.shape[1:]))
+    return kept
+
+
+def _weights(towers, count):
+    """Which part of the batch's examples is each tower's, of those that are not repeated."""
+    if len(towers) == 1:
+        return [1.]
+    return [tf.cast(tower.size * tf.cast(tower.index < count, tf.int32), tf.float64)
+            / tf.cast(count, tf.float64) for tower in towers]

@@ -1,0 +1,343 @@
+"""`ParallelModel`: a Keras model over several devices, itself a Keras model with `fit`."""
+
+import contextlib
+import functools
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.arguments import check_flag, check_graph_mode
+from towers.errors import DeviceError, InvalidArgumentError, MissingPackageError
+from towers.fronts.keras_copies import MERGED_ON, Copies
+from towers.fronts.keras_gradients import GradientDevices
+from towers.placement.devices import needs_config, resolve_devices, short_name
+
+
+class _OfEveryKeras(type):
+    """Makes a call of the class give an object of a subclass of the model's own Keras' `Model`."""
+
+    def __call__(cls, model, devices=None, name=None, check_devices=True,
+                 allow_repeated_devices=False):
+        check_flag('check_devices', check_devices)
+        check_flag('allow_repeated_devices', allow_repeated_devices)
+        keras = _checked_keras(model)
+        devices = resolve_devices(devices, check_devices, allow_repeated_devices)
+        if name is not None and (not isinstance(name, str) or not name):
+            raise InvalidArgumentError('name=%.80r: expected a name, or None.' % (name,))
+        copies = Copies(model, devices, check_devices, allow_repeated_devices)
+        base = type(keras.Model(model.inputs, model.outputs))  # on 2.15 `Functional`
+        return _parallel_class(base)(keras, copies, name)
+
+    def __instancecheck__(cls, instance):
+        return getattr(type(instance), 'is_parallel_model', False)
+
+
+class ParallelModel(metaclass=_OfEveryKeras):
+    """A Keras model that computes each batch on several devices, one part of it on each.
+
+        model = towers.ParallelModel(model, devices=2)
+        model.compile('sgd', 'mse')
+        model.fit(x, y, batch_size=64)
+
+    What it gives is a `Model` of the same Keras as the one it is given: `tf.keras` of TF 1.15 and
+    2.15 or tf_keras, in graph mode, in the default graph and with Keras' session. Inputs are cut
+    on the CPU, each device has a copy of the model which reads the model's own weights, and outputs
+    are put together in batch order on the CPU, under the model's output names. Losses and metrics
+    are computed from these, so they and the gradients are those of one device on the whole batch,
+    whatever the sizes of the parts: n examples on N devices are cut as `remainder='weight'` of
+    `build_towers` does, and with fewer examples than devices the rest get the first one again,
+    which then counts nothing. Gradients are computed on the devices of the copies.
+
+    Batch norm normalises each part by itself; its moving statistics come from the first copy. A
+    loss that layers add counts once: regularizers of weights as they are, `add_loss` of tensors and
+    activity regularizers as the mean over the parts, weighted by their examples. A scalar output, a
+    loss say, becomes [batch, 1]: each example has its part's value, so that their mean is the
+    weighted mean.
+
+    `layers`, `get_layer`, `summary`, `save`, `save_weights`, `load_weights`, `get_config`,
+    `to_json` and `to_yaml` are those of the model inside, and so is what callbacks such as
+    `ModelCheckpoint` do: what is saved is a model for one device. Unless the model inside was compiled by itself, its
+    `save` compiles it with this one's optimizer and loss, so that their state is in the file.
+
+    Virtual CPUs exist in sessions that are told so, before the first weight is loaded or trained:
+
+        keras.backend.set_session(tf.Session(config=towers.session_config(2)))
+
+    Args:
+      model: a functional or a built `Sequential` model. It stays usable.
+      devices: as for `build_towers`: None, a count, or names such as `['/gpu:0', '/gpu:2']`.
+      name: of the model; None for Keras' choice.
+      check_devices: False for a graph that another machine is to run.
+      allow_repeated_devices: may two copies share a device?
+
+    Attributes:
+      inner_model: the model.
+      devices: names of the copies' devices.
+      plan: what was built, to be printed.
+
+    Raises:
+      InvalidArgumentError: no model of such a Keras; one without fixed inputs, with stateful RNNs
+        or with layers that add metrics; one of another graph; TensorFlow executes eagerly.
+      DeviceError: as `build_towers`; when it is first run, a session without these virtual CPUs.
+      MissingPackageError: a model of Keras 3, whose `fit` does not work in graphs.
+    """
+
+
+def _checked_keras(model):
+    """The Keras module of a model that can be copied; else raises, see `ParallelModel`."""
+    if compat.is_keras_3(model):
+        raise MissingPackageError(
+            'ParallelModel: %s is a model of Keras 3, which cannot fit, evaluate or predict in '
+            'graph mode. Call it in the model function of towers.build_towers, which trains it by '
+            'a tf.train.Optimizer; or install tf-keras and set the environment variable '
+            'TF_USE_LEGACY_KERAS=1 before tf.keras is first used.' % _named(model))
+    keras = compat.keras_of(model)
+    if keras is None:
+        raise InvalidArgumentError(
+            'ParallelModel takes a tf.keras or tf_keras model, and was given %.80r of type %s.'
+            % (model, type(model).__name__))
+    check_graph_mode('ParallelModel')
+    if not getattr(model, 'inputs', None) or not getattr(model, 'outputs', None):
+        raise InvalidArgumentError(
+            'ParallelModel: %s has no inputs yet, so that its copies cannot be made: give the '
+            'first layer of a Sequential an input_shape=, make a subclassed model a functional one '
+            '(keras.Model(x, model(x)) with x = keras.Input(…)), or call the model in the model '
+            'function of towers.build_towers.' % _named(model))
+    if isinstance(model, ParallelModel):
+        raise InvalidArgumentError('ParallelModel: %s is one already: give its inner_model.'
+                                   % _named(model))
+    if any(tensor.graph is not tf.get_default_graph() for tensor in model.inputs):
+        raise InvalidArgumentError(
+            'ParallelModel: %s belongs to another graph than the default one: make both under the '
+            'same tf.Graph().as_default(), after keras.backend.clear_session() if that is called.'
+            % _named(model))
+    handed_on = sorted(set(model.input_names) & set(model.output_names))
+    if handed_on:
+        raise InvalidArgumentError(
+            'ParallelModel: the input %r of %s is an output as well, so that two layers would have '
+            'its name: put a layer between, such as Activation(\'linear\', name=…).'
+            % (handed_on[0], _named(model)))
+    _check_parts(model, keras)
+    return keras
+
+
+def _check_parts(model, keras):
+    for part in compat.keras_parts(model):
+        if isinstance(part, keras.Model):
+            continue
+        if getattr(part, 'stateful', False) and hasattr(part, 'reset_states'):
+            raise InvalidArgumentError(
+                'ParallelModel: the layer %r of %s is stateful: it keeps a state for each example '
+                'of a whole batch, and each copy has a part of it. Make it with stateful=False, '
+                'and pass the state as initial_state= from an input and out as an output; or call '
+                'the layer in the model function of towers.build_towers, made there, where each tower '
+                'has a state of its own.' % (part.name, _named(model)))
+        if getattr(part, 'metrics', None):
+            raise InvalidArgumentError(
+                'ParallelModel: the layer %r of %s adds a metric of its own, which each copy would '
+                'add: make what it is computed from an output, and give the metric to '
+                'compile(metrics=…).' % (part.name, _named(model)))
+
+
+def _named(model):
+    return 'the model %r' % getattr(model, 'name', model)
+
+
+@functools.lru_cache(maxsize=None)
+def _layer_class(layer):
+    """A class of layers that hold `Copies`, derived from a Keras' `Layer`."""
+
+    class TowersOfModel(layer):  # pylint: disable=missing-docstring
+        def __init__(self, copies, **keywords):
+            self.__dict__['copies'] = copies
+            super().__init__(**keywords)
+            self.supports_masking = True
+            # Those of weights: the same whatever the copies are called on.
+            for _, loss in compat.keras_weight_losses(copies.model):
+                self.add_loss(loss)
+
+        # AutoGraph is for the user's layers, not for what makes towers.
+        @tf.autograph.experimental.do_not_convert
+        def call(self, inputs, training=None, mask=None):  # pylint: disable=missing-docstring
+            inputs = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+            masks = (list(mask) if isinstance(mask, (list, tuple)) else [mask] * len(inputs))
+            outputs, self.__dict__['merged_masks'], losses, updates = self.copies.on(
+                inputs, masks, training)
+            for loss in losses:
+                self.add_loss(loss)
+            if updates:
+                self.add_update(updates)
+            return outputs if len(outputs) > 1 else outputs[0]
+
+        def compute_mask(self, inputs, mask=None):  # pylint: disable=missing-docstring
+            masks = self.__dict__['merged_masks']
+            return masks if len(masks) > 1 else masks[0]
+
+        trainable = _trainable_of_copies()
+        trainable_weights = property(lambda self: self.copies.model.trainable_weights)
+        non_trainable_weights = property(lambda self: self.copies.model.non_trainable_weights)
+        weights = property(lambda self: self.copies.model.weights)
+
+    class Merged(layer):
+        """Hands one output on, under its name."""
+
+        def __init__(self, **keywords):
+            super().__init__(**keywords)
+            self.supports_masking = True
+
+        def call(self, inputs):  # pylint: disable=missing-docstring
+            with tf.device(MERGED_ON):
+                return tf.identity(inputs)
+
+    return TowersOfModel, Merged
+
+
+def _trainable_of_copies():
+    """A property: whether the model is trained. Set to what it is, it leaves its layers alone."""
+    def get(self):
+        copies = self.__dict__.get('copies')
+        return True if copies is None else copies.model.trainable
+
+    def put(self, value):
+        copies = self.__dict__.get('copies')
+        if copies is not None and value != copies.model.trainable:
+            copies.model.trainable = value
+    return property(get, put)
+
+
+@functools.lru_cache(maxsize=None)
+def _parallel_class(base):
+    """The class of parallel models that derives from a Keras' class of functional models."""
+
+    class ParallelModelOfKeras(base):
+        __doc__ = ParallelModel.__doc__
+        is_parallel_model = True
+
+        def __init__(self, keras, copies, name):
+            self.__dict__['copies'] = copies
+            self.__dict__['when_compiled'] = None
+            inner = copies.model
+            backend = compat.keras_backend_of(inner)
+            backend.learning_phase()  # here, not on the first copy's device
+            towers_layer, merged = _layer_class(keras.layers.Layer)
+            name = name or backend.unique_object_name('parallel_model', zero_based=True)
+            inputs = list(inner.inputs)
+            made = towers_layer(copies, name=name + '_towers')(
+                inputs if len(inputs) > 1 else inputs[0])
+            made = list(made) if isinstance(made, (list, tuple)) else [made]
+            super().__init__(inputs=inputs, outputs=[
+                merged(name=output_name)(output)
+                for output_name, output in zip(inner.output_names, made)], name=name)
+
+        inner_model = property(lambda self: self.copies.model)
+        devices = property(lambda self: self.copies.devices)
+        plan = property(lambda self: self.copies.builds[0].plan)
+        trainable = _trainable_of_copies()
+
+        # ---- of the model inside ----------------------------------------------------------------
+
+        layers = property(lambda self: self.copies.model.layers)
+        weights = property(lambda self: self.copies.model.weights)
+        trainable_weights = property(lambda self: self.copies.model.trainable_weights)
+        non_trainable_weights = property(lambda self: self.copies.model.non_trainable_weights)
+
+        def save(self, *args, **keywords):
+            if keywords.get('include_optimizer', True):
+                self._compile_inner()
+            return self.inner_model.save(*args, **keywords)
+
+        # ---- in graph mode ----------------------------------------------------------------------
+
+        def compile(self, *args, **keywords):
+            super().compile(*args, **keywords)
+            if getattr(self, 'optimizer', None) and not hasattr(self.optimizer, 'get_updates'):
+                raise InvalidArgumentError(
+                    'compile(optimizer=%s(…)): Keras trains in graph mode by optimizers with '
+                    'get_updates: give keras.optimizers.legacy.%s, a name such as %r, or a '
+                    'tf.train.Optimizer.' % ((type(self.optimizer).__name__,) * 2
+                                             + (type(self.optimizer).__name__.lower(),)))
+            self.__dict__['when_compiled'] = [
+                (part, part.trainable) for part in compat.keras_parts(self.inner_model)]
+
+        def get_updates_for(self, inputs):
+            frozen = {op for layer, op in self.copies.updates
+                      if not layer.trainable and not getattr(layer, 'stateful', False)}
+            return [update for update in super().get_updates_for(inputs)
+                    if getattr(update, 'op', update) not in frozen]
+
+        # The session is looked at last: it would take up loops of TF 2 as they are before their
+        # gradients are made, and refuse them after that.
+        def _make_train_function(self):
+            devices = GradientDevices(self.copies.builds, MERGED_ON, self.weights)
+            with _set_trainable(self.when_compiled or ()), devices.scope():
+                super()._make_train_function()
+            self._check_session()
+
+        def _make_test_function(self):
+            super()._make_test_function()
+            self._check_session()
+
+        def _make_predict_function(self):
+            super()._make_predict_function()
+            self._check_session()
+
+        def _check_session(self):
+            if not needs_config(self.devices):
+                return
+            backend, missing = compat.keras_backend_of(self.inner_model), None
+            try:
+                listed = backend.get_session().list_devices()
+            except tf.errors.InvalidArgumentError as error:  # raised for what it initializes
+                if 'Cannot assign a device' not in str(error):
+                    raise
+                listed = ()
+            there = {(spec.device_type, spec.device_index) for spec in
+                     [tf.DeviceSpec.from_string(device.name) for device in listed]}
+            for name in self.devices:
+                spec = tf.DeviceSpec.from_string(name)
+                if spec.job is None and spec.device_index and (
+                        spec.device_type, spec.device_index) not in there:
+                    missing = name
+            if missing is not None:
+                raise DeviceError(
+                    "Keras' session has no %s, which is a virtual CPU: before weights are loaded "
+                    'or trained, call keras.backend.set_session(tf.Session('
+                    'config=towers.session_config(%r))), with tf.compat.v1.keras on TF 2.'
+                    % (short_name(missing), [short_name(each) for each in self.devices]))
+
+        def _compile_inner(self):
+            inner = self.inner_model
+            scalars = [name for name, output in zip(inner.output_names, inner.outputs)
+                       if output.shape.ndims == 0]
+            if getattr(inner, 'optimizer', None) or not getattr(self, 'optimizer', None) or scalars:
+                return
+            inner.compile(self.optimizer, loss=self.loss, loss_weights=self.loss_weights)
+
+    for name in ('get_layer', 'summary', 'save_weights', 'load_weights', 'get_config', 'to_json',
+                 'to_yaml', 'get_weights', 'set_weights', 'count_params'):
+        if hasattr(base, name):
+            setattr(ParallelModelOfKeras, name, _of_inner(name, getattr(base, name)))
+    ParallelModelOfKeras.__name__ = ParallelModelOfKeras.__qualname__ = 'ParallelModel'
+    return ParallelModelOfKeras
+
+
+def _of_inner(name, original):
+    """A method that calls that of the model inside."""
+    @functools.wraps(original)
+    def call_inner(self, *args, **keywords):
+        return getattr(self.inner_model, name)(*args, **keywords)
+    return call_inner
+
+
+@contextlib.contextmanager
+def _set_trainable(flags):
+    """Within it layers are trainable or not as when the model was compiled, as Keras has it."""
+    before = [(part, part.trainable) for part, _ in flags]
+    # A layer sets its parts' flags with its own, and comes before them.
+    for part, flag in flags:
+        part.trainable = flag
+    try:
+        yield
+    finally:
+        for part, flag in before:
+            part.trainable = flag

@@ -1,0 +1,297 @@
+"""The optimizers that a model function calls itself, tower by tower, and their one update each.
+
+An Estimator's model function does not return gradients: it calls `optimizer.minimize`, or
+`compute_gradients`, clips, and `apply_gradients`, perhaps for several optimizers, and returns a
+train op. In each tower such a call is noted, and stands for an operation that does nothing yet, its
+*placeholder*. When all towers are built, the gradients of call number i of all towers are summed
+per variable, the first tower's optimizer applies them, once, and the placeholders of call i
+wait for it.
+So whatever the model function has made of them (a group, an operation that comes after the update)
+is as it would be on one device.
+"""
+
+import collections
+import contextlib
+import re
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import GradientError
+from towers.graph import graph_walk
+from towers.graph.scopes import like_current_scope
+from towers.reduce.combination import combine
+from towers.tower.gradients_of_model import GradientsOfModel
+
+_KEY = ('towers_optimizer_calls',)
+"""Of a collection; no string, as those of TF's own stores, so that no meta graph holds it."""
+
+Call = collections.namedtuple('Call', [
+    'optimizer', 'pairs', 'arguments', 'placeholder', 'variable_scope', 'name_scope'])
+"""One call of `apply_gradients` in one tower.
+
+Fields:
+  optimizer: the optimizer that is wrapped.
+  pairs: list of `(gradient, variable)`, weighted: the sum over the towers is the gradient.
+  arguments: dict of the other arguments.
+  placeholder: the operation that the model function was given for its result.
+  variable_scope, name_scope: names of those that the call was made in.
+"""
+
+
+def calls_of(graph):
+    """The `OptimizerCalls` of the towers that are being built in a graph, or None."""
+    found = graph.get_collection(_KEY)
+    return found[-1] if found else None
+
+
+class OptimizerCalls(GradientsOfModel):
+    """What `build_towers` takes in place of an optimizer; what `TowerOptimizer`s report to.
+
+    With n_k of the batch's n examples on tower k of N, loss L_k there, the gradient of call i is
+
+        mean:  sum_k (n_k / n) dL_k
+        sum:   sum_k dL_k
+
+    Attributes:
+      of_towers: for each tower the list of its `Call`s.
+    """
+
+    def __init__(self, graph, num_towers, is_sum, trains):
+        """
+        Args:
+          graph: the `tf.Graph` of the towers.
+          num_towers: N.
+          is_sum: whether the towers' losses are added up, or averaged.
+          trains: False for evaluation and prediction, where calls do nothing.
+        """
+        self.of_towers = []
+        self._graph = graph
+        self._num_towers = num_towers
+        self._is_sum = is_sum
+        self._trains = trains
+        self._weight = None     # of the tower's loss; None: it counts as it is
+        self._divides = False   # whether losses are divided by N, which is the same
+        self._weighted = []     # the operations by which losses of this tower were weighted
+        self._start = 0         # how many operations the graph had before this tower's call
+        self._operations = []   # those of each tower
+        self._owners = {}       # variable's name -> number of the call that hands its gradient over
+        self._together = ()     # numbers of the calls that the model's train op runs in one step
+
+    @contextlib.contextmanager
+    def reported_to(self):
+        """Within it, the graph's `TowerOptimizer`s report here."""
+        entries = self._graph.get_collection_ref(_KEY)
+        entries.append(self)
+        try:
+            yield
+        finally:
+            entries.pop()
+            if not entries:
+                self._graph.clear_collection(_KEY)
+
+    # ---- within a tower -------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def call(self, index, shards):
+        self.of_towers.append([])
+        self._weighted = []
+        self._divides = not self._is_sum and shards.is_even
+        self._weight = shards.weights[index]
+        if self._is_sum:
+            self._weight = None if shards.is_even else share_of_sum(shards.sizes[index])
+        self._start = len(self._graph.get_operations())
+        yield
+        self._operations.append(self._made())
+        counts = [len(calls) for calls in self.of_towers]
+        if counts[index] != counts[0]:
+            raise GradientError(
+                'the model function calls apply_gradients of TowerOptimizers %d times in tower 0 '
+                'and %d times in tower %d: make the same calls in every tower, in the same order.'
+                % (counts[0], counts[index], index))
+
+    def weighted(self, loss):
+        """A tower's loss, of which the sum over the towers is that of the batch."""
+        if not self._trains or self._weight is None:
+            return loss
+        if callable(loss):
+            return lambda: self.weighted(loss())
+        loss = tf.convert_to_tensor(loss)
+        weight = self._weight_as(loss.dtype)
+        self._weighted.append(weight.op)
+        # Even shards are divided, as contrib's are, so that the numbers are the same to a bit.
+        return loss / weight if self._divides else loss * weight
+
+    def applied(self, optimizer, pairs, **arguments):
+        """Notes a call of `apply_gradients`; returns its placeholder."""
+        pairs = [(gradient, compat.keras_variable_value(variable)) for gradient, variable in pairs]
+        placeholder = tf.no_op('train_op')
+        if not self._trains:
+            return placeholder
+        if placeholder.graph is not self._graph or compat.in_control_flow(placeholder):
+            raise GradientError(
+                'a TowerOptimizer applies gradients in a branch or a loop (cond, while_loop), '
+                'which no other tower can join: call it outside, and decide by the gradients.')
+        self.of_towers[-1].append(Call(
+            optimizer, self._weighted_pairs(pairs), arguments, placeholder,
+            tf.get_variable_scope().name, self._graph.get_name_scope() or ''))
+        return placeholder
+
+    def check_train_op(self, index, train_op):
+        """Looks at the train op that a tower's call of the model function returns.
+
+        Raises:
+          GradientError: it does not come from a `TowerOptimizer`, or not all of it.
+        """
+        if not self.of_towers[index]:
+            raise GradientError(
+                'the train_op of the model function comes from no TowerOptimizer, and there are %d '
+                'devices: each tower would train on its own shard. Wrap the optimizer: '
+                'optimizer = towers.TowerOptimizer(optimizer).' % self._num_towers)
+        step = graph_walk.step_operations([train_op])
+        trainable = {variable.op.name for variable in tf.trainable_variables()}
+        for op in step:
+            if _UPDATES.search(op.type) and any(
+                    tensor.op.name in trainable for tensor in op.inputs):
+                raise GradientError(
+                    'the train_op of the model function has the update %r, which comes from no '
+                    'TowerOptimizer: wrap every optimizer of the model function.' % op.name)
+        if index == 0:
+            names = {op.name for op in step}
+            self._together = [number for number, call in enumerate(self.of_towers[0])
+                              if call.placeholder.name in names]
+
+    def fetches(self):
+        return [call.placeholder for call in self.of_towers[-1]] + [
+            gradient for call in self.of_towers[-1] for gradient in _gradients(call)]
+
+    def after_update(self):
+        """Names of those operations of the current tower that come after one of its updates."""
+        return graph_walk.reachable_from([call.placeholder for call in self.of_towers[-1]],
+                                         self._made(), control=True)
+
+    def _made(self):
+        return self._graph.get_operations()[self._start:]
+
+    def _weight_as(self, dtype):
+        if self._divides:
+            return tf.constant(self._num_towers, dtype)
+        if isinstance(self._weight, float):  # tf.cast would round it to float32
+            return tf.constant(self._weight, dtype)
+        return tf.identity(tf.cast(self._weight, dtype))
+
+    def _weighted_pairs(self, pairs):
+        """The pairs with those gradients weighted that no weighted loss went into.
+
+        A model function may take them with `tf.gradients`, of the loss that it returns.
+        """
+        if self._weight is None:
+            return pairs
+        known = graph_walk.reachable_from(self._weighted, self._made())
+        return [(gradient if gradient is None or gradient.op.name in known
+                 else self._weighted_gradient(gradient), variable) for gradient, variable in pairs]
+
+    def _weighted_gradient(self, gradient):
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(self._weighted_gradient(gradient.values), gradient.indices,
+                                    gradient.dense_shape)
+        weight = self._weight_as(gradient.dtype)
+        return gradient / weight if self._divides else gradient * weight
+
+    # ---- over all towers ------------------------------------------------------------------------
+
+    def compute_gradients(self, loss, var_list=None):
+        # A variable that several calls train is handed over once, so that each occurs once.
+        return [(gradient, variable) for number, call in enumerate(self.of_towers[-1])
+                for gradient, variable in call.pairs
+                if self._owners.setdefault(variable.op.name, number) == number]
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        handed_over = {variable.op.name: gradient for gradient, variable in grads_and_vars}
+        combined = [self._combined(number, handed_over) for number in range(len(self.of_towers[0]))]
+        updates = []
+        for number, (call, pairs) in enumerate(zip(self.of_towers[0], combined)):
+            with tf.control_dependencies(call.placeholder.control_inputs + self._before(number)):
+                update = _apply(call, pairs)
+            update = getattr(update, 'op', update)
+            for calls in self.of_towers:
+                compat.add_control_inputs(calls[number].placeholder, [update])
+            updates.append(update)
+        return tf.group(*updates)
+
+    def _combined(self, number, handed_over):
+        """`(gradient, variable)` pairs of call `number`, over all towers."""
+        others = [[(gradient, variable) for gradient, variable in calls[number].pairs
+                   if self._owners[variable.op.name] != number] for calls in self.of_towers]
+        if any(gradient is not None for pairs in others for gradient, _ in pairs):
+            with tf.name_scope('combine_gradients'):
+                own = {variable.op.name: gradient
+                       for gradient, variable in combine(others).gradients}
+        else:
+            own = {}
+        listed = collections.OrderedDict(
+            (variable.op.name, variable) for calls in self.of_towers
+            for _, variable in calls[number].pairs)
+        return [(handed_over.get(name) if self._owners[name] == number else own.get(name), variable)
+                for name, variable in listed.items()]
+
+    def _before(self, number):
+        """What the update of a call waits for: gradients of the step, which are of the old weights.
+
+        Not for its own alone: a reference variable that is updated while the gradient of another
+        one is taken changes that gradient, on one device, too.
+        """
+        waits_for = []
+        for other in self._together if number in self._together else [number]:
+            gradients = [_gradients(calls[other]) for calls in self.of_towers]
+            if not any(self._come_after(tower, number, gradients[tower])
+                       for tower in range(self._num_towers)):
+                waits_for += [gradient.op for each in gradients for gradient in each]
+        return waits_for
+
+    def _come_after(self, tower, number, gradients):
+        """Whether a tower's gradients are taken after the update of call `number`, on purpose."""
+        after = graph_walk.reachable_from([self.of_towers[tower][number].placeholder],
+                                          self._operations[tower], control=True)
+        return any(gradient.op.name in after for gradient in gradients)
+
+
+def _apply(call, pairs):
+    """The update of a call, with the slots named as on one device: by the scopes of the call."""
+    with contextlib.ExitStack() as scopes:
+        if isinstance(call.optimizer, tf.train.SyncReplicasOptimizer):
+            # What it makes beside the update, to start with, has to wait for no step.
+            pairs = [(_waiting(gradient), variable) for gradient, variable in pairs]
+            scopes.enter_context(tf.control_dependencies(None))
+        scopes.enter_context(tf.variable_scope(like_current_scope(call.variable_scope, False),
+                                               auxiliary_name_scope=False))
+        scopes.enter_context(tf.name_scope(call.name_scope + '/' if call.name_scope else None))
+        return call.optimizer.apply_gradients(pairs, **call.arguments)
+
+
+def _waiting(gradient):
+    """The gradient, after what is waited for here."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.identity(gradient.values), tf.identity(gradient.indices),
+                                gradient.dense_shape)
+    return gradient if gradient is None else tf.identity(gradient)
+
+
+def share_of_sum(size):
+    """What the loss of a shard of so many examples counts where losses are added up.
+
+    Returns:
+      1, or 0 for a shard that holds nothing but padding: a float where the size is an int, else a
+      float64 scalar.
+    """
+    return float(size > 0) if isinstance(size, int) else tf.cast(size > 0, tf.float64)
+
+
+_UPDATES = re.compile(r'^(Resource)?(Sparse)?Apply[A-Z]')
+"""Types of the operations by which TensorFlow's optimizers update a variable."""
+
+
+def _gradients(call):
+    """The tensors of a call's gradients."""
+    return [tensor for tensor in tf.nest.flatten([gradient for gradient, _ in call.pairs],
+                                                 expand_composites=True) if tensor is not None]

@@ -1,0 +1,99 @@
+"""`TowerOptimizer`: an optimizer that a replicated model function calls in each tower."""
+
+import weakref
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.build.arguments import check_optimizer
+from towers.errors import InvalidArgumentError
+from towers.fronts.optimizer_calls import calls_of
+
+
+class TowerOptimizer(tf.train.Optimizer):
+    """Wraps an optimizer, so that all towers of `replicate_model_fn` make one update of it.
+
+        optimizer = towers.TowerOptimizer(tf.train.AdamOptimizer(0.001))
+        train_op = optimizer.minimize(loss, global_step=tf.train.get_global_step())
+
+    Under `replicate_model_fn` on N > 1 devices `compute_gradients` gives the tower's share of the
+    gradient, of its loss times the weight of its shard (see there): what the model function does to
+    it, such as clipping, it does in each tower to that tower's share. `apply_gradients` returns an
+    operation that runs the one update of all towers, by the first tower's optimizer, under the
+    names that its variables would have without towers. Gradients that come from elsewhere, from
+    `tf.gradients` of the loss, are weighted then. In evaluation and prediction it does nothing.
+
+    Anywhere else, on one device too, it only passes on. Several may be used in one model function,
+    of the same loss or of several, if every tower makes the same calls in the same order; those
+    that one train op runs together all take their gradients of the weights from before it. Wrap a
+    `tf.train.SyncReplicasOptimizer` by this, not the other way round.
+    """
+
+    def __init__(self, optimizer_or_optimizer_fn: typing.Any):
+        """
+        Args:
+          optimizer_or_optimizer_fn: a `tf.train.Optimizer`; or a function without arguments that
+            returns one, called once for each graph, when it is first used there.
+
+        Raises:
+          InvalidArgumentError: something else.
+        """
+        super().__init__(use_locking=False, name='TowerOptimizer')
+        if not callable(optimizer_or_optimizer_fn):
+            check_optimizer(optimizer_or_optimizer_fn)
+        self._optimizer_or_optimizer_fn = optimizer_or_optimizer_fn
+        self._made = None  # (weak reference to a graph, the optimizer that was made for it)
+
+    def compute_gradients(self, loss, *args, **kwargs):
+        """As the wrapped optimizer's; in a tower, of the loss times the weight of its shard."""
+        calls = calls_of(tf.get_default_graph())
+        return self._optimizer().compute_gradients(
+            loss if calls is None else calls.weighted(loss), *args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None, **kwargs):
+        """As the wrapped optimizer's; in a tower, the operation that stands for all towers' update.
+
+        Raises:
+          GradientError: in a branch or a loop of a replicated model function.
+        """
+        if name is not None:
+            kwargs['name'] = name
+        calls = calls_of(tf.get_default_graph())
+        if calls is None:
+            return self._optimizer().apply_gradients(grads_and_vars, global_step=global_step,
+                                                     **kwargs)
+        return calls.applied(self._optimizer(), grads_and_vars, global_step=global_step, **kwargs)
+
+    def get_slot(self, *args, **kwargs):
+        """As the wrapped optimizer's."""
+        return self._optimizer().get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args, **kwargs):
+        """As the wrapped optimizer's."""
+        return self._optimizer().get_slot_names(*args, **kwargs)
+
+    def get_name(self, *args, **kwargs):
+        """As the wrapped optimizer's."""
+        return self._optimizer().get_name(*args, **kwargs)
+
+    def variables(self, *args, **kwargs):
+        """As the wrapped optimizer's."""
+        return self._optimizer().variables(*args, **kwargs)
+
+    def _optimizer(self):
+        given = self._optimizer_or_optimizer_fn
+        if not callable(given):
+            return given
+        graph = tf.get_default_graph()
+        if self._made is None or self._made[0]() is not graph:
+            try:
+                made = given()
+            except TypeError as error:
+                raise InvalidArgumentError(
+                    'optimizer_or_optimizer_fn=%.80r cannot be called without arguments (%s): '
+                    'expected an optimizer, or a function that returns one.' % (given, error)
+                ) from error
+            check_optimizer(made)
+            self._made = weakref.ref(graph), made
+        return self._made[1]

@@ -1,0 +1,74 @@
+"""Which operations are within a loop or a branch of control flow v1, told from the graph alone.
+
+What TensorFlow's Python knows of it is not in a GraphDef, so clones do not have it.
+"""
+
+from towers.graph.graph_walk import CONTROL_FLOW
+
+_LOOP, _BRANCH = 'loop', 'branch'
+
+
+class Frames:
+    """The loops and branches that each of some operations is in."""
+
+    def __init__(self, operations):
+        """
+        Args:
+          operations: list of operations, of which each is only in loops and branches that have their
+            `Enter`s and `Switch`es among them.
+        """
+        self._around, self._leaves = {}, {}
+        if not any(op.type in CONTROL_FLOW for op in operations):
+            return
+        by_name = {op.name: op for op in operations}
+        left = {op.name: len(_before(op) & set(by_name)) for op in operations}
+        takers = {}
+        for op in operations:
+            for name in _before(op):
+                takers.setdefault(name, []).append(op.name)
+        ready = [name for name, count in left.items() if not count]
+        while ready:
+            op = by_name[ready.pop()]
+            self._note(op)
+            for name in takers.get(op.name, ()):
+                if name in left:
+                    left[name] -= 1
+                    if not left[name]:
+                        ready.append(name)
+
+    def is_outside(self, op):
+        """Whether an operation can be told to wait for one that is in no loop or branch.
+
+        One within cannot: it is run as often as the loop turns. What leads into one can.
+        """
+        return not self._around.get(op.name)
+
+    def always_runs(self, op):
+        """Whether what waits for an operation may count on its being run, once: not within."""
+        return not self._leaves.get(op.name) and op.type not in ('Switch', 'RefSwitch')
+
+    def _note(self, op):
+        inputs = [self._leaves[name] for name in _before(op) if name in self._leaves]
+        around = max(inputs, key=len) if inputs else ()
+        self._around[op.name] = leaves = around
+        if op.type in ('Enter', 'RefEnter'):
+            leaves = around + (_LOOP,)
+        elif op.type in ('Exit', 'RefExit'):
+            leaves = around[:-1]
+        elif op.type in ('Switch', 'RefSwitch'):
+            if op.inputs[1].op.type != 'LoopCond':
+                leaves = around + (_BRANCH,)
+        elif op.type in ('Merge', 'RefMerge'):
+            if around and around[-1] == _BRANCH:
+                leaves = around[:-1]
+        self._leaves[op.name] = leaves
+
+
+def _before(op):
+    """Names of what an operation waits for, but for the way back of a loop."""
+    return {tensor.op.name for tensor in op.inputs if not _is_back(tensor.op)} | {
+        other.name for other in op.control_inputs if not _is_back(other)}
+
+
+def _is_back(op):
+    return op.type in ('NextIteration', 'RefNextIteration')

@@ -1,0 +1,125 @@
+"""Questions about a finished piece of graph: what was made here, and what depends on what."""
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+
+
+class Recording:
+    """The operations that a block of code adds to a graph.
+
+    >>> with Recording(graph) as made:
+    ...     loss = model_fn(images)
+    >>> made.operations        # in the order in which they were made
+    """
+
+    def __init__(self, graph):
+        self._graph = graph
+        self.operations = []
+
+    def __enter__(self):
+        self._start = len(self._graph.get_operations())
+        return self
+
+    def __exit__(self, *unused_exception):
+        self.operations = self._graph.get_operations()[self._start:]
+
+
+def reachable_from(sources, operations, control=False):
+    """The names of those operations that depend on any of the source operations.
+
+    Args:
+      sources: operations.
+      operations: the operations to look at, in any order. (The order in which they were made is
+        no help: TF 1's `tf.cond` and `tf.while_loop` make the operation that brings in a tensor
+        from outside after the one that takes it.)
+      control: whether control edges count as well as data edges.
+
+    Returns:
+      A set of operation names, the sources' among them.
+    """
+    takers = {}
+    for op in operations:
+        for tensor in op.inputs:
+            takers.setdefault(tensor.op.name, []).append(op.name)
+        for other in op.control_inputs if control else ():
+            takers.setdefault(other.name, []).append(op.name)
+    stack = [op.name for op in sources]
+    reached = set(stack)
+    while stack:
+        for name in takers.get(stack.pop(), ()):
+            if name not in reached:
+                reached.add(name)
+                stack.append(name)
+    return reached
+
+
+def ancestors(tensors):
+    """The set of names of all operations that the tensors are computed from, theirs included."""
+    stack = [tensor.op for tensor in tensors]
+    seen = {op.name for op in stack}
+    while stack:
+        for tensor in stack.pop().inputs:
+            if tensor.op.name not in seen:
+                seen.add(tensor.op.name)
+                stack.append(tensor.op)
+    return seen
+
+
+def is_random(op):
+    """Whether an operation draws random numbers, hence differs from tower to tower."""
+    return (op.type in _RANDOM or op.type.startswith(_RANDOM_PREFIXES)
+            or op.type.endswith('CandidateSampler'))
+
+
+def is_control_flow(op):
+    """Whether an operation is a part of a loop or a branch of control flow v1, its ends included."""
+    return compat.in_control_flow(op) or op.type in CONTROL_FLOW
+
+
+CONTROL_FLOW = frozenset(prefix + name for prefix in ('', 'Ref') for name in (
+    'Switch', 'Merge', 'Enter', 'Exit', 'NextIteration')) | {'LoopCond'}
+"""Types of operations that begin, end or repeat one; some of them are outside of it."""
+
+
+def seed_position(op):
+    """Which input of a stateless random operation is its seed; None for any other operation."""
+    if not op.type.startswith('Stateless'):
+        return None
+    names = [argument.name for argument in op.op_def.input_arg]
+    return names.index('seed') if 'seed' in names else None
+
+
+_RANDOM = frozenset(['TruncatedNormal', 'ParameterizedTruncatedNormal', 'Multinomial',
+                     'RngReadAndSkip'])
+_RANDOM_PREFIXES = ('Random', 'StatefulRandom', 'StatefulUniform', 'StatefulStandardNormal',
+                    'StatefulTruncatedNormal', 'SampleDistortedBoundingBox')
+
+
+def functions_of(node):
+    """Names that may be functions: those in attributes, and a type of operation unknown to TF."""
+    names = set() if hasattr(tf.raw_ops, node.op) else {node.op}
+    for value in node.attr.values():
+        kind = value.WhichOneof('value')
+        if kind == 'func':
+            names.add(value.func.name)
+        elif kind == 'list':
+            names.update(each.name for each in value.list.func)
+    return names
+
+
+def step_operations(fetches):
+    """All operations that a run of these fetches executes, by data and by control edges.
+
+    Returns:
+      A list of operations, in no particular order.
+    """
+    stack = [getattr(fetch, 'op', fetch) for fetch in fetches]
+    seen = {op.name: op for op in stack}
+    while stack:
+        op = stack.pop()
+        for other in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
+            if other.name not in seen:
+                seen[other.name] = other
+                stack.append(other)
+    return list(seen.values())

@@ -1,0 +1,80 @@
+"""Which operations of a tower provably compute the same value in every tower of a step.
+
+A term of the loss that is the same in every tower may stay in every tower's loss: the towers'
+weights add up to 1 (mean) or N (sum), so it counts once all the same. To compute it once, outside
+of the towers, is an optimisation, and an optimisation needs a proof. So this module looks for
+reasons to doubt, and whatever it does not know is one.
+"""
+
+import tensorflow.compat.v1 as tf
+
+from towers.graph import graph_walk
+from towers.graph.variable_access import VARIABLE_OPS
+from towers.graph.variable_writes import Writes
+
+# What reads a resource variable and does nothing else to it.
+_READS = frozenset(['ReadVariableOp', 'ResourceGather', 'ResourceGatherNd', 'VariableShape'])
+# A branch or a loop may depend on data by control alone. A placeholder may be fed tower by tower.
+_DOUBTFUL = frozenset([
+    'Switch', 'RefSwitch', 'Merge', 'RefMerge', 'Enter', 'RefEnter', 'Exit', 'RefExit',
+    'NextIteration', 'RefNextIteration', 'LoopCond', 'ControlTrigger', 'Placeholder',
+    'PlaceholderV2', 'PlaceholderWithDefault'])
+
+
+def varying_operations(made, inputs):
+    """The names of the operations that may differ from tower to tower.
+
+    Everything counts as varying that depends, by data or by control edges, on the shard, on an
+    operation made in the tower that is stateful (random numbers, iterators, queues, Python
+    functions, assertions), a placeholder, a part of control flow, a call of a function or unknown
+    to TensorFlow, or on a variable that the tower writes. What was there before the tower is the
+    same operation for all of them, hence one value.
+
+    Args:
+      made: the operations that a call of the model function made.
+      inputs: the operations of the tower's shard.
+
+    Returns:
+      A set of names. An operation of `made` that is not in it is proven to be the same.
+    """
+    is_pure = {}  # by type of operation
+    sources, reads = list(inputs), []
+    for op in made:
+        if op.type not in is_pure:
+            is_pure[op.type] = _is_pure(op)
+        if not is_pure[op.type]:
+            sources.append(op)
+    for variable in written_variables(made):
+        sources.append(variable)
+        # A reference variable's own read may have been made before the tower.
+        reads.extend(variable.outputs[0].consumers())
+    return graph_walk.reachable_from(sources, list(made) + reads, control=True)
+
+
+def written_variables(made):
+    """The operations of the variables that any of these operations may write.
+
+    The operation that gives a variable its initial value does not count.
+    """
+    initializers = {variable.initializer.name for variable in
+                    tf.global_variables() + tf.local_variables()}
+    graph = tf.get_default_graph()
+    writes = Writes(graph)
+    names = {name for op in made if op.name not in initializers for name in writes.of(op)}
+    return [graph.get_operation_by_name(name) for name in sorted(names)]
+
+
+def _takes_reference(op):
+    return any(argument.is_ref for argument in op.op_def.input_arg) or (
+        op.type == 'RefIdentity')
+
+
+def _is_pure(op):
+    """Whether the value of operations of this type follows from their inputs alone."""
+    if op.type in VARIABLE_OPS or op.type in _READS:
+        return True
+    definition = op.op_def
+    return (op.type not in _DOUBTFUL and hasattr(tf.raw_ops, op.type)
+            and not definition.is_stateful and not _takes_reference(op)
+            and not any(attribute.type in ('func', 'list(func)')
+                        for attribute in definition.attr))

@@ -1,0 +1,43 @@
+"""Scopes by their full names: variable scopes, and name scopes within texts."""
+
+import re
+
+import tensorflow.compat.v1 as tf
+
+
+def full_scope_name(scope):
+    """The full name of the scope that `tf.variable_scope(scope)` enters here; None: the current."""
+    current = tf.get_variable_scope().name
+    if scope is None:
+        return current
+    if isinstance(scope, tf.VariableScope):
+        return scope.name
+    return '/'.join(part for part in (current, scope) if part)
+
+
+def scope_to_enter(full_name):
+    """What to give to `tf.variable_scope` here, to enter the scope of that full name.
+
+    Initializers, regularizers and custom getters are the current scope's.
+    """
+    current = tf.get_variable_scope().name
+    if full_name == current:
+        return None
+    if not current or full_name.startswith(current + '/'):
+        return full_name[len(current):].lstrip('/')
+    return like_current_scope(full_name, tf.get_variable_scope().reuse)
+
+
+def like_current_scope(name, reuse):
+    """A `tf.VariableScope` of another name or reuse flag, otherwise as the current one."""
+    scope = tf.get_variable_scope()
+    return tf.VariableScope(
+        reuse, name, scope.initializer, scope.regularizer, scope.caching_device,
+        scope.partitioner, scope.custom_getter,
+        scope.original_name_scope if name == scope.name else name + '/' if name else '',
+        scope.dtype, scope.use_resource, scope.constraint)
+
+
+def inside_text(root):
+    """A regular expression for a name scope at the start of a name, and of one within a text."""
+    return re.compile(r'(?<![\w.\-])' + re.escape(root))

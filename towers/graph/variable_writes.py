@@ -1,0 +1,130 @@
+"""Which operations write which variables: also in branches, in loops and in functions.
+
+An operation that gets a variable itself, and not its value, may read or write it. `tf.cond`,
+`tf.while_loop` and functions get the variable itself when anything inside of them uses it, so it is
+followed to the operations that use it. One that is not known to leave a variable as it is counts as
+writing it.
+"""
+
+import tensorflow.compat.v1 as tf
+
+from towers.graph import graph_walk
+from towers.graph.variable_access import HAND_ON, is_variable, variable_op
+
+# Operations that take a resource variable and leave it as it is.
+_LEAVE = HAND_ON | frozenset([
+    'ReadVariableOp', '_ReadVariablesOp', 'ResourceGather', 'ResourceGatherNd',
+    'VarIsInitializedOp', 'VariableShape', 'IsVariableInitialized', 'RefSelect'])
+
+
+class Writes:
+    """Which operations of a graph write which of its variables.
+
+    In control flow v1 the operation that writes is the one in the branch or the loop's body. In
+    control flow v2 these are functions, and the operation that calls them is the one that writes,
+    whether or not a step gets there.
+    """
+
+    def __init__(self, graph):
+        self._graph = graph
+        self._functions = None
+        self._known = {}
+
+    def of(self, op):
+        """The names of the operations of the variables that one operation may write."""
+        if op.type in _LEAVE:
+            return []
+        found, called, arguments = [], None, None
+        for position, tensor in enumerate(op.inputs):
+            if not is_variable(tensor):
+                continue
+            source = variable_op(tensor)
+            if source is None:
+                continue
+            if tensor.dtype != tf.resource:
+                arguments = arguments or op.op_def.input_arg
+                if len(arguments) != len(op.inputs) or not arguments[position].is_ref:
+                    continue
+            else:
+                if called is None:
+                    called = self._called_by(op.node_def)
+                if called and not any(self._writes_argument(
+                        name, position - len(op.inputs)) for name in called):
+                    continue
+            found.append(source.name)
+        return found
+
+    def to(self, variable):
+        """The operations that may write a variable, that of its initial value among them.
+
+        Args:
+          variable: a `tf.Variable` of the graph, reference or resource.
+
+        Returns:
+          List of operations.
+        """
+        stack, seen, found = list(variable.op.outputs), set(), {}
+        while stack:
+            tensor = stack.pop()
+            if tensor.name in seen or not is_variable(tensor):
+                continue
+            seen.add(tensor.name)
+            for op in tensor.consumers():
+                if op.type in HAND_ON:
+                    stack.extend(op.outputs)
+                elif variable.op.name in self.of(op):
+                    found[op.name] = op
+        return list(found.values())
+
+    def within_function(self, op):
+        """Whether it is a function that the operation calls that does the writing."""
+        return bool(self._called_by(op.node_def))
+
+    def _called_by(self, node):
+        candidates = graph_walk.functions_of(node)
+        if not candidates:
+            return []
+        if self._functions is None:
+            self._functions = {each.signature.name: each for each in
+                               self._graph.as_graph_def().library.function}
+        return [name for name in candidates if name in self._functions]
+
+    def _writes_argument(self, name, position):
+        """Whether a function writes its argument at that position, counted from the last (-1)."""
+        key = name, position
+        if key not in self._known:
+            self._known[key] = False  # for functions that call themselves
+            self._known[key] = self._look_into(self._functions[name], position)
+        return self._known[key]
+
+    def _look_into(self, function, position):
+        arguments = function.signature.input_arg
+        if len(arguments) < -position:
+            return False
+        handles = {arguments[position].name}
+        for node in _until_stable(function.node_def, handles):
+            taken = [place for place, text in enumerate(_data_inputs(node))
+                     if text.split(':')[0] in handles]
+            if not taken or node.op in _LEAVE:
+                continue
+            called = self._called_by(node)
+            count = len(_data_inputs(node))
+            if not called or any(self._writes_argument(name, place - count)
+                                 for name in called for place in taken):
+                return True
+        return False
+
+
+def _until_stable(nodes, handles):
+    """The nodes of a function, after the names of those that hand a handle on joined `handles`."""
+    grows = True
+    while grows:
+        before = len(handles)
+        handles.update(node.name for node in nodes if node.op in HAND_ON and any(
+            text.split(':')[0] in handles for text in _data_inputs(node)))
+        grows = len(handles) > before
+    return nodes
+
+
+def _data_inputs(node):
+    return [text for text in node.input if not text.startswith('^')]

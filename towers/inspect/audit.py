@@ -1,0 +1,322 @@
+"""The audit: does the finished graph, and what the runtime placed, keep the plan's promises?"""
+
+import collections
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import check_instance
+from towers.build.built import BuiltTowers
+from towers.errors import AuditError, InvalidArgumentError
+from towers.graph.graph_walk import step_operations
+from towers.placement.devices import is_gpu, short_name
+from towers.placement.operation_device import (ModelsChoices, colocated_with, operation_device,
+                                               resolved)
+from towers.placement.precision import converted_operations
+from towers.placement.tower_device import is_of_a_tower, stages_of
+from towers.placement.xla import clusters
+from towers.tower.objectives import all_pairs, flat
+from towers.tower.variables import owner_by_name
+
+Copies = collections.namedtuple('Copies', 'source target tensors bytes unknown')
+"""Tensors that cross from one device to another in a step; `unknown` have no static size."""
+
+
+class Audit(collections.namedtuple('Audit', 'broken notes copies')):
+    """What the audit found.
+
+    Attributes:
+      broken: list of lines: promises of the plan that do not hold.
+      notes: list of lines: what one may want to know.
+      copies: list of `Copies`, the largest first.
+    """
+    __slots__ = ()
+
+    def __str__(self):
+        lines = ['audit: %s' % ('%d broken promise%s' % (
+            len(self.broken), '' if len(self.broken) == 1 else 's') if self.broken
+            else 'every promise kept')]
+        lines += ['  BROKEN  ' + line for line in self.broken]
+        lines += ['  note    ' + line for line in self.notes]
+        for copy in self.copies[:6]:
+            lines.append('  copies  %s -> %s: %s a step in %d tensor%s%s' % (
+                short_name(copy.source), short_name(copy.target), _bytes(copy.bytes), copy.tensors,
+                '' if copy.tensors == 1 else 's',
+                ', and %d of unknown size' % copy.unknown if copy.unknown else ''))
+        if len(self.copies) > 6:
+            rest = self.copies[6:]
+            lines.append('  copies  %d other pairs: %s a step' % (
+                len(rest), _bytes(sum(copy.bytes for copy in rest))))
+        return '\n'.join(lines)
+
+    def raise_if_broken(self):
+        """Raises `AuditError` with everything that is broken, or returns the audit."""
+        if self.broken:
+            raise AuditError('the graph breaks what the plan promises: %s' % '; '.join(self.broken))
+        return self
+
+
+def audit(built, run_metadata: typing.Optional[tf.RunMetadata] = None) -> Audit:
+    """Checks variables, slots, operations and gradient operations against the plan.
+
+    Args:
+      built: what `build_towers` returned.
+      run_metadata: None to read the graph alone; or the `tf.RunMetadata` of a step that was run
+        with `tf.RunOptions(output_partition_graphs=True)`, to check what was really placed.
+
+    Returns:
+      `Audit`. Broken are: a variable, a copy of one, or a slot off its device; an operation or
+      gradient operation of a tower on another device, unless it reads or writes a variable there or
+      the model itself put it there by `tf.device`.
+      Notes are: variables that only some towers use, trainable variables without a gradient,
+      operations colocated with their variable, or put elsewhere by the model's own `tf.device`,
+      what copies of variables take.
+
+    Raises:
+      InvalidArgumentError: `run_metadata` without partition graphs; something else than a build.
+    """
+    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    if run_metadata is not None:
+        check_instance('run_metadata', run_metadata, tf.RunMetadata, 'a tf.RunMetadata, or None')
+    operations = step_operations(
+        [fetch for fetch in [built.train_op] + list(built.train_ops.values()) + flat(built.loss)
+         if fetch is not None]
+        + [t for t in tf.nest.flatten(built.predictions, expand_composites=True) if t is not None])
+    broken, notes = [], []
+    _check_variables(built, lambda variable: resolved(variable.device), broken, notes)
+    _check_operations(built, operations, broken, notes)
+    for variable, towers in _used_by_some(built):
+        notes.append('variable %s is used by tower %s only' % (
+            variable, ', '.join(map(str, towers))))
+    if built.plan.without_gradient:
+        notes.append('no gradient, hence never trained: ' + _some(built.plan.without_gradient))
+    if built.plan.own_state:
+        notes.append('each tower has its own: ' + _some(built.plan.own_state))
+    if built.plan.inline_updates:
+        notes.append('in the forward pass, ' + built.plan.inline_updates)
+    if built.replicas is not None:
+        notes.append('%d copies of trainable variables, and their %d slots, take %s on %s' % (
+            len(built.replicas.variables), len(built.replicas.slots),
+            _bytes(built.replicas.bytes()),
+            ', '.join(short_name(device) for device in built.devices[1:])))
+    if run_metadata is not None:
+        _check_runtime(built, run_metadata, broken, notes)
+    return Audit(_once(broken), _once(notes), _copies(operations))
+
+
+def _once(lines):
+    """The lines without repetitions: micro-batches of a tower are alike."""
+    return list(collections.OrderedDict.fromkeys(lines))
+
+
+def _check_variables(built, device_of, broken, notes):
+    by_name = {variable.op.name: variable for variable in built.variables}
+    allowed = built.placement.devices()
+    trained = {variable.op.name for _, variable in all_pairs(built.gradients)}
+    for variable in built.variables:
+        device = device_of(variable)
+        if allowed is None or device in allowed:
+            continue
+        if not device and variable.op.name not in trained:
+            notes.append('variable %s, made before the towers, is on no device: the runtime '
+                         'chooses' % variable.op.name)
+            continue
+        broken.append('variable %s is on %s, not on %s' % (
+            variable.op.name, _named(device),
+            ' or '.join(short_name(each) for each in allowed)))
+    for slot in built.slots:
+        owner = owner_by_name(slot.op.name, by_name)
+        if owner is not None and device_of(slot) != device_of(owner):
+            broken.append('slot %s is on %s, its variable on %s' % (
+                slot.op.name, _named(device_of(slot)), _named(device_of(owner))))
+    if built.replicas is not None:
+        _check_copies(built, device_of, broken)
+
+
+def _check_copies(built, device_of, broken):
+    for variable in built.variables:
+        for tower in built.towers[1:]:
+            copy = built.replicas.replica_of(variable, tower.index)
+            if copy is not variable and device_of(copy) != tower.device:
+                broken.append("tower %d's copy of %s is on %s, not on %s" % (
+                    tower.index, variable.op.name, _named(device_of(copy)),
+                    short_name(tower.device)))
+    by_name = {copy.op.name: copy for copy in built.replicas.variables}
+    for slot in built.replicas.slots:
+        owner = owner_by_name(slot.op.name, by_name)
+        if device_of(slot) != device_of(owner):
+            broken.append('slot %s is on %s, its copy of the variable on %s' % (
+                slot.op.name, _named(device_of(slot)), _named(device_of(owner))))
+
+
+def _check_operations(built, operations, broken, notes):
+    by_name = {variable.op.name for variable in built.variables}
+    if built.replicas is not None:
+        by_name |= {copy.op.name for copy in built.replicas.variables}
+    of_towers = _by_tower(built, operations, lambda op: op.name, lambda op: op)
+    choices = ModelsChoices(built)
+    for tower in built.towers:
+        stray, with_variable, chosen = [], [], []
+        for op in of_towers[tower.name_scope]:
+            device = operation_device(op)
+            if device in stages_of(tower.device):
+                continue
+            (with_variable if _touches_variable(op, by_name) else
+             chosen if choices.include(op, tower) else stray).append((op, device))
+        if stray:
+            broken.append('%s of tower %d off %s: %s' % (
+                _operations(stray), tower.index, short_name(tower.device),
+                _some(['%s on %s' % (op.name, _named(device)) for op, device in stray])))
+        if with_variable:
+            notes.append('%s of tower %d with the variable that is read or written, on %s' % (
+                _operations(with_variable), tower.index, _all_named(with_variable)))
+        if chosen:
+            notes.append("%s of tower %d on %s by the model's own tf.device: %s" % (
+                _operations(chosen), tower.index, _all_named(chosen),
+                _some([op.name for op, _ in chosen])))
+
+
+def _by_tower(built, items, name_of, operation_of):
+    """{name scope of a tower: list of the items whose names are in it}.
+
+    Where the first tower has no scope of its own, those that its device scope was around.
+    """
+    first = built.towers[0]
+    found = {tower.name_scope: [] for tower in built.towers}
+    depth = built.towers[-1].name_scope.count('/')
+    for item in items:
+        scope = '/'.join(name_of(item).split('/', depth)[:depth]) + '/'
+        if scope in found and (scope != first.name_scope or first.has_scope):
+            found[scope].append(item)
+        elif not first.has_scope and name_of(item).startswith(first.name_scope):
+            op = operation_of(item)
+            if op is not None and is_of_a_tower(op):
+                found[first.name_scope].append(item)
+    return found
+
+
+def _operation(graph, name):
+    try:
+        return graph.get_operation_by_name(name)
+    except KeyError:
+        return None
+
+
+def _touches_variable(op, names, depth=3):
+    """Whether an operation gets a variable itself, or TF colocated it with one that does.
+
+    One that gets a variable's value is free to be on its tower's device.
+    """
+    if any(tensor.dtype == tf.resource or tensor.op.name in names for tensor in op.inputs):
+        return True
+    return any(name in names or depth and _touches_variable(other, names, depth - 1)
+               for name, other in colocated_with(op))
+
+
+def _used_by_some(built):
+    users = collections.OrderedDict()
+    for tower in built.towers:
+        for variable in tower.variables:
+            users.setdefault(variable.op.name, set()).add(tower.index)
+    return [(name, sorted(towers)) for name, towers in users.items()
+            if len(towers) < len(built.devices)]
+
+
+def _check_runtime(built, run_metadata, broken, notes):
+    placed = {node.name: resolved(node.device) for graph in run_metadata.partition_graphs
+              for node in graph.node}
+    if not placed:
+        raise InvalidArgumentError(
+            'run_metadata holds no partition graphs: run the step with options='
+            'tf.RunOptions(output_partition_graphs=True).')
+    seen = [v for v in built.variables + built.slots if v.op.name in placed]
+    _check_variables(built._replace(variables=[v for v in built.variables if v in seen],
+                                    slots=[s for s in built.slots if s in seen]),
+                     lambda variable: placed.get(variable.op.name, resolved(variable.device)),
+                     broken, notes)
+    leaves = tf.nest.flatten(built.towers[0].inputs, expand_composites=True)
+    graph = next(leaf.graph for leaf in leaves if leaf is not None)
+    of_towers = _by_tower(built, placed.items(), lambda item: item[0],
+                          lambda item: _operation(graph, item[0]))
+    for tower in built.towers:
+        moved_away, without_kernel = [], []
+        for name, device in of_towers[tower.name_scope]:
+            if device in stages_of(tower.device):
+                continue
+            op = _operation(graph, name)
+            if op is None:
+                continue  # the runtime's own: a copy, a folded constant
+            if operation_device(op) not in stages_of(tower.device):
+                continue  # the graph's own choice, which the audit of the graph has judged
+            if any(tensor.dtype == tf.resource for tensor in op.inputs):
+                continue  # has to be where the variable is
+            # Integers and strings have few kernels on a GPU; what computes floats has one.
+            floats = any(output.dtype.is_floating for output in op.outputs)
+            (moved_away if floats or not is_gpu(tower.device) else without_kernel).append(
+                '%s to %s' % (name, _named(device)))
+        if moved_away:
+            broken.append('the runtime moved %s of tower %d off %s: %s' % (
+                _operations(moved_away), tower.index, short_name(tower.device), _some(moved_away)))
+        if without_kernel:
+            notes.append('the runtime moved %s of tower %d that %s has no kernel for' % (
+                _operations(without_kernel), tower.index, short_name(tower.device)))
+    if built.precision != 'float32':
+        converted = converted_operations(run_metadata, built.precision)
+        if converted:
+            notes.append('in %s: %s' % (built.precision, ', '.join(
+                '%d %s' % (count, kind) for kind, count in converted.most_common(6))))
+        else:
+            broken.append('no operation ran in %s: was the session made with use_precision(config, '
+                          '%r, built.devices)?' % (built.precision, built.precision))
+    if built.xla:
+        found = clusters(run_metadata)
+        notes.append('XLA compiled %s' % (', '.join('%d clusters for %s' % (
+            found[tower.device], short_name(tower.device)) for tower in built.towers)))
+        if not all(found[tower.device] for tower in built.towers):
+            broken.append('XLA compiled nothing for some tower')
+    notes.append('what the runtime placed was checked: %s on %s' % (
+        _operations(placed), ', '.join(short_name(name) for name in sorted(set(placed.values())))))
+
+
+def _copies(operations):
+    sizes = {}
+    for op in operations:
+        target = operation_device(op)
+        for tensor in op.inputs:
+            source = operation_device(tensor.op)
+            if source and target and source != target and tensor.dtype != tf.resource:
+                count = tensor.shape.num_elements()
+                known = count is not None and tensor.dtype != tf.string
+                sizes[(source, target, tensor.name)] = (
+                    count * tensor.dtype.base_dtype.size if known else None)
+    totals = collections.OrderedDict()
+    for (source, target, _), size in sizes.items():
+        tensors, total, unknown = totals.get((source, target), (0, 0, 0))
+        totals[source, target] = (tensors + 1, total + (size or 0), unknown + (size is None))
+    return sorted((Copies(source, target, tensors, total, unknown)
+                   for (source, target), (tensors, total, unknown) in totals.items()),
+                  key=lambda copy: -copy.bytes)
+
+
+def _bytes(count):
+    for unit, size in (('GB', 1e9), ('MB', 1e6), ('kB', 1e3)):
+        if count >= size:
+            return '%.1f %s' % (count / size, unit)
+    return '%d bytes' % count
+
+
+def _operations(some):
+    return '%d operation%s' % (len(some), '' if len(some) == 1 else 's')
+
+
+def _named(device):
+    return short_name(device) if device else 'no device'
+
+
+def _all_named(operations_on_devices):
+    return ', '.join(sorted({_named(device) for _, device in operations_on_devices}))
+
+
+def _some(items, limit=3):
+    more = ', ... (%d more)' % (len(items) - limit) if len(items) > limit else ''
+    return ', '.join(items[:limit]) + more

@@ -1,0 +1,175 @@
+"""`check_towers`: does a model give the same numbers on N towers as on one device?"""
+
+import numbers
+import typing
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.arguments import check_flag, check_function, check_instance
+from towers.build.arguments import check_model_fn
+from towers.errors import InputError, InvalidArgumentError, SharedVariableError
+from towers.inspect.check_report import (Difference, TowersReport, compare, is_finite, likely_cause,
+                                         not_compared, why_not_finite)
+from towers.inspect.check_runs import (first_examples, repeat_first_shard, run_one_device,
+                                       run_towers)
+from towers.placement.devices import resolve_devices
+from towers.placement.tower_device import all_devices
+
+
+def check_towers(model_fn: typing.Callable, inputs: typing.Any,
+                 make_optimizer: typing.Optional[typing.Callable] = None, num_towers: int = 2,
+                 steps: int = 3, reduction: str = 'mean', same_shards: bool = False,
+                 tolerance: typing.Optional[float] = None, seed: int = 0,
+                 **options) -> TowersReport:
+    """Trains a model some steps on N towers and on one device, and compares the numbers.
+
+    The one device is a plain TF1 program, without this package's towers and without what they
+    find out about a graph: the model function on the whole batch, its loss (with
+    `regularization='add'` plus the registered ones), the optimizer, and the update ops. Both start
+    from the same weights. Compared are the loss of each step, the gradients of the first, and
+    variables and optimizer slots after the last. A value that is not finite on either side is
+    neither equal nor different, and is said first.
+
+    Args:
+      model_fn: as for `build_towers`.
+      inputs: a sample batch: a nest of arrays [n, …] or `tf.SparseTensorValue`s.
+      make_optimizer: function without arguments that makes the optimizer anew; it is called once
+        in either graph, before the model function, so it may make tensors (a decay by
+        `tf.train.get_or_create_global_step()`, which then counts the steps). None for momentum
+        SGD at rate 0.01. For a model with several losses it returns a dict of optimizers by name;
+        a step is then that of all losses.
+      num_towers: how many virtual CPU towers.
+      steps: how many steps, all on the same batch.
+      reduction: as for `build_towers`; with `'sum'` the one device gets N times its gradient.
+      same_shards: use the batch's first n/N examples N times over, so that all towers see the
+        same. Batch statistics are then those of the whole batch too, hence the way to check a
+        model with batch norm. All but moving variances, which are left out: fused batch norm
+        multiplies the variance of n numbers by n / (n - 1), and n is the shard's.
+      tolerance: largest relative difference that counts as equal. None: 1e-9 where the model
+        computes in float64 throughout, else 1e-4.
+      seed: graph-level seed of the initial weights.
+      **options: more arguments of `build_towers`: `devices` (then they are counted, not
+        `num_towers`), `remainder`, `variable_device`, `variable_scope`, `var_list` (a function),
+        `transform_gradients`, `regularization`, `update_ops`, `copies`, `all_reduce`, `accumulate`,
+        `recompute`, `micro_batches`, `schedule`, `stages`.
+
+    Returns:
+      `TowersReport`. A variable that cannot be shared is a report too, not an error.
+
+    Raises:
+      TowersError: bad arguments, as `build_towers`.
+    """
+    _check_arguments(model_fn, inputs, make_optimizer, num_towers, steps, tolerance, seed, options)
+    check_flag('same_shards', same_shards)
+    make_optimizer = make_optimizer or (lambda: tf.train.MomentumOptimizer(0.01, 0.9))
+    if 'devices' in options:
+        devices = resolve_devices(options.pop('devices'))
+        num_towers = len(devices)
+    else:
+        devices = tuple('/device:CPU:%d' % index for index in range(num_towers))
+    if num_towers < 2 and not _differs_on_one_tower(devices, options):
+        raise InvalidArgumentError('devices=%r: expected at least 2 towers to compare with one '
+                                   'device; or accumulate=, recompute=, or several devices for '
+                                   'the one.' % (devices,))
+    if same_shards:
+        inputs = repeat_first_shard(inputs, num_towers)
+    elif options.get('remainder') == 'drop':
+        inputs = first_examples(inputs, lambda count: count - count % num_towers)
+    factor = num_towers if reduction == 'sum' else 1
+    one, traits = run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, options)
+    tolerance = _tolerance(tolerance, traits)
+    try:
+        many, sum_of_losses = run_towers(model_fn, inputs, make_optimizer, devices, steps,
+                                         one['initial'], reduction, options)
+    except SharedVariableError as error:
+        missing = Difference('variable', 'of a later tower', float('inf'))
+        return TowersReport(False, missing, tolerance, missing, 'an unshared variable: %s' % error,
+                            0, num_towers, steps, reduction, None, [])
+    return report_on(one, many, traits, tolerance, sum_of_losses, num_towers, steps, reduction,
+                     same_shards)
+
+
+def report_on(one, many, traits, tolerance, sum_of_losses, num_towers, steps, reduction,
+              same_shards=False):
+    """The `TowersReport` of two runs.
+
+    Args:
+      one, traits: as `run_one_device` returns them.
+      many: such a dict of the towers.
+      sum_of_losses: of the towers, in the first step.
+      tolerance, num_towers, steps, reduction, same_shards: as for `check_towers`.
+    """
+    tolerance = _tolerance(tolerance, traits)
+    noise = (1e-14 if traits.all_float64 else 1e-6) * max(
+        [np.abs(each).max() for each in one['gradient'].values() if each.size] or [0.])
+    left_out = not_compared(one, many, noise, same_shards)
+    differences = compare(one, many, noise, [each.name for each in left_out])
+    worst = max(differences, key=lambda difference: difference.relative)
+    beyond = [each for each in differences if not each.relative <= tolerance]
+    not_finite = next((each for each in differences if not (
+        is_finite(one, each) and is_finite(many, each))), None)
+    cause = None
+    if not_finite is not None:
+        cause = why_not_finite(not_finite, one, many)
+    elif beyond:
+        cause = likely_cause(beyond[0], one, traits, sum_of_losses, num_towers)
+    return TowersReport(not beyond and not_finite is None, worst, tolerance,
+                        beyond[0] if beyond else None, cause, len(differences), num_towers, steps,
+                        reduction, not_finite, left_out)
+
+
+def _tolerance(given, traits):
+    # float32 sums in another order differ in the last digits, and steps make that grow.
+    return (1e-9 if traits.all_float64 else 1e-4) if given is None else given
+
+
+def _differs_on_one_tower(devices, options):
+    """Whether one tower is built in another way than a plain program."""
+    return (len(all_devices(devices)) > 1 or options.get('recompute') is not None
+            or options.get('accumulate', 1) != 1 or options.get('micro_batches', 1) != 1)
+
+
+_OPTIONS = ('devices', 'remainder', 'variable_device', 'variable_scope', 'var_list',
+            'transform_gradients', 'regularization', 'update_ops', 'check_devices',
+            'allow_repeated_devices', 'copies', 'all_reduce', 'accumulate', 'recompute',
+            'micro_batches', 'schedule', 'stages')
+
+
+def _check_arguments(model_fn, inputs, make_optimizer, num_towers, steps, tolerance, seed, options):
+    check_model_fn(model_fn)
+    for leaf in tf.nest.flatten(inputs):
+        if isinstance(leaf, (tf.Tensor, tf.SparseTensor) + compat.VARIABLE_TYPES):
+            raise InputError('inputs hold the tensor %r: check_towers makes two graphs of its own '
+                             'and takes arrays, such as np.random.rand(8, 3).' % leaf.name
+                             if not isinstance(leaf, tf.SparseTensor) else
+                             'inputs hold a SparseTensor: check_towers makes two graphs of its own '
+                             'and takes tf.SparseTensorValues.')
+    if make_optimizer is not None:
+        check_function('make_optimizer', make_optimizer, 0, 'a function that makes the optimizer, '
+                       'such as lambda: tf.train.AdamOptimizer(0.001), since there are two graphs')
+    for name, value, least in (('num_towers', num_towers, 1), ('steps', steps, 1),
+                               ('seed', seed, 0)):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+            raise InvalidArgumentError('%s=%r: expected a whole number of at least %d.'
+                                       % (name, value, least))
+    if tolerance is not None and (isinstance(tolerance, bool) or not isinstance(
+            tolerance, numbers.Real) or not tolerance >= 0):
+        raise InvalidArgumentError('tolerance=%r: expected None or a number of at least 0.'
+                                   % (tolerance,))
+    unknown = sorted(set(options) - set(_OPTIONS))
+    if unknown:
+        raise InvalidArgumentError('check_towers takes no %s: expected some of %s.'
+                                   % (unknown[0], ', '.join(_OPTIONS)))
+    for name in ('var_list', 'transform_gradients'):
+        if isinstance(options.get(name), dict):
+            for each in options[name].values():
+                check_function(name, each, 1, 'functions of one argument here, since there are two '
+                               'graphs')
+        elif options.get(name) is not None:
+            check_function(name, options[name], 1, 'a function of one argument here, since there '
+                           'are two graphs')
+    if options.get('variable_scope') is not None:
+        check_instance('variable_scope', options['variable_scope'], (str, tf.VariableScope),
+                       'a name, a tf.VariableScope or None')

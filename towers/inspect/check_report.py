@@ -1,0 +1,155 @@
+"""What `check_towers` found: differences of two runs, what is left out, the likely cause."""
+
+import collections
+
+import numpy as np
+
+Difference = collections.namedtuple('Difference', 'what name relative')
+"""`what` is 'loss', 'gradient', 'variable' or 'slot'; `relative` the largest difference over the
+largest absolute value (inf where one side lacks it)."""
+
+LeftOut = collections.namedtuple('LeftOut', 'name why')
+"""A variable that is not compared, by its name on one device, and why, in a few words."""
+
+ROUNDING = 'its gradient is zero but for rounding'
+SHARD_VARIANCE = 'a moving variance, under same_shards'
+
+
+class TowersReport(collections.namedtuple('TowersReport', [
+        'equal', 'worst', 'tolerance', 'first', 'cause', 'compared', 'towers', 'steps',
+        'reduction', 'not_finite', 'left_out'])):
+    """What `check_towers` found; `print(report)`.
+
+    Attributes:
+      equal: whether everything is finite and agrees to within the tolerance.
+      worst: the `Difference` with the largest relative value.
+      tolerance: the relative difference that counts as equal.
+      first: the first `Difference` beyond it, in the order in which a step computes things; None
+        when equal.
+      cause: the likely cause, one sentence; None when equal.
+      compared: number of values compared.
+      towers: how many towers were run.
+      steps: how many steps.
+      reduction: as given.
+      not_finite: the first `Difference` of which either side holds a NaN or an infinity, in the
+        order in which a step computes things; None where all values are finite.
+      left_out: list of `LeftOut`: the variables that are not compared, nor are their slots.
+    """
+    __slots__ = ()
+
+    def __str__(self):
+        ran = '%d towers against one device on the full batch, %d steps, reduction %s' % (
+            self.towers, self.steps, self.reduction)
+        if self.not_finite is not None:
+            text = 'NOT finite: %s %s holds a NaN or an infinity: %s. Likely cause: %s' % (
+                self.not_finite.what, self.not_finite.name, ran, self.cause)
+        elif self.equal:
+            text = 'equal to within %.1e (largest: %s %s): %s; %d values compared' % (
+                self.worst.relative, self.worst.what, self.worst.name, ran, self.compared)
+        else:
+            text = 'NOT equal: %s %s differs by %.1e (allowed %.1e): %s. Likely cause: %s' % (
+                self.first.what, self.first.name, self.first.relative, self.tolerance, ran,
+                self.cause)
+        return text + ''.join('\nnot compared (%s): %s' % (why, ', '.join(
+            each.name for each in self.left_out if each.why == why))
+                              for why in (ROUNDING, SHARD_VARIANCE)
+                              if any(each.why == why for each in self.left_out))
+
+
+def not_compared(one, many, noise, same_shards):
+    """The variables that two runs are not compared by: list of `LeftOut`, by name.
+
+    Args:
+      one, many: dicts from kind to dict from name to array.
+      noise: the largest element of a gradient that rounding alone may make. A bias in front of a
+        batch norm has the gradient zero, computed as the rest of a sum. (Adam makes even such
+        steps as large as any other, which then shows in the moving mean; momentum SGD does not.)
+      same_shards: whether the batch repeats one shard, of which moving variances are.
+    """
+    found = {name: ROUNDING for name in set(one['gradient']) & set(many['gradient'])
+             if noise and _largest(one['gradient'][name]) <= noise
+             and _largest(many['gradient'][name]) <= noise}
+    if same_shards:
+        found.update((name, SHARD_VARIANCE) for name in set(one['variable']) | set(many['variable'])
+                     if name.endswith('moving_variance'))
+    return [LeftOut(name, why) for name, why in sorted(found.items())]
+
+
+def compare(one, many, noise, left_out):
+    """The `Difference`s of two runs.
+
+    Args:
+      one, many: dicts from kind to dict from name to array.
+      noise: what rounding may add to any element of a gradient.
+      left_out: names of variables that are not compared, nor are their gradients and slots.
+    """
+    differences = []
+    for what in ('loss', 'gradient', 'variable', 'slot'):
+        for name in sorted(set(one[what]) | set(many[what])):
+            if name in left_out or any(name.startswith(each + '/') for each in left_out):
+                continue
+            if name not in one[what] or name not in many[what]:
+                differences.append(Difference(what, name, float('inf')))
+                continue
+            differences.append(Difference(what, name, _relative(
+                one[what][name], many[what][name], noise if what == 'gradient' else 0.)))
+    return differences
+
+
+def _largest(array):
+    return np.abs(array).max() if array.size else 0.
+
+
+def _relative(one, many, noise):
+    one, many = np.asarray(one), np.asarray(many)
+    if one.shape != many.shape:
+        return float('inf')
+    if one.dtype.kind not in 'fciub':
+        return 0. if np.array_equal(one, many) else float('inf')
+    one, many = one.astype(np.float64), many.astype(np.float64)
+    if not np.array_equal(np.isfinite(one), np.isfinite(many)):
+        return float('inf')
+    finite = np.isfinite(one)
+    largest, difference = _largest(one[finite]), _largest(one[finite] - many[finite])
+    if difference <= noise:
+        return 0.
+    return float(difference / largest) if largest else float(difference)
+
+
+def is_finite(run, difference):
+    """Whether one run's side of a `Difference` holds no NaN and no infinity."""
+    value = run[difference.what].get(difference.name)
+    if value is None:
+        return True
+    value = np.asarray(value)
+    return value.dtype.kind not in 'fc' or bool(np.all(np.isfinite(value)))
+
+
+def why_not_finite(difference, one, many):
+    """The cause that a report gives for a value that is not finite."""
+    sides = [side for side, run in (('one device', one), ('the towers', many))
+             if not is_finite(run, difference)]
+    return ('%s: a division by zero, a logarithm of zero or a learning rate that is too large, in '
+            'the model or in what it was given.' % (
+                'both sides, so the model itself makes it' if len(sides) == 2
+                else 'only %s' % sides[0]))
+
+
+def likely_cause(first, one, traits, sum_of_losses, num_towers):
+    """The cause that a report gives for the first `Difference`, told by the model's `Traits`."""
+    if first.relative == float('inf') and first.what in ('variable', 'slot', 'gradient'):
+        return ('%s %s exists on one side only: an unshared variable, or one whose name depends '
+                'on the tower.' % (first.what, first.name))
+    full = float(sum(value for name, value in one['loss'].items()
+                     if name == 'of step 1' or name.startswith('of step 1 ')))
+    if full and abs(sum_of_losses - full) < 0.5 * abs(sum_of_losses / num_towers - full):
+        return ('the loss sums over the batch (the towers\' losses add up to the full one): return '
+                'the mean over examples.')
+    if traits.random:
+        return ('random numbers in the model (%s), such as dropout: each tower draws its own. '
+                'Check it with dropout off.' % ', '.join(traits.random))
+    if traits.batch_norm:
+        return ('batch norm: each tower normalizes with the statistics of its own shard. Check '
+                'with same_shards=True, where these agree, or with batch norm in inference mode.')
+    return ('something that mixes the examples of a batch other than by the mean of a loss, such '
+            'as a statistic of the batch, or a loss divided by a count that differs by shard.')

@@ -1,0 +1,240 @@
+"""The two runs that `check_towers` compares: a plain TF1 program on one device, and towers."""
+
+import collections
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers.build.arguments import check_var_list, checked_objectives
+from towers.build.build import build_towers
+from towers.errors import InputError, InvalidArgumentError
+from towers.graph import graph_walk
+from towers.graph.variable_writes import Writes
+from towers.placement.devices import session_config
+from towers.reduce.update import transformed_pairs
+from towers.tower.keras_calls import record_keras_calls
+from towers.tower.objectives import all_pairs, flat, tensors_of
+from towers.tower.outputs import call_model_fn, to_model_output
+from towers.tower.variables import without_numbers
+
+Traits = collections.namedtuple('Traits', 'all_float64 random batch_norm')
+"""Of a model's forward pass: whether it computes in float64 throughout; the types of its random
+operations; whether it has batch norm, or updates of another kind."""
+
+
+def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, options):
+    """Trains on one device without this package's towers.
+
+    Args:
+      factor: of the loss: 1, or N for the sum over N towers.
+      options: dict of the arguments of `build_towers`; the rest as for `check_towers`.
+
+    Returns:
+      (result, `Traits`): a dict with `'loss'`, `'gradient'`, `'variable'` and `'slot'`, each a dict
+      from name to array, and `'initial'`, a list of (name, value) of all variables before step 1.
+    """
+    with tf.Graph().as_default() as graph:
+        tf.set_random_seed(seed)
+        batch = _map_leaves(_constant, inputs)
+        objectives = checked_objectives(
+            make_optimizer(), options.get('var_list'), options.get('transform_gradients'))
+        if not objectives:
+            raise InvalidArgumentError('make_optimizer returned None: expected an optimizer, or a '
+                                       'dict of optimizers by the name of their loss.')
+        global_step = tf.train.get_global_step()
+        scope = options.get('variable_scope')
+        with record_keras_calls() as keras, tf.variable_scope(
+                tf.get_variable_scope() if scope is None else scope, auxiliary_name_scope=False,
+                custom_getter=_registering_tensors):
+            output = to_model_output(call_model_fn(model_fn, batch), 0, True, objectives.names)
+        loss = output.loss
+        if options.get('regularization') == 'add':
+            if objectives.names is not None:
+                raise InvalidArgumentError("regularization='add', and there are several losses.")
+            known = graph_walk.ancestors([loss])
+            loss = tf.add_n([loss] + [
+                tf.cast(each, loss.dtype)
+                for each in tf.losses.get_regularization_losses() + keras.losses()
+                if each.op.name not in known])
+        updates = [] if options.get('update_ops') == 'none' else (
+            tf.get_collection(tf.GraphKeys.UPDATE_OPS) + keras.updates()
+            + list(output.updates or ()))
+        pairs = objectives.shaped(_pairs_on_one_device(each, objectives.of(each, loss) * factor)
+                                  for each in objectives)
+        # Of several losses, every gradient is that of the weights before the step.
+        after = flat(loss) + updates + (
+            tensors_of(all_pairs(pairs)) if objectives.names is not None else [])
+        for each in objectives:
+            with tf.control_dependencies(after):
+                train_op = each.optimizer.apply_gradients(
+                    objectives.of(each, pairs),
+                    global_step=global_step if each is objectives[-1] else None)
+            after = [train_op]
+        if global_step is not None and not (
+                {op.name for op in Writes(graph).to(global_step)}
+                & {op.name for op in graph_walk.step_operations([train_op])}):
+            with tf.control_dependencies([train_op]):  # as the caller of such an optimizer does
+                train_op = tf.assign_add(global_step, 1).op
+        forward = [graph.get_operation_by_name(name)
+                   for name in graph_walk.ancestors(flat(loss))]
+        traits = Traits(
+            # tf.losses, for one, computes in float32 whatever it is given.
+            all(output.dtype.base_dtype == tf.float64 for op in forward for output in op.outputs
+                if output.dtype.is_floating),
+            sorted({op.type for op in forward if graph_walk.is_random(op)}),
+            any('BatchNorm' in op.type for op in forward) or bool(updates))
+        with tf.Session(config=session_config(1)) as session:
+            _initialize(session)
+            variables = tf.global_variables()
+            initial = list(zip([v.op.name for v in variables], session.run(variables)))
+            names = {name: name for name, _ in initial}
+            result = _train(session, loss, pairs, train_op, steps, names)
+            result['initial'] = initial
+            return result, traits
+
+
+def _pairs_on_one_device(objective, loss):
+    """The gradients of one loss, as its optimizer gets them."""
+    trainable = tf.trainable_variables()
+    if objective.var_list is not None:
+        trainable = objective.var_list(trainable)
+        if not isinstance(trainable, (list, tuple)):
+            raise InvalidArgumentError('var_list returned %.80r: expected a list of variables.'
+                                       % (trainable,))
+        check_var_list(trainable)
+    pairs = objective.optimizer.compute_gradients(loss, var_list=trainable)
+    pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+    if objective.transform_gradients is not None:
+        pairs = transformed_pairs(objective.transform_gradients, pairs)
+    return pairs
+
+
+def _registering_tensors(getter, *args, **kwargs):
+    """A custom getter: what TF 2 registers of a regularizer becomes a tensor, as TF 1 has it.
+
+    It makes new operations at each use otherwise, and nobody could tell whether a loss has it.
+    """
+    variable = getter(*args, **kwargs)
+    listed = tf.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
+    with tf.control_dependencies(None):
+        listed[:] = [each if isinstance(each, tf.Tensor) or each is None
+                     else tf.convert_to_tensor(each) for each in listed]
+    return variable
+
+
+def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduction, options):
+    """Trains on towers, from the initial values of `run_one_device`.
+
+    Args:
+      initial: list of (name, value) of variables.
+
+    Returns:
+      (result, sum of the towers' losses): the result as of `run_one_device`, without `'initial'`;
+      variables under their names on one device.
+    """
+    with tf.Graph().as_default():
+        batch = _map_leaves(_constant, inputs)
+        optimizer = make_optimizer()
+        built = build_towers(model_fn, batch, optimizer, devices, reduction,
+                             global_step=tf.train.get_global_step(), **options)
+        # A hint at the cause of a difference, no part of the comparison.
+        sum_of_losses = tf.add_n([loss for tower in built.towers for loss in flat(tower.loss)])
+        with tf.Session(config=session_config(devices)) as session:
+            _initialize(session)
+            names = _names_on_one_device(tf.global_variables(), initial)
+            values, assignments, fed = dict(initial), [], {}
+            for variable in tf.global_variables():
+                if names[variable.op.name] in values:
+                    value = tf.placeholder(variable.dtype.base_dtype)
+                    assignments.append(tf.assign(variable, value, validate_shape=False).op)
+                    fed[value] = values[names[variable.op.name]]
+            session.run(assignments, fed)
+            if built.replicas is not None:
+                session.run(built.replicas.refresh())
+            result = _train(session, built.loss, built.gradients, built.train_op, steps, names,
+                            sum_of_losses)
+            return result, result['also']
+
+
+def _names_on_one_device(variables, initial):
+    """Dict from the names of the towers' variables to those on one device.
+
+    They are the same but for layers that a library numbers on from graph to graph (Keras 3): these
+    are matched by their order, when everything but the numbers agrees.
+    """
+    names = [variable.op.name for variable in variables]
+    known = [name for name, _ in initial]
+    if set(names) != set(known) and (
+            [without_numbers(name) for name in names] == [without_numbers(n) for n in known]):
+        return dict(zip(names, known))
+    return {name: name for name in names}
+
+
+def _constant(leaf):
+    if isinstance(leaf, tf.SparseTensorValue):
+        return tf.SparseTensor.from_value(leaf)
+    return tf.constant(leaf)
+
+
+def _initialize(session):
+    session.run([tf.global_variables_initializer(), tf.local_variables_initializer(),
+                 tf.tables_initializer()])
+
+
+def _train(session, loss, pairs, train_op, steps, names, also=()):
+    gradients = [tf.convert_to_tensor(gradient) for gradient, _ in all_pairs(pairs)]
+    of_gradients = [label + names[variable.op.name] for label, each in _labelled(pairs)
+                    for _, variable in each]
+    # In one run: each forward pass more would write what a model counts or averages once more.
+    gradients, also = session.run([gradients, also])
+    result = {'gradient': dict(zip(of_gradients, gradients)), 'loss': {}, 'also': also}
+    for step in range(steps):
+        values, _ = session.run([dict(_labelled(loss)), train_op])
+        result['loss'].update(('of step %d %s' % (step + 1, label.rstrip(': ')) if label else
+                               'of step %d' % (step + 1), value)
+                              for label, value in values.items())
+    trainable = {variable.op.name for variable in tf.trainable_variables()}
+    result['variable'], result['slot'] = {}, {}
+    variables = tf.global_variables()
+    for variable, value in zip(variables, session.run(variables)):
+        name = variable.op.name
+        is_slot = any(name.startswith(other + '/') for other in trainable) or '/' not in name and (
+            name.endswith('_power'))
+        result['slot' if is_slot else 'variable'][names[name]] = value
+    return result
+
+
+def _labelled(shaped):
+    """`[(label, value)]`: of several losses `'of generator: '` and the like, else `''`."""
+    if not isinstance(shaped, dict):
+        return [('', shaped)]
+    return [('of %s: ' % name, value) for name, value in shaped.items()]
+
+
+def repeat_first_shard(inputs, num_towers):
+    """The inputs' first n // N examples, N times over."""
+    first = first_examples(inputs, lambda count: count // num_towers)
+    return _map_leaves(lambda leaf: np.concatenate([leaf] * num_towers), first)
+
+
+def first_examples(inputs, how_many):
+    """The first `how_many(n)` examples of inputs of n; if that is none, an `InputError`."""
+    def first(leaf):
+        if isinstance(leaf, tf.SparseTensorValue):
+            raise InputError("same_shards and remainder='drop' take arrays here, not sparse "
+                             'tensors.')
+        leaf = np.asarray(leaf)
+        if not how_many(len(leaf)):
+            raise InputError('%d examples are too few: every tower needs one.' % len(leaf))
+        return leaf[:how_many(len(leaf))]
+    return _map_leaves(first, inputs)
+
+
+def _map_leaves(function, inputs):
+    """As `tf.nest.map_structure`, which would take a `tf.SparseTensorValue` apart."""
+    if isinstance(inputs, tf.SparseTensorValue) or not tf.nest.is_nested(inputs):
+        return None if inputs is None else function(inputs)
+    if isinstance(inputs, dict):
+        return {key: _map_leaves(function, inputs[key]) for key in inputs}
+    parts = [_map_leaves(function, each) for each in inputs]
+    return type(inputs)(*parts) if hasattr(inputs, '_fields') else type(inputs)(parts)

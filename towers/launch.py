@@ -1,0 +1,137 @@
+"""Starts a cluster on this machine: `python -m towers.launch --workers=2 --ps=1 -- train.py …`.
+
+Each process gets a `TF_CONFIG` of its own. All end when one fails; none is left behind.
+"""
+
+import argparse
+import json
+import os
+import signal
+import shutil
+import sys
+
+from towers.cluster.ports import free_ports
+from towers.cluster.processes import Processes, Task
+from towers.errors import ClusterError
+
+
+def parse(argv):
+    """The options and the command of a launch.
+
+    Args:
+      argv: list of strings, without the program's name.
+
+    Returns:
+      `(options, command)`.
+    """
+    parser = argparse.ArgumentParser(
+        prog='python -m towers.launch', description='Starts a cluster on this machine, with a '
+        'TF_CONFIG for each process, and ends all of it when one process fails.')
+    parser.add_argument('--workers', type=_count(1), default=2, help='workers, the first of which '
+                        'is the chief (2)')
+    parser.add_argument('--ps', type=_count(0), default=0, help='parameter servers (0)')
+    parser.add_argument('--host', default='127.0.0.1', help='address of all (127.0.0.1)')
+    parser.add_argument('--restarts', type=_count(0), default=0, help='how often each process that '
+                        'fails is started again (0)')
+    parser.add_argument('--linger', type=float, default=5., help='seconds in which the others can '
+                        'notice that one has failed, before they are told to end (5)')
+    parser.add_argument('--grace', type=float, default=30., help='seconds from SIGTERM to SIGKILL '
+                        '(30)')
+    parser.add_argument('command', nargs=argparse.REMAINDER, help='-- program and its arguments; a '
+                        '.py file, or -m and a module, is run by this Python')
+    options = parser.parse_args(argv)
+    command = options.command[1:] if options.command[:1] == ['--'] else options.command
+    if not command:
+        parser.error('there is nothing to start: add -- and a program, such as -- train.py '
+                     '--cluster=ring')
+    if command[0].endswith('.py') or command[0] == '-m':
+        command = [sys.executable] + command
+    elif shutil.which(command[0]) is None:
+        parser.error('%s is no program that can be run' % command[0])
+    return options, command
+
+
+def tasks_of(workers, ps, command, host='127.0.0.1', environment=None):
+    """The `Task`s of a cluster on this machine, on ports that the system gives.
+
+    Args:
+      workers, ps: how many.
+      command: list of strings.
+      host: address of all of them.
+      environment: dict; None for this process's.
+
+    Returns:
+      List of `Task`, workers first.
+    """
+    ports = iter(free_ports(workers + ps, host))
+    cluster = {'worker': ['%s:%d' % (host, next(ports)) for _ in range(workers)]}
+    if ps:
+        cluster['ps'] = ['%s:%d' % (host, next(ports)) for _ in range(ps)]
+    tasks = []
+    for job in ('worker', 'ps'):
+        for index in range(len(cluster.get(job, ()))):
+            own = dict(os.environ if environment is None else environment)
+            own['TF_CONFIG'] = json.dumps({'cluster': cluster,
+                                           'task': {'type': job, 'index': index}})
+            own.setdefault('PYTHONUNBUFFERED', '1')
+            tasks.append(Task(job, index, list(command), own))
+    return tasks
+
+
+class StatusLine:
+    """The one line at the bottom of a terminal; lines of output go above it."""
+
+    def __init__(self, stream):
+        self._stream, self._shown = stream, ''
+
+    def show(self, text):
+        text = text[:shutil.get_terminal_size().columns - 1]
+        if text != self._shown:
+            self._stream.write('\r\x1b[K' + text)
+            self._stream.flush()
+            self._shown = text
+
+    def write(self, line):
+        self._stream.write('\r\x1b[K' * bool(self._shown) + line + '\n' + self._shown)
+        self._stream.flush()
+
+    def close(self):
+        if self._shown:
+            self._stream.write('\r\x1b[K')
+            self._stream.flush()
+
+
+def _count(least):
+    def number(text):
+        if not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError('%r is no whole number of at least %d' % (text, least))
+        return int(text)
+    return number
+
+
+def main(argv):
+    """Runs a launch to its end; returns the exit status."""
+    options, command = parse(argv)
+    status = StatusLine(sys.stdout) if sys.stdout.isatty() else None
+    processes = Processes(
+        tasks_of(options.workers, options.ps, command, options.host), options.restarts,
+        options.linger, options.grace, status and status.write, status and status.show,
+        announce=True)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, lambda received, frame: processes.signal(received))
+    try:
+        return processes.run()
+    except ClusterError as error:
+        sys.stderr.write('towers.launch: %s\n' % error)
+        return 2
+    except (BrokenPipeError, OSError) as error:  # nobody reads: all have been ended
+        sys.stderr.write('towers.launch: standard output is lost: %s\n' % error)
+        return 1
+    finally:
+        if status is not None:
+            status.close()
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,425 @@
+"""`memory_account`: where the memory of a step goes, before there is a session."""
+
+import collections
+import os
+import re
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.arguments import check_count, check_instance
+from towers.build.built import BuiltTowers
+from towers.errors import InvalidArgumentError
+from towers.graph import graph_walk
+from towers.memory import allocator, batch_size as batch_sizes, kernels
+from towers.memory.simulation import simulate
+from towers.memory.step_graph import StepGraph
+from towers.placement.devices import is_gpu, short_name
+from towers.tower.objectives import all_pairs
+
+KINDS = collections.OrderedDict([
+    ('parameters', "the model's variables"),
+    ('slots', "the optimizer's variables"),
+    ('other variables', 'counters and the like'),
+    ('initial values', 'constants that the session keeps, of which variables were initialized'),
+    ('constants', 'of the graph'),
+    ('input', 'the batch and its shards'),
+    ('activations', 'results of the forward pass that the backward pass still needs'),
+    ('forward', 'other results of the forward pass'),
+    ('gradients', "of the parameters: the towers' and the combined ones"),
+    ('backward', 'other results of the backward pass'),
+    ('updates', 'new memory of variables whose old values are still being read'),
+    ('scratch', 'what a kernel takes for itself while it runs'),
+    ('copies', 'of tensors of another device'),
+    ('allocator', 'handed out beyond what was asked for')])
+"""What memory is for, in the order in which it is shown."""
+
+
+class HeldTensor(collections.namedtuple('HeldTensor', 'name layer kind bytes')):
+    """A tensor that is in memory at the worst moment.
+
+    Attributes:
+      name: of the operation that made it, or of the variable.
+      layer: the part of the model that it belongs to, without the tower.
+      kind: one of `KINDS`.
+      bytes: an int.
+    """
+    __slots__ = ()
+
+
+class DeviceAccount(collections.namedtuple('DeviceAccount', 'device kinds moment tensors')):
+    """The worst moment of a device.
+
+    Attributes:
+      device: its name; '' for all of them together.
+      kinds: dict from `KINDS` to bytes at that moment, an int each.
+      moment: name of the operation that begins then.
+      tensors: list of `HeldTensor`: all that are there, the largest first.
+    """
+    __slots__ = ()
+
+    @property
+    def peak(self):
+        """Bytes at the worst moment, an int."""
+        return sum(self.kinds.values())
+
+
+Layer = collections.namedtuple('Layer', 'name parameters bytes')
+"""Variables of the model in one scope: its name, their elements and their bytes."""
+
+
+class MemoryAccount(collections.namedtuple('MemoryAccount', [
+        'batch_size', 'devices', 'together', 'layers', 'unknown', 'onednn', 'has_allocator'])):
+    """Where the memory of a step goes; `print(account)` is a table.
+
+    Attributes:
+      batch_size: examples of a step, over all towers; None where it is not known.
+      devices: list of `DeviceAccount`, one a device.
+      together: `DeviceAccount` of all devices, at the moment that is the worst for their sum. CPUs
+        of one process share one memory, so that this is what counts there.
+      layers: list of `Layer`, in the order in which the model made them.
+      unknown: names of operations whose output has a size that could not be told before they run;
+        they are counted with that of their largest input.
+      onednn: whether the kernels are taken to be oneDNN's.
+      has_allocator: whether what TensorFlow's allocator loses is in it, see `allocator`.
+    """
+    __slots__ = ()
+
+    @property
+    def parameters(self):
+        """Elements of the model's variables, an int."""
+        return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def worst(self):
+        """Bytes that all devices take if each is at its worst moment at the same time, an int.
+
+        Towers on CPUs take turns at the threads, so that they rarely are; `together` is how they
+        would by the order that the executor follows.
+        """
+        return max(self.together.peak, sum(each.peak for each in self.devices) + self.together.kinds
+                   .get('allocator', 0) * (len(self.devices) > 1))
+
+    @property
+    def peak(self):
+        """Bytes at the worst moment of that GPU which has the most; without GPUs, of all CPUs."""
+        return max(each.peak for each in self.pools())
+
+    def pools(self):
+        """List of `DeviceAccount`, one for each memory that may be short.
+
+        That is each GPU, or where there is none what the CPUs of the process share. The host's
+        memory beside GPUs is in `devices`.
+        """
+        return [each for each in self.devices if is_gpu(each.device)] or [self.together]
+
+    def of_device(self, device):
+        """The `DeviceAccount` of a device by its name, short or canonical."""
+        return next(each for each in self.devices
+                    if device in (each.device, short_name(each.device)))
+
+    def largest(self, count=3):
+        """The largest tensors of the fullest memory: list of `HeldTensor`."""
+        fullest = max(self.pools(), key=lambda each: each.peak)
+        return fullest.tensors[:count]
+
+    def __str__(self):
+        columns = self.devices + ([self.together] if len(self.devices) > 1 else [])
+        shown = columns if len(columns) <= 6 else columns[:4] + columns[-1:]
+        names = [short_name(each.device)[-12:] or 'together' for each in shown]
+        lines = ['memory of a step%s, MB at the worst moment of each device' % (
+            '' if self.batch_size is None else ', batch %d' % self.batch_size)]
+        lines.append('  %-16s' % '' + ''.join('%13s' % name for name in names))
+        for kind in KINDS:
+            if any(each.kinds.get(kind) for each in shown):
+                lines.append('  %-16s' % kind + ''.join(
+                    '%13.1f' % (each.kinds.get(kind, 0) / 1e6) for each in shown))
+        lines.append('  %-16s' % 'peak' + ''.join('%13.1f' % (each.peak / 1e6) for each in shown))
+        if len(shown) < len(columns):
+            lines.append('  and %d devices more' % (len(columns) - len(shown)))
+        fullest = max(self.pools(), key=lambda each: each.peak)
+        lines.append('  the worst moment: %s' % fullest.moment)
+        if len(self.devices) > 1:
+            lines.append('  if the worst moments of all came at once: %.1f' % (self.worst / 1e6))
+        lines.append('largest tensors then')
+        for tensor in fullest.tensors[:8]:
+            lines.append('  %9.1f MB  %-12s %s' % (tensor.bytes / 1e6, tensor.kind, tensor.name))
+        lines.append('parameters by layer: {:,} in all, {:.1f} MB'.format(
+            self.parameters, sum(layer.bytes for layer in self.layers) / 1e6))
+        most = sorted(self.layers, key=lambda layer: -layer.bytes)[:12]
+        for layer in [layer for layer in self.layers if layer in most]:
+            lines.append('  %12s  %9.1f MB  %s' % ('{:,}'.format(layer.parameters),
+                                                   layer.bytes / 1e6, layer.name or '(no scope)'))
+        if len(self.layers) > len(most):
+            rest = [layer for layer in self.layers if layer not in most]
+            lines.append('  %12s  %9.1f MB  in %d smaller ones' % (
+                '{:,}'.format(sum(layer.parameters for layer in rest)),
+                sum(layer.bytes for layer in rest) / 1e6, len(rest)))
+        if self.unknown:
+            lines.append('sizes not known before they run, counted as their largest input: %d, '
+                         'such as %s' % (len(self.unknown), self.unknown[0]))
+        return '\n'.join(lines)
+
+
+def memory_account(built, batch_size: typing.Optional[int] = None, *,
+                   threads: typing.Optional[int] = None, onednn: typing.Optional[bool] = None,
+                   initialized: bool = True, best_fit=None) -> MemoryAccount:
+    """Says where the memory of a training step goes, from its graph alone.
+
+    The step is gone through as TensorFlow's executor would run it: tensors are let go when the
+    last operation that takes them has run, and written over where kernels do that; see
+    `simulation` and `kernels`. What the memory of a device holds is said of its worst moment.
+
+    Args:
+      built: what `build_towers` returned.
+      batch_size: examples of a step, over all towers; None for the batch that it was built with.
+        Any size will do, whatever the one that it was built with.
+      threads: operations that may run at once on CPUs (inter-op threads); None: a thread a core.
+      onednn: whether oneDNN's kernels run on CPUs, which take no memory for patches of images;
+        None: whether this TensorFlow uses them on this machine.
+      initialized: whether variables get their initial values in the session. Those that are
+        constants (the zeros of slots among them) are then kept by it as long as it lives, beside
+        the variables; in a session that restores a checkpoint they are not.
+      best_fit: whether to count what TensorFlow's own allocator hands out beyond what is asked.
+        None: of GPUs, and of CPUs where `TF_CPU_ALLOCATOR_USE_BFC` is set.
+
+    Returns:
+      `MemoryAccount`. Not counted: cuDNN's workspace, weights that oneDNN keeps reordered, input
+      pipelines, functions that the graph calls, and of a loop all turns but one.
+
+    Raises:
+      InvalidArgumentError: not what `build_towers` returned; a batch that does not divide among
+        the towers; a batch of unknown size, and none given.
+    """
+    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    if threads is not None:
+        check_count('threads', threads)
+    fetches = _fetches(built)
+    step = _step_graph(built, fetches, batch_size)
+    onednn = compat.uses_onednn() if onednn is None else onednn
+    run = simulate(step, threads or os.cpu_count() or 1, onednn)
+    reader = _Reader(built, step)
+    kept = _kept_constants(step)
+    if initialized:
+        kept += _kept_initial_values(built)
+    if best_fit is None:
+        def best_fit(device):
+            return is_gpu(device) or os.environ.get(
+                'TF_CPU_ALLOCATOR_USE_BFC', '').lower() in ('1', 'true')
+    else:
+        def best_fit(unused_device, value=best_fit):
+            return value
+    accounts = []
+    places = sorted({buffer.device for buffer in run.buffers} | {each.device for each in kept},
+                    key=lambda device: (device not in built.devices, built.devices.index(device)
+                                        if device in built.devices else 0, device))
+    handed_out = allocator.handed_out(
+        run, lambda device: (device if is_gpu(device) else 'cpu') if best_fit(device) else None,
+        [(each.device, each.bytes) for each in kept])
+    for place in places + [None]:
+        accounts.append(reader.account(run, place, [
+            each for each in kept if place in (None, each.device)]))
+    together = accounts.pop()
+    accounts = [_with_loss(each, handed_out.get(each.device)) for each in accounts]
+    on_cpus = [each for each in accounts if not is_gpu(each.device)]
+    if 'cpu' in handed_out:
+        if len(on_cpus) == len(accounts):
+            together = _with_loss(together, handed_out['cpu'])
+        if len(on_cpus) == 1:
+            accounts = [_with_loss(each, handed_out['cpu']) if each in on_cpus else each
+                        for each in accounts]
+    return MemoryAccount(
+        batch_size if batch_size is not None else built.plan.batch_size, accounts, together,
+        reader.layers(), step.unknown, onednn, bool(handed_out))
+
+
+def _with_loss(account, handed_out):
+    if handed_out is None or handed_out <= account.peak:
+        return account
+    kinds = dict(account.kinds)
+    kinds['allocator'] = handed_out - account.peak
+    return account._replace(kinds=kinds)
+
+
+def _fetches(built):
+    if built.train_op is not None:
+        return [built.train_op]
+    return [tensor.op for tensor in tf.nest.flatten([built.loss, built.predictions])
+            if isinstance(tensor, tf.Tensor)]
+
+
+def _step_graph(built, fetches, batch_size):
+    """The `StepGraph` at a batch size."""
+    if batch_size is None and built.plan.batch_size is None:
+        raise InvalidArgumentError(
+            'batch_size=None, and the batch that the towers were built with has no static size: '
+            'give a number of examples.')
+    if batch_size is None or batch_size == built.plan.batch_size:
+        return StepGraph(fetches)
+    if built.plan.batch_size is not None:
+        return StepGraph(fetches, size_of=batch_sizes.ScaledSizes(built, fetches, batch_size))
+    fetches, given = batch_sizes.rebuilt(built, fetches, batch_size)
+    return StepGraph(fetches, size_of=lambda tensor: (
+        given[tensor.name] if tensor.name in given else tensor.shape.num_elements()))
+
+
+_Kept = collections.namedtuple('_Kept', 'device name kind bytes')
+
+
+def _kept_constants(step):
+    used = {}
+    for node in step.nodes:
+        if not node.folded:
+            for other, index in node.inputs:
+                if other.folded and other.sizes[index]:
+                    used[other.name, index] = _Kept(other.device, other.name, 'constants',
+                                                    other.sizes[index])
+    return list(used.values())
+
+
+def _kept_initial_values(built):
+    """Constants of which resource variables take their first value.
+
+    The variable and the constant are one memory at first; the first update of the variable makes
+    them two, and the session keeps the constant. Reference variables are copied into.
+    """
+    variables = {variable.op.name: variable for variable in
+                 list(built.variables) + list(built.slots)}
+    values = {name: variable.initializer.inputs[1] for name, variable in variables.items()
+              if variable.initializer is not None and len(variable.initializer.inputs) > 1
+              and variable.op.type == 'VarHandleOp'}
+    if not values:
+        return []
+    made = StepGraph([value.op for value in values.values()]).by_name
+    kept = []
+    for name, value in values.items():
+        node, size = made[value.op.name], made[value.op.name].sizes[value.value_index]
+        if node.folded and size >= _LEAST_KEPT:
+            kept.append(_Kept(variables[name].op.device or '/device:CPU:0', name,
+                              'initial values', size))
+    return kept
+
+
+_LEAST_KEPT = 4096  # smaller ones are many, and take no memory to speak of
+
+
+class _Reader:
+    """Tells what the memory of a simulated step is for."""
+
+    def __init__(self, built, step):
+        self._built, self._step = built, step
+        self._parameters = {variable.op.name for variable in built.variables}
+        self._slots = {variable.op.name for variable in built.slots}
+        shards = [op for ops in batch_sizes.shard_operations(built) for op in ops]
+        self._input = graph_walk.ancestors([op.outputs[0] for op in shards])
+        losses = [tensor for tower in built.towers for tensor in tf.nest.flatten(
+            [tower.data_loss, tower.loss, tower.predictions]) if isinstance(tensor, tf.Tensor)]
+        self._forward = graph_walk.ancestors(losses)
+        self._takers = collections.defaultdict(list)
+        for node in step.nodes:
+            for other, _ in node.inputs:
+                self._takers[other.number].append(node)
+        self._gradients = self._of_gradients()
+        self._kept = {}
+
+    def account(self, run, device, kept):
+        """The `DeviceAccount` of a device, None for all together."""
+        tensors = [HeldTensor(each.name, self._layer(each.name), each.kind, each.bytes)
+                   for each in kept]
+        _, event, node = run.peaks.get(device, (0, 0, None))
+        for buffer in run.alive(event, device):
+            owner, output = buffer.owner(event) if buffer.variable is None else (buffer.variable, 0)
+            tensors.append(HeldTensor(owner.name, self._layer(owner.name),
+                                      self._kind(buffer, owner, output), buffer.size))
+        kinds = collections.Counter()
+        for tensor in tensors:
+            kinds[tensor.kind] += tensor.bytes
+        tensors.sort(key=lambda tensor: -tensor.bytes)
+        return DeviceAccount(device or '', {kind: kinds[kind] for kind in KINDS if kinds[kind]},
+                             node.name if node is not None else '', tensors)
+
+    def layers(self):
+        """List of `Layer`."""
+        found = collections.OrderedDict()
+        local = {variable.op.name for variable in self._built.variables[0].graph.get_collection(
+            tf.GraphKeys.LOCAL_VARIABLES)} if self._built.variables else ()
+        for variable in self._built.variables:
+            if variable.op.name in local:
+                continue
+            count = variable.get_shape().num_elements() or 0
+            name = variable.op.name.rpartition('/')[0]
+            before = found.get(name, Layer(name, 0, 0))
+            found[name] = Layer(name, before.parameters + count,
+                                before.bytes + count * variable.dtype.base_dtype.size)
+        return list(found.values())
+
+    def _of_gradients(self):
+        """`(name, output)` of what is a parameter's gradient, a part of one, or made of them."""
+        ends = []
+        for pairs in [tower.pairs for tower in self._built.towers] + [
+                all_pairs(self._built.gradients)]:
+            for gradient, _ in pairs:
+                gradient = getattr(gradient, 'values', gradient)
+                if gradient is not None and gradient.op.name in self._step.by_name:
+                    ends.append((self._step.by_name[gradient.op.name], gradient.value_index))
+        found, stack = set(), list(ends)
+        while stack:  # backwards, as far as it is the same memory
+            node, output = stack.pop()
+            if (node.name, output) in found or node.name in self._forward:
+                continue
+            found.add((node.name, output))
+            if kernels.passes_on(node) or node.type in kernels.REUSES:
+                stack.extend((other, index) for other, index in node.inputs
+                             if other.sizes[index] == node.sizes[output])
+        stack = [(taker, node, output) for node, output in ends
+                 for taker in self._takers[node.number]]
+        seen = set()
+        while stack:  # forwards: the combination, and what is done with gradients
+            node, source, output = stack.pop()
+            if output is not None and (source, output) not in node.inputs:
+                continue  # takes another output
+            if node.name in seen or node.name in self._forward:
+                continue
+            seen.add(node.name)
+            found.update((node.name, index) for index in range(len(node.sizes)))
+            stack.extend((taker, node, None) for taker in self._takers[node.number])
+        return found
+
+    def _kind(self, buffer, owner, output):
+        if buffer.variable is not None:
+            if buffer.what == 'update':
+                return 'updates'
+            if owner.name in self._parameters:
+                return 'parameters'
+            return 'slots' if owner.name in self._slots else 'other variables'
+        if buffer.what in ('scratch', 'copy'):
+            return {'scratch': 'scratch', 'copy': 'copies'}[buffer.what]
+        if owner.name in self._input or kernels.is_fed(owner.type):
+            return 'input'
+        if (owner.name, output) in self._gradients:
+            return 'gradients'
+        if owner.name in self._forward:
+            return 'activations' if self._is_kept(owner) else 'forward'
+        return 'backward'
+
+    def _is_kept(self, node):
+        """Whether an operation of the backward pass takes what one of the forward pass made."""
+        if node.number not in self._kept:
+            self._kept[node.number] = any(
+                taker.name not in self._forward and not taker.folded
+                or kernels.passes_on(taker) and self._is_kept(taker)
+                for taker in self._takers[node.number] if taker.number > node.number or
+                taker.type not in ('Merge', 'NextIteration'))
+        return self._kept[node.number]
+
+    def _layer(self, name):
+        """The model's scope that an operation belongs to, of its gradient as well."""
+        scopes = '|'.join(re.escape(tower.name_scope) for tower in self._built.towers)
+        name = re.sub('^(?:%s)?(?:gradients[^/]*/)?(?:%s)?' % (scopes, scopes), '', name)
+        parts = name.split('/')
+        for number, part in enumerate(parts):
+            if part.endswith('_grad'):
+                parts = parts[:number] + [part[:-len('_grad')]]
+                break
+        return '/'.join(parts[:-1])

@@ -1,0 +1,166 @@
+"""The largest batch whose step fits into a device's memory."""
+
+import collections
+import re
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import check_count, check_instance
+from towers.build.built import BuiltTowers
+from towers.errors import InvalidArgumentError, MeasurementError, OutOfMemoryError
+from towers.memory.account import memory_account
+from towers.memory.limits import device_limit
+from towers.memory.measure import measure_memory
+
+MOST_PER_TOWER = 1 << 16  # examples; beyond it nobody looks
+_TRIES = 4
+
+
+class FittedBatch(collections.namedtuple('FittedBatch', 'batch_size per_tower limit account '
+                                         'measured')):
+    """The largest batch that fits; `print(fitted)` says why.
+
+    Attributes:
+      batch_size: examples of a step, over all towers.
+      per_tower: examples of each tower.
+      limit: bytes that there are.
+      account: `MemoryAccount` at that batch.
+      measured: `MeasuredMemory`, None where it was not run or TensorFlow did not count.
+    """
+    __slots__ = ()
+
+    def __str__(self):
+        text = 'batch %d, %d a tower: %.1f MB predicted of %.1f MB' % (
+            self.batch_size, self.per_tower, self.account.peak / 1e6, self.limit / 1e6)
+        if self.measured is not None:
+            text += ', %.1f MB measured' % (self.measured.peak / 1e6)
+        return text
+
+
+def largest_batch(built, memory_limit: typing.Optional[int] = None, **options) -> FittedBatch:
+    """The largest batch that fits by the account: nothing is run.
+
+    Args:
+      built: what `build_towers` returned, at any batch size.
+      memory_limit: bytes of each memory (a GPU's, or that which all CPUs of the process share);
+        None: what the devices have.
+      **options: of `memory_account`.
+
+    Returns:
+      `FittedBatch` of equal shards.
+
+    Raises:
+      OutOfMemoryError: not one example a tower fits.
+    """
+    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    limit = _limit(memory_limit, built)
+    count = len(built.towers)
+    accounts = {}
+
+    def fits(per_tower):
+        accounts[per_tower] = memory_account(built, per_tower * count, **options)
+        return accounts[per_tower].peak <= limit
+    if not fits(1):
+        raise OutOfMemoryError(
+            'not one example a tower fits: a step of %d takes %.1f MB by the account, and there '
+            'are %.1f MB. %s' % (count, accounts[1].peak / 1e6, limit / 1e6,
+                                 _largest_text(accounts[1])))
+    most, too_many = 1, None
+    while too_many is None and most < MOST_PER_TOWER:
+        # Memory is nearly linear in the batch, so a straight line through two sizes is near.
+        guess = most * 2
+        if fits(guess):
+            most = guess
+        else:
+            too_many = guess
+    while too_many is not None and too_many - most > max(0, most // 64):
+        low, high = accounts[most].peak, accounts[too_many].peak
+        between = most + int((too_many - most) * (limit - low) / float(max(high - low, 1)))
+        guess = min(max(between, most + 1), too_many - 1)
+        if guess <= most:
+            break
+        if fits(guess):
+            most = guess
+        else:
+            too_many = guess
+    return FittedBatch(most * count, most, limit, accounts[most], None)
+
+
+def fit_batch_size(build: typing.Callable, first: int, memory_limit: typing.Optional[int] = None,
+                   say: typing.Optional[typing.Callable] = None,
+                   config: typing.Optional[typing.Callable] = None, **options) -> FittedBatch:
+    """The largest batch that fits, found from the account and confirmed by running it.
+
+    Args:
+      build: called as `build(batch_size)`, under a graph of its own; returns `(built, start)`:
+        what `build_towers` returned for real input, and a list of operations to be run once after
+        the variables' initial values (of the input's iterator).
+      first: batch size to build for the account, any that divides among the towers.
+      memory_limit: see `largest_batch`.
+      say: called with each line about what was found; None for no one.
+      config: function from `built` to the `tf.ConfigProto` of a session; None for
+        `session_config`'s.
+      **options: of `memory_account`.
+
+    Returns:
+      `FittedBatch`; `measured` is None where TensorFlow's allocator does not count: that it ran is
+      then all that is known.
+
+    Raises:
+      OutOfMemoryError: nothing fits, or what should fit did not in several tries.
+    """
+    if not callable(build):
+        raise InvalidArgumentError('build=%.80r: expected a function from a batch size to (built, '
+                                   'start).' % (build,))
+    check_count('first', first)
+    say = say or (lambda line: None)
+    with tf.Graph().as_default():
+        built, _ = build(first)
+        limit = _limit(memory_limit, built)
+        goal = limit
+        for _ in range(_TRIES):
+            fitted = largest_batch(built, goal, **options)._replace(limit=limit)
+            try:
+                measured = _run(build, fitted.batch_size, config)
+            except tf.errors.ResourceExhaustedError as error:
+                if not is_out_of_memory(error):
+                    raise
+                say('batch %d ran out of memory: trying less' % fitted.batch_size)
+                goal = int(min(goal, fitted.account.peak) * 0.9)
+                continue
+            fitted = fitted._replace(measured=measured)
+            if measured is None or measured.peak <= limit:
+                say(str(fitted))
+                return fitted
+            say('%s: trying less' % (fitted,))
+            goal = int(goal * min(0.98, limit / float(measured.peak)))
+    raise OutOfMemoryError(
+        'no batch was found that fits %.1f MB: %d were run, the last of %d examples. Give a '
+        'batch size, or more memory.' % (limit / 1e6, _TRIES, fitted.batch_size))
+
+
+def is_out_of_memory(error):
+    """Whether a `ResourceExhaustedError` is about memory, and not, say, about a full disk."""
+    return re.search('OOM|out of memory|allocat', str(error), re.IGNORECASE) is not None
+
+
+def _run(build, batch_size, config):
+    with tf.Graph().as_default():
+        built, start = build(batch_size)
+        try:
+            return measure_memory(built, start=start, config=config(built) if config else None)
+        except MeasurementError:
+            return None
+
+
+def _limit(memory_limit, built):
+    if memory_limit is None:
+        return device_limit(built.devices)
+    check_count('memory_limit', memory_limit)
+    return int(memory_limit)
+
+
+def _largest_text(account):
+    return 'The largest: ' + '; '.join('%s, %.1f MB (%s)' % (
+        tensor.name, tensor.bytes / 1e6, tensor.kind) for tensor in account.largest()) + '.'

@@ -1,0 +1,183 @@
+"""What the kernels of TensorFlow do with memory: which pass it on, write into it, or need more.
+
+Read from the kernels' sources and held against the allocations that a FULL_TRACE run records, on
+TF 1.15.5 and 2.21. A type of operation that is not named here allocates its outputs and nothing
+else.
+"""
+
+import tensorflow.compat.v1 as tf
+
+# The output is the input's memory.
+PASSES_ON = frozenset([
+    'Identity', 'IdentityN', 'Reshape', 'Squeeze', 'ExpandDims', 'StopGradient', 'PreventGradient',
+    'CheckNumerics', 'CheckNumericsV2', 'Snapshot', 'Enter', 'Exit', 'Switch', 'Merge',
+    'NextIteration', 'RefEnter', 'RefExit', 'RefSwitch', 'RefMerge', 'RefIdentity',
+    'RefNextIteration', 'PlaceholderWithDefault', 'EnsureShape', 'Bitcast',
+    'LoopCond',    'TensorArrayWriteV3', 'StackPushV2', 'StackPush'])
+
+# Parts of their input along its first dimension, which are memory of the input.
+CUTS = frozenset(['Split', 'SplitV', 'Slice', 'StridedSlice', 'Unpack'])
+
+# They write their output into an input of the same size that nobody else needs any more.
+_UNARY = ['Abs', 'Acos', 'Acosh', 'Asin', 'Asinh', 'Atan', 'Atanh', 'Ceil', 'Conj', 'Cos', 'Cosh',
+          'Digamma', 'Elu', 'Erf', 'Erfc', 'Exp', 'Expm1', 'Floor', 'Inv', 'Invert', 'LeakyRelu',
+          'Lgamma', 'Log', 'Log1p', 'LogSoftmax', 'LogicalNot', 'Neg', 'Reciprocal', 'Relu',
+          'Relu6', 'Rint', 'Round', 'Rsqrt', 'Selu', 'Sigmoid', 'Sign', 'Sin', 'Sinh', 'Softmax',
+          'Softplus', 'Softsign', 'Sqrt', 'Square', 'Tan', 'Tanh']
+_BINARY = ['Add', 'AddV2', 'Atan2', 'BitwiseAnd', 'BitwiseOr', 'Div', 'DivNoNan', 'FloorDiv',
+           'FloorMod', 'LogicalAnd', 'LogicalOr', 'Maximum', 'Minimum', 'Mod', 'Mul', 'MulNoNan',
+           'Pow', 'RealDiv', 'SquaredDifference', 'Sub', 'TruncateDiv', 'Xdivy', 'Xlogy',
+           'EluGrad', 'InvGrad', 'LeakyReluGrad', 'ReciprocalGrad', 'Relu6Grad', 'ReluGrad',
+           'RsqrtGrad', 'SeluGrad', 'SigmoidGrad', 'SoftplusGrad', 'SoftsignGrad', 'SqrtGrad',
+           'TanhGrad']
+# Type: the inputs that it may write into, for its output of that number.
+REUSES = dict([(kind, {0: (0,)}) for kind in _UNARY] + [(kind, {0: (0, 1)}) for kind in _BINARY])
+REUSES.update({
+    'AddN': {0: tuple(range(10000))}, 'AccumulateNV2': {0: tuple(range(10000))},
+    'BiasAdd': {0: (0,)}, 'BiasAddV1': {0: (0,)}, 'Select': {0: (1, 2)}, 'SelectV2': {0: (1, 2)},
+    'ClipByValue': {0: (0,)}, 'FusedBatchNorm': {0: (0,)}, 'FusedBatchNormV2': {0: (0,)},
+    'FusedBatchNormV3': {0: (0,)}, 'SoftmaxCrossEntropyWithLogits': {1: (0,)},
+    'SparseSoftmaxCrossEntropyWithLogits': {1: (0,)}, 'TensorScatterUpdate': {0: (0,)}})
+
+# They write a resource variable, whose old memory has to be left to those who still read it.
+UPDATES = ('ResourceApply', 'AssignVariableOp', 'AssignAddVariableOp', 'AssignSubVariableOp',
+           'ResourceScatter', 'ResourceSparseApply')
+
+_CACHE_FLOATS = (30 << 20) // 4  # what the convolutions' gradients work on at a time
+
+
+def is_update(kind):
+    """Whether a type of operation writes a resource variable."""
+    return kind.startswith(UPDATES)
+
+
+def updated_inputs(node):
+    """Numbers of the inputs that are handles of the variables which an update writes in place."""
+    if node.type == 'AssignVariableOp':
+        return ()  # which takes over the value's memory
+    last = {'ResourceApplyMomentum': 2, 'ResourceApplyKerasMomentum': 2, 'ResourceApplyAdam': 3,
+            'ResourceApplyRMSProp': 3, 'ResourceApplyAdagrad': 2, 'ResourceApplyAdagradV2': 2,
+            'ResourceApplyAdadelta': 3, 'ResourceApplyFtrl': 3, 'ResourceApplyCenteredRMSProp': 4
+            }.get(node.type, 1)
+    return tuple(range(last))
+
+
+def is_variable(kind):
+    """Whether a type of operation is a variable."""
+    return kind in ('VarHandleOp', 'VariableV2', 'Variable', 'TemporaryVariable')
+
+
+def is_fed(kind):
+    """Whether a type of operation stands for what the caller feeds, and keeps for the whole step."""
+    return kind in ('Placeholder', 'PlaceholderV2')
+
+
+def variable_bytes(node):
+    """Bytes of the variable that an operation is; 0 where its shape is not known."""
+    shape = tf.TensorShape(node.op.get_attr('shape'))
+    dtype = tf.as_dtype(node.op.get_attr('dtype'))
+    return (shape.num_elements() or 0) * dtype.size if shape.is_fully_defined() else 0
+
+
+def variable_of(node):
+    """The node of the variable that a handle is of, through what passes it on."""
+    while node.inputs and not is_variable(node.type):
+        node = node.inputs[0][0]
+    return node
+
+
+def passes_on(node):
+    """Whether a node's outputs are memory of its input."""
+    if node.idle:
+        return False
+    if node.type in PASSES_ON:
+        return True
+    if any(tensor.dtype != tensor.dtype.base_dtype for tensor in node.op.outputs):
+        return True  # a reference variable, which is written in place
+    return node.type in CUTS and _cuts_first_dimension(node)
+
+
+def _cuts_first_dimension(node):
+    """Whether each output is a run of rows of the input; so it is, too, where it is all of it."""
+    number = 1 if node.type == 'Split' else 0
+    whole, parts = _shape(node, number), node.shapes
+    if whole is None or any(part is None for part in parts):
+        return False
+    if node.type == 'Unpack':
+        return node.op.get_attr('axis') == 0
+    if any(len(part) != len(whole) for part in parts):
+        return False
+    return all(part[1:] == whole[1:] for part in parts) and len(whole) > 0
+
+
+def scratch(node, threads=2, onednn=False):
+    """Bytes that a kernel on a CPU takes for itself while it runs, without oneDNN.
+
+    A convolution's gradient lays out patches of some images at once, as many as fill 30 MB
+    together with the other factors (`conv_grad_filter_ops.cc`, `conv_grad_input_ops.h`); that of a
+    maximum pooling looks for the maxima again (`maxpooling_op.cc`).
+
+    Args:
+      node: `Node`.
+      threads: of one operation.
+      onednn: whether oneDNN's convolutions run, which take next to nothing.
+    """
+    if node.idle:
+        return 0
+    if node.type == 'MaxPoolGrad' and node.sizes:
+        elements = node.inputs[1][0].sizes[node.inputs[1][1]] // 4
+        return 8 * elements  # places, int64; the maxima go where the output was
+    if onednn or node.type not in ('Conv2DBackpropFilter', 'Conv2DBackpropInput'):
+        return 0
+    gradient = _shape(node, 2)
+    weights = node.shapes[0] if node.type.endswith('Filter') else _shape(node, 1)
+    if gradient is None or weights is None or len(gradient) != 4:
+        return 0
+    if node.op.get_attr('data_format') != b'NHWC':
+        return 0
+    places = gradient[1] * gradient[2]
+    patch = weights[0] * weights[1] * weights[2]
+    depth = weights[3]
+    work = places * depth + patch * depth + places * patch
+    if not work:
+        return 0
+    images = -(-_CACHE_FLOATS // work)
+    if node.type.endswith('Input') and (
+            gradient[0] == 1 or work // max(threads, 1) >= (256 << 10) // 4):
+        images = 1
+    return 4 * images * places * patch
+
+
+def seconds(node):
+    """About how long an operation takes on one core; only the order of ends is made of it."""
+    if node.idle:
+        return 2e-6
+    moved = sum(node.sizes) + sum(other.sizes[index] for other, index in node.inputs
+                                  if index < len(other.sizes))
+    products = 0
+    if node.type in ('Conv2D', 'Conv2DBackpropInput', 'Conv2DBackpropFilter'):
+        if node.type == 'Conv2D':
+            outputs, weights = node.shapes[0], _shape(node, 1)
+        else:
+            outputs = _shape(node, 2)
+            weights = node.shapes[0] if node.type.endswith('Filter') else _shape(node, 1)
+        if outputs and weights:
+            products = _count(outputs) * weights[0] * weights[1] * weights[2]
+    elif node.type in ('MatMul', 'BatchMatMul', 'BatchMatMulV2'):
+        one, output = _shape(node, 0), node.shapes[0]
+        if one and output:
+            products = _count(output) * one[-2 if node.op.get_attr(
+                'transpose_a' if node.type == 'MatMul' else 'adj_x') else -1]
+    return 2e-6 + moved / 8e9 + products / 4e10
+
+
+def _shape(node, number):
+    other, index = node.inputs[number]
+    return other.shapes[index]
+
+
+def _count(shape):
+    total = 1
+    for side in shape:
+        total *= side
+    return total

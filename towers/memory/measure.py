@@ -1,0 +1,137 @@
+"""The peak of a step's memory, as TensorFlow's own allocators saw it."""
+
+import collections
+import contextlib
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import check_count, check_instance
+from towers.build.built import BuiltTowers
+from towers.errors import MeasurementError
+from towers.placement.devices import is_gpu, session_config, short_name
+from towers.placement.precision import use_precision
+
+
+class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments batch_size')):
+    """What was in use when a step took the most.
+
+    Attributes:
+      peaks: dict from an allocator's device, '' for that of the CPUs of this process, to bytes.
+      moments: dict from the same to the name of the operation that ran then.
+      batch_size: examples of the step, None where it is not known.
+    """
+    __slots__ = ()
+
+    @property
+    def peak(self):
+        """Bytes of the device that has the most, an int."""
+        return max(self.peaks.values())
+
+    def error_of(self, account):
+        """By how much an account misses the measured peak, relative: 0.1 is 10 % too much."""
+        return account.peak / float(self.peak) - 1.
+
+    def against(self, account):
+        """A line that holds a `MemoryAccount` against what was measured."""
+        return 'batch %s: predicted %.1f MB, measured %.1f MB, error %+.1f %%' % (
+            '?' if account.batch_size is None else account.batch_size, account.peak / 1e6,
+            self.peak / 1e6, 100 * self.error_of(account))
+
+    def __str__(self):
+        return '\n'.join('%-10s %9.1f MB in use at the most, at %s' % (
+            short_name(device) or 'CPUs', bytes_ / 1e6, self.moments[device])
+            for device, bytes_ in sorted(self.peaks.items()))
+
+
+def measure_memory(built, feed_dict: typing.Optional[dict] = None, *,
+                   session: typing.Optional[tf.Session] = None, train_op=None, warm_up: int = 2,
+                   steps: int = 2, start=(),
+                   config: typing.Optional[tf.ConfigProto] = None) -> MeasuredMemory:
+    """Runs a few steps and says how much memory they took.
+
+    Args:
+      built: what `build_towers` returned.
+      feed_dict: for `session.run`.
+      session: a session whose variables are initialized; None for one of its own, which it
+        initializes and closes.
+      train_op: what a step is; None for `built.train_op`.
+      warm_up: steps before it looks, at least 1: what the first ones allocate stays.
+      steps: how many are looked at; the largest counts.
+      start: operations that the session of its own runs after the initializers: of the input.
+      config: `tf.ConfigProto` of that session; None for `session_config`'s.
+
+    Returns:
+      `MeasuredMemory`.
+
+    Raises:
+      MeasurementError: TensorFlow's allocator on CPUs does not count here.
+      InvalidArgumentError: not what `build_towers` returned.
+    """
+    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    check_count('warm_up', warm_up)
+    check_count('steps', steps)
+    step = train_op if train_op is not None else (
+        built.train_op if built.train_op is not None else built.loss)
+    peaks, moments = {}, {}
+    with contextlib.ExitStack() as stack:
+        if session is None:
+            if config is None:
+                config = use_precision(session_config(built.devices), built.precision,
+                                       built.devices)
+            session = stack.enter_context(tf.Session(graph=built.loss.graph, config=config))
+            with built.loss.graph.as_default():
+                begin = [tf.global_variables_initializer(), tf.local_variables_initializer(),
+                         tf.tables_initializer()]
+            for operation in begin + list(start):
+                session.run(operation)
+        for _ in range(warm_up):
+            session.run(step, feed_dict)
+        for _ in range(steps):
+            metadata = tf.RunMetadata()
+            session.run(step, feed_dict, options=tf.RunOptions(
+                trace_level=tf.RunOptions.FULL_TRACE), run_metadata=metadata)
+            for device, (bytes_, name) in peaks_of(metadata).items():
+                if bytes_ > peaks.get(device, 0):
+                    peaks[device], moments[device] = bytes_, name
+    if not peaks:
+        raise MeasurementError(
+            'TensorFlow counted no memory: its plain allocator on CPUs does not. Set '
+            'TF_CPU_ALLOCATOR_USE_BFC=true in the environment before the program starts.')
+    return MeasuredMemory(peaks, moments, built.plan.batch_size)
+
+
+def peaks_of(metadata):
+    """The most that each allocator had in use in a step.
+
+    An operation's record says what is in use when it has ended; within it there was what it took
+    for itself besides, which is the difference of its own peak and what it left.
+
+    Args:
+      metadata: `tf.RunMetadata` of a run with FULL_TRACE.
+
+    Returns:
+      dict from the device, '' for the CPUs of this process, to `(bytes, name of the operation)`.
+    """
+    found = {}
+    for device in metadata.step_stats.dev_stats:
+        for node in device.node_stats:
+            for memory in node.memory:
+                in_use = memory.allocator_bytes_in_use
+                if not in_use:
+                    continue
+                in_use += max(0, memory.peak_bytes - memory.live_bytes)
+                name = _short(device.device) if 'gpu' in memory.allocator_name.lower() and is_gpu(
+                    _short(device.device)) else ''
+                if in_use > found.get(name, (0, ''))[0]:
+                    found[name] = in_use, node.node_name
+    return found
+
+
+def _short(device):
+    """'/job:localhost/replica:0/task:0/device:GPU:0' and its streams as '/device:GPU:0'."""
+    index = device.upper().find('/DEVICE:')
+    if index < 0:
+        return '/device:CPU:0'
+    kind, number = device[index + len('/device:'):].split('/')[0].split(':')[:2]
+    return '/device:%s:%s' % (kind.upper(), number)

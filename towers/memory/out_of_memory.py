@@ -1,0 +1,204 @@
+"""What to say, and to do, when a step runs out of memory."""
+
+import collections
+import contextlib
+import re
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import check_instance
+from towers.build.built import BuiltTowers
+from towers.errors import OutOfMemoryError
+from towers.memory.account import memory_account
+from towers.memory.fit import is_out_of_memory, largest_batch
+from towers.memory.limits import device_limit
+from towers.placement.devices import is_gpu, short_name
+from towers.tower.objectives import all_pairs
+
+_TENSOR = re.compile(r'shape\[([\d,]*)\](?: and type (\w+))?(?: on (\S+))?')
+_NODE = re.compile(r'\{\{node ([^}]+)\}\}|\[\[(?:node )?([^\s\]{]+)')
+_MOST_MICRO_BATCHES = 64
+
+Remedy = collections.namedtuple('Remedy', 'what peak text')
+"""What would help: its name, bytes that a step takes with it (None: it does not help here), and
+that in words."""
+
+
+def remedies(built, limit, batch_size=None, **options):
+    """What accumulation, recomputation, more towers and stages would make of a step's memory.
+
+    From the account's numbers: accumulation and more towers are accounts of smaller shards,
+    accumulated gradients added; recomputation keeps about two square roots of the number of kept
+    activations, of their mean size; stages share out what is not input.
+
+    Args:
+      built: what `build_towers` returned.
+      limit: bytes of each memory.
+      batch_size: examples of a step; None for the one that it was built with.
+      **options: of `memory_account`.
+
+    Returns:
+      List of `Remedy`.
+    """
+    account = memory_account(built, batch_size, **options)
+    batch_size, count = account.batch_size, len(built.towers)
+    fullest = max(account.pools(), key=lambda each: each.peak)
+    shared = not any(is_gpu(device) for device in built.devices)
+    trained = sum(variable.get_shape().num_elements() * variable.dtype.base_dtype.size
+                  for _, variable in all_pairs(built.gradients) if variable.get_shape().is_fully_defined())
+    found, tried, pieces = [], None, 2
+    while pieces <= min(_MOST_MICRO_BATCHES, batch_size // count):
+        if batch_size % (pieces * count) == 0:
+            peak = memory_account(built, batch_size // pieces, **options).peak + trained * (
+                count if shared else 1)
+            tried = Remedy('accumulation', peak, 'accumulate=%d, micro-batches of %d: %s' % (
+                pieces, batch_size // pieces, _megabytes(peak)))
+            if peak <= limit:
+                break
+        pieces *= 2
+    if tried is not None:
+        found.append(tried)
+    kept = [tensor.bytes for tensor in fullest.tensors if tensor.kind == 'activations']
+    if kept:
+        saved = sum(kept) * max(0., 1. - 2. / len(kept) ** 0.5)
+        peak = int(fullest.peak - saved)
+        found.append(Remedy('recomputation', peak, "recompute='auto': about %s" % _megabytes(peak)))
+    if shared:
+        found.append(Remedy('more towers', None, 'more towers: no help, as CPUs share one memory'))
+        found.append(Remedy('stages', None, 'stages: no help, as CPUs share one memory'))
+    else:
+        if batch_size // 2 >= count:
+            peak = memory_account(built, batch_size // 2 // count * count, **options).peak
+            found.append(Remedy('more towers', peak, '%d towers: %s each' % (
+                2 * count, _megabytes(peak))))
+        peak = fullest.peak // 2
+        found.append(Remedy('stages', peak, 'two stages a tower: about %s each' % _megabytes(peak)))
+    return found
+
+
+def out_of_memory(error, built, checkpoint=None, memory_limit=None, batch_size=None):
+    """The `OutOfMemoryError` that says what a failed step could not get, and what would help.
+
+    Args:
+      error: `tf.errors.ResourceExhaustedError` that a step ended in.
+      built: what `build_towers` returned.
+      checkpoint: the newest checkpoint of the run, or None where that is not known.
+      memory_limit: bytes of each memory; None: what the devices have.
+      batch_size: examples of the step, needed where the batch has no static size.
+
+    Returns:
+      `OutOfMemoryError`; None for an error about something else, such as a full disk.
+    """
+    if not is_out_of_memory(error):
+        return None
+    name = _node_name(error)
+    lines = ['%s ran out of memory%s%s.' % (
+        _who(name, built), ' in %s' % name if name else '', _wanted(error))]
+    limit = memory_limit or device_limit(built.devices)
+    if batch_size is not None or built.plan.batch_size is not None:
+        account = memory_account(built, batch_size)
+        lines.append('A step of batch %d takes %s at its worst moment, by the account; there are '
+                     '%s. The largest of it: %s.' % (
+                         account.batch_size, _megabytes(account.peak), _megabytes(limit),
+                         '; '.join('%s, %s (%s)' % (tensor.name, _megabytes(tensor.bytes),
+                                                    tensor.kind)
+                                   for tensor in account.largest())))
+        try:
+            fitted = largest_batch(built, limit)
+            lines.append('The largest batch that should fit: %d, %d a tower.' % (
+                fitted.batch_size, fitted.per_tower))
+        except OutOfMemoryError:
+            lines.append('No batch fits, not one example a tower.')
+        lines.append('What it would take otherwise: %s.' % '; '.join(
+            remedy.text for remedy in remedies(built, limit, batch_size)))
+    if checkpoint:
+        lines.append('Nothing of this step was saved; the run goes on from %s.' % checkpoint)
+    return OutOfMemoryError(' '.join(lines))
+
+
+@contextlib.contextmanager
+def out_of_memory_explained(built, directory: typing.Optional[str] = None,
+                            memory_limit: typing.Optional[int] = None,
+                            batch_size: typing.Optional[int] = None):
+    """Within it a step that runs out of memory ends in an `OutOfMemoryError` that says more.
+
+    >>> with towers.out_of_memory_explained(built):
+    ...     session.run(built.train_op)
+
+    Args:
+      built: what `build_towers` returned.
+      directory: of the run's checkpoints, or None.
+      memory_limit, batch_size: see `out_of_memory`.
+
+    Raises:
+      OutOfMemoryError: in place of the `tf.errors.ResourceExhaustedError`, which is its cause.
+    """
+    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        reason = out_of_memory(error, built,
+                               tf.train.latest_checkpoint(directory) if directory else None,
+                               memory_limit, batch_size)
+        if reason is None:
+            raise
+        raise reason from error
+
+
+class OutOfMemoryHook(tf.train.SessionRunHook):
+    """The same for a loop with hooks, such as a `tf.train.MonitoredTrainingSession`'s.
+
+    Hooks are not told of an error, so this one takes the place of the session's own `run`.
+    """
+
+    def __init__(self, built, directory: typing.Optional[str] = None,
+                 memory_limit: typing.Optional[int] = None,
+                 batch_size: typing.Optional[int] = None):
+        """Args as of `out_of_memory_explained`."""
+        check_instance('built', built, BuiltTowers, 'what build_towers returned')
+        self._arguments = built, directory, memory_limit, batch_size
+
+    def after_create_session(self, session, coord):
+        """Puts itself around `session.run`."""
+        plain = session.run
+
+        def run(*args, **keywords):
+            with out_of_memory_explained(*self._arguments):
+                return plain(*args, **keywords)
+        session.run = run
+
+
+def _node_name(error):
+    op = getattr(error, 'op', None)
+    if op is not None:
+        return op.name
+    found = _NODE.search(str(error))
+    return (found.group(1) or found.group(2)) if found else None
+
+
+def _who(name, built):
+    if name:
+        for tower in built.towers:
+            if name.startswith(tower.name_scope):
+                return 'Tower %d on %s' % (tower.index, short_name(tower.device))
+    return 'The step, outside of the towers,' if name else 'The step'
+
+
+def _wanted(error):
+    found = _TENSOR.search(str(error))
+    if found is None:
+        return ''
+    shape = [int(side) for side in found.group(1).split(',') if side]
+    kind = found.group(2) or 'float'
+    size = {'float': 4, 'double': 8, 'half': 2, 'bfloat16': 2, 'int32': 4, 'int64': 8,
+            'uint8': 1, 'int8': 1, 'bool': 1}.get(kind)
+    elements = 1
+    for side in shape:
+        elements *= side
+    return ', for a tensor of shape %s%s' % (
+        shape, '' if size is None else ' (%s, %s)' % (kind, _megabytes(elements * size)))
+
+
+def _megabytes(count):
+    return '{:,.1f} MB'.format(count / 1e6)

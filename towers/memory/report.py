@@ -1,0 +1,100 @@
+"""A step's memory at several batch sizes: the account, what was measured, and the picture."""
+
+import collections
+import os
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import check_count
+from towers.errors import MeasurementError, MissingPackageError
+from towers.memory.account import memory_account
+from towers.memory.fit import is_out_of_memory
+from towers.memory.limits import device_limit
+from towers.memory.measure import measure_memory
+from towers.memory.plot import draw_memory
+
+class MemoryReport(collections.namedtuple('MemoryReport', 'accounts measured limit path')):
+    """Account and measurement at several batch sizes.
+
+    Attributes:
+      accounts: list of `MemoryAccount`, one a batch size.
+      measured: list of `(batch size, bytes)` of those that were run.
+      limit: bytes that there are, or None.
+      path: of the picture, or None.
+    """
+    __slots__ = ()
+
+
+def count_on_cpus():
+    """Has TensorFlow's allocator on CPUs count, if this is said before the first session."""
+    os.environ.setdefault('TF_CPU_ALLOCATOR_USE_BFC', 'true')
+
+
+def memory_report(build: typing.Callable, batch_size: int,
+                  memory_limit: typing.Optional[int] = None, path: typing.Optional[str] = None,
+                  config: typing.Optional[typing.Callable] = None,
+                  say: typing.Callable = print) -> MemoryReport:
+    """Predicts and measures a step's memory at a quarter, a half, the whole and twice a batch.
+
+    Args:
+      build: as for `fit_batch_size`.
+      batch_size: examples.
+      memory_limit: bytes of a device; None: what it says itself.
+      path: of the PNG to write, or None.
+      config: function from `built` to the `tf.ConfigProto` of a session; None for
+        `session_config`'s.
+      say: called with each text.
+
+    Returns:
+      `MemoryReport`.
+
+    Raises:
+      MissingPackageError: a picture is wanted and matplotlib is not installed; nothing has been
+        run by then.
+    """
+    check_count('batch_size', batch_size)
+    if path is not None:
+        _check_matplotlib()
+    accounts, measured = [], []
+    with tf.Graph().as_default():
+        built, _ = build(batch_size)
+        say(str(built.plan))
+        count = len(built.towers)
+        limit = memory_limit or device_limit(built.devices, config(built) if config else None)
+        account = memory_account(built, batch_size)
+        say(str(account))
+        sizes = sorted({max(1, int(batch_size * factor) // count) * count
+                        for factor in (0.25, 0.5, 1, 2)})
+        accounts = [memory_account(built, size) for size in sizes]
+    for account in accounts:
+        text = 'batch %d: predicted %.1f MB' % (account.batch_size, account.peak / 1e6)
+        if account.peak <= limit:
+            try:
+                with tf.Graph().as_default():
+                    built, start = build(account.batch_size)
+                    found = measure_memory(built, start=start,
+                                           config=config(built) if config else None)
+                measured.append((account.batch_size, found.peak))
+                text = found.against(account)
+            except tf.errors.ResourceExhaustedError as error:
+                if not is_out_of_memory(error):
+                    raise
+                text += ', and it ran out of memory'
+            except MeasurementError as error:
+                text += ', not measured: %s' % error
+        else:
+            text += ', more than the limit, %.1f MB: not run' % (limit / 1e6)
+        say(text)
+    if path is not None:
+        draw_memory(accounts, path, measured, limit, 'memory of a step, %d tower%s' % (
+            count, '' if count == 1 else 's'))
+        say('picture: %s' % path)
+    return MemoryReport(accounts, measured, limit, path)
+
+
+def _check_matplotlib():
+    try:
+        import matplotlib  # noqa: F401 pylint: disable=import-outside-toplevel,unused-import
+    except ImportError:
+        raise MissingPackageError("Plots need matplotlib: pip install 'towers[plots]'.") from None

@@ -1,0 +1,1 @@
+"""Where things are: devices, variables, precision and compilation on them."""

@@ -1,0 +1,323 @@
+"""Which devices the towers run on, and the session config that such a graph wants."""
+
+import numbers
+import os
+import typing
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.arguments import check_flag, check_number
+from towers.errors import DeviceError, InvalidArgumentError
+from towers.placement.cluster import check_job
+from towers.placement.tower_device import StagedDevices, TowerDevice, all_devices, stages_of
+
+
+def visible_gpus() -> typing.Tuple[str, ...]:
+    """Names of the GPUs that TensorFlow may use, without initialising any of them.
+
+    TensorFlow numbers what `CUDA_VISIBLE_DEVICES` leaves from 0, so these are
+    `/device:GPU:0`, `/device:GPU:1`, … without holes. `device_lib.list_local_devices()` would
+    answer the same question by creating every device, memory pools included.
+    """
+    return tuple('/device:GPU:%d' % index for index in
+                 range(len(tf.config.experimental.list_physical_devices('GPU'))))
+
+
+def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = None,
+                    check: bool = True, allow_repeated: bool = False) -> typing.Tuple[str, ...]:
+    """The device of each tower, in TF's canonical spelling.
+
+    Args:
+      devices: None (every visible GPU, else one CPU); a count (that many GPUs where there are
+        any, else that many virtual CPUs); or names in any order and with holes:
+        `['/gpu:0', '/gpu:2']`, `'/cpu:0,/cpu:1'`, `'/job:worker/task:1/gpu:0'`. A tower may have
+        several devices, one for each stage of its model: `[['/gpu:0', '/gpu:1'],
+        ['/gpu:2', '/gpu:3']]`, `'/gpu:0+/gpu:1,/gpu:2+/gpu:3'`; see `stage`.
+      check: whether a named GPU has to exist here, and the job and task of a name have to be in
+        the cluster of `TF_CONFIG` (without one there is just `localhost`); a GPU of another job's
+        machine cannot be looked for from here. CPUs beyond the first are virtual: the session makes
+        them, with the config of `session_config`. False lets a graph for another machine, or for a
+        cluster that the program itself makes, be built.
+      allow_repeated: whether two towers may run on one device.
+
+    Returns:
+      A tuple of strings such as `'/device:GPU:0'`, one a tower; of a tower with several devices a
+      `StagedDevices`.
+
+    Raises:
+      DeviceError: no such device, one that is named twice, a name that TF cannot parse, or none.
+      InvalidArgumentError: a count below 1, or a type that is none of the above.
+    """
+    gpus = visible_gpus()
+    if devices is None:
+        return gpus or ('/device:CPU:0',)
+    if isinstance(devices, (bool, np.bool_)) or not isinstance(
+            devices, (numbers.Integral, str, list, tuple)):
+        raise InvalidArgumentError(
+            'devices=%r: expected None, a number of devices, or device names such as '
+            "['/gpu:0', '/gpu:2']." % (devices,))
+    if isinstance(devices, numbers.Integral):
+        return _first_devices(int(devices), gpus, check)
+    names = devices.split(',') if isinstance(devices, str) else devices
+    resolved = tuple(_devices_of_tower(entry, devices) for entry in names)
+    if len({len(stages_of(device)) for device in resolved}) > 1:
+        raise DeviceError('devices=%r: expected as many devices for each tower, since all have the '
+                          'same stages.' % (devices,))
+    if not resolved:
+        raise DeviceError('devices=%r names no device: name at least one, or pass None for every '
+                          'visible GPU (one CPU where there is none).' % (devices,))
+    every = [name for device in resolved for name in stages_of(device)]
+    repeated = sorted(name for name in set(every) if every.count(name) > 1)
+    if repeated and not allow_repeated:
+        raise DeviceError('%s is named %d times in devices=%r: give each tower a device of its '
+                          'own, or pass allow_repeated_devices=True to put several on one.'
+                          % (short_name(repeated[0]), every.count(repeated[0]), devices))
+    if check:
+        for name in every:
+            _check_exists(name, gpus)
+    return resolved
+
+
+def _devices_of_tower(entry, devices):
+    """The canonical name of a tower's device; or its `StagedDevices`."""
+    if hasattr(entry, 'stages'):
+        entry = list(stages_of(entry))
+    elif isinstance(entry, str) and '+' in entry:
+        entry = entry.split('+')
+    if not isinstance(entry, (list, tuple)):
+        return canonical_device(entry)
+    names = [canonical_device(name) for name in entry]
+    if not names or len(set(names)) < len(names):
+        raise DeviceError('devices=%r: %s: expected a device of its own for each stage of a tower.'
+                          % (devices, 'a tower has none' if not names else 'a tower has one twice'))
+    return names[0] if len(names) == 1 else StagedDevices(names)
+
+
+def canonical_device(name):
+    """`'/gpu:1'` as `'/device:GPU:1'`, the spelling of `op.device`; raises `DeviceError`."""
+    try:
+        spec = tf.DeviceSpec.from_string(name.strip())
+    except (ValueError, AttributeError, TypeError):
+        spec = None
+    if (spec is None or spec.device_type is None or spec.device_index is None
+            or spec.device_index < 0):
+        raise DeviceError("%r is not the name of one device: expected '/gpu:0', '/cpu:1' or "
+                          "'/job:worker/task:0/gpu:0', with a number." % (name,))
+    # How TF names this machine's devices where it lists them.
+    if spec.job == 'localhost' and not spec.task and not spec.replica:
+        spec = tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index)
+    return spec.to_string()
+
+
+def check_variable_device(name, devices):
+    """Raises `DeviceError` for a device that the towers' session will not have.
+
+    Args:
+      name: of the device.
+      devices: the towers' devices. `session_config` of them makes the CPU devices up to the last
+        one that is a tower's.
+    """
+    _check_exists(name, visible_gpus())
+    spec = tf.DeviceSpec.from_string(name)
+    if spec.device_type != 'CPU' or spec.job is not None:
+        return
+    last = max([0] + [each.device_index for each in map(tf.DeviceSpec.from_string,
+                                                        all_devices(devices))
+                      if each.device_type == 'CPU' and each.job is None])
+    if spec.device_index > last:
+        raise DeviceError(
+            'variable_device=%r: the session of these towers has %s. Name one of them; or pass '
+            'check_devices=False and a config with device_count={%r: %d}.' % (
+                short_name(name), 'the CPU device /cpu:0 alone' if not last else
+                'the CPU devices /cpu:0 to /cpu:%d' % last, 'CPU', spec.device_index + 1))
+
+
+def short_name(device):
+    """`'/device:GPU:1'` as `'/gpu:1'`, for people; of several devices `'/gpu:0+/gpu:1'`."""
+    device = '+'.join(stages_of(device))
+    return device.replace('/device:GPU:', '/gpu:').replace('/device:CPU:', '/cpu:')
+
+
+def is_gpu(device):
+    """Whether a canonical device name is a GPU's."""
+    return tf.DeviceSpec.from_string(device).device_type == 'GPU'
+
+
+def default_variable_device(devices):
+    """Where variables live unless the caller says: the CPU, or the GPU when there is just one.
+
+    A single GPU that holds its own variables saves a copy of every parameter and gradient over
+    the bus; with more devices the CPU is the one place that all of them reach.
+    """
+    if len(devices) == 1:
+        return str(devices[0])
+    spec = tf.DeviceSpec.from_string(devices[0])
+    return tf.DeviceSpec(job=spec.job, replica=spec.replica, task=spec.task,
+                         device_type='CPU', device_index=0).to_string()
+
+
+def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None,
+                   allow_growth: bool = True, intra_op_threads: typing.Optional[int] = None,
+                   inter_op_threads: typing.Optional[int] = None,
+                   soft_placement: typing.Optional[bool] = None,
+                   quick_start: typing.Optional[bool] = None,
+                   memory_fraction: typing.Optional[float] = None) -> tf.ConfigProto:
+    """The `ConfigProto` that a graph with towers on these devices wants.
+
+    Args:
+      devices: as for `build_towers`; or the `devices` of what it returned.
+      allow_growth: let GPU memory grow with use instead of taking all of it at the start.
+      intra_op_threads: threads of one op. None: `OMP_NUM_THREADS` where it is set; else, for
+        two or more CPU towers, the cores divided among them (at least 1), since towers already
+        run side by side; else TF's own choice (0).
+      inter_op_threads: ops that may run at once. None: TF's own choice (0).
+      soft_placement: may TF move an op to a device that has a kernel for it? None: with GPUs
+        only, where integer and string ops have no kernel. With CPUs alone a misplaced op is
+        then an error instead of a silent move.
+      quick_start: optimise the graph once instead of twice, and without the memory optimizer, whose
+        time grows faster than the number of towers. None: with CPUs alone, where it halves the time
+        of the first run of 8 InceptionResNet-v2 towers and costs no speed and no memory; with GPUs
+        that was not measured.
+      memory_fraction: the most of each GPU's memory that the process takes, above 0 and up to 1;
+        above 1 it overflows into the host's (`per_process_gpu_memory_fraction`). None: all of it.
+
+    Returns:
+      A new `tf.ConfigProto`, yours to change.
+
+    Raises:
+      DeviceError, InvalidArgumentError: as `resolve_devices`; a thread count that is negative.
+    """
+    names = all_devices(resolve_devices(devices, check=False, allow_repeated=True))
+    for flag, value in (('intra_op_threads', intra_op_threads),
+                        ('inter_op_threads', inter_op_threads)):
+        if value is not None and (isinstance(value, (bool, np.bool_))
+                                  or not isinstance(value, numbers.Integral)
+                                  or not 0 <= value < 2 ** 31):
+            raise InvalidArgumentError('%s=%r: expected a number of threads, 0 for TF\'s own '
+                                       'choice.' % (flag, value))
+    check_flag('allow_growth', allow_growth)
+    for flag, value in (('soft_placement', soft_placement), ('quick_start', quick_start)):
+        if value is not None:
+            check_flag(flag, value, 'True, False or None')
+    if memory_fraction is not None:
+        check_number('memory_fraction', memory_fraction, above=0, most=64,
+                     expected="a part of a GPU's memory, above 0, or None")
+    if soft_placement is None:
+        soft_placement = any(is_gpu(name) for name in names)
+    cpus = [tf.DeviceSpec.from_string(name).device_index for name in names if not is_gpu(name)]
+    if intra_op_threads is None:
+        intra_op_threads = _default_intra_op_threads(len(set(cpus)))
+    config = tf.ConfigProto(
+        device_count={'CPU': max(cpus + [0]) + 1},
+        allow_soft_placement=bool(soft_placement),
+        intra_op_parallelism_threads=int(intra_op_threads),
+        inter_op_parallelism_threads=int(inter_op_threads or 0))
+    config.gpu_options.allow_growth = bool(allow_growth)
+    if memory_fraction is not None:
+        config.gpu_options.per_process_gpu_memory_fraction = float(memory_fraction)
+    if quick_start is None:
+        quick_start = not any(is_gpu(name) for name in names)
+    if quick_start:
+        rewrites = config.graph_options.rewrite_options
+        rewrites.meta_optimizer_iterations = rewrites.ONE
+        rewrites.memory_optimization = rewrites.NO_MEM_OPT
+    return config
+
+
+def describe_config(config, devices):
+    """What a session's config says of threads and memory, in one line.
+
+    Args:
+      config: `tf.ConfigProto`.
+      devices: of the towers; GPUs' settings are named where there are GPUs.
+    """
+    def threads(count):
+        return str(count) if count else "TensorFlow's choice of"
+    parts = ['%s intra-op and %s inter-op threads' % (
+        threads(config.intra_op_parallelism_threads),
+        threads(config.inter_op_parallelism_threads))]
+    if any(is_gpu(device) for device in devices):
+        fraction = config.gpu_options.per_process_gpu_memory_fraction
+        parts.append('GPU memory %s%s' % (
+            'as it is needed' if config.gpu_options.allow_growth else 'all at once',
+            ', %g of it at the most' % fraction if fraction else ''))
+    return '; '.join(parts)
+
+
+def config_of_towers(graph=None):
+    """The `ConfigProto` for the towers that a graph has.
+
+    Args:
+      graph: a `tf.Graph`; None for the default one.
+
+    Returns:
+      As `session_config` for the devices of all its towers, with as many CPU devices as the graph
+      names; or None where it has no towers and names no CPU device but the first.
+    """
+    named, of_towers = set(), set()
+    for op in (graph or tf.get_default_graph()).get_operations():
+        if not op.device:
+            continue
+        named.add(op.device)
+        if op.device not in of_towers and any(
+                isinstance(scope, TowerDevice) for scope in compat.device_scopes(op)):
+            of_towers.add(op.device)
+    cpus = [spec.device_index for spec in map(tf.DeviceSpec.from_string, named)
+            if spec.device_type == 'CPU' and spec.device_index is not None]
+    if not of_towers and not any(cpus):
+        return None
+    of_towers = [name for name in of_towers if tf.DeviceSpec.from_string(name).device_type
+                 and tf.DeviceSpec.from_string(name).device_index is not None]
+    config = session_config(sorted(of_towers)) if of_towers else tf.ConfigProto()
+    config.device_count['CPU'] = max([config.device_count['CPU']] + [each + 1 for each in cpus])
+    return config
+
+
+def needs_config(devices):
+    """Whether a session without `session_config` lacks some of these devices: virtual CPUs."""
+    specs = map(tf.DeviceSpec.from_string, all_devices(devices))
+    return any(spec.device_type == 'CPU' and spec.device_index and spec.job is None
+               for spec in specs)
+
+
+def _default_intra_op_threads(num_cpu_towers):
+    from_environment = os.environ.get('OMP_NUM_THREADS', '').strip()
+    if from_environment.isdigit() and int(from_environment) > 0:
+        return int(from_environment)
+    if num_cpu_towers < 2:
+        return 0
+    return max(1, (os.cpu_count() or 1) // num_cpu_towers)
+
+
+def _first_devices(count, gpus, check):
+    if count < 1:
+        raise InvalidArgumentError('devices=%d: expected at least one device.' % count)
+    if not gpus:
+        return tuple('/device:CPU:%d' % index for index in range(count))
+    if check and count > len(gpus):
+        raise DeviceError('devices=%d, but %s: ask for fewer, or name the devices (CPUs too).'
+                          % (count, _what_there_is(gpus)))
+    return tuple('/device:GPU:%d' % index for index in range(count))
+
+
+def _check_exists(name, gpus):
+    spec = tf.DeviceSpec.from_string(name)
+    check_job(name)
+    if spec.device_type == 'CPU' or spec.job is not None:
+        return
+    exists = name in gpus if is_gpu(name) else spec.device_index < len(
+        tf.config.experimental.list_physical_devices(spec.device_type))
+    if not exists:
+        raise DeviceError('%s does not exist: %s. Name another device, or pass '
+                          'check_devices=False to build the graph for another machine.'
+                          % (short_name(name), _what_there_is(gpus)))
+
+
+def _what_there_is(gpus):
+    limit = os.environ.get('CUDA_VISIBLE_DEVICES')
+    because = '' if limit is None else ' (CUDA_VISIBLE_DEVICES=%s)' % limit
+    if not gpus:
+        return 'TensorFlow sees no GPU here' + because
+    return 'TensorFlow sees %s here%s' % (', '.join(short_name(gpu) for gpu in gpus), because)

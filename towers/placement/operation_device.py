@@ -1,0 +1,93 @@
+"""Where an operation of the graph is, and whether the model itself wants it there."""
+
+import os
+
+import tensorflow.compat.v1 as tf
+
+from towers.graph.scopes import inside_text
+from towers.placement.tower_device import chosen_inside, moved, places_inside
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def operation_device(op):
+    """The canonical device that an operation asks for.
+
+    One that asks for none goes where the runtime has to put it: to the resource that it reads, to
+    the operation that it is colocated with, to the one that takes its resource (a TensorArray of an
+    RNN, which TF itself leaves open until the first write); a constant, to the one that takes it.
+    """
+    decides = _decides_device_of(op, set())
+    return '' if decides is None else resolved(decides.device)
+
+
+def _decides_device_of(op, seen):
+    """The operation that says where `op` is: itself, or the one that it has to be near; or None."""
+    if op.device:
+        return op
+    if op.name in seen:
+        return None
+    seen.add(op.name)
+    near = [tensor.op for tensor in op.inputs if tensor.dtype == tf.resource]
+    near += [other for _, other in colocated_with(op)]
+    near += [taker for tensor in op.outputs if tensor.dtype == tf.resource or op.type == 'Const'
+             for taker in tensor.consumers()]
+    found = (_decides_device_of(other, seen) for other in near)
+    return next((decides for decides in found if decides is not None), None)
+
+
+def resolved(device):
+    """`'/job:localhost/replica:0/task:0/device:CPU:0'` as `'/device:CPU:0'`, '' as ''."""
+    if not device:
+        return ''
+    spec = tf.DeviceSpec.from_string(device)
+    if spec.job == 'localhost':
+        spec = tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index)
+    return spec.to_string()
+
+
+def colocated_with(op):
+    """[(name, operation)] of those that an operation is colocated with."""
+    names = [group.decode()[len('loc:@'):] for group in op.colocation_groups()]
+    return [(name, op.graph.get_operation_by_name(name)) for name in names if name != op.name]
+
+
+class ModelsChoices:
+    """Which operations are where they are because the model function says `tf.device`."""
+
+    def __init__(self, built):
+        self._first = built.towers[0]
+        self._places = None
+
+    def include(self, op, tower):
+        """Whether an operation of a tower is one of them."""
+        device = operation_device(op)
+        decides = _decides_device_of(op, set()) or op
+        for name, other in colocated_with(decides):
+            if name.startswith(tower.name_scope) and operation_device(other) == device:
+                return self.include(other, tower)
+        if chosen_inside(decides, lambda place: place in self._models_places(op.graph)):
+            return True
+        original = self._original(decides, tower)
+        if original is None:
+            return False
+        there = operation_device(original)
+        return (device in (there, moved(there, self._first.device, tower.device))
+                and self.include(original, self._first))
+
+    def _original(self, op, tower):
+        """The operation of the first tower that `op` is a clone of, if it is one."""
+        if tower.name_scope == self._first.name_scope or not op.name.startswith(tower.name_scope):
+            return None
+        try:
+            return op.graph.get_operation_by_name(
+                inside_text(tower.name_scope).sub(self._first.name_scope, op.name))
+        except KeyError:
+            return None
+
+    def _models_places(self, graph):
+        if self._places is None:
+            self._places = {place for op in graph.get_operations()
+                            if op.name.startswith(self._first.name_scope)
+                            for place in places_inside(op) if not place[0].startswith(_HERE)}
+        return self._places

@@ -1,0 +1,157 @@
+"""Stages: parts of one model on several devices of a tower."""
+
+import contextlib
+import numbers
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import InvalidArgumentError, ModelFunctionError
+from towers.graph.graph_walk import ancestors, is_control_flow
+from towers.placement.tower_device import StageDevice, TowerDevice, current_tower_device, stages_of
+
+
+@contextlib.contextmanager
+def stage(number: int):
+    """The scope of a part of a model that is on one of its tower's devices.
+
+    >>> with towers.stage(0):
+    ...     net = stem(images)
+    >>> with towers.stage(1):
+    ...     logits = head(net)
+
+    With `devices=[['/gpu:0', '/gpu:1'], ['/gpu:2', '/gpu:3']]` stage 1 is on `/gpu:1` in the first
+    tower and on `/gpu:3` in the second one; gradient operations go where the operation is that they
+    are of. What is made outside of stages goes where what it takes comes from: a loss, to the last
+    stage. In a tower of one device, and outside of towers, all stages are in one place.
+
+    Args:
+      number: from 0.
+
+    Raises:
+      InvalidArgumentError: no such number.
+      ModelFunctionError: the tower has several devices, and fewer than this.
+    """
+    if isinstance(number, bool) or not isinstance(number, numbers.Integral) or number < 0:
+        raise InvalidArgumentError('stage(%r): expected a whole number of at least 0.' % (number,))
+    device = None if tf.executing_eagerly() else current_tower_device(tf.get_default_graph())
+    if device is None or len(device.stages) == 1:
+        yield
+        return
+    if number >= len(device.stages):
+        raise ModelFunctionError(
+            'stage(%d), and the devices of this tower are %s: name %d devices for each tower, or one '
+            'for all stages.' % (number, ' and '.join(device.stages), number + 1))
+    with tf.device(StageDevice(device.stages[number], device.stages)):
+        yield
+
+
+def place_forward(operations, device):
+    """Puts what the model function has made outside of stages where the last of its inputs is.
+
+    Args:
+      operations: those of its call, in order.
+      device: the tower's device, or `StagedDevices`.
+    """
+    stages = stages_of(device)
+    if len(stages) == 1:
+        return
+    placed = {}
+    for op in operations:
+        scope = next((each for each in compat.device_scopes(op) if isinstance(each, TowerDevice)),
+                     None)
+        # Where the model has a say of its own, or TensorFlow has put it with something, it stays.
+        if (scope is None or isinstance(scope, StageDevice) or op.device != stages[0]
+                or compat.device_scopes(op)[0] is not scope or op.colocation_groups() != [
+                    b'loc:@' + op.name.encode()]):
+            if op.device in stages:
+                placed[op.name] = op.device
+            continue
+        known = [placed[tensor.op.name] for tensor in op.inputs if tensor.op.name in placed]
+        placed[op.name] = max(known, key=stages.index) if known else stages[0]
+        if known:
+            compat.set_device(op, placed[op.name])
+
+
+def _stages_of_loops(graph, backward, stages):
+    """{loop or branch of control flow v1: the device that what is computed in it is on}."""
+    own = {op.name for op in backward}
+    found = {}
+    for op in graph.get_operations():
+        context = compat.control_flow_context(op)
+        if context is None or context in found:
+            continue
+        of = compat.differentiated_operation(op) if op.name in own else op
+        if of is not None and of.device in stages:
+            found[context] = of.device
+    return found
+
+
+def check_stages(operations, device):
+    """Raises if a stage takes something of a later one, which a pipeline has no order for.
+
+    Args:
+      operations: those of a forward pass.
+      device: `StagedDevices`.
+
+    Raises:
+      ModelFunctionError: names one such tensor.
+    """
+    stages = stages_of(device)
+    for op in operations:
+        # TensorFlow keeps some with a variable, wherever that is.
+        is_free = op.colocation_groups() == [b'loc:@' + op.name.encode()]
+        for tensor in op.inputs if op.device in stages and is_free else ():
+            if tensor.dtype != tf.resource and tensor.op.device in stages and (
+                    stages.index(tensor.op.device) > stages.index(op.device)):
+                raise ModelFunctionError(
+                    'operation %s of stage %d takes %s of stage %d, so that the stages wait for '
+                    'each other in a circle: with micro_batches= data goes from a stage to later '
+                    'ones only.' % (op.name, stages.index(op.device), tensor.name,
+                                    stages.index(tensor.op.device)))
+
+
+def place_backward(operations, loss, device):
+    """Puts the gradient operations of a tower of several devices where what they are of is.
+
+    What is no operation's gradient follows what it takes: a sum of gradients is where the first of
+    the stages is that they come from, so that each activation's gradient crosses once.
+
+    Args:
+      operations: those that `compute_gradients` has made, in order.
+      loss: the scalar that they are of.
+      device: the tower's device, or `StagedDevices`.
+    """
+    stages = stages_of(device)
+    if len(stages) == 1:
+        return
+    placed = {}
+    of_loops = _stages_of_loops(loss.graph, operations, stages)
+    forward = ancestors([loss])
+    for op in operations:
+        groups = [group.decode()[len('loc:@'):] for group in op.colocation_groups()]
+        groups = [name for name in groups if name != op.name]
+        of = compat.differentiated_operation(op)
+        if op.type == 'NoOp' and not groups and op.control_inputs:
+            # `tf.group` says the device of what it waits for by name: clones are to follow that.
+            beside = op.control_inputs[0]
+            there = placed.get(beside.name, beside.device)
+            compat.set_colocation(op, [b'loc:@' + beside.name.encode()])
+        elif any(name not in placed for name in groups):
+            continue  # with a variable, say
+        elif of is not None and of.device in stages:
+            there = of.device
+        elif is_control_flow(op) and compat.control_flow_context(op) in of_loops:
+            there = of_loops[compat.control_flow_context(op)]  # counters and stacks of a loop
+        else:
+            known = [placed.get(tensor.op.name, tensor.op.device) for tensor in op.inputs
+                     if tensor.op.type != 'Const']
+            known = [each for each in known if each in stages]
+            # The gradient of a loop of control flow v2 makes the loop anew, for the forward pass.
+            choose = max if op.name in forward else min
+            there = choose(known, key=stages.index) if known else loss.op.device
+        if op.device in stages and there in stages:
+            placed[op.name] = there
+            compat.set_device(op, there)
+            if groups:  # TensorFlow keeps a gradient with what it comes from, which is a stage later
+                compat.set_colocation(op, [b'loc:@' + op.name.encode()])

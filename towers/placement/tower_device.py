@@ -1,0 +1,203 @@
+"""Tells operations that the tower put on its device from those that the model put there itself.
+
+A model that says `tf.device('/cpu:0')` around its embedding wants it there in every tower, and in
+the finished graph such an operation of a first tower on `/cpu:0` looks like any other. TensorFlow
+keeps with each operation the device scopes that it was made under; the tower's own one is told from
+all others by being a `TowerDevice`.
+"""
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+
+
+class StagedDevices(str):
+    """The devices of one tower: a string, the first one's name, that knows them all.
+
+    Attributes:
+      stages: tuple of the names, stage by stage.
+    """
+
+    def __new__(cls, stages):
+        devices = super().__new__(cls, stages[0])
+        devices.stages = tuple(str(name) for name in stages)
+        return devices
+
+
+def stages_of(device):
+    """The devices of a tower, stage by stage: of one that has one device, that one."""
+    return getattr(device, 'stages', (str(device),))
+
+
+def all_devices(devices):
+    """The devices of all towers, each once, in order."""
+    return tuple(dict.fromkeys(name for device in devices for name in stages_of(device)))
+
+
+class TowerDevice(str):
+    """The name of a tower's device, for `tf.device`; a string like any other but for its type.
+
+    Attributes:
+      stages: as of `StagedDevices`.
+    """
+
+    def __new__(cls, device, stages=None):
+        name = super().__new__(cls, device)
+        name.stages = stages or stages_of(device)
+        return name
+
+    def __str__(self):
+        return self  # what TensorFlow keeps of the argument of `tf.device` is its str()
+
+
+class StageDevice(TowerDevice):
+    """The same around a part of the model that is of a stage."""
+
+
+class BackwardDevice(TowerDevice):
+    """The same around what takes the gradients, which the model function has no say in."""
+
+
+def is_of_a_tower(op):
+    """Whether an operation was made in a tower's device scope, which names no tower.
+
+    That tells what is of a first tower that has no name scope of its own. Not for clones.
+    """
+    for scope in compat.device_scopes(op):
+        if isinstance(scope, TowerDevice):
+            return True
+        if scope == 'None':  # what was around it has no say any more
+            return False
+    return False
+
+
+def chosen_inside(op, is_models_place=lambda place: False):
+    """Whether a `tf.device` of the model's own, inside the tower's, has a say in an op's device.
+
+    Not for operations that are colocated with others, which are where those are.
+
+    Args:
+      op: an operation of a tower that is no clone.
+      is_models_place: called with the place of a `with tf.device`, `(file, line)`, that an
+        operation of the backward pass was made in. An optimizer's own scope there is none of the
+        model; but a model function that is run again for its gradient (`recompute_grad`) goes
+        through the places that it went through before.
+    """
+    inside = []
+    for scope, place in zip(compat.device_scopes(op), compat.device_scope_places(op)):
+        if isinstance(scope, BackwardDevice):
+            return bool(inside) and all(map(is_models_place, inside))
+        if isinstance(scope, TowerDevice):
+            break
+        inside.append(place)
+    return bool(inside)
+
+
+def places_inside(op):
+    """The places `(file, line)` of the model's own `tf.device`s around an op of the forward pass.
+    """
+    places = []
+    for scope, place in zip(compat.device_scopes(op), compat.device_scope_places(op)):
+        if isinstance(scope, BackwardDevice):
+            return []
+        if isinstance(scope, TowerDevice):
+            return places
+        places.append(place)
+    return []
+
+
+def follows_tower(op):
+    """Whether an operation would be on another device in another tower.
+
+    Not for operations that are colocated with others, which are where those are.
+
+    Returns:
+      True; False; or None where it cannot be told: a device function has had a say in it, or it
+      was made under `tf.device(other_op.device)`.
+    """
+    for scope in compat.device_scopes(op):
+        if isinstance(scope, TowerDevice):
+            return True
+        if scope == 'None':
+            return False
+        if '<' in scope:  # TensorFlow's way to write a function
+            return None
+        if scope == op.device and '/device:' in scope:  # as `op.device` spells it
+            return None
+        spec = tf.DeviceSpec.from_string(scope)
+        if spec.device_type is not None or spec.device_index is not None:
+            return False
+    return False
+
+
+def device_like(op):
+    """The device of `op`, for `tf.device` around what is to be wherever `op` is, in any tower."""
+    return TowerDevice(op.device) if follows_tower(op) else op.device
+
+
+def keep_with_tower(operations, root):
+    """Takes operations that are colocated with two things in two places away from one of them.
+
+    `colocate_gradients_with_ops` puts a gradient operation with the operation that it is of, and
+    some gradients (that of a gather) are colocated with the variable, too, which may be elsewhere:
+    TensorFlow then says "Cannot colocate nodes" when the session runs.
+
+    Args:
+      operations: the operations of a tower's backward pass.
+      root: the tower's name scope. What is in it stays together, and so, where that is in several
+        places, does what is on an operation's own device.
+    """
+    for op in operations:
+        own = 'loc:@' + op.name
+        names = [group[len('loc:@'):] for group in map(bytes.decode, op.colocation_groups())
+                 if group != own]
+        inside = [name for name in names if name.startswith(root)]
+        if not inside:
+            continue
+        kept = [name for name in inside if not _reads_resource_outside(op.graph, name, root)]
+        if len({_device_of(op, name) for name in kept}) > 1:
+            kept = [name for name in kept if _device_of(op, name) == op.device] or kept[:1]
+        if len(kept) < len(names):
+            compat.set_colocation(op, [('loc:@' + name).encode() for name in kept or [op.name]])
+            compat.set_device(op, _device_of(op, (kept or inside)[0]))
+
+
+def _reads_resource_outside(graph, name, root):
+    """Whether TensorFlow moves an operation to a variable, whatever device it was made for."""
+    return any(tensor.dtype == tf.resource and not tensor.op.name.startswith(root)
+               for tensor in graph.get_operation_by_name(name).inputs)
+
+
+def _device_of(op, name):
+    return op.graph.get_operation_by_name(name).device
+
+
+def current_tower_device(graph):
+    """The `TowerDevice` of the innermost such scope that is open; None outside of towers."""
+    return next((scope for scope in compat.current_device_scopes(graph)
+                 if isinstance(scope, TowerDevice)), None)
+
+
+def moved(device, source, target):
+    """A device with what it has of tower device `source` exchanged for that of `target`.
+
+    Of towers with several devices, the one of a stage is exchanged for the other tower's.
+
+    >>> moved('/job:a/device:CPU:0', '/device:CPU:0', '/device:GPU:1')
+    '/job:a/device:GPU:1'
+    """
+    if device in stages_of(source):
+        return stages_of(target)[stages_of(source).index(device)]
+    have, old, new = map(tf.DeviceSpec.from_string, (device, source, target))
+    return tf.DeviceSpec(**{
+        field: getattr(new, field) if (
+            getattr(old, field) == getattr(have, field) and getattr(new, field) is not None)
+        else getattr(have, field)
+        for field in ('job', 'replica', 'task', 'device_type', 'device_index')}).to_string()
+
+
+def overlaps(device, tower_device):
+    """Whether a device may be that of a tower: same type and number."""
+    one = tf.DeviceSpec.from_string(device)
+    return any((one.device_type, one.device_index) == (other.device_type, other.device_index)
+               for other in map(tf.DeviceSpec.from_string, stages_of(tower_device)))

@@ -1,0 +1,160 @@
+"""Where the shared variables live."""
+
+import contextlib
+import functools
+
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import check_function
+from towers.errors import DeviceError, InvalidArgumentError
+from towers.placement.devices import canonical_device, default_variable_device, short_name
+from towers.placement.tower_device import all_devices, current_tower_device, stages_of
+
+BALANCED = 'balanced'
+REPLICATED = 'replicated'
+BY_STAGE = 'stage'
+
+
+class Placement:
+    """Names the device of each variable as it is created.
+
+    Attributes:
+      main: the device for what belongs to no single variable: the loss over all towers, merged
+        predictions, statistics where trainable variables are replicated.
+      of_weights: the device for what depends on the weights alone: the regularization.
+      all_reduce: how replicated variables' gradients are combined; None where none are replicated.
+      bytes_on: dict from device to the bytes of variables put there (known sizes only).
+    """
+
+    def __init__(self, variable_device, devices, all_reduce=None, trains=True):
+        """
+        Args:
+          variable_device: None (the CPU; the one GPU when there is just one), a device name,
+            `'balanced'` (each variable to the tower device that holds the fewest bytes so far),
+            `'stage'` (where the first tower computes the stage that makes it; so also None, with
+            one tower of several devices),
+            `'replicated'` (each trainable variable on every tower, see `replicas`; the model's
+            own, and all there is of it where one tower or nobody trains, on the first tower's
+            device), or a device function as `tf.device` takes one
+            (`tf.train.replica_device_setter`).
+          devices: the towers' devices.
+          all_reduce: for `'replicated'`: one of `all_reduce.METHODS`, checked there; None for
+            `'copy'`.
+          trains: whether there is an optimizer.
+
+        Raises:
+          DeviceError, InvalidArgumentError: a name that cannot be parsed; another type; an
+            all-reduce without copies to reduce for.
+        """
+        self._devices = devices
+        self._device_function = None
+        if not (variable_device is None or isinstance(variable_device, str)):
+            check_function('variable_device', variable_device, 1, "None, a device name, 'balanced',"
+                           " 'replicated', 'stage', or a device function, from an operation to a "
+                           'device')
+        self.by_stage = variable_device == BY_STAGE or (
+            variable_device is None and len(devices) == 1 and len(stages_of(devices[0])) > 1)
+        if self.by_stage:
+            variable_device = None
+        self.balanced = variable_device == BALANCED
+        self.replicated = variable_device == REPLICATED
+        if all_reduce is not None and not self.replicated:
+            raise InvalidArgumentError(
+                "all_reduce=%r goes with variable_device='replicated', and that is %r: with one "
+                'set of variables there is no all-reduce.' % (all_reduce, variable_device))
+        if variable_device is None or self.balanced or self.replicated:
+            self.main = default_variable_device(devices)
+        elif callable(variable_device):
+            self._device_function = functools.partial(_checked_device, variable_device)
+            self.main = default_variable_device(devices)
+        else:
+            self.main = canonical_device(variable_device)
+        self.of_weights = str(devices[0]) if self.replicated else self.main
+        copies = self.replicated and trains and len(devices) > 1
+        self.all_reduce = (all_reduce or 'copy') if copies else None
+        if self.replicated and len(stages_of(devices[0])) > 1:
+            raise InvalidArgumentError(
+                "variable_device='replicated' goes with towers of one device each, and these have "
+                "%s: use 'stage', or None for the CPU." % short_name(devices[0]))
+        self.bytes_on = dict.fromkeys(
+            all_devices(devices) if self.balanced else
+            stages_of(devices[0]) if self.by_stage else (), 0)
+
+    def describe(self):
+        """`'/cpu:0'`, or how variables are spread."""
+        if self.balanced or self.by_stage:
+            sizes = ['%s (%.1f MB)' % (short_name(device), used / 1e6)
+                     for device, used in self.bytes_on.items()]
+            if len(sizes) > 3:
+                sizes = ['%d devices (%.1f to %.1f MB)' % (
+                    len(sizes), min(self.bytes_on.values()) / 1e6,
+                    max(self.bytes_on.values()) / 1e6)]
+            return ('balanced over ' if self.balanced else 'their stage, ') + ', '.join(sizes)
+        if self._device_function is not None:
+            return 'placed by a device function'
+        if self.all_reduce is not None:
+            return 'every tower (%d copies), all-reduce by %s' % (
+                len(self._devices), self.all_reduce)
+        return short_name(self.of_weights)
+
+    def scope(self, trainable=True):
+        """The device scope in which to create a variable; then `note` it."""
+        if self.replicated and trainable:
+            return only_device(self.of_weights)
+        if self._device_function is not None:
+            return only_device(self._device_function)
+        if self.by_stage:
+            return only_device(str(current_tower_device(tf.get_default_graph()) or self.main))
+        if self.balanced:  # the first one among equals
+            return only_device(min(self.bytes_on, key=self.bytes_on.get))
+        return only_device(self.main)
+
+    def note(self, variable):
+        """Counts the bytes of a new variable where it is: with another one, if it is colocated."""
+        if variable.device in self.bytes_on:
+            self.bytes_on[variable.device] += _bytes(variable)
+
+    def note_moved(self, variable, before):
+        """Counts the bytes of a variable where it is, and no more where it was before."""
+        if variable.device != before:
+            self.bytes_on[before] -= _bytes(variable)
+            self.note(variable)
+
+    def devices(self):
+        """The devices that variables may be on, or None where a function of the caller's says."""
+        if self._device_function is not None:
+            return None
+        if self.replicated:
+            return tuple(sorted({self.main, self.of_weights}))
+        if self.by_stage:
+            return tuple(dict.fromkeys((self.main,) + tuple(self.bytes_on)))
+        return tuple(self.bytes_on) if self.balanced else (self.main,)
+
+    def scope_of(self, variable):
+        """The device scope of what belongs to this variable: its gradient's sum, its slots."""
+        return only_device(variable.device or self.main)
+
+
+def _checked_device(function, operation):
+    """What a device function of the caller's says, or an error that names it."""
+    device = function(operation)
+    try:
+        if isinstance(device, str):
+            tf.DeviceSpec.from_string(device)
+            return device
+        return device.to_string()
+    except (AttributeError, ValueError):
+        raise DeviceError(
+            "variable_device=%.80r gave %.80r for %s: expected the name of a device, '/cpu:0' say."
+            % (function, device, operation.name)) from None
+
+
+@contextlib.contextmanager
+def only_device(device):
+    """A device scope that takes nothing over from the scopes around it."""
+    with tf.device(None), tf.device(device):
+        yield
+
+
+def _bytes(variable):
+    return (variable.get_shape().num_elements() or 0) * variable.dtype.base_dtype.size

@@ -1,0 +1,221 @@
+"""Makes a finished backward pass compute again what it takes of the forward pass.
+
+Both passes are there, as the model function and `compute_gradients` have made them. For each
+segment of the forward pass its operations are copied, from what is kept; the operations of the
+backward pass that took a tensor of the segment take the copy's. The copies wait for the gradient
+that comes into the segment: so they are run after the forward pass, when their result is wanted,
+and TensorFlow does not find them to be the same as the first ones and run one of both. Nothing else
+changes: no operation is run that was not, and none that draws, writes or counts is run twice.
+"""
+
+import collections
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import InvalidArgumentError
+from towers.graph.variable_access import read_from
+from towers.placement.tower_device import TowerDevice, current_tower_device, follows_tower
+from towers.recomputation import segments as cutting
+from towers.recomputation.block import blocks_among
+
+Recomputed = collections.namedtuple('Recomputed', 'segments operations')
+"""How many segments of a tower's forward pass are computed again, and operations in them."""
+
+# They take nothing but the size of a tensor, and run as soon as it is there.
+_SIZES = frozenset(['Shape', 'ShapeN', 'Size', 'Rank'])
+
+
+def recompute(keep, forward, backward, gradients, root):
+    """Rewrites the backward pass of one tower.
+
+    Args:
+      keep: `'auto'`; or list of names of operations and scopes of the model whose results are kept,
+        and all else is computed again; None for the blocks that the model marks, see `block`.
+      forward, backward: lists of operations of the tower, in the order in which they were made.
+      gradients: list of `(gradient, variable)` that the backward pass computes.
+      root: the tower's name scope.
+
+    Returns:
+      `(Recomputed, gradients)`: the latter to be used from now on.
+
+    Raises:
+      InvalidArgumentError: a name that the tower does not have.
+    """
+    blocks = blocks_among(forward) if keep is None else []
+    if keep is None and not blocks:
+        return Recomputed(0, 0), gradients
+    takers = _takers(backward, {op.name for op in forward})
+    operations = cutting.repeatable_operations(forward, set(takers))
+    if keep is None:
+        parts, kept = cutting.segments_of_blocks(blocks, operations, forward)
+    else:
+        line = cutting.Line(operations, set(takers))
+        parts, kept = cutting.segments(
+            line, line.best_cuts() if keep == 'auto' else _cuts_after(keep, line, forward, root))
+    if not parts:
+        return Recomputed(0, 0), gradients
+    order, readers = _Backward(backward), collections.defaultdict(list)
+    scope = forward[0].graph.unique_name(root + 'recompute')
+    count = sum(_rewrite('%s/segment_%d/' % (scope, number), part, kept, takers, order, root,
+                         readers)
+                for number, part in enumerate(parts))
+    return Recomputed(len(parts), count), _write_after(readers, gradients)
+
+
+def _takers(backward, forward):
+    """{name of a tensor of the forward pass: [(operation, position)] of the backward pass}.
+
+    Those are left out that take no gradient, so that what they wait for is not known: they run with
+    the forward pass, and need nothing later.
+    """
+    made = {op.name for op in backward}
+    takers = collections.defaultdict(list)
+    for op in backward:
+        others = [tensor.op.name for tensor in op.inputs] + [each.name for each in op.control_inputs]
+        if op.type in _SIZES or compat.in_control_flow(op) or not made.intersection(others):
+            continue
+        for position, tensor in enumerate(op.inputs):
+            if tensor.op.name in forward:
+                takers[tensor.name].append((op, position))
+    return takers
+
+
+def _cuts_after(keep, line, forward, root):
+    """Where to cut so that what these names make is kept: after the last operation of each."""
+    cuts = set()
+    for name in keep:
+        full = root + name.rstrip('/')
+        own = {op.name for op in forward if op.name == full or op.name.startswith(full + '/')}
+        if not own:
+            raise InvalidArgumentError(
+                'recompute=%r has %r, and the model has no operation or scope of this name: expected '
+                "names as in the graph, without the tower's %r, such as %r." % (
+                    keep, name, root, next((op.name[len(root):] for op in reversed(
+                        line.operations or forward)), 'conv1')))
+        places = [index for index, op in enumerate(line.operations) if op.name in own]
+        cuts.update(places[-1:])
+    return sorted(cut for cut in cuts if cut + 1 < len(line.operations))
+
+
+class _Backward:
+    """The operations of a backward pass by what they wait for."""
+
+    def __init__(self, operations):
+        self._inside = {op.name for op in operations}
+        self._takers = collections.defaultdict(list)
+        for op in operations:
+            for name in self.before(op):
+                self._takers[name].append(op.name)
+
+    def before(self, op):
+        """Names of the operations of the backward pass that an operation waits for."""
+        return self._inside.intersection(
+            [tensor.op.name for tensor in op.inputs] + [each.name for each in op.control_inputs])
+
+    def gradients_into(self, operations):
+        """Names of what the first ones among some operations wait for: none waits for another."""
+        stack = [op.name for op in operations]
+        after = set(stack)
+        while stack:
+            for name in self._takers[stack.pop()]:
+                if name not in after:
+                    after.add(name)
+                    stack.append(name)
+        first = [op for op in operations if after.isdisjoint(self.before(op))]
+        return sorted(set().union(*map(self.before, first)))
+
+
+def _rewrite(scope, operations, kept, takers, backward, root, readers):
+    """Copies what the backward pass takes of a segment and makes it take the copies.
+
+    Returns:
+      The number of operations that were copied.
+    """
+    graph = operations[0].graph
+    wanted = collections.OrderedDict(
+        (tensor.name, tensor) for op in operations for tensor in op.outputs
+        if tensor.name in takers and tensor.name not in kept)
+    if not wanted:
+        return 0
+    taking = {op.name: op for name in wanted for op, _ in takers[name]}
+    gradients = backward.gradients_into(list(taking.values()))
+    copied = _needed(wanted.values(), {op.name: op for op in operations}, kept)
+    copies = _copy(graph, [op for op in operations if op.name in copied], kept, scope, root)
+    made = {copy.name for copy in copies.values()}
+    for copy in copies.values():
+        if not any(tensor.op.name in made for tensor in copy.inputs):
+            compat.add_control_inputs(copy, [graph.get_operation_by_name(name)
+                                             for name in gradients])
+        for tensor in copy.inputs:
+            if not tensor.op.name.startswith(root):
+                for source in read_from(tensor):
+                    readers[source.name].append(copy)
+    for name, tensor in wanted.items():
+        again = copies[tensor.op.name].outputs[tensor.value_index]
+        for op, position in takers[name]:
+            compat.replace_input(op, position, again)
+    return len(copies)
+
+
+def _write_after(readers, gradients):
+    """The gradients, where that of a reference variable waits for what computes with it again.
+
+    Its update, which waits for its gradient, is written into the memory that is read there.
+    """
+    found = []
+    for gradient, variable in gradients:
+        waits_for = readers.get(variable.op.name)
+        if waits_for and variable.op.type != 'VarHandleOp' and gradient is not None:
+            last = getattr(gradient, 'values', gradient)
+            tower = current_tower_device(last.graph)
+            there = (TowerDevice(last.device, tower.stages)
+                     if tower is not None and last.device in tower.stages else tower)
+            with tf.control_dependencies(waits_for), tf.device(there):
+                last = tf.identity(last, 'recomputed_gradient')
+            gradient = last if isinstance(gradient, tf.Tensor) else tf.IndexedSlices(
+                last, gradient.indices, gradient.dense_shape)
+        found.append((gradient, variable))
+    return found
+
+
+def _needed(tensors, inside, kept):
+    """Names of the operations of a segment that tensors are computed from."""
+    stack = [tensor.op.name for tensor in tensors]
+    needed = set(stack)
+    while stack:
+        for tensor in inside[stack.pop()].inputs:
+            name = tensor.op.name
+            if name in inside and name not in needed and tensor.name not in kept:
+                needed.add(name)
+                stack.append(name)
+    return needed
+
+
+def _copy(graph, operations, kept, scope, root):
+    """{name: copy} of operations, on what is kept and what is from outside of the segment."""
+    graph_def, outside = tf.GraphDef(), {}
+    graph_def.versions.CopyFrom(graph.graph_def_versions)
+    names = {op.name: op.name[len(root):] for op in operations}
+    for op in operations:
+        node = graph_def.node.add()
+        node.CopyFrom(op.node_def)
+        node.name = names[op.name]
+        node.attr.pop('_class', None)
+        node.device = '' if follows_tower(op) else op.device
+        del node.input[:]
+        for tensor in op.inputs:
+            if tensor.op.name in names and tensor.name not in kept:
+                node.input.append('%s:%d' % (names[tensor.op.name], tensor.value_index))
+            else:
+                key = outside.setdefault(tensor.name, ('kept/%d:0' % len(outside), tensor))[0]
+                node.input.append(key)
+    with tf.name_scope(None):
+        tf.import_graph_def(graph_def, dict(outside.values()), name=scope.rstrip('/'))
+    copies = collections.OrderedDict()
+    for op in operations:
+        copy = graph.get_operation_by_name(scope + names[op.name])
+        for tensor, again in zip(op.outputs, copy.outputs):
+            again.set_shape(tensor.shape)
+        copies[op.name] = copy
+    return copies

@@ -1,0 +1,228 @@
+"""Which tensors of a forward pass to keep for the backward pass, and which to compute again.
+
+The operations that can be computed again, in the order in which they were made, are cut into
+segments. At a cut, what later operations take from earlier ones is kept: little where the graph is
+narrow, such as between two blocks. Within a segment nothing is kept; the backward pass, when it
+gets there, computes the segment again from what was kept before it. With n layers of equal size and
+about sqrt(n) segments both what is kept and one segment are about sqrt(n) layers large (Chen et al.
+2016, "Training Deep Nets with Sublinear Memory Cost"). The last segment is where the backward pass
+begins: all of it is kept.
+"""
+
+import collections
+import math
+
+import tensorflow.compat.v1 as tf
+
+from towers.graph import graph_walk
+from towers.graph.graph_walk import functions_of
+from towers.graph.variable_access import read_from
+
+# Aliases of their input: they take no memory of their own.
+ALIASES = frozenset(['Identity', 'Reshape', 'Squeeze', 'ExpandDims', 'StopGradient',
+                      'PreventGradient', 'CheckNumerics'])
+# What is small is kept: shapes, counts, scalars.
+_SMALL = 1024
+
+
+def is_repeatable(op):
+    """Whether an operation gives the same again and nobody notices that it is run twice.
+
+    Not one that draws numbers, reads or writes state, is in a loop or a branch, or calls a function
+    (loops and branches of control flow v2, `tf.function`s, Python).
+    """
+    return bool(op.inputs) and bool(op.outputs) and not (
+        op.op_def.is_stateful or graph_walk.is_random(op)
+        or graph_walk.seed_position(op) is not None or graph_walk.is_control_flow(op)
+        or functions_of(op.node_def)
+        or any(tensor.dtype == tf.resource or tensor.dtype == tf.variant
+               or tensor.dtype != tensor.dtype.base_dtype  # a reference
+               for tensor in list(op.inputs) + list(op.outputs)))
+
+
+def repeatable_operations(forward, taken):
+    """The operations of a forward pass that may be computed again for the backward pass.
+
+    Args:
+      forward: list of operations in the order in which they were made.
+      taken: names of the tensors that the backward pass takes.
+
+    Returns:
+      `OrderedDict` from names to operations: in an order in which each comes after those that it
+      takes something of; without those that nothing taken is computed from.
+    """
+    place, repeatable = {op.name: index for index, op in enumerate(forward)}, {}
+    random = graph_walk.reachable_from([op for op in forward if graph_walk.is_random(op)
+                                        or graph_walk.seed_position(op) is not None], forward)
+    changing = _Changing(forward)
+    for index, op in enumerate(forward):
+        if not is_repeatable(op) or any(map(changing.is_read, op.inputs)) or any(place.get(tensor.op.name, -1) > index
+                                        for tensor in op.inputs):
+            continue
+        if all(size_of(tensor) <= _SMALL for tensor in op.outputs):
+            continue
+        # A mask of what was drawn has a fourth of the size of the numbers drawn.
+        if op.name in random and all(tensor.dtype == tf.bool for tensor in op.outputs):
+            continue
+        repeatable[op.name] = op
+    needed = {name for name, op in repeatable.items()
+              if any(tensor.name in taken for tensor in op.outputs)}
+    for name in reversed(list(repeatable)):
+        if name in needed:
+            needed.update(tensor.op.name for tensor in repeatable[name].inputs
+                          if tensor.op.name in repeatable)
+    return collections.OrderedDict((name, op) for name, op in repeatable.items() if name in needed)
+
+
+class _Changing:
+    """Reference variables that a step writes other than by the optimizer.
+
+    What reads one may read its memory, which holds something else by the time of the backward pass.
+    """
+
+    def __init__(self, forward):
+        self._inside = {op.name for op in forward}
+        self._kept = {variable.op.name for variable in tf.trainable_variables()}
+        initializers = {variable.initializer.name for variable in tf.trainable_variables()}
+        for op in forward:
+            if op.name in initializers:
+                continue
+            for tensor, argument in zip(op.inputs, op.op_def.input_arg):
+                if argument.is_ref:
+                    self._kept.discard(tensor.op.name)
+        self._known = {}
+
+    def is_read(self, tensor):
+        """Whether a tensor is what such a variable holds, or may be."""
+        if tensor.op.name in self._inside and tensor.op.type != 'Identity':
+            return False
+        if tensor.name not in self._known:
+            self._known[tensor.name] = any(
+                source.type != 'VarHandleOp' and source.name not in self._kept
+                for source in read_from(tensor))
+        return self._known[tensor.name]
+
+
+def size_of(tensor, unknown=16):
+    """Bytes of a tensor; a dimension that is not static counts as 16, a rank as a kilobyte."""
+    if tensor.shape.ndims is None:
+        return 2 * _SMALL
+    size = tensor.dtype.size
+    for dimension in tensor.shape.as_list():
+        size *= unknown if dimension is None else dimension
+    return size
+
+
+class Line:
+    """The repeatable operations in a row, with what it costs to cut the row anywhere.
+
+    Attributes:
+      operations: list of operations.
+      crossing: for each operation, bytes of what those after it take of it and of those before.
+      weight: for each operation, bytes of it that the backward pass takes.
+    """
+
+    def __init__(self, operations, taken):
+        """
+        Args:
+          operations: `OrderedDict` of `repeatable_operations`.
+          taken: names of the tensors that the backward pass takes.
+        """
+        self.operations = list(operations.values())
+        place = {name: index for index, name in enumerate(operations)}
+        last = {}  # index of the last operation that takes a tensor
+        for index, op in enumerate(self.operations):
+            for tensor in op.inputs:
+                if tensor.op.name in place:
+                    last[tensor.name] = index
+        change = [0] * (len(self.operations) + 1)
+        for index, op in enumerate(self.operations):
+            for tensor in op.outputs:
+                if last.get(tensor.name, index) > index:
+                    change[index] += size_of(tensor)
+                    change[last[tensor.name]] -= size_of(tensor)
+        self.crossing, bytes_now = [], 0
+        for each in change[:-1]:
+            bytes_now += each
+            self.crossing.append(bytes_now)
+        self.weight = [0 if op.type in ALIASES else sum(
+            size_of(tensor) for tensor in op.outputs if tensor.name in taken)
+                       for op in self.operations]
+
+    def cuts_at(self, largest):
+        """Places to cut, so that segments are about that large: the narrowest one of each stretch.
+
+        Returns:
+          `(cuts, cost)`: list of indices of the last operations of all segments but the last one;
+          bytes that are kept, and the largest segment.
+        """
+        cuts, start, total = [], 0, 0
+        for index, weight in enumerate(self.weight):
+            total += weight
+            if total <= largest or index + 1 == len(self.weight):
+                continue
+            # In the second half of the stretch: more cuts cost more, too.
+            half, seen = start, 0
+            while half < index and seen < total / 2:
+                seen += self.weight[half]
+                half += 1
+            cut = min(range(half, index + 1), key=lambda place: (self.crossing[place], -place))
+            cuts.append(cut)
+            start = cut + 1
+            total = sum(self.weight[start:index + 1])
+        return cuts, self.cost(cuts)
+
+    def cost(self, cuts):
+        """Bytes that are kept with these cuts: at the cuts, and of the largest segment."""
+        bounds = [0] + [cut + 1 for cut in cuts] + [len(self.weight)]
+        return sum(self.crossing[cut] for cut in cuts) + max(
+            sum(self.weight[start:end]) for start, end in zip(bounds, bounds[1:]))
+
+    def best_cuts(self):
+        """The cuts that cost least, of those for some thirty sizes of segments; [] is none."""
+        total = sum(self.weight)
+        if not total:
+            return []
+        best = ([], self.cost([]))
+        for step in range(1, 31):
+            found = self.cuts_at(total * math.exp(-step * math.log(len(self.weight) + 1) / 30))
+            if found[1] < best[1]:
+                best = found
+        return best[0]
+
+
+def segments(line, cuts):
+    """The segments to be computed again: all but the last one.
+
+    Args:
+      line: `Line`.
+      cuts: list of indices of the last operations of all segments but the last one.
+
+    Returns:
+      `(list of lists of operations, names of the tensors that are kept)`.
+    """
+    bounds = [0] + [cut + 1 for cut in cuts] + [len(line.operations)]
+    of_segment = {}
+    for number, (start, end) in enumerate(zip(bounds, bounds[1:])):
+        of_segment.update((op.name, number) for op in line.operations[start:end])
+    kept = set()
+    for op in line.operations:
+        for tensor in op.inputs:
+            if of_segment.get(tensor.op.name, len(bounds)) < of_segment[op.name]:
+                kept.add(tensor.name)
+    return [line.operations[start:end] for start, end in zip(bounds, bounds[1:-1])], kept
+
+
+def segments_of_blocks(blocks, operations, forward):
+    """The segments that marked blocks are, as `segments`: what others take of a block is kept.
+
+    Args:
+      blocks: list of lists of operations.
+      operations: `OrderedDict` of `repeatable_operations`.
+      forward: list of all operations of the forward pass.
+    """
+    block_of = {op.name: number for number, block in enumerate(blocks) for op in block}
+    kept = {tensor.name for op in forward for tensor in op.inputs
+            if tensor.op.name in block_of and block_of.get(op.name) != block_of[tensor.op.name]}
+    parts = [[op for op in block if op.name in operations] for block in blocks]
+    return [part for part in parts if part], kept

@@ -1,0 +1,1 @@
+"""From the gradients of all towers to one update."""

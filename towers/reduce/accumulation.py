@@ -1,0 +1,118 @@
+"""Gradient accumulation: several micro-batches a tower, one after the other, for one update.
+
+A tower's shard is cut into k micro-batches. Each is a forward and a backward pass of its own on the
+tower's device, and waits until the gradients of the one before it have been added up, so that the
+memory of one is free for the next: the tower holds one sum a variable and the activations of one
+micro-batch, whatever k is.
+
+    sum_j = sum_(j-1) + gradient_j,     micro-batch j + 1 waits for sum_j
+
+The weights of micro-batches by their size are in their losses, as those of towers are, so that the
+plain sum is the tower's gradient.
+"""
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import InvalidArgumentError
+from towers.graph import graph_walk
+from towers.graph.frames import Frames
+from towers.placement.variable_device import only_device
+from towers.reduce.combination import add_up, align
+from towers.tower.objectives import tensors_of
+
+
+def accumulate(parts, micro_batches):
+    """Runs each tower's micro-batches one after the other and adds up their gradients.
+
+    Args:
+      parts: list of `Tower`, one a micro-batch: those of the first tower, then of the next one.
+      micro_batches: k, how many each tower has.
+
+    Returns:
+      List, one entry a tower, of lists of `(gradient, variable)`. Sums of dense gradients are dense;
+      `IndexedSlices` are joined and stay sparse.
+    """
+    totals = []
+    for start in range(0, len(parts), micro_batches):
+        total = parts[start].gradients
+        for part in parts[start + 1:start + micro_batches]:
+            with tf.name_scope('accumulate_gradients'), only_device(part.device):
+                _start_after(part, tensors_of(total))
+                total = [(add_up([gradient for _, gradient in present], variable), variable)
+                         for variable, present in align([total, part.gradients])]
+        totals.append(total)
+    return totals
+
+
+def _start_after(part, tensors):
+    """Makes everything that a step runs of a micro-batch wait for tensors.
+
+    What has an input from within the micro-batch waits for that. Constants do not wait, since they
+    are folded. Nothing that only initializes a variable does: it is no part of a step.
+    """
+    with tf.control_dependencies(tensors):
+        gate = tf.no_op('next_micro_batch')
+    step = graph_walk.step_operations(fetches_of(part))
+    frames = Frames(step)
+    step = [op for op in step if op.name.startswith(part.name_scope)]
+    waiting = {op.name for op in step if op.type not in FREE}
+    for op in step:
+        before = [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+        if (op.name in waiting and frames.is_outside(op)
+                and not any(other.name in waiting for other in before)):
+            compat.add_control_inputs(op, [gate])
+
+
+# What does not wait: constants are folded, variables are only named.
+FREE = frozenset(['Const', 'VariableV2', 'Variable', 'VarHandleOp'])
+
+
+def fetches_of(part):
+    """What a step runs of a micro-batch."""
+    nest = [part.loss, part.data_loss, part.predictions, part.metrics, part.updates,
+            [gradient for gradient, _ in part.pairs]]
+    return [leaf for leaf in tf.nest.flatten(nest, expand_composites=True)
+            if isinstance(getattr(leaf, 'op', leaf), tf.Operation)]
+
+
+def check_order(fetches):
+    """Raises if operations would wait for each other, and the step never end.
+
+    That a micro-batch waits for the one before it is no harm, unless the model makes an earlier one
+    wait for a later one: the first writes a variable in its forward pass after all have read it.
+
+    Args:
+      fetches: what a step runs.
+
+    Raises:
+      InvalidArgumentError: names an operation in the circle.
+    """
+    operations = graph_walk.step_operations(fetches)
+    left = {op.name: len(waits_for(op)) for op in operations}
+    takers = {}
+    for op in operations:
+        for name in waits_for(op):
+            takers.setdefault(name, []).append(op.name)
+    ready = [name for name, count in left.items() if not count]
+    while ready:
+        for name in takers.get(ready.pop(), ()):
+            left[name] -= 1
+            if not left[name]:
+                ready.append(name)
+    stuck = sorted(name for name, count in left.items() if count)
+    if stuck:
+        raise InvalidArgumentError(
+            'the micro-batches of a tower run one after the other, and the model makes an earlier '
+            'one wait for a later one (operation %s): its forward pass writes a variable that it '
+            'reads. Put the update into the collection UPDATE_OPS, or return it in '
+            "'updates'; or train without accumulate= and micro_batches=." % stuck[0])
+
+
+def waits_for(op):
+    """Names of what an operation waits for; the way back of a loop is no waiting."""
+    return {tensor.op.name for tensor in op.inputs if tensor.op.type not in _BACK} | {
+        other.name for other in op.control_inputs if other.type not in _BACK}
+
+
+_BACK = frozenset(['NextIteration', 'RefNextIteration'])

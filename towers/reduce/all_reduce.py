@@ -1,0 +1,226 @@
+"""One gradient per variable from those of all towers, on every tower: for replicated variables.
+
+    combined[v] on each tower = sum over the towers k that have a gradient of v of gradients[k][v]
+
+Three ways to the same sums:
+
+* `'copy'`: each variable's gradients are added on one tower, which sends the sum to the others. The
+  variables are dealt out so that every tower adds about as many bytes.
+* `'collective'`: TF's own ring of `CollectiveReduce` ops, in one session.
+* `'nccl'`: `NcclAllReduce`, for GPUs of one machine.
+
+The latter two reduce dense gradients; sparse ones (`IndexedSlices`) are joined as by `'copy'` and
+stay sparse. Small gradients share a buffer, and a tower reduces one buffer after another, in the
+same order on all towers, beginning with the variables made last, whose gradients come first in a
+backward pass. So there is never more than one reduction a tower under way, whose peers are all
+under way or next: with any number of threads none waits for one that cannot start. On TF 2 a
+session whose very first step fails cannot use `'collective'` again, and says so; later failures do
+no harm.
+"""
+
+import collections
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.arguments import check_choice
+from towers.errors import DeviceError, GradientError
+from towers.placement.devices import is_gpu, short_name
+from towers.placement.variable_device import only_device
+from towers.reduce.combination import add_up, align, dense
+
+METHODS = ('copy', 'collective', 'nccl')
+BUFFER_BYTES = 4 << 20
+"""Gradients are packed together up to this; a larger one is reduced by itself, without a copy."""
+
+_DTYPES = {'collective': compat.COLLECTIVE_DTYPES,
+           'nccl': (tf.float16, tf.float32, tf.float64)}
+
+Reduced = collections.namedtuple('Reduced', 'gradients on_towers')
+Reduced.__doc__ = """What an all-reduce gives.
+
+Attributes:
+  gradients: list of `(gradient, variable)`, as `combine_gradients` returns them: tower 0's result.
+  on_towers: dict from a variable's name to its combined gradient on each tower, the first of which
+    is that in `gradients`.
+"""
+
+
+def check_all_reduce(method, devices):
+    """Checks an all-reduce by name for towers on these devices, before anything is built.
+
+    Raises:
+      InvalidArgumentError: no such all-reduce.
+      DeviceError: towers that it cannot reduce over.
+    """
+    check_choice('all_reduce', method, METHODS)
+    if method == 'copy':
+        return
+    names = ', '.join(short_name(device) for device in devices)
+    if method == 'nccl' and not all(is_gpu(device) for device in devices):
+        raise DeviceError("all_reduce='nccl' reduces over GPUs, and the towers are on %s: use "
+                          "'copy' or 'collective'." % names)
+    specs = [tf.DeviceSpec.from_string(device) for device in devices]
+    if len({(spec.job, spec.replica, spec.task) for spec in specs}) > 1:
+        raise DeviceError('all_reduce=%r reduces within one machine, and the towers are on %s: use '
+                          "'copy'." % (method, names))
+    if len(set(devices)) < len(devices):
+        raise DeviceError('all_reduce=%r needs a device of its own for each tower, and the towers '
+                          "are on %s: use 'copy'." % (method, names))
+    if len({spec.device_type for spec in specs}) > 1:
+        raise DeviceError('all_reduce=%r reduces over devices of one type, and the towers are on '
+                          "%s: use 'copy'." % (method, names))
+
+
+def all_reduce(method, tower_gradients, others, devices):
+    """Sums the towers' gradients variable by variable and gives each tower the sums.
+
+    Args:
+      method: one of `METHODS`, see `check_all_reduce`.
+      tower_gradients: list, one entry a tower, of lists of `(gradient, variable)`; the variables
+        are the model's own in every tower.
+      others: list of such lists that are of no tower: the regularization's gradient.
+      devices: the towers' devices.
+
+    Returns:
+      `Reduced`.
+
+    Raises:
+      GradientError: as `combine_gradients`; or a dtype that the reduction cannot add.
+    """
+    aligned = align(list(tower_gradients) + list(others))
+    on_towers = {}
+    if method != 'copy':
+        ringed = [(variable, present) for variable, present in aligned
+                  if not all(isinstance(gradient, tf.IndexedSlices) for _, gradient in present)]
+        on_towers.update(_by_buffers(_RINGS[method], method, ringed, devices))
+    added = dict.fromkeys(range(len(devices)), 0)  # bytes that each tower adds
+    for variable, present in aligned:
+        if variable.op.name not in on_towers:
+            tower = min(added, key=added.get)
+            added[tower] += _bytes(variable)
+            with only_device(devices[tower]):
+                total = add_up([gradient for _, gradient in present], variable)
+            on_towers[variable.op.name] = [total] * len(devices)
+    return Reduced([(on_towers[variable.op.name][0], variable) for variable, _ in aligned],
+                   on_towers)
+
+
+def _by_buffers(ring, method, aligned, devices):
+    """Dict from names of variables to their reduced gradient on each tower."""
+    for variable, present in aligned:
+        dtype = present[0][1].dtype.base_dtype
+        if dtype not in _DTYPES[method]:
+            raise GradientError('all_reduce=%r adds gradients of %s here, and that of %r is %s: '
+                                "use 'copy'." % (
+                                    method, ', '.join(each.name for each in _DTYPES[method]),
+                                    variable.op.name, dtype.name))
+    reduce = ring(len(devices))
+    last = [None] * len(devices)
+    on_towers = {}
+    for buffer in buffers_of(aligned):
+        reduced = []
+        for tower, device in enumerate(devices):
+            parts = [_of_tower(tower, present, variable, len(devices), device)
+                     for variable, present in buffer]
+            with only_device(device):
+                packed = parts[0] if len(parts) == 1 else tf.concat(
+                    [tf.reshape(part, [-1]) for part in parts], 0)
+                with tf.control_dependencies([last[tower]] if last[tower] is not None else []):
+                    last[tower] = reduce(packed)
+                last[tower].set_shape(packed.shape)
+            reduced.append(last[tower])
+        # A tower whose result nobody fetches (a gradient is summarized, or transformed once for
+        # all) would not take part, and the others would wait for it.
+        with only_device(devices[0]), tf.control_dependencies(reduced[1:]):
+            reduced[0] = tf.identity(reduced[0])
+        for tower, device in enumerate(devices):
+            with only_device(device):
+                pieces = [reduced[tower]] if len(buffer) == 1 else unpacked(
+                    reduced[tower], [variable for variable, _ in buffer])
+            for (variable, _), piece in zip(buffer, pieces):
+                on_towers.setdefault(variable.op.name, []).append(piece)
+    return on_towers
+
+
+def buffers_of(aligned):
+    """Lists of `(variable, present)` that share a buffer, the variables made last first.
+
+    Args:
+      aligned: list of `(variable, present)`, `present` a list of `(tower, gradient)`.
+    """
+    buffers, open_ones = [], {}  # dtype -> (the buffer to be filled, bytes in it)
+    for variable, present in reversed(aligned):
+        dtype, size = present[0][1].dtype.base_dtype, _bytes(variable)
+        if size > BUFFER_BYTES or not variable.get_shape().is_fully_defined():
+            buffers.append([(variable, present)])
+            continue
+        buffer, used = open_ones.get(dtype, (None, 0))
+        if buffer is None or used + size > BUFFER_BYTES:
+            buffer, used = [], 0
+            buffers.append(buffer)
+        buffer.append((variable, present))
+        open_ones[dtype] = (buffer, used + size)
+    return buffers
+
+
+def _of_tower(tower, present, variable, num_towers, device):
+    """What a tower brings to the sum: zeros if it has no gradient; tower 0, what is of no tower."""
+    gradients = [gradient for index, gradient in present
+                 if index == tower or tower == 0 and index >= num_towers]
+    with only_device(device):
+        if gradients:
+            return dense(add_up(gradients, variable), variable)
+        return tf.zeros(tf.shape(present[0][1]) if not variable.get_shape().is_fully_defined()
+                        else variable.get_shape(), present[0][1].dtype.base_dtype)
+
+
+def unpacked(buffer, variables):
+    """The gradients in a buffer [elements], a list, each of the shape of its variable."""
+    shapes = [variable.get_shape().as_list() for variable in variables]
+    pieces = tf.split(buffer, [variable.get_shape().num_elements() for variable in variables])
+    return [tf.reshape(piece, shape) for piece, shape in zip(pieces, shapes)]
+
+
+def _bytes(variable):
+    return (variable.get_shape().num_elements() or 0) * variable.dtype.base_dtype.size
+
+
+def _collective(num_towers):
+    """A function that makes one `CollectiveReduce`, to be called for one tower after the other.
+
+    The keys that bring the towers' ops together are new to the graph.
+    """
+    made = [op for op in tf.get_default_graph().get_operations()
+            if op.type.startswith('Collective')]
+    group = 1 + max([op.get_attr('group_key') for op in made if _has_keys(op)] or [0])
+    first = 1 + max([op.get_attr('instance_key') for op in made if _has_keys(op)] or [0])
+    calls = []
+
+    def reduce(tensor):
+        instance = first + len(calls) // num_towers
+        calls.append(instance)
+        return tf.raw_ops.CollectiveReduce(
+            input=tensor, group_size=num_towers, group_key=group, instance_key=instance,
+            merge_op='Add', final_op='Id', subdiv_offsets=[0])
+    return reduce
+
+
+def _has_keys(op):
+    return 'group_key' in op.node_def.attr and 'instance_key' in op.node_def.attr
+
+
+def _nccl(num_towers):
+    """As `_collective`, of `NcclAllReduce`."""
+    scope = tf.get_default_graph().unique_name('nccl')
+    calls = []
+
+    def reduce(tensor):
+        name = '%s/%d' % (scope, len(calls) // num_towers)
+        calls.append(name)
+        return tf.raw_ops.NcclAllReduce(input=tensor, reduction='sum', num_devices=num_towers,
+                                        shared_name=name)
+    return reduce
+
+
+_RINGS = {'collective': _collective, 'nccl': _nccl}

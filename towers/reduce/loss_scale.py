@@ -1,0 +1,162 @@
+"""Loss scaling: gradients that half precision would flush to zero, and steps that it overflows."""
+
+import collections
+import numbers
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers.errors import GradientError, InvalidArgumentError
+from towers.placement.variable_device import only_device
+
+_LARGEST = float(tf.float32.max)
+
+
+class LossScale(collections.namedtuple('LossScale', 'initial growth_steps factor least most')):
+    """How the scale S of a loss moves, for float16, whose numbers lie between 6e-8 and 65,504.
+
+        gradient = d(S * loss) / S
+        a gradient that is not finite, in any tower:  S <- max(S / factor, least); no update
+        `growth_steps` finite steps since S changed:  S <- min(S * factor, most)
+
+    That is TF's `DynamicLossScale`, with a bound above. Powers of two leave every digit of a
+    gradient as it is.
+
+    Attributes:
+      initial: S of the first step.
+      growth_steps: finite steps in a row after which S grows; 0 keeps it from growing.
+      factor: by which it grows and shrinks, above 1.
+      least: S never falls below this.
+      most: S never rises above this.
+    """
+    __slots__ = ()
+
+    def __new__(cls, initial=2. ** 15, growth_steps=2000, factor=2., least=1., most=2. ** 24):
+        """Raises `InvalidArgumentError` unless 0 < least <= initial <= most, factor > 1."""
+        for name, value in (('initial', initial), ('factor', factor), ('least', least),
+                            ('most', most)):
+            if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+                raise InvalidArgumentError('LossScale(%s=%.80r): expected a number.' % (name, value))
+        if not 0 < least <= initial <= most <= _LARGEST:
+            raise InvalidArgumentError(
+                'LossScale(initial=%r, least=%r, most=%r): expected 0 < least <= initial <= most '
+                'in float32.'
+                % (initial, least, most))
+        if not factor > 1:
+            raise InvalidArgumentError('LossScale(factor=%r): expected more than 1, such as 2.'
+                                       % (factor,))
+        if (isinstance(growth_steps, (bool, np.bool_))
+                or not isinstance(growth_steps, numbers.Integral) or growth_steps < 0):
+            raise InvalidArgumentError('LossScale(growth_steps=%r): expected a number of steps, 0 '
+                                       'for a scale that never grows.' % (growth_steps,))
+        return super(LossScale, cls).__new__(cls, float(initial), int(growth_steps), float(factor),
+                                             float(least), float(most))
+
+    def describe(self):
+        """One line for the plan."""
+        return 'loss x %g at first, / %g and the step skipped on overflow%s' % (
+            self.initial, self.factor, ', x %g after %s steps without' % (
+                self.factor, '{:,}'.format(self.growth_steps)) if self.growth_steps else '')
+
+
+class ScaledLosses:
+    """The scale of one graph: its variables, and what a step does with them.
+
+    The variables are saved with the rest, so a run that resumes goes on with its scale and counts.
+
+    Attributes:
+      scale: float32 scalar, the scale that the step uses.
+      skipped_steps: int64 scalar, the steps skipped so far, that of the step among them; known
+        after `watch`. Neither changes anything when it is fetched.
+      is_finite: bool scalar, whether the step's gradients are; known after `watch`.
+      variables: those behind them.
+    """
+
+    def __init__(self, rule, name, placement):
+        """
+        Args:
+          rule: `LossScale`.
+          name: what the variables' names begin with.
+          placement: `Placement`.
+        """
+        self.rule = rule
+        self.is_finite = self.skipped_steps = None
+        self._placement = placement
+
+        def variable(last, value, dtype):
+            # A resource variable: what is fetched is then what was read, never what comes after.
+            return tf.Variable(value, trainable=False, name='%s/%s' % (name, last), dtype=dtype,
+                               use_resource=True)
+        with only_device(placement.main):
+            self._value = variable('loss_scale', rule.initial, tf.float32)
+            self._good_steps = variable('good_steps', 0, tf.int64)
+            self._skipped = variable('skipped_steps', 0, tf.int64)
+            self.scale = self._value.read_value()
+        self.variables = [self._value, self._good_steps, self._skipped]
+
+    def scaled(self, loss):
+        """The loss times the scale, in float32 at least."""
+        if loss.dtype.size < 4:
+            loss = tf.cast(loss, tf.float32)
+        return loss * tf.cast(self.scale, loss.dtype)
+
+    def unscaled(self, gradients):
+        """Gradients of a scaled loss, divided by the scale again.
+
+        Args:
+          gradients: list of `(gradient, variable)`; dense, `IndexedSlices` or None.
+
+        Raises:
+          GradientError: one in 16 bits, in which small numbers would be lost after all.
+        """
+        # Divided: the inverse of a scale above 2 ** 126 would be flushed to zero.
+        result = []
+        for gradient, variable in gradients:
+            if gradient is not None and gradient.dtype.size < 4:
+                raise GradientError(
+                    'the gradient of %r is %s: a scaled loss needs variables in float32, which '
+                    'operations may well read in half precision.' % (
+                        variable.op.name, gradient.dtype.base_dtype.name))
+            if isinstance(gradient, tf.IndexedSlices):
+                gradient = tf.IndexedSlices(
+                    gradient.values / tf.cast(self.scale, gradient.dtype), gradient.indices,
+                    gradient.dense_shape)
+            elif gradient is not None:
+                gradient = gradient / tf.cast(self.scale, gradient.dtype)
+            result.append((gradient, variable))
+        return result
+
+    def watch(self, gradients):
+        """Looks at the combined gradients: one that is not finite in any tower is not finite here.
+
+        Args:
+          gradients: list of `(gradient, variable)`, before any transformation, which might hide it.
+        """
+        flags = []
+        for gradient, variable in gradients:
+            with self._placement.scope_of(variable):
+                values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+                flags.append(tf.reduce_all(tf.is_finite(values)))
+        with only_device(self._placement.main):
+            self.is_finite = tf.reduce_all(tf.stack(flags))
+            self.skipped_steps = self._skipped.read_value() + tf.cast(
+                tf.logical_not(self.is_finite), tf.int64)
+
+    def at_least(self):
+        """Bool scalar: the scale cannot shrink any further, so that it is not to blame."""
+        return self.scale <= self.rule.least
+
+    def update(self):
+        """The operation that moves the scale and the counts after a step."""
+        rule = self.rule
+        with only_device(self._placement.main):
+            good = self._good_steps.read_value() + 1
+            grows = (good >= rule.growth_steps) if rule.growth_steps else tf.constant(False)
+            grown = tf.where_v2(grows, tf.minimum(self.scale * rule.factor, rule.most), self.scale)
+            shrunk = tf.maximum(self.scale / rule.factor, rule.least)
+            zero = tf.zeros([], tf.int64)
+            return tf.group(
+                self._value.assign(tf.where_v2(self.is_finite, grown, shrunk)),
+                self._good_steps.assign(tf.where_v2(
+                    tf.logical_and(self.is_finite, tf.logical_not(grows)), good, zero)),
+                self._skipped.assign(self.skipped_steps))

@@ -1,0 +1,129 @@
+"""A pipeline: while a stage of a tower works on a micro-batch, the stage before works on the next.
+
+The operations of each micro-batch are there, each on the device of its stage. What a stage does is a
+row of forward and backward passes of micro-batches; each waits for the one before it in the row. That
+is all: what a pass needs of other stages it waits for by its data. Gradients are added up as
+`accumulation` does.
+"""
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.graph import graph_walk
+from towers.graph.frames import Frames
+from towers.placement.stages import check_stages
+from towers.placement.tower_device import stages_of
+from towers.placement.variable_device import only_device
+from towers.reduce.accumulation import FREE, waits_for
+from towers.reduce.combination import add_up, align
+from towers.tower.objectives import tensors_of
+
+SCHEDULES = ('one_forward_one_backward', 'all_forward')
+
+
+def pipeline(parts, micro_batches, schedule):
+    """Runs each tower's micro-batches through its stages, and adds up their gradients.
+
+    While a stage works on a micro-batch, the one before it works on the next. Each stage has one
+    thing to do at a time, in the order of `stage_order`.
+
+    Args, returns: as `accumulate`.
+      schedule: one of `SCHEDULES`.
+
+    Raises:
+      ModelFunctionError: a stage takes something of a later one.
+    """
+    totals = []
+    for start in range(0, len(parts), micro_batches):
+        of_tower = parts[start:start + micro_batches]
+        stages = stages_of(of_tower[0].device)
+        groups = [_by_stage(part, stages) for part in of_tower]
+        frames = Frames(graph_walk.step_operations(
+            [tensor for part in of_tower for tensor in tensors_of(part.pairs) + [part.data_loss]]))
+        # In the order in which they come back, which is the same in all stages.
+        first, *others = [micro_batch for what, micro_batch in stage_order(
+            schedule, 0, len(stages), micro_batches) if what == 'backward']
+        total = of_tower[first].gradients
+        for micro_batch in others:
+            part = of_tower[micro_batch]
+            with tf.name_scope('accumulate_gradients'), \
+                    graph_walk.Recording(tf.get_default_graph()) as made:
+                total = [(_added(present, variable), variable)
+                         for variable, present in align([total, part.gradients])]
+            for op in made.operations:
+                if op.device in stages and op.type != 'Const':
+                    groups[micro_batch]['backward', stages.index(op.device)].append(op)
+        for stage, device in enumerate(stages):
+            order = [groups[micro_batch][what, stage] for what, micro_batch in stage_order(
+                schedule, stage, len(stages), micro_batches)]
+            order = [operations for operations in order if operations]
+            with tf.name_scope('pipeline'), only_device(device):
+                for before, after in zip(order, order[1:]):
+                    _follow(before, after, frames)
+        totals.append(total)
+    return totals
+
+
+def stage_order(schedule, stage, num_stages, micro_batches):
+    """What a stage does, one after the other: list of `('forward' or 'backward', micro-batch)`.
+
+    `'all_forward'`: all forward passes, then all backward ones, the last micro-batch's first. All
+    activations of all micro-batches wait at once (Huang et al. 2019, GPipe).
+    `'one_forward_one_backward'`: as soon as a micro-batch is back, its backward pass, then the next
+    forward pass: a stage holds the activations of as many micro-batches as stages follow, itself
+    included (Narayanan et al. 2019, PipeDream). Both keep each of K stages waiting for
+    (K - 1) / (M + K - 1) of the time, for M micro-batches and stages of equal length.
+    """
+    if schedule == 'all_forward':
+        return ([('forward', each) for each in range(micro_batches)]
+                + [('backward', each) for each in reversed(range(micro_batches))])
+    ahead = min(num_stages - stage, micro_batches)
+    order = [('forward', each) for each in range(ahead)]
+    for each in range(micro_batches):
+        order.append(('backward', each))
+        if ahead + each < micro_batches:
+            order.append(('forward', ahead + each))
+    return order
+
+
+def _by_stage(part, stages):
+    """{('forward' or 'backward', stage): operations of a micro-batch that a step runs there}."""
+    groups = {(what, stage): [] for what in ('forward', 'backward') for stage in range(len(stages))}
+    # Not what else can be fetched (metrics that are counted): nothing is to run it but its fetch.
+    step = [op for op in graph_walk.step_operations(tensors_of(part.pairs) + [part.data_loss])
+            if op.name.startswith(part.name_scope) and op.type not in FREE and op.device in stages]
+    again = part.name_scope + 'recompute'
+    # The gradient of a loop of control flow v2 makes the loop anew, for the forward pass as well.
+    forward = graph_walk.ancestors([part.data_loss])
+    for op in step:
+        is_backward = op.name not in forward and (
+            op.name in part.backward or op.name.startswith(again))
+        groups['backward' if is_backward else 'forward', stages.index(op.device)].append(op)
+    check_stages([op for (what, _), each in groups.items() if what == 'forward' for op in each],
+                 part.device)
+    return groups
+
+
+def _added(present, variable):
+    gradient = present[-1][1]
+    with only_device(getattr(gradient, 'values', gradient).device or None):
+        return add_up([each for _, each in present], variable)
+
+
+def _follow(before, after, frames):
+    """Makes operations wait until others have run, all of both of one device.
+
+    Nothing waits for an operation within a loop or a branch (v1): one of a branch that is not taken
+    never runs, nor would what waits for it. What leaves the loop or the branch is waited for.
+    """
+    inside, names = {op.name for op in before}, {op.name for op in after}
+    before = [op for op in before if frames.always_runs(op)]
+    taken = {name for op in before for name in waits_for(op)}
+    ends = [op for op in before if op.name in inside - taken]
+    if not ends:
+        return
+    with tf.control_dependencies(ends):
+        gate = tf.no_op('next')
+    for op in after:
+        if names.isdisjoint(waits_for(op)) and frames.is_outside(op):
+            compat.add_control_inputs(op, [gate])

@@ -1,0 +1,141 @@
+"""Gradients of dense layers, combined by their factors instead of as products.
+
+The gradient that tower k has of a dense layer's weights [m, n] is a product of two thin matrices:
+the layer's inputs x_k [r_k, m] and the gradient of its outputs y_k [r_k, n], a row an example. The
+sum of the towers' products is one product of the joined factors,
+
+    sum_k x_k^T y_k  =  [x_1; …; x_N]^T [y_1; …; y_N]
+
+so with few examples a tower the N products, each as large as the weights, need not be made, kept,
+and read again to be added up. These factors are what Xie et al., "Lighter-Communication Distributed
+Machine Learning via Sufficient Factor Broadcasting" (UAI 2016), send between machines. Towers on
+the CPUs of one machine have nothing to send; here the traffic to memory is what is saved.
+
+The towers' own products stay in the graph for whoever fetches them (to feed one in changes nothing
+here). A step that does not leaves them out: grappler's dependency optimizer, which is on unless a
+config turns it off, drops a result that nothing but control edges use.
+"""
+
+import collections
+
+import tensorflow.compat.v1 as tf
+
+# Kernels whose result is memory of its own, or of an input that nobody else holds. A variable holds its
+# own. Many others pass on what they read, at least where there is nothing to do: Reshape, StridedSlice,
+# Tile by 1, Sum over no axis. A layer's inputs and the gradient of its outputs come from one of these
+# within a few steps. The tests write to a variable after each of them has read it.
+_COMPUTE = frozenset([
+    'MatMul', 'BatchMatMulV2', 'Conv2D', 'BiasAdd', 'Add', 'AddV2', 'Sub', 'Mul', 'RealDiv', 'Relu',
+    'ReluGrad', 'Tanh', 'TanhGrad', 'Sigmoid', 'SigmoidGrad', 'Softmax', 'MaxPool', 'AvgPool',
+    'Gather', 'GatherV2'])
+_REFERENCE_VARIABLES = ('Variable', 'VariableV2', 'TemporaryVariable')
+
+# Measured on two cores (BUILD_NOTES.md): up to 32 examples a tower this was the faster way, but for a
+# model of one layer alone; from 64 on towers gain more by multiplying side by side. So would more
+# cores, which were not there: hence no more rows in all than were measured.
+_MOST_ROWS, _MOST_JOINT_ROWS = 32, 128
+_LEAST_ELEMENTS = 2 ** 20
+
+Product = collections.namedtuple('Product', 'gradient op rows waits_for')
+"""A gradient, the MatMul that it is, the rows of its factors, and operations to wait for."""
+
+
+def join_products(products):
+    """The sum of products as one product of their joined factors, on the current device.
+
+    Args:
+      products: as `products_of` returns them; one at least.
+
+    Returns:
+      A tensor of the variable's shape.
+    """
+    transpose_a, transpose_b = _transposed(products[0].op)
+    with tf.control_dependencies([op for product in products for op in product.waits_for]):
+        a = tf.concat([product.op.inputs[0] for product in products], 0 if transpose_a else 1)
+        b = tf.concat([product.op.inputs[1] for product in products], 1 if transpose_b else 0)
+        return tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+
+
+def products_of(gradients, variable):
+    """The products among gradients of a variable, where joining them pays; makes no operation.
+
+    Left out are products of other sizes than static ones, of small weights and of many rows, what
+    XLA compiles, and what has been made use of already (in a summary, an assertion): that product
+    has to be made in any case.
+
+    Args:
+      gradients: list of the towers' gradients of the variable, tensors or `IndexedSlices`.
+      variable: it.
+
+    Returns:
+      List of `Product`, of two at least, or empty; empty also unless variable and towers are on
+      CPUs of one process.
+    """
+    elements = variable.get_shape().num_elements() or 0
+    if elements < _LEAST_ELEMENTS:
+        return []
+    products = [product for product in map(_product, gradients) if product is not None
+                and product.rows <= _MOST_ROWS and _is_thin(product.op, elements)]
+    products = [product for product in products
+                if _transposed(product.op) == _transposed(products[0].op)]
+    if len(products) < 2 or sum(product.rows for product in products) > _MOST_JOINT_ROWS:
+        return []
+    devices = [variable.device] + [product.op.device for product in products]
+    return products if _are_cpus_of_one_process(devices) else []
+
+
+def _product(gradient):
+    """`Product`, or None where a gradient is something else, or of a size that is not static."""
+    if not isinstance(gradient, tf.Tensor):
+        return None
+    op, waits_for = gradient.op, []
+    while op.type == 'Identity':  # tf.gradients puts one after what an operation has several of
+        waits_for += op.control_inputs
+        op = op.inputs[0].op
+    if op.type != 'MatMul' or '_XlaCompile' in op.node_def.attr or _is_read(op.outputs[0]):
+        return None
+    if not all(tensor.shape.is_fully_defined() for tensor in op.inputs):
+        return None
+    if any(_may_be_of_reference_variable(tensor) for tensor in op.inputs):
+        return None
+    rows = op.inputs[0].shape.as_list()[0 if op.get_attr('transpose_a') else 1]
+    return Product(gradient, op, rows, waits_for + list(op.control_inputs))
+
+
+def _is_read(tensor):
+    """Whether anything takes a tensor in, beyond passing it on."""
+    return any(op.type != 'Identity' or _is_read(op.outputs[0]) for op in tensor.consumers())
+
+
+def _may_be_of_reference_variable(tensor):
+    """Whether a tensor may be the memory of a reference variable, which an update writes to.
+
+    The variable's own gradient makes its update wait for the tower's product, not for the joint one.
+    """
+    stack, seen = [tensor.op], set()
+    while stack:
+        op = stack.pop()
+        if op.type in _REFERENCE_VARIABLES:
+            return True
+        if op.type not in _COMPUTE and op.name not in seen:
+            seen.add(op.name)
+            stack += [each.op for each in op.inputs]
+    return False
+
+
+def _transposed(op):
+    return op.get_attr('transpose_a'), op.get_attr('transpose_b')
+
+
+def _is_thin(matmul, elements):
+    """Whether its factors are small compared with a product of so many elements.
+
+    Joining reads and writes each factor once more; adding up does so with each product.
+    """
+    return 2 * sum(tensor.shape.num_elements() for tensor in matmul.inputs) <= elements
+
+
+def _are_cpus_of_one_process(devices):
+    specs = [tf.DeviceSpec.from_string(device) for device in devices]
+    return (all(spec.device_type == 'CPU' for spec in specs)
+            and len({(spec.job, spec.replica, spec.task) for spec in specs}) == 1)

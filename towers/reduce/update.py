@@ -1,0 +1,181 @@
+"""The one update of the shared variables, and what rides on it."""
+
+import contextlib
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import InvalidArgumentError
+from towers.graph import graph_walk
+from towers.graph.scopes import like_current_scope
+from towers.graph.variable_writes import Writes
+from towers.placement.variable_device import only_device
+from towers.tower.variables import slot_creator
+
+
+def apply_update(optimizer, gradients, global_step, placement, variables, after, replicas=None,
+                 on_towers=None, scaled_losses=None, on_skip=None):
+    """Applies the combined gradients once.
+
+    Args:
+      optimizer: a `tf.train.Optimizer`.
+      gradients: list of `(gradient, variable)`.
+      global_step: variable to increase by one, or None. An optimizer that writes it nowhere
+        (BERT's leaves it to its caller) is helped out; one that does has the count to itself, also
+        if that is in a branch (one that gathers gradients over several steps).
+      placement: `Placement`; slots go to their variables' devices.
+      variables: the model's variables.
+      after: what has to have run before the first variable changes: the loss, which reads the
+        weights, and the batch-norm updates.
+      replicas: `Replicas`, whose copies are updated in the same call; or None.
+      on_towers: the gradients that the copies get, see `Replicas.pairs`.
+      scaled_losses: `ScaledLosses` that has looked at the gradients: if they are not finite, the
+        optimizer does nothing, and the step is counted all the same, since it has used up its
+        batch; or None.
+      on_skip: function that makes the operations of a step that is skipped; or None.
+
+    Returns:
+      `(train_op, slots)`: the operation of one step, and the variables that the optimizer made,
+      without those of copies.
+    """
+    graph = tf.get_default_graph()
+    slots = []
+    pairs = gradients if replicas is None else replicas.pairs(gradients, on_towers)
+    known = variables + [v for _, v in pairs]
+    with only_device(placement.main), _scope_without_reuse(), contextlib.ExitStack() as scopes:
+        if replicas is not None:  # the outer one is the last to see a creation
+            scopes.enter_context(tf.variable_creator_scope(replicas.slot_creator(known)))
+        scopes.enter_context(tf.variable_creator_scope(slot_creator(placement, known, slots)))
+        scopes.enter_context(tf.control_dependencies(after))
+        with graph_walk.Recording(graph) as made:
+            if scaled_losses is None:
+                applied = optimizer.apply_gradients(pairs, global_step=global_step)
+            else:
+                applied = _apply_if_finite(optimizer, pairs, global_step, scaled_losses, on_skip)
+        if not _is_operation(applied):
+            raise InvalidArgumentError('apply_gradients of %r returned %.80r: expected the '
+                                       'operation that updates the variables.' % (optimizer, applied))
+        if global_step is not None:
+            uncounted = _uncounted(applied, made.operations, global_step, scaled_losses)
+            if uncounted is not None:
+                with tf.control_dependencies([applied]), only_device(global_step.device or None):
+                    applied = tf.group(applied, tf.assign_add(global_step, uncounted).op)
+    if replicas is not None:
+        of_copies = {slot.op.name for slot in replicas.slots}
+        slots = [slot for slot in slots if slot.op.name not in of_copies]
+    return applied if isinstance(applied, tf.Operation) else tf.group(applied), slots
+
+
+def _is_operation(applied):
+    return isinstance(applied, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES)
+
+
+def _uncounted(applied, made, global_step, scaled_losses):
+    """What to add to the step after an update; None where the optimizer does all the counting."""
+    dtype = global_step.dtype.base_dtype
+    writing = {op.name for op in Writes(global_step.graph).to(global_step)}
+    if not writing.isdisjoint(op.name for op in made):
+        return None if scaled_losses is None else tf.cast(
+            tf.logical_not(scaled_losses.is_finite), dtype)
+    if writing and not writing.isdisjoint(
+            op.name for op in graph_walk.step_operations([applied])):
+        return None  # an operation of before, which is in no branch of this step's
+    return tf.ones([], dtype)
+
+
+def _apply_if_finite(optimizer, gradients, global_step, scaled_losses, on_skip):
+    is_finite = tf.identity(scaled_losses.is_finite)  # after what has to come first
+    outside = tf.get_default_graph().get_name_scope()
+
+    def apply():
+        # In the name scope from outside, which names some slots.
+        with tf.name_scope(outside + '/' if outside else None):
+            applied = tf.group(optimizer.apply_gradients(gradients, global_step=global_step))
+        with tf.control_dependencies([applied]):
+            return tf.constant(True)
+
+    def skip():
+        with tf.control_dependencies([on_skip()] if on_skip is not None else []):
+            return tf.constant(False)
+    references = any(variable.op.type != 'VarHandleOp' for _, variable in gradients)
+    with compat.control_flow_v1() if references else contextlib.nullcontext():
+        applied = tf.cond(is_finite, apply, skip)
+    with tf.control_dependencies([applied]):
+        return scaled_losses.update()
+
+
+@contextlib.contextmanager
+def _scope_without_reuse():
+    """The caller's variable scope; if its reuse flag is on, without it: slots could not be made."""
+    scope = tf.get_variable_scope()
+    if scope.reuse is not True:
+        yield
+        return
+    with tf.variable_scope(like_current_scope(scope.name, False), auxiliary_name_scope=False):
+        yield
+
+
+def checked_transform(transform, gradients, placement):
+    """Calls the user's transformation of the combined gradients and checks what comes back.
+
+    Raises:
+      InvalidArgumentError: it does not return pairs of a gradient and one of these variables.
+    """
+    if transform is None:
+        return gradients
+    with only_device(placement.main), tf.name_scope('transform_gradients'):
+        return transformed_pairs(transform, gradients)
+
+
+def transformed_pairs(transform, gradients):
+    """What a transformation makes of gradients: list of `(gradient, variable)`.
+
+    Raises:
+      InvalidArgumentError: as `checked_transform`.
+    """
+    transformed = transform(gradients)
+    names = {variable.op.name for _, variable in gradients}
+    if not isinstance(transformed, (list, tuple)) or not transformed or not all(
+            isinstance(pair, (tuple, list)) and len(pair) == 2
+            and hasattr(pair[1], 'op') and pair[1].op.name in names for pair in transformed):
+        raise InvalidArgumentError(
+            'transform_gradients returned %.200r: expected a list of (gradient, variable) pairs '
+            'with variables among those it was given.' % (transformed,))
+    seen = set()
+    for gradient, variable in transformed:
+        _check_transformed(gradient, variable)
+        if variable.op.name in seen:
+            raise InvalidArgumentError('transform_gradients returned %r twice: expected one pair a '
+                                       'variable.' % variable.op.name)
+        seen.add(variable.op.name)
+    if all(gradient is None for gradient, _ in transformed):
+        raise InvalidArgumentError('transform_gradients returned None for every gradient: there is '
+                                   'nothing left to apply.')
+    return [tuple(pair) for pair in transformed]
+
+
+def _check_transformed(gradient, variable):
+    """Raises for what no optimizer takes for a gradient of that variable."""
+    kind = variable.dtype.base_dtype
+    if gradient is None:
+        return
+    if isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
+        graph, dtype = gradient.graph, gradient.dtype.base_dtype
+        shape = gradient.shape if isinstance(gradient, tf.Tensor) else None
+        if graph is not variable.graph:
+            raise InvalidArgumentError('transform_gradients returned a gradient of %r from another '
+                                       'graph: make it of those it was given.' % variable.op.name)
+    elif isinstance(gradient, np.ndarray):
+        dtype, shape = tf.as_dtype(gradient.dtype), tf.TensorShape(gradient.shape)
+    else:
+        raise InvalidArgumentError(
+            'transform_gradients returned %.80r of type %s as the gradient of %r: expected a '
+            'tensor, an IndexedSlices or None.' % (
+                gradient, type(gradient).__name__, variable.op.name))
+    if dtype != kind or shape is not None and not variable.shape.is_compatible_with(shape):
+        raise InvalidArgumentError(
+            'transform_gradients returned a gradient of shape %s and dtype %s for %r, which has '
+            'shape %s and dtype %s: expected the same.' % (
+                'unknown' if shape is None else shape, dtype.name, variable.op.name, variable.shape,
+                kind.name))

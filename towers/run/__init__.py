@@ -1,0 +1,1 @@
+"""The run around the towers: sessions, hooks, evaluation, schedules, files."""

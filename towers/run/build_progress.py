@@ -1,0 +1,56 @@
+"""Says how far a long build is: `building tower 17 of 1,000`."""
+
+import time
+import typing
+
+from towers.arguments import check_instance, check_number
+from towers.errors import InvalidArgumentError
+from towers.run.output_stream import OutputStream, progress_stream
+
+
+class BuildProgress:
+    """For `build_towers(on_tower=…)`: on a terminal a line that is written over, else lines.
+
+    Nothing is shown of builds that take less than some seconds.
+    """
+
+    _PATIENCE, _REDRAW_SECONDS = 3., 0.1  # on a terminal
+
+    def __init__(self, stream: typing.Any = None, every: float = 10., what: str = 'tower'):
+        """
+        Args:
+          stream: where to; None as in `ProgressHook`.
+          every: seconds to the first line, and from one to the next, where it is no terminal.
+          what: what is built: `'building <what> 17 of 1,000'`.
+        """
+        check_number('every', every, least=0, expected='seconds, 0 at least')
+        check_instance('what', what, str, 'a word')
+        if stream is not None and not (hasattr(stream, 'write') and hasattr(stream, 'isatty')):
+            raise InvalidArgumentError('stream=%.80r: expected a text stream, or None.' % (stream,))
+        self._stream = OutputStream(progress_stream() if stream is None else stream,
+                                    on_lost=lambda error: None)
+        on_terminal = self._stream.isatty()
+        self._every = self._REDRAW_SECONDS if on_terminal else every
+        self._what = what
+        self._next = time.monotonic() + (self._PATIENCE if on_terminal else every)
+        self._width = 0
+
+    def __call__(self, index, count):
+        """Called before tower `index` (from 0) of `count` is built."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + self._every
+        text = 'building {} {:,d} of {:,d}'.format(self._what, index + 1, count)
+        if self._stream.isatty():
+            self._stream.write('\r' + text.ljust(self._width))
+            self._width = len(text)
+        else:
+            self._stream.write(text + '\n')
+        self._stream.flush()
+
+    def close(self):
+        """Clears the line on a terminal."""
+        if self._width:
+            self._stream.write('\r%s\r' % (' ' * self._width))
+            self._stream.flush()
+            self._width = 0

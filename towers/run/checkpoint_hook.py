@@ -1,0 +1,243 @@
+"""Saving in a session: `CheckpointHook`."""
+
+import numbers
+import os
+import time
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import check_instance, check_number, check_step_variable, directory_name
+from towers.checkpoint.files import (STATE_FILE, describe_safe, files_of, first_line,
+                                     list_checkpoints, names_in, newest_named, state_checkpoints,
+                                     step_of)
+from towers.checkpoint.tidy import remove_leftovers
+from towers.errors import CheckpointError, InvalidArgumentError
+from towers.run.step_loop import OccasionalHook
+
+
+class CheckpointHook(OccasionalHook):
+    """Saves when the session starts, at a rhythm, and when the session ends in good order.
+
+    In place of `tf.train.CheckpointSaverHook`, which saves anew the step that it resumes at, writes
+    the graph each time, forgets the older checkpoints when the session is restored from a file
+    name, and ends on a full disk with a stack of graph code.
+
+    * After an exception nothing is saved: MonitoredSession then calls no `end`. (To it,
+      OutOfRangeError is the end of the data and no exception.) A hook that raises for a bad step
+      has to come before this one in the list of hooks.
+    * A process that is killed while it saves leaves the former checkpoint as the newest; see
+      `checkpoint_files`. TF calls no fsync, so a loss of power can leave a newest checkpoint that
+      is not whole, which `newest_checkpoint` notices.
+
+    It restores nothing, that is for the session's creator; expects the directory to be for this
+    process alone (`hold_directory`); and relies on `Saver` for writing and deleting.
+    """
+
+    def __init__(self, directory: str, global_step: typing.Optional[tf.Variable],
+                 save_steps: typing.Optional[int] = None,
+                 save_seconds: typing.Optional[float] = None, keep: int = 5, saver=None,
+                 listeners: typing.Sequence = (), basename: str = 'model.ckpt',
+                 write_meta_graph: bool = False):
+        """
+        Args:
+          directory: where to; made if it is missing.
+          global_step: the variable that counts steps.
+          save_steps: saves at the multiples of so many steps (at the first step that the session
+            comes back from at or after one), whether or not the run was interrupted; or None.
+          save_seconds: saves when the last save is so long ago; or None.
+          keep: how many of the newest checkpoints to keep, those of earlier runs included; None
+            keeps all. Set in the saver's `saver_def`.
+          saver: a `tf.train.Saver`; None for the one in the collection `SAVERS`, else one of all
+            the variables there are at `begin`, which is put there, so that a `Scaffold` without a
+            saver takes it too.
+          listeners: list of `tf.train.CheckpointSaverListener`: their `before_save` and
+            `after_save(session, step)` surround each save; one that returns True from `after_save`
+            stops the run.
+          basename: checkpoints are called `<basename>-<step>`.
+          write_meta_graph: whether to write the graph with each checkpoint, for
+            `import_meta_graph`; it takes seconds for a large one.
+
+        Raises:
+          InvalidArgumentError: a rhythm or `keep` below 1, or no rhythm.
+          CheckpointError: from the methods: a save failed, or the directory cannot be made, or
+            holds a later step than the session starts from.
+        """
+        for name, value in (('save_steps', save_steps), ('keep', keep)):
+            if value is not None and (isinstance(value, bool)
+                                      or not isinstance(value, numbers.Integral) or value < 1):
+                raise InvalidArgumentError('%s=%.80r: expected a whole number of at least 1, or '
+                                           'None.' % (name, value))
+        if save_seconds is not None:
+            check_number('save_seconds', save_seconds, above=0, expected='more than 0, or None')
+        check_step_variable(global_step)
+        if save_steps is None and save_seconds is None:
+            raise InvalidArgumentError('save_steps=None and save_seconds=None: give one of them, '
+                                       'else a run that is killed has saved nothing.')
+        if saver is not None:
+            check_instance('saver', saver, tf.train.Saver, 'a tf.train.Saver')
+        check_instance('listeners', listeners, (list, tuple), 'a list of listeners')
+        for listener in listeners:
+            check_instance('a listener among listeners', listener,
+                           tf.train.CheckpointSaverListener, 'a tf.train.CheckpointSaverListener')
+        self._directory = directory_name('directory', directory)
+        self._global_step = global_step
+        self._save_steps = save_steps
+        self._save_seconds = save_seconds
+        self._keep = keep
+        self._saver = saver
+        self._listeners = list(listeners)
+        self._basename = basename
+        self._write_meta_graph = write_meta_graph
+        self._saved_step = self._saved_at = None
+        self._step = 0  # the step that the latest run began with, or came to, and one more
+        self._advance = 1  # steps from one run to the next
+        self._surplus = []  # checkpoints of earlier runs, more than `keep`
+
+    def begin(self):
+        """Makes the directory and, if there is none, the saver."""
+        names_in(self._directory)  # TF 1.15 takes a file for a directory that is there
+        try:
+            tf.io.gfile.makedirs(self._directory)
+        except tf.errors.OpError as error:
+            raise CheckpointError('%s cannot be made a directory for checkpoints: %s. Nothing was '
+                                  'written. Give another one.' % (self._directory,
+                                                                  first_line(error)))
+        if self._saver is None:
+            self._saver = _saver_of_graph()
+        for listener in self._listeners:
+            listener.begin()
+
+    def after_create_session(self, session, coord):
+        """Takes over the checkpoints that are there, and saves if this step is not among them."""
+        step = int(session.run(self._global_step))
+        earlier = self._earlier_checkpoints(step)
+        # `Saver` deletes one old checkpoint per save, so it would never come down to `keep`.
+        kept = earlier[-self._keep:] if self._keep else earlier
+        self._surplus = earlier[:len(earlier) - len(kept)]
+        self._saver.saver_def.max_to_keep = self._keep or 0
+        self._saver.recover_last_checkpoints(kept)
+        self._saved_step, self._saved_at = step, time.monotonic()
+        self._step = step
+        if not earlier or step_of(earlier[-1]) != step:
+            self._save(session, step)
+
+    def before_run(self, run_context):
+        """Has the step fetched along, as it was before or after the update."""
+        return tf.train.SessionRunArgs(self._global_step)
+
+    def after_run(self, run_context, run_values):
+        """Saves when it is time."""
+        # The step that was fetched shows, in most runs, that no checkpoint is due yet.
+        self._note(run_values.results)
+        if not self._is_time(self._step + self._advance - 1):
+            return
+        step = int(run_context.session.run(self._global_step))
+        if self._is_time(step) and self._save(run_context.session, step):
+            run_context.request_stop()
+
+    def is_due(self):
+        """Whether the coming step may be one to save."""
+        return self._is_time(self._step + 2 * self._advance - 1)
+
+    def step_done(self, fetched):
+        """Notes a step that is none to save."""
+        self._note(fetched)
+
+    def always_fetched(self):
+        """The step."""
+        return self._global_step
+
+    def end(self, session):
+        """Saves the last step, unless it is saved already."""
+        step = int(session.run(self._global_step))
+        if step != self._saved_step:
+            self._save(session, step)
+        for listener in self._listeners:
+            listener.end(session, step)
+
+    def _note(self, fetched):
+        """Takes in the step that was fetched with a run: that before the update or after it."""
+        step = int(fetched) + 1
+        self._step, self._advance = step, max(1, step - self._step)
+
+    def _is_time(self, step):
+        if step == self._saved_step:
+            return False
+        if (self._save_steps is not None
+                and step // self._save_steps > self._saved_step // self._save_steps):
+            return True
+        return (self._save_seconds is not None
+                and time.monotonic() - self._saved_at >= self._save_seconds)
+
+    def _save(self, session, step):
+        """Saves; returns whether a listener wants the run to stop."""
+        for listener in self._listeners:
+            listener.before_save(session, step)
+        path = os.path.join(self._directory, self._basename)
+        try:
+            self._saver.save(session, path, global_step=step,
+                             write_meta_graph=self._write_meta_graph)
+            self._remove_surplus()
+        except (tf.errors.AbortedError, tf.errors.UnavailableError):
+            raise  # a lost machine, which MonitoredSession recovers from
+        except (tf.errors.OpError, OSError, ValueError) as error:
+            # Converted also because a file-size limit is an OutOfRangeError for TF, at which
+            # MonitoredSession would end as if the data had ended.
+            raise CheckpointError(self._failure(step, error))
+        self._saved_step, self._saved_at = step, time.monotonic()
+        # All of them, not just up to the first that wants to stop.
+        return any([listener.after_save(session, step) for listener in self._listeners])
+
+    def _failure(self, step, error):
+        """One line: what failed, what is safe, what to do. Removes what is half-written."""
+        text = 'step %d could not be saved in %s: %s.' % (step, self._directory, first_line(error))
+        try:
+            remove_leftovers(self._directory)
+        except tf.errors.OpError as also:
+            text += ' What is half-written stays: %s.' % first_line(also)
+        safe = describe_safe(self._directory)
+        return '%s %s %sMake room or make the directory writable, and start again%s' % (
+            (text, safe) + (('The steps since then are lost. ', ': the run goes on from there.')
+                            if safe.startswith('Safe') else ('', '.')))
+
+    def _earlier_checkpoints(self, step):
+        """Checkpoints in the directory that the state file knows, the newest one last."""
+        there = list_checkpoints(self._directory)
+        newest, wrong = newest_named(self._directory, there)
+        if wrong:
+            raise CheckpointError(
+                '%s %s. Nothing was written. Call towers.newest_checkpoint, to choose one, and '
+                'towers.tidy_directory before the session is made, or give another directory.'
+                % (os.path.join(self._directory, STATE_FILE), wrong))
+        if newest is None:
+            return []
+        if (step_of(newest) or 0) > step:
+            raise CheckpointError(
+                'the newest checkpoint in %s is of step %d, but the session starts from step %d: '
+                'it was not restored. Nothing was written. Restore it (towers.newest_checkpoint '
+                'finds it), or give another directory.' % (self._directory, step_of(newest), step))
+        known = state_checkpoints(self._directory, there)
+        return [path for path in known if path != newest] + [newest]
+
+    def _remove_surplus(self):
+        """Removes what of earlier runs is too much, now that the state file does not name it."""
+        surplus, self._surplus = self._surplus, []
+        for prefix in surplus:
+            for path in files_of(prefix):
+                tf.io.gfile.remove(path)
+
+
+def _saver_of_graph():
+    """The saver in the collection `SAVERS`; if there is none, a new one, put there."""
+    savers = tf.get_collection(tf.GraphKeys.SAVERS)
+    if len(savers) > 1:
+        raise InvalidArgumentError('the graph has %d savers in its collection SAVERS: say which '
+                                   'one to save with, as saver=.' % len(savers))
+    if savers:
+        return savers[0]
+    # Paths in the state file are relative, so that the directory can be moved. Not sharded: then
+    # TF writes the index, too, under another name first.
+    saver = tf.train.Saver(save_relative_paths=True)
+    tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
+    return saver

@@ -1,0 +1,251 @@
+"""Which side holds a training back, input or towers: both are measured alone, and then together.
+
+    pipeline   examples a second that the input pipeline delivers when nothing else runs
+    towers     examples a second that the towers take from their own devices' memory
+    together   examples a second of the training itself
+
+The lower of the first two bounds the third. Where pipeline and towers use the same processors they
+slow each other down, at worst to 1 / (1 / pipeline + 1 / towers): with two that take turns.
+"""
+
+import collections
+import contextlib
+import time
+
+import tensorflow.compat.v1 as tf
+
+from towers.placement.devices import resolve_devices, session_config
+from towers.run.input_watch import InputWatch
+from towers.tower.shards import split_batch
+
+Trial = collections.namedtuple('Trial', 'train_op initializers config built')
+"""A training to be timed, in the default graph.
+
+Fields:
+  train_op: the operation of a step.
+  initializers: operations to run after the variables' initializers, as the iterator's.
+  config: of the session.
+  built: what `build_towers` returned.
+"""
+
+# Below this share of the other's speed, or of its own alone, a side is said to be behind.
+_BEHIND = 0.9
+_LEAST_STEPS = 2
+_ROUNDS = 3
+_WARM_UP_STEPS = 3
+
+_ADVICE = {
+    'read': 'put the files on a faster disk, or in memory',
+    'decode': 'store the images no larger than the crops need, or give the pipeline more processors',
+    'augment': 'distort less (--augment=crop leaves the colours), or give the pipeline more '
+               'processors',
+    'batch': 'make the batch from fewer copies, or give the pipeline more processors',
+    'copy': 'put the next batch on the devices ahead of time (stage_inputs)',
+    None: 'make the pipeline cheaper an example, let it run in parallel '
+          '(dataset.map(..., num_parallel_calls)) and ahead (dataset.prefetch), or give it more '
+          'processors'}
+
+
+class Diagnosis(collections.namedtuple('Diagnosis', [
+        'pipeline', 'towers', 'together', 'waiting', 'stages'])):
+    """What was measured; `print(diagnosis)`.
+
+    Attributes:
+      pipeline, towers, together: examples a second.
+      waiting: share of the time of the steps that they waited for input, together; 0..1.
+      stages: `OrderedDict` from the pipeline's stages to seconds an example.
+    """
+    __slots__ = ()
+
+    @property
+    def side(self):
+        """`'input'`, `'towers'`, `'balanced'`, or `'both'` where they share the processors."""
+        if self.pipeline < _BEHIND * self.towers:
+            return 'input'
+        if self.towers < _BEHIND * self.pipeline:
+            return 'towers' if max(self.together, self.in_turns) >= _BEHIND * self.towers else 'both'
+        return 'balanced'
+
+    @property
+    def in_turns(self):
+        """Examples a second if pipeline and towers took turns: the least that they can reach."""
+        return 1. / (1. / self.pipeline + 1. / self.towers)
+
+    @property
+    def verdict(self):
+        """One sentence: which side holds the run back, by how much, and what to change."""
+        slowest = max(self.stages, key=self.stages.get) if self.stages else None
+        lost = 100 * max(0., 1 - self.together / self.towers)
+        if self.side == 'input':
+            return (
+                'The input holds the run back: the pipeline delivers %s of the %s images/s that the '
+                'towers could take, and the run loses %.0f %% of their speed; %s%s.' % (
+                    _number(self.pipeline), _number(self.towers), lost,
+                    '' if slowest is None else '%s takes %.0f %% of the pipeline\'s time: ' % (
+                        slowest, 100 * self.stages[slowest] / sum(self.stages.values())),
+                    _ADVICE.get(slowest, _ADVICE[None])))
+        if self.side == 'towers':
+            return (
+                'The towers hold the run back: they take %s images/s, and the pipeline could '
+                'deliver %s, %s times as many, so that a faster input would bring %.0f %% at most; '
+                'more or faster devices, or a cheaper model, would bring more.' % (
+                    _number(self.towers), _number(self.pipeline),
+                    _number(self.pipeline / self.towers),
+                    100 * max(0., self.towers / max(self.together, self.in_turns) - 1)))
+        if self.side == 'both':
+            return (
+                'Input and towers hold each other back, on the same processors: alone the pipeline '
+                'delivers %s and the towers take %s images/s, together they reach %s, %.0f %% less '
+                'than the towers alone; %s, or make the input on other processors.' % (
+                    _number(self.pipeline), _number(self.towers), _number(self.together), lost,
+                    _ADVICE.get(slowest, _ADVICE[None])))
+        return (
+            'Neither side holds the run back alone: the pipeline delivers %s and the towers take %s '
+            'images/s, and together they reach %s; a faster run needs both%s.' % (
+                _number(self.pipeline), _number(self.towers), _number(self.together),
+                ', or processors that they do not share' if self.together < _BEHIND * min(
+                    self.pipeline, self.towers) else ''))
+
+    def __str__(self):
+        rows = [('pipeline alone', self.pipeline, ''),
+                ('towers alone', self.towers, 'from their own memory'),
+                ('together', self.together, 'waiting for input for %.0f %% of the time'
+                 % (100 * self.waiting))]
+        lines = ['%-16s %10s images/s  %s' % (name, _number(rate), note)
+                 for name, rate, note in rows]
+        whole = sum(self.stages.values())
+        for name, seconds in self.stages.items():
+            lines.append('  %-14s %10.3g ms an image, %.0f %%' % (
+                name, 1e3 * seconds, 100 * seconds / whole if whole else 0))
+        if self.together < _BEHIND * self.in_turns:
+            lines.append('Together they are slower than if they took turns (%s images/s): something '
+                         'else used the processors, so measure again.' % _number(self.in_turns))
+        return '\n'.join(line.rstrip() for line in lines + [self.verdict])
+
+
+def diagnose(trial, batches, devices, batch_size, stages=None, seconds=5., stage_inputs=False):
+    """Measures pipeline, towers, and both together.
+
+    Args:
+      trial: function from a `stage_inputs` of `build_towers` to a `Trial` in the default graph.
+      batches: function that makes the `tf.data.Dataset` of the training's batches.
+      devices: the towers' devices, as for `build_towers`.
+      batch_size: examples a step.
+      stages: function that makes an ordered dict from names to datasets: the pipeline up to each of
+        its stages, of which an element stands for `batch_size` examples; or None.
+      seconds: how long each measurement takes at least, after the warm-up.
+      stage_inputs: how the training stages its inputs.
+
+    Returns:
+      `Diagnosis`.
+    """
+    devices = resolve_devices(devices)
+    upto = collections.OrderedDict()
+    names = []
+    if stages is not None:
+        with tf.Graph().as_default():
+            names = list(stages())
+    for name in names[:-1]:
+        with tf.Graph().as_default():
+            upto[name] = pipeline_rate(stages()[name], batch_size, seconds)
+    with tf.Graph().as_default():
+        upto['batch' if names else 'pipeline'] = pipeline_rate(batches(), batch_size, seconds)
+    with tf.Graph().as_default():
+        upto['copy'] = pipeline_rate(batches(), batch_size, seconds, devices)
+    spent, before = collections.OrderedDict(), 0.
+    for name, rate in upto.items():
+        spent[name] = max(0., 1. / rate - before)
+        before = max(before, 1. / rate)
+    with contextlib.ExitStack() as sessions:
+        alone, both = [sessions.enter_context(_Steps(trial, staging, batch_size))
+                       for staging in ('first', stage_inputs)]
+        # In turns, so that what else the machine does meets both.
+        for _ in range(_ROUNDS):
+            for steps in (alone, both):
+                steps.measure(seconds / _ROUNDS)
+        towers, together, waiting = alone.rate, both.rate, both.waiting
+    return Diagnosis(upto['copy'], towers, together, waiting, spent)
+
+
+def pipeline_rate(dataset, batch_size, seconds=5., devices=()):
+    """Examples a second that a `tf.data.Dataset` of batches delivers, to the towers' devices if given.
+
+    What it made ahead before the clock started is used up first.
+    """
+    with tf.device('/cpu:0'):
+        iterator = tf.data.make_initializable_iterator(dataset)
+        batch = iterator.get_next()
+    ops = [tensor.op for tensor in tf.nest.flatten(batch)]
+    if devices:
+        shards = split_batch(batch, len(devices), 'weight')
+        ops = []
+        for device, shard in zip(devices, shards.inputs):
+            with tf.device(device):
+                ops += [tf.identity(tensor).op for tensor in tf.nest.flatten(shard)]
+    step = tf.group(*ops)
+    with tf.Session(config=session_config(devices) if devices else None) as session:
+        session.run(iterator.initializer)
+        return _rate(lambda: session.run(step), batch_size, seconds)
+
+
+class _Steps:
+    """The steps of a training, in a graph and a session of their own."""
+
+    def __init__(self, trial, stage_inputs, batch_size):
+        self._batch_size = batch_size
+        self._rates = []
+        self._waited = self._seconds = 0.
+        graph = tf.Graph()
+        with graph.as_default():
+            made = trial(stage_inputs)
+            self._watch = InputWatch(made.train_op, made.built.staged)
+            initializers = [[tf.global_variables_initializer(), tf.local_variables_initializer()],
+                            [tf.tables_initializer(), self._watch.initializer]
+                            + list(made.initializers)]
+        self._session = tf.Session(graph=graph, config=made.config)
+        self._train_op = made.train_op
+        for each in initializers:
+            self._session.run(each)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused_exception):
+        self._session.close()
+
+    def measure(self, seconds):
+        """Runs steps for so long."""
+        marks = []
+        self._rates.append(_rate(lambda: self._session.run(self._train_op), self._batch_size,
+                                 seconds, lambda: marks.append(self._watch.read(self._session))))
+        span = self._watch.span(self._watch.read(self._session), marks[0])
+        self._waited += span.waited
+        self._seconds += span.seconds
+
+    @property
+    def rate(self):
+        """Examples a second: the median of the measurements."""
+        return sorted(self._rates)[len(self._rates) // 2]
+
+    @property
+    def waiting(self):
+        """Share of the time that steps waited for input."""
+        return min(1., self._waited / self._seconds) if self._seconds else 0.
+
+
+def _rate(run, batch_size, seconds, on_start=lambda: None):
+    """Examples a second of a function that does a step, after a warm-up of as long again at most."""
+    begin, steps = time.perf_counter(), 0
+    while steps < _WARM_UP_STEPS or (time.perf_counter() - begin < seconds / 4 and steps < 1000):
+        run()
+        steps += 1
+    on_start()
+    begin, steps = time.perf_counter(), 0
+    while steps < _LEAST_STEPS or time.perf_counter() - begin < seconds:
+        run()
+        steps += 1
+    return steps * batch_size / (time.perf_counter() - begin)
+
+
+def _number(rate):
+    return ('{:,.0f}' if rate >= 10 else '{:.2g}').format(rate)

@@ -1,0 +1,243 @@
+"""Metrics over a whole data set, on all towers, exact whether or not the batches divide."""
+
+import collections
+import numbers
+import time
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.arguments import (check_count, check_function, check_graph_mode, check_instance,
+                              check_step_variable)
+from towers.build.build import BuiltTowers, build_towers
+from towers.errors import InvalidArgumentError
+from towers.run.step_loop import OccasionalHook
+from towers.tower.objectives import with_parts
+
+
+class Evaluation:
+    """A model function that is evaluated on every example of a data set, once.
+
+    The towers share the variables of an earlier build, if there is one. Each batch is cut into
+    shards weighted by their size (`remainder='weight'`), and batches are weighted by their size in
+    turn:
+
+        metric = sum_b n_b * metric_b / sum_b n_b
+
+    so that a short last batch, or one with fewer examples than towers, counts just its examples.
+
+    Attributes:
+      built: the `BuiltTowers` of the evaluation.
+      metrics: dict from the names of what is evaluated, `'loss'` included, to scalar tensors.
+    """
+
+    def __init__(self, model_fn: typing.Callable, dataset: typing.Any,
+                 devices: typing.Union[None, int, str, typing.Sequence] = None, trained=None,
+                 name: str = 'eval_tower', variable_device=None, check_devices: bool = True,
+                 copies: str = 'auto', precision: str = 'float32', regularization: str = 'none',
+                 on_tower: typing.Optional[typing.Callable] = None,
+                 stages: typing.Optional[str] = None):
+        """
+        Args:
+          model_fn: as for `build_towers`; its `metrics` are scalars, means over the shard.
+          dataset: a `tf.data.Dataset` that ends, of batches `(inputs..., )` as `model_fn` takes.
+          devices: as for `build_towers`; None for those of `trained`.
+          trained: the `BuiltTowers` whose variables are evaluated; None where the model function
+            makes them here, to be restored from a checkpoint.
+          name: prefix of the towers' name scopes.
+          variable_device, check_devices, copies, precision, regularization, on_tower, stages: as for
+            `build_towers`; with `trained`, the precision is its.
+
+        Raises:
+          InvalidArgumentError: the model function has neither a loss nor metrics, or metrics that
+            are no scalars.
+        """
+        check_instance('dataset', dataset, compat.DATASET_TYPES, 'a tf.data.Dataset')
+        if trained is not None:
+            check_instance('trained', trained, BuiltTowers, 'what build_towers returned')
+        check_graph_mode('an Evaluation')
+        with tf.device('/cpu:0'):
+            self._iterator = tf.data.make_initializable_iterator(dataset)
+            batch = self._iterator.get_next()
+        if trained is not None and devices is None:
+            devices, check_devices = trained.devices, False
+        self.built = build_towers(
+            model_fn, batch, None, devices, remainder='weight', reuse=trained, name=name,
+            variable_device=variable_device, check_devices=check_devices,
+            allow_repeated_devices=trained is not None, copies=copies,
+            precision=trained.precision if trained is not None else precision,
+            regularization=regularization, on_tower=on_tower, stages=stages)
+        with tf.device('/cpu:0'):
+            self._size = tf.add_n([tf.cast(tower.size, tf.int64) for tower in self.built.towers])
+        self.metrics = dict(self.built.metrics)
+        if self.built.loss is not None:
+            self.metrics.update(with_parts('loss', self.built.loss))
+        if not self.metrics:
+            raise InvalidArgumentError('the model function returned neither a loss nor metrics: '
+                                       'there is nothing to evaluate.')
+        for metric, value in self.metrics.items():
+            if isinstance(value, tuple):
+                raise InvalidArgumentError(
+                    'metric %r is a (value, update_op) pair of tf.metrics, which counts over '
+                    'batches by itself: return the mean over the shard instead.' % metric)
+
+    def run(self, session):
+        """Goes through the data set once.
+
+        Args:
+          session: a session with the variables initialised; a raw one, not a monitored one, whose
+            hooks would take this for training steps.
+
+        Returns:
+          Dict from metric names, `'loss'` and `'examples'` (how many there were) to numbers.
+        """
+        totals, examples = collections.defaultdict(float), 0
+        for size, values in self._batches(session, self.metrics):
+            examples += size
+            for name, value in values.items():
+                totals[name] += float(value) * size
+        result = {name: total / examples for name, total in totals.items()}
+        result['examples'] = examples
+        return result
+
+    def predict(self, session):
+        """Goes through the data set once and yields the predictions of each batch.
+
+        Yields:
+          Nests of arrays [batch, …], as the model function's predictions, in the data's order.
+        """
+        for _, predictions in self._batches(session, self.built.predictions):
+            yield predictions
+
+    def _batches(self, session, fetches):
+        session.run(self._iterator.initializer)
+        while True:
+            try:
+                size, values = session.run([self._size, fetches])
+            except tf.errors.OutOfRangeError:
+                return
+            yield int(size), values
+
+
+def listed_listeners(listeners):
+    """A list of what is told of evaluations; `InvalidArgumentError` for anything else."""
+    if not isinstance(listeners, (list, tuple)) or not all(
+            hasattr(listener, 'evaluated') for listener in listeners):
+        raise InvalidArgumentError('listeners=%.80r: expected a list of hooks with evaluated(step, '
+                                   'results, seconds), such as [progress].' % (listeners,))
+    return list(listeners)
+
+
+class EvaluationHook(OccasionalHook):
+    """Evaluates every so many steps and at the end of training, each step at most once.
+
+    A run that `stop_at` has ended is over: started again, it evaluates the step that it is at, and
+    ends.
+
+    Attributes:
+      latest: dict of the latest evaluation, or None.
+      reached: whether `stop_at` ended the training.
+    """
+
+    def __init__(self, evaluation, global_step: typing.Optional[tf.Variable],
+                 every_steps: typing.Optional[int] = None, listeners: typing.Sequence = (),
+                 stop_at: typing.Optional[tuple] = None,
+                 skip_end: typing.Optional[typing.Callable] = None):
+        """
+        Args:
+          evaluation: `Evaluation`.
+          global_step: the variable that counts steps.
+          every_steps: evaluate at the multiples of so many steps; None: at the end only.
+          listeners: hooks to tell, by their `evaluated(step, results, seconds)`: `ProgressHook`,
+            `MetricsHook`, `SummaryHook`. Put them before this hook, and the one that saves after.
+          stop_at: `(metric, value)`: stop when the metric is at least that; or None.
+          skip_end: function that tells, when the session ends, whether to leave out the evaluation
+            of what is not yet the end of training: `lambda: signals.received is not None`, for a
+            process that is told to stop has little time; or None.
+
+        Raises:
+          InvalidArgumentError: `stop_at` without `every_steps`, or of a metric that there is not;
+            `every_steps` below 1.
+        """
+        if isinstance(evaluation, type) or not (hasattr(evaluation, 'run')
+                                                and hasattr(evaluation, 'metrics')):
+            raise InvalidArgumentError('evaluation=%.80r: expected an Evaluation.' % (evaluation,))
+        if every_steps is not None:
+            check_count('every_steps', every_steps)
+        if stop_at is not None and every_steps is None:
+            raise InvalidArgumentError('stop_at=%r is looked at when there is an evaluation: give '
+                                       'every_steps.' % (stop_at,))
+        if stop_at is not None and not (isinstance(stop_at, (tuple, list)) and len(stop_at) == 2
+                                        and isinstance(stop_at[1], numbers.Real)):
+            raise InvalidArgumentError("stop_at=%.80r: expected a metric's name and a number."
+                                       % (stop_at,))
+        if skip_end is not None:
+            check_function('skip_end', skip_end, 0, 'a function without arguments, or None')
+        if stop_at is not None and stop_at[0] not in evaluation.metrics:
+            raise InvalidArgumentError('stop_at=%r: there is no such metric; there are %s.' % (
+                stop_at, ', '.join(sorted(evaluation.metrics))))
+        listeners = listed_listeners(listeners)
+        check_step_variable(global_step)
+        self.latest = None
+        self.reached = False
+        self._evaluation = evaluation
+        self._global_step = global_step
+        self._every_steps = every_steps
+        self._listeners = list(listeners)
+        self._stop_at = stop_at
+        self._skip_end = skip_end
+        self._step = 0  # as counted: a run a step
+        self._since = 0  # the step from which on multiples of every_steps are to be evaluated
+        self._evaluated_step = None
+
+    def after_create_session(self, session, coord):
+        """Starts from the step that was restored, and ends there if it is one that ended it."""
+        self._step = self._since = int(session.run(self._global_step))
+        self._evaluated_step = None
+        if self._stop_at is not None and self._step and self._step % self._every_steps == 0:
+            self._evaluate(session, listeners=())  # they were told before the step was saved
+            if self._is_reached():
+                coord.request_stop()
+
+    def after_run(self, run_context, run_values):
+        """Evaluates when the step is one to evaluate."""
+        due = self.is_due()
+        self._step += 1
+        if not due:
+            return
+        self._step = int(run_context.session.run(self._global_step))
+        if self._step // self._every_steps <= self._since // self._every_steps:
+            return  # with several runs a step, its time is yet to come
+        self._since = self._step
+        self._evaluate(run_context.session, self._listeners)
+        if self._is_reached():
+            run_context.request_stop()
+
+    def is_due(self):
+        """Whether the coming step is one to evaluate after."""
+        return self._every_steps is not None and (self._step + 1) % self._every_steps == 0
+
+    def step_done(self, fetched):
+        """Counts a step that is none to evaluate after."""
+        self._step += 1
+
+    def end(self, session):
+        """Evaluates the final weights, unless that has just been done."""
+        self._step = int(session.run(self._global_step))
+        if self._evaluated_step != self._step and not (self._skip_end and self._skip_end()):
+            self._evaluate(session, self._listeners)
+
+    def _evaluate(self, session, listeners):
+        begin = time.perf_counter()
+        self.latest = self._evaluation.run(session)
+        self._evaluated_step = self._step
+        for listener in listeners:
+            listener.evaluated(self._step, self.latest, time.perf_counter() - begin)
+
+    def _is_reached(self):
+        if self._stop_at is None:
+            return False
+        metric, least = self._stop_at
+        self.reached = self.latest[metric] >= least
+        return self.reached

@@ -1,0 +1,80 @@
+"""A SavedModel of the trained model: one device, no towers."""
+
+import os
+import shutil
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import check_function, directory_name
+from towers.checkpoint.files import READ_ERRORS, first_line
+from towers.checkpoint.match import check_fits
+from towers.errors import CheckpointError, InvalidArgumentError
+from towers.run.averages import averages_in
+
+_SIGNATURE = tf.saved_model.signature_constants.DEFAULT_SERVING_SIGNATURE_DEF_KEY
+
+
+def export_saved_model(build: typing.Callable, checkpoint: str, directory: str):
+    """Writes a SavedModel that TF Serving and `tf.saved_model.load` read.
+
+    The model is built anew in a graph of its own, on no device in particular, and its variables
+    are restored by their names: a checkpoint of N towers has those of the model alone. Where the
+    checkpoint has moving averages of the weights, these are what is exported.
+
+    Args:
+      build: called without arguments under a fresh graph; returns `(inputs, outputs)`, two dicts
+        from the names in the signature to tensors.
+      checkpoint: prefix of the checkpoint with the weights.
+      directory: where versions of the model are kept. The new one goes into a folder named by the
+        checkpoint's global step, as TF Serving expects (the highest number is served).
+
+    Returns:
+      The folder that was written. Its signature is `'serving_default'`, method
+      `tensorflow/serving/predict`.
+
+    Raises:
+      InvalidArgumentError: that version is there already, or the directory cannot be written to.
+      CheckpointError: the checkpoint is of another model.
+    """
+    check_function('build', build, 0, 'a function without arguments that returns (inputs, outputs)')
+    checkpoint = directory_name('checkpoint', checkpoint, 'the prefix of a checkpoint')
+    directory = directory_name('directory', directory)
+    step = _step_in(checkpoint)
+    target = os.path.join(directory, str(step))
+    if os.path.exists(target):
+        raise InvalidArgumentError('%s exists already: an export of step %d. Remove it, or export '
+                                   'elsewhere.' % (target, step))
+    # Under another name first, since a server takes a folder with a number as soon as it sees it.
+    unfinished = target + '.unfinished'
+    with tf.Graph().as_default():
+        inputs, outputs = build()
+        names, _ = averages_in(checkpoint, tf.global_variables())
+        check_fits(checkpoint, names)
+        saver = tf.train.Saver(names)
+        signature = tf.saved_model.predict_signature_def(inputs, outputs)
+        with tf.Session() as session:
+            saver.restore(session, checkpoint)
+            try:
+                if os.path.exists(unfinished):  # of a process that was killed
+                    shutil.rmtree(unfinished)
+                builder = tf.saved_model.Builder(unfinished)
+                builder.add_meta_graph_and_variables(
+                    session, [tf.saved_model.tag_constants.SERVING], {_SIGNATURE: signature},
+                    main_op=tf.tables_initializer(), strip_default_attrs=True)
+                builder.save()
+                os.rename(unfinished, target)
+            except (OSError, tf.errors.OpError) as error:
+                raise InvalidArgumentError(
+                    '%s cannot be written: %s. Export to a directory that can be made and written '
+                    'to.' % (target, first_line(error))) from error
+    return target
+
+
+def _step_in(checkpoint):
+    try:
+        return int(tf.train.load_variable(checkpoint, 'global_step'))
+    except READ_ERRORS as error:
+        raise CheckpointError('%s cannot be exported: %s. Expected the prefix of a checkpoint with '
+                              'a global_step, such as model.ckpt-500.' % (
+                                  checkpoint, first_line(error).rstrip('.'))) from error

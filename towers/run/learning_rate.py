@@ -1,0 +1,248 @@
+"""The learning rate: scaled to the number of towers, and a schedule counted in examples.
+
+N towers with the batch of one device each make the batch N times as large and the steps N times as
+few. The scaling rules say what that does to the rate; a schedule counted in examples (not in steps)
+says the same for every number of towers.
+"""
+
+import math
+import numbers
+import typing
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import check_flag
+from towers.errors import InvalidArgumentError
+
+RULES = ('none', 'sqrt', 'linear')
+DECAYS = ('none', 'exponential', 'piecewise', 'cosine')
+
+
+def scale_learning_rate(base: float, num_towers: int, rule: str) -> float:
+    """The learning rate for a batch that is `num_towers` times the one `base` was tuned for.
+
+        none    base
+        sqrt    base * sqrt(num_towers)    keeps the variance of an update (Krizhevsky 2014, section
+                                           5, arXiv:1404.5997); 0.001 on 4 towers is 0.002
+        linear  base * num_towers          keeps the expected change an example (ibid.; Goyal et
+                                           al. 2017, section 2.1, arXiv:1706.02677)
+
+    A reduction 'sum' multiplies the gradient by num_towers as well. For an optimizer that follows
+    the gradient's size (SGD, momentum) that is a linear scaling of its own.
+
+    Args:
+      base: the rate of one device, a float > 0.
+      num_towers: an int >= 1.
+      rule: 'none', 'sqrt' or 'linear'.
+
+    Returns:
+      A float.
+
+    Raises:
+      InvalidArgumentError: an argument that is not as said above.
+    """
+    _check_number('base', base)
+    _check_int('num_towers', num_towers, 1)
+    _check_choice('rule', rule, RULES)
+    return float(base * {'none': 1, 'sqrt': math.sqrt(num_towers), 'linear': num_towers}[rule])
+
+
+class LearningRate(object):
+    """A scaled learning rate with warm-up and decay, as a function of the examples seen.
+
+        rate(e) = ramp(e) * decay(e)
+        ramp(e) = start + (peak - start) * min(e / warmup_examples, 1)
+        peak    = scale_learning_rate(base, num_towers, rule)
+        start   = base where the rule changed the rate, else 0
+
+    The ramp is the gradual warm-up of Goyal et al. 2017 (section 2.2, arXiv:1706.02677): from the
+    rate of one device to the scaled one. Where nothing was scaled it comes from 0, and the first
+    step does not move the weights. Both factors count from example 0, so that runs with and without
+    warm-up have the same rate once the warm-up is over.
+
+        decay          factor decay(e)
+        'none'         1
+        'exponential'  decay_rate ^ (e / decay_examples); `staircase` rounds the exponent down
+        'piecewise'    decay_rate ^ (how many of the counts in decay_examples are <= e)
+        'cosine'       (1 + cos(pi * min(e / decay_examples, 1))) / 2       (Loshchilov and Hutter
+                       2016, arXiv:1608.03983, without restarts)
+
+    Properties: `base`, `num_towers`, `rule`, `peak` (the scaled rate, before warm-up and decay).
+
+    Args:
+      base: the rate of one device, a float > 0.
+      num_towers: by how many times the batch is larger than the one `base` was tuned for.
+      rule: 'none', 'sqrt' or 'linear', see `scale_learning_rate`.
+      warmup_examples: length of the ramp in examples, 0 for none.
+      decay: 'none', 'exponential', 'piecewise' or 'cosine'.
+      decay_examples: examples for one factor of decay_rate ('exponential') or until the rate is 0
+        ('cosine'), an int >= 1; for 'piecewise' a list of such ints, rising.
+      decay_rate: in (0, 1]; for 'exponential' and 'piecewise'.
+      staircase: whether 'exponential' decays in jumps.
+
+    Raises:
+      InvalidArgumentError: an argument out of range, missing for this decay, or unused by it.
+    """
+
+    def __init__(self, base: float, num_towers: int = 1, rule: str = 'none',
+                 warmup_examples: int = 0, decay: str = 'none',
+                 decay_examples: typing.Optional[int] = None,
+                 decay_rate: typing.Optional[float] = None, staircase: bool = False):
+        self.peak = scale_learning_rate(base, num_towers, rule)
+        self.base, self.num_towers, self.rule = float(base), int(num_towers), rule
+        _check_int('warmup_examples', warmup_examples, 0)
+        self._warmup_examples = int(warmup_examples)
+        _check_choice('decay', decay, DECAYS)
+        check_flag('staircase', staircase)
+        _check_decay(decay, decay_examples, decay_rate, staircase)
+        self._decay, self._staircase = decay, bool(staircase)
+        self._decay_examples, self._decay_rate = decay_examples, decay_rate
+
+    def at(self, examples_seen):
+        """The rate of the step that comes after `examples_seen` examples, a float.
+
+        Raises:
+          InvalidArgumentError: examples_seen is not a whole number of at least 0.
+        """
+        _check_int('examples_seen', examples_seen, 0)
+        return float(self._rate(np.float64(examples_seen), np))
+
+    def tensor(self, examples_seen):
+        """The rate as a scalar float32 tensor: that of `at`, to 1e-6 of it.
+
+        Args:
+          examples_seen: a scalar tensor or variable of an integer type: the examples of all steps
+            before this one, such as `global_step * batch_size`. A large product wants int64.
+
+        Raises:
+          InvalidArgumentError: examples_seen is no such tensor.
+        """
+        if not tf.is_tensor(examples_seen):
+            raise InvalidArgumentError(
+                'Got examples_seen=%r, expected a scalar integer tensor. For a number there is '
+                'at().' % (examples_seen,))
+        if not (examples_seen.dtype.is_integer and examples_seen.shape.is_compatible_with([])):
+            raise InvalidArgumentError(
+                'Got examples_seen of type %s and shape %s, expected a scalar integer tensor. '
+                'Count examples, not epochs.' % (examples_seen.dtype.name, examples_seen.shape))
+        with tf.name_scope('learning_rate'):
+            return tf.cast(self._rate(tf.cast(examples_seen, tf.float64), tf), tf.float32)
+
+    def _rate(self, examples, lib):
+        """The formula of the class, in float64; `lib` is numpy or tensorflow.
+
+        float64 counts examples exactly, which the jumps need, and keeps what is left of a cosine
+        near its end.
+        """
+        rate = self.peak
+        if self._warmup_examples:
+            rate = self._start + (self.peak - self._start) * lib.minimum(
+                examples / self._warmup_examples, 1.)
+        if self._decay == 'exponential':
+            periods = examples / self._decay_examples
+            rate *= self._decay_rate ** (lib.floor(periods) if self._staircase else periods)
+        elif self._decay == 'piecewise':
+            # For whole numbers, the clipped difference is 1 from the boundary on and 0 before it.
+            passed = sum(lib.minimum(lib.maximum(examples - boundary + 1., 0.), 1.)
+                         for boundary in self._decay_examples)
+            rate *= self._decay_rate ** passed
+        elif self._decay == 'cosine':
+            rate *= (1. + lib.cos(math.pi * lib.minimum(examples / self._decay_examples, 1.))) / 2.
+        return rate
+
+    @property
+    def _start(self):
+        """The rate at which the warm-up starts."""
+        return 0. if self.peak == self.base else self.base
+
+    def describe(self, examples_per_epoch=None):
+        """One line, such as `0.002 = 0.001 x sqrt(4), warm-up from 0.001 over 3,594 examples`.
+
+        Args:
+          examples_per_epoch: when given, lengths are in epochs: `x0.94 every 2 epochs`.
+        """
+        if examples_per_epoch is not None:
+            _check_int('examples_per_epoch', examples_per_epoch, 1)
+
+        def length(examples):
+            count, unit = examples, 'example'
+            if examples_per_epoch is not None:
+                count, unit = examples / examples_per_epoch, 'epoch'
+            text = format(count, ',d' if isinstance(count, numbers.Integral) else ',.4g')
+            return '%s %s%s' % (text, unit, '' if count == 1 else 's')
+
+        text = '%.6g' % self.peak
+        if self.rule != 'none':
+            factor = 'sqrt(%d)' if self.rule == 'sqrt' else '%d'
+            text += (' = %.6g x ' + factor) % (self.base, self.num_towers)
+        parts = [text]
+        if self._warmup_examples:
+            parts.append('warm-up from %.6g over %s' % (self._start, length(self._warmup_examples)))
+        if self._decay == 'exponential':
+            parts.append('x%.6g every %s%s' % (self._decay_rate, length(self._decay_examples),
+                                               ', in jumps' if self._staircase else ''))
+        elif self._decay == 'piecewise':
+            parts.append('x%.6g after %s' % (
+                self._decay_rate, ' and '.join(length(b) for b in self._decay_examples)))
+        elif self._decay == 'cosine':
+            parts.append('cosine to 0 over %s' % length(self._decay_examples))
+        return ', '.join(parts)
+
+    __str__ = describe
+
+
+def _check_decay(decay, decay_examples, decay_rate, staircase):
+    """Raises InvalidArgumentError unless decay has the arguments it needs and no others."""
+    needed = {'none': (), 'cosine': ('decay_examples',)}.get(
+        decay, ('decay_examples', 'decay_rate'))
+    for name, value in (('decay_examples', decay_examples), ('decay_rate', decay_rate)):
+        if name in needed and value is None:
+            raise InvalidArgumentError('decay=%r needs %s.' % (decay, name))
+        if name not in needed and value is not None:
+            raise InvalidArgumentError(
+                'Got %s=%r, which decay=%r does not use: leave it out, or choose another decay.'
+                % (name, value, decay))
+    if staircase and decay != 'exponential':
+        raise InvalidArgumentError(
+            "Got staircase=True with decay=%r; only 'exponential' has it." % (decay,))
+    if decay == 'piecewise':
+        if not isinstance(decay_examples, (list, tuple)) or not decay_examples:
+            raise InvalidArgumentError(
+                "Got decay_examples=%r, expected for decay='piecewise' the list of example counts "
+                'after which the rate falls.' % (decay_examples,))
+        for count in decay_examples:
+            _check_int('decay_examples', count, 1)
+        if list(decay_examples) != sorted(set(decay_examples)):
+            raise InvalidArgumentError(
+                'Got decay_examples=%r, expected each count to be above the one before.'
+                % (decay_examples,))
+    elif 'decay_examples' in needed:
+        _check_int('decay_examples', decay_examples, 1)
+    if 'decay_rate' in needed:
+        _check_number('decay_rate', decay_rate)
+        if decay_rate > 1:
+            raise InvalidArgumentError(
+                'Got decay_rate=%r, expected at most 1: above it the rate would grow.'
+                % (decay_rate,))
+
+
+def _check_number(name, value):
+    """Raises InvalidArgumentError unless `value` is a finite number above 0."""
+    if (not isinstance(value, numbers.Real) or isinstance(value, bool)
+            or not 0 < value < float('inf')):
+        raise InvalidArgumentError('Got %s=%r, expected a number above 0.' % (name, value))
+
+
+def _check_int(name, value, least):
+    """Raises InvalidArgumentError unless `value` is an int of at least `least`."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
+        raise InvalidArgumentError(
+            'Got %s=%r, expected a whole number of at least %d.' % (name, value, least))
+
+
+def _check_choice(name, value, choices):
+    """Raises InvalidArgumentError unless `value` is one of `choices`."""
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidArgumentError(
+            'Got %s=%r, expected one of: %s.' % (name, value, ', '.join(choices)))

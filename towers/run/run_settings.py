@@ -1,0 +1,181 @@
+"""What a run was started with, kept beside its checkpoints, and what differs when it goes on."""
+
+import collections
+import json
+import os
+import time
+import typing
+
+from towers.errors import CheckpointError, InvalidArgumentError
+from towers.run.whole_file import moved_aside, written_whole
+
+FILE = 'settings.json'
+
+HARMLESS = 'harmless'
+CHANGES = 'changes the run'
+STATE = 'state'
+KINDS = (HARMLESS, CHANGES, STATE)
+
+
+class Difference(collections.namedtuple('Difference', 'name was now kind text')):
+    """A setting that is another one than when the run was last started.
+
+    Attributes:
+      name: of the setting.
+      was, now: its values.
+      kind: one of `KINDS`.
+      text: `'--seed=2, was 1'`.
+    """
+    __slots__ = ()
+
+    def __str__(self):
+        return '%s: %s' % (self.text, 'no change to the run' if self.kind == HARMLESS else
+                           'changes the run from here on')
+
+
+class RunSettings:
+    """The settings of a program that trains, for `training_session(settings=…)`.
+
+        settings = towers.RunSettings(
+            {'seed': 1, 'log_every': 100, 'optimizer': 'adam'},
+            {'seed': CHANGES, 'log_every': HARMLESS, 'optimizer': STATE})
+
+    The file `settings.json` in the directory of the checkpoints says with which the run was begun
+    and what has changed since, at which step. A run that goes on says each difference in a line, by
+    its kind:
+
+    * `HARMLESS`: the numbers stay those of a run that was never stopped: how often to log.
+    * `CHANGES`: the run becomes another one from here on: seed, rate, batch, number of towers.
+    * `STATE`: as `CHANGES`; but where the graph's variables are not those of the checkpoint, so
+      that state would be dropped or is not there, the refusal names these settings as the reason.
+    """
+
+    def __init__(self, values: typing.Any, kinds: dict, form: str = '%s=%s', advice: str = ''):
+        """
+        Args:
+          values: dict (or list of pairs) from names to numbers, strings, booleans or None.
+          kinds: dict from each of these names to one of `KINDS`.
+          form: how a setting is spelled, from name and value: `'--%s=%s'` for flags.
+          advice: end of a refusal: how to begin another run; `'{directory}'` in it is the
+            directory of this one.
+
+        Raises:
+          InvalidArgumentError: a name without a kind, or a value that is none of these.
+        """
+        try:
+            self._values = collections.OrderedDict(values)
+            self._kinds = dict(kinds)
+        except (TypeError, ValueError):
+            raise InvalidArgumentError(
+                'values=%.80r, kinds=%.80r: expected two dicts with the same names.'
+                % (values, kinds)) from None
+        self._form = form
+        self._advice = advice
+        for name, value in self._values.items():
+            if self._kinds.get(name) not in KINDS:
+                raise InvalidArgumentError('kinds=%r: expected one of %s for the setting %r.' % (
+                    self._kinds.get(name), ', '.join(map(repr, KINDS)), name))
+            if not (value is None or isinstance(value, (bool, int, float, str))):
+                raise InvalidArgumentError('setting %s=%r: expected a number, a string, True, '
+                                           'False or None.' % (name, value))
+
+    def begin(self, directory):
+        """Writes the file for a run that begins; returns lines to be shown.
+
+        Raises:
+          LogFileError: it cannot be written.
+        """
+        path, lines = os.path.join(directory, FILE), []
+        if os.path.lexists(path):
+            lines.append('%s was that of an earlier run, whose checkpoints are gone: renamed to %s'
+                         % (path, moved_aside(path)))
+        self._write(path, [])
+        return lines
+
+    def compare(self, directory):
+        """What differs from the settings that the run in a directory was last started with.
+
+        Changes nothing.
+
+        Returns:
+          `(differences, problem)`: a list of `Difference`, and None; or, where the file is missing
+          or damaged, `([], a line that says so)`.
+        """
+        path = os.path.join(directory, FILE)
+        try:
+            former = _read(path)['settings']
+        except FileNotFoundError:
+            return [], ('%s is missing (an older run, perhaps): whether settings have changed '
+                        'cannot be told' % path)
+        except (OSError, ValueError) as error:
+            return [], ('%s cannot be read (%s): whether settings have changed cannot be told'
+                        % (path, error))
+        return [Difference(name, former[name], value, self._kinds[name], '%s, was %s' % (
+            self._form % (name, _shown(value)), _shown(former[name], quoted=True)))
+                for name, value in self._values.items()
+                if name in former and not _same(former[name], value)], None
+
+    def record(self, directory, step, differences):
+        """Notes in the file that the run goes on from a step with these differences.
+
+        A damaged file is renamed, and written anew.
+
+        Returns:
+          Lines to be shown.
+
+        Raises:
+          LogFileError: it cannot be written.
+        """
+        path, changes, lines = os.path.join(directory, FILE), [], []
+        try:
+            changes = _read(path)['changes']
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError):
+            lines.append('%s was renamed to %s' % (path, moved_aside(path)))
+        now = time.strftime('%Y-%m-%d %H:%M:%S')
+        changes += [collections.OrderedDict([
+            ('step', step), ('time', now), ('setting', each.name), ('from', each.was),
+            ('to', each.now)]) for each in differences]
+        self._write(path, changes)
+        return lines
+
+    def refusal(self, directory, differences, reason):
+        """The `CheckpointError` for a run that cannot go on with these settings.
+
+        Args:
+          directory: of the run.
+          differences: what `compare` found.
+          reason: what would happen, a sentence without its full stop.
+        """
+        guilty = [each for each in differences if each.kind == STATE]
+        advice = self._advice.replace('{directory}', directory)
+        if not guilty:
+            return CheckpointError('%s. Nothing was changed.%s' % (reason, ' ' + advice))
+        return CheckpointError('%s: %s. Nothing was changed. Go on with %s. %s' % (
+            ', '.join(each.text for each in guilty), reason,
+            ' '.join(self._form % (each.name, _shown(each.was)) for each in guilty), advice))
+
+    def _write(self, path, changes):
+        with written_whole(path, 'Make room or make the directory writable.') as opened:
+            json.dump(collections.OrderedDict([('settings', self._values), ('changes', changes)]),
+                      opened, indent=1)
+            opened.write('\n')
+
+
+def _read(path):
+    with open(path) as opened:
+        found = json.load(opened)
+    if not (isinstance(found, dict) and isinstance(found.get('settings'), dict)
+            and isinstance(found.get('changes'), list)):
+        raise ValueError('it holds no settings')
+    return found
+
+
+def _same(former, value):
+    """Equal, and both booleans or neither; of a float that was written as 1 either is the same."""
+    return former == value and isinstance(former, bool) == isinstance(value, bool)
+
+
+def _shown(value, quoted=False):
+    return "''" if quoted and value == '' else str(value)

@@ -1,0 +1,1 @@
+"""One tower: its shard, its call of the model function, its loss and its gradients."""

@@ -1,0 +1,291 @@
+"""What the forward pass of every tower writes of the variables that the towers share.
+
+Batch norm with `updates_collections=None` writes its moving averages in the forward pass: whatever
+needs the loss waits for it. On one device that is one update a step. In towers it would be one in
+each, of the same variable, at the same time. So the towers after the first leave out what only
+waits to be done (`update_ops='first'`), as they leave out their `UPDATE_OPS`; and where the new
+value is used (a counter of steps), they use that which the first tower has written. With
+`update_ops='all'` every tower writes, with `'none'` no tower does.
+"""
+
+import collections
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import SharedVariableError
+from towers.graph import graph_walk
+from towers.graph.variable_access import is_variable, read_from, variable_op
+from towers.graph.variable_writes import Writes
+from towers.placement.tower_device import is_of_a_tower
+
+Write = collections.namedtuple('Write', 'op variables')
+"""An operation, and the names of the variables that it writes."""
+
+
+class InlineUpdates:
+    """Leaves out or shares the writes of the towers after the first.
+
+    Attributes:
+      left_out: names of the first tower's operations that the other towers do without.
+      shared: names of the first tower's operations whose value all towers use.
+      of_every_tower: names of the variables that every tower writes.
+    """
+
+    def __init__(self, graph, update_ops, num_towers):
+        self.left_out, self.shared, self.of_every_tower = set(), set(), []
+        self._graph = graph
+        self._update_ops = update_ops
+        self._num_towers = num_towers
+        self._first = []  # of the first tower
+
+    def variables(self):
+        """`(left out, used)`: names of the variables that the first tower writes for all."""
+        used = {name for write in self._first if write.op.name in self.shared
+                for name in write.variables}
+        others = {name for write in self._first if write.op.name in self.left_out
+                  for name in write.variables}
+        return sorted(others - used), sorted(used)
+
+    def settle(self, index, operations, fetches, ignored):
+        """Makes the tower do what `update_ops` says of it; to be called before gradients are taken.
+
+        Args:
+          index: the tower's number.
+          operations: the operations that its call of the model function made.
+          fetches: what a step needs of them: loss, predictions, metrics; not its updates.
+          ignored: names of variables that are each tower's own, or counters of metrics.
+
+        Raises:
+          SharedVariableError: a write that can neither be left out nor be shared.
+        """
+        writes = self._inline(operations, fetches, ignored)
+        if index == 0:
+            self._first = writes
+        if not writes or self._num_towers == 1 and self._update_ops != 'none':
+            return
+        if self._update_ops == 'all':
+            self.of_every_tower = sorted({name for write in writes for name in write.variables})
+            return
+        used = _used(writes, fetches, {op.name for op in operations})
+        unused = [write for write in writes if write.op.name not in used]
+        kept = [write for write in writes if write.op.name in used]
+        for write in writes:
+            self._check(write, write in kept)
+        if index == 0:
+            self.left_out = {write.op.name for write in unused}
+            self.shared = {write.op.name for write in kept}
+        if index or self._update_ops == 'none':
+            _unhook(operations, unused)
+        if index:
+            self._share(index, operations, kept)
+
+    def _inline(self, operations, fetches, ignored):
+        finder, found = Writes(self._graph), []
+        variables = tf.global_variables() + tf.local_variables()
+        initializers = {variable.initializer.name for variable in variables
+                        if variable.initializer is not None}
+        candidates = []
+        for op in operations:
+            if op.name in initializers or graph_walk.is_random(op):
+                continue  # a generator's own state: each tower draws for itself
+            names = [name for name in finder.of(op) if name not in ignored]
+            if names:
+                candidates.append(Write(op, names))
+        if candidates:
+            step = {op.name for op in graph_walk.step_operations(fetches)}
+            found = [write for write in candidates if write.op.name in step]
+        return found
+
+    def _check(self, write, is_used):
+        reason = None
+        if Writes(self._graph).within_function(write.op):
+            reason = 'within a branch or a loop of control flow v2'
+        elif is_used and compat.in_control_flow(write.op):
+            reason = 'within a branch or a loop, and uses what it has written there'
+        if reason is not None:
+            raise SharedVariableError(
+                'the forward pass of every tower writes variable %s (operation %s) %s, where it '
+                'cannot be left to the first tower: put the update into the collection UPDATE_OPS '
+                "(slim's updates_collections, by default), return it in 'updates', pass "
+                "update_ops='all' to have every tower write, or call tf.disable_control_flow_v2() "
+                'where that is what it is in.' % (
+                    write.variables[0], write.op.name, reason))
+
+    def _share(self, index, operations, kept):
+        """Makes the tower use what the first one has written."""
+        first = collections.defaultdict(list)
+        for write in self._first:
+            if write.op.name in self.shared:
+                first[write.op.type, tuple(write.variables)].append(write.op)
+        for write in kept:
+            others = first[write.op.type, tuple(write.variables)]
+            if not others:
+                raise SharedVariableError(
+                    'tower %d writes variable %s (operation %s) and uses what it has written; the '
+                    'first tower does not: make the same operations in every call of the model '
+                    'function.' % (index, write.variables[0], write.op.name))
+            other = others.pop(0)
+            for tensor, replacement in zip(write.op.outputs, other.outputs):
+                compat.replace_tensor(tensor, replacement)
+            for op in operations:
+                if write.op in op.control_inputs and op is not write.op:
+                    compat.set_control_inputs(op, [other if each is write.op else each
+                                                   for each in op.control_inputs])
+
+    def without_left_out(self, node):
+        """A `tf.NodeDef` of the first tower as the other towers have it, not waiting for those.
+
+        Returns:
+          The node itself where nothing is left out; else a copy.
+        """
+        if not any(text[1:] in self.left_out for text in node.input if text.startswith('^')):
+            return node
+        copy = type(node)()
+        copy.CopyFrom(node)
+        waits_for = [self._graph.get_operation_by_name(text[1:]) for text in node.input
+                     if text.startswith('^')]
+        data = [text for text in node.input if not text.startswith('^')]
+        del copy.input[:]
+        copy.input.extend(data + ['^' + op.name for op in _instead(waits_for, self.left_out)])
+        return copy
+
+    def wait_for_readers(self, towers):
+        """Makes the first tower write after the others have read, as it has itself.
+
+        Args:
+          towers: all `Tower`s.
+        """
+        if self._update_ops != 'first' or len(towers) == 1:
+            return
+        finder, writes = Writes(self._graph), []
+        first = graph_walk.step_operations(_fetches(towers[0]) + list(towers[0].updates))
+        for op in first:
+            if not (op.name.startswith(towers[0].name_scope) and not graph_walk.is_random(op)
+                    and not compat.in_control_flow(op)
+                    and (towers[0].has_scope or is_of_a_tower(op))):
+                continue
+            names = finder.of(op)
+            if names:
+                writes.append(Write(op, names))
+        if not writes:
+            return
+        written = {name for write in writes for name in write.variables}
+        all_writes = {write.op.name for write in writes}
+        readers = collections.defaultdict(list)
+        for tower in towers[1:]:
+            for op in graph_walk.step_operations(_fetches(tower)):
+                if not op.name.startswith(tower.name_scope) or compat.in_control_flow(op):
+                    continue
+                names = written.intersection(
+                    source.name for tensor in op.inputs if not tensor.op.name.startswith(
+                        tower.name_scope) for source in read_from(tensor))
+                if names and all_writes.isdisjoint(
+                        each.name for each in graph_walk.step_operations([op])):
+                    for name in names:
+                        readers[name].append(op)
+        for write in writes:
+            waits_for = [op for name in write.variables for op in readers[name]
+                         if op is not write.op]
+            if waits_for:
+                compat.add_control_inputs(write.op, waits_for)
+
+
+def _fetches(tower):
+    """What a step needs of a tower besides its updates."""
+    leaves = tf.nest.flatten([tower.loss, tower.data_loss, tower.predictions,
+                              [gradient for gradient, _ in tower.pairs]],
+                             expand_composites=True)
+    return [leaf for leaf in leaves if hasattr(leaf, 'op')]
+
+
+def _used(writes, fetches, made):
+    """Names of the writes whose new value the fetches are computed from.
+
+    Args:
+      writes: list of `Write`.
+      fetches: tensors.
+      made: names of the tower's operations.
+    """
+    dropped = {write.op.name: write for write in writes}
+    used = set()
+    while True:
+        found = _used_by(fetches, dropped, made)
+        if not found:
+            return used
+        used |= found
+        fetches = list(fetches) + [dropped.pop(name).op for name in sorted(found)]
+
+
+def _used_by(fetches, dropped, made):
+    """Those of the `dropped` writes that are used, when what only waits for them does not."""
+    found, by_variable = set(), collections.defaultdict(set)
+    for name, write in dropped.items():
+        for variable in write.variables:
+            by_variable[variable].add(name)
+    stack = [getattr(fetch, 'op', fetch) for fetch in fetches]
+    seen = {op.name for op in stack}
+    while stack:
+        op = stack.pop()
+        if op.name in dropped:  # of the fetches
+            found.add(op.name)
+            continue
+        takes = [tensor.op for tensor in op.inputs]
+        found.update(other.name for other in takes if other.name in dropped)
+        written = set()
+        for tensor in op.inputs:
+            source = variable_op(tensor)  # None for a value, which was read somewhere else
+            if source is not None:
+                written |= by_variable.get(source.name, set())
+        if written:  # it reads what is written: before, or after?
+            found |= written & _waits_for(op, written, made)
+        for other in takes + _instead(op.control_inputs, dropped):
+            if other.name not in seen and other.name not in dropped:
+                seen.add(other.name)
+                stack.append(other)
+    return found
+
+
+def _waits_for(op, names, made):
+    """Those of the named operations that `op` comes after, by data or control."""
+    found, seen, stack = set(), {op.name}, [op]
+    while stack:
+        op = stack.pop()
+        for other in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
+            if other.name in names:
+                found.add(other.name)
+            if other.name not in seen and other.name in made:
+                seen.add(other.name)
+                stack.append(other)
+    return found
+
+
+def _instead(control_inputs, left_out):
+    """What to wait for instead of operations that are left out: for what these wait for.
+
+    In a branch of `tf.cond` (v1) also for the values that they would have written: an operation
+    that waits for nothing of its branch would run whichever is taken.
+    """
+    found, stack, seen = [], list(reversed(control_inputs)), set()
+    while stack:
+        op = stack.pop()
+        if op.name in seen:
+            continue
+        seen.add(op.name)
+        if op.name not in left_out:
+            found.append(op)
+            continue
+        stack.extend(op.control_inputs)
+        if compat.in_control_flow(op):
+            stack.extend(tensor.op for tensor in op.inputs if not is_variable(tensor))
+    return found
+
+
+def _unhook(operations, writes):
+    """Makes no operation wait for these writes any more, so that nothing runs them."""
+    names = {write.op.name for write in writes}
+    if not names:
+        return
+    for op in operations:
+        if any(other.name in names for other in op.control_inputs):
+            compat.set_control_inputs(op, _instead(op.control_inputs, names))

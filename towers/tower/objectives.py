@@ -1,0 +1,72 @@
+"""What a model is trained for: one loss with its optimizer, or several of them, by name."""
+
+import collections
+
+import tensorflow.compat.v1 as tf
+
+
+class Objective(collections.namedtuple('Objective', [
+        'name', 'optimizer', 'var_list', 'transform_gradients'])):
+    """A loss to be minimized, and how.
+
+    Attributes:
+      name: of its loss among those that the model function returns; None of a loss that is alone.
+      optimizer: a `tf.train.Optimizer`.
+      var_list, transform_gradients: as for `build_towers`.
+    """
+    __slots__ = ()
+
+
+class Objectives(tuple):
+    """The `Objective`s of a build: none to evaluate, one without a name, or several with names.
+
+    What there is one of for each (a loss, a list of gradients) is `shaped`: the one itself where
+    the objective has no name, else a dict by name.
+    """
+
+    @property
+    def names(self):
+        """List of their names; None where there is none or one without a name."""
+        return [each.name for each in self] if self and self[0].name is not None else None
+
+    def shaped(self, values):
+        """One value for each objective, in order, as the value itself or as a dict by name."""
+        values = list(values)
+        if self.names is None:
+            return values[0] if values else None
+        return collections.OrderedDict(zip(self.names, values))
+
+    def of(self, objective, shaped):
+        """What of a shaped value is this objective's."""
+        return shaped if objective.name is None else shaped[objective.name]
+
+
+def map_shaped(function, *shaped):
+    """Calls a function on each objective's part of some shaped values; shaped like the first."""
+    if not isinstance(shaped[0], dict):
+        return function(*shaped)
+    return collections.OrderedDict(
+        (name, function(*[each[name] for each in shaped])) for name in shaped[0])
+
+
+def flat(shaped):
+    """The parts of a shaped value as a list."""
+    return list(shaped.values()) if isinstance(shaped, dict) else [shaped]
+
+
+def all_pairs(gradients):
+    """The `(gradient, variable)` pairs of all objectives, one after the other."""
+    return [pair for pairs in flat(gradients) for pair in pairs]
+
+
+def with_parts(name, shaped):
+    """`[(name, value)]` of a shaped value: `[('loss', …)]`, or `[('loss/generator', …), …]`."""
+    if not isinstance(shaped, dict):
+        return [(name, shaped)]
+    return [('%s/%s' % (name, part), value) for part, value in shaped.items()]
+
+
+def tensors_of(pairs):
+    """The tensors of `(gradient, variable)` pairs, as a flat list."""
+    return [tensor for tensor in tf.nest.flatten([gradient for gradient, _ in pairs],
+                                                 expand_composites=True) if tensor is not None]

@@ -1,0 +1,263 @@
+"""What a model function may return, and how the towers' outputs become one."""
+
+import collections
+import inspect
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import MissingPackageError, ModelFunctionError
+
+
+class ModelOutput(collections.namedtuple('ModelOutput', 'loss predictions metrics updates',
+                                         defaults=(None, None, None, ()))):
+    """What a model function returns when a loss alone is not enough.
+
+    Each field may be left out: `ModelOutput(loss, predictions=logits)`.
+
+    Attributes:
+      loss: scalar, the mean over the shard's examples; a dict of such by name where there is an
+        optimizer for each; None for prediction only.
+      predictions: a nest of tensors [shard, …], or scalars.
+      metrics: dict from name to a scalar (a mean over the shard), or to the `(value, update_op)`
+        pair of `tf.metrics`, whose counters the towers share.
+      updates: ops to run once a step that are in no collection.
+    """
+    __slots__ = ()
+
+
+_FIELDS = ModelOutput._fields
+
+
+def call_model_fn(model_fn, inputs):
+    """Calls the model function with its shard: a plain tuple or list is spread over arguments.
+
+    Raises:
+      ModelFunctionError: it does not take as many arguments as the inputs have.
+      MissingPackageError: it uses `tf.layers`, which this TensorFlow does not have by itself.
+    """
+    spread = type(inputs) in (tuple, list)
+    arguments = inputs if spread else [inputs]
+    try:
+        signature = inspect.signature(model_fn)
+    except (TypeError, ValueError):
+        signature = None  # some callables of C have none; then Python's own error has to do
+    if signature is not None:
+        try:
+            signature.bind(*arguments)
+        except TypeError as error:
+            raise ModelFunctionError(
+                'the model function %s%s cannot take the inputs: %s. Inputs that are a tuple or a '
+                'list become one argument each (%d here), everything else is one argument.'
+                % (getattr(model_fn, '__name__', 'model_fn'), signature, error,
+                   len(arguments))) from None
+    try:
+        return model_fn(*arguments)
+    except (AttributeError, ImportError, RecursionError) as error:
+        missing = compat.missing_layers(error)
+        if missing is None:
+            raise
+        raise MissingPackageError(missing) from error
+
+
+def to_model_output(returned, tower, needs_loss, names=None):
+    """Checks what the model function returned and gives it as a `ModelOutput`.
+
+    Args:
+      returned: a scalar tensor; a dict or an object with some of the fields of `ModelOutput`.
+      tower: the tower's number, for error texts.
+      needs_loss: whether there is something to train, so that a loss has to be there.
+      names: list of the names of several losses; None for one loss.
+
+    Raises:
+      ModelFunctionError: None, an unknown type or key, a loss that is missing or no scalar float.
+    """
+    where = 'the model function (tower %d)' % tower
+    if returned is None:
+        raise ModelFunctionError('%s returned None: return the loss, or a dict or ModelOutput with '
+                                 "'loss' (is a return statement missing?)." % where)
+    if isinstance(returned, (tf.Tensor,) + compat.VARIABLE_TYPES):
+        output = ModelOutput(loss=returned)
+    elif isinstance(returned, dict):
+        unknown = sorted(map(str, set(returned) - set(_FIELDS)))
+        if unknown:
+            raise ModelFunctionError('%s returned a dict with the key %r: expected some of %s.'
+                                     % (where, unknown[0], ', '.join(_FIELDS)))
+        output = ModelOutput(**returned)
+    elif hasattr(returned, 'loss') or hasattr(returned, 'predictions'):
+        output = ModelOutput(*[getattr(returned, field, default) for field, default
+                               in zip(_FIELDS, (None, None, None, ()))])
+    else:
+        raise ModelFunctionError(
+            '%s returned a %s: expected a scalar loss, or a dict or ModelOutput with some of %s.'
+            % (where, type(returned).__name__, ', '.join(_FIELDS)))
+    updates = output.updates if output.updates is not None else ()
+    if not isinstance(updates, (list, tuple)) or not all(isinstance(
+            each, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES) for each in updates):
+        raise ModelFunctionError('%s returned updates=%.80r: expected a list of operations or '
+                                 'tensors.' % (where, updates))
+    if output.loss is None:
+        if needs_loss:
+            raise ModelFunctionError('%s returned no loss, and there is an optimizer to minimize '
+                                     'one: return a loss, or pass optimizer=None.' % where)
+        return output
+    if names is None and not (isinstance(output.loss, dict) and not needs_loss):
+        return output._replace(loss=_scalar_loss(output.loss, where))
+    return output._replace(loss=_named_losses(output.loss, names, where))
+
+
+def _named_losses(losses, names, where):
+    """Several losses, in the order of `names`, or, where these are None, as they came."""
+    names = names if names is not None else list(losses)
+    if not isinstance(losses, dict) or set(losses) != set(names):
+        raise ModelFunctionError(
+            "%s returned the loss %.80r, and the optimizers are for %s: return {'loss': {%s}}." % (
+                where, losses, ', '.join(map(repr, names)),
+                ', '.join('%r: ...' % name for name in names)))
+    return collections.OrderedDict(
+        (name, _scalar_loss(losses[name], '%s, for %r,' % (where, name)))
+        for name in names)
+
+
+def _scalar_loss(loss, where):
+    if not isinstance(loss, (tf.Tensor,) + compat.VARIABLE_TYPES):
+        raise ModelFunctionError('%s returned the loss %r of type %s: expected a scalar tensor.'
+                                 % (where, loss, type(loss).__name__))
+    loss = tf.convert_to_tensor(loss)
+    if loss.graph is not tf.get_default_graph():
+        raise ModelFunctionError('%s returned the loss %r of another graph: make it of the inputs '
+                                 'that it is called with.' % (where, loss.name))
+    if not loss.dtype.is_floating:
+        raise ModelFunctionError('%s returned a loss of dtype %s: expected a float.'
+                                 % (where, loss.dtype.name))
+    if loss.shape.ndims != 0:
+        # Model functions as slim has them return predictions; losses go into a collection.
+        registered = len(tf.losses.get_losses())
+        raise ModelFunctionError(
+            '%s returned a loss of shape %s: expected a scalar, the mean over the examples of the '
+            'shard. %s' % (where, loss.shape, 'Take tf.reduce_mean of it.' if not registered else (
+                'There %s in the collection LOSSES: if what it returns are predictions, return '
+                "{'loss': tf.losses.get_total_loss(), "
+                "'predictions': ...}." % ('is 1 loss' if registered == 1 else
+                                          'are %d losses' % registered))))
+    return loss
+
+
+def merge_predictions(predictions, sizes):
+    """The towers' predictions as one nest: batch parts concatenated in order, scalars stacked.
+
+    Args:
+      predictions: list of N equal nests of tensors.
+      sizes: N numbers of examples when shards may be padded, so that padding is cut off again;
+        None where shards hold just their examples.
+
+    Returns:
+      A nest of the same structure; leaves [n, …], scalars as [N].
+
+    Raises:
+      ModelFunctionError: the nests differ from tower to tower.
+    """
+    if predictions[0] is None:
+        return None
+    for tower, other in enumerate(predictions):
+        try:
+            tf.nest.assert_same_structure(predictions[0], other)
+        except (ValueError, TypeError) as error:
+            raise ModelFunctionError(
+                'the predictions of tower %d have another structure than those of tower 0: %s'
+                % (tower, str(error).split('\n', 1)[0])) from None
+    for leaf in tf.nest.flatten(predictions):
+        _check_prediction(leaf)
+    columns = zip(*[tf.nest.flatten(prediction) for prediction in predictions])
+    return tf.nest.pack_sequence_as(predictions[0],
+                                    [_merge(list(column), sizes) for column in columns])
+
+
+def _check_prediction(leaf):
+    if leaf is not None and not isinstance(leaf, (
+            tf.Tensor, tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices, bool, int, float, str,
+            bytes, np.ndarray, np.generic) + compat.VARIABLE_TYPES):
+        raise ModelFunctionError('the model function returned %.80r of type %s among its '
+                                 'predictions: expected tensors [shard, ...], or scalars.'
+                                 % (leaf, type(leaf).__name__))
+
+
+def _merge(parts, sizes):
+    if parts[0] is None:
+        return None
+    if isinstance(parts[0], tf.SparseTensor):
+        if sizes is not None:
+            parts = [_first_rows(part, size) for part, size in zip(parts, sizes)]
+        # Shards may differ in the other dimensions, as the texts of a decoder do in length.
+        return tf.sparse.concat(0, parts, expand_nonconcat_dim=True)
+    if isinstance(parts[0], tf.RaggedTensor):
+        if sizes is not None:
+            parts = [part[:size] for part, size in zip(parts, sizes)]
+        return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
+    parts = [tf.convert_to_tensor(part) for part in parts]
+    if parts[0].shape.ndims == 0:
+        return tf.stack(parts)
+    if sizes is not None:
+        parts = [part[:size] for part, size in zip(parts, sizes)]
+    return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
+
+
+def _first_rows(part, count):
+    shape = part.dense_shape
+    return tf.sparse.slice(part, tf.zeros_like(shape),
+                           tf.concat([[tf.cast(count, tf.int64)], shape[1:]], 0))
+
+
+def metrics_by_kind(metrics):
+    """`(scalars, pairs)`: lists of the values, and of the `(value, update_op)`s, of metrics."""
+    values = list(metrics.values()) if isinstance(metrics, dict) else []
+    pairs = [value for value in values if isinstance(value, (tuple, list)) and len(value) == 2]
+    return [value for value in values if isinstance(value, tf.Tensor)], pairs
+
+
+def merge_metrics(metrics, weights):
+    """The towers' metrics as one dict.
+
+    A scalar becomes the mean over all examples, `sum_k weight_k * value_k`. A `(value, update_op)`
+    pair of `tf.metrics` stays one: its counters are shared, so any tower's value reads them all,
+    and the update runs every tower's but those that hold nothing but padding. (In training, of a
+    batch whose size is not static and smaller than the number of towers, padding is counted.)
+
+    Raises:
+      ModelFunctionError: no dict, or values that are neither.
+    """
+    if metrics[0] is None:
+        return {}
+    if not all(isinstance(metric, dict) and set(metric) == set(metrics[0]) for metric in metrics):
+        raise ModelFunctionError('the metrics of the model function have to be a dict with the '
+                                 'same names in every tower, and are %r.' % (metrics[0],))
+    merged = {}
+    for name in metrics[0]:
+        values = [metric[name] for metric in metrics]
+        if isinstance(values[0], (tuple, list)) and len(values[0]) == 2:
+            merged[name] = (values[0][0], tf.group(*[
+                update for (_, update), weight in zip(values, weights)
+                if not (isinstance(weight, float) and weight == 0.)]))
+        elif isinstance(values[0], tf.Tensor) and values[0].shape.ndims == 0:
+            merged[name] = weighted_mean(values, weights)
+        else:
+            raise ModelFunctionError(
+                'metric %r is %r: expected a scalar tensor (the mean over the shard) or the '
+                '(value, update_op) pair of tf.metrics.' % (name, values[0]))
+    return merged
+
+
+def weighted_mean(values, weights):
+    """`sum_k weight_k * value_k` of scalars; a shard of weight 0 counts nothing, NaN or not."""
+    if len(values) == 1:
+        return tf.identity(values[0])
+    terms = []
+    for value, weight in zip(values, weights):
+        value = value if value.dtype.is_floating else tf.cast(value, tf.float32)
+        if isinstance(weight, float):
+            terms.append(value * weight if weight else tf.zeros_like(value))
+        else:
+            weight = tf.cast(weight, value.dtype)
+            terms.append(tf.where(weight > 0, value * weight, tf.zeros_like(value)))
+    return tf.add_n(terms)

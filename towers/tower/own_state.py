@@ -1,0 +1,230 @@
+"""State that each tower has one of: local variables that a tower's forward pass writes.
+
+The state of an RNN that goes on from step to step is of the tower's own part of the batch. The
+first tower's is the variable that the model makes, under the model's own name; tower k > 0 has
+`<name>_tower_<k>`, a local variable that starts with the same value. The towers' graphs
+are finished with the first tower's variable in them, by a call or as a clone, and then read and
+write their own: so it does not matter which call made the variable, or whether the model function
+keeps it from its first call.
+
+Counters of `tf.metrics` count over all towers and stay shared; so does what is global, unless a
+stateful Keras layer says that it is state; and so does what is the same in every tower, as a count
+of steps is.
+"""
+
+import collections
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import SharedVariableError
+from towers.graph import graph_walk
+from towers.graph.variable_access import VARIABLE_OPS, is_variable, read_from, variable_op
+from towers.graph.variable_writes import Writes
+from towers.placement.variable_device import only_device
+from towers.tower.variables import owner_by_name
+
+
+class OwnState:
+    """The variables that each tower has one of.
+
+    Attributes:
+      variables: those of the first tower.
+      copies: those of the other towers.
+      not_in_step: names of operations that write them, which the step does not run: the model's own
+        program does.
+    """
+
+    def __init__(self, num_towers, graph):
+        self.variables = []
+        self.copies = []
+        self.not_in_step = []
+        self._graph = graph
+        self._num_towers = num_towers
+        self._of_towers = {}  # name of the first tower's variable -> [that of tower 1, 2, …]
+        self._origin = {}  # name of such a variable -> the first tower's
+
+    def find(self, operations, step, data_operations, counted, keras_states):
+        """Finds the state among what the first tower writes, and makes that of the others.
+
+        Args:
+          operations: the operations that the model function made.
+          step: names of the operations that a step of this tower runs, its updates included.
+          data_operations: names of those that depend on the tower's shard. What writes such a
+            value is run by the model's own program, if not by the step.
+          counted: names of those that `(value, update_op)` metrics run: their counters are shared.
+          keras_states: variables that Keras layers call their state.
+        """
+        if self._num_towers == 1:
+            return
+        choices = _choices(keras_states)
+        initializers = {variable.initializer.name for variable in choices.values()}
+        finder, writes = Writes(self._graph), collections.OrderedDict()
+        for op in operations:
+            if op.name in initializers or op.name not in step and (
+                    op.name in counted or op.name not in data_operations):
+                continue
+            for name in finder.of(op):
+                if name in choices:
+                    writes.setdefault(name, []).append(op)
+        made = {op.name for op in operations}
+        names, before = set(), None
+        while before != len(names):  # state may follow from other state
+            before = len(names)
+            names.update(name for name, ops in writes.items() if name not in names and any(
+                compat.in_control_flow(op) or finder.within_function(op)
+                or _differs(op, made, data_operations, names) for op in ops))
+        there = {variable.op.name: variable for variable in tf.local_variables()}
+        for name in writes:
+            if name in names and name not in self._of_towers:
+                self._make(choices[name], there)
+        self.not_in_step = [op.name for name in names for op in writes[name]
+                            if op.name not in step]
+
+    def _make(self, variable, there):
+        self.variables.append(variable)
+        copies = [_there_or_new(variable, tower, there)
+                  for tower in range(1, self._num_towers)]
+        self._of_towers[variable.op.name] = copies
+        self._origin.update((copy.op.name, variable) for copy in copies)
+        self.copies += copies
+
+    def of_tower(self, variable, tower):
+        """Tower number `tower`'s variable for the first tower's; a shared variable itself."""
+        copies = self._of_towers.get(variable.op.name) if tower else None
+        return copies[tower - 1] if copies else variable
+
+    def originals(self, variables):
+        """For each variable of any tower that of the first tower, each once."""
+        return list({v.op.name: v for v in (
+            self._origin.get(each.op.name, each) for each in variables)}.values())
+
+    def is_state(self, variable):
+        return variable.op.name in self._of_towers
+
+    def counterpart(self, tensor, tower):
+        """What a tensor from outside of the towers is in tower number `tower`.
+
+        Args:
+          tensor: a tensor that was made before that tower.
+          tower: its number, from 1.
+
+        Returns:
+          The variable of that tower for the first tower's, its value for that one's value, else
+          the tensor itself.
+
+        Raises:
+          SharedVariableError: it was computed with the first tower's state.
+        """
+        sources = [op.name for op in read_from(tensor) if op.name in self._of_towers]
+        if not sources:
+            return tensor
+        copy = self._of_towers[sources[0]][tower - 1]
+        if variable_op(tensor) is not None:
+            return copy.op.outputs[0]
+        if len(sources) == 1 and tensor.shape.is_compatible_with(copy.shape):
+            return copy.value()
+        raise SharedVariableError(
+            'variable %s is state of each tower, and %s, made from it before tower %d, is of the '
+            'first: read it within the model function.' % (sources[0], tensor.name, tower))
+
+    def move_to(self, tower, operations):
+        """Makes finished operations of tower number `tower` take that tower's state.
+
+        Args:
+          tower: its number, from 1.
+          operations: the operations that its call of the model function made.
+        """
+        if not self._of_towers:
+            return
+        made = {op.name for op in operations}
+        with tf.control_dependencies(None):
+            for op in operations:
+                for position, tensor in enumerate(op.inputs):
+                    if tensor.op.name not in made:
+                        other = self.counterpart(tensor, tower)
+                        if other is not tensor:
+                            compat.replace_input(op, position, other)
+                groups = [group.decode()[len('loc:@'):] for group in op.colocation_groups()]
+                if any(name in self._of_towers for name in groups):
+                    compat.set_colocation(op, [('loc:@' + self._name_in(name, tower)).encode()
+                                               for name in groups])
+
+    def operations_of(self, tower):
+        """{name of an operation of the first tower's state: the operation of that tower's}."""
+        return {name: copies[tower - 1].op for name, copies in self._of_towers.items()}
+
+    def updates(self, towers):
+        """The updates of the towers after the first that write these towers' own state."""
+        writes, found = Writes(self._graph), []
+        names = {copy.op.name for copy in self.copies}
+        for tower in towers[1:] if names else ():
+            for update in tower.updates:
+                for op in graph_walk.step_operations([update]):
+                    if names.intersection(writes.of(op)):
+                        # What is in a branch of `tf.cond` (v1) cannot be run from outside.
+                        op = update if compat.in_control_flow(op) else op
+                        found.append(getattr(op, 'op', op))
+        return sorted(set(found), key=lambda op: op.name)
+
+    def slot_creator(self, next_creator, **kwargs):
+        """A creator for `tf.variable_creator_scope`: slots of the towers' own are local as well."""
+        by_name = {variable.op.name: variable for variable in self.copies + self.variables}
+        owner = owner_by_name(kwargs.get('name') or '', by_name)
+        if owner is not None and owner.op.name in self._origin:
+            kwargs.update(collections=[tf.GraphKeys.LOCAL_VARIABLES], trainable=False)
+        return next_creator(**kwargs)
+
+    def _name_in(self, name, tower):
+        return self._of_towers[name][tower - 1].op.name if name in self._of_towers else name
+
+
+def _choices(keras_states):
+    """{name: variable} of what may be state: local variables that are no counters of metrics, and
+    the state of Keras layers."""
+    shared = {id(variable) for key in (tf.GraphKeys.METRIC_VARIABLES, tf.GraphKeys.GLOBAL_VARIABLES)
+              for variable in tf.get_collection(key)}
+    choices = {v.op.name: v for v in tf.local_variables() if id(v) not in shared}
+    choices.update((variable.op.name, variable) for variable in keras_states)
+    return choices
+
+
+def _differs(op, made, data_operations, state):
+    """Whether what an operation writes may differ from tower to tower.
+
+    It does not if it follows from constants and from variables that all towers share: a counter of
+    steps is one for all.
+    """
+    stack, seen = [op], {op.name}
+    while stack:
+        op = stack.pop()
+        if op.name in data_operations or op.name in state:
+            return True
+        if op.name not in made or op.type in VARIABLE_OPS:
+            continue
+        if op.op_def.is_stateful and not any(is_variable(tensor) for tensor in op.inputs):
+            return True  # it draws random numbers or examples, say
+        others = [tensor.op for tensor in op.inputs]
+        if compat.in_control_flow(op):
+            others += op.control_inputs  # which branch is taken
+        for other in others:
+            if other.name not in seen:
+                seen.add(other.name)
+                stack.append(other)
+    return False
+
+
+def _there_or_new(variable, tower, there):
+    """A tower's own variable: that of an earlier build for the same state, or a new one."""
+    name = '%s_tower_%d' % (variable.op.name, tower)
+    found = there.get(name)
+    if found is not None and found.shape == variable.shape and found.dtype == variable.dtype:
+        return found
+    with tf.control_dependencies(None), tf.name_scope(None), only_device(variable.device or None):
+        copy = tf.Variable(
+            variable.initial_value, trainable=False, name=name,
+            collections=[tf.GraphKeys.LOCAL_VARIABLES], dtype=variable.dtype.base_dtype,
+            use_resource=variable.op.type == 'VarHandleOp',
+            validate_shape=variable.shape.is_fully_defined())
+        compat.initialize_with(copy, variable.initial_value)
+    return copy

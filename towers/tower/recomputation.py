@@ -1,0 +1,146 @@
+"""Which random ops of a backward pass have to draw what the forward pass has drawn.
+
+`tf.recompute_grad`, and whatever else recomputes activations to save memory, calls a function again
+in the backward pass: its dropout makes random ops anew, and the gradient is only right if they draw
+the same mask. In plain TF1 they do where the model gives a seed: two ops of one kind with equal
+seeds draw equal numbers. Without one, two ops draw two masks, and plain TF's own gradient is wrong.
+
+A recomputation is told from noise that the gradient itself is to have by a proof: the backward pass
+computes, by the same operations, from the same tensors, what went into an operation with a gradient
+of its own; only the random ops are others.
+"""
+
+import collections
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers.graph import graph_walk
+
+# Those that read a variable and those that draw are stateful, and the same in a recomputation.
+_READS = frozenset(['ReadVariableOp', 'ResourceGather', 'ResourceGatherNd'])
+
+
+def recomputed_draws(forward, backward):
+    """Pairs the random ops of a backward pass with those of the forward pass that they repeat.
+
+    Args:
+      forward, backward: lists of operations of one tower, in the order in which they were made.
+
+    Returns:
+      {name of the op: name of the one that it repeats}; without those that are no proven
+      recomputation.
+    """
+    open_draws = {op.name for op in backward if _draws(op)}
+    if not open_draws:
+        return {}
+    by_type = collections.defaultdict(list)
+    for op in backward:
+        by_type[op.type].append(op)
+    custom = [op for op in forward + backward if _has_own_gradient(op)]
+    found = {}
+    # The gradient of an operation is made under its name. What is not (a recomputation within
+    # another one) is looked for everywhere.
+    for only_under_name in (True, False):
+        candidates = collections.defaultdict(set)
+        for op in custom:
+            mark = '/%s_grad/' % op.name
+            for tensor in op.inputs:
+                tensor = _behind_identities(tensor)
+                for other in by_type[tensor.op.type]:
+                    if only_under_name and mark not in '/' + other.name:
+                        continue
+                    pairs = _same(tensor, other.outputs[tensor.value_index])
+                    for one, again in pairs or ():
+                        if again in open_draws:
+                            candidates[again].add(found.get(one, one))
+        for again, origins in candidates.items():
+            if len(origins) == 1:  # of two equal ones it cannot be told which is repeated
+                found[again], = origins
+        open_draws -= set(candidates)
+    return {again: _origin(again, found) for again in found}
+
+
+def _origin(name, found):
+    while name in found:
+        name = found[name]
+    return name
+
+
+def _draws(op):
+    return graph_walk.is_random(op) or graph_walk.seed_position(op) is not None
+
+
+def _has_own_gradient(op):
+    """`tf.custom_gradient` marks an operation; a `Defun` is a type of operation of its own."""
+    return '_gradient_op_type' in op.node_def.attr or not hasattr(tf.raw_ops, op.type)
+
+
+def _same(one, other):
+    """Whether two tensors are computed alike from the same tensors, but for what is drawn.
+
+    Returns:
+      List of pairs of names of ops that draw, or None if they are not.
+    """
+    pairs, seen = [], set()
+    stack = [(one, other)]
+    while stack:
+        one, other = map(_behind_identities, stack.pop())
+        if one.name != other.name and _is_sum_with_zero(other) and not _is_sum_with_zero(one):
+            other = _without_zero(other)
+        if one.name == other.name or (one.name, other.name) in seen:
+            continue
+        seen.add((one.name, other.name))
+        op, again = one.op, other.op
+        if (op.type != again.type or one.value_index != other.value_index
+                or len(op.inputs) != len(again.inputs) or not _may_be_repeated(op)
+                or _attributes(op) != _attributes(again)):
+            return None
+        if _draws(op):
+            pairs.append((op.name, again.name))
+        stack.extend(zip(op.inputs, again.inputs))
+    return pairs
+
+
+def _behind_identities(tensor):
+    while tensor.op.type == 'Identity':
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _is_sum_with_zero(tensor):
+    return tensor.op.type in ('Add', 'AddV2') and any(map(_is_zero, tensor.op.inputs))
+
+
+def _without_zero(tensor):
+    """What a zero was added to. `tf.recompute_grad` adds one that is computed from the gradient, so
+    that nothing is recomputed earlier."""
+    while _is_sum_with_zero(tensor):
+        one, other = tensor.op.inputs
+        tensor = _behind_identities(one if _is_zero(other) else other)
+    return tensor
+
+
+def _is_zero(tensor):
+    """Whether a scalar is 0 whatever it is computed from (or NaN)."""
+    op = tensor.op
+    if tensor.shape.ndims != 0:
+        return False
+    if op.type == 'Const':
+        value = tf.make_ndarray(op.get_attr('value'))
+        return value.dtype.kind == 'f' and (value == 0 or bool(np.isnan(value)))
+    if op.type in ('Cast', 'Identity'):
+        return _is_zero(op.inputs[0])
+    return op.type in ('Select', 'SelectV2') and all(map(_is_zero, op.inputs[1:]))
+
+
+def _may_be_repeated(op):
+    if not op.inputs:
+        return op.type == 'Const'
+    return not op.op_def.is_stateful or op.type in _READS or _draws(op)
+
+
+def _attributes(op):
+    """What an operation computes, without notes (`_class`) and the seeds of a new draw."""
+    return {name: value for name, value in op.node_def.attr.items()
+            if not name.startswith('_') and name not in ('seed', 'seed2')}

@@ -1,0 +1,313 @@
+"""What of a loss regularizes the weights, so that N towers count it once and may compute it once.
+
+A loss is `data + regularization`, where `regularization` is the same in every tower. Left in every
+tower's loss it counts once, since the towers' weights add up to 1 (mean) or N (sum). Where that it
+is the same is proven (`invariance`), it is taken out of the loss of the first tower, hence of its
+clones, and computed once a step.
+
+Losses that `get_variable`, slim and tf.layers register (`REGULARIZATION_LOSSES`) are registered
+when a variable is made, so in the call for the first tower alone: later calls are shown those.
+"""
+
+import contextlib
+import re
+
+import tensorflow.compat.v1 as tf
+
+from towers.graph import graph_walk
+from towers.graph.variable_access import VARIABLE_OPS
+
+
+def split_loss(loss, varying):
+    """Splits a scalar loss into the part that varies from tower to tower and the one that does not.
+
+    The loss is followed backwards through operations that are linear in it (sums, differences,
+    products and quotients with something that does not vary, casts), which is how models add their
+    regularization: by hand, `tf.losses.get_total_loss`, `tf.add_n`, `tf.reduce_sum` of a list. Any
+    other operation, and one whose gradient is overridden, stays whole.
+
+    Args:
+      loss: scalar tensor.
+      varying: names of the operations that may vary, see `invariance.varying_operations`.
+
+    Returns:
+      `(data, regularization)` with `loss = data + regularization`; scalars, either may be None.
+      `data` is `loss` itself when there is nothing to take out. A constant counts as data, since
+      it has no gradient.
+    """
+    try:
+        data, weights = _Split(varying).parts(loss)
+    except _TooLarge:
+        return loss, None
+    if data is None and not _depends_on_a_variable(loss):
+        return loss, None
+    return data, weights
+
+
+# What tf.layers and slim call the loss of a variable that they have made.
+_LAYERS_LOSS = re.compile(r'/Regularizer(_\d+)?/')
+
+
+class RegisteredLosses:
+    """The losses in `REGULARIZATION_LOSSES`, as the towers of one build see them.
+
+    Attributes:
+      invariant: list of the losses of the first tower that are proven to be the same in every
+        tower.
+      shown: list of the losses that the later calls of the model function are shown, since they
+        will not register them: those that the first call registered when it made a variable.
+    """
+
+    def __init__(self, graph):
+        self._graph = graph
+        self._count = None
+        self._at_creation = []
+        self._all_known = True
+        self.invariant, self.shown = [], []
+        self.make_concrete()
+        self._before = _registered()
+
+    def make_concrete(self):
+        """Exchanges what TF 2 registers for `get_variable(regularizer=)` for tensors.
+
+        TF 2 registers an object that makes new operations at each use, so that nobody could tell
+        whether a loss has it in it. TF 1 registers a tensor; so it is from here on.
+        """
+        if tf.get_default_graph() is not self._graph:
+            self._all_known = False  # within a function, whose tensors are its own
+            return
+        listed = self._graph.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
+        for place, loss in enumerate(listed):
+            if loss is not None and not isinstance(loss, tf.Tensor):
+                with tf.control_dependencies(None):
+                    listed[place] = tf.convert_to_tensor(loss)
+
+    @contextlib.contextmanager
+    def creation(self):
+        """To be entered around each `get_variable`, to know which losses are registered by it."""
+        before = len(_registered())
+        yield
+        self.make_concrete()
+        self._at_creation.extend(_registered()[before:])
+
+    def note_first_tower(self, varying, depend_on_shard, copied=()):
+        """Finds which of the first tower's losses are the same in every tower, and which are shown.
+
+        Args:
+          varying: names of the operations that are not proven to be the same in every tower.
+          depend_on_shard: names of the operations that depend on the first tower's shard.
+          copied: the variables that later towers have copies of: a layer takes its copy for a new
+            variable, and registers the loss of that.
+        """
+        if any(loss is not None and not isinstance(loss, tf.Tensor) for loss in
+               self._graph.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)):
+            self._all_known = False
+            self.make_concrete()
+        losses = self.of_tower()
+        self._count = len(_registered())
+        self.invariant = [loss for loss in losses if loss.op.name not in varying]
+        at_creation = set(map(id, self._at_creation))
+        of_copied = set(map(id, losses_of_variables(losses, copied)))
+        self.shown = [loss for loss in losses if loss.op.name not in depend_on_shard and (
+            id(loss) in at_creation
+            or _LAYERS_LOSS.search(loss.op.name) and id(loss) not in of_copied)]
+
+    def of_tower(self):
+        """The registered losses that the present tower sees, but those from before the towers."""
+        before = set(map(id, self._before))
+        return [loss for loss in _registered() if id(loss) not in before]
+
+    def of_before(self, variables):
+        """The losses from before the towers that regularize these variables.
+
+        Not those of activations: these are an earlier build's own.
+        """
+        return [loss for loss in losses_of_variables(self._before, variables)
+                if not depends_on_a_batch(loss)]
+
+    def missing(self):
+        """How many fewer losses a later tower sees than the first one did; negative if more."""
+        return self._count - len(_registered())
+
+    def leave_out_repeated(self):
+        """Takes off the list what a layer has registered for a tower's copy in a further call.
+
+        A layer of slim or tf.layers registers the loss of a variable that is new: on one device in
+        the first of its calls that share the variable. A copy is in no list of variables, hence new
+        in each of them.
+        """
+        shown, seen, repeated = set(map(id, self.shown)), set(), set()
+        for loss in self.of_tower():
+            if id(loss) in shown or not _LAYERS_LOSS.search(loss.op.name):
+                continue
+            of_variables = frozenset(name for name in graph_walk.ancestors([loss])
+                                     if self._graph.get_operation_by_name(name).type
+                                     in VARIABLE_OPS)
+            if of_variables in seen:
+                repeated.add(id(loss))
+            seen.add(of_variables)
+        listed = self._graph.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
+        listed[:] = [loss for loss in listed if id(loss) not in repeated]
+
+    def parts_of(self, loss, losses):
+        """Which of these registered losses the loss is computed from.
+
+        Returns:
+          A list; or None where it cannot be told.
+        """
+        known = graph_walk.ancestors([loss])
+        found = [each for each in losses if each.op.name in known]
+        return found if found or self._all_known else None
+
+
+def _registered():
+    return [loss for loss in tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)
+            if isinstance(loss, tf.Tensor)]
+
+
+def losses_of_variables(losses, variables):
+    """Those of the losses that are computed from at least one of these variables."""
+    names = {variable.op.name for variable in variables}
+    return [loss for loss in losses if graph_walk.ancestors([loss]) & names]
+
+
+def depends_on_a_batch(loss):
+    """Whether a loss is computed from examples: a placeholder or iterator that is no scalar.
+
+    Said of a loss that was registered before the towers, perhaps by an earlier build, whose
+    activations are no business of this one. (A scalar may be the factor of an L2 loss.)
+    """
+    graph = loss.graph
+    sources = [graph.get_operation_by_name(name) for name in graph_walk.ancestors([loss])]
+    return any(op.type in ('Placeholder', 'PlaceholderWithDefault', 'IteratorGetNext')
+               and any(output.shape.ndims != 0 for output in op.outputs) for op in sources)
+
+
+_PASS = frozenset(['Identity', 'Cast', 'Neg'])
+_ADD = frozenset(['Add', 'AddV2', 'AddN', 'AccumulateNV2', 'Sub'])
+_SCALE = frozenset(['Mul', 'RealDiv', 'Div'])
+
+# A sum that is added to itself again and again has more terms than anyone could take apart.
+_MOST_TERMS = 20000
+_DEEPEST = 50  # products of sums of products
+
+
+class _TooLarge(Exception):
+    """A loss has more terms than are looked at."""
+
+
+class _Split:
+    """Takes one loss apart."""
+
+    def __init__(self, varying):
+        self._varying = varying
+        self._terms_left = _MOST_TERMS
+
+    def parts(self, tensor, depth=0):
+        """(varying part, other part) of a scalar; either may be None, their sum is the tensor."""
+        if depth > _DEEPEST:
+            raise _TooLarge
+        data, weights = [], []  # of (part, whether it is subtracted)
+        terms, waits_for = self._terms(tensor)
+        for term, negative in terms:
+            for part, parts in zip(self._parts_of_term(term, depth), (data, weights)):
+                if part is not None:
+                    parts.append((part, negative))
+        if not data:
+            # An addition that only waits for something that varies is left whole.
+            return (tensor, None) if tensor.op.name in self._varying else (None, tensor)
+        if not any(_depends_on_a_variable(part) for part, _ in weights):
+            return tensor, None
+        return _after(waits_for, _sum(data)), _sum(weights)
+
+    def _terms(self, tensor):
+        """The terms that a scalar is the sum of, as far as it varies.
+
+        Not by recursion: a loss that was added up in a loop over the variables is as deep as they
+        are many.
+
+        Returns:
+          `(terms, waits_for)`: a list of (term, whether it is subtracted), and what the additions
+          have control dependencies on.
+        """
+        terms, waits_for, stack = [], [], [(tensor, False)]
+        while stack:
+            self._terms_left -= 1
+            if not self._terms_left:
+                raise _TooLarge
+            term, negative = stack.pop()
+            op = term.op
+            sum_op = op.inputs[0].op if op.type == 'Sum' and op.inputs[0].op.type == 'Pack' else op
+            if (op.name not in self._varying or not (op.type in _ADD or sum_op is not op)
+                    or _has_own_gradient(op) or _has_own_gradient(sum_op)
+                    or any(each.shape.ndims != 0 for each in sum_op.inputs)):
+                terms.append((term, negative))
+                continue
+            waits_for.extend(op.control_inputs)
+            for position, each in reversed(list(enumerate(sum_op.inputs))):
+                stack.append((each, negative != (op.type == 'Sub' and position == 1)))
+        return terms, waits_for
+
+    def _parts_of_term(self, tensor, depth):
+        """As `parts`, for a tensor that is not made by an addition."""
+        op = tensor.op
+        if op.name not in self._varying:
+            return None, tensor
+        if _has_own_gradient(op) or not all(each.dtype.is_floating for each in op.inputs):
+            return tensor, None
+        varies = [each.op.name in self._varying for each in op.inputs]
+        if op.type in _PASS or (op.type in _SCALE and not varies[1]):
+            return self._through(tensor, 0, depth)
+        if op.type == 'Mul' and not varies[0]:
+            return self._through(tensor, 1, depth)
+        return tensor, None
+
+    def _through(self, tensor, position, depth):
+        """Both parts of an op that is linear in one operand: f(a + b) = f(a) + f(b)."""
+        op = tensor.op
+        data, weights = self.parts(op.inputs[position], depth + 1)
+        if weights is None:
+            return tensor, None
+        if data is None:  # the operation itself waits for something that varies
+            return tensor, None
+        return _after(op.control_inputs, _apply(op, position, data)), _apply(op, position, weights)
+
+
+def _has_own_gradient(op):
+    """Whether `tf.Graph.gradient_override_map` gave an operation another gradient than its type's.
+    """
+    try:
+        op.get_attr('_gradient_op_type')
+    except ValueError:
+        return False
+    return True
+
+
+def _apply(op, position, part):
+    if op.type == 'Cast':
+        return tf.cast(part, op.outputs[0].dtype)
+    if op.type == 'Neg':
+        return -part
+    if op.type == 'Identity':
+        return part
+    other = op.inputs[1 - position]
+    return part * other if op.type == 'Mul' else part / other
+
+
+def _after(waits_for, part):
+    """What the loss waited for, such as an assertion or an update, the data part waits for too."""
+    if not waits_for:
+        return part
+    with tf.control_dependencies(waits_for):
+        return tf.identity(part)
+
+
+def _sum(parts):
+    parts = [-part if negative else part for part, negative in parts]
+    return parts[0] if len(parts) == 1 else tf.add_n(parts)
+
+
+def _depends_on_a_variable(tensor):
+    graph = tensor.graph
+    return any(graph.get_operation_by_name(name).type in VARIABLE_OPS
+               for name in graph_walk.ancestors([tensor]))

@@ -1,0 +1,330 @@
+"""Cut a batch into one shard a tower, on the CPU."""
+
+import collections
+import copy
+import typing
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.arguments import check_choice, check_count, check_flag, check_graph_mode
+from towers.errors import InputError
+from towers.placement.devices import canonical_device
+
+REMAINDERS = ('error', 'weight', 'drop')
+
+
+class Shards(collections.namedtuple('Shards', 'inputs sizes weights batch_size')):
+    """A batch of `n` examples cut into N shards.
+
+    Attributes:
+      inputs: list of N nests, each shaped like the whole one; every dense tensor of a shard is a
+        `placeholder_with_default`, so that one tower can be fed by hand.
+      sizes: list of N numbers of examples `n_k`: ints where the batch is static, else int32
+        scalars.
+      weights: list of N shares `n_k / n`: floats where the batch is static, else float64
+        scalars. They sum to one.
+      batch_size: `n`, counting only examples that are used: an int or an int32 scalar.
+    """
+    __slots__ = ()
+
+    @property
+    def is_even(self):
+        """Whether it is certain that all shards have the same number of examples."""
+        return all(weight is self.weights[0] for weight in self.weights)
+
+
+def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
+                pad_empty: bool = True, device: typing.Any = '/cpu:0') -> Shards:
+    """Cuts every tensor of a nest along its first dimension.
+
+    Args:
+      inputs: a nest (tuple, list, dict, namedtuple) of dense or sparse tensors of any dtype, or
+        of arrays or `tf.SparseTensorValue`s, each [n, …]. A None in it stays None in every shard.
+      num_shards: N, the number of shards.
+      remainder: what to do with a batch that N does not divide. `'error'`: an error, before any
+        op is made where n is static, when the step runs where it is not. `'weight'`: the first
+        `n mod N` shards get one example more, and `weights` says so. `'drop'`: the last
+        `n mod N` examples are left out.
+      pad_empty: with `'weight'` and n < N, what the shards without an example hold: the batch's
+        first example, at weight 0, so that no mean over nothing (NaN) ever gets into a gradient
+        or a moving average (True); or nothing (False, for evaluation).
+      device: where the splitting ops go: the name of one device, a device function, or None.
+
+    Returns:
+      `Shards`. The examples keep their order: shard 0 has the first ones.
+
+    Raises:
+      InputError: no tensor at all, a scalar, first dimensions that differ, a batch that does not
+        divide, an unsupported type, a tensor of another graph.
+      InvalidArgumentError: an unknown `remainder`; no number of shards.
+      DeviceError: `device` is no device's name.
+    """
+    check_choice('remainder', remainder, REMAINDERS)
+    check_count('num_shards', num_shards)
+    num_shards = int(num_shards)
+    check_flag('pad_empty', pad_empty)
+    if device is not None and not (callable(device) and not isinstance(device, type)):
+        canonical_device(device)
+    check_graph_mode('what split_batch makes')
+    inputs = with_sparse_tensors(inputs)
+    leaves = _leaves(inputs)
+    static_size, unknown = _static_batch_size(leaves)
+    _check_divides(static_size, num_shards, remainder)
+    with tf.name_scope('shards'), tf.device(None), tf.device(device):
+        tensors = [None if leaf is None else _as_tensor(path, leaf) for path, leaf in leaves]
+        if static_size is None:
+            size, guards = _dynamic_batch_size(tensors, leaves, num_shards, remainder)
+        else:
+            size, guards = static_size, _size_guards(tensors, leaves, static_size, unknown)
+        bounds, used = _bounds(size, num_shards, remainder)
+        with tf.control_dependencies(guards):
+            columns = [[None] * num_shards if tensor is None else
+                       _cut(tensor, bounds, used if remainder == 'drop' else None, pad_empty)
+                       for tensor in tensors]
+    inputs_of_shards = [
+        tf.nest.pack_sequence_as(inputs, [column[k] for column in columns])
+        for k in range(num_shards)]
+    sizes = [count for _, count in bounds]
+    return Shards(inputs_of_shards, sizes, _weights(sizes, used, num_shards, remainder), used)
+
+
+def with_sparse_tensors(inputs):
+    """The nest with each `tf.SparseTensorValue`, which `tf.nest` would take apart, a tensor."""
+    if isinstance(inputs, tf.SparseTensorValue):
+        return tf.SparseTensor.from_value(inputs)
+    if isinstance(inputs, (tuple, list)):
+        parts = [with_sparse_tensors(part) for part in inputs]
+        if any(part is not before for part, before in zip(parts, inputs)):
+            return type(inputs)(*parts) if hasattr(inputs, '_fields') else type(inputs)(parts)
+    if isinstance(inputs, dict):
+        changed = {key: part for key, part in
+                   ((key, with_sparse_tensors(inputs[key])) for key in inputs)
+                   if part is not inputs[key]}
+        if changed:
+            inputs = copy.copy(inputs)
+            inputs.update(changed)
+    return inputs
+
+
+def _leaves(inputs):
+    """[(path for error texts, leaf)], every leaf checked for what can be checked without an op."""
+    try:
+        flat = tf.nest.flatten(inputs)
+    except TypeError as error:
+        raise InputError('inputs cannot be taken apart: %s' % error) from None
+    leaves = [('inputs' if len(flat) == 1 else 'inputs[%d]' % i, leaf)
+              for i, leaf in enumerate(flat)]
+    if isinstance(inputs, dict):
+        leaves = [("inputs[%r]" % key, inputs[key]) for key in sorted(inputs)
+                  if not tf.nest.is_nested(inputs[key])]
+        if len(leaves) != len(flat):
+            leaves = [('inputs[%d]' % i, leaf) for i, leaf in enumerate(flat)]
+    for path, leaf in leaves:
+        if leaf is None:
+            continue
+        if isinstance(leaf, compat.DATASET_TYPES + (tf.data.Iterator,)):
+            raise InputError('%s is a %s: pass the tensors of one batch, such as '
+                             'tf.data.make_one_shot_iterator(dataset).get_next().'
+                             % (path, type(leaf).__name__))
+        if isinstance(leaf, (tf.RaggedTensor, tf.IndexedSlices)):
+            raise InputError('%s is a %s, which cannot be cut by examples here: pass a dense or a '
+                             'sparse tensor.' % (path, type(leaf).__name__))
+        graph = getattr(leaf, 'graph', None)
+        if graph is not None and graph is not tf.get_default_graph():
+            raise InputError('%s (%s) belongs to another graph than the default one: make the '
+                             'inputs and the towers under the same tf.Graph().'
+                             % (path, getattr(leaf, 'values', leaf).name))
+    if all(leaf is None for _, leaf in leaves):
+        raise InputError('inputs=%r holds no tensor: pass the tensors of one batch, [batch, ...] '
+                         'each.' % (inputs,))
+    return leaves
+
+
+def _as_tensor(path, leaf):
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf
+    try:
+        return tf.convert_to_tensor(leaf)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _no_tensor(path, leaf, str(error).split('\n', 1)[0]) from None
+
+
+def _no_tensor(path, leaf, because):
+    return InputError('%s is a %s, which cannot be made a tensor of this graph: %s. Pass dense or '
+                      'sparse tensors, or arrays of numbers or strings.'
+                      % (path, type(leaf).__name__, because.rstrip('.')))
+
+
+def _static_shape(path, leaf):
+    if isinstance(leaf, (tf.SparseTensor, tf.Tensor) + compat.VARIABLE_TYPES):
+        return leaf.get_shape()
+    array = np.asarray(leaf)
+    if array.dtype == object and not array.shape:
+        raise _no_tensor(path, leaf, 'no tensor and no array')
+    return tf.TensorShape(array.shape)
+
+
+def _static_batch_size(leaves):
+    """(the first dimension that all leaves share, the paths of those that do not say it).
+
+    The dimension is None where no leaf says it.
+    """
+    sizes, unknown = {}, []
+    for path, leaf in leaves:
+        if leaf is None:
+            continue
+        shape = _static_shape(path, leaf)
+        if shape.ndims == 0:
+            raise InputError('%s is a scalar and has no batch dimension to cut: let the model '
+                             'function take it from its closure, or leave it out of inputs.'
+                             % path)
+        if shape.ndims is not None and shape.as_list()[0] is not None:
+            sizes[path] = shape.as_list()[0]
+        else:
+            unknown.append(path)
+    if len(set(sizes.values())) > 1:
+        raise InputError('the first dimensions of the inputs differ: %s. Every tensor needs the '
+                         'same number of examples.'
+                         % ', '.join('%s has %d' % item for item in sizes.items()))
+    return next(iter(sizes.values())) if sizes else None, unknown
+
+
+def _check_divides(size, num_shards, remainder):
+    if size is None:
+        return
+    if size == 0 or (remainder == 'drop' and size < num_shards):
+        raise InputError('a batch of %d on %d towers leaves no tower an example: pass a batch of '
+                         'at least %d.' % (size, num_shards,
+                                           num_shards if remainder == 'drop' else 1))
+    if remainder == 'error' and size % num_shards:
+        raise InputError(
+            "a batch of %d does not divide among %d towers: use a batch of %d, or remainder="
+            "'weight' (uneven shards, weighted by their size) or remainder='drop' (leave %d out)."
+            % (size, num_shards, num_shards * max(1, round(size / num_shards)),
+               size % num_shards))
+
+
+def _size(tensor):
+    if isinstance(tensor, tf.SparseTensor):
+        return tf.cast(tensor.dense_shape[0], tf.int32)
+    return tf.shape(tensor)[0]
+
+
+def _plain(text):
+    return text.replace("'", '')  # in an assertion TensorFlow puts backslashes before each quote
+
+
+def _size_guards(tensors, leaves, static_size, unknown):
+    """Assertions that the leaves which do not say their size have that of those which do."""
+    return [tf.Assert(tf.equal(size, static_size), [
+        _plain('towers: the first dimensions of the inputs differ: the others have %d and %s has'
+               % (static_size, path)), size])
+            for path, size in [(path, _size(tensor)) for tensor, (path, _) in zip(tensors, leaves)
+                               if tensor is not None and path in unknown]]
+
+
+def _dynamic_batch_size(tensors, leaves, num_shards, remainder):
+    """The batch size as a scalar, and the assertions to run before anything is cut."""
+    sizes = [(path, _size(tensor))
+             for tensor, (path, _) in zip(tensors, leaves) if tensor is not None]
+    (first_path, size), others = sizes[0], sizes[1:]
+    guards = [tf.Assert(tf.equal(size, other), [
+        _plain('towers: the first dimensions of the inputs differ: %s and %s have'
+               % (first_path, path)), size, other]) for path, other in others]
+    if remainder == 'error':
+        guards.append(tf.Assert(tf.equal(size % num_shards, 0), [
+            'towers: the batch does not divide among %d towers (remainder=weight or drop would '
+            'take it). Examples in it:' % num_shards, size]))
+    at_least = num_shards if remainder == 'drop' else 1
+    guards.append(tf.Assert(tf.greater_equal(size, at_least), [
+        'towers: a batch for %d towers needs at least %d examples and has' % (num_shards, at_least),
+        size]))
+    return size, guards
+
+
+def _bounds(size, num_shards, remainder):
+    """([(first example, number of examples)] a shard, number of examples used)."""
+    base = size // num_shards
+    if remainder != 'weight' or (isinstance(size, int) and size % num_shards == 0):
+        return [(k * base, base) for k in range(num_shards)], base * num_shards
+    extra = size % num_shards
+    bounds = []
+    for k in range(num_shards):
+        if isinstance(size, int):
+            bounds.append((k * base + min(k, extra), base + (1 if k < extra else 0)))
+        else:
+            bounds.append((k * base + tf.minimum(k, extra),
+                           base + tf.cast(tf.less(k, extra), tf.int32)))
+    return bounds, size
+
+
+def _weights(sizes, used, num_shards, remainder):
+    if (num_shards == 1 or remainder != 'weight'
+            or all(isinstance(size, int) and size == sizes[0] for size in sizes)):
+        # One object for all: `is_even` tells a certainty from a coincidence by it.
+        return [1. / num_shards] * num_shards
+    if isinstance(used, int):
+        return [float(size) / used for size in sizes]
+    return [tf.cast(size, tf.float64) / tf.cast(used, tf.float64) for size in sizes]
+
+
+def _cut(tensor, bounds, keep, pad_empty):
+    if isinstance(tensor, tf.SparseTensor):
+        return [_sparse_shard(tensor, start, count, pad_empty) for start, count in bounds]
+    counts = [count for _, count in bounds]
+    if keep is not None:
+        tensor = tensor[:keep]
+    if all(isinstance(count, int) and count > 0 for count in counts):
+        pieces = tf.split(tensor, counts)
+    elif all(count is counts[0] for count in counts):
+        pieces = tf.split(tensor, len(counts))
+    else:
+        pieces = [_dense_shard(tensor, start, count, pad_empty) for start, count in bounds]
+    return [tf.placeholder_with_default(piece, piece.shape) for piece in pieces]
+
+
+def _dense_shard(tensor, start, count, pad_empty):
+    if pad_empty:
+        start, count = _first_example_if_empty(start, count)
+    return tensor[start:start + count]
+
+
+def _sparse_shard(tensor, start, count, pad_empty):
+    if pad_empty:
+        start, count = _first_example_if_empty(start, count)
+    shape = tensor.dense_shape
+    begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(shape[1:])], 0)
+    size = tf.concat([[tf.cast(count, tf.int64)], shape[1:]], 0)
+    shard = tf.sparse.slice(tensor, begin, size)
+    static = tensor.shape.as_list() if tensor.shape.ndims is not None else None
+    return sparse_placeholder(shard.indices, shard.values, shard.dense_shape, static)
+
+
+def sparse_placeholder(indices, values, dense_shape, static):
+    """A sparse tensor of these parts, which can be fed by hand.
+
+    Args:
+      indices, values, dense_shape: its parts.
+      static: list of its dimensions, with None for those that are not known; or None.
+    """
+    return tf.SparseTensor(
+        tf.placeholder_with_default(indices, [None, static and len(static)]),
+        tf.placeholder_with_default(values, [None]), _sparse_shape(dense_shape, static))
+
+
+def _sparse_shape(shape, static):
+    """The shape of a sparse shard, in which TensorFlow finds the dimensions that are static."""
+    if static is None or all(size is None for size in static[1:]):
+        return tf.placeholder_with_default(shape, [static and len(static)])
+    return tf.concat([tf.placeholder_with_default(shape[:1], [1])]
+                     + [shape[i:i + 1] if size is None else tf.constant([size], tf.int64)
+                        for i, size in enumerate(static) if i], 0)
+
+
+def _first_example_if_empty(start, count):
+    if isinstance(count, int):
+        return (start, count) if count else (0, 1)
+    empty = tf.equal(count, 0)
+    return tf.where(empty, tf.zeros_like(start), start), tf.maximum(count, 1)

@@ -1,0 +1,145 @@
+"""Cuts a model's finished forward pass into stages, where the model says nothing of any."""
+
+import collections
+
+from towers import compat
+from towers.errors import ModelFunctionError
+from towers.graph.graph_walk import is_control_flow
+from towers.graph.variable_access import read_from
+from towers.placement.devices import short_name
+from towers.placement.tower_device import StageDevice, TowerDevice, stages_of
+from towers.recomputation.segments import ALIASES, size_of
+
+StageCuts = collections.namedtuple('StageCuts', 'shares crossing names')
+"""How a forward pass was cut.
+
+Fields:
+  shares: for each stage, its part of the bytes of activations and parameters.
+  crossing: for each cut, bytes of what later stages take of earlier ones; for a batch that is not
+    static, of 16 examples.
+  names: for each cut, the last operation before it.
+"""
+
+
+def describe(cuts, device):
+    """One line for the plan."""
+    names = [short_name(name) for name in stages_of(device)]
+    text = '%s %.0f%%' % (names[0], 100 * cuts.shares[0])
+    for name, share, size, operation in zip(names[1:], cuts.shares[1:], cuts.crossing, cuts.names):
+        text += ', after %s (%.1f MB cross) %s %.0f%%' % (operation, size / 1e6, name, 100 * share)
+    return text
+
+
+def cut_into_stages(operations, variables, device, root, move_variables):
+    """Puts the operations of a forward pass, made for one device, on the devices of their tower.
+
+    They are cut in the order in which they were made. Each cut is near the place where the stages
+    before it have their even share of the bytes of activations and parameters: within 7 % of a
+    stage's, where the least crosses.
+
+    Args:
+      operations: those of the model function's call, in order.
+      variables: the model's variables.
+      device: `StagedDevices`.
+      root: the tower's name scope.
+      move_variables: whether the variables go where they are first read.
+
+    Returns:
+      `StageCuts`.
+
+    Raises:
+      ModelFunctionError: there is too little to cut.
+    """
+    stages = stages_of(device)
+    mine = [op for op in operations if op.name.startswith(root) and _may_move(op, stages)]
+    if len(mine) < len(stages):
+        raise ModelFunctionError(
+            "stages='auto', and there are %d devices a tower for %d operations of the model that "
+            'may be put anywhere: name fewer devices, or leave out towers.stage and tf.device in the '
+            'model function (or stages=).' % (len(stages), len(mine)))
+    first_reader, parameters = _first_readers(mine, variables)
+    costs = [_bytes(op) + sum(parameters[name] for name in first_reader.get(op.name, ()))
+             for op in mine]
+    crossing = _crossing(mine)
+    total, sums = sum(costs), []
+    for cost in costs:
+        sums.append((sums[-1] if sums else 0) + cost)
+    cuts = []
+    for number in range(1, len(stages)):
+        target, width = total * number / len(stages), .07 * total / len(stages)
+        start = cuts[-1] + 1 if cuts else 0
+        # Loops and branches (v1) stay in one piece.
+        places = [place for place in range(start, len(mine) - 1)
+                  if not is_control_flow(mine[place]) and not is_control_flow(mine[place + 1])]
+        near = [place for place in places if abs(sums[place] - target) <= width] or [
+            min(places or [len(mine) - 1], key=lambda place: abs(sums[place] - target))]
+        cuts.append(min(near, key=lambda place: (crossing[place], abs(sums[place] - target))))
+    bounds = [-1] + cuts + [len(mine) - 1]
+    by_name = {variable.op.name: variable for variable in variables}
+    for stage, (before, last) in enumerate(zip(bounds, bounds[1:])):
+        for op in mine[before + 1:last + 1]:
+            compat.set_device(op, stages[stage])
+            for name in first_reader.get(op.name, ()) if move_variables else ():
+                _move_variable(by_name[name], stages[stage])
+    shares = [sum(costs[before + 1:last + 1]) / max(total, 1)
+              for before, last in zip(bounds, bounds[1:])]
+    return StageCuts(shares, [crossing[cut] for cut in cuts],
+                     [mine[cut].name[len(root):] for cut in cuts])
+
+
+def _may_move(op, stages):
+    """Whether it was the tower that put an operation on its first device, and nobody else."""
+    scopes = compat.device_scopes(op)
+    return (op.device == stages[0] and bool(scopes) and isinstance(scopes[0], TowerDevice)
+            and not isinstance(scopes[0], StageDevice)
+            and op.colocation_groups() == [b'loc:@' + op.name.encode()])
+
+
+def _first_readers(operations, variables):
+    """({operation's name: names of the variables that it is the first to read}, {name: bytes})."""
+    sizes = {variable.op.name: (variable.get_shape().num_elements() or 0)
+             * variable.dtype.base_dtype.size for variable in variables}
+    found, seen = {}, set()
+    for op in operations:
+        for tensor in op.inputs:
+            for source in read_from(tensor):
+                if source.name in sizes and source.name not in seen:
+                    seen.add(source.name)
+                    found.setdefault(op.name, []).append(source.name)
+    return found, sizes
+
+
+def _bytes(op):
+    return 0 if op.type in ALIASES or op.type == 'Const' else sum(
+        size_of(tensor) for tensor in op.outputs if tensor.dtype.is_floating)
+
+
+def _crossing(operations):
+    """For each operation, bytes of what those after it take of it and of those before it."""
+    place = {op.name: index for index, op in enumerate(operations)}
+    change, last = [0] * (len(operations) + 1), {}
+    for index, op in enumerate(operations):
+        for tensor in op.inputs:
+            if tensor.op.name in place:
+                last[tensor.name] = index
+    for index, op in enumerate(operations):
+        for tensor in op.outputs:
+            if last.get(tensor.name, index) > index and op.type != 'Const':
+                change[index] += size_of(tensor)
+                change[last[tensor.name]] -= size_of(tensor)
+    found, now = [], 0
+    for each in change[:-1]:
+        now += each
+        found.append(now)
+    return found
+
+
+def _move_variable(variable, device):
+    """Puts a variable, with what was made as a part of it or is kept with it, on another device."""
+    there = variable.device
+    name = variable.op.name
+    own = ('loc:@' + name).encode()
+    for op in variable.graph.get_operations():
+        if op.device == there and (op.name == name or op.name.startswith(name + '/')
+                                   or own in op.colocation_groups()):
+            compat.set_device(op, device)

@@ -1,0 +1,181 @@
+"""Random numbers of a model that depend on the step alone, so that a resumed run draws the same.
+
+The kernel of a stateful random op (dropout's `RandomUniform`) counts its draws in memory. A run that
+is killed and started again counts from zero, and drops out other units than the run that was never
+killed. Here each such op is replaced by its stateless twin, which computes its numbers from
+
+    seed = [graph seed x 2^32 + crc32(name of the op), step]
+
+(Philox 4x32-10; Salmon et al. 2011). The name has the tower in it, so no two towers share a mask.
+Ops that draw the same numbers without this still do: those of one kind with equal seeds, and a
+recomputation in the backward pass (see `recomputation`). They all have the name of the first.
+"""
+
+import collections
+import zlib
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.graph import graph_walk
+from towers.placement.tower_device import device_like
+
+
+def make_stateless(operations, fetches, step, graph_seed, keys=None, repeats=None):
+    """Replaces, for all that reads them, the random ops that the fetches are computed from.
+
+    Initial values of variables are no part of that, and keep their ops.
+
+    Args:
+      operations: the operations of one tower, forward and backward.
+      fetches: tensors that the tower computes: loss, predictions, updates, gradients.
+      step: scalar integer tensor.
+      graph_seed: int or None.
+      keys: dict that gets, for each twin, the name of the constant that holds the first number of
+        its seed -> the name of the op that it stands for.
+      repeats: {name of a random op: name of the one whose numbers it has to draw}, see
+        `recomputation`.
+
+    Returns:
+      `(replaced, kept)`: numbers of random ops. Kept are those in loops and branches, where a draw
+      depends on more than the step, and kinds that have no stateless twin; also ops that draw the
+      same numbers as one of these. A resumed run draws other numbers there. Loops and branches of
+      control flow v2 are functions of their own, in which nothing is replaced and nothing counted.
+    """
+    needed = {op.name for op in graph_walk.step_operations(fetches)}
+    draws = [op for op in operations if op.name in needed and graph_walk.is_random(op)]
+    replaced = kept = 0
+    for name, group in _alike(draws, repeats or {}).items():
+        if any(op.type not in _TWINS or compat.in_control_flow(op) for op in group):
+            kept += len(group)
+            continue
+        for op in group:
+            with tf.name_scope(op.name + '_stateless/'), tf.device(device_like(op)), \
+                    tf.control_dependencies(None):
+                key = tf.constant(key_of(name, graph_seed), tf.int64)
+                seed = tf.stack([key, tf.cast(step, tf.int64)])
+                compat.replace_tensor(op.outputs[0], _TWINS[op.type](op, seed))
+            if keys is not None:
+                keys[key.op.name] = name
+        replaced += len(group)
+    return replaced, kept
+
+
+def _alike(draws, repeats):
+    """{name of the first: list of ops that draw the same numbers}, in order."""
+    groups, first_with, first = collections.OrderedDict(), {}, {}
+    for op in draws:
+        seeds = tuple(op.get_attr(each) for each in ('seed', 'seed2') if each in op.node_def.attr)
+        if op.name in repeats:
+            name = first.get(repeats[op.name], repeats[op.name])
+        elif any(seeds):
+            name = first_with.setdefault((op.type, op.outputs[0].dtype, seeds), op.name)
+        else:
+            name = op.name
+        first[op.name] = name
+        groups.setdefault(name, []).append(op)
+    return groups
+
+
+def give_own_seeds(operations, index, graph_seed, step=None, keys=None, repeats=None):
+    """Gives a tower's random ops seeds of their own where all towers would draw the same numbers.
+
+    Keras 3 draws with stateless ops whose seed is a variable that each call counts up. Towers share
+    that variable, and only the first one's count is kept: without this all of them have one dropout
+    mask, or, when another one reads after it was counted up, its next mask early. In the tower
+
+        seed = [key, step]                with a step, as for the twins of `make_stateless`
+        seed = state XOR [key, 0]         without; key = 0 in tower 0, which draws what Keras does
+
+    Ops with equal seeds draw the same numbers in a tower as well: with a step, those with one seed
+    and those of `repeats` have one key; without, the whole tower has one key.
+
+    A seed that no variable counts up is the model's own, the same in each tower, and stays.
+
+    Args:
+      operations: the operations of one tower, forward and backward.
+      index: the tower's number.
+      graph_seed: int or None.
+      step: scalar integer tensor, or None.
+      keys, repeats: as for `make_stateless`.
+
+    Returns:
+      The number of ops that got a seed.
+    """
+    initializers = {variable.initializer.name for variable in
+                    tf.global_variables() + tf.local_variables()}
+    counted_up = {op.inputs[0].op.name for op in operations
+                  if op.type in _COUNTS and op.name not in initializers}
+    given, first_with, repeats = 0, {}, repeats or {}
+    for op in operations if counted_up else ():
+        position = graph_walk.seed_position(op)
+        if position is None or compat.in_control_flow(op):
+            continue
+        seed = op.inputs[position]
+        if counted_up.isdisjoint(graph_walk.ancestors([seed])):
+            continue
+        name = first_with.setdefault(None if step is None else _source(seed),
+                                     repeats.get(op.name, op.name))
+        with tf.name_scope(op.name + '_tower/'), tf.device(device_like(op)), \
+                tf.control_dependencies(None):
+            key = tf.constant(key_of(name, graph_seed) if index or step is not None else 0,
+                              tf.int64)
+            second = tf.zeros_like(key) if step is None else tf.cast(step, tf.int64)
+            own = tf.cast(tf.stack([key, second]), seed.dtype)
+            compat.replace_input(op, position,
+                                 tf.bitwise.bitwise_xor(seed, own) if step is None else own)
+        if keys is not None:
+            keys[key.op.name] = name
+        given += 1
+    return given
+
+
+def _source(seed):
+    """The name of the tensor that a seed is, without identities on the way."""
+    while seed.op.type == 'Identity':
+        seed = seed.op.inputs[0]
+    return seed.name
+
+
+_COUNTS = frozenset(['AssignVariableOp', 'AssignAddVariableOp', 'Assign', 'AssignAdd'])
+
+
+def make_initial_values_stateless(variables, graph_seed):
+    """Makes initial values depend on the graph-level seed and the names of their ops alone.
+
+    Otherwise TF seeds each op by its place in the graph too, and the same model with the same seed
+    starts from other weights on 4 towers than on 1, or with another input pipeline.
+
+    Args:
+      variables: those whose initial values are meant.
+      graph_seed: int or None.
+
+    Returns:
+      `(replaced, kept)`, as `make_stateless`: an `orthogonal_initializer`'s QR decomposition of
+      random numbers is replaced, values drawn inside loops and branches are kept.
+    """
+    initializers = [variable.initializer for variable in variables]
+    with tf.name_scope('initial_values'):
+        step = tf.constant(0, tf.int64)
+    return make_stateless(graph_walk.step_operations(initializers), initializers, step, graph_seed)
+
+
+def key_of(name, graph_seed):
+    """The first number of a twin's seed, an int64: graph seed x 2^32 + crc32(name)."""
+    number = (((graph_seed or 0) << 32) + zlib.crc32(name.encode())) % 2 ** 64
+    return number - 2 ** 64 if number >= 2 ** 63 else number
+
+
+_TWINS = {
+    'RandomUniform': lambda op, seed: tf.raw_ops.StatelessRandomUniform(
+        shape=op.inputs[0], seed=seed, dtype=op.outputs[0].dtype),
+    'RandomStandardNormal': lambda op, seed: tf.raw_ops.StatelessRandomNormal(
+        shape=op.inputs[0], seed=seed, dtype=op.outputs[0].dtype),
+    'TruncatedNormal': lambda op, seed: tf.raw_ops.StatelessTruncatedNormal(
+        shape=op.inputs[0], seed=seed, dtype=op.outputs[0].dtype),
+    'RandomUniformInt': lambda op, seed: tf.raw_ops.StatelessRandomUniformInt(
+        shape=op.inputs[0], seed=seed, minval=op.inputs[1], maxval=op.inputs[2]),
+    'Multinomial': lambda op, seed: tf.raw_ops.StatelessMultinomial(
+        logits=op.inputs[0], num_samples=op.inputs[1], seed=seed,
+        output_dtype=op.outputs[0].dtype),
+}

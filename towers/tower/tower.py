@@ -1,0 +1,460 @@
+"""One tower: the model function's call on one device, its loss taken apart, its gradients."""
+
+import collections
+import contextlib
+import re
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import GradientError, InvalidArgumentError, SharedVariableError
+from towers.graph import graph_walk
+from towers.graph.variable_access import variables_read
+from towers.nonfinite import checked_gradients, checked_loss
+from towers.placement.stages import place_backward, place_forward
+from towers.placement.tower_device import BackwardDevice, TowerDevice, keep_with_tower, stages_of
+from towers.placement.variable_device import only_device
+from towers.placement.xla import compiled, explained
+from towers.recomputation.rewrite import recompute
+from towers.tower.gradients_of_model import GradientsOfModel
+from towers.tower.graph_collections import TowerCollections
+from towers.tower.inline_updates import InlineUpdates
+from towers.tower.keras_calls import record_keras_calls
+from towers.tower.left_over import Attempt
+from towers.tower.loss import TowerLosses
+from towers.tower.objectives import all_pairs, flat, map_shaped, tensors_of
+from towers.tower.outputs import call_model_fn, metrics_by_kind, to_model_output
+from towers.tower.own_state import OwnState
+from towers.tower.recomputation import recomputed_draws
+from towers.tower.stage_cuts import cut_into_stages
+from towers.tower.stateless_random import give_own_seeds, make_stateless
+from towers.tower.variables import SharedVariables
+
+
+class Tower(collections.namedtuple('Tower', [
+        'index', 'device', 'name_scope', 'inputs', 'size', 'loss', 'predictions', 'metrics',
+        'gradients', 'updates', 'variables', 'data_loss', 'micro_batch', 'backward',
+        'has_scope'], defaults=(True,))):
+    """One copy of the model.
+
+    Attributes:
+      index: its number, from 0.
+      device: where its operations and its gradient operations are.
+      name_scope: the scope of its operations, such as `'tower_0/'`; where that is no scope of its
+        own, that of the caller.
+      inputs: its shard: a nest of `placeholder_with_default`s, to be fed by hand at will.
+      size: examples in the shard: an int, or an int32 scalar.
+      loss: scalar, as the model function returned it: the mean over the shard; of a build with
+        several losses a dict of such by name, as `data_loss` and `gradients` are.
+      predictions: as the model function returned them; [shard, …].
+      metrics: as the model function returned them.
+      gradients: list of `(gradient, variable)`: this tower's share of the combined gradient. The
+        combined one is their plain sum (and the regularization's), so a weight that is not 1 is in
+        them already.
+      updates: operations of this tower for batch-norm statistics and the like.
+      variables: the variables that its operations read, or that it reads copies of.
+      data_loss: scalar, the loss that its gradients are of: without the regularization that is
+        computed once for all towers.
+      micro_batch: its number among those of its tower, from 0; a tower without any is number 0.
+      backward: set of the names of the operations of its backward pass.
+      has_scope: whether `name_scope` is its own.
+    """
+    __slots__ = ()
+
+    @property
+    def pairs(self):
+        """The `(gradient, variable)` pairs of all losses, one after the other."""
+        return all_pairs(self.gradients)
+
+    def __repr__(self):
+        return '<Tower %d%s on %s>' % (
+            self.index, ', micro-batch %d' % self.micro_batch if self.micro_batch else '',
+            self.device)
+
+
+TowerOptions = collections.namedtuple('TowerOptions', [
+    'model_fn', 'objectives', 'adds_registered', 'variable_scope', 'reuse', 'earlier',
+    'update_ops', 'gradient_options', 'random_step', 'check_numerics', 'xla', 'recompute', 'stages'])
+"""What all towers of a build are built by: arguments of `build_towers`, and:
+
+Fields:
+  objectives: `Objectives`.
+  adds_registered: whether registered losses are added to the model's own.
+  earlier: variables of the earlier build that are to be shared, see `SharedVariables`.
+  gradient_options: dict, for `compute_gradients`.
+  recompute: `'auto'`, or list of names of what is kept, see `recomputation.rewrite`; or None.
+  stages: `'auto'`, or None.
+  random_step: the global step, by which random ops draw; None where they draw as they are.
+"""
+
+
+class TowerBuilder:
+    """Builds towers one after the other; the first one makes what the others share.
+
+    Attributes:
+      variables: what the towers share, known after the first tower.
+      trainable: the variables to take gradients of, of all losses, known after the first tower.
+      losses: `TowerLosses`.
+      random_ops: `(replaced, kept)` random ops of a tower, see `make_stateless`; or None.
+      random_keys: the constants of a tower that hold seeds, see `make_stateless`.
+      direct_variables: see `SharedVariables.direct`.
+      stage_cuts: `StageCuts` of the first tower, or None.
+      recomputed: list of `Recomputed` of the first tower, one for each loss; or [].
+      own_state: `OwnState`: variables that each tower has one of.
+      inline_updates: `InlineUpdates`: what the forward pass writes of those that towers share.
+      scaled_losses: `ScaledLosses` to take gradients with, to be set before the first tower; or
+        None.
+    """
+
+    def __init__(self, options, placement, replicas, num_towers, graph):
+        """
+        Args:
+          options: `TowerOptions`.
+          placement: `Placement`.
+          replicas: `Replicas` where each tower has a copy of what is trained; else None.
+          num_towers: how many towers there will be.
+          graph: the `tf.Graph`.
+        """
+        self.variables, self.trainable = [], []
+        self._trainable_of = {}  # by the objective's name
+        self.scaled_losses = None
+        self.keras_layers = 0
+        self.random_ops = None
+        self.random_keys = {}
+        self.recomputed = []
+        self.stage_cuts = None
+        self._options = options
+        self._placement = placement
+        self._graph = graph
+        self._replicas = replicas
+        self.losses = TowerLosses(graph, placement, options.adds_registered,
+                                  takes_out=_takes_plain_gradients(options.objectives))
+        self._shared = SharedVariables(placement, options.variable_scope, options.reuse,
+                                       options.earlier, replicas,
+                                       on_creation=self.losses.registered.creation)
+        self._gradients_of_first = 0
+        self.own_state = OwnState(num_towers, graph)
+        self.inline_updates = InlineUpdates(graph, options.update_ops, num_towers)
+        self._collections = TowerCollections(graph)
+
+    @property
+    def replicates(self):
+        """Whether every tower has a copy of the variables of its own."""
+        return self._replicas is not None
+
+    @property
+    def direct_variables(self):
+        return tuple(self._shared.direct)
+
+    @property
+    def owned(self):
+        """Names of the operations that were made with the variables, as parts of them."""
+        return self._shared.owned
+
+    def updates_before(self):
+        """The `UPDATE_OPS` from before the towers, see `TowerCollections`."""
+        return self._collections.updates_before()
+
+    @contextlib.contextmanager
+    def undone_on_error(self, scopes):
+        """Leaves the graph's collections as one device would, or, on an error, as they were.
+
+        Args:
+          scopes: full names of the name scopes that are made, see `left_over`.
+        """
+        with Attempt(self._graph, scopes).undone_on_error(self._collections.undo):
+            yield
+
+    def finish(self, towers, weight):
+        """To be called when the last tower is built, before anything else joins collections.
+
+        Args:
+          towers: list of all `Tower`s.
+          weight: that of the first one's loss in the mean.
+        """
+        if towers[0].data_loss is not None:
+            self.losses.finish(weight, flat(towers[0].data_loss)[0].dtype)
+        self.inline_updates.wait_for_readers(towers)
+        self._collections.finish()
+
+    def tower(self, index, device, scope, shards, factor):
+        """Calls the model function on one device and takes the gradients of its loss there.
+
+        Args:
+          index: the tower's number.
+          device: its device.
+          scope: the name of its name scope; None for that of the caller.
+          shards: `Shards`.
+          factor: 1 for the gradient of the mean over the batch, N for the recipe's sum.
+
+        Returns:
+          `Tower`.
+        """
+        outer = self._graph.get_name_scope()
+        outer = outer + '/' if outer else ''
+        inputs = shards.inputs[index]
+        self._collections.enter_tower(index, shared=self.losses.registered.shown)
+        with graph_walk.Recording(self._graph) as made, \
+                tf.device(TowerDevice(device)), \
+                tf.name_scope(outer if scope is None else scope) as root:
+            with self._shared.tower(index, root, outer), record_keras_calls() as keras, \
+                    compiled(self._options.xla), self._models_gradients(index, shards):
+                returned = call_model_fn(self._options.model_fn, inputs)
+            output = to_model_output(returned, index, bool(self._options.objectives),
+                                     self._options.objectives.names)
+            keras_updates = keras.updates()
+            keras_losses = keras.losses() if self._options.adds_registered else []
+        sources = [leaf.op for leaf in tf.nest.flatten(inputs, expand_composites=True)
+                   if leaf is not None]
+        if self._options.stages == 'auto' and len(stages_of(device)) > 1:
+            self._cut_into_stages(index, made.operations, device, root)
+        place_forward(made.operations, device)
+        self.losses.note_call(index, made.operations, sources, tf.trainable_variables()
+                              if self._replicas is not None else ())
+        data_operations = graph_walk.reachable_from(
+            sources + [op for op in made.operations if graph_walk.is_random(op)], made.operations)
+        if self._replicas is not None:
+            self._check_own_gradients(index, output, made.operations)
+        used = variables_read(made.operations, self._shared.owned, self._shared.created)
+        added = self._collections.leave_tower(index, made.operations)
+        if index == 0:
+            self.keras_layers = len(keras.layers)
+            self._note_variables(used)
+        updates = _unique(added.get(tf.GraphKeys.UPDATE_OPS, []) + keras_updates
+                          + list(output.updates or ()))
+        taken = self._taken_by_model()
+        self._settle_writes(index, made.operations, output, taken, updates, data_operations, used,
+                            keras.states())
+        data_loss = None
+        if output.loss is not None:
+            with tf.name_scope(root), only_device(_device_of_loss(output.loss, device)):
+                data_loss = self.losses.data_loss(index, output.loss, keras_losses,
+                                                  self.variables)
+                if self._options.check_numerics:
+                    data_loss = map_shaped(lambda loss: checked_loss(loss, index), data_loss)
+        gradients, backward_of = [], []
+        if self._options.objectives:
+            with graph_walk.Recording(self._graph) as backward, tf.name_scope(root), \
+                    tf.device(BackwardDevice(device)), explained(self._options.xla):
+                # Even shards: divided once, so that the sum over N towers has a scale of exactly 1.
+                scale = (factor / len(shards.inputs) if shards.is_even
+                         else shards.weights[index] * factor)
+                gradients = self._options.objectives.shaped(
+                    self._checked_gradients(index, device, each, data_loss, scale, used, backward_of)
+                    for each in self._options.objectives)
+        if self._options.gradient_options.get('colocate_gradients_with_ops'):
+            keep_with_tower(backward.operations, root)
+        # Only now, since a recomputation in the backward pass has to draw what was drawn before.
+        self._seed(index, len(shards.inputs), made.operations,
+                   backward.operations if self._options.objectives else [],
+                   _fetches(output) + taken + updates + tensors_of(all_pairs(gradients)))
+        if self._options.objectives:
+            with tf.device(BackwardDevice(device)):
+                gradients = self._recompute(index, root, made.operations, backward_of, gradients)
+        if self._replicas is not None:
+            used = self._replicas.originals(used)
+        used = self.own_state.originals(used)
+        return Tower(index, device, root, inputs, shards.sizes[index], output.loss,
+                     output.predictions, output.metrics, gradients, updates, used, data_loss, 0,
+                     frozenset(op.name for operations in backward_of for op in operations),
+                     scope is not None)
+
+    def _models_gradients(self, index, shards):
+        """What the model function is called in, if it takes the gradients itself."""
+        optimizer = self._gradients_of_model()
+        return contextlib.nullcontext() if optimizer is None else optimizer.call(index, shards)
+
+    def _taken_by_model(self):
+        """What the call has made for a step besides the loss, if it takes the gradients itself."""
+        optimizer = self._gradients_of_model()
+        return [] if optimizer is None else optimizer.fetches()
+
+    def _gradients_of_model(self):
+        return next((each.optimizer for each in self._options.objectives
+                     if isinstance(each.optimizer, GradientsOfModel)), None)
+
+    def _seed(self, index, num_towers, forward, backward, fetches):
+        """Gives the tower's random ops seeds of its own, or of the step."""
+        if self._options.random_step is None and num_towers == 1:
+            return
+        operations = forward + backward
+        repeats = {}
+        if self._options.random_step is not None:
+            repeats = recomputed_draws(forward, backward)
+            self.random_ops = make_stateless(operations, fetches, self._options.random_step,
+                                             self._graph.seed, self.random_keys, repeats)
+        give_own_seeds(operations, index, self._graph.seed, self._options.random_step, self.random_keys,
+                       repeats)
+
+    def _check_own_gradients(self, index, output, operations):
+        """Refuses gradients that the model function takes itself, of variables with copies.
+
+        `tf.trainable_variables()` lists the model's own variables, which later towers do not read:
+        their gradient is None there, and what the loss made of it is missing, without a word.
+
+        Raises:
+          SharedVariableError: a later tower's loss has fewer such operations than the first one's.
+        """
+        known = graph_walk.ancestors(flat(output.loss)) if output.loss is not None else set()
+        count = sum(1 for op in operations
+                    if op.name in known and re.search(r'(^|/)gradients(_\d+)?/', op.name))
+        if index == 0:
+            self._gradients_of_first = count
+        elif count < self._gradients_of_first:
+            raise SharedVariableError(
+                "variable_device='replicated', and the model function takes gradients of the "
+                'variables that tf.trainable_variables() lists: tower %d reads copies of them, so '
+                'that they are missing from its loss. Take them of the variables that '
+                "tf.get_variable returns, or use another variable_device." % index)
+
+    def _settle_writes(self, index, operations, output, taken, updates, data_operations, used,
+                       keras_states):
+        """Sees to what the forward pass writes, and to copies of what it reads."""
+        scalars, pairs = metrics_by_kind(output.metrics)
+        fetches = _fetches(output._replace(metrics=scalars)) + taken
+        if index == 0:
+            step, counted = [{op.name for op in graph_walk.step_operations(each)}
+                             for each in (fetches + updates, [update for _, update in pairs])]
+            self.own_state.find(operations, step, data_operations, counted, keras_states)
+            if self._replicas is not None:
+                self._replicas.make([variable for variable in self._shared.created + used
+                                     if not self.own_state.is_state(variable)])
+            self._collections.keep_local_variables()
+        else:
+            self.own_state.move_to(index, operations)
+        self.inline_updates.settle(
+            index, operations, fetches, {variable.op.name for variable in
+                                         self.own_state.variables + self.own_state.copies
+                                         + tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)})
+
+    def regularization_gradients(self, factor):
+        """[[(gradient, variable)]] of the regularization, once; [] where there is none."""
+        loss = self.losses.regularization_loss
+        if loss is None:
+            return []
+        with only_device(self._placement.of_weights):
+            options = {name: value for name, value in self._options.gradient_options.items()
+                       if name != 'gate_gradients'}  # which is a flag here
+            gradients = tf.gradients(loss if factor == 1 else loss * factor, self.trainable,
+                                     **options)
+        if all(gradient is None for gradient in gradients):
+            return []
+        return [list(zip(gradients, self.trainable))]
+
+    def _note_variables(self, used):
+        names = {variable.op.name for variable in self._shared.created}
+        self.variables = self._shared.created + [v for v in used if v.op.name not in names]
+        candidates = tf.trainable_variables()
+        for objective in self._options.objectives:
+            wanted = objective.var_list
+            chosen = candidates if wanted is None else self._chosen(wanted, candidates)
+            if not chosen:
+                raise GradientError(
+                    'there is no trainable variable%s%s: %s' % (
+                        '' if objective.name is None else ' for the loss %r' % objective.name,
+                        ' left by var_list' if wanted is not None else '',
+                        'the choices were %s.' % ', '.join(v.op.name for v in candidates[:5])
+                        if candidates else 'the model function made none. Pass optimizer=None to '
+                        'evaluate it.'))
+            self._trainable_of[objective.name] = chosen
+        self.trainable = list({variable.op.name: variable for chosen in self._trainable_of.values()
+                               for variable in chosen}.values())
+
+    def _chosen(self, wanted, candidates):
+        chosen = wanted(candidates) if callable(wanted) else wanted
+        try:
+            chosen = [compat.keras_variable_value(variable) for variable in chosen]
+        except TypeError:
+            raise InvalidArgumentError('var_list returned %r: expected a list of variables.'
+                                       % (chosen,)) from None
+        for variable in chosen:
+            if not isinstance(variable, compat.VARIABLE_TYPES):
+                raise InvalidArgumentError('var_list holds %r of type %s: expected variables.'
+                                           % (variable, type(variable).__name__))
+            if variable.graph is not self._graph:
+                raise InvalidArgumentError('var_list holds %r, which belongs to another graph.'
+                                           % variable.op.name)
+        return chosen
+
+    def _cut_into_stages(self, index, operations, device, root):
+        variables = variables_read(operations, self._shared.owned, self._shared.created)
+        made_on = [variable.device for variable in variables]
+        cuts = cut_into_stages(operations, variables, device, root,
+                               not index and self._placement.by_stage)
+        for variable, before in zip(variables, made_on):
+            self._placement.note_moved(variable, before)
+        if not index:
+            self.stage_cuts = cuts
+
+    def _recompute(self, index, root, forward, backward_of, gradients):
+        with tf.name_scope(root):
+            done = [recompute(self._options.recompute, forward, backward, pairs, root)
+                    for backward, pairs in zip(backward_of, flat(gradients))]
+        if index == 0:
+            self.recomputed = [each for each, _ in done]
+        return self._options.objectives.shaped([pairs for _, pairs in done])
+
+    def _checked_gradients(self, index, device, objective, data_losses, scale, used, backward_of):
+        """The `(gradient, variable)` pairs of one objective, in one tower.
+
+        Appends the list of the operations that were made for them to `backward_of`.
+        """
+        data_loss = self._options.objectives.of(objective, data_losses)
+        with graph_walk.Recording(self._graph) as backward:
+            gradients = self._gradients(index, objective, data_loss, scale, used)
+            # With a scaled loss, what is not finite skips the step: see `update`.
+            if self._options.check_numerics and self.scaled_losses is None:
+                gradients = checked_gradients(gradients, data_loss, index)
+        place_backward(backward.operations, data_loss, device)
+        backward_of.append(backward.operations)
+        return gradients
+
+    def _gradients(self, index, objective, data_loss, scale, used):
+        if isinstance(scale, tf.Tensor):
+            data_loss = data_loss * tf.cast(scale, data_loss.dtype)
+        elif scale != 1.:  # not by way of tf.cast, which would round a float to float32
+            data_loss = data_loss * scale
+        sources = self._trainable_of[objective.name]
+        if self._replicas is not None:
+            # The loss may read variables by way of what the first tower registered.
+            read = graph_walk.ancestors([data_loss])
+            sources = self._replicas.sources(sources, index, used + [
+                variable for variable in sources if variable.op.name in read])
+        sources = [self.own_state.of_tower(source, index) for source in sources]
+        if self.scaled_losses is not None:
+            data_loss = self.scaled_losses.scaled(data_loss)
+        pairs = objective.optimizer.compute_gradients(data_loss, var_list=sources,
+                                                      **self._options.gradient_options)
+        if self.scaled_losses is not None:
+            pairs = self.scaled_losses.unscaled(pairs)
+        return pairs if self._replicas is None else self._replicas.own_pairs(pairs)
+
+
+def _takes_plain_gradients(objectives):
+    """Whether the optimizer's `compute_gradients` is known to give the gradient of its loss.
+
+    One that has its own may clip it, or add noise: to a part of the loss that is something else.
+    Of several losses nothing is taken out: a term may be in more than one.
+    """
+    return objectives.names is None and all(
+        type(each.optimizer).compute_gradients is tf.train.Optimizer.compute_gradients
+        for each in objectives)
+
+
+def _device_of_loss(loss, device):
+    """Where what is done to the loss is: with it, at the end of a model of several stages."""
+    there = flat(loss)[0].op.device
+    return TowerDevice(there, stages_of(device)) if there in stages_of(device) else (
+        TowerDevice(device))
+
+
+def _fetches(output):
+    """The tensors that a model function returned to be computed, as a flat list."""
+    return [tensor for tensor in tf.nest.flatten(
+        [output.loss, output.predictions, output.metrics], expand_composites=True)
+            if isinstance(getattr(tensor, 'op', tensor), tf.Operation)]
+
+
+def _unique(entries):
+    seen = set()
+    return [entry for entry in entries if not (id(entry) in seen or seen.add(id(entry)))]

@@ -1,0 +1,112 @@
+"""What of train.py is for several machines: their flags, and workers that save nothing."""
+
+import contextlib
+import os
+import time
+
+from absl import flags
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.run.step_loop import LoopSession
+import train_data
+
+FLAGS = flags.FLAGS
+_FOREVER = 10 ** 15  # steps: until the chief stops
+
+
+def make_cluster():
+    """The `Cluster` of --cluster, `TF_CONFIG` and the flags that override it; None without one."""
+    if not FLAGS.cluster:
+        return None
+    return towers.Cluster.from_tf_config(
+        FLAGS.cluster, workers=_listed(FLAGS.worker_hosts), ps=_listed(FLAGS.ps_hosts),
+        job=FLAGS.job_name or None,
+        rank=FLAGS.task_index if FLAGS.task_index >= 0 else None,
+        synchronous=None if FLAGS.cluster != 'ps' else FLAGS.synchronous,
+        backup_workers=FLAGS.backup_workers or None)
+
+
+def workers_a_step(cluster):
+    """How many workers' gradients make one step: all, but where nobody waits for the others."""
+    return 1 if cluster is None or not cluster.synchronous else (
+        cluster.num_workers - cluster.backup_workers)
+
+
+def examples_a_step(cluster):
+    """How far a step goes in the stream of examples, those of backup workers included."""
+    return FLAGS.batch_size * (
+        1 if cluster is None or not cluster.synchronous else cluster.num_workers)
+
+
+def share(cluster):
+    """`share=` of the data sets: which batches of the stream are this worker's."""
+    return (0, 1) if cluster is None else (cluster.rank, cluster.num_workers)
+
+
+def counted(built, examples):
+    """What a step adds to the examples seen, for those of this machine."""
+    return examples if built.machines is None else built.machines.counted(examples)
+
+
+def join(cluster, job):
+    """`towers.join` with what the flags say, and what has to be the same on all workers."""
+    settings = {'--' + name: FLAGS[name].value for name in (
+        'seed', 'base_learning_rate', 'lr_scaling', 'decay', 'clip_norm', 'average_decay',
+        'augment_shift', 'precision')}
+    if FLAGS.decay == 'cosine' and not FLAGS.decay_epochs:
+        settings['end of the cosine, in examples,'] = job.last_example
+    return towers.join(cluster, job.built, start_timeout=FLAGS.start_timeout,
+                       dead_after=FLAGS.dead_after, settings=settings)
+
+
+def joined(cluster, job):
+    """As `join`; without a cluster a context of None."""
+    return contextlib.nullcontext() if cluster is None else join(cluster, job)
+
+
+def hooks(cluster, job):
+    """Hooks for what only some clusters need: where steps of others count, too."""
+    if cluster is None or cluster.synchronous:
+        return []
+    return [tf.train.StopAtStepHook(last_step=job.train_steps)]
+
+
+def work(cluster, job, dataset, input_hook):
+    """Trains until the chief stops, or this worker is told to; returns the signal, or None."""
+    signals = towers.StopTogetherHook(cluster, job.built)
+    own_hooks = [input_hook]
+    if cluster.kind != 'ring' and job.built.machines.stops is None:
+        own_hooks.append(tf.train.StopAtStepHook(last_step=job.train_steps))
+    try:
+        with join(cluster, job) as member:
+            print('%s joined' % cluster.name, flush=True)
+            with member.session(own_hooks + [signals], LoopSession) as session:
+                while not session.should_stop():
+                    with train_data.skipping(dataset, job, session, cluster.num_workers):
+                        session.run_steps(job.train_op, _FOREVER)
+    finally:
+        signals.restore()
+    print('%s ended' % cluster.name, flush=True)
+    return signals.received
+
+
+def evaluate_checkpoints(evaluate_newest, directory, pause=1.):
+    """Evaluates each new checkpoint of a directory until a signal ends the process.
+
+    Args:
+      evaluate_newest: function that evaluates the newest one.
+      directory: of the run.
+      pause: seconds between two looks.
+    """
+    seen = None
+    while True:
+        newest = tf.train.latest_checkpoint(directory) if os.path.isdir(directory) else None
+        if newest is not None and newest != seen:
+            seen = newest
+            evaluate_newest()
+        time.sleep(pause)
+
+
+def _listed(text):
+    return [each.strip() for each in text.split(',')] if text else None
