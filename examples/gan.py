@@ -59,18 +59,23 @@ def beginning_with(scope):
     return lambda variables: [each for each in variables if each.op.name.startswith(scope)]
 
 
-def draw(images, path):
-    """Writes a picture of ten rows of images [n, 64], n a multiple of ten."""
+def load_pyplot():
+    """matplotlib's pyplot, which draws without a screen; where it is missing, the program ends."""
     try:
         import matplotlib
     except ImportError:
-        raise SystemExit("The picture takes matplotlib: pip install 'towers[plots]'.")
+        raise SystemExit("The picture takes matplotlib: pip install 'towers[plots]', or --picture=")
     matplotlib.use('Agg')
     from matplotlib import pyplot
+    return pyplot
+
+
+def draw(images, path):
+    """Writes a picture of ten rows of images [n, 64], n a multiple of ten."""
     picture = images.reshape(10, -1, 8, 8)
     picture = np.pad(picture, [(0, 0), (0, 0), (1, 1), (1, 1)], 'constant')
     picture = picture.transpose(0, 2, 1, 3).reshape(100, -1)
-    pyplot.imsave(path, np.kron(1 - picture, np.ones([4, 4])), cmap='gray', vmin=0, vmax=1)
+    load_pyplot().imsave(path, np.kron(1 - picture, np.ones([4, 4])), cmap='gray', vmin=0, vmax=1)
 
 
 def main(arguments=None):
@@ -81,7 +86,9 @@ def main(arguments=None):
     parser.add_argument('--batch_size', type=int, default=100)
     parser.add_argument('--picture', default='gan.png', help='a file to draw to; empty: none')
     options = parser.parse_args(arguments)
-    tf.disable_v2_behavior()
+    if options.picture:  # what stands in its way is told before twelve thousand steps, not after
+        load_pyplot()
+        open(options.picture, 'ab').close()
     tf.set_random_seed(1)
 
     dataset = tf.data.Dataset.from_tensor_slices(load_digits('train')).cache()
@@ -114,4 +121,5 @@ def main(arguments=None):
 
 
 if __name__ == '__main__':
+    tf.disable_v2_behavior()  # for the whole process, so not where the module is imported
     main()

@@ -43,7 +43,6 @@ def main(arguments):
     parser.add_argument('--seed', type=int, default=1)
     parser.add_argument('--save', default='', help='a file to save the model to, .h5')
     options = parser.parse_args(arguments)
-    tf.disable_v2_behavior()
     np.random.seed(options.seed)
     tf.set_random_seed(options.seed)
     try:
@@ -62,4 +61,5 @@ def main(arguments):
 
 
 if __name__ == '__main__':
+    tf.disable_v2_behavior()  # for the whole process, so not where the module is imported
     main(sys.argv[1:])

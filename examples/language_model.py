@@ -93,7 +93,6 @@ def main(arguments=None):
     parser.add_argument('--unrolled_steps', type=int, default=25)
     parser.add_argument('--text', default=GUIDE, help='a file of UTF-8')
     options = parser.parse_args(arguments)
-    tf.disable_v2_behavior()
     tf.set_random_seed(1)
 
     with io.open(options.text, encoding='utf-8') as opened:
@@ -114,6 +113,7 @@ def main(arguments=None):
     to_zero = tf.local_variables_initializer()  # the state of every tower
     with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run(tf.global_variables_initializer())
+        losses = []
         for epoch in range(1, options.epochs + 1):
             session.run(to_zero)
             losses = []
@@ -124,7 +124,7 @@ def main(arguments=None):
             if epoch % 10 == 0 or epoch == options.epochs:
                 print('epoch %d, %.3f nats a character' % (epoch, np.mean(losses)), flush=True)
         print(written(session, alphabet, 300, seed=1))
-    return np.mean(losses)
+    return np.mean(losses) if losses else None
 
 
 def clipped(pairs):
@@ -134,4 +134,5 @@ def clipped(pairs):
 
 
 if __name__ == '__main__':
+    tf.disable_v2_behavior()  # for the whole process, so not where the module is imported
     main()

@@ -35,7 +35,6 @@ def main(arguments=None):
     parser.add_argument('--checkpoint_dir', help='by default a temporary directory')
     options = parser.parse_args(arguments)
     directory = options.checkpoint_dir or tempfile.mkdtemp()
-    tf.disable_v2_behavior()
 
     images = tf.placeholder(tf.float32, [None, 8, 8, 1])
     labels = tf.placeholder(tf.int64, [None])
@@ -72,4 +71,5 @@ def main(arguments=None):
 
 
 if __name__ == '__main__':
+    tf.disable_v2_behavior()  # for the whole process, so not where the module is imported
     main()

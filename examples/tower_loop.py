@@ -55,7 +55,6 @@ def main(arguments=None):
     parser.add_argument('--steps', type=int, default=300)
     parser.add_argument('--batch_size', type=int, default=100)
     options = parser.parse_args(arguments)
-    tf.disable_v2_behavior()
 
     dataset = tf.data.Dataset.from_tensor_slices(load_digits('train')).shuffle(2000).repeat()
     batch = tf.data.make_one_shot_iterator(
@@ -86,4 +85,5 @@ def main(arguments=None):
 
 
 if __name__ == '__main__':
+    tf.disable_v2_behavior()  # for the whole process, so not where the module is imported
     main()

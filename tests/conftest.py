@@ -92,8 +92,17 @@ def pytest_terminal_summary(terminalreporter, config):
 def graph():
     """A fresh default graph, in graph mode under TF 2 too; a test may take it by this name."""
     import tensorflow.compat.v1 as tf
+    before = process_switches(tf)
     with tf.Graph().as_default() as fresh:
         yield fresh
+    assert process_switches(tf) == before, 'the test left a switch of TensorFlow for the next one'
+
+
+def process_switches(tf):
+    """What a test that sets it has to put back, as tests after it run in the same process."""
+    return {'control flow v2': tf.control_flow_v2_enabled(),
+            'resource variables': tf.resource_variables_enabled(),
+            'eager execution': tf.executing_eagerly()}
 
 
 @pytest.fixture(scope='session')

@@ -1,6 +1,7 @@
 """The examples that train on the digits in a session, for a few steps."""
 
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ def test_the_tutorials_program_learns_without_its_loop(capsys):
 
 @pytest.mark.slow
 def test_the_losses_of_the_gan_are_those_of_a_game(tmpdir, capsys):
+    pytest.importorskip('matplotlib')
     picture = str(tmpdir.join('gan.png'))
     losses = gan.main(['--steps=200', '--picture=' + picture])
     assert set(losses) == {'discriminator', 'generator'}
@@ -41,6 +43,16 @@ def test_the_losses_of_the_gan_are_those_of_a_game(tmpdir, capsys):
     out = capsys.readouterr().out
     assert 'discriminator: AdamOptimizer, 6 variables; generator: AdamOptimizer, 6 variables' in out
     assert '2 towers' in out
+
+
+def test_the_gan_asks_for_its_picture_before_it_trains(tmpdir, capsys, monkeypatch):
+    pytest.importorskip('matplotlib')
+    with pytest.raises(EnvironmentError, match='missing'):
+        gan.main(['--picture=%s' % tmpdir.join('missing', 'gan.png')])
+    monkeypatch.setitem(sys.modules, 'matplotlib', None)
+    with pytest.raises(SystemExit, match='pip install'):
+        gan.main(['--picture=%s' % tmpdir.join('gan.png')])
+    assert capsys.readouterr().out == ''
 
 
 def test_a_picture_has_a_row_for_each_digit(tmpdir):
