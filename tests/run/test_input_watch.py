@@ -59,7 +59,7 @@ def test_time_for_the_input_and_for_the_rest_of_a_step(slow_input, slow_step):
     if slow_input:
         assert span.waited >= 4 * SLOW
     else:
-        assert span.waited <= span.seconds - 4 * SLOW
+        assert span.waited <= span.seconds / 2  # a thousandth of it, where nothing else runs
 
 
 def test_an_input_slower_than_the_rest_of_a_step():
@@ -67,7 +67,7 @@ def test_an_input_slower_than_the_rest_of_a_step():
     train_op, _ = training(tf.data.make_one_shot_iterator(dataset).get_next(), slow_step=True)
     span, _ = watched(train_op, 3)
     # A step takes its own time, and waits for what of the input's its own does not hide.
-    assert 3 * SLOW <= span.waited <= span.seconds - 3 * SLOW
+    assert 3 * SLOW <= span.waited <= span.seconds - 2 * SLOW
 
 
 def test_steps_that_are_fed_wait_between_them():
