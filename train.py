@@ -55,6 +55,10 @@ def main(unused_argv):
     tf.disable_v2_behavior()
     tf.enable_resource_variables()
     towers.mend_slim()
+    unused = train_flags.without_effect()
+    if unused:
+        print('without effect %s: --mode=%s does not train' % (
+            ', '.join('--' + name for name in unused), FLAGS.mode), flush=True)
     network = registry.get_network(FLAGS.model)
     dataset = train_data.make_dataset()
     if FLAGS.mode == 'check_data':

@@ -433,6 +433,31 @@ def contradiction(given):
             or only_with('xla', 'mode', ['train', 'memory']))
 
 
+# What says how a run goes on from step to step, and what a step of it computes.
+_OF_THE_RUN = frozenset(
+    'train_steps train_epochs stop_at_accuracy eval_steps save_steps keep log_every summary_steps '
+    'fingerprint base_learning_rate base_batch_size lr_scaling warmup_epochs decay decay_epochs '
+    'decay_rate'.split())
+_OF_A_STEP = frozenset(
+    'augment augment_shift remainder accumulate recompute micro_batches schedule reduction '
+    'all_reduce update_ops optimizer momentum clip_norm average_decay check_numerics'.split())
+_OF_A_NETWORK = frozenset(GROUPS['Towers'] + GROUPS['Memory and threads'] + GROUPS['Optimizer'] + [
+    'model', 'image_size', 'weight_decay', 'aux_loss_weight', 'batch_norm_decay', 'seed',
+    'check_numerics', 'augment_shift', 'recover', 'remainder', 'augment', 'export_dir'])
+_WITHOUT_EFFECT = {'train': frozenset(), 'diagnose': _OF_THE_RUN, 'memory': _OF_THE_RUN,
+                   'eval': _OF_THE_RUN | _OF_A_STEP, 'predict': _OF_THE_RUN | _OF_A_STEP,
+                   'check_data': _OF_THE_RUN | _OF_A_STEP | _OF_A_NETWORK}
+
+
+def without_effect():
+    """Flags of the command line that --mode does not look at, in the order of the help.
+
+    They are told, not refused: a run is evaluated with the flags that it was trained with.
+    """
+    return [name for name in sum(GROUPS.values(), [])
+            if name in _WITHOUT_EFFECT[FLAGS.mode] and FLAGS[name].present]
+
+
 def help_text(summary):
     """What the program does, and all its flags, by group, one or two lines each."""
     lines = [summary, '']

@@ -245,3 +245,18 @@ def test_the_rate_grows_with_the_batch_it_is_meant_for():
     with pytest.raises(InvalidArgumentError, match='--batch_size=100 is no multiple of '
                                            '--base_batch_size=30'):
         rate_of('--base_batch_size=30')
+
+
+@pytest.mark.parametrize('argv, names', [
+    ('--optimizer=sgd --accumulate=2', []),
+    ('--mode=eval --optimizer=sgd --accumulate=2 --batch_size=7 --model=digits',
+     ['accumulate', 'optimizer']),
+    ('--mode=predict --train_steps=5 --seed=2', ['train_steps']),
+    ('--mode=memory --optimizer=sgd --save_steps=3 --accumulate=2', ['save_steps']),
+    ('--mode=diagnose --decay=cosine --recompute=auto', ['decay']),
+    ('--mode=check_data --model=vgg_a --convert_colors --dataset=folder', ['model'])])
+def test_flags_that_the_mode_does_not_look_at_are_told(argv, names):
+    with flagsaver.flagsaver():
+        train_flags.FLAGS.unparse_flags()
+        train_flags.parse_flags(['train.py'] + argv.split())
+        assert train_flags.without_effect() == names
