@@ -1,6 +1,7 @@
 """The flags of train.py: what there is, what contradicts what, and what they stand for."""
 
 import collections
+import json
 import math
 import os
 import re
@@ -98,7 +99,15 @@ class _BatchSizeParser(flags.IntegerParser):
     """A whole number, or 'auto'."""
 
     def parse(self, argument):
-        return argument if argument == 'auto' else super(_BatchSizeParser, self).parse(argument)
+        try:
+            return argument if argument == 'auto' else super(_BatchSizeParser, self).parse(argument)
+        except ValueError as error:
+            raise ValueError(str(error) if self._is_number(argument) else
+                             "expected a whole number, or 'auto'")
+
+    @staticmethod
+    def _is_number(argument):
+        return re.match(r'[+-]?\d+$', str(argument)) is not None
 
 
 flags.DEFINE(_BatchSizeParser(lower_bound=1, upper_bound=MOST_EXAMPLES), 'batch_size', 100,
@@ -411,6 +420,8 @@ def contradiction(given):
                  'dead_after'):
         if name in given and not FLAGS.cluster:
             return '--%s is of no use without --cluster' % name
+    if 'schedule' in given and FLAGS.micro_batches == 1:
+        return '--schedule is of no use with --micro_batches=1: it orders several'
     return (only_with('synchronous', 'cluster', ['ps'])
             or only_with('backup_workers', 'cluster', ['ps'])
             or only_with('cluster', 'mode', ['train'])
@@ -430,7 +441,26 @@ def contradiction(given):
             or only_with('init_from', 'mode', ['train'])
             or only_with('memory_plot', 'mode', ['memory'])
             or only_with('loss_scale', 'mode', ['train', 'memory'])
-            or only_with('xla', 'mode', ['train', 'memory']))
+            or only_with('xla', 'mode', ['train', 'memory'])
+            or _unclear_machines())
+
+
+def _unclear_machines():
+    """What is wrong about how --cluster and TF_CONFIG go together, in one line, or None."""
+    config = os.environ.get('TF_CONFIG', '')
+    if FLAGS.cluster in ('ring', 'ps') and not FLAGS.worker_hosts and not config:
+        return ('--cluster=%s does not say which machines: set TF_CONFIG, or give --worker_hosts, '
+                '--job_name and --task_index; on one machine, python -m towers.launch starts all '
+                'processes' % FLAGS.cluster)
+    if FLAGS.mode == 'train' and not FLAGS.cluster and config:
+        try:
+            tasks = sum(len(addresses) for addresses in json.loads(config)['cluster'].values())
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None  # of something else
+        if tasks > 1:
+            return ('TF_CONFIG names %d tasks, and without --cluster each would train alone: give '
+                    '--cluster=ring or --cluster=ps, or unset TF_CONFIG' % tasks)
+    return None
 
 
 # What says how a run goes on from step to step, and what a step of it computes.

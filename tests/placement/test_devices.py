@@ -57,6 +57,12 @@ def test_what_is_not_the_name_of_one_device(name):
         "'/job:worker/task:0/gpu:0', with a number." % (name,))
 
 
+@pytest.mark.parametrize('given', ['/cpu:0+', '+/cpu:0', ['/cpu:1', '/cpu:0+'], [['/cpu:0', '']]])
+def test_a_stage_without_a_device(given):
+    assert device_error(given).endswith(
+        "names no device beside a '+': expected '/gpu:0+/gpu:1', one for each stage of a tower.")
+
+
 @pytest.mark.parametrize('given', [['/gpu:3', '/cpu:0', '/gpu:0'], ('/gpu:3', '/cpu:0', '/gpu:0'),
                                    '/gpu:3,/cpu:0,/gpu:0', ' /gpu:3 , cpu:0 , /GPU:0 '])
 def test_names_keep_their_order_and_holes(given, four_gpus):

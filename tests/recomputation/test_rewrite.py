@@ -218,6 +218,7 @@ def test_each_of_several_losses_computes_again_for_itself():
     (dict(recompute='all'), "recompute='all': expected 'auto', a list of names"),
     (dict(recompute=[]), 'recompute=[]'), (dict(recompute=True), 'recompute=True'),
     (dict(recompute=['a3', 4]), "recompute=['a3', 4]"),
+    (dict(recompute=['blok3']), "such as 'block3'"),
     (dict(recompute=['nowhere']), "has 'nowhere', and the model has no operation or scope of this"),
     (dict(recompute='auto', optimizer=None), 'without a backward pass nothing is kept'),
     (dict(recompute='auto', xla=True), 'XLA decides by itself')])

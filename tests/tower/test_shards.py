@@ -106,7 +106,7 @@ def test_fewer_examples_than_towers_not_padded():
 def test_no_example_for_any_tower(size, remainder, least):
     with pytest.raises(InputError) as caught:
         split_batch(numbers(size), 4, remainder)
-    assert str(caught.value) == ('a batch of %d on 4 towers leaves no tower an example: pass a '
+    assert str(caught.value) == ('a batch of %d is too small for 4 towers: pass a '
                                  'batch of at least %d.' % (size, least))
 
 

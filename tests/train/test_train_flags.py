@@ -62,6 +62,10 @@ def refusal(capsys, *argv):
      '--mode=eval runs none'),
     ('--all_reduce=copy', '--all_reduce is of no use with --variable_device=: it goes with '
      'replicated or auto'),
+    ('--schedule=all_forward', '--schedule is of no use with --micro_batches=1: it orders several'),
+    ('--cluster=ring', '--cluster=ring does not say which machines: set TF_CONFIG, or give '
+     '--worker_hosts, --job_name and --task_index; on one machine, python -m towers.launch starts '
+     'all processes'),
     ('--train_epochs=nan', '--train_epochs=nan: expected a finite number'),
     ('--base_learning_rate=nan', '--base_learning_rate=nan: expected a finite number'),
     ('digits', "'digits' is no flag: flags begin with --")])
@@ -70,6 +74,7 @@ def test_flags_that_contradict_each_other(capsys, argv, text):
 
 
 @pytest.mark.parametrize('argv, text', [
+    ('--batch_size=abc', "flag --batch_size=abc: expected a whole number, or 'auto'"),
     ('--batch_size=0', 'flag --batch_size=0: 0 is not an integer in the range [1, 1000000]'),
     ('--decay=cosine --decay_epochs=inf', 'flag --decay_epochs=inf: inf is not a number in the '
      'range [0, 1000000]'),
@@ -260,3 +265,14 @@ def test_flags_that_the_mode_does_not_look_at_are_told(argv, names):
         train_flags.FLAGS.unparse_flags()
         train_flags.parse_flags(['train.py'] + argv.split())
         assert train_flags.without_effect() == names
+
+
+def test_machines_that_would_each_train_alone(monkeypatch):
+    with flagsaver.flagsaver():
+        monkeypatch.setenv('TF_CONFIG', '{"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}}')
+        assert train_flags.contradiction(set()) == (
+            'TF_CONFIG names 3 tasks, and without --cluster each would train alone: give '
+            '--cluster=ring or --cluster=ps, or unset TF_CONFIG')
+        for other in ('{"cluster": {"worker": ["a:1"]}}', '{"cluster": []}', 'nothing', '{}'):
+            monkeypatch.setenv('TF_CONFIG', other)
+            assert train_flags.contradiction(set()) is None

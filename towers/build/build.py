@@ -187,12 +187,13 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
 
 def shards_of_towers(request, inputs):
     """The towers' parts of the batch, and how they are staged (or None): `Shards`, `StagedInputs`."""
+    called = 'towers' if request.accumulate == 1 else 'micro-batches'
     if request.stage_inputs is not False:
         return staged_shards(inputs, [part.device for part in request.parts], request.remainder,
-                             request.stage_inputs == 'first', request.name)
+                             request.stage_inputs == 'first', request.name, called)
     # No padding for evaluation: there an empty shard is an empty part of the predictions.
     shards = split_batch(inputs, len(request.parts), request.remainder,
-                         pad_empty=request.optimizer is not None)
+                         pad_empty=request.optimizer is not None, called=called)
     if request.schedule is not None and isinstance(shards.batch_size, int) and (
             shards.batch_size < len(request.parts)):
         raise InputError('%d examples are fewer than the %d micro-batches of %d tower%s: pass a '

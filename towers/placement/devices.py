@@ -88,6 +88,9 @@ def _devices_of_tower(entry, devices):
         entry = entry.split('+')
     if not isinstance(entry, (list, tuple)):
         return canonical_device(entry)
+    if '' in [name.strip() for name in entry if isinstance(name, str)]:
+        raise DeviceError("%r names no device beside a '+': expected '/gpu:0+/gpu:1', one for each "
+                          'stage of a tower.' % '+'.join(map(str, entry)))
     names = [canonical_device(name) for name in entry]
     if not names or len(set(names)) < len(names):
         raise DeviceError('devices=%r: %s: expected a device of its own for each stage of a tower.'

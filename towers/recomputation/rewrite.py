@@ -9,6 +9,7 @@ changes: no operation is run that was not, and none that draws, writes or counts
 """
 
 import collections
+import difflib
 
 import tensorflow.compat.v1 as tf
 
@@ -90,12 +91,22 @@ def _cuts_after(keep, line, forward, root):
         if not own:
             raise InvalidArgumentError(
                 'recompute=%r has %r, and the model has no operation or scope of this name: expected '
-                "names as in the graph, without the tower's %r, such as %r." % (
-                    keep, name, root, next((op.name[len(root):] for op in reversed(
-                        line.operations or forward)), 'conv1')))
+                "names as in the graph, without the tower's %r, such as %s." % (
+                    keep, name, root, ' or '.join(
+                        repr(each) for each in _alike(name, line.operations or forward, root))))
         places = [index for index, op in enumerate(line.operations) if op.name in own]
         cuts.update(places[-1:])
     return sorted(cut for cut in cuts if cut + 1 < len(line.operations))
+
+
+def _alike(name, operations, root):
+    """Three scopes of the model with a name like this, or its first ones."""
+    scopes = collections.OrderedDict()
+    for op in operations:
+        parts = op.name[len(root):].split('/')[:-1]
+        scopes.update(('/'.join(parts[:end + 1]), None) for end in range(len(parts)))
+    return (difflib.get_close_matches(name, scopes, 3) or list(scopes)[:3]
+            or [op.name[len(root):] for op in operations[:3]])
 
 
 class _Backward:

@@ -36,7 +36,8 @@ class Shards(collections.namedtuple('Shards', 'inputs sizes weights batch_size')
 
 
 def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
-                pad_empty: bool = True, device: typing.Any = '/cpu:0') -> Shards:
+                pad_empty: bool = True, device: typing.Any = '/cpu:0',
+                called: str = 'towers') -> Shards:
     """Cuts every tensor of a nest along its first dimension.
 
     Args:
@@ -51,6 +52,7 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
         first example, at weight 0, so that no mean over nothing (NaN) ever gets into a gradient
         or a moving average (True); or nothing (False, for evaluation).
       device: where the splitting ops go: the name of one device, a device function, or None.
+      called: what the errors call the shards: 'towers', or 'micro-batches'.
 
     Returns:
       `Shards`. The examples keep their order: shard 0 has the first ones.
@@ -71,11 +73,12 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
     inputs = with_sparse_tensors(inputs)
     leaves = _leaves(inputs)
     static_size, unknown = _static_batch_size(leaves)
-    _check_divides(static_size, num_shards, remainder)
+    _check_divides(static_size, num_shards, remainder, called)
     with tf.name_scope('shards'), tf.device(None), tf.device(device):
         tensors = [None if leaf is None else _as_tensor(path, leaf) for path, leaf in leaves]
         if static_size is None:
-            size, guards = _dynamic_batch_size(tensors, leaves, num_shards, remainder)
+            size, guards = _dynamic_batch_size(tensors, leaves, num_shards, remainder,
+                                               called)
         else:
             size, guards = static_size, _size_guards(tensors, leaves, static_size, unknown)
         bounds, used = _bounds(size, num_shards, remainder)
@@ -191,18 +194,18 @@ def _static_batch_size(leaves):
     return next(iter(sizes.values())) if sizes else None, unknown
 
 
-def _check_divides(size, num_shards, remainder):
+def _check_divides(size, num_shards, remainder, called):
     if size is None:
         return
     if size == 0 or (remainder == 'drop' and size < num_shards):
-        raise InputError('a batch of %d on %d towers leaves no tower an example: pass a batch of '
-                         'at least %d.' % (size, num_shards,
-                                           num_shards if remainder == 'drop' else 1))
+        raise InputError('a batch of %d is too small for %d %s: pass a batch of at least '
+                         '%d.' % (size, num_shards, called,
+                                  num_shards if remainder == 'drop' else 1))
     if remainder == 'error' and size % num_shards:
         raise InputError(
-            "a batch of %d does not divide among %d towers: use a batch of %d, or remainder="
+            "a batch of %d does not divide among %d %s: use a batch of %d, or remainder="
             "'weight' (uneven shards, weighted by their size) or remainder='drop' (leave %d out)."
-            % (size, num_shards, num_shards * max(1, round(size / num_shards)),
+            % (size, num_shards, called, num_shards * max(1, round(size / num_shards)),
                size % num_shards))
 
 
@@ -225,7 +228,7 @@ def _size_guards(tensors, leaves, static_size, unknown):
                                if tensor is not None and path in unknown]]
 
 
-def _dynamic_batch_size(tensors, leaves, num_shards, remainder):
+def _dynamic_batch_size(tensors, leaves, num_shards, remainder, called):
     """The batch size as a scalar, and the assertions to run before anything is cut."""
     sizes = [(path, _size(tensor))
              for tensor, (path, _) in zip(tensors, leaves) if tensor is not None]
@@ -235,12 +238,12 @@ def _dynamic_batch_size(tensors, leaves, num_shards, remainder):
                % (first_path, path)), size, other]) for path, other in others]
     if remainder == 'error':
         guards.append(tf.Assert(tf.equal(size % num_shards, 0), [
-            'towers: the batch does not divide among %d towers (remainder=weight or drop would '
-            'take it). Examples in it:' % num_shards, size]))
+            'towers: the batch does not divide among %d %s (remainder=weight or drop would '
+            'take it). Examples in it:' % (num_shards, called), size]))
     at_least = num_shards if remainder == 'drop' else 1
     guards.append(tf.Assert(tf.greater_equal(size, at_least), [
-        'towers: a batch for %d towers needs at least %d examples and has' % (num_shards, at_least),
-        size]))
+        'towers: a batch for %d %s needs at least %d examples and has' % (
+            num_shards, called, at_least), size]))
     return size, guards
 
 

@@ -42,11 +42,12 @@ _OTHER_READS = ('IteratorGetNextSync', 'IteratorGetNextAsOptional', 'QueueDequeu
                 'MultiDeviceIteratorGetNextFromShard', 'Unstage')
 
 
-def staged_shards(inputs, devices, remainder, keeps_first, name):
+def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'):
     """As `split_batch`, but each shard comes out of a buffer on its tower's device.
 
     Args:
-      inputs, remainder: as for `split_batch`; the inputs come from iterators of `tf.data`.
+      inputs, remainder, called: as for `split_batch`; the inputs come from iterators of
+        `tf.data`.
       devices: the towers' devices.
       keeps_first: leave the first batch in the buffers, and give it to every step: what towers
         consume from their own memory, to measure by.
@@ -64,7 +65,7 @@ def staged_shards(inputs, devices, remainder, keeps_first, name):
     with tf.name_scope(name + '_staged') as scope, tf.device(None), \
             graph.colocate_with(None, ignore_existing=True):
         # The shapes and types of what is staged, from a cut that no step runs.
-        cut = split_batch(inputs, len(devices), remainder)
+        cut = split_batch(inputs, len(devices), remainder, called=called)
         buffers = _Buffers(cut, devices, scope.replace('/', '_'))
         with tf.device('/cpu:0'):
             empty = tf.reduce_any(tf.stack([tf.equal(size, 0) for size in buffers.sizes()]),
@@ -78,14 +79,16 @@ def staged_shards(inputs, devices, remainder, keeps_first, name):
                          for read in reads}
                 with tf.control_dependencies([buffers.clear()]):
                     put = buffers.put(split_batch(
-                        _copy(inputs, region, first, is_empty, 'prime'), len(devices), remainder))
+                        _copy(inputs, region, first, is_empty, 'prime'), len(devices), remainder,
+                        called=called))
             with tf.control_dependencies([put]):
                 primed = tf.identity(is_empty)
             primed = tf.raw_ops.Merge(inputs=[primed, not_empty]).output.op
         taken = buffers.take(primed, keeps_first)
         shards, read, staged = _shards_of(cut, taken), None, None
         if not keeps_first:
-            read, staged = _read_next(inputs, reads, region, buffers, primed, devices, remainder)
+            read, staged = _read_next(inputs, reads, region, buffers, primed, remainder,
+                                      len(devices), called)
     handles = {read.inputs[0].name: read.inputs[0] for read in reads}
     for name in sorted(handles):
         for user in handles[name].consumers():
@@ -95,7 +98,7 @@ def staged_shards(inputs, devices, remainder, keeps_first, name):
     return shards, StagedInputs(read, staged, None)
 
 
-def _read_next(inputs, reads, region, buffers, primed, devices, remainder):
+def _read_next(inputs, reads, region, buffers, primed, remainder, num_shards, called):
     """The reading of the next batch: the operation that reads, and that after which it is staged."""
     with tf.device('/cpu:0'):
         with tf.control_dependencies([primed]):
@@ -112,7 +115,7 @@ def _read_next(inputs, reads, region, buffers, primed, devices, remainder):
                 output_shapes=[out.shape for out in read.outputs], name='value')
                       for read, optional in zip(reads, optionals)}
             put = buffers.put(split_batch(_copy(inputs, region, values, goes_on, 'ahead'),
-                                          len(devices), remainder))
+                                          num_shards, remainder, called=called))
         with tf.control_dependencies([put]):
             goes_on = tf.identity(goes_on)
         staged = tf.raw_ops.Merge(inputs=[goes_on, ended], name='staged').output.op
