@@ -36,6 +36,7 @@ from towers.run.fingerprint import ExamplesChecksum, FingerprintHook  # noqa: E4
 from towers.run.metrics_log import MetricsHook  # noqa: E402
 from towers.run.output_stream import OutputStream, lasting_output  # noqa: E402
 from towers.run.progress import ProgressHook  # noqa: E402
+from towers.run.run_settings import recorded_setting  # noqa: E402
 from towers.tower.stateless_random import make_initial_values_stateless  # noqa: E402
 from towers.run.step_loop import OccasionalHook  # noqa: E402
 from towers.run.stopping import StopOnSignalHook, interruptible  # noqa: E402
@@ -170,9 +171,16 @@ def show_or_fit_memory(classifier, dataset, variable_device):
         towers.memory_report(build, FLAGS.batch_size, train_flags.memory_limit(),
                              FLAGS.memory_plot or None, session_config)
         return
-    count = len(towers.resolve_devices(FLAGS.devices or FLAGS.num_towers))
-    FLAGS.batch_size = towers.fit_batch_size(build, 8 * count, train_flags.memory_limit(),
-                                             print, session_config).batch_size
+    parts = FLAGS.accumulate * FLAGS.micro_batches * len(
+        towers.resolve_devices(FLAGS.devices or FLAGS.num_towers))
+    recorded = recorded_setting(train_dir(), 'batch_size')
+    if isinstance(recorded, int) and recorded % parts == 0:
+        FLAGS.batch_size = recorded
+        print('batch %d: as the run in %s was last started' % (recorded, train_dir()), flush=True)
+        return
+    FLAGS.batch_size = towers.fit_batch_size(
+        build, parts, train_flags.memory_limit(), print, session_config,
+        dataset.num_examples['train']).batch_size
 
 
 def make_classifier(network, dataset):

@@ -11,13 +11,14 @@ from towers.memory.measure import MeasuredMemory
 OPTIONS = dict(threads=1, onednn=True, best_fit=False)
 
 
-def build(batch_size, num_towers=2):
+def build(batch_size, num_towers=2, **options):
     x = tf.random_uniform([batch_size, 1000])
 
     def model(x):
         weights = tf.get_variable('weights', [1000, 500], use_resource=True)
         return tf.reduce_mean(tf.sigmoid(tf.matmul(x, weights)))
-    return towers.build_towers(model, (x,), tf.train.MomentumOptimizer(0.1, 0.9), num_towers), []
+    return towers.build_towers(model, (x,), tf.train.MomentumOptimizer(0.1, 0.9), num_towers,
+                               **options), []
 
 
 def test_the_largest_fits_and_one_more_a_tower_does_not():
@@ -28,6 +29,35 @@ def test_the_largest_fits_and_one_more_a_tower_does_not():
     assert fitted.account.peak <= limit
     more = max(1, fitted.per_tower // 64) + 1  # as near as it looks
     assert towers.memory_account(built, 2 * (fitted.per_tower + more), **OPTIONS).peak > limit
+
+
+def test_no_more_than_the_examples_that_there_are():
+    built, _ = build(8)
+    assert towers.largest_batch(built, 10 ** 9, 31, **OPTIONS).batch_size == 30
+    assert towers.largest_batch(built, 10 ** 9, 2, **OPTIONS).batch_size == 2
+    with pytest.raises(InvalidArgumentError, match='most=1 examples leave some of 2 towers'):
+        towers.largest_batch(built, 10 ** 9, 1, **OPTIONS)
+
+
+def test_micro_batches_are_called_so():
+    built, _ = build(12, 2, accumulate=3)
+    fitted = towers.largest_batch(built, 10 ** 9, 60, **OPTIONS)
+    assert (fitted.batch_size, fitted.per_tower, fitted.micro_batches) == (60, 30, 3)
+    assert str(fitted).startswith('batch 60, 30 a tower in 3 micro-batches: ')
+    with pytest.raises(OutOfMemoryError, match='not one example a micro-batch fits'):
+        towers.largest_batch(built, 10 ** 6, **OPTIONS)
+
+
+def test_no_batch_is_run_twice(monkeypatch):
+    ran = []
+
+    def measured(built, **unused):
+        ran.append(built.plan.batch_size)
+        return MeasuredMemory({'': 20 * 10 ** 6 + 1}, {'': ''}, built.plan.batch_size)
+    monkeypatch.setattr(fit, 'measure_memory', measured)
+    with pytest.raises(OutOfMemoryError, match='4 were run'):
+        towers.fit_batch_size(build, 8, 20 * 10 ** 6, most=12, **OPTIONS)
+    assert ran == [12, 10, 8, 6]
 
 
 def test_what_does_not_fit_at_all():

@@ -18,78 +18,92 @@ _TRIES = 4
 
 
 class FittedBatch(collections.namedtuple('FittedBatch', 'batch_size per_tower limit account '
-                                         'measured')):
+                                         'measured micro_batches')):
     """The largest batch that fits; `print(fitted)` says why.
 
     Attributes:
       batch_size: examples of a step, over all towers.
-      per_tower: examples of each tower.
+      per_tower: examples of each tower, in all its micro-batches.
       limit: bytes that there are.
       account: `MemoryAccount` at that batch.
       measured: `MeasuredMemory`, None where it was not run or TensorFlow did not count.
+      micro_batches: that each tower's examples are cut into.
     """
     __slots__ = ()
 
     def __str__(self):
-        text = 'batch %d, %d a tower: %.1f MB predicted of %.1f MB' % (
-            self.batch_size, self.per_tower, self.account.peak / 1e6, self.limit / 1e6)
+        text = 'batch %d, %d a tower%s: %.1f MB predicted of %.1f MB' % (
+            self.batch_size, self.per_tower, '' if self.micro_batches == 1 else
+            ' in %d micro-batches' % self.micro_batches, self.account.peak / 1e6, self.limit / 1e6)
         if self.measured is not None:
             text += ', %.1f MB measured' % (self.measured.peak / 1e6)
         return text
 
 
-def largest_batch(built, memory_limit: typing.Optional[int] = None, **options) -> FittedBatch:
+def largest_batch(built, memory_limit: typing.Optional[int] = None,
+                  most: typing.Optional[int] = None, **options) -> FittedBatch:
     """The largest batch that fits by the account: nothing is run.
 
     Args:
       built: what `build_towers` returned, at any batch size.
       memory_limit: bytes of each memory (a GPU's, or that which all CPUs of the process share);
         None: what the devices have.
+      most: examples that there are, or None.
       **options: of `memory_account`.
 
     Returns:
       `FittedBatch` of equal shards.
 
     Raises:
-      OutOfMemoryError: not one example a tower fits.
+      OutOfMemoryError: not one example a tower, or a micro-batch, fits.
+      InvalidArgumentError: `most` is less than one example for each.
     """
     check_instance('built', built, BuiltTowers, 'what build_towers returned')
     limit = _limit(memory_limit, built)
-    count = len(built.towers)
+    count = len(built.towers)  # of parts of a batch: a tower with micro-batches has several
+    micro_batches = 1 + max(tower.micro_batch for tower in built.towers)
+    part = 'tower' if micro_batches == 1 else 'micro-batch'
+    most_of_each = MOST_PER_TOWER
+    if most is not None:
+        check_count('most', most)
+        if most < count:
+            raise InvalidArgumentError('most=%d examples leave some of %d %s without one.' % (
+                most, count, 'towers' if micro_batches == 1 else 'micro-batches'))
+        most_of_each = min(most // count, MOST_PER_TOWER)
     accounts = {}
 
-    def fits(per_tower):
-        accounts[per_tower] = memory_account(built, per_tower * count, **options)
-        return accounts[per_tower].peak <= limit
+    def fits(size):
+        accounts[size] = memory_account(built, size * count, **options)
+        return accounts[size].peak <= limit
     if not fits(1):
         raise OutOfMemoryError(
-            'not one example a tower fits: a step of %d takes %.1f MB by the account, and there '
-            'are %.1f MB. %s' % (count, accounts[1].peak / 1e6, limit / 1e6,
+            'not one example a %s fits: a step of %d takes %.1f MB by the account, and there '
+            'are %.1f MB. %s' % (part, count, accounts[1].peak / 1e6, limit / 1e6,
                                  _largest_text(accounts[1])))
-    most, too_many = 1, None
-    while too_many is None and most < MOST_PER_TOWER:
-        # Memory is nearly linear in the batch, so a straight line through two sizes is near.
-        guess = most * 2
+    good, too_many = 1, None
+    while too_many is None and good < most_of_each:
+        guess = min(good * 2, most_of_each)
         if fits(guess):
-            most = guess
+            good = guess
         else:
             too_many = guess
-    while too_many is not None and too_many - most > max(0, most // 64):
-        low, high = accounts[most].peak, accounts[too_many].peak
-        between = most + int((too_many - most) * (limit - low) / float(max(high - low, 1)))
-        guess = min(max(between, most + 1), too_many - 1)
-        if guess <= most:
-            break
+    # Memory is nearly linear in the batch, so a straight line through two sizes is near.
+    while too_many is not None and too_many - good > max(1, good // 64):
+        low, high = accounts[good].peak, accounts[too_many].peak
+        between = good + int((too_many - good) * (limit - low) / float(max(high - low, 1)))
+        guess = min(max(between, good + 1), too_many - 1)
         if fits(guess):
-            most = guess
+            good = guess
         else:
             too_many = guess
-    return FittedBatch(most * count, most, limit, accounts[most], None)
+    return FittedBatch(good * count, good * micro_batches, limit, accounts[good], None,
+                       micro_batches)
 
 
 def fit_batch_size(build: typing.Callable, first: int, memory_limit: typing.Optional[int] = None,
                    say: typing.Optional[typing.Callable] = None,
-                   config: typing.Optional[typing.Callable] = None, **options) -> FittedBatch:
+                   config: typing.Optional[typing.Callable] = None,
+                   most: typing.Optional[int] = None, **options) -> FittedBatch:
     """The largest batch that fits, found from the account and confirmed by running it.
 
     Args:
@@ -101,6 +115,7 @@ def fit_batch_size(build: typing.Callable, first: int, memory_limit: typing.Opti
       say: called with each line about what was found; None for no one.
       config: function from `built` to the `tf.ConfigProto` of a session; None for
         `session_config`'s.
+      most: see `largest_batch`.
       **options: of `memory_account`.
 
     Returns:
@@ -118,9 +133,9 @@ def fit_batch_size(build: typing.Callable, first: int, memory_limit: typing.Opti
     with tf.Graph().as_default():
         built, _ = build(first)
         limit = _limit(memory_limit, built)
-        goal = limit
+        goal, count = limit, len(built.towers)
         for _ in range(_TRIES):
-            fitted = largest_batch(built, goal, **options)._replace(limit=limit)
+            fitted = largest_batch(built, goal, most, **options)._replace(limit=limit)
             try:
                 measured = _run(build, fitted.batch_size, config)
             except tf.errors.ResourceExhaustedError as error:
@@ -128,6 +143,7 @@ def fit_batch_size(build: typing.Callable, first: int, memory_limit: typing.Opti
                     raise
                 say('batch %d ran out of memory: trying less' % fitted.batch_size)
                 goal = int(min(goal, fitted.account.peak) * 0.9)
+                most = max(count, fitted.batch_size - count)  # never the same one again
                 continue
             fitted = fitted._replace(measured=measured)
             if measured is None or measured.peak <= limit:
@@ -135,6 +151,7 @@ def fit_batch_size(build: typing.Callable, first: int, memory_limit: typing.Opti
                 return fitted
             say('%s: trying less' % (fitted,))
             goal = int(goal * min(0.98, limit / float(measured.peak)))
+            most = max(count, fitted.batch_size - count)
     raise OutOfMemoryError(
         'no batch was found that fits %.1f MB: %d were run, the last of %d examples. Give a '
         'batch size, or more memory.' % (limit / 1e6, _TRIES, fitted.batch_size))

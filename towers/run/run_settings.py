@@ -163,6 +163,14 @@ class RunSettings:
             opened.write('\n')
 
 
+def recorded_setting(directory, name):
+    """A setting of the run in a directory, as last started; None where there is no record of it."""
+    try:
+        return _read(os.path.join(directory, FILE))['settings'].get(name)
+    except (OSError, ValueError):
+        return None
+
+
 def _read(path):
     with open(path) as opened:
         found = json.load(opened)
