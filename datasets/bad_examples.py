@@ -126,11 +126,16 @@ class Prober:
                 size[2] = self._session.run(self._header, {self._encoded: encoded})[2]
         except tf.errors.OpError as error:
             raise DatasetError('is a damaged %s: %s' % (
-                'JPEG' if jpeg else 'PNG', error.message.split('\n')[0].split(' [[')[0][:120]))
+                'JPEG' if jpeg else 'PNG', _reason(error.message)))
         if size[2] != channels and not convert:
             raise DatasetError('has %s, and %d are expected; --convert_colors takes it as it is '
                                'decoded' % (_channels_text(size[2], jpeg), channels))
         return tuple(int(each) for each in size)
+
+
+def _reason(message):
+    """What an operation said: TF puts its traceback before it, and the operation's name after."""
+    return message.split(' [[')[0].rstrip().split('\n')[-1].rstrip('.')[:120]
 
 
 def _channels_text(channels, jpeg):

@@ -233,8 +233,8 @@ def _draws(seed, epoch, number, count):
 
 def _check(channels, shift):
     if channels != 3:
-        raise InvalidArgumentError('These are images of 3 channels, not %r: choose a network for '
-                                   '3.' % channels)
+        raise InvalidArgumentError('These are images of 3 channels, and the network is for %r: '
+                                   "choose another, such as model='inception_v3'." % channels)
     if shift:
         raise InvalidArgumentError('These images are cut out at random already: leave '
                                    '--augment_shift=%r out.' % shift)

@@ -62,6 +62,13 @@ def test_the_picture_says_what_it_shows(monkeypatch, tmp_path):
     assert list(predicted.get_ydata()) == [accounts[1].peak / 1e6, accounts[0].peak / 1e6]
 
 
+def test_a_picture_that_cannot_be_written():
+    pytest.importorskip('matplotlib')
+    built, _ = build(64)
+    with pytest.raises(towers.LogFileError, match='/dev/full cannot be written: No space left'):
+        towers.draw_memory([towers.memory_account(built, 64)], '/dev/full')
+
+
 def test_the_limit_of_cpus(monkeypatch):
     monkeypatch.delenv('TF_CPU_ALLOCATOR_USE_BFC', raising=False)
     plain = limits.device_limit(['/device:CPU:0', '/device:CPU:1'])

@@ -1,6 +1,8 @@
 """A picture of a step's memory against the batch size: predicted, by kind, and measured."""
 
-from towers.errors import MissingPackageError
+import io
+
+from towers.errors import LogFileError, MissingPackageError
 from towers.memory.account import KINDS
 
 # Okabe and Ito's colours and tints of them, which the colour-blind can tell apart as neighbours.
@@ -23,6 +25,7 @@ def draw_memory(accounts, path: str, measured=(), limit=None, title: str = 'memo
 
     Raises:
       MissingPackageError: matplotlib is not installed.
+      LogFileError: the file cannot be written.
     """
     try:
         import matplotlib  # pylint: disable=import-outside-toplevel
@@ -81,4 +84,10 @@ def draw_memory(accounts, path: str, measured=(), limit=None, title: str = 'memo
     handles, names = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], names[::-1], loc='center left', bbox_to_anchor=(1.01, 0.5),
                 frameon=False, fontsize=9)
-    figure.savefig(path, bbox_inches='tight')
+    picture = io.BytesIO()  # whole before the file is opened, and an error of the file is seen
+    figure.savefig(picture, bbox_inches='tight', format='png')
+    try:
+        with open(path, 'wb') as opened:
+            opened.write(picture.getvalue())
+    except OSError as error:
+        raise LogFileError('%s cannot be written: %s.' % (path, error.strerror or error)) from error
