@@ -14,7 +14,7 @@ from towers.memory.limits import device_limit
 from towers.memory.measure import measure_memory
 
 MOST_PER_TOWER = 1 << 16  # examples; beyond it nobody looks
-_TRIES = 4
+_TRIES = 6
 
 
 class FittedBatch(collections.namedtuple('FittedBatch', 'batch_size per_tower limit account '
@@ -150,7 +150,7 @@ def fit_batch_size(build: typing.Callable, first: int, memory_limit: typing.Opti
                 say(str(fitted))
                 return fitted
             say('%s: trying less' % (fitted,))
-            goal = int(goal * min(0.98, limit / float(measured.peak)))
+            goal = int(goal * min(0.95, limit / float(measured.peak)))
             most = max(count, fitted.batch_size - count)
     raise OutOfMemoryError(
         'no batch was found that fits %.1f MB: %d were run, the last of %d examples. Give a '
