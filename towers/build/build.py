@@ -163,7 +163,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
     with builder.undone_on_error(request.name_scopes):
         shards, staged = shards_of_towers(request, inputs)
         if request.loss_scale is not None:
-            builder.scaled_losses = ScaledLosses(request.loss_scale, name + 's', request.placement)
+            builder.gradients.scaled_losses = ScaledLosses(request.loss_scale, name + 's', request.placement)
         towers, how_built = build_each_tower(builder, request, shards)
         outputs = merge_outputs(builder, request, towers, shards)
         combined = combine_towers(builder, request, towers)
@@ -181,7 +181,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         update.train_op, outputs.loss, outputs.predictions, outputs.metrics, update.gradients,
         builder.variables, update.slots, towers, builder.losses.regularization_loss, global_step,
         request.devices, request.placement, builder.direct_variables, plan, request.replicas,
-        request.numerics.precision, builder.scaled_losses, request.numerics.xla,
+        request.numerics.precision, builder.gradients.scaled_losses, request.numerics.xla,
         request.full_scope_name, update.train_ops, staged, machines)
 
 
@@ -248,9 +248,10 @@ def combine_towers(builder, request, towers):
 
 def _combine(builder, request, of_towers):
     with tf.name_scope('combine_gradients'):
-        regularization = builder.regularization_gradients(request.factor)
+        regularization = builder.gradients.of_regularization(
+            builder.losses.regularization_loss, request.factor)
         if request.replicas is None:
-            check_no_copies(builder.trainable)
+            check_no_copies(builder.gradients.trainable)
             gradients, joined = combine(of_towers, regularization)
             return CombinedTowers(gradients, joined, None)
         gradients, on_towers = all_reduce(request.placement.all_reduce, of_towers, regularization,

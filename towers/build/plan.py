@@ -159,7 +159,7 @@ def make_plan(builder, towers, shards, request, update, joined, how_built):
         optimizer=_optimizers(request, update),
         learning_rate=_learning_rates(request, all_towers),
         variable_device=request.placement.describe(), num_variables=len(variables),
-        num_trainable=len(builder.trainable), parameters=sum(count for count, _ in counts),
+        num_trainable=len(builder.gradients.trainable), parameters=sum(count for count, _ in counts),
         parameter_bytes=sum(count * size for count, size in counts),
         shared_by_order=[each.variable.op.name for each in builder.direct_variables
                          if each.variable.op.name not in local]
@@ -167,13 +167,13 @@ def make_plan(builder, towers, shards, request, update, joined, how_built):
         regularization=builder.losses.describe(),
         batch_norm=_batch_norm(towers, update_ops, len(builder.updates_before()))
         if request.objectives else None,
-        without_gradient=[variable.op.name for variable in builder.trainable
+        without_gradient=[variable.op.name for variable in builder.gradients.trainable
                           if request.objectives and variable.op.name not in trained],
         how_built=how_built,
         combination=_combination(joined),
         stages=_stages(builder, towers),
         accumulation=_accumulation(towers, micro_batches, request.schedule),
-        recomputation=_recomputation(builder.recomputed, request.of_tower.recompute),
+        recomputation=_recomputation(builder.gradients.recomputed, request.of_tower.recompute),
         precision=request.precision_text,
         loss_scale=None if request.loss_scale is None else request.loss_scale.describe(),
         xla=describe_xla(request.devices) if request.numerics.xla else None,

@@ -47,7 +47,7 @@ def update_variables(builder, request, towers, losses, combined):
 
 
 def _of_one_loss(builder, request, towers, loss, gradients, combined):
-    scaled_losses, on_skip = builder.scaled_losses, None
+    scaled_losses, on_skip = builder.gradients.scaled_losses, None
     if scaled_losses is not None:
         scaled_losses.watch(combined.gradients)
         if request.numerics.check_numerics:

@@ -6,16 +6,15 @@ import re
 
 import tensorflow.compat.v1 as tf
 
-from towers import compat
-from towers.errors import GradientError, InvalidArgumentError, SharedVariableError
+from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.variable_access import variables_read
-from towers.nonfinite import checked_gradients, checked_loss
-from towers.placement.stages import place_backward, place_forward
+from towers.nonfinite import checked_loss
+from towers.placement.stages import place_forward
 from towers.placement.tower_device import BackwardDevice, TowerDevice, keep_with_tower, stages_of
 from towers.placement.variable_device import only_device
 from towers.placement.xla import compiled, explained
-from towers.recomputation.rewrite import recompute
+from towers.tower.gradients import TowerGradients, takes_plain_gradients
 from towers.tower.gradients_of_model import GradientsOfModel
 from towers.tower.graph_collections import TowerCollections
 from towers.tower.inline_updates import InlineUpdates
@@ -93,17 +92,14 @@ class TowerBuilder:
 
     Attributes:
       variables: what the towers share, known after the first tower.
-      trainable: the variables to take gradients of, of all losses, known after the first tower.
+      gradients: `TowerGradients`.
       losses: `TowerLosses`.
       random_ops: `(replaced, kept)` random ops of a tower, see `make_stateless`; or None.
       random_keys: the constants of a tower that hold seeds, see `make_stateless`.
       direct_variables: see `SharedVariables.direct`.
       stage_cuts: `StageCuts` of the first tower, or None.
-      recomputed: list of `Recomputed` of the first tower, one for each loss; or [].
       own_state: `OwnState`: variables that each tower has one of.
       inline_updates: `InlineUpdates`: what the forward pass writes of those that towers share.
-      scaled_losses: `ScaledLosses` to take gradients with, to be set before the first tower; or
-        None.
     """
 
     def __init__(self, options, placement, replicas, num_towers, graph):
@@ -115,26 +111,24 @@ class TowerBuilder:
           num_towers: how many towers there will be.
           graph: the `tf.Graph`.
         """
-        self.variables, self.trainable = [], []
-        self._trainable_of = {}  # by the objective's name
-        self.scaled_losses = None
+        self.variables = []
         self.keras_layers = 0
         self.random_ops = None
         self.random_keys = {}
-        self.recomputed = []
         self.stage_cuts = None
         self._options = options
         self._placement = placement
         self._graph = graph
         self._replicas = replicas
         self.losses = TowerLosses(graph, placement, options.adds_registered,
-                                  takes_out=_takes_plain_gradients(options.objectives))
+                                  takes_out=takes_plain_gradients(options.objectives))
         self._shared = SharedVariables(placement, options.variable_scope, options.reuse,
                                        options.earlier, replicas,
                                        on_creation=self.losses.registered.creation)
         self._gradients_of_first = 0
         self.own_state = OwnState(num_towers, graph)
         self.inline_updates = InlineUpdates(graph, options.update_ops, num_towers)
+        self.gradients = TowerGradients(options, placement, replicas, self.own_state, graph)
         self._collections = TowerCollections(graph)
 
     @property
@@ -219,7 +213,9 @@ class TowerBuilder:
         added = self._collections.leave_tower(index, made.operations)
         if index == 0:
             self.keras_layers = len(keras.layers)
-            self._note_variables(used)
+            names = {variable.op.name for variable in self._shared.created}
+            self.variables = self._shared.created + [v for v in used if v.op.name not in names]
+            self.gradients.choose_variables()
         updates = _unique(added.get(tf.GraphKeys.UPDATE_OPS, []) + keras_updates
                           + list(output.updates or ()))
         taken = self._taken_by_model()
@@ -232,31 +228,29 @@ class TowerBuilder:
                                                   self.variables)
                 if self._options.check_numerics:
                     data_loss = map_shaped(lambda loss: checked_loss(loss, index), data_loss)
-        gradients, backward_of = [], []
+        gradients, backward = [], []
         if self._options.objectives:
-            with graph_walk.Recording(self._graph) as backward, tf.name_scope(root), \
-                    tf.device(BackwardDevice(device)), explained(self._options.xla):
+            with tf.name_scope(root), tf.device(BackwardDevice(device)), explained(
+                    self._options.xla):
                 # Even shards: divided once, so that the sum over N towers has a scale of exactly 1.
                 scale = (factor / len(shards.inputs) if shards.is_even
                          else shards.weights[index] * factor)
-                gradients = self._options.objectives.shaped(
-                    self._checked_gradients(index, device, each, data_loss, scale, used, backward_of)
-                    for each in self._options.objectives)
+                gradients, backward = self.gradients.of_tower(index, device, data_loss, scale, used)
         if self._options.gradient_options.get('colocate_gradients_with_ops'):
-            keep_with_tower(backward.operations, root)
+            keep_with_tower(sum(backward, []), root)
         # Only now, since a recomputation in the backward pass has to draw what was drawn before.
-        self._seed(index, len(shards.inputs), made.operations,
-                   backward.operations if self._options.objectives else [],
+        self._seed(index, len(shards.inputs), made.operations, sum(backward, []),
                    _fetches(output) + taken + updates + tensors_of(all_pairs(gradients)))
         if self._options.objectives:
-            with tf.device(BackwardDevice(device)):
-                gradients = self._recompute(index, root, made.operations, backward_of, gradients)
+            with tf.name_scope(root), tf.device(BackwardDevice(device)):
+                gradients = self.gradients.with_recomputation(index, root, made.operations, backward,
+                                                         gradients)
         if self._replicas is not None:
             used = self._replicas.originals(used)
         used = self.own_state.originals(used)
         return Tower(index, device, root, inputs, shards.sizes[index], output.loss,
                      output.predictions, output.metrics, gradients, updates, used, data_loss, 0,
-                     frozenset(op.name for operations in backward_of for op in operations),
+                     frozenset(op.name for operations in backward for op in operations),
                      scope is not None)
 
     def _models_gradients(self, index, shards):
@@ -327,55 +321,6 @@ class TowerBuilder:
                                          self.own_state.variables + self.own_state.copies
                                          + tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)})
 
-    def regularization_gradients(self, factor):
-        """[[(gradient, variable)]] of the regularization, once; [] where there is none."""
-        loss = self.losses.regularization_loss
-        if loss is None:
-            return []
-        with only_device(self._placement.of_weights):
-            options = {name: value for name, value in self._options.gradient_options.items()
-                       if name != 'gate_gradients'}  # which is a flag here
-            gradients = tf.gradients(loss if factor == 1 else loss * factor, self.trainable,
-                                     **options)
-        if all(gradient is None for gradient in gradients):
-            return []
-        return [list(zip(gradients, self.trainable))]
-
-    def _note_variables(self, used):
-        names = {variable.op.name for variable in self._shared.created}
-        self.variables = self._shared.created + [v for v in used if v.op.name not in names]
-        candidates = tf.trainable_variables()
-        for objective in self._options.objectives:
-            wanted = objective.var_list
-            chosen = candidates if wanted is None else self._chosen(wanted, candidates)
-            if not chosen:
-                raise GradientError(
-                    'there is no trainable variable%s%s: %s' % (
-                        '' if objective.name is None else ' for the loss %r' % objective.name,
-                        ' left by var_list' if wanted is not None else '',
-                        'the choices were %s.' % ', '.join(v.op.name for v in candidates[:5])
-                        if candidates else 'the model function made none. Pass optimizer=None to '
-                        'evaluate it.'))
-            self._trainable_of[objective.name] = chosen
-        self.trainable = list({variable.op.name: variable for chosen in self._trainable_of.values()
-                               for variable in chosen}.values())
-
-    def _chosen(self, wanted, candidates):
-        chosen = wanted(candidates) if callable(wanted) else wanted
-        try:
-            chosen = [compat.keras_variable_value(variable) for variable in chosen]
-        except TypeError:
-            raise InvalidArgumentError('var_list returned %r: expected a list of variables.'
-                                       % (chosen,)) from None
-        for variable in chosen:
-            if not isinstance(variable, compat.VARIABLE_TYPES):
-                raise InvalidArgumentError('var_list holds %r of type %s: expected variables.'
-                                           % (variable, type(variable).__name__))
-            if variable.graph is not self._graph:
-                raise InvalidArgumentError('var_list holds %r, which belongs to another graph.'
-                                           % variable.op.name)
-        return chosen
-
     def _cut_into_stages(self, index, operations, device, root):
         variables = variables_read(operations, self._shared.owned, self._shared.created)
         made_on = [variable.device for variable in variables]
@@ -385,61 +330,6 @@ class TowerBuilder:
             self._placement.note_moved(variable, before)
         if not index:
             self.stage_cuts = cuts
-
-    def _recompute(self, index, root, forward, backward_of, gradients):
-        with tf.name_scope(root):
-            done = [recompute(self._options.recompute, forward, backward, pairs, root)
-                    for backward, pairs in zip(backward_of, flat(gradients))]
-        if index == 0:
-            self.recomputed = [each for each, _ in done]
-        return self._options.objectives.shaped([pairs for _, pairs in done])
-
-    def _checked_gradients(self, index, device, objective, data_losses, scale, used, backward_of):
-        """The `(gradient, variable)` pairs of one objective, in one tower.
-
-        Appends the list of the operations that were made for them to `backward_of`.
-        """
-        data_loss = self._options.objectives.of(objective, data_losses)
-        with graph_walk.Recording(self._graph) as backward:
-            gradients = self._gradients(index, objective, data_loss, scale, used)
-            # With a scaled loss, what is not finite skips the step: see `update`.
-            if self._options.check_numerics and self.scaled_losses is None:
-                gradients = checked_gradients(gradients, data_loss, index)
-        place_backward(backward.operations, data_loss, device)
-        backward_of.append(backward.operations)
-        return gradients
-
-    def _gradients(self, index, objective, data_loss, scale, used):
-        if isinstance(scale, tf.Tensor):
-            data_loss = data_loss * tf.cast(scale, data_loss.dtype)
-        elif scale != 1.:  # not by way of tf.cast, which would round a float to float32
-            data_loss = data_loss * scale
-        sources = self._trainable_of[objective.name]
-        if self._replicas is not None:
-            # The loss may read variables by way of what the first tower registered.
-            read = graph_walk.ancestors([data_loss])
-            sources = self._replicas.sources(sources, index, used + [
-                variable for variable in sources if variable.op.name in read])
-        sources = [self.own_state.of_tower(source, index) for source in sources]
-        if self.scaled_losses is not None:
-            data_loss = self.scaled_losses.scaled(data_loss)
-        pairs = objective.optimizer.compute_gradients(data_loss, var_list=sources,
-                                                      **self._options.gradient_options)
-        if self.scaled_losses is not None:
-            pairs = self.scaled_losses.unscaled(pairs)
-        return pairs if self._replicas is None else self._replicas.own_pairs(pairs)
-
-
-def _takes_plain_gradients(objectives):
-    """Whether the optimizer's `compute_gradients` is known to give the gradient of its loss.
-
-    One that has its own may clip it, or add noise: to a part of the loss that is something else.
-    Of several losses nothing is taken out: a term may be in more than one.
-    """
-    return objectives.names is None and all(
-        type(each.optimizer).compute_gradients is tf.train.Optimizer.compute_gradients
-        for each in objectives)
-
 
 def _device_of_loss(loss, device):
     """Where what is done to the loss is: with it, at the end of a model of several stages."""

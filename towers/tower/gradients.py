@@ -1,0 +1,175 @@
+"""Gradients of one tower: of which variables, of each loss, checked, and with recomputation."""
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import GradientError, InvalidArgumentError
+from towers.graph import graph_walk
+from towers.nonfinite import checked_gradients
+from towers.placement.stages import place_backward
+from towers.placement.variable_device import only_device
+from towers.recomputation.rewrite import recompute
+from towers.tower.objectives import flat
+
+
+class TowerGradients:
+    """Takes the gradients of one tower after the other.
+
+    Attributes:
+      trainable: the variables to take gradients of, of all losses, known after the first tower.
+      scaled_losses: `ScaledLosses` to take gradients with, to be set before the first tower; or
+        None.
+      recomputed: list of `Recomputed` of the first tower, one for each loss; or [].
+    """
+
+    def __init__(self, options, placement, replicas, own_state, graph):
+        """
+        Args:
+          options: `TowerOptions`.
+          placement: `Placement`.
+          replicas: `Replicas` where each tower has a copy of what is trained; else None.
+          own_state: `OwnState`.
+          graph: the `tf.Graph`.
+        """
+        self.trainable = []
+        self.scaled_losses = None
+        self.recomputed = []
+        self._variables_of = {}  # by the objective's name
+        self._options = options
+        self._placement = placement
+        self._replicas = replicas
+        self._own_state = own_state
+        self._graph = graph
+
+    def choose_variables(self):
+        """Sees which variables each loss is for, when the first tower's call has made them.
+
+        Raises:
+          GradientError: a loss has none.
+          InvalidArgumentError: a `var_list` of something else.
+        """
+        candidates = tf.trainable_variables()
+        for objective in self._options.objectives:
+            wanted = objective.var_list
+            chosen = candidates if wanted is None else self._chosen(wanted, candidates)
+            if not chosen:
+                raise GradientError(
+                    'there is no trainable variable%s%s: %s' % (
+                        '' if objective.name is None else ' for the loss %r' % objective.name,
+                        ' left by var_list' if wanted is not None else '',
+                        'the choices were %s.' % ', '.join(v.op.name for v in candidates[:5])
+                        if candidates else 'the model function made none. Pass optimizer=None to '
+                        'evaluate it.'))
+            self._variables_of[objective.name] = chosen
+        self.trainable = list({variable.op.name: variable for chosen in self._variables_of.values()
+                               for variable in chosen}.values())
+
+    def of_tower(self, index, device, data_losses, scale, used):
+        """Takes the gradients of a tower's losses; to be called in its scope, on its device.
+
+        Args:
+          index: the tower's number.
+          device: its device.
+          data_losses: a loss, or a dict of such by name.
+          scale: what the loss is multiplied by: a float, or a scalar.
+          used: the variables that its forward pass reads.
+
+        Returns:
+          `(gradients, operations)`: lists of `(gradient, variable)`, shaped as the losses are; and
+          the lists of what was made, one for each loss.
+        """
+        found = [self._of_objective(index, device, each, data_losses, scale, used)
+                 for each in self._options.objectives]
+        return (self._options.objectives.shaped(pairs for pairs, _ in found),
+                [operations for _, operations in found])
+
+    def with_recomputation(self, index, root, forward, backward, gradients):
+        """The gradients, with a backward pass that computes again what it does not keep.
+
+        Args:
+          index: the tower's number.
+          root: its name scope, which this is called in.
+          forward: list of the operations of its forward pass.
+          backward, gradients: what `of_tower` returned, the other way round.
+        """
+        done = [recompute(self._options.recompute, forward, operations, pairs, root)
+                for operations, pairs in zip(backward, flat(gradients))]
+        if index == 0:
+            self.recomputed = [each for each, _ in done]
+        return self._options.objectives.shaped([pairs for _, pairs in done])
+
+    def of_regularization(self, loss, factor):
+        """[[(gradient, variable)]] of the regularization, once; [] where there is none.
+
+        Args:
+          loss: scalar, or None.
+          factor: 1 for the gradient of the mean over the batch, N for the recipe's sum.
+        """
+        if loss is None:
+            return []
+        with only_device(self._placement.of_weights):
+            options = {name: value for name, value in self._options.gradient_options.items()
+                       if name != 'gate_gradients'}  # which is a flag here
+            gradients = tf.gradients(loss if factor == 1 else loss * factor, self.trainable,
+                                     **options)
+        if all(gradient is None for gradient in gradients):
+            return []
+        return [list(zip(gradients, self.trainable))]
+
+    def _of_objective(self, index, device, objective, data_losses, scale, used):
+        """The pairs of one objective, and the operations that were made for them."""
+        data_loss = self._options.objectives.of(objective, data_losses)
+        with graph_walk.Recording(self._graph) as backward:
+            pairs = self._pairs(index, objective, data_loss, scale, used)
+            # With a scaled loss, what is not finite skips the step: see `update`.
+            if self._options.check_numerics and self.scaled_losses is None:
+                pairs = checked_gradients(pairs, data_loss, index)
+        place_backward(backward.operations, data_loss, device)
+        return pairs, backward.operations
+
+    def _pairs(self, index, objective, data_loss, scale, used):
+        if isinstance(scale, tf.Tensor):
+            data_loss = data_loss * tf.cast(scale, data_loss.dtype)
+        elif scale != 1.:  # not by way of tf.cast, which would round a float to float32
+            data_loss = data_loss * scale
+        sources = self._variables_of[objective.name]
+        if self._replicas is not None:
+            # The loss may read variables by way of what the first tower registered.
+            read = graph_walk.ancestors([data_loss])
+            sources = self._replicas.sources(sources, index, used + [
+                variable for variable in sources if variable.op.name in read])
+        sources = [self._own_state.of_tower(source, index) for source in sources]
+        if self.scaled_losses is not None:
+            data_loss = self.scaled_losses.scaled(data_loss)
+        pairs = objective.optimizer.compute_gradients(data_loss, var_list=sources,
+                                                      **self._options.gradient_options)
+        if self.scaled_losses is not None:
+            pairs = self.scaled_losses.unscaled(pairs)
+        return pairs if self._replicas is None else self._replicas.own_pairs(pairs)
+
+    def _chosen(self, wanted, candidates):
+        chosen = wanted(candidates) if callable(wanted) else wanted
+        try:
+            chosen = [compat.keras_variable_value(variable) for variable in chosen]
+        except TypeError:
+            raise InvalidArgumentError('var_list returned %r: expected a list of variables.'
+                                       % (chosen,)) from None
+        for variable in chosen:
+            if not isinstance(variable, compat.VARIABLE_TYPES):
+                raise InvalidArgumentError('var_list holds %r of type %s: expected variables.'
+                                           % (variable, type(variable).__name__))
+            if variable.graph is not self._graph:
+                raise InvalidArgumentError('var_list holds %r, which belongs to another graph.'
+                                           % variable.op.name)
+        return chosen
+
+
+def takes_plain_gradients(objectives):
+    """Whether the optimizer's `compute_gradients` is known to give the gradient of its loss.
+
+    One that has its own may clip it, or add noise: to a part of the loss that is something else.
+    Of several losses nothing is taken out: a term may be in more than one.
+    """
+    return objectives.names is None and all(
+        type(each.optimizer).compute_gradients is tf.train.Optimizer.compute_gradients
+        for each in objectives)
