@@ -88,6 +88,7 @@ def test_without_registered_regularization():
 
 # ---- the gradient, against one device ------------------------------------------------------------
 
+@pytest.mark.fast_only('slim|embedding|Variable')
 @pytest.mark.parametrize('name', sorted(SAMPLES))
 def test_models_train_as_on_one_device(name):
     sample = SAMPLES[name]
@@ -355,6 +356,7 @@ OPTIMIZERS = {
     'sgd': sgd}
 
 
+@pytest.mark.fast_only('adam|momentum|ftrl')
 @pytest.mark.parametrize('name', sorted(OPTIMIZERS))
 def test_every_optimizer_steps_as_on_one_device(name):
     """On an embedding, so that dense and sparse gradients are applied, and slots of both kinds."""

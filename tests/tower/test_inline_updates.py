@@ -149,6 +149,7 @@ def test_clones_and_calls_do_not_run_the_other_towers_writes(kind_of_variables):
                    for note in audit.notes)
 
 
+@pytest.mark.fast_only('reference-True|resource-False-reuse')
 @both_copies
 @pytest.mark.parametrize('training', [True, False])
 def test_in_a_branch_of_control_flow_v1(kind_of_variables, copies, training):  # noqa: F811
@@ -179,6 +180,7 @@ def test_in_a_branch_of_control_flow_v2_it_is_refused(copies):
         'every tower write, or call tf.disable_control_flow_v2() where that is what it is in.')
 
 
+@pytest.mark.fast_only(r'reference-\w+-2-clone|resource-\w+-4-reuse')
 @both_copies
 @two_and_four
 @pytest.mark.parametrize('model_fn', [counts, counts_aside, reads_what_it_wrote, spectral_norm],

@@ -102,6 +102,7 @@ def assert_equal(ours, theirs):
         np.testing.assert_allclose(ours[2], theirs[2], 1e-5)
 
 
+@pytest.mark.fast_only('reference-clone|resource-re')
 @every_maker
 @every_way
 def test_the_numbers_are_those_of_one_device(kind_of_variables, make, way):  # noqa: F811
