@@ -372,6 +372,15 @@ def test_an_optimizer_that_makes_slots_with_get_variable(kind_of_variables):
     assert {slot.device for slot in ours.built.slots} == {'/device:CPU:0'}
 
 
+@pytest.mark.parametrize('optimizer, counts', [(AdamWeightDecayOptimizer(0.01), True),
+                                               (sgd(), False)])
+def test_the_plan_says_who_counts_the_steps(optimizer, counts):
+    built = towers.build_towers(linear, samples.vectors(6), optimizer, 2,
+                                global_step=tf.train.create_global_step())
+    assert ('global step      counted here' in str(built.plan)) == counts
+    assert (built.plan.global_step is not None) == counts
+
+
 def test_adagrad_dual_averaging():
     def build(which):
         step = tf.train.get_or_create_global_step()
