@@ -144,6 +144,9 @@ def check_deep(built):
                 assert op.device == tower.device
     # Each waits for a gradient, and no forward operation waits for one.
     backward = [op for op in step if '/gradients/' in op.name or op.name.startswith('gradients')]
+    # What is computed again is what the gradients take.
+    taken = {tensor.op for op in backward if '/recompute/' not in op.name for tensor in op.inputs}
+    assert sum('/recompute/' in op.name for op in taken) >= 10
     after = reachable_from(backward, step, control=True)
     assert all(op.name in after for op in again)
     assert all(tower.loss.op.name not in after for tower in built.towers)

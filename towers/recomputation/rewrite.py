@@ -57,7 +57,7 @@ def recompute(keep, forward, backward, gradients, root):
     if not parts:
         return Recomputed(0, 0), gradients
     order, readers = _Backward(backward), collections.defaultdict(list)
-    scope = forward[0].graph.unique_name(root + 'recompute')
+    scope = forward[0].graph.unique_name('recompute')  # in the tower's
     count = sum(_rewrite('%s/segment_%d/' % (scope, number), part, kept, takers, order, root,
                          readers)
                 for number, part in enumerate(parts))
