@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import re
 
 import tensorflow.compat.v1 as tf
@@ -187,7 +188,11 @@ class TowerBuilder:
         outer = self._graph.get_name_scope()
         outer = outer + '/' if outer else ''
         inputs = shards.inputs[index]
-        self._collections.enter_tower(index, shared=self.losses.registered.shown)
+        of_tower = original = None
+        if self._replicas is not None:
+            of_tower = functools.partial(self._replicas.of_part, part=index)
+            original = self._replicas.original
+        self._collections.enter_tower(index, self.losses.registered.shown, of_tower)
         with graph_walk.Recording(self._graph) as made, \
                 tf.device(TowerDevice(device)), \
                 tf.name_scope(outer if scope is None else scope) as root:
@@ -210,7 +215,8 @@ class TowerBuilder:
         if self._replicas is not None:
             self._check_own_gradients(index, output, made.operations)
         used = variables_read(made.operations, self._shared.owned, self._shared.created)
-        added = self._collections.leave_tower(index, made.operations)
+        added = self._collections.leave_tower(index, made.operations, self._shared.joined,
+                                              self._shared.owned, original)
         if index == 0:
             self.keras_layers = len(keras.layers)
             names = {variable.op.name for variable in self._shared.created}

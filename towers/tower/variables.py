@@ -29,6 +29,8 @@ class SharedVariables:
         that it was handed included.
       owned: names of the operations that were made with the variables, as parts of them: initial
         values, initializers, reads.
+      joined: set of `(key, id of a variable)`: the collections that variables joined as they were
+        made.
     """
 
     def __init__(self, placement, scope, reuse=None, earlier=(), replicas=None, on_creation=None):
@@ -45,6 +47,7 @@ class SharedVariables:
         self.created = []
         self.direct = []
         self.owned = set()
+        self.joined = set()
         self._placement = placement
         self._scope = scope
         self._reuse = reuse
@@ -240,6 +243,10 @@ class SharedVariables:
                 self._placement.scope(_is_trainable(kwargs)):
             variable = next_creator(**kwargs)
         self.owned.update(op.name for op in made.operations)
+        graph = tf.get_default_graph()
+        for key in graph.get_all_collection_keys():
+            if any(last is variable for last in graph.get_collection_ref(key)[-1:]):
+                self.joined.add((key, id(variable)))
         self._placement.note(variable)
         self.created.append(variable)
         return variable
