@@ -341,6 +341,15 @@ def keep_variable_stores(graph):
     return restore
 
 
+def remember_variable(graph, name, variable):
+    """Makes `tf.get_variable` find a variable by that name; says whether it does, from now on."""
+    for store in graph.get_collection(('__variable_store',)):
+        if hasattr(store, '_vars') and name not in store._vars:  # pylint: disable=protected-access
+            store._vars[name] = variable  # pylint: disable=protected-access
+            return True
+    return False
+
+
 def _variable_stores(graph):
     """The dicts of `keep_variable_stores`."""
     for key, names in ((('__variable_store',), ('_vars', '_partitioned_vars')),

@@ -28,8 +28,10 @@ _OF_MODELS_OWN = frozenset([
     tf.GraphKeys.MODEL_VARIABLES])
 """Where every tower sees the model's own variables, under their names, though it may read copies."""
 
-_FOUND_BY_NAME = frozenset([tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES])
-"""Where TensorFlow looks for variables by name: they stay there, whoever put them there."""
+_OF_ALL_CALLS = frozenset([
+    tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES,
+    tf.GraphKeys.MOVING_AVERAGE_VARIABLES])
+"""Where TensorFlow itself looks for variables, or puts them the first time only: they stay there."""
 
 _UPDATES_OF_BUILDS = ('towers_update_ops',)
 """Key, no string as those of TF's own stores, so that no meta graph holds it."""
@@ -93,7 +95,7 @@ class TowerCollections:
             added = {key: _since(self._before.get(key, ()), entries)
                      for key, entries in now.items()}
             self._put_there = [
-                (key, entry) for key, entries in added.items() if key not in _FOUND_BY_NAME
+                (key, entry) for key, entries in added.items() if key not in _OF_ALL_CALLS
                 for entry in entries if _is_variable(entry) and (key, id(entry)) not in joined]
             if self._put_there:
                 self._reads = count_reads(operations, owned)

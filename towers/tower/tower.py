@@ -123,9 +123,11 @@ class TowerBuilder:
         self._replicas = replicas
         self.losses = TowerLosses(graph, placement, options.adds_registered,
                                   takes_out=takes_plain_gradients(options.objectives))
+        self._attempt = Attempt(graph)
         self._shared = SharedVariables(placement, options.variable_scope, options.reuse,
                                        options.earlier, replicas,
-                                       on_creation=self.losses.registered.creation)
+                                       on_creation=self.losses.registered.creation,
+                                       left_over=self._attempt)
         self._gradients_of_first = 0
         self.own_state = OwnState(num_towers, graph)
         self.inline_updates = InlineUpdates(graph, options.update_ops, num_towers)
@@ -157,8 +159,12 @@ class TowerBuilder:
         Args:
           scopes: full names of the name scopes that are made, see `left_over`.
         """
-        with Attempt(self._graph, scopes).undone_on_error(self._collections.undo):
+        with self._attempt.undone_on_error(scopes, self._collections.undo):
             yield
+
+    def kept_slots(self):
+        """Slots that an optimizer has kept from a build that failed: now in their collections."""
+        return self._attempt.take_back()
 
     def finish(self, towers, weight):
         """To be called when the last tower is built, before anything else joins collections.

@@ -19,6 +19,9 @@ from towers.graph.variable_access import variables_read
 DirectVariable = collections.namedtuple('DirectVariable', 'requested_name variable')
 """A variable that was not made by `get_variable`, and the name that was asked for."""
 
+_IN_A_CALL = ('towers_shared_variables',)
+"""Key, no string as those of TF's own stores, so that no meta graph holds it."""
+
 
 class SharedVariables:
     """Shares and pins the variables of a model function that is called once per tower.
@@ -33,7 +36,8 @@ class SharedVariables:
         made.
     """
 
-    def __init__(self, placement, scope, reuse=None, earlier=(), replicas=None, on_creation=None):
+    def __init__(self, placement, scope, reuse=None, earlier=(), replicas=None, on_creation=None,
+                 left_over=None):
         """
         Args:
           placement: a `Placement`, which names the device of each new variable.
@@ -43,6 +47,7 @@ class SharedVariables:
           replicas: `Replicas`, whose copies the later towers get; None where all share one set.
           on_creation: context manager without arguments, entered around each `get_variable` of the
             first tower; or None.
+          left_over: `Attempt`, of whose variables the first tower may use some; or None.
         """
         self.created = []
         self.direct = []
@@ -53,6 +58,8 @@ class SharedVariables:
         self._reuse = reuse
         self._replicas = replicas
         self._on_creation = on_creation
+        self._left_over = left_over
+        self._graph = tf.get_default_graph()
         self._tower = 0
         local = {variable.op.name for variable in tf.local_variables()}
         # Counters of tf.metrics are the earlier build's own: a new build counts anew.
@@ -87,11 +94,16 @@ class SharedVariables:
         with graph_walk.Recording(tf.get_default_graph()) as made, \
                 tf.variable_scope(scope, reuse=reuse, custom_getter=self._getter,
                                   auxiliary_name_scope=False) as within, \
-                tf.variable_creator_scope(self._creator):
+                tf.variable_creator_scope(self._creator), self._in_a_call():
             self._base = within.name + '/' if within.name else ''
             self._reuses = within.reuse is True
             try:
-                yield
+                if self._left_over is None or index:
+                    yield
+                else:
+                    with self._left_over.first_call():
+                        yield
+                    self._note_joined(self._left_over.take_back())
             except ValueError as error:
                 if self._replicas is None or 'Unsuccessful at finding variable' not in str(error):
                     raise
@@ -118,17 +130,31 @@ class SharedVariables:
                 % (self._tower, len(self.direct) - len(left_out), len(self.direct),
                    left_out[0].requested_name))
 
+    @contextlib.contextmanager
+    def _in_a_call(self):
+        active = self._graph.get_collection_ref(_IN_A_CALL)
+        active.append(self)
+        try:
+            yield
+        finally:
+            active.pop()
+
     def _getter(self, getter, name, *args, **kwargs):
         """Notes that `get_variable` is creating, and translates what TF raises."""
+        active = self._graph.get_collection(_IN_A_CALL)
+        if not active:
+            return getter(name, *args, **kwargs)
+        if active[-1] is not self:  # a template has kept the scope of an earlier build
+            return active[-1]._getter(getter, name, *args, **kwargs)
         name = self._models_own(name)
         if self._tower and tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ()):
             name = self._local_of_first_tower(name)
         self._get_variable_calls.append(name)
         try:
             if self._on_creation is None or self._tower:
-                return self._for_tower(getter(name, *args, **kwargs))
+                return self._for_tower(self._got(getter, name, args, kwargs))
             with self._on_creation():
-                return getter(name, *args, **kwargs)
+                return self._got(getter, name, args, kwargs)
         except ValueError as error:
             explanation = self._explain(name, str(error).split('\n', 1)[0])
             if isinstance(error, SharedVariableError) or explanation is None:
@@ -136,6 +162,18 @@ class SharedVariables:
             raise SharedVariableError(explanation) from error
         finally:
             self._get_variable_calls.pop()
+
+    def _got(self, getter, name, args, kwargs):
+        """What `get_variable` gives; a template may reuse what a build that failed has left."""
+        try:
+            return getter(name, *args, **kwargs)
+        except ValueError as error:
+            if (self._left_over is None or self._tower or self._reuses
+                    or 'does not exist' not in str(error)):
+                raise
+            if not self._left_over.remember(name):
+                raise
+            return getter(name, *args, **kwargs)
 
     def _models_own(self, name):
         """The name without the tower's scope, which is in it where it was made of an operation's.
@@ -243,13 +281,17 @@ class SharedVariables:
                 self._placement.scope(_is_trainable(kwargs)):
             variable = next_creator(**kwargs)
         self.owned.update(op.name for op in made.operations)
-        graph = tf.get_default_graph()
-        for key in graph.get_all_collection_keys():
-            if any(last is variable for last in graph.get_collection_ref(key)[-1:]):
-                self.joined.add((key, id(variable)))
+        self._note_joined([variable])
         self._placement.note(variable)
         self.created.append(variable)
         return variable
+
+    def _note_joined(self, variables):
+        graph, names = tf.get_default_graph(), set(map(id, variables))
+        for key in graph.get_all_collection_keys():
+            for last in graph.get_collection_ref(key)[-len(names):] if names else ():
+                if id(last) in names:
+                    self.joined.add((key, id(last)))
 
     def _hand_over(self, requested, kwargs):
         first_tower = 'the first tower' if self._tower else 'the earlier build'
