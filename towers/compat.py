@@ -497,6 +497,13 @@ def set_colocation(op, groups):
     op._set_attr('_class', value)  # pylint: disable=protected-access
 
 
+def colocated_with(graph):
+    """The operations that what is made now in a graph is colocated with."""
+    # TF 2 has stand-ins among them, for the devices of resource variables.
+    stack = graph._colocation_stack.peek_objs()  # pylint: disable=protected-access
+    return [op for op in stack if isinstance(op, tf.Operation)]
+
+
 def set_text_attribute(op, name, text):
     """Gives a finished operation an attribute; one whose name begins with '_' changes nothing."""
     op._set_attr(name, tf.AttrValue(s=text.encode()))  # pylint: disable=protected-access

@@ -12,9 +12,11 @@ import re
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
-from towers.graph.variable_access import variables_read
+from towers.graph.variable_access import VARIABLE_OPS, variables_read
+from towers.tower.models_names import ModelsNames
 
 DirectVariable = collections.namedtuple('DirectVariable', 'requested_name variable')
 """A variable that was not made by `get_variable`, and the name that was asked for."""
@@ -69,6 +71,7 @@ class SharedVariables:
         self._local = []  # names of the first tower's local variables, by get_variable
         self._asked = set()  # those of them that this tower has asked for
         self._root = self._outer = self._base = ''
+        self._names = None
         self._reuses = False  # whether the scope that this tower is in was entered with reuse
 
     @contextlib.contextmanager
@@ -85,6 +88,7 @@ class SharedVariables:
             first's; inside it, at the call that cannot be shared.
         """
         self._tower, self._root, self._outer = index, root, outer
+        self._names = ModelsNames(self._graph, root, outer, outer + self._scope_part(), self.owned)
         self._pending = list(self.direct if index else self._earlier)
         self._asked = set()
         # Re-entering the scope anew for each tower restarts the counters of `default_name`s and
@@ -176,37 +180,12 @@ class SharedVariables:
             return getter(name, *args, **kwargs)
 
     def _models_own(self, name):
-        """The name without the tower's scope, which is in it where it was made of an operation's.
-
-        That is how moving averages of tensors are named, `<name of the tensor>/<average>`. A scope
-        of the model's own that happens to have the tower's name stays.
-        """
+        """The name without the tower's scope, see `ModelsNames`."""
         if self._replicas is not None:
             name = self._replicas.name_of_original(name)
         if not name.startswith(self._base):
-            return self._without_root(name)
-        return self._base + self._without_root(name[len(self._base):])
-
-    def _without_root(self, text):
-        if self._root == self._outer or self._root not in text:
-            return text  # the tower has no scope of its own, or it is not in the name
-        parts = re.split(r'(?<![^/])' + re.escape(self._root), text)
-        own = parts[0]
-        for part in parts[1:]:
-            own += (self._outer + self._scope_part() if self._starts_with_operation(part)
-                    else self._root) + part
-        return own
-
-    def _starts_with_operation(self, text):
-        """Whether the tower has an operation whose name a text starts with."""
-        graph = tf.get_default_graph()
-        for end in [found.start() for found in re.finditer(r'\b|_', text)] + [len(text)]:
-            try:
-                graph.get_operation_by_name(self._root + text[:end])
-                return True
-            except (KeyError, ValueError):
-                continue
-        return False
+            return self._names.without_tower(name)
+        return self._base + self._names.without_tower(name[len(self._base):])
 
     def _local_of_first_tower(self, name):
         """The first tower's name for a local variable that may be named after its tower or call.
@@ -266,7 +245,7 @@ class SharedVariables:
             return self._hand_over(requested, kwargs)
         # The name scope of the moment without the tower's part gives the model's own name.
         if kwargs.get('name'):
-            kwargs['name'] = self._without_root(kwargs['name'])
+            kwargs['name'] = self._names.without_tower(kwargs['name'])
         with tf.name_scope(self._model_scope()):
             variable = self._create(next_creator, kwargs)
         self.direct.append(DirectVariable(requested, variable))
@@ -277,7 +256,7 @@ class SharedVariables:
             # Counters of tf.metrics are shared, so towers add to them at the same time: the
             # updates of resource variables are atomic, those of reference variables are not.
             kwargs['use_resource'] = True
-        with graph_walk.Recording(tf.get_default_graph()) as made, \
+        with graph_walk.Recording(tf.get_default_graph()) as made, _away_from_operations(), \
                 self._placement.scope(_is_trainable(kwargs)):
             variable = next_creator(**kwargs)
         self.owned.update(op.name for op in made.operations)
@@ -346,7 +325,18 @@ class SharedVariables:
         return self._scope + '/' if isinstance(self._scope, str) and self._scope else ''
 
     def _requested_name(self, kwargs):
-        return self._model_scope() + self._without_root(kwargs.get('name') or 'Variable')
+        return self._model_scope() + self._names.without_tower(kwargs.get('name') or 'Variable')
+
+
+def _away_from_operations():
+    """A scope without `tf.colocate_with(activation)`, which would drag a variable to one tower.
+
+    With another variable it stays: slots and averages are with theirs.
+    """
+    graph = tf.get_default_graph()
+    if all(op.type in VARIABLE_OPS for op in compat.colocated_with(graph)):
+        return contextlib.nullcontext()
+    return graph.colocate_with(None, ignore_existing=True)
 
 
 def _is_trainable(kwargs):
