@@ -697,6 +697,13 @@ def average_that_starts_at_zero(x):
         return tf.identity(average.average(mean)) + mean
 
 
+def average_of_weights_in_float64(x):
+    w = tf.get_variable('w', [], tf.float64, initializer=ONE)
+    average = tf.train.ExponentialMovingAverage(0.5)
+    with tf.control_dependencies([average.apply([w])]):
+        return tf.reduce_mean(tf.cast(x, tf.float64) * w)
+
+
 def average_by_hand(x):
     w = tf.get_variable('w', [], initializer=ONE)
     with tf.name_scope('model'):
@@ -754,7 +761,8 @@ def optimizer_inside(x):
     dict(copies='clone'), dict(copies='reuse'), dict(variable_device='replicated')],
     ids=['clone', 'reuse', 'replicated'])
 @pytest.mark.parametrize('model_fn', [
-    average_of_a_tensor, average_that_starts_at_zero, average_by_hand,
+    average_of_a_tensor, average_that_starts_at_zero, average_of_weights_in_float64,
+    average_by_hand,
     scope_named_by_an_operation, named_by_a_scope, named_by_a_scope_without_operations,
     joined_names, optimizer_inside], ids=lambda each: each.__name__)
 def test_the_tower_is_in_no_variables_name(resource, model_fn, options):
@@ -780,9 +788,10 @@ def test_nor_within_scopes_of_the_caller(resource):
             assert sorted(found) == sorted(names())
 
 
-def test_a_scope_of_the_models_own_of_the_towers_name(resource):
+@pytest.mark.parametrize('has_name_scope', [True, False])
+def test_a_scope_of_the_models_own_of_the_towers_name(resource, has_name_scope):
     def model_fn(x):
-        with tf.variable_scope('tower_0'):
+        with tf.variable_scope('tower_0', auxiliary_name_scope=has_name_scope):
             return tf.reduce_mean(x * tf.get_variable('w', [], initializer=ONE))
     build(model_fn)
     assert names() == ['tower_0/w']

@@ -26,12 +26,12 @@ _OF_EVERY_TOWER = frozenset([
 _OF_MODELS_OWN = frozenset([
     tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES,
     tf.GraphKeys.MODEL_VARIABLES])
-"""Where every tower sees the model's own variables, under their names, though it may read copies."""
+"""Where every tower sees the model's own variables, by their names, though it may read copies."""
 
 _OF_ALL_CALLS = frozenset([
     tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES,
     tf.GraphKeys.MOVING_AVERAGE_VARIABLES])
-"""Where TensorFlow itself looks for variables, or puts them the first time only: they stay there."""
+"""Where TensorFlow itself looks for variables, or puts them once only: there they stay."""
 
 _UPDATES_OF_BUILDS = ('towers_update_ops',)
 """Key, no string as those of TF's own stores, so that no meta graph holds it."""

@@ -134,9 +134,9 @@ class Attempt:
         return [left.variable for left in taken]
 
     def remember(self, name):
-        """Makes `tf.get_variable` find a variable by that name, for a template; says whether it does.
+        """Makes `tf.get_variable` find a variable by that name, for a template: whether it does.
 
-        Into its collections it goes after the call: there a template allows no new variable.
+        Into its collections it goes after the call: a template allows no new variable there.
         """
         for left in self._free():
             if left.variable.op.name == name and compat.remember_variable(

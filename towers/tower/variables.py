@@ -153,6 +153,9 @@ class SharedVariables:
         name = self._models_own(name)
         if self._tower and tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ()):
             name = self._local_of_first_tower(name)
+        if self._tower and isinstance(kwargs.get('initializer'), tf.Tensor):
+            # Where it makes a variable TF takes the type from it, and the default's to find one.
+            kwargs['dtype'] = kwargs['initializer'].dtype.base_dtype
         self._get_variable_calls.append(name)
         try:
             if self._on_creation is None or self._tower:
