@@ -397,8 +397,14 @@ def contradiction(given):
         return '--memory_limit is of no use without --batch_size=auto or --mode=memory'
     if FLAGS.mode == 'memory' and FLAGS.plan_only:
         return '--mode=memory runs steps to measure them, and --plan_only runs nothing: give one'
+    if FLAGS.mode in ('diagnose', 'check_data') and FLAGS.plan_only:
+        return '--mode=%s makes no plan: leave out --plan_only' % FLAGS.mode
+    if FLAGS.plan_only and FLAGS.export_dir:
+        return '--plan_only runs nothing, so there is nothing for --export_dir to write'
     if FLAGS.plan_only and FLAGS.audit_runtime:
         return '--plan_only runs nothing, so there is nothing for --audit_runtime to check'
+    if FLAGS.recompute and not FLAGS.recompute.strip(', '):
+        return "--recompute=%s names nothing: give 'auto', or names" % FLAGS.recompute
     if FLAGS.cluster:
         for name, why in (('fingerprint', 'sums up the examples of one machine'),
                           ('audit_runtime', 'looks at the devices of one machine'),
@@ -474,7 +480,8 @@ _OF_A_STEP = frozenset(
 _OF_A_NETWORK = frozenset(GROUPS['Towers'] + GROUPS['Memory and threads'] + GROUPS['Optimizer'] + [
     'model', 'image_size', 'weight_decay', 'aux_loss_weight', 'batch_norm_decay', 'seed',
     'check_numerics', 'augment_shift', 'recover', 'remainder', 'augment', 'export_dir'])
-_WITHOUT_EFFECT = {'train': frozenset(), 'diagnose': _OF_THE_RUN, 'memory': _OF_THE_RUN,
+_WITHOUT_EFFECT = {'train': frozenset(), 'diagnose': _OF_THE_RUN | {'export_dir'},
+                   'memory': _OF_THE_RUN | {'export_dir'},
                    'eval': _OF_THE_RUN | _OF_A_STEP, 'predict': _OF_THE_RUN | _OF_A_STEP,
                    'check_data': _OF_THE_RUN | _OF_A_STEP | _OF_A_NETWORK}
 
@@ -525,6 +532,7 @@ def parse_flags(argv, summary=''):
 _PHRASES = [
     (r',? or pass check_devices=False to build the graph for [^.]*', ', or see its plan with '
      '--plan_only'),
+    (r'; or pass check_devices=False and a config with [^.]*', ''),
     (r',? or pass allow_repeated_devices=True[^.]*', ''),
     (r' \(recover=True\)| \(towers\.init_from\)', ''),
     (r" If only a scope in the names differs, pass a dict from names there to variables\.", ''),

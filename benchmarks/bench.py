@@ -133,7 +133,7 @@ class Bench:
             draw(*(arguments + (path,)))
             self._log('wrote %s' % path)
         except ImportError:
-            self._log('no picture %s: that takes matplotlib, pip install "towers[plots]"' % name)
+            self._log('no picture %s: that takes matplotlib (the extra plots)' % name)
 
     def _variants(self, part, contenders, names, counts):
         for name in self._workloads or names:

@@ -2,7 +2,7 @@
 
     $ python -m examples.gan --devices=2 --steps=12000 --picture=gan.png
 
-The picture has a row for each digit; it takes matplotlib (`pip install 'towers[plots]'`).
+The picture has a row for each digit; it takes matplotlib (`pip install matplotlib`).
 """
 
 import argparse
@@ -64,7 +64,7 @@ def load_pyplot():
     try:
         import matplotlib
     except ImportError:
-        raise SystemExit("The picture takes matplotlib: pip install 'towers[plots]', or --picture=")
+        raise SystemExit('The picture takes matplotlib: pip install it, or give --picture=')
     matplotlib.use('Agg')
     from matplotlib import pyplot
     return pyplot

@@ -2,6 +2,7 @@
 for those that ask for them."""
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -42,6 +43,8 @@ def pytest_configure(config):
                                        'out, `make test-all` does not')
     config.addinivalue_line('markers', 'version_independent: nothing of it changes with the '
                                        'version of TensorFlow; where it is slow it runs on one')
+    config.addinivalue_line('markers', 'fast_only(pattern): of its cases, those whose id the regular '
+                                       'expression finds nothing in are slow')
     # pytest-xdist's own, which may not be installed.
     config.addinivalue_line('markers', 'xdist_group(name): its tests run in one process, for what '
                                        'is made once a process')
@@ -51,7 +54,11 @@ def pytest_configure(config):
 
 
 def pytest_itemcollected(item):
-    """Tests that share what takes long to make share one process of pytest-xdist's, too."""
+    """Marks the slow cases of a test of which some are fast; tests that share what takes long to
+    make share one process of pytest-xdist's, too."""
+    for mark in item.iter_markers('fast_only'):
+        if not re.search(mark.args[0], item.callspec.id):
+            item.add_marker(pytest.mark.slow)
     shared = [name for name in ('reference', 'runner', 'start_writer') if name in item.fixturenames]
     if shared:
         item.add_marker(pytest.mark.xdist_group(shared[0]))

@@ -94,7 +94,7 @@ def missing_layers(error):
                 'which is not installed. Take the variable out of the environment: TensorFlow %s '
                 'has tf.layers itself.' % version)
     return ('tf.layers and tf.nn.rnn_cell are those of the package tf-keras on TensorFlow %s, '
-            'which is not %s: pip install towers[tf-layers-%s] (that is tf-keras==%s.*), and set the '
+            "which is not %s: pip install 'tf-keras==%s.*' (the extra tf-layers-%s), and set the "
             'environment variable TF_USE_LEGACY_KERAS=1 before the program first uses them or '
             'tf.keras.' % (version, 'installed' if not_installed else 'in use', version, version))
 

@@ -24,7 +24,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
             raise ImportError(name)
         return real(name, *args, **kwargs)
     monkeypatch.setattr(builtins, '__import__', missing)
-    with pytest.raises(SystemExit, match=r"pip install 'towers\[plots\]'"):
+    with pytest.raises(SystemExit, match=r'pip install matplotlib \(the extra plots\)'):
         charts.pyplot()
 
 

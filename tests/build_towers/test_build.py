@@ -88,6 +88,7 @@ def test_without_registered_regularization():
 
 # ---- the gradient, against one device ------------------------------------------------------------
 
+@pytest.mark.fast_only('slim|embedding|Variable')
 @pytest.mark.parametrize('name', sorted(SAMPLES))
 def test_models_train_as_on_one_device(name):
     sample = SAMPLES[name]
@@ -355,6 +356,7 @@ OPTIMIZERS = {
     'sgd': sgd}
 
 
+@pytest.mark.fast_only('adam|momentum|ftrl')
 @pytest.mark.parametrize('name', sorted(OPTIMIZERS))
 def test_every_optimizer_steps_as_on_one_device(name):
     """On an embedding, so that dense and sparse gradients are applied, and slots of both kinds."""
@@ -368,6 +370,15 @@ def test_an_optimizer_that_makes_slots_with_get_variable(kind_of_variables):
         two_layers, samples.vectors(6), lambda: AdamWeightDecayOptimizer(0.01), reduction='mean')
     assert names(ours.built.slots) == ['body/adam_m', 'body/adam_v', 'head/adam_m', 'head/adam_v']
     assert {slot.device for slot in ours.built.slots} == {'/device:CPU:0'}
+
+
+@pytest.mark.parametrize('optimizer, counts', [(AdamWeightDecayOptimizer(0.01), True),
+                                               (sgd(), False)])
+def test_the_plan_says_who_counts_the_steps(optimizer, counts):
+    built = towers.build_towers(linear, samples.vectors(6), optimizer, 2,
+                                global_step=tf.train.create_global_step())
+    assert ('global step      counted here' in str(built.plan)) == counts
+    assert (built.plan.global_step is not None) == counts
 
 
 def test_adagrad_dual_averaging():

@@ -71,6 +71,7 @@ def gradients(model_fn, num_towers, copies, options, device=None):
         return values, optimizer.given
 
 
+@pytest.mark.fast_only(r'reference-all-auto|resource-\w+-reuse-regularized')
 @pytest.mark.usefixtures('kind_of_variables')
 @pytest.mark.parametrize('model_fn', MODELS)
 @pytest.mark.parametrize('copies', ['auto', 'reuse'])

@@ -63,6 +63,7 @@ def test_the_whole_text(monkeypatch):
         ('/device:GPU:2', 4), ('/device:CPU:0', 4)]
 
 
+@pytest.mark.fast_only('-32|plain')
 @pytest.mark.parametrize('num_towers', [2, 8, 32])
 @pytest.mark.parametrize('options', [
     dict(), dict(remainder='weight'), dict(variable_device='balanced'),

@@ -99,6 +99,7 @@ def assert_same(one, other):
 TURNS = ['discriminator', 'discriminator', 'all', 'generator', 'all']
 
 
+@pytest.mark.fast_only('2-clone|3-weight')
 @pytest.mark.parametrize('options', [
     dict(devices=1), dict(devices=2, copies='clone'), dict(devices=3, remainder='weight'),
     dict(devices=2, copies='reuse'), dict(devices=2, variable_device='replicated')],

@@ -221,6 +221,7 @@ def _train_from(session, built, initial):
     return samples.Run(initial, losses, gradients, after, built)
 
 
+@pytest.mark.fast_only('reference-mean|resource-sum-while_loop')
 @pytest.mark.usefixtures('kind_of_variables')
 @pytest.mark.parametrize('sample', sorted(SAMPLES))
 @pytest.mark.parametrize('options', [dict(), dict(reduction='sum', num_towers=3)],
@@ -519,6 +520,7 @@ def test_python_functions_that_are_pure_are_cloned():
 
 # ---- the networks --------------------------------------------------------------------------------
 
+@pytest.mark.fast_only('digits')
 # Of the resnets and the VGGs one stands for all: the others have more of the same layers.
 @pytest.mark.parametrize('name', [
     'alexnet_v2', 'digits', 'overfeat', 'vgg_a'] + [

@@ -35,6 +35,7 @@ def end_by_loss(folder, number, why):
 
 
 @pytest.mark.slow
+@pytest.mark.version_independent
 def test_a_ring_goes_on_exactly_after_a_frozen_worker_and_a_signal_to_one(runner, tmp_path):
     """One machine, two of which one is lost, two that are told to stop: as if undisturbed."""
     folder, undisturbed = str(tmp_path / 'run'), str(tmp_path / 'undisturbed')
@@ -68,6 +69,7 @@ def test_the_death_of_a_worker_ends_the_ring(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.version_independent
 def test_with_parameter_servers_those_that_are_killed_join_again(tmp_path):
     folder = str(tmp_path / 'run')
     with Launch(folder, ['--workers=2', '--ps=1', '--restarts=1'],

@@ -129,7 +129,7 @@ def test_a_label_out_of_range(tmp_path):
 
 def test_channels_and_shift_are_refused(folder):
     found = datasets.get_dataset('imagenet', folder, augment='crop')
-    with pytest.raises(InvalidArgumentError, match='3 channels, not 1'):
+    with pytest.raises(InvalidArgumentError, match='3 channels, and the network is for 1'):
         found.eval_batches(batch_size=1, image_size=SIZE, channels=1)
     with pytest.raises(InvalidArgumentError, match='--augment_shift=2 out'):
         found.train_batches(batch_size=1, seed=1, image_size=SIZE, shift=2)

@@ -50,7 +50,7 @@ def test_the_gan_asks_for_its_picture_before_it_trains(tmpdir, capsys, monkeypat
     with pytest.raises(EnvironmentError, match='missing'):
         gan.main(['--picture=%s' % tmpdir.join('missing', 'gan.png')])
     monkeypatch.setitem(sys.modules, 'matplotlib', None)
-    with pytest.raises(SystemExit, match='pip install'):
+    with pytest.raises(SystemExit, match='takes matplotlib: pip install it'):
         gan.main(['--picture=%s' % tmpdir.join('gan.png')])
     assert capsys.readouterr().out == ''
 

@@ -101,6 +101,26 @@ def test_copies_of_unknown_size():
     assert 'and 1 of unknown size' in str(towers.audit(built))
 
 
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_a_branch_on_an_input_is_where_tf_puts_it(copies):
+    def model(x):
+        halved = tf.cond(tf.reduce_sum(x) > 0, lambda: x / 2, lambda: x)
+        return tf.reduce_mean(tf.get_variable('w', [], initializer=tf.ones_initializer()) * halved)
+    was = tf.control_flow_v2_enabled()
+    tf.disable_control_flow_v2()
+    try:
+        built = towers.build_towers(model, np.ones([4], np.float32), sgd(), 2, copies=copies)
+    finally:
+        if was:
+            tf.enable_control_flow_v2()
+    assert towers.audit(built).broken == []
+    # What is computed within the branch is not the switch that hands on the input.
+    stray = next(op for op in tf.get_default_graph().get_operations()
+                 if op.type == 'RealDiv' and op.name.startswith('tower_1/'))
+    stray._set_device('/device:CPU:0')
+    assert 'tower 1 off /cpu:1: %s' % stray.name in towers.audit(built).broken[0]
+
+
 def test_one_tower_on_its_own_device_copies_its_shard_only():
     built = towers.build_towers(linear, VECTORS, sgd(), ['/gpu:0'], check_devices=False)
     assert [(copy.source, copy.target, copy.bytes) for copy in towers.audit(built).copies] == [

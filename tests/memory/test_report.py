@@ -39,7 +39,7 @@ def test_four_sizes_that_divide_and_the_limit(monkeypatch, tmp_path):
 
 def test_a_picture_without_matplotlib_is_refused_first(monkeypatch):
     monkeypatch.setitem(sys.modules, 'matplotlib', None)
-    with pytest.raises(MissingPackageError, match=r'towers\[plots\]'):
+    with pytest.raises(MissingPackageError, match=r'\(the extra plots\)'):
         towers.memory_report(None, 8, 10 ** 6, 'memory.png')
 
 

@@ -72,6 +72,7 @@ def test_builds_at_its_default_size(name, monkeypatch):
     assert tf.losses.get_regularization_losses()
 
 
+@pytest.mark.fast_only('digits|resnet')
 @pytest.mark.parametrize('name', ['digits', 'alexnet_v2', 'overfeat', 'vgg_a', 'resnet_v2_50'])
 def test_every_tower_has_the_same_variables_and_end_points(name, monkeypatch):
     fewer_blocks(monkeypatch, 1)

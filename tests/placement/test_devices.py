@@ -322,3 +322,8 @@ def test_a_session_with_the_config_has_the_devices():
         assert session.run(three, options=options, run_metadata=metadata) == 3.
         cpus = [device.name for device in session.list_devices() if device.device_type == 'CPU']
     assert len(cpus) == 3
+
+
+def test_more_towers_than_anybody_means():
+    with pytest.raises(InvalidArgumentError, match='devices=1000000000: expected 10000 at most'):
+        resolve_devices(10 ** 9)

@@ -47,7 +47,7 @@ def test_names_of_devices_of_towers():
     ([['/cpu:0', '/cpu:1'], ['/cpu:2']], 'as many devices for each tower'),
     ([['/cpu:0', '/cpu:0']], 'a tower has one twice'), ([[]], 'a tower has none'),
     ([['/cpu:0', '/cpu:1'], ['/cpu:1', '/cpu:2']], '/cpu:1 is named 2 times'),
-    ('/cpu:0+', 'is not the name of one device'),
+    ('/cpu:0+', "names no device beside a '+'"),
     ([['/cpu:0', 3]], '3 is not the name of one device'),
     ([['/cpu:0', '/gpu:7']], '/gpu:7 does not exist')])
 def test_names_that_make_no_sense(devices, text):
@@ -79,6 +79,7 @@ def trained(devices, **options):
 TWO = [['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']]
 
 
+@pytest.mark.fast_only('options[0369]')
 @pytest.mark.parametrize('devices, options', [
     ([TWO[0]], {}), (TWO, {}), (TWO, dict(copies='reuse', variable_device='stage')),
     (TWO, dict(variable_device='balanced')), ([TWO[0]], dict(variable_device='/cpu:0')),

@@ -91,6 +91,7 @@ def towers_pairs(built):
     return built.gradients.items() if isinstance(built.gradients, dict) else [('', built.gradients)]
 
 
+@pytest.mark.fast_only('recompute')
 @pytest.mark.parametrize('options', [
     dict(recompute=['block1', 'block3/', 'block2/add']), dict(resource=True), dict(devices=2),
     dict(accumulate=2)] + [pytest.param(options, marks=pytest.mark.slow) for options in (

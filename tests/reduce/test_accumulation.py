@@ -64,6 +64,7 @@ def at_once():
     return trained(1, 1)
 
 
+@pytest.mark.fast_only('1-4-options0|2-4-|2-3-')
 @pytest.mark.parametrize('devices, accumulate, options', [
     (1, 4, {}), (1, 16, dict(copies='reuse')), (2, 4, {}), (2, 2, dict(variable_device='balanced')),
     (2, 2, dict(variable_device='replicated')),

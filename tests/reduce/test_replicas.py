@@ -552,6 +552,7 @@ def test_the_plan():
         assert (plan.num_variables, plan.num_trainable, plan.parameters) == (1, 1, 18)
 
 
+@pytest.mark.fast_only('reference-slim|resource-tf')
 @pytest.mark.parametrize('name', ['slim', 'embedding', 'keras', 'tf.Variable'])
 def test_the_audit_finds_every_promise_kept(name, kind_of_variables):
     sample = samples.SAMPLES[name]

@@ -245,6 +245,14 @@ def test_a_stream_that_is_gone_does_not_spoil_the_good_end(tmp_path):
     assert tf.train.latest_checkpoint(str(tmp_path)).endswith('model.ckpt-2')
 
 
+def test_two_in_a_session(handlers):
+    other = StopOnSignalHook()
+    with pytest.raises(InvalidArgumentError, match='the session has two StopOnSignalHooks'):
+        run(StopOnSignalHook(), lambda step: None, before=[other])
+    other.restore()
+    assert installed() == [handlers] * 3
+
+
 def test_another_thread_than_the_main_one(handlers):
     errors = []
 

@@ -75,6 +75,72 @@ def updates_before_the_loss(x):
         return tf.identity(loss)
 
 
+def late(x):
+    """1, in every tower but the first a while later, so that a race is lost."""
+    ones = tf.ones([200, 200]) * (1. + 0. * x[0, 0]) / 200.
+    for _ in range(5):
+        ones = tf.matmul(ones, ones)
+    return tf.reduce_sum(ones) / 200.
+
+
+def in_branch(x, value):
+    """The value, computed in a branch of `tf.cond`; both are taken by some number."""
+    return tf.cond(tf.reduce_sum(x) > -1e9, value, lambda: tf.constant(0.))
+
+
+def in_loop(unused_x, value):
+    """The value, summed up in a loop and divided."""
+    return tf.while_loop(lambda i, _: i < 3, lambda i, total: (i + 1, total + value()),
+                         (0, 0.))[1] / 3.
+
+
+def in_loop_in_branch(x, value):
+    return in_branch(x, lambda: in_loop(x, value))
+
+
+def as_it_is(unused_x, value):
+    return value()
+
+
+def write_in_branch(x, write):
+    return tf.cond(tf.reduce_sum(x) > -1e9, lambda: tf.group(write()), tf.no_op)
+
+
+def write_in_loop(unused_x, write):
+    def body(i):
+        with tf.control_dependencies([write()]):
+            return i + 1
+    return tf.while_loop(lambda i: i < 2, body, [tf.identity(0)])
+
+
+def reads_and_writes(read, write=as_it_is):
+    """Reads a count, in control flow say, and then counts."""
+    def model_fn(x):
+        w = tf.get_variable('w', [], initializer=ONES)
+        count = tf.get_variable('count', [], initializer=ONES, trainable=False)
+        one = late(x)
+        before = read(x, lambda: count * one)
+        with tf.control_dependencies([before]):
+            written = write(x, lambda: tf.assign_add(count, 1.))
+        with tf.control_dependencies([written]):
+            return tf.reduce_mean(x) * w * before
+    return model_fn
+
+
+def reads_after_another_write(x):
+    """What is read after one variable is written, is read before another one is."""
+    w = tf.get_variable('w', [], initializer=ONES)
+    steps = tf.get_variable('steps', [], initializer=ONES, trainable=False)
+    count = tf.get_variable('count', [], initializer=ONES, trainable=False)
+    step = tf.identity(tf.assign_add(steps, 1.))
+    with tf.control_dependencies([step]):
+        before = count * late(x)
+    with tf.control_dependencies([before]):
+        written = tf.assign_add(count, 1.)
+    with tf.control_dependencies([written]):
+        return tf.reduce_mean(x) * w * before * step
+
+
 def train(model_fn, count, steps=3, **options):
     """(losses, {name: value}, built)"""
     options.setdefault('reduction', 'mean')
@@ -149,6 +215,7 @@ def test_clones_and_calls_do_not_run_the_other_towers_writes(kind_of_variables):
                    for note in audit.notes)
 
 
+@pytest.mark.fast_only('reference-True|resource-False-reuse')
 @both_copies
 @pytest.mark.parametrize('training', [True, False])
 def test_in_a_branch_of_control_flow_v1(kind_of_variables, copies, training):  # noqa: F811
@@ -179,6 +246,7 @@ def test_in_a_branch_of_control_flow_v2_it_is_refused(copies):
         'every tower write, or call tf.disable_control_flow_v2() where that is what it is in.')
 
 
+@pytest.mark.fast_only(r'reference-\w+-2-clone|resource-\w+-4-reuse')
 @both_copies
 @two_and_four
 @pytest.mark.parametrize('model_fn', [counts, counts_aside, reads_what_it_wrote, spectral_norm],
@@ -186,6 +254,36 @@ def test_in_a_branch_of_control_flow_v2_it_is_refused(copies):
 def test_what_follows_from_the_variables_is_as_on_one_device(
         kind_of_variables, copies, count, model_fn):  # noqa: F811
     assert_equal(train(model_fn, count, copies=copies), on_one_device(model_fn))
+
+
+@pytest.mark.fast_only('in_branch-v.-clone|in_loop-v1-clone')
+@both_copies
+@pytest.mark.parametrize('flow', ['v1', 'v2'])
+@pytest.mark.parametrize('read', [in_branch, in_loop, in_loop_in_branch],
+                         ids=lambda read: read.__name__)
+def test_it_waits_for_what_is_read_in_branches_and_loops(read, flow, copies):
+    if flow == 'v2' and read is not in_branch and tf.version.VERSION < '2':
+        pytest.skip("TF 1.15 cannot place such a loop that reads another device's variable")
+    model_fn = reads_and_writes(read)
+    with switched('control_flow_v2', flow == 'v2'), switched('resource_variables', flow == 'v2'):
+        assert_equal(train(model_fn, 2, copies=copies), on_one_device(model_fn))
+
+
+@pytest.mark.fast_only('reference.*clone')
+@both_copies
+@pytest.mark.parametrize('write', [write_in_branch, write_in_loop],
+                         ids=lambda write: write.__name__)
+def test_what_branches_and_loops_write_waits(kind_of_variables, write, copies):  # noqa: F811
+    model_fn = reads_and_writes(as_it_is, write)
+    with switched('control_flow_v2', False):
+        assert_equal(train(model_fn, 2, copies=copies), on_one_device(model_fn))
+
+
+@pytest.mark.fast_only('reference-clone')
+@both_copies
+def test_it_waits_for_what_is_read_after_another_write(kind_of_variables, copies):  # noqa: F811
+    model_fn = reads_after_another_write
+    assert_equal(train(model_fn, 2, copies=copies), on_one_device(model_fn))
 
 
 def test_the_plan_names_what_all_use_of_what_one_writes():

@@ -102,6 +102,7 @@ def assert_equal(ours, theirs):
         np.testing.assert_allclose(ours[2], theirs[2], 1e-5)
 
 
+@pytest.mark.fast_only('reference-clone|resource-re')
 @every_maker
 @every_way
 def test_the_numbers_are_those_of_one_device(kind_of_variables, make, way):  # noqa: F811
@@ -122,6 +123,39 @@ def test_one_and_four_towers(kind_of_variables, way, rides, count):  # noqa: F81
 def test_state_that_a_branch_writes(kind_of_variables, way):  # noqa: F811
     model_fn = goes_on(by_get_variable, branch=True)
     assert_equal(on_towers(model_fn, 2, **way), on_one_device(model_fn))
+
+
+def in_a_branch(state, new, _):
+    return tf.cond(new[0] > state[0], lambda: tf.group(tf.assign(state, new)), tf.no_op)
+
+
+def in_a_loop(state, new, _):
+    def body(turn):
+        with tf.control_dependencies([tf.assign(state, new)]):
+            return turn + 1
+    return tf.while_loop(lambda turn: turn < 2, body, [0])
+
+
+def beside_a_shared_one(state, new, count):
+    return tf.group(tf.assign_add(count, 1.), in_a_branch(state, new, count))
+
+
+@pytest.mark.fast_only('resource.*clone')
+@pytest.mark.parametrize('way', WAYS[:2], ids=['clone', 'reuse'])
+@pytest.mark.parametrize('write,states', [(in_a_branch, [3, 0]), (in_a_loop, [3, -1]),
+                                          (beside_a_shared_one, [3, 0])],
+                         ids=['branch', 'loop', 'beside'])
+def test_updates_in_control_flow_v1(kind_of_variables, write, states, way):  # noqa: F811
+    """A step runs those in a branch that not all towers take, and no other update beside them."""
+    def model_fn(x):
+        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
+        count = tf.get_variable('count', [], initializer=ZEROS, trainable=False)
+        return {'loss': tf.reduce_mean(tf.square(w * x)), 'updates': [
+            write(by_get_variable(1), tf.reduce_max(x, keepdims=True), count)]}
+    batch = np.float32([3, 1, 2, 3, -1, -2, -3, -1])  # the second tower's are below its state
+    with switched('control_flow_v2', False):
+        losses, weights, _ = on_one_device(model_fn, batch)
+        assert_equal(on_towers(model_fn, 2, batch, **way), (losses, weights, np.float32(states)))
 
 
 @pytest.mark.parametrize('rides', ['loss', 'updates'])

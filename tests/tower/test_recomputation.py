@@ -77,6 +77,7 @@ def check_gradients(model_fn, num_towers=2, copies='auto', slope=None, stateless
         return np.array(left)
 
 
+@pytest.mark.fast_only('auto---|reuse-nested-seed')
 @pytest.mark.parametrize('way', list(WAYS))
 @pytest.mark.parametrize('seed', [None, 3], ids=['', 'seed'])
 @pytest.mark.parametrize('depth', [1, 2], ids=['', 'nested'])

@@ -37,6 +37,7 @@ def trained(devices, **options):
             return session.run(tf.global_variables() + [built.predictions])
 
 
+@pytest.mark.fast_only('options[02]')
 @pytest.mark.parametrize('devices, options', [
     ('/cpu:0+/cpu:1', {}), ('/cpu:0+/cpu:1+/cpu:2+/cpu:3', dict(micro_batches=4)),
     ('/cpu:0+/cpu:1,/cpu:2+/cpu:3', dict(micro_batches=2, recompute='auto')),

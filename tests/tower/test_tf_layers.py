@@ -18,7 +18,7 @@ from towers import compat
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 VERSION = '%d.%d' % compat.TF_VERSION
 HAS_LAYERS = compat.TF_VERSION < (2, 16)
-ADVICE = ('pip install towers[tf-layers-%s] (that is tf-keras==%s.*), and set the environment '
+ADVICE = ("pip install 'tf-keras==%s.*' (the extra tf-layers-%s), and set the environment "
           'variable TF_USE_LEGACY_KERAS=1 before the program first uses them or tf.keras.'
           % (VERSION, VERSION))
 
@@ -55,7 +55,7 @@ def test_the_variable_without_the_package(monkeypatch, version):
     if version == '2.15':
         assert 'Take the variable out of the environment: TensorFlow 2.15 has tf.layers' in text
     else:
-        assert 'pip install towers[tf-layers-%s] (that is tf-keras==%s.*), ' % (
+        assert "pip install 'tf-keras==%s.*' (the extra tf-layers-%s), " % (
             version, version) in text
 
 

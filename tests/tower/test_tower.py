@@ -71,6 +71,7 @@ def adds_in_a_mean(x, y):
     return tf.reduce_mean([_hidden(x, y, None), _l2(tf.trainable_variables()[0])])
 
 
+@pytest.mark.fast_only('total_loss|in_a_mean')
 @pytest.mark.parametrize('model_fn', [
     adds_total_loss, adds_regularization_loss, adds_the_collection, adds_by_hand,
     adds_by_reduce_sum_of_a_list, adds_scaled, adds_beside_a_registered_one, adds_in_a_mean],
@@ -414,6 +415,7 @@ def partitioned(x, y):
         return linear(x, y)
 
 
+@pytest.mark.fast_only('reference')
 @pytest.mark.parametrize('model_fn', [
     own_reuse, unnamed_layers, custom_getter, weight_norm_getter, moving_averages_of_its_variables,
     direct_and_shared, partitioned], ids=lambda model_fn: model_fn.__name__)

@@ -757,6 +757,7 @@ def optimizer_inside(x):
         return tf.identity(loss)
 
 
+@pytest.mark.fast_only(r'reference-\w+-clone|resource-\w+-replicated')
 @pytest.mark.parametrize('options', [
     dict(copies='clone'), dict(copies='reuse'), dict(variable_device='replicated')],
     ids=['clone', 'reuse', 'replicated'])

@@ -11,7 +11,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from train_runs import TRAIN, without_noise
+import towers
 from towers.errors import InvalidArgumentError
+from towers.placement.devices import check_variable_device
 import train_flags
 
 
@@ -62,6 +64,10 @@ def refusal(capsys, *argv):
      '--mode=eval runs none'),
     ('--all_reduce=copy', '--all_reduce is of no use with --variable_device=: it goes with '
      'replicated or auto'),
+    ('--mode=diagnose --plan_only', '--mode=diagnose makes no plan: leave out --plan_only'),
+    ('--plan_only --export_dir=a', '--plan_only runs nothing, so there is nothing for --export_dir '
+     'to write'),
+    ('--recompute=,', "--recompute=, names nothing: give 'auto', or names"),
     ('--schedule=all_forward', '--schedule is of no use with --micro_batches=1: it orders several'),
     ('--cluster=ring', '--cluster=ring does not say which machines: set TF_CONFIG, or give '
      '--worker_hosts, --job_name and --task_index; on one machine, python -m towers.launch starts '
@@ -276,3 +282,11 @@ def test_machines_that_would_each_train_alone(monkeypatch):
         for other in ('{"cluster": {"worker": ["a:1"]}}', '{"cluster": []}', 'nothing', '{}'):
             monkeypatch.setenv('TF_CONFIG', other)
             assert train_flags.contradiction(set()) is None
+
+
+def test_advice_names_no_arguments_of_python():
+    error = pytest.raises(towers.DeviceError, check_variable_device, '/device:CPU:5',
+                          ('/device:CPU:0', '/device:CPU:1')).value
+    assert train_flags.in_flags(str(error)) == (
+        "--variable_device=/cpu:5: the session of these towers has the CPU devices /cpu:0 to "
+        '/cpu:1. Name one of them.')

@@ -56,7 +56,7 @@ def check_build_arguments(name, variable_scope, reuse, global_step, learning_rat
             'loss_scale=%.80r: expected a LossScale, such as LossScale(initial=%s), or None.' % (
                 loss_scale, '%g' % loss_scale if isinstance(loss_scale, numbers.Real)
                 and not isinstance(loss_scale, bool) else '2. ** 15'))
-    _check_gradient_options(gradient_options, objectives)
+    check_gradient_options(gradient_options, objectives)
     if on_tower is not None:
         check_function('on_tower', on_tower, 2, 'a function of the number of the tower and of the '
                        'count of towers, or None')
@@ -96,7 +96,8 @@ def check_optimizer(optimizer):
             'evaluate.' % (optimizer,))
 
 
-def _check_gradient_options(options, objectives):
+def check_gradient_options(options, objectives):
+    """Checks a dict of arguments of `compute_gradients`, or None; raises `InvalidArgumentError`."""
     if options is None:
         return
     check_instance('gradient_options', options, dict, 'a dict of arguments of compute_gradients')

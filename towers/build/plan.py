@@ -23,7 +23,7 @@ _SESSION = 'tf.Session(config=towers.session_config(built.devices)) makes the CP
 
 
 class Plan(collections.namedtuple('Plan', [
-        'towers', 'batch_size', 'remainder', 'reduction', 'optimizer', 'learning_rate',
+        'towers', 'batch_size', 'remainder', 'reduction', 'optimizer', 'global_step', 'learning_rate',
         'variable_device', 'num_variables', 'num_trainable', 'parameters', 'parameter_bytes',
         'shared_by_order', 'regularization', 'batch_norm', 'without_gradient', 'how_built',
         'combination', 'stages', 'accumulation', 'recomputation', 'precision', 'loss_scale', 'xla',
@@ -37,6 +37,7 @@ class Plan(collections.namedtuple('Plan', [
       remainder: as given to `build_towers`.
       reduction: as given to `build_towers`.
       optimizer: name of the optimizer's class, or None.
+      global_step: who counts the steps, where the optimizer does not; else None.
       learning_rate: one line: the rate and what the reduction makes of it.
       variable_device: where variables live, in words.
       num_variables: how many variables the towers share.
@@ -98,6 +99,7 @@ class Plan(collections.namedtuple('Plan', [
              else None),
             ('session_config', self.session),
             ('optimizer', self.optimizer),
+            ('global step', self.global_step),
             ('reduction', None if self.optimizer is None else _reduction(self)),
             ('combination', self.combination),
             ('stages', self.stages),
@@ -157,6 +159,8 @@ def make_plan(builder, towers, shards, request, update, joined, how_built):
         batch_size=shards.batch_size if isinstance(shards.batch_size, int) else None,
         remainder=request.remainder, reduction=request.reduction,
         optimizer=_optimizers(request, update),
+        global_step='counted here, since the optimizer leaves it to its caller: do not add to it'
+        if update.counts else None,
         learning_rate=_learning_rates(request, all_towers),
         variable_device=request.placement.describe(), num_variables=len(variables),
         num_trainable=len(builder.gradients.trainable), parameters=sum(count for count, _ in counts),

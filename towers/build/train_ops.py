@@ -11,7 +11,7 @@ from towers.placement.variable_device import only_device
 from towers.reduce.update import apply_update, checked_transform
 from towers.tower.objectives import flat, map_shaped, tensors_of
 
-Update = collections.namedtuple('Update', 'train_op train_ops slots gradients rides')
+Update = collections.namedtuple('Update', 'train_op train_ops slots gradients rides counts')
 """What `update_variables` made.
 
 Fields:
@@ -21,6 +21,7 @@ Fields:
   slots: the variables that the optimizers made.
   gradients: what each optimizer was given: combined and transformed; list, or dict of such by name.
   rides: dict from the name of a loss to the count of the first tower's updates on its train op.
+  counts: whether the global step is counted here, since the optimizer leaves it to its caller.
 """
 
 
@@ -35,7 +36,7 @@ def update_variables(builder, request, towers, losses, combined):
       combined: `CombinedTowers`, or dict of such by name.
     """
     if not request.objectives:
-        return Update(None, {}, [], [], {})
+        return Update(None, {}, [], [], {}, False)
     gradients = request.objectives.shaped(
         checked_transform(each.transform_gradients,
                           request.objectives.of(each, combined).gradients, request.placement)
@@ -52,11 +53,11 @@ def _of_one_loss(builder, request, towers, loss, gradients, combined):
         scaled_losses.watch(combined.gradients)
         if request.numerics.check_numerics:
             on_skip = functools.partial(checked_at_least_scale, combined.gradients, scaled_losses)
-    train_op, slots = apply_update(
+    applied = apply_update(
         request.objectives[0].optimizer, gradients, request.global_step, request.placement,
         builder.variables, [loss] + _updates(builder, towers, request.of_tower.update_ops),
         request.replicas, combined.on_towers, scaled_losses, on_skip)
-    return Update(train_op, {}, slots, gradients, {})
+    return Update(applied.train_op, {}, applied.slots, gradients, {}, applied.counts)
 
 
 def _of_several(builder, request, towers, losses, gradients, combined):
@@ -71,13 +72,13 @@ def _of_several(builder, request, towers, losses, gradients, combined):
     joint_after = flat(losses) + updates + [
         tensor for pairs in flat(gradients) for tensor in tensors_of(pairs)]
     for each in request.objectives:
-        train_ops[each.name], made = apply_update(
+        train_ops[each.name], made, counts = apply_update(
             each.optimizer, gradients[each.name], request.global_step, request.placement,
             builder.variables, [losses[each.name]] + riding[each.name], request.replicas,
             combined[each.name].on_towers)
         slots += made
     for each in request.objectives:
-        train_op, made = apply_update(
+        train_op, made, _ = apply_update(
             each.optimizer, gradients[each.name], None, request.placement, builder.variables,
             joint_after + applied, request.replicas, combined[each.name].on_towers)
         applied, slots = [train_op], slots + made
@@ -86,7 +87,7 @@ def _of_several(builder, request, towers, losses, gradients, combined):
             train_op = tf.group(*(applied + [tf.assign_add(
                 request.global_step, tf.ones([], request.global_step.dtype.base_dtype)).op]))
     return Update(train_op, train_ops, slots, gradients,
-                  {name: len(ops) for name, ops in riding.items()})
+                  {name: len(ops) for name, ops in riding.items()}, counts)
 
 
 def _riding(updates, losses, towers):

@@ -17,15 +17,18 @@ class Frames:
           operations: list of operations, of which each is only in loops and branches that have their
             `Enter`s and `Switch`es among them.
         """
-        self._around, self._leaves = {}, {}
+        self._around, self._leaves, self._takers = {}, {}, {}
         if not any(op.type in CONTROL_FLOW for op in operations):
             return
         by_name = {op.name: op for op in operations}
-        left = {op.name: len(_before(op) & set(by_name)) for op in operations}
-        takers = {}
+        left, takers = {}, {}
         for op in operations:
-            for name in _before(op):
+            before = _before(op)
+            left[op.name] = sum(name in by_name for name in before)
+            for name in before:
                 takers.setdefault(name, []).append(op.name)
+            for other in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
+                self._takers.setdefault(other.name, []).append(op)
         ready = [name for name, count in left.items() if not count]
         while ready:
             op = by_name[ready.pop()]
@@ -46,6 +49,31 @@ class Frames:
     def always_runs(self, op):
         """Whether what waits for an operation may count on its being run, once: not within."""
         return not self._leaves.get(op.name) and op.type not in ('Switch', 'RefSwitch')
+
+    def is_in_branch(self, op):
+        """Whether an operation is in a branch, at any depth; the `Switch`es into one are."""
+        return _BRANCH in self._leaves.get(op.name, ()) + self._around.get(op.name, ())
+
+    def ends(self, op):
+        """The operations to wait for instead of one, which may be within a loop or a branch.
+
+        Where `always_runs(op)` that is the operation itself. Else it is what leads out of all loops
+        and branches after it: these are run whichever branch is taken, and when a loop has ended.
+
+        Returns:
+          List of operations; empty if nothing outside follows from it.
+        """
+        stack, seen, found = [op], {op.name}, []
+        while stack:
+            each = stack.pop()
+            if self.always_runs(each):
+                found.append(each)
+                continue
+            for taker in self._takers.get(each.name, ()):
+                if taker.name not in seen:
+                    seen.add(taker.name)
+                    stack.append(taker)
+        return sorted(found, key=lambda each: each.name)
 
     def _note(self, op):
         inputs = [self._leaves[name] for name in _before(op) if name in self._leaves]

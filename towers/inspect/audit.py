@@ -159,7 +159,7 @@ def _check_operations(built, operations, broken, notes):
         stray, with_variable, chosen = [], [], []
         for op in of_towers[tower.name_scope]:
             device = operation_device(op)
-            if device in stages_of(tower.device):
+            if device in stages_of(tower.device) or _follows_input(op, tower):
                 continue
             (with_variable if _touches_variable(op, by_name) else
              chosen if choices.include(op, tower) else stray).append((op, device))
@@ -211,6 +211,13 @@ def _touches_variable(op, names, depth=3):
         return True
     return any(name in names or depth and _touches_variable(other, names, depth - 1)
                for name, other in colocated_with(op))
+
+
+def _follows_input(op, tower):
+    """Whether `tf.cond` (v1) has put it beside what enters the tower, to hand it on to a branch."""
+    if op.type not in ('Switch', 'RefSwitch') or op.inputs[0].op.name.startswith(tower.name_scope):
+        return False
+    return operation_device(op) == operation_device(op.inputs[0].op)
 
 
 def _used_by_some(built):

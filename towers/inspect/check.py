@@ -53,7 +53,7 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
       **options: more arguments of `build_towers`: `devices` (then they are counted, not
         `num_towers`), `remainder`, `variable_device`, `variable_scope`, `var_list` (a function),
         `transform_gradients`, `regularization`, `update_ops`, `copies`, `all_reduce`, `accumulate`,
-        `recompute`, `micro_batches`, `schedule`, `stages`.
+        `recompute`, `micro_batches`, `schedule`, `stages`, `gradient_options`.
 
     Returns:
       `TowersReport`. A variable that cannot be shared is a report too, not an error.
@@ -134,11 +134,14 @@ def _differs_on_one_tower(devices, options):
 _OPTIONS = ('devices', 'remainder', 'variable_device', 'variable_scope', 'var_list',
             'transform_gradients', 'regularization', 'update_ops', 'check_devices',
             'allow_repeated_devices', 'copies', 'all_reduce', 'accumulate', 'recompute',
-            'micro_batches', 'schedule', 'stages')
+            'micro_batches', 'schedule', 'stages', 'gradient_options')
 
 
 def _check_arguments(model_fn, inputs, make_optimizer, num_towers, steps, tolerance, seed, options):
     check_model_fn(model_fn)
+    if all(leaf is None for leaf in tf.nest.flatten(inputs)):
+        raise InputError('inputs=%.80r: expected a sample batch, of at least one array [n, …].'
+                         % (inputs,))
     for leaf in tf.nest.flatten(inputs):
         if isinstance(leaf, (tf.Tensor, tf.SparseTensor) + compat.VARIABLE_TYPES):
             raise InputError('inputs hold the tensor %r: check_towers makes two graphs of its own '

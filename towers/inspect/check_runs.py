@@ -5,7 +5,7 @@ import collections
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.build.arguments import check_var_list, checked_objectives
+from towers.build.arguments import check_gradient_options, check_var_list, checked_objectives
 from towers.build.build import build_towers
 from towers.errors import InputError, InvalidArgumentError
 from towers.graph import graph_walk
@@ -38,6 +38,7 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
         batch = _map_leaves(_constant, inputs)
         objectives = checked_objectives(
             make_optimizer(), options.get('var_list'), options.get('transform_gradients'))
+        check_gradient_options(options.get('gradient_options'), objectives)
         if not objectives:
             raise InvalidArgumentError('make_optimizer returned None: expected an optimizer, or a '
                                        'dict of optimizers by the name of their loss.')
@@ -59,7 +60,8 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
         updates = [] if options.get('update_ops') == 'none' else (
             tf.get_collection(tf.GraphKeys.UPDATE_OPS) + keras.updates()
             + list(output.updates or ()))
-        pairs = objectives.shaped(_pairs_on_one_device(each, objectives.of(each, loss) * factor)
+        pairs = objectives.shaped(_pairs_on_one_device(each, objectives.of(each, loss) * factor,
+                                                       options.get('gradient_options') or {})
                                   for each in objectives)
         # Of several losses, every gradient is that of the weights before the step.
         after = flat(loss) + updates + (
@@ -93,7 +95,7 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
             return result, traits
 
 
-def _pairs_on_one_device(objective, loss):
+def _pairs_on_one_device(objective, loss, gradient_options):
     """The gradients of one loss, as its optimizer gets them."""
     trainable = tf.trainable_variables()
     if objective.var_list is not None:
@@ -102,7 +104,8 @@ def _pairs_on_one_device(objective, loss):
             raise InvalidArgumentError('var_list returned %.80r: expected a list of variables.'
                                        % (trainable,))
         check_var_list(trainable)
-    pairs = objective.optimizer.compute_gradients(loss, var_list=trainable)
+    pairs = objective.optimizer.compute_gradients(loss, var_list=trainable,
+                                                  **gradient_options)
     pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
     if objective.transform_gradients is not None:
         pairs = transformed_pairs(objective.transform_gradients, pairs)

@@ -13,6 +13,8 @@ from towers.errors import DeviceError, InvalidArgumentError
 from towers.placement.cluster import check_job
 from towers.placement.tower_device import StagedDevices, TowerDevice, all_devices, stages_of
 
+MOST_TOWERS = 10000  # beyond it a count is a slip of the keyboard, and a list of it fills the memory
+
 
 def visible_gpus() -> typing.Tuple[str, ...]:
     """Names of the GPUs that TensorFlow may use, without initialising any of them.
@@ -59,6 +61,8 @@ def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = Non
             'devices=%r: expected None, a number of devices, or device names such as '
             "['/gpu:0', '/gpu:2']." % (devices,))
     if isinstance(devices, numbers.Integral):
+        if devices > MOST_TOWERS:
+            raise InvalidArgumentError('devices=%d: expected %d at most.' % (devices, MOST_TOWERS))
         return _first_devices(int(devices), gpus, check)
     names = devices.split(',') if isinstance(devices, str) else devices
     resolved = tuple(_devices_of_tower(entry, devices) for entry in names)

@@ -1,5 +1,6 @@
 """The one update of the shared variables, and what rides on it."""
 
+import collections
 import contextlib
 
 import numpy as np
@@ -12,6 +13,16 @@ from towers.graph.scopes import like_current_scope
 from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 from towers.tower.variables import slot_creator
+
+
+Applied = collections.namedtuple('Applied', 'train_op slots counts')
+"""An update of the variables.
+
+Fields:
+  train_op: the operation of one step.
+  slots: the variables that the optimizer made, without those of copies.
+  counts: whether the step is counted here, since the optimizer leaves it to its caller.
+"""
 
 
 def apply_update(optimizer, gradients, global_step, placement, variables, after, replicas=None,
@@ -36,8 +47,7 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
       on_skip: function that makes the operations of a step that is skipped; or None.
 
     Returns:
-      `(train_op, slots)`: the operation of one step, and the variables that the optimizer made,
-      without those of copies.
+      `Applied`.
     """
     graph = tf.get_default_graph()
     slots = []
@@ -56,6 +66,7 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
         if not _is_operation(applied):
             raise InvalidArgumentError('apply_gradients of %r returned %.80r: expected the '
                                        'operation that updates the variables.' % (optimizer, applied))
+        uncounted = None
         if global_step is not None:
             uncounted = _uncounted(applied, made.operations, global_step, scaled_losses)
             if uncounted is not None:
@@ -64,7 +75,8 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
     if replicas is not None:
         of_copies = {slot.op.name for slot in replicas.slots}
         slots = [slot for slot in slots if slot.op.name not in of_copies]
-    return applied if isinstance(applied, tf.Operation) else tf.group(applied), slots
+    return Applied(applied if isinstance(applied, tf.Operation) else tf.group(applied), slots,
+                   uncounted is not None and scaled_losses is None)
 
 
 def _is_operation(applied):

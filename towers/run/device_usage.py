@@ -50,7 +50,7 @@ class GpuUse:
         """
         if not is_nvml_installed():
             raise MissingPackageError('GPU use is read by the package nvidia-ml-py, which is not '
-                                      'installed: pip install towers[gpu]')
+                                      'installed: pip install nvidia-ml-py (the extra gpu)')
         import pynvml  # pylint: disable=import-outside-toplevel
         self._nvml = pynvml
         pynvml.nvmlInit()

@@ -26,6 +26,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_count, check_graph_mode, check_instance
 from towers.errors import InvalidArgumentError
+from towers.graph.frames import Frames
 from towers.graph.graph_walk import step_operations
 from towers.run.step_clock import SaveListener
 from towers.run.step_loop import OccasionalHook
@@ -267,12 +268,13 @@ def describe_share(share):
 
 def _reads(op):
     """The operations that a step reads its input by, but for those that it may leave out."""
-    found = [each for each in step_operations([op])
+    step = step_operations([op])
+    found = [each for each in step
              if each.type in _READS and not _is_token(each)]
     if not found:
         return []
-    certain = [each for each in found if not compat.in_control_flow(each) and not any(
-        tensor.op.type in ('Switch', 'RefSwitch') for tensor in each.inputs)]
+    frames = Frames(step)
+    certain = [each for each in found if frames.always_runs(each)]
     if not certain:
         raise InvalidArgumentError(
             'the step reads its input, %r, within a tf.cond or tf.while_loop, where the time that '

@@ -56,7 +56,7 @@ class ProgressHook(OccasionalHook):
           stream: where to write: the bar if it is a terminal, else lines. None: the bar to
             standard error if that and standard output are terminals, else lines to the latter.
           devices: the towers' devices; use and memory of the GPUs among them are shown, if pynvml
-            is installed (`pip install towers[gpu]`).
+            is installed (`pip install nvidia-ml-py`, the extra gpu).
           examples: variable that counts examples; None: the step times `batch_size`.
           fetch_every_step: fetch the values with every step, so that the graph is optimised for
             one set of fetches less; some microseconds a step more.

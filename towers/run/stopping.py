@@ -56,11 +56,15 @@ class StopOnSignalHook(OccasionalHook):
         """Installs the handlers, once.
 
         Raises:
-          InvalidArgumentError: this is not the main thread.
+          InvalidArgumentError: this is not the main thread, or the session has another such hook.
         """
         self._coordinator = coord
         if self._former:
             return
+        other = getattr(signal.getsignal(signal.SIGTERM), '__self__', None)
+        if isinstance(other, StopOnSignalHook) and other._coordinator is coord:
+            raise InvalidArgumentError('the session has two StopOnSignalHooks, and each would put '
+                                       'back what it found: give one.')
         if threading.current_thread() is not threading.main_thread():
             raise InvalidArgumentError('StopOnSignalHook: Python has signal handlers in the main '
                                        'thread only. Make the session there, or leave this out.')

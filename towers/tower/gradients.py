@@ -108,10 +108,10 @@ class TowerGradients:
         if loss is None:
             return []
         with only_device(self._placement.of_weights):
-            options = {name: value for name, value in self._options.gradient_options.items()
-                       if name != 'gate_gradients'}  # which is a flag here
+            options = dict(self._options.gradient_options)
+            gate = options.pop('gate_gradients', tf.train.Optimizer.GATE_OP)
             gradients = tf.gradients(loss if factor == 1 else loss * factor, self.trainable,
-                                     **options)
+                                     gate_gradients=gate == tf.train.Optimizer.GATE_OP, **options)
         if all(gradient is None for gradient in gradients):
             return []
         return [list(zip(gradients, self.trainable))]
@@ -164,12 +164,15 @@ class TowerGradients:
         return chosen
 
 
-def takes_plain_gradients(objectives):
-    """Whether the optimizer's `compute_gradients` is known to give the gradient of its loss.
+def takes_plain_gradients(objectives, gradient_options):
+    """Whether a term of the loss may have its gradient taken by itself, outside of the towers.
 
-    One that has its own may clip it, or add noise: to a part of the loss that is something else.
-    Of several losses nothing is taken out: a term may be in more than one.
+    Only where `compute_gradients` is known to give the plain gradient of its loss: one of the
+    optimizer's own, of its class or of the object, may clip it, or add noise, which to a part of
+    the loss is something else. Gated as a whole (`GATE_GRAPH`), no gradient is used before all of
+    them are there. Of several losses nothing is taken out: a term may be in more than one.
     """
-    return objectives.names is None and all(
-        type(each.optimizer).compute_gradients is tf.train.Optimizer.compute_gradients
-        for each in objectives)
+    return (objectives.names is None
+            and gradient_options.get('gate_gradients') != tf.train.Optimizer.GATE_GRAPH
+            and all(getattr(each.optimizer.compute_gradients, '__func__', None)
+                    is tf.train.Optimizer.compute_gradients for each in objectives))

@@ -15,9 +15,9 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
-from towers.graph.variable_access import is_variable, read_from, variable_op
+from towers.graph.variable_access import is_variable, variable_op
 from towers.graph.variable_writes import Writes
-from towers.placement.tower_device import is_of_a_tower
+from towers.tower.write_order import write_after_reads
 
 Write = collections.namedtuple('Write', 'op variables')
 """An operation, and the names of the variables that it writes."""
@@ -156,47 +156,8 @@ class InlineUpdates:
         Args:
           towers: all `Tower`s.
         """
-        if self._update_ops != 'first' or len(towers) == 1:
-            return
-        finder, writes = Writes(self._graph), []
-        first = graph_walk.step_operations(_fetches(towers[0]) + list(towers[0].updates))
-        for op in first:
-            if not (op.name.startswith(towers[0].name_scope) and not graph_walk.is_random(op)
-                    and not compat.in_control_flow(op)
-                    and (towers[0].has_scope or is_of_a_tower(op))):
-                continue
-            names = finder.of(op)
-            if names:
-                writes.append(Write(op, names))
-        if not writes:
-            return
-        written = {name for write in writes for name in write.variables}
-        all_writes = {write.op.name for write in writes}
-        readers = collections.defaultdict(list)
-        for tower in towers[1:]:
-            for op in graph_walk.step_operations(_fetches(tower)):
-                if not op.name.startswith(tower.name_scope) or compat.in_control_flow(op):
-                    continue
-                names = written.intersection(
-                    source.name for tensor in op.inputs if not tensor.op.name.startswith(
-                        tower.name_scope) for source in read_from(tensor))
-                if names and all_writes.isdisjoint(
-                        each.name for each in graph_walk.step_operations([op])):
-                    for name in names:
-                        readers[name].append(op)
-        for write in writes:
-            waits_for = [op for name in write.variables for op in readers[name]
-                         if op is not write.op]
-            if waits_for:
-                compat.add_control_inputs(write.op, waits_for)
-
-
-def _fetches(tower):
-    """What a step needs of a tower besides its updates."""
-    leaves = tf.nest.flatten([tower.loss, tower.data_loss, tower.predictions,
-                              [gradient for gradient, _ in tower.pairs]],
-                             expand_composites=True)
-    return [leaf for leaf in leaves if hasattr(leaf, 'op')]
+        if self._update_ops == 'first' and len(towers) > 1:
+            write_after_reads(towers, self._graph)
 
 
 def _used(writes, fetches, made):

@@ -19,6 +19,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
+from towers.graph.frames import Frames
 from towers.graph.variable_access import VARIABLE_OPS, is_variable, read_from, variable_op
 from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
@@ -159,12 +160,11 @@ class OwnState:
         writes, found = Writes(self._graph), []
         names = {copy.op.name for copy in self.copies}
         for tower in towers[1:] if names else ():
+            frames = Frames(graph_walk.step_operations(tower.updates))
             for update in tower.updates:
                 for op in graph_walk.step_operations([update]):
                     if names.intersection(writes.of(op)):
-                        # What is in a branch of `tf.cond` (v1) cannot be run from outside.
-                        op = update if compat.in_control_flow(op) else op
-                        found.append(getattr(op, 'op', op))
+                        found += frames.ends(op) or [getattr(update, 'op', update)]
         return sorted(set(found), key=lambda op: op.name)
 
     def slot_creator(self, next_creator, **kwargs):

@@ -122,7 +122,8 @@ class TowerBuilder:
         self._graph = graph
         self._replicas = replicas
         self.losses = TowerLosses(graph, placement, options.adds_registered,
-                                  takes_out=takes_plain_gradients(options.objectives))
+                                  takes_out=takes_plain_gradients(
+                                      options.objectives, options.gradient_options))
         self._attempt = Attempt(graph)
         self._shared = SharedVariables(placement, options.variable_scope, options.reuse,
                                        options.earlier, replicas,

@@ -1,0 +1,75 @@
+"""Of what the gradients of a tower are taken: of the whole loss, wherever a part may differ."""
+
+import types
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+
+X = np.arange(8.).reshape(4, 2)
+RATE = 0.125  # which is exact in float32 as well
+SGD = tf.train.GradientDescentOptimizer
+
+
+def regularized(x):
+    """Gradient of the mean of x w + 3 |w|^2 / 2: the columns' means and 3 w, (3, 4) + (3, 3)."""
+    w = tf.get_variable('w', initializer=np.ones([2, 1]))
+    return tf.reduce_mean(tf.matmul(x, w)) + 3 * tf.nn.l2_loss(w)
+
+
+def after_a_step(optimizer, num_towers, model_fn=regularized, **options):
+    built = towers.build_towers(model_fn, tf.constant(X), optimizer, num_towers, 'mean', **options)
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+        return session.run(built.variables[0]).ravel(), built
+
+
+class Clipping(SGD):
+    def compute_gradients(self, *args, **kwargs):
+        return [(tf.clip_by_value(gradient, -1., 1.), variable) for gradient, variable
+                in super(Clipping, self).compute_gradients(*args, **kwargs)]
+
+
+def clipping_object():
+    """The same as an attribute of one object, as programs have it that wrap what they are given."""
+    optimizer = SGD(RATE)
+    optimizer.compute_gradients = types.MethodType(Clipping.compute_gradients, Clipping(RATE))
+    return optimizer
+
+
+@pytest.mark.parametrize('num_towers', [1, 2])
+@pytest.mark.parametrize('make', [lambda: Clipping(RATE), clipping_object])
+def test_an_optimizer_that_changes_gradients_gets_those_of_the_whole_loss(make, num_towers):
+    # Each tower's gradient, half of the batch's, is at least 2 / num_towers: clipped to 1.
+    weights, _ = after_a_step(make(), num_towers)
+    np.testing.assert_allclose(weights, 1. - RATE * num_towers, rtol=1e-12)
+
+
+@pytest.mark.parametrize('num_towers', [1, 2])
+@pytest.mark.parametrize('gate', ['GATE_NONE', 'GATE_OP', 'GATE_GRAPH'])
+def test_gates_leave_the_numbers_as_they_are(gate, num_towers):
+    options = {'gate_gradients': getattr(tf.train.Optimizer, gate)}
+    weights, _ = after_a_step(SGD(RATE), num_towers, gradient_options=options)
+    np.testing.assert_allclose(weights, 1. - RATE * (np.array([3., 4.]) + 3.), rtol=1e-12)
+    # With the whole graph gated, a penalty's gradient waits for the others: it is one of theirs.
+    alone = [op.name for op in tf.get_default_graph().get_operations()
+             if op.name.startswith('combine_gradients/gradients')]
+    assert bool(alone) == (gate != 'GATE_GRAPH'), alone
+
+
+def test_check_towers_gates_the_one_device_as_well():
+    asked = []
+
+    class Asked(SGD):
+        def compute_gradients(self, *args, **kwargs):
+            asked.append(kwargs['gate_gradients'])
+            return super(Asked, self).compute_gradients(*args, **kwargs)
+    options = {'gate_gradients': tf.train.Optimizer.GATE_GRAPH}
+    report = towers.check_towers(regularized, X, lambda: Asked(RATE), gradient_options=options)
+    assert report.equal and len(asked) > 1  # of the one device, and of the towers
+    assert set(asked) == {options['gate_gradients']}
+    with pytest.raises(towers.InvalidArgumentError, match='gate_gradients'):
+        towers.check_towers(regularized, X, lambda: SGD(RATE), gradient_options={'gate_gradients': 9})

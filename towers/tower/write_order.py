@@ -1,0 +1,136 @@
+"""In which order towers read and write what they share: the first writes when all have read.
+
+A model that reads a variable, and then writes it in its forward pass, reads what the step before
+has written. So has every tower to, and it is the first one that writes: it waits for the others.
+"""
+
+import collections
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.graph import graph_walk
+from towers.graph.frames import Frames
+from towers.graph.variable_access import HAND_ON, VARIABLE_OPS, is_variable, read_from, variable_op
+from towers.graph.variable_writes import Writes
+from towers.placement.tower_device import is_of_a_tower
+from towers.placement.variable_device import only_device
+
+
+def write_after_reads(towers, graph):
+    """Makes the first tower write after the others have read, as it has itself.
+
+    What has read after the write, another tower's included, is left as it is.
+
+    Args:
+      towers: list of all `Tower`s, two at least.
+      graph: their graph.
+    """
+    finder = Writes(graph)
+    first = graph_walk.step_operations(_fetches(towers[0]) + list(towers[0].updates))
+    writes = [(op, finder.of(op)) for op in first
+              if op.name.startswith(towers[0].name_scope) and not graph_walk.is_random(op)
+              and (towers[0].has_scope or is_of_a_tower(op))]
+    writes = [(op, names) for op, names in writes if names]
+    if not writes:
+        return
+    written = {name for _, names in writes for name in names}
+    others = graph_walk.step_operations(sum((_fetches(tower) for tower in towers[1:]), []))
+    operations = list({op.name: op for op in first + others}.values())
+    frames = Frames(operations)
+    readers = _readers(towers[1:], written, frames, finder)
+    pairs = [(end, gate) for op, names in writes for gate in _gates(op, names, frames)
+             for name in names for reader, ends in readers[name] if reader is not op
+             # Of two branches often one alone is taken, such as in training and in evaluation.
+             and not (frames.is_in_branch(op) and frames.is_in_branch(reader)) for end in ends]
+    after = graph_walk.reachable_from([gate for _, gate in pairs], operations, control=True)
+    waits_for = collections.OrderedDict()
+    for end, gate in pairs:
+        if end.name not in after:  # so that nothing comes to wait for itself
+            waits_for.setdefault(gate, []).extend(_to_wait_for(end, finder))
+    for gate, waited in waits_for.items():
+        compat.add_control_inputs(gate, _each_once(waited))
+    for end, gate in pairs:  # Which may be after another variable's write.
+        if end.name in after and gate.name not in {
+                op.name for op in graph_walk.step_operations([end])}:
+            compat.add_control_inputs(gate, _to_wait_for(end, finder))
+
+
+def _readers(towers, written, frames, finder):
+    """{name of a variable: [(operation that reads it, [what is run once it has])]} of towers."""
+    readers = collections.defaultdict(list)
+    for tower in towers:
+        trains = None
+        for op in graph_walk.step_operations(_fetches(tower)):
+            if not op.name.startswith(tower.name_scope) or _hands_on(op):
+                continue
+            names = written.intersection(
+                source.name for tensor in op.inputs for source in _sources(tensor, tower))
+            if not names:
+                continue
+            ends = frames.ends(op)
+            if ends != [op]:
+                # Not what only predictions need: a step that trains does not run it.
+                trains = trains or {each.name for each in graph_walk.step_operations(
+                    _fetches(tower._replace(predictions=None)))}
+                ends = [end for end in ends if end.name in trains]
+            for name in names:
+                readers[name].append((op, ends))
+    return readers
+
+
+def _sources(tensor, tower):
+    """The variables that a tensor is, or that it holds the value of from outside of the tower."""
+    if not tensor.op.name.startswith(tower.name_scope):
+        return read_from(tensor)
+    source = variable_op(tensor) if is_variable(tensor) else None
+    return [] if source is None else [source]
+
+
+def _hands_on(op):
+    """Whether an operation hands on a variable itself, to where it is read."""
+    return op.type in HAND_ON and is_variable(op.outputs[0])
+
+
+def _gates(op, names, frames):
+    """The operations that have to wait in order that one writes variables later.
+
+    Nothing in a loop can wait for what is outside: there it is what leads the variable in.
+    """
+    if frames.is_outside(op):
+        return [op]
+    found = []
+    for tensor in op.inputs:
+        source = variable_op(tensor) if is_variable(tensor) else None
+        if source is None or source.name not in names:
+            continue
+        while not frames.is_outside(tensor.op):
+            tensor = tensor.op.inputs[0]
+        if tensor.op.type not in VARIABLE_OPS:
+            found.append(tensor.op)
+    return found
+
+
+def _to_wait_for(op, finder):
+    """The operation; of one that calls functions, a branch of control flow v2 say, its values too.
+
+    TensorFlow puts the bodies in place of the call: what waits for the call then waits for what
+    they write, not for what they read.
+    """
+    if not finder.within_function(op):
+        return [op]
+    with tf.control_dependencies(None), only_device(op.device or None), \
+            tf.name_scope(op.name + '_has_read/'):
+        return [op] + [tf.identity(tensor).op for tensor in op.outputs if not is_variable(tensor)]
+
+
+def _fetches(tower):
+    """What a step needs of a tower besides its updates."""
+    leaves = tf.nest.flatten([tower.loss, tower.data_loss, tower.predictions,
+                              [gradient for gradient, _ in tower.pairs]],
+                             expand_composites=True)
+    return [leaf for leaf in leaves if hasattr(leaf, 'op')]
+
+
+def _each_once(operations):
+    return list({op.name: op for op in operations}.values())
