@@ -341,6 +341,15 @@ def keep_variable_stores(graph):
     return restore
 
 
+def remember_variable(graph, name, variable):
+    """Makes `tf.get_variable` find a variable by that name; says whether it does, from now on."""
+    for store in graph.get_collection(('__variable_store',)):
+        if hasattr(store, '_vars') and name not in store._vars:  # pylint: disable=protected-access
+            store._vars[name] = variable  # pylint: disable=protected-access
+            return True
+    return False
+
+
 def _variable_stores(graph):
     """The dicts of `keep_variable_stores`."""
     for key, names in ((('__variable_store',), ('_vars', '_partitioned_vars')),
@@ -486,6 +495,13 @@ def set_colocation(op, groups):
     """Makes a finished operation colocated with others; `groups` are bytes, `b'loc:@name'`."""
     value = tf.AttrValue(list=tf.AttrValue.ListValue(s=groups))
     op._set_attr('_class', value)  # pylint: disable=protected-access
+
+
+def colocated_with(graph):
+    """The operations that what is made now in a graph is colocated with."""
+    # TF 2 has stand-ins among them, for the devices of resource variables.
+    stack = graph._colocation_stack.peek_objs()  # pylint: disable=protected-access
+    return [op for op in stack if isinstance(op, tf.Operation)]
 
 
 def set_text_attribute(op, name, text):

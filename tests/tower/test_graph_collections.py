@@ -3,7 +3,7 @@
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import build_towers, session_config
+from towers import SharedVariableError, build_towers, session_config
 from towers.tower.graph_collections import TowerCollections
 
 LOSSES, UPDATES = tf.GraphKeys.LOSSES, tf.GraphKeys.UPDATE_OPS
@@ -23,10 +23,17 @@ class Towers:
         index = len(self.added)
         self.collections.enter_tower(index, shared)
         start = len(self.graph.get_operations())
-        with tf.name_scope('tower_%d' % index):
+        joined = set()
+
+        def create(next_creator, **kwargs):
+            variable = next_creator(**kwargs)
+            joined.update((key, id(variable)) for key in self.graph.get_all_collection_keys()
+                          if variable in self.graph.get_collection(key))
+            return variable
+        with tf.name_scope('tower_%d' % index), tf.variable_creator_scope(create):
             result = call()
-        self.added.append(self.collections.leave_tower(index,
-                                                       self.graph.get_operations()[start:]))
+        self.added.append(self.collections.leave_tower(
+            index, self.graph.get_operations()[start:], joined))
         return result
 
 
@@ -92,8 +99,9 @@ def test_a_collection_of_the_models_own(graph):
 
 def test_entries_that_are_no_operations(graph):
     towers = Towers(graph)
-    for _ in range(2):
-        towers.tower(lambda: tf.add_to_collection('notes', {'a': 1}))
+    seen = [towers.tower(lambda: [tf.add_to_collection('notes', {'a': 1}),
+                                  tf.get_collection('notes')][1]) for _ in range(2)]
+    assert seen == [[{'a': 1}], [{'a': 1}]]
     towers.collections.finish()
     assert tf.get_collection('notes') == [{'a': 1}]
 
@@ -202,6 +210,82 @@ def test_an_error_in_any_tower_leaves_no_entry(graph, failing_call):
         build_towers(failing, tf.constant(BATCH[:3]), tf.train.GradientDescentOptimizer(0.), 3,
                      copies='reuse')
     assert keys() == before and tf.get_collection(LOSSES) == [kept]
+
+
+def kernel_put_there(x):
+    w = tf.get_variable('w', [], initializer=tf.constant_initializer(2.))
+    tf.add_to_collection('kernels', w)
+    return x * w
+
+
+def kernel_if_new(x):
+    w = tf.get_variable('w', [], initializer=tf.constant_initializer(2.))
+    if not any(each is w for each in tf.get_collection('kernels')):
+        tf.add_to_collection('kernels', w)
+    return x * w
+
+
+def kernel_joins(x):
+    w = tf.get_variable('w', [], initializer=tf.constant_initializer(2.), collections=[
+        tf.GraphKeys.GLOBAL_VARIABLES, 'kernels'])
+    if not any(each is w for each in tf.get_collection('kernels')):
+        tf.add_to_collection('kernels', w)
+    return x * w
+
+
+def kernel_among_the_trainable(x):
+    w = tf.get_variable('w', [], initializer=tf.constant_initializer(2.), trainable=False)
+    tf.add_to_collections([tf.GraphKeys.TRAINABLE_VARIABLES, 'kernels'], w)
+    for each in tf.trainable_variables()[1:]:
+        tf.add_to_collection('kernels', each)
+    return x * w
+
+
+@pytest.mark.parametrize('options', [
+    dict(copies='reuse'), dict(variable_device='replicated'), dict(remainder='weight')],
+    ids=['reuse', 'replicated', 'uneven'])
+@pytest.mark.parametrize('layer', [kernel_put_there, kernel_if_new, kernel_joins,
+                                   kernel_among_the_trainable])
+def test_l2_loss_of_a_collection_of_variables_is_counted_once(graph, layer, options):
+    def model(x):
+        loss = tf.reduce_mean(layer(x))
+        return loss + tf.add_n([tf.nn.l2_loss(each) for each in tf.get_collection('kernels')])
+    batch = BATCH[:3] if 'remainder' in options else BATCH
+    built = build_towers(model, tf.constant(batch), tf.train.GradientDescentOptimizer(1.), 2,
+                         'mean', **options)
+    assert [each.op.name for each in tf.get_collection('kernels')] == ['w']
+    assert [each.op.name for each in tf.trainable_variables()] == ['w']
+    with tf.Session(config=session_config(2)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        mean = sum(batch) / len(batch)
+        # As on one device: mean(2 x) + 2^2 / 2, and mean(x) + 2.
+        assert session.run([built.loss, built.gradients[0][0]]) == pytest.approx(
+            [2. * mean + 2., mean + 2.], rel=1e-6)
+
+
+@pytest.mark.parametrize('reads', [False, True])
+def test_a_kept_variable_that_only_the_first_call_puts_into_a_collection(graph, reads):
+    kept = []
+
+    def model(x):
+        if not kept:
+            kept.append(tf.Variable(2., name='w'))
+            tf.add_to_collection('kernels', kept[0])
+        loss = tf.reduce_mean(x * kept[0])
+        return loss + sum(map(tf.nn.l2_loss, tf.get_collection('kernels'))) if reads else loss
+
+    def build():
+        return build_towers(model, tf.constant(BATCH), tf.train.GradientDescentOptimizer(1.), 2,
+                            copies='reuse')
+    if not reads:
+        assert build().variables == tf.get_collection('kernels')
+        return
+    with pytest.raises(SharedVariableError) as caught:
+        build()
+    assert str(caught.value) == (
+        "the first call of the model function put variable 'w' into the collection 'kernels', that "
+        'of tower 1 did not, and uses the variable 1 times instead of 2. Put it there in every '
+        'call, or name the collection where the variable is made (collections=[…]).')
 
 
 # ---- updates from before the towers --------------------------------------------------------------

@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import SAMPLES, keras, kind_of_variables, linear, momentum  # noqa: F401
+from towers.graph.variable_access import variables_read
 
 
 class Broken(Exception):
@@ -125,6 +126,146 @@ def test_an_attempt_after_two_failures_and_another_build(graph):
     with tf.variable_scope('more'):
         other = towers.build_towers(linear, data, momentum(), 2, name='another')
     assert samples.names(other.variables) == ['more/kernel']
+
+
+def kept_variable():
+    kept = []
+
+    def model(x):
+        if not kept:
+            kept.append(tf.Variable(2., name='w'))
+        return tf.reduce_mean(x * kept[0] * tf.get_variable('b', [], initializer=ones()))
+    return model, ['b', 'w']
+
+
+def kept_template():
+    template = tf.make_template('T', lambda x: x * tf.get_variable('w', [], initializer=twos()))
+    return lambda x: tf.reduce_mean(template(x)), ['T/w']
+
+
+def kept_layer():
+    layer = keras.layers.Dense(1, kernel_initializer='ones', name='d')
+    return lambda x: tf.reduce_mean(2. * layer(x[:, None])), ['d/bias', 'd/kernel']
+
+
+def kept_average():
+    average = tf.train.ExponentialMovingAverage(0.5)
+
+    def model(x):
+        w = tf.get_variable('w', [], initializer=twos())
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, average.apply([w]))
+        return tf.reduce_mean(w * x)
+    return model, ['w', 'w/ExponentialMovingAverage']
+
+
+ones, twos = tf.ones_initializer, lambda: tf.constant_initializer(2.)
+
+
+@pytest.mark.parametrize('where', ['tower 0', 'tower 1', 'the end'])
+@pytest.mark.parametrize('keep', [kept_variable, kept_template, kept_layer, kept_average])
+def test_what_the_program_keeps_goes_on(graph, keep, where):
+    model, names = keep()
+    data = tf.constant([1., 2., 3., 6.])
+    fail(model, data, where, graph)
+    fail(model, data, where, graph)
+    optimizer = momentum()
+    built = towers.build_towers(model, data, optimizer, 2, 'mean', copies='reuse')
+    trained_names = [name for name in names if 'Average' not in name]
+    assert sorted(v.op.name for v in tf.trainable_variables()) == trained_names
+    initial, after = trained(built, steps=1)
+    assert sorted(after) == sorted(names + [name + '/Momentum' for name in trained_names])
+    gradients = {'w': 3., 'b': 6., 'T/w': 3., 'd/bias': 2., 'd/kernel': 6.}
+    for name in trained_names:
+        assert after[name + '/Momentum'].ravel() == pytest.approx([gradients[name]])
+    if keep is kept_average:
+        assert [v.op.name for v in tf.moving_average_variables()] == ['w']
+        assert after[names[1]] in (initial['w'], (initial['w'] + after['w']) / 2.)
+    assert not towers.audit(built).broken
+
+
+@pytest.mark.parametrize('kept', [False, True], ids=['new optimizer', 'kept optimizer'])
+def test_an_optimizer_that_fails_after_its_slots_were_made(graph, kept):
+    class Late(tf.train.AdamOptimizer):
+        broken = True
+
+        def _finish(self, *arguments):
+            if self.broken:
+                raise Broken()
+            return super(Late, self)._finish(*arguments)
+
+    def build(optimizer):
+        return towers.build_towers(linear, data, optimizer, 2)
+    data, optimizer = samples.vectors(8), Late(0.1)
+    with pytest.raises(Broken):
+        build(optimizer)
+    optimizer.broken = False
+    built = build(optimizer if kept else tf.train.AdamOptimizer(0.1))
+    assert samples.names(built.slots) == [
+        'beta1_power', 'beta2_power', 'kernel/Adam', 'kernel/Adam_1']
+    initial, after = trained(built, steps=1)
+    assert sorted(after) == ['beta1_power', 'beta2_power', 'kernel', 'kernel/Adam',
+                             'kernel/Adam_1']
+    assert after['beta1_power'] == pytest.approx(0.81)
+    assert abs(abs(after['kernel'] - initial['kernel']) - 0.1).max() < 1e-4
+
+
+def in_a_new_graph(model, message, **options):
+    data = tf.constant([1., 2., 3., 6.])
+    fail(model, data, 'tower 1', tf.get_default_graph(), **options)
+    with pytest.raises(towers.SharedVariableError) as caught:
+        towers.build_towers(model, data, momentum(), 2, **options)
+    assert str(caught.value) == message + (
+        ' Build in a new graph: `with tf.Graph().as_default():`, or tf.reset_default_graph().')
+
+
+def test_a_kept_variable_that_the_model_function_looks_for(graph):
+    kept = []
+
+    def model(x):
+        if not kept:
+            kept.append(tf.Variable(2., name='w'))
+        return tf.reduce_mean(x * kept[0]) + sum(map(tf.nn.l2_loss, tf.trainable_variables()))
+    in_a_new_graph(model, (
+        "variable 'w' is left over from a build that failed, and the program has kept it. The "
+        "model function reads the collection 'trainable_variables', where it was not any more."))
+
+
+def test_a_kept_variable_that_is_regularized_as_it_is_made(graph):
+    template = tf.make_template('T', lambda x: x * tf.get_variable(
+        'w', [], initializer=twos(), regularizer=tf.nn.l2_loss))
+    in_a_new_graph(lambda x: tf.reduce_mean(template(x)), (
+        "variable 'T/w' is left over from a build that failed, and the program has kept it. Its "
+        'regularization loss was registered as it was made, and is not any more.'),
+                   regularization='add')
+
+
+def test_a_kept_variable_and_another_of_its_name(graph):
+    kept = []
+
+    def model(x):
+        if not kept:
+            kept.append(tf.Variable(2.))
+        return tf.reduce_mean(x * kept[0] * tf.Variable(3.))
+    in_a_new_graph(model, (
+        "a build that failed has left 2 variables that are called 'Variable', and the model "
+        'function makes 1 now: which of them it has kept, if any, cannot be told.'))
+
+
+def test_a_template_of_an_earlier_build_in_the_next(graph):
+    model, _ = kept_template()
+    data = tf.constant([1., 2., 3., 6.])
+    built = towers.build_towers(model, data, momentum(), 2, 'mean',
+                                variable_device='replicated')
+    other = towers.build_towers(model, data, momentum(), 2, 'mean', name='other', reuse=built,
+                                variable_device='replicated')
+    assert [[v.op.name for v in graph_reads(tower)] for tower in other.towers] == [
+        ['T/w'], ['T/w_replica_1']]
+
+
+def graph_reads(tower):
+    return variables_read([op for op in tf.get_default_graph().get_operations()
+                           if op.name.startswith(tower.name_scope)
+                           and op.name not in tower.backward])
 
 
 def test_get_variable_itself_has_forgotten_what_failed(graph):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 import tf_slim as slim
+from tensorflow.python.training.slot_creator import create_zeros_slot
 
-from towers import SharedVariableError, TowersError, build_towers, mend_slim, session_config
+from towers import SharedVariableError, TowersError, audit, build_towers, mend_slim, session_config
 from towers.placement.variable_device import Placement
 from towers.tower.variables import owner_by_name, slot_creator, without_numbers
 
@@ -696,6 +697,13 @@ def average_that_starts_at_zero(x):
         return tf.identity(average.average(mean)) + mean
 
 
+def average_of_weights_in_float64(x):
+    w = tf.get_variable('w', [], tf.float64, initializer=ONE)
+    average = tf.train.ExponentialMovingAverage(0.5)
+    with tf.control_dependencies([average.apply([w])]):
+        return tf.reduce_mean(tf.cast(x, tf.float64) * w)
+
+
 def average_by_hand(x):
     w = tf.get_variable('w', [], initializer=ONE)
     with tf.name_scope('model'):
@@ -712,6 +720,34 @@ def scope_named_by_an_operation(x):
         return mean * tf.get_variable('b', [], initializer=ONE)
 
 
+def named_by_a_scope(x):
+    w = tf.get_variable('w', [], initializer=ONE)
+    with tf.name_scope('q') as scope:
+        mean = tf.reduce_mean(x * w, name='mean')
+        slot = tf.get_variable(scope + 'average', [], initializer=ONE, trainable=False)
+        with tf.variable_scope(scope.rstrip('/')):
+            slot = slot * tf.get_variable('other', [], initializer=ONE, trainable=False)
+        return mean * slot * tf.Variable(1., name=scope + 'direct', trainable=False)
+
+
+def named_by_a_scope_without_operations(x):
+    with tf.name_scope('q') as scope:
+        w = tf.get_variable(scope + 'w', [], initializer=ONE)
+    return tf.reduce_mean(x * w)
+
+
+def joined_names(x):
+    w = tf.get_variable('w', [], initializer=ONE)
+    with tf.name_scope('model'):
+        mean = tf.reduce_mean(x * w, name='mean')
+    for separator in '_-.':
+        name = mean.op.name.replace('/', separator)
+        mean *= tf.get_variable('of_' + name, [], initializer=ONE, trainable=False)
+        mean *= tf.get_variable(name + '_average', [], initializer=ONE, trainable=False)
+        mean *= tf.Variable(1., name=name + '_direct', trainable=False)
+    return mean
+
+
 def optimizer_inside(x):
     w = tf.get_variable('w', [], initializer=ONE)
     inner = tf.get_variable('inner', [], initializer=ONE, trainable=False)
@@ -726,8 +762,10 @@ def optimizer_inside(x):
     dict(copies='clone'), dict(copies='reuse'), dict(variable_device='replicated')],
     ids=['clone', 'reuse', 'replicated'])
 @pytest.mark.parametrize('model_fn', [
-    average_of_a_tensor, average_that_starts_at_zero, average_by_hand,
-    scope_named_by_an_operation, optimizer_inside], ids=lambda each: each.__name__)
+    average_of_a_tensor, average_that_starts_at_zero, average_of_weights_in_float64,
+    average_by_hand,
+    scope_named_by_an_operation, named_by_a_scope, named_by_a_scope_without_operations,
+    joined_names, optimizer_inside], ids=lambda each: each.__name__)
 def test_the_tower_is_in_no_variables_name(resource, model_fn, options):
     """Whichever call made it: one device's checkpoint loads."""
     expected = names_on_one_device(model_fn)
@@ -740,21 +778,53 @@ def test_the_tower_is_in_no_variables_name(resource, model_fn, options):
 
 
 def test_nor_within_scopes_of_the_caller(resource):
-    with tf.variable_scope('train'):
-        build(average_of_a_tensor)
-    with tf.Graph().as_default():
-        with tf.variable_scope('train'):
-            average_of_a_tensor(tf.constant(BATCH))
-        expected = names()
-    assert sorted(names()) == sorted(expected)
+    for model_fn in (average_of_a_tensor, joined_names):
+        with tf.Graph().as_default():
+            with tf.variable_scope('train'):
+                build(model_fn)
+            found = names()
+        with tf.Graph().as_default():
+            with tf.variable_scope('train'):
+                model_fn(tf.constant(BATCH))
+            assert sorted(found) == sorted(names())
 
 
-def test_a_scope_of_the_models_own_of_the_towers_name(resource):
+@pytest.mark.parametrize('has_name_scope', [True, False])
+def test_a_scope_of_the_models_own_of_the_towers_name(resource, has_name_scope):
     def model_fn(x):
-        with tf.variable_scope('tower_0'):
+        with tf.variable_scope('tower_0', auxiliary_name_scope=has_name_scope):
             return tf.reduce_mean(x * tf.get_variable('w', [], initializer=ONE))
     build(model_fn)
     assert names() == ['tower_0/w']
+
+
+@pytest.mark.parametrize('options', [
+    dict(copies='clone'), dict(copies='reuse'), dict(variable_device='replicated')],
+    ids=['clone', 'reuse', 'replicated'])
+@pytest.mark.parametrize('made_by', ['get_variable', 'Variable', 'slot_creator'])
+def test_variables_colocated_with_an_activation_are_where_variables_are(resource, made_by, options):
+    def model_fn(x):
+        h = x * tf.get_variable('w', [], initializer=ONE)
+        mean = tf.reduce_mean(h, name='mean')
+        if made_by == 'slot_creator':
+            average = create_zeros_slot(mean, 'average')
+        else:
+            with tf.colocate_with(h):
+                average = (tf.get_variable('average', [], initializer=ONE, trainable=False)
+                           if made_by == 'get_variable' else
+                           tf.Variable(1., name='average', trainable=False))
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(average, mean))
+        return mean
+    expected = names_on_one_device(model_fn)
+    built = build_towers(model_fn, tf.constant(BATCH), tf.train.GradientDescentOptimizer(0.), 2,
+                         'mean', **options)
+    assert sorted(names()) == sorted(expected)
+    average, = [each for each in tf.global_variables() if 'average' in each.op.name]
+    assert average.device == '/device:CPU:0' and not audit(built).broken
+    with tf.Session(config=session_config(built.devices)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(built.train_op)
+        assert session.run(average) == 1.5  # the first tower's mean
 
 
 def test_an_evaluation_reads_the_same_averages(resource):

@@ -169,6 +169,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         combined = combine_towers(builder, request, towers)
         combined, machines = combine_machines(request, shards, combined)
         update = update_variables(builder, request, towers, outputs.loss, combined)
+        update = update._replace(slots=update.slots + builder.kept_slots())
         if request.accumulate > 1:
             check_order([update.train_op])
         if machines is not None:

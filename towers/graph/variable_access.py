@@ -64,20 +64,31 @@ def variables_read(operations, owned=(), others=()):
         with them): these are no use of theirs.
       others: list of variables.
     """
+    names = count_reads(operations, owned)
+    known = collections.OrderedDict()
+    for variable in (tf.global_variables() + tf.local_variables() + tf.trainable_variables()
+                     + list(others)):
+        known.setdefault(variable.op.name, variable)
+    return [variable for name, variable in known.items() if name in names]
+
+
+def count_reads(operations, owned=()):
+    """How often these operations take each variable or its value: a `Counter` by its name.
+
+    Args:
+      operations: list of operations.
+      owned: names of operations that belong to the variables, see `variables_read`.
+    """
     made = {op.name for op in operations}
-    names = set()
+    count = collections.Counter()
     for op in operations:
         if op.name in owned:
             continue
         for tensor in op.inputs:
             if tensor.op.name not in made or tensor.op.name in owned or (
                     tensor.op.type in VARIABLE_OPS):
-                names.update(source.name for source in read_from(tensor))
-    known = collections.OrderedDict()
-    for variable in (tf.global_variables() + tf.local_variables() + tf.trainable_variables()
-                     + list(others)):
-        known.setdefault(variable.op.name, variable)
-    return [variable for name, variable in known.items() if name in names]
+                count.update(source.name for source in read_from(tensor))
+    return count
 
 
 def is_variable(tensor):

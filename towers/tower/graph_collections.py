@@ -2,17 +2,36 @@
 
 `tf.losses`, `UPDATE_OPS` and summaries pile up in the graph's collections tower by tower: a
 `tf.losses.get_total_loss()` in the second tower would return the first one's loss as well. Here
-each call sees what was there before the towers, what is shared (variables), and its own; at the
-end the collections hold what one device would have left in them: the first tower's.
+each call sees what was there before the towers, what is shared, and its own; at the end the
+collections hold what one device would have left in them: the first tower's.
+
+Shared are the variables, in the collections that they joined as they were made: a later call gets
+them without making them. What the model function itself puts into a collection, variables too, it
+puts there in every call.
 """
 
+import collections
+
 import tensorflow.compat.v1 as tf
+
+from towers.errors import SharedVariableError
+from towers.graph.variable_access import VARIABLE_OPS, count_reads
 
 _OF_EVERY_TOWER = frozenset([
     tf.GraphKeys.TABLE_INITIALIZERS, tf.GraphKeys.QUEUE_RUNNERS, tf.GraphKeys.COND_CONTEXT,
     tf.GraphKeys.WHILE_CONTEXT, tf.GraphKeys.ASSET_FILEPATHS, tf.GraphKeys.SAVEABLE_OBJECTS,
     tf.GraphKeys.LOCAL_VARIABLES])
 """What has to be initialised or exported, whichever tower made it."""
+
+_OF_MODELS_OWN = frozenset([
+    tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES,
+    tf.GraphKeys.MODEL_VARIABLES])
+"""Where every tower sees the model's own variables, by their names, though it may read copies."""
+
+_OF_ALL_CALLS = frozenset([
+    tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES,
+    tf.GraphKeys.MOVING_AVERAGE_VARIABLES])
+"""Where TensorFlow itself looks for variables, or puts them once only: there they stay."""
 
 _UPDATES_OF_BUILDS = ('towers_update_ops',)
 """Key, no string as those of TF's own stores, so that no meta graph holds it."""
@@ -25,37 +44,87 @@ class TowerCollections:
         self._graph = graph
         self._before = self._snapshot()
         self._final = None
-        self._owned = set()
+        self._entered = None
+        self._put_there = []  # (key, variable) of what the model function's first call put there
+        self._reads = collections.Counter()  # of the first tower, by the variable's name
 
-    def enter_tower(self, index, shared=()):
-        """Hides what earlier towers left, except `shared` entries (the weights' L2 losses)."""
+    def enter_tower(self, index, shared=(), of_tower=None):
+        """Hides what earlier towers left, except what is shared.
+
+        Args:
+          index: the tower's number.
+          shared: entries that all towers see besides variables (the weights' L2 losses).
+          of_tower: function from a variable to what this tower reads in its place, or None.
+        """
         if index == 0:
             return
         shared = set(map(id, shared))
-        self._put({key: [entry for entry in entries
-                         if id(entry) in shared or not self._is_owned(entry)]
-                   for key, entries in self._final.items()})
+        hidden = {(key, id(entry)) for key, entry in self._put_there}
 
-    def leave_tower(self, index, operations):
+        def seen(key):
+            added = [entry for entry in _since(self._before.get(key, ()), self._final[key])
+                     if id(entry) in shared or (
+                         _is_variable(entry) and (key, id(entry)) not in hidden)]
+            if of_tower is not None and key not in _OF_MODELS_OWN:
+                added = [of_tower(entry) if _is_variable(entry) else entry for entry in added]
+            return self._before.get(key, []) + added
+        self._put({key: seen(key) for key in self._final})
+        self._entered = self._snapshot()
+
+    def leave_tower(self, index, operations, joined=(), owned=(), original=None):
         """Notes what the tower added; `operations` are those that it made.
+
+        Args:
+          index: the tower's number.
+          operations: the operations that it made.
+          joined: of the first tower: set of `(key, id of a variable)`, the collections that
+            variables joined as they were made.
+          owned: names of the operations that were made with variables, as parts of them.
+          original: function from a variable that this tower reads to the model's own, or None.
 
         Returns:
           Dict from collection key to the list of entries that are new since `enter_tower`.
+
+        Raises:
+          SharedVariableError: it reads a variable less often than the first tower, after it has
+            left it out of a collection that the first tower's call put it into.
         """
         now = self._snapshot()
         if index == 0:
             self._final = now
-            added = {key: entries[len(self._before.get(key, ())):]
+            added = {key: _since(self._before.get(key, ()), entries)
                      for key, entries in now.items()}
+            self._put_there = [
+                (key, entry) for key, entries in added.items() if key not in _OF_ALL_CALLS
+                for entry in entries if _is_variable(entry) and (key, id(entry)) not in joined]
+            if self._put_there:
+                self._reads = count_reads(operations, owned)
         else:
             added = {}
             for key, entries in now.items():
                 known = set(map(id, self._final.get(key, ())))
+                known.update(map(id, self._entered.get(key, ())))
                 added[key] = [entry for entry in entries if id(entry) not in known]
                 if key in _OF_EVERY_TOWER:
                     self._final[key] = self._final.get(key, []) + added[key]
-        self._owned.update(op.name for op in operations)
+            self._check_put_there(index, operations, owned, original or (lambda entry: entry), now)
         return added
+
+    def _check_put_there(self, index, operations, owned, original, now):
+        reads = None
+        for key, variable in self._put_there:
+            if any(original(entry) is variable for entry in now.get(key, ())
+                   if _is_variable(entry)):
+                continue
+            if reads is None:
+                reads = count_reads(operations, owned)
+            here, first = reads[variable.op.name], self._reads[variable.op.name]
+            if here < first:
+                raise SharedVariableError(
+                    'the first call of the model function put variable %r into the collection %r, '
+                    'that of tower %d did not, and uses the variable %d times instead of %d. Put '
+                    'it there in every call, or name the collection where the variable is made '
+                    '(collections=[…]).' % (variable.op.name, key, index, here, first))
 
     def keep_local_variables(self):
         """To be called after the first tower, when local variables were made for the others."""
@@ -94,13 +163,22 @@ class TowerCollections:
         for key in set(self._snapshot()) | {key for key, entries in wanted.items() if entries}:
             self._graph.get_collection_ref(key)[:] = wanted.get(key, [])
 
-    def _is_owned(self, entry):
-        """Whether a tower's call made this entry, for itself: variables are made for all."""
-        op = getattr(entry, 'op', entry)
-        # Not by the type of the entry: what assigning a resource variable gives is a variable too.
-        if getattr(op, 'type', None) in ('Variable', 'VariableV2', 'VarHandleOp'):
-            return False
-        return getattr(op, 'name', None) in self._owned
+
+def _since(before, now):
+    """The entries of a list that are not among those it had before, each as often as it is new."""
+    count = collections.Counter(map(id, before))
+    added = []
+    for entry in now:
+        if count[id(entry)]:
+            count[id(entry)] -= 1
+        else:
+            added.append(entry)
+    return added
+
+
+def _is_variable(entry):
+    # Not by the type of the entry: what assigning a resource variable gives is a variable too.
+    return getattr(getattr(entry, 'op', entry), 'type', None) in VARIABLE_OPS
 
 
 def _name_of(entry):

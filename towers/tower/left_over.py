@@ -4,16 +4,26 @@ TensorFlow cannot remove an operation. After a failed build its variables are in
 `tf.get_variable` has forgotten them; but the graph still has operations of their names, so that a
 second attempt would make `w_1` where one device has `w`. So the second attempt is handed those very
 variables, each with the initial value and the collections that it now asks for.
+
+What the program has kept (a Keras layer, a variable in a dictionary, a template, a moving average,
+an optimizer's slots) it does not ask for again: it reads it. Then the variable goes back into the
+collections that it was in, to be trained, initialised and saved.
 """
 
+import collections
 import contextlib
 import re
+import sys
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import SharedVariableError
+from towers.graph import graph_walk
+from towers.graph.variable_access import count_reads
 from towers.placement.devices import short_name
+
+_AVERAGED = tf.GraphKeys.MOVING_AVERAGE_VARIABLES
 
 _VARIABLES = ('towers_left_over_variables',)
 _SCOPES = ('towers_left_over_scopes',)
@@ -25,42 +35,164 @@ def left_scopes(graph):
     return set(graph.get_collection(_SCOPES))
 
 
+Left = collections.namedtuple('Left', 'variable keys requested regularized')
+"""A variable of a build that failed.
+
+Fields:
+  variable: the variable.
+  keys: the collections that it was in.
+  requested: the name that was asked for, which TensorFlow may have added a number to.
+  regularized: whether a registered regularization loss was computed from it.
+"""
+
+
 class Attempt:
     """One attempt to build something in a graph."""
 
-    def __init__(self, graph, scopes):
-        """
-        Args:
-          graph: the graph.
-          scopes: full names of the name scopes that the build makes.
-        """
+    def __init__(self, graph):
         self._graph = graph
-        self._scopes = scopes
         self._left = list(graph.get_collection(_VARIABLES))
         self._made = []
+        self._requested = {}  # id of a variable made -> the name that was asked for
+        self._remembered = set()  # ids of what `tf.get_variable` was made to find
+        self._looked_at = set()  # collections that the model function has read
+        self._start = len(graph.get_operations())
 
     @contextlib.contextmanager
-    def undone_on_error(self, put_collections_back):
+    def undone_on_error(self, scopes, put_collections_back):
         """Within it variables are taken up again; on an error all is put back, for another attempt.
 
         Args:
+          scopes: full names of the name scopes that the build makes.
           put_collections_back: function that does what its name says.
         """
         restore = compat.keep_variable_stores(self._graph)
         try:
             with tf.variable_creator_scope(self._create):
                 yield
+            self.take_back()
         except BaseException:
+            left = self._after_failure()
             put_collections_back()
             restore()
-            known = set(map(id, self._left))
-            self._put(_VARIABLES, self._left + [each for each in self._made
-                                                if id(each) not in known])
-            self._put(_SCOPES, sorted(left_scopes(self._graph) | set(self._scopes)))
+            self._put(_VARIABLES, left)
+            self._put(_SCOPES, sorted(left_scopes(self._graph) | set(scopes)))
             raise
         taken = set(map(id, self._made))
-        self._put(_VARIABLES, [left for left in self._left if id(left) not in taken])
-        self._put(_SCOPES, sorted(left_scopes(self._graph) - set(self._scopes)))
+        self._put(_VARIABLES, [left for left in self._left if id(left.variable) not in taken])
+        self._put(_SCOPES, sorted(left_scopes(self._graph) - set(scopes)))
+
+    @contextlib.contextmanager
+    def first_call(self):
+        """The scope of the model function's first call; afterwards `take_back` what it has read.
+
+        Raises:
+          SharedVariableError: at its end, when it has made fewer variables of one name than the
+            build that failed: which of them it has kept nobody knows.
+        """
+        if not self._left:
+            yield
+            return
+        get_collection = self._graph.get_collection
+
+        def noting(name, scope=None):
+            if name != tf.GraphKeys.GLOBAL_VARIABLES or not _reads_for_itself(sys._getframe(1)):
+                self._looked_at.add(name)
+            return get_collection(name, scope)
+        self._graph.get_collection = noting
+        try:
+            yield
+        finally:
+            del self._graph.get_collection
+        self._check_names()
+
+    def take_back(self):
+        """Puts back what was read since the attempt began and not asked for: a list of variables.
+
+        Raises:
+          SharedVariableError: the model function has looked for it in a collection, in vain.
+        """
+        free = self._free()
+        if not free:
+            return []
+        reads = count_reads(self._graph.get_operations()[self._start:])
+        taken = [left for left in free
+                 if reads[left.variable.op.name] or id(left.variable) in self._remembered]
+        for left in taken:
+            missed = sorted(self._looked_at.intersection(left.keys))
+            if missed:
+                raise SharedVariableError(
+                    'variable %r is left over from a build that failed, and the program has kept '
+                    'it. The model function reads the collection %r, where it was not any more. '
+                    '%s' % (left.variable.op.name, missed[0], _IN_A_NEW_GRAPH))
+            if left.regularized and left.variable.op.name not in self._regularized():
+                raise SharedVariableError(
+                    'variable %r is left over from a build that failed, and the program has kept '
+                    'it. Its regularization loss was registered as it was made, and is not any '
+                    'more. %s' % (left.variable.op.name, _IN_A_NEW_GRAPH))
+            self._put_back(left)
+        return [left.variable for left in taken]
+
+    def remember(self, name):
+        """Makes `tf.get_variable` find a variable by that name, for a template: whether it does.
+
+        Into its collections it goes after the call: a template allows no new variable there.
+        """
+        for left in self._free():
+            if left.variable.op.name == name and compat.remember_variable(
+                    self._graph, name, left.variable):
+                self._remembered.add(id(left.variable))
+                return True
+        return False
+
+    def _put_back(self, left):
+        for key in left.keys:
+            self._join(key, left.variable)
+        self._made.append(left.variable)
+        # What a moving average is of joins a collection only when the average is made.
+        for other in self._left:
+            if _AVERAGED in other.keys and (
+                    left.variable.op.name.startswith(other.variable.op.name + '/')):
+                self._join(_AVERAGED, other.variable)
+
+    def _join(self, key, variable):
+        if not any(variable is each for each in self._graph.get_collection_ref(key)):
+            self._graph.add_to_collection(key, variable)
+
+    def _free(self):
+        made = set(map(id, self._made))
+        return [left for left in self._left if id(left.variable) not in made]
+
+    def _after_failure(self):
+        """The list of `Left` for the next attempt."""
+        known = {id(left.variable): left for left in self._left}
+        keys = collections.defaultdict(list)
+        for key in self._graph.get_all_collection_keys():
+            for entry in self._graph.get_collection_ref(key):
+                keys[id(entry)].append(key)
+        regularized = self._regularized()
+        for variable in self._made:
+            before = known.get(id(variable), Left(variable, (), None, False))
+            known[id(variable)] = Left(
+                variable, tuple(dict.fromkeys(before.keys + tuple(keys[id(variable)]))),
+                self._requested.get(id(variable), before.requested),
+                before.regularized or variable.op.name in regularized)
+        return list(known.values())
+
+    def _regularized(self):
+        return graph_walk.ancestors([
+            loss for loss in self._graph.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
+            if isinstance(loss, tf.Tensor)])
+
+    def _check_names(self):
+        left, made = collections.Counter(), collections.Counter(self._requested.values())
+        left.update(each.requested for each in self._left)
+        for name, count in left.items():
+            if 0 < made[name] < count:
+                raise SharedVariableError(
+                    'a build that failed has left %d variables that are called %r, and the model '
+                    'function makes %d now: which of them it has kept, if any, cannot be told. %s'
+                    % (count, name, made[name], _IN_A_NEW_GRAPH))
 
     def _put(self, key, entries):
         if entries or self._graph.get_collection(key):
@@ -76,6 +208,7 @@ class Attempt:
         else:
             variable = next_creator(**kwargs)
         self._made.append(variable)
+        self._requested[id(variable)] = name
         return variable
 
     def _match(self, name):
@@ -83,8 +216,7 @@ class Attempt:
         """
         if not self._left:
             return None
-        free = {left.op.name: left for left in self._left
-                if not any(left is each for each in self._made)}
+        free = {left.variable.op.name: left.variable for left in self._free()}
         if name in free:
             return free[name]
         if any(each.op.name == name for each in self._made):
@@ -92,6 +224,15 @@ class Attempt:
                 if re.match(re.escape(name) + r'_\d+$', other):
                     return free[other]
         return None
+
+
+def _reads_for_itself(frame):
+    """Whether TensorFlow reads a collection for purposes of its own, not for whoever asked it to.
+    """
+    passed_on = ('framework.ops', 'ops.variables')
+    while frame is not None and frame.f_globals.get('__name__', '').endswith(passed_on):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get('__name__', '').startswith('tensorflow')
 
 
 def _taken_up(variable, kwargs):
@@ -132,5 +273,8 @@ def _device_of_the_moment(variable):
 def _new_graph(name, found):
     return SharedVariableError(
         'variable %r cannot be made as it is asked for: a build that failed has left %s of that '
-        'name in this graph, which TensorFlow cannot remove. Build in a new graph: `with '
-        'tf.Graph().as_default():`, or tf.reset_default_graph().' % (name, found))
+        'name in this graph, which TensorFlow cannot remove. %s' % (name, found, _IN_A_NEW_GRAPH))
+
+
+_IN_A_NEW_GRAPH = ('Build in a new graph: `with tf.Graph().as_default():`, or '
+                   'tf.reset_default_graph().')

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import re
 
 import tensorflow.compat.v1 as tf
@@ -123,9 +124,11 @@ class TowerBuilder:
         self.losses = TowerLosses(graph, placement, options.adds_registered,
                                   takes_out=takes_plain_gradients(
                                       options.objectives, options.gradient_options))
+        self._attempt = Attempt(graph)
         self._shared = SharedVariables(placement, options.variable_scope, options.reuse,
                                        options.earlier, replicas,
-                                       on_creation=self.losses.registered.creation)
+                                       on_creation=self.losses.registered.creation,
+                                       left_over=self._attempt)
         self._gradients_of_first = 0
         self.own_state = OwnState(num_towers, graph)
         self.inline_updates = InlineUpdates(graph, options.update_ops, num_towers)
@@ -157,8 +160,12 @@ class TowerBuilder:
         Args:
           scopes: full names of the name scopes that are made, see `left_over`.
         """
-        with Attempt(self._graph, scopes).undone_on_error(self._collections.undo):
+        with self._attempt.undone_on_error(scopes, self._collections.undo):
             yield
+
+    def kept_slots(self):
+        """Slots that an optimizer has kept from a build that failed: now in their collections."""
+        return self._attempt.take_back()
 
     def finish(self, towers, weight):
         """To be called when the last tower is built, before anything else joins collections.
@@ -188,7 +195,11 @@ class TowerBuilder:
         outer = self._graph.get_name_scope()
         outer = outer + '/' if outer else ''
         inputs = shards.inputs[index]
-        self._collections.enter_tower(index, shared=self.losses.registered.shown)
+        of_tower = original = None
+        if self._replicas is not None:
+            of_tower = functools.partial(self._replicas.of_part, part=index)
+            original = self._replicas.original
+        self._collections.enter_tower(index, self.losses.registered.shown, of_tower)
         with graph_walk.Recording(self._graph) as made, \
                 tf.device(TowerDevice(device)), \
                 tf.name_scope(outer if scope is None else scope) as root:
@@ -211,7 +222,8 @@ class TowerBuilder:
         if self._replicas is not None:
             self._check_own_gradients(index, output, made.operations)
         used = variables_read(made.operations, self._shared.owned, self._shared.created)
-        added = self._collections.leave_tower(index, made.operations)
+        added = self._collections.leave_tower(index, made.operations, self._shared.joined,
+                                              self._shared.owned, original)
         if index == 0:
             self.keras_layers = len(keras.layers)
             names = {variable.op.name for variable in self._shared.created}

@@ -12,12 +12,17 @@ import re
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
-from towers.graph.variable_access import variables_read
+from towers.graph.variable_access import VARIABLE_OPS, variables_read
+from towers.tower.models_names import ModelsNames
 
 DirectVariable = collections.namedtuple('DirectVariable', 'requested_name variable')
 """A variable that was not made by `get_variable`, and the name that was asked for."""
+
+_IN_A_CALL = ('towers_shared_variables',)
+"""Key, no string as those of TF's own stores, so that no meta graph holds it."""
 
 
 class SharedVariables:
@@ -29,9 +34,12 @@ class SharedVariables:
         that it was handed included.
       owned: names of the operations that were made with the variables, as parts of them: initial
         values, initializers, reads.
+      joined: set of `(key, id of a variable)`: the collections that variables joined as they were
+        made.
     """
 
-    def __init__(self, placement, scope, reuse=None, earlier=(), replicas=None, on_creation=None):
+    def __init__(self, placement, scope, reuse=None, earlier=(), replicas=None, on_creation=None,
+                 left_over=None):
         """
         Args:
           placement: a `Placement`, which names the device of each new variable.
@@ -41,15 +49,19 @@ class SharedVariables:
           replicas: `Replicas`, whose copies the later towers get; None where all share one set.
           on_creation: context manager without arguments, entered around each `get_variable` of the
             first tower; or None.
+          left_over: `Attempt`, of whose variables the first tower may use some; or None.
         """
         self.created = []
         self.direct = []
         self.owned = set()
+        self.joined = set()
         self._placement = placement
         self._scope = scope
         self._reuse = reuse
         self._replicas = replicas
         self._on_creation = on_creation
+        self._left_over = left_over
+        self._graph = tf.get_default_graph()
         self._tower = 0
         local = {variable.op.name for variable in tf.local_variables()}
         # Counters of tf.metrics are the earlier build's own: a new build counts anew.
@@ -59,6 +71,7 @@ class SharedVariables:
         self._local = []  # names of the first tower's local variables, by get_variable
         self._asked = set()  # those of them that this tower has asked for
         self._root = self._outer = self._base = ''
+        self._names = None
         self._reuses = False  # whether the scope that this tower is in was entered with reuse
 
     @contextlib.contextmanager
@@ -75,6 +88,7 @@ class SharedVariables:
             first's; inside it, at the call that cannot be shared.
         """
         self._tower, self._root, self._outer = index, root, outer
+        self._names = ModelsNames(self._graph, root, outer, outer + self._scope_part(), self.owned)
         self._pending = list(self.direct if index else self._earlier)
         self._asked = set()
         # Re-entering the scope anew for each tower restarts the counters of `default_name`s and
@@ -84,11 +98,16 @@ class SharedVariables:
         with graph_walk.Recording(tf.get_default_graph()) as made, \
                 tf.variable_scope(scope, reuse=reuse, custom_getter=self._getter,
                                   auxiliary_name_scope=False) as within, \
-                tf.variable_creator_scope(self._creator):
+                tf.variable_creator_scope(self._creator), self._in_a_call():
             self._base = within.name + '/' if within.name else ''
             self._reuses = within.reuse is True
             try:
-                yield
+                if self._left_over is None or index:
+                    yield
+                else:
+                    with self._left_over.first_call():
+                        yield
+                    self._note_joined(self._left_over.take_back())
             except ValueError as error:
                 if self._replicas is None or 'Unsuccessful at finding variable' not in str(error):
                     raise
@@ -115,17 +134,34 @@ class SharedVariables:
                 % (self._tower, len(self.direct) - len(left_out), len(self.direct),
                    left_out[0].requested_name))
 
+    @contextlib.contextmanager
+    def _in_a_call(self):
+        active = self._graph.get_collection_ref(_IN_A_CALL)
+        active.append(self)
+        try:
+            yield
+        finally:
+            active.pop()
+
     def _getter(self, getter, name, *args, **kwargs):
         """Notes that `get_variable` is creating, and translates what TF raises."""
+        active = self._graph.get_collection(_IN_A_CALL)
+        if not active:
+            return getter(name, *args, **kwargs)
+        if active[-1] is not self:  # a template has kept the scope of an earlier build
+            return active[-1]._getter(getter, name, *args, **kwargs)
         name = self._models_own(name)
         if self._tower and tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ()):
             name = self._local_of_first_tower(name)
+        if self._tower and isinstance(kwargs.get('initializer'), tf.Tensor):
+            # Where it makes a variable TF takes the type from it, and the default's to find one.
+            kwargs['dtype'] = kwargs['initializer'].dtype.base_dtype
         self._get_variable_calls.append(name)
         try:
             if self._on_creation is None or self._tower:
-                return self._for_tower(getter(name, *args, **kwargs))
+                return self._for_tower(self._got(getter, name, args, kwargs))
             with self._on_creation():
-                return getter(name, *args, **kwargs)
+                return self._got(getter, name, args, kwargs)
         except ValueError as error:
             explanation = self._explain(name, str(error).split('\n', 1)[0])
             if isinstance(error, SharedVariableError) or explanation is None:
@@ -134,38 +170,25 @@ class SharedVariables:
         finally:
             self._get_variable_calls.pop()
 
-    def _models_own(self, name):
-        """The name without the tower's scope, which is in it where it was made of an operation's.
+    def _got(self, getter, name, args, kwargs):
+        """What `get_variable` gives; a template may reuse what a build that failed has left."""
+        try:
+            return getter(name, *args, **kwargs)
+        except ValueError as error:
+            if (self._left_over is None or self._tower or self._reuses
+                    or 'does not exist' not in str(error)):
+                raise
+            if not self._left_over.remember(name):
+                raise
+            return getter(name, *args, **kwargs)
 
-        That is how moving averages of tensors are named, `<name of the tensor>/<average>`. A scope
-        of the model's own that happens to have the tower's name stays.
-        """
+    def _models_own(self, name):
+        """The name without the tower's scope, see `ModelsNames`."""
         if self._replicas is not None:
             name = self._replicas.name_of_original(name)
         if not name.startswith(self._base):
-            return self._without_root(name)
-        return self._base + self._without_root(name[len(self._base):])
-
-    def _without_root(self, text):
-        if self._root == self._outer or self._root not in text:
-            return text  # the tower has no scope of its own, or it is not in the name
-        parts = re.split(r'(?<![^/])' + re.escape(self._root), text)
-        own = parts[0]
-        for part in parts[1:]:
-            own += (self._outer + self._scope_part() if self._starts_with_operation(part)
-                    else self._root) + part
-        return own
-
-    def _starts_with_operation(self, text):
-        """Whether the tower has an operation whose name a text starts with."""
-        graph = tf.get_default_graph()
-        for end in [found.start() for found in re.finditer(r'\b|_', text)] + [len(text)]:
-            try:
-                graph.get_operation_by_name(self._root + text[:end])
-                return True
-            except (KeyError, ValueError):
-                continue
-        return False
+            return self._names.without_tower(name)
+        return self._base + self._names.without_tower(name[len(self._base):])
 
     def _local_of_first_tower(self, name):
         """The first tower's name for a local variable that may be named after its tower or call.
@@ -225,7 +248,7 @@ class SharedVariables:
             return self._hand_over(requested, kwargs)
         # The name scope of the moment without the tower's part gives the model's own name.
         if kwargs.get('name'):
-            kwargs['name'] = self._without_root(kwargs['name'])
+            kwargs['name'] = self._names.without_tower(kwargs['name'])
         with tf.name_scope(self._model_scope()):
             variable = self._create(next_creator, kwargs)
         self.direct.append(DirectVariable(requested, variable))
@@ -236,13 +259,21 @@ class SharedVariables:
             # Counters of tf.metrics are shared, so towers add to them at the same time: the
             # updates of resource variables are atomic, those of reference variables are not.
             kwargs['use_resource'] = True
-        with graph_walk.Recording(tf.get_default_graph()) as made, \
+        with graph_walk.Recording(tf.get_default_graph()) as made, _away_from_operations(), \
                 self._placement.scope(_is_trainable(kwargs)):
             variable = next_creator(**kwargs)
         self.owned.update(op.name for op in made.operations)
+        self._note_joined([variable])
         self._placement.note(variable)
         self.created.append(variable)
         return variable
+
+    def _note_joined(self, variables):
+        graph, names = tf.get_default_graph(), set(map(id, variables))
+        for key in graph.get_all_collection_keys():
+            for last in graph.get_collection_ref(key)[-len(names):] if names else ():
+                if id(last) in names:
+                    self.joined.add((key, id(last)))
 
     def _hand_over(self, requested, kwargs):
         first_tower = 'the first tower' if self._tower else 'the earlier build'
@@ -297,7 +328,18 @@ class SharedVariables:
         return self._scope + '/' if isinstance(self._scope, str) and self._scope else ''
 
     def _requested_name(self, kwargs):
-        return self._model_scope() + self._without_root(kwargs.get('name') or 'Variable')
+        return self._model_scope() + self._names.without_tower(kwargs.get('name') or 'Variable')
+
+
+def _away_from_operations():
+    """A scope without `tf.colocate_with(activation)`, which would drag a variable to one tower.
+
+    With another variable it stays: slots and averages are with theirs.
+    """
+    graph = tf.get_default_graph()
+    if all(op.type in VARIABLE_OPS for op in compat.colocated_with(graph)):
+        return contextlib.nullcontext()
+    return graph.colocate_with(None, ignore_existing=True)
 
 
 def _is_trainable(kwargs):

@@ -1,0 +1,91 @@
+"""Names as the model has them on one device: without the scope of the tower that they are made in.
+
+Some variables are named after an operation or a scope: `<name of the tensor>/<average>`,
+`scope + 'average'`, `op.name.replace('/', '_')`. In tower 0 there is `tower_0/` in them.
+"""
+
+import re
+
+import tensorflow.compat.v1 as tf
+
+_SEPARATORS = '_-.'
+"""What programs put in place of '/', to make one part of a name."""
+
+
+class ModelsNames:
+    """Takes a tower's scope out of names."""
+
+    def __init__(self, graph, root, outer, instead, owned):
+        """
+        Args:
+          graph: the graph.
+          root: the name scope of the tower's operations, such as `'tower_1/'`; or `outer`, where it
+            has none of its own.
+          outer: the name scope around all towers, `''` or such as `'train/'`.
+          instead: what one device has in place of `root`.
+          owned: set of the names of operations that were made with variables, as parts of them.
+        """
+        self._graph, self._root, self._outer = graph, root, outer
+        self._instead, self._owned = instead, owned
+        self._joined = {separator: set() for separator in _SEPARATORS}
+        self._looked_at = 0  # how many of the graph's operations are in `_joined`
+
+    def without_tower(self, text):
+        """The text without the tower's scope. A scope of the model's own of that name stays."""
+        if self._root == self._outer:
+            return text
+        if self._root in text:
+            text = re.sub(r'(?<![^/])' + re.escape(self._root), self._in_place_of_scope, text)
+        for separator in _SEPARATORS:
+            joined = self._root.replace('/', separator)
+            if joined in text:
+                text = re.sub(r'(?<![A-Za-z0-9])' + re.escape(joined),
+                              lambda found, by=separator: self._in_place_of_joined(found, by), text)
+        return text
+
+    def _in_place_of_scope(self, found):
+        rest = found.string[found.end():]
+        if self._starts_with_operation(rest) or not found.start() and not self._is_models_own():
+            return self._instead
+        return found.group()
+
+    def _in_place_of_joined(self, found, separator):
+        self._look_at_operations()
+        rest = found.string[found.end():]
+        if any(rest[:end] in self._joined[separator] for end in _ends_of_parts(rest)):
+            return self._instead.replace('/', separator)
+        return found.group()
+
+    def _is_models_own(self):
+        """Whether the model has opened a scope of the tower's name in the tower."""
+        name = self._root[len(self._outer):].rstrip('/')
+        with self._graph.name_scope(None):
+            inside = self._root + name
+            return (self._graph.unique_name(inside, mark_as_used=False) != inside
+                    or tf.get_variable_scope().name == self._root.rstrip('/'))
+
+    def _starts_with_operation(self, text):
+        """Whether the tower has an operation whose name a text starts with."""
+        for end in _ends_of_parts(text):
+            name = self._root + text[:end]
+            try:
+                self._graph.get_operation_by_name(name)
+            except (KeyError, ValueError):
+                continue
+            if name not in self._owned:
+                return True
+        return False
+
+    def _look_at_operations(self):
+        operations = self._graph.get_operations()
+        for op in operations[self._looked_at:]:
+            if op.name.startswith(self._root):
+                name = op.name[len(self._root):]
+                for end in [found.start() for found in re.finditer('/', name)] + [len(name)]:
+                    for separator, joined in self._joined.items():
+                        joined.add(name[:end].replace('/', separator))
+        self._looked_at = len(operations)
+
+
+def _ends_of_parts(text):
+    return [found.start() for found in re.finditer(r'\b|_', text)] + [len(text)]
