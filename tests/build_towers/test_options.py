@@ -33,6 +33,7 @@ def test_a_group_and_its_keywords_say_the_same():
 @pytest.mark.parametrize('options, text', [
     (dict(numerics=towers.Numerics(), precision='bf16'),
      'numerics= and precision= were both given: put the latter into the Numerics'),
+    (dict(numerics=towers.Numerics(), xla=True), 'numerics= and xla= were both given'),
     (dict(variables=towers.VariablePlacement(), variable_device='/cpu:0'),
      'variables= and variable_device= were both given'),
     (dict(numerics='fp16'), "numerics='fp16': expected a Numerics"),
