@@ -1,12 +1,12 @@
 """Wrong arguments of the public calls: one typed error each, and nothing made before it."""
 
 import functools
-import inspect
 import threading
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from public_calls import CALLS, OTHERS, Given, arguments_of, call, cluster, model_fn, public
 
 import towers
 from towers.arguments import check_function
@@ -24,125 +24,51 @@ ODD = [Odd(), 'two words', '', -1, 0, 1.5, float('nan'), b'bytes', [], {}, (), [
        tf.train.AdamOptimizer, np.array([1, 2]), object, lambda: None, {'a': [1]}]
 
 
-def model_fn(x):
-    return tf.reduce_mean(x * tf.get_variable('w', [2]))
-
-
-class Given:
-    """What each call needs to go well; made anew for each test, since it is of a graph."""
-
-    def __init__(self, folder):
-        self.step = tf.train.get_or_create_global_step()
-        self.x = tf.ones([4, 2])
-        self.loss = tf.reduce_mean(self.x)
-        self.optimizer = tf.train.GradientDescentOptimizer(0.1)
-        self.folder = str(folder)
-        self.counts = dict(batch_size=4, examples_per_epoch=8)
-
-
-def calls(given):
-    """{name: (function, arguments that are right, or None for those that a test would have to run)}
-    """
-    return {
-        'build_towers': (towers.build_towers, dict(
-            model_fn=model_fn, inputs=given.x, optimizer=given.optimizer, devices=2)),
-        'split_batch': (towers.split_batch, dict(inputs=given.x, num_shards=2)),
-        'combine_gradients': (towers.combine_gradients, dict(tower_gradients=[[]])),
-        'resolve_devices': (towers.resolve_devices, dict(devices=2)),
-        'session_config': (towers.session_config, dict(devices=2)),
-        'use_precision': (towers.use_precision, dict(
-            config=tf.ConfigProto(), precision='float32', devices=2)),
-        'LossScale': (towers.LossScale, {}),
-        'scale_learning_rate': (towers.scale_learning_rate, dict(
-            base=0.1, num_towers=2, rule='sqrt')),
-        'LearningRate': (towers.LearningRate, dict(base=0.1)),
-        'WeightAverages': (towers.WeightAverages, dict(decay=0.9, global_step=given.step)),
-        'ProgressHook': (towers.ProgressHook, dict(
-            values={'loss': given.loss}, global_step=given.step, train_steps=3, **given.counts)),
-        'MetricsHook': (towers.MetricsHook, dict(
-            values={'loss': given.loss}, global_step=given.step, path=given.folder + '/m.jsonl',
-            **given.counts)),
-        'SummaryHook': (towers.SummaryHook, dict(
-            summaries=None, global_step=given.step, logdir=given.folder, batch_size=4)),
-        'default_summaries': (towers.default_summaries, dict(built=None)),
-        'CheckpointHook': (towers.CheckpointHook, dict(
-            directory=given.folder, global_step=given.step, save_steps=3)),
-        'EvaluationHook': (towers.EvaluationHook, dict(evaluation=None, global_step=given.step)),
-        'Evaluation': (towers.Evaluation, dict(model_fn=model_fn, dataset=None)),
-        'StopOnSignalHook': (towers.StopOnSignalHook, {}),
-        'newest_checkpoint': (towers.newest_checkpoint, dict(directory=given.folder)),
-        'tidy_directory': (towers.tidy_directory, dict(directory=given.folder, newest=None)),
-        'check_fits': (towers.check_fits, dict(prefix=given.folder + '/none')),
-        'init_from': (towers.init_from, dict(path=given.folder + '/none')),
-        'export_saved_model': (towers.export_saved_model, dict(
-            build=model_fn, checkpoint=given.folder + '/none', directory=given.folder)),
-        'placement_candidates': (towers.placement_candidates, dict(devices=['/cpu:0', '/cpu:1'])),
-        'choose_variable_device': (towers.choose_variable_device, dict(
-            build=None, candidates=['/cpu:0'])),
-        'hold_directory': (_entered(towers.hold_directory), dict(directory=given.folder)),
-        'training_session': (_entered(towers.training_session), dict(
-            directory=given.folder, global_step=given.step, hooks=[], say=_nothing)),
-    }
-
-
-def _entered(context):
-    def enter(**arguments_given):
-        with context(**arguments_given):
-            pass
-    return enter
-
-
-def _nothing(unused_line):
-    pass
-
-
-_CONTEXTS = {'training_session': towers.training_session, 'hold_directory': towers.hold_directory}
 # Functions of the caller's, which are called: what they do is theirs.
 _FUNCTIONS = {('build_towers', 'transform_gradients'), ('build_towers', 'var_list'),
               ('build_towers', 'model_fn'), ('build_towers', 'variable_device'),
               ('split_batch', 'device'), ('choose_variable_device', 'build'),
               ('export_saved_model', 'build'), ('Evaluation', 'model_fn'),
-              ('training_session', 'say')}
+              ('training_session', 'say'), ('check_towers', 'model_fn'),
+              ('check_cluster', 'model_fn'), ('memory_report', 'build'),
+              ('fit_batch_size', 'build')}
 # Numbers are inputs like any others; TensorFlow says what the model cannot do with them. And with
 # reuse=True the graph has to have the variables.
 _FINE = {('build_towers', 'inputs'), ('build_towers', 'reuse')}
 
 
-@pytest.mark.parametrize('call', [
-    'build_towers', 'split_batch', 'combine_gradients', 'resolve_devices', 'session_config',
-    'use_precision', 'LossScale', 'scale_learning_rate', 'LearningRate', 'WeightAverages',
-    'ProgressHook', 'MetricsHook', 'SummaryHook', 'default_summaries', 'CheckpointHook',
-    'EvaluationHook', 'Evaluation', 'StopOnSignalHook', 'newest_checkpoint', 'tidy_directory',
-    'check_fits', 'init_from', 'export_saved_model', 'placement_candidates',
-    'choose_variable_device', 'hold_directory', 'training_session'])
-def test_odd_arguments_end_in_typed_errors(call, tmp_path, monkeypatch):
+@pytest.mark.parametrize('name', sorted(CALLS))
+def test_odd_arguments_end_in_typed_errors(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some are good names of directories
-    failures = []
-    for name in _names(call, tmp_path):
+    failures, graph = [], None
+    for argument in arguments_of(name, getattr(towers, name)):
         for odd in ODD:
-            if callable(odd) and (call, name) in _FUNCTIONS:
+            if callable(odd) and (name, argument) in _FUNCTIONS:
                 continue
-            with tf.Graph().as_default() as graph:
-                function, right = calls(Given(tmp_path / 'folder'))[call]
+            if graph is None:  # what went well may have made operations, so the next gets another
+                graph = tf.Graph()
+                with graph.as_default():
+                    function, right = CALLS[name](Given(tmp_path / 'folder'))
                 before = len(graph.get_operations())
-                try:
-                    function(**dict(right, **{name: odd}))
-                except towers.TowersError:
-                    if len(graph.get_operations()) != before:
-                        failures.append('%s=%r: %d operations were made' % (
-                            name, odd, len(graph.get_operations()) - before))
-                except Exception as error:  # pylint: disable=broad-except
-                    if (call, name) in _FINE:
-                        continue
-                    failures.append('%s=%r: %s: %.100s' % (name, odd, type(error).__name__, error))
+            failure = None
+            try:
+                with graph.as_default():
+                    call(name, function, dict(right, **{argument: odd}))
+            except towers.TowersError:
+                if len(graph.get_operations()) == before:
+                    continue
+                failure = '%d operations were made' % (len(graph.get_operations()) - before)
+            except Exception as error:  # pylint: disable=broad-except
+                failure = '%s: %.100s' % (type(error).__name__, error)
+            graph = None
+            if failure and (name, argument) not in _FINE:
+                failures.append('%s=%r: %s' % (argument, odd, failure))
     assert not failures, '\n'.join(failures)
 
 
-def _names(call, tmp_path):
-    with tf.Graph().as_default():
-        function, _ = calls(Given(tmp_path))[call]
-    parameters = inspect.signature(_CONTEXTS.get(call, function)).parameters.values()
-    return [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+def test_every_public_function_has_its_odd_arguments():
+    others = [name for names in OTHERS.values() for name in names]
+    assert public() == set(CALLS) | set(others) and not set(CALLS) & set(others)
 
 
 def error_of(call, *given, **named):
@@ -188,7 +114,8 @@ def test_a_step_of_another_graph_and_one_that_is_no_number():
 
 def test_what_the_errors_of_a_session_say(tmp_path):
     given = Given(tmp_path / 'run')
-    session = _entered(towers.training_session)
+    def session(**arguments):
+        call('training_session', towers.training_session, arguments)
     assert error_of(session, directory=None, global_step=given.step, hooks=[]) == (
         'directory=None: expected the name of a directory.')
     stop = tf.train.StopAtStepHook(3)
@@ -236,9 +163,48 @@ def test_numbers_of_numpys_are_numbers(two, tmp_path):
     (lambda: towers.BuildProgress(every=float('nan')), 'every=nan: expected seconds'),
     (lambda: towers.default_summaries(towers.BuiltTowers), 'expected what build_towers returned'),
     (lambda: towers.choose_variable_device(lambda candidate: None, ['/cpu:0', 'balanced']),
-     'expected a Trial')], ids=['settings', 'stream', 'every', 'summaries', 'trial'])
+     'expected a Trial'),
+    (lambda: towers.free_ports(-1), 'count=-1: expected a whole number of at least 1.'),
+    (lambda: towers.RunSettings({}, {}, '--%s'), "form='--%s': expected two places"),
+    (lambda: towers.files_of_worker('train.csv', cluster()), 'expected a list of names'),
+    (lambda: towers.Cluster(workers='127.0.0.1:1'), "expected a list of addresses, 'host:port'")],
+    ids=['settings', 'stream', 'every', 'summaries', 'trial', 'ports', 'form', 'files', 'workers'])
 def test_what_is_something_else(call, text):
     assert text in error_of(call)
+
+
+def test_arguments_of_build_towers_by_position():
+    assert error_of(towers.build_towers, model_fn, np.ones([4, 2]), None, 2, 'mean', 'weight') == (
+        "'weight' was given by position, and only model_fn, inputs, optimizer, devices and "
+        "reduction are: give the rest by name, such as remainder='weight'.")
+
+
+@pytest.mark.parametrize('rate', [-1, float('nan'), float('inf'), True, np.array([0.1, 0.2]),
+                                  np.float32(-0.1), np.array(float('nan'))])
+def test_a_learning_rate_that_is_none(rate):
+    assert error_of(build, learning_rate=rate).startswith('learning_rate=')
+
+
+def test_a_value_that_is_no_number(tmp_path):
+    given = Given(tmp_path)
+    name = tf.constant('a cat', name='label')
+    for hook, more in ((towers.ProgressHook, dict(train_steps=3)),
+                       (towers.MetricsHook, dict(path=given.folder + '/m.jsonl'))):
+        assert error_of(hook, {'label': name}, given.step, **dict(given.counts, **more)).endswith(
+            ' is of type string: expected a number.')
+
+
+def test_what_a_function_that_builds_returns(graph):
+    """Of a step whose memory is asked for: with its input's initializers, in a list."""
+    built = Given('').built
+    for returned, text in (
+            (built, 'expected (built, start), what build_towers returned and a list'),
+            ((built, built.train_op), 'expected a list of operations, of one as well'),
+            ((built, [3]), 'expected a list of operations, such as [iterator.initializer]')):
+        for call_of in (towers.fit_batch_size, towers.memory_report):
+            with pytest.raises(towers.InvalidArgumentError) as caught:
+                call_of(lambda batch_size: returned, 4)
+            assert text in str(caught.value) and 'build(4)' in str(caught.value)
 
 
 def test_functions_that_take_something_else(graph):

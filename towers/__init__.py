@@ -25,7 +25,8 @@ from towers.errors import (AuditError, CheckpointError, CloneError, ClusterError
                            GradientError, InputError, InvalidArgumentError, LogFileError,
                            MeasurementError, MissingPackageError, ModelFunctionError,
                            NameScopeError, OutOfMemoryError, OutputLostError, PrecisionError,
-                           RunLockedError, SharedVariableError, TowersError, WorkerLostError)
+                           RunLockedError, SharedVariableError, StepError, TowersError,
+                           WorkerLostError)
 from towers.fronts.estimator import replicate_model_fn
 from towers.fronts.keras_model import ParallelModel
 from towers.fronts.tower_optimizer import TowerOptimizer

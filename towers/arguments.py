@@ -61,6 +61,39 @@ def check_function(name, value, arguments, expected):
         raise InvalidArgumentError('%s=%.80r: expected %s.' % (name, value, expected))
 
 
+def check_say(say, optional=False):
+    """Raises `InvalidArgumentError` unless `say` can be called with a text (or is None)."""
+    if say is not None or not optional:
+        check_function('say', say, 1, 'a function of one text, such as print'
+                       + (', or None' if optional else ''))
+
+
+def check_config(config):
+    """Raises `InvalidArgumentError` unless `config` is a `tf.ConfigProto` or None."""
+    if config is not None:
+        check_instance('config', config, tf.ConfigProto, 'a tf.ConfigProto, as session_config '
+                       'makes it, or None')
+
+
+def check_feed(feed_dict):
+    """Raises `InvalidArgumentError` unless `session.run` takes this feed_dict; None is one."""
+    if feed_dict is None:
+        return
+    check_instance('feed_dict', feed_dict, dict, 'a dict from placeholders to values, or None')
+    for key in feed_dict:
+        if not hasattr(key, 'dtype'):
+            raise InvalidArgumentError('feed_dict has the key %.80r of type %s: expected tensors, '
+                                       'such as placeholders.' % (key, type(key).__name__))
+
+
+def check_fetches(name, fetches, expected):
+    """Raises `InvalidArgumentError` unless it is a nest of operations and tensors, not empty."""
+    leaves = tf.nest.flatten(fetches)
+    if not leaves or not all(isinstance(each, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES)
+                             for each in leaves):
+        raise InvalidArgumentError('%s=%.80r: expected %s.' % (name, fetches, expected))
+
+
 def check_choice(name, value, choices):
     """Raises `InvalidArgumentError` unless `value` is one of these strings."""
     if not isinstance(value, str) or value not in choices:
@@ -146,7 +179,8 @@ def scalar_tensors(name, values):
       `OrderedDict`.
 
     Raises:
-      InvalidArgumentError: something else, or a tensor that is known to be no scalar.
+      InvalidArgumentError: something else, a tensor that is known to be no scalar, or one of no
+        number, such as a string.
     """
     try:
         if isinstance(values, (str, bytes, tf.Tensor)):
@@ -169,4 +203,8 @@ def scalar_tensors(name, values):
         if value.shape.ndims not in (0, None):
             raise InvalidArgumentError('%s[%r] has the shape %s: expected a scalar, such as its '
                                        'tf.reduce_mean.' % (name, key, value.shape))
+        dtype = value.dtype.base_dtype
+        if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
+            raise InvalidArgumentError('%s[%r]=%.80r is of type %s: expected a number.'
+                                       % (name, key, value, dtype.name))
     return named

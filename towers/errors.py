@@ -82,5 +82,9 @@ class MeasurementError(TowersError):
     """Something that TensorFlow does not count here, so that it cannot be measured."""
 
 
+class StepError(TowersError):
+    """A step that TensorFlow could not run: on one device or on the towers, and its reason."""
+
+
 class OutOfMemoryError(TowersError):
     """A step that does not fit into memory: who wanted what, what takes most, what would help."""

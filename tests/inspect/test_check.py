@@ -306,3 +306,28 @@ def test_misuse(options, text):
 def test_a_model_function_that_returns_no_loss():
     with pytest.raises(towers.ModelFunctionError, match='returned None'):
         towers.check_towers(lambda x, y: None, VECTORS)
+
+
+@pytest.mark.parametrize('is_on_towers', [False, True], ids=['one device', 'towers'])
+def test_a_step_that_fails_says_where_and_why_in_one_line(is_on_towers):
+    """A label that is out of range for all examples, or for a shard of two alone."""
+    def model_fn(values, rows):
+        least = 3 if is_on_towers else 9
+        picked = tf.gather(tf.range(least), rows + least - tf.shape(values)[0] - 1)
+        return tf.reduce_mean(values * tf.get_variable('w', [])) + tf.cast(
+            tf.reduce_sum(picked), tf.float32)
+    with pytest.raises(towers.StepError) as caught:
+        towers.check_towers(model_fn, (np.ones(4, np.float32), np.array(
+            [2, 3, 2, 3] if is_on_towers else [1, 2, 3, 9], np.int32)))
+    assert re.fullmatch(
+        'the model failed %s in .*[gG]ather.*: .*indices.* = .* is not in .*' % (
+            'on the 2 towers, and not on one device,' if is_on_towers else 'on one device'),
+        str(caught.value)), str(caught.value)
+    assert isinstance(caught.value.__cause__, tf.errors.InvalidArgumentError)
+
+
+@pytest.mark.parametrize('inputs, error', [
+    ((object(), 1), towers.InputError), (tf.train.AdamOptimizer, towers.InputError)])
+def test_inputs_that_are_no_arrays(inputs, error):
+    with pytest.raises(error, match='expected arrays'):
+        towers.check_towers(lambda *inputs: None, inputs)

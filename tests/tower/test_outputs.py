@@ -338,3 +338,18 @@ def test_predictions_in_the_place_of_the_loss(shape, num_losses, text):
     with pytest.raises(towers.ModelFunctionError) as caught:
         towers.build_towers(model_fn, tf.ones([8]), tf.train.GradientDescentOptimizer(0.1), 2)
     assert str(caught.value).endswith('the mean over the examples of the shard. ' + text)
+
+
+@pytest.mark.parametrize('returned', [
+    lambda net: (net, {'logits': net}), lambda net: {'predictions': net},
+    lambda net: {'logits': net}, lambda net: None], ids=['pair', 'no loss', 'other keys', 'none'])
+def test_what_a_model_function_returns_in_the_place_of_registered_losses(returned):
+    def model_fn(x):
+        net = x * tf.get_variable('w', [])
+        tf.losses.mean_squared_error(tf.ones([4]), net)
+        return returned(net)
+    with pytest.raises(towers.ModelFunctionError) as caught:
+        towers.build_towers(model_fn, tf.ones([8]), tf.train.GradientDescentOptimizer(0.1), 2)
+    assert str(caught.value).endswith(
+        ' There is 1 loss in the collection LOSSES: if what it returns are predictions, return '
+        "{'loss': tf.losses.get_total_loss(), 'predictions': ...}.")

@@ -3,12 +3,14 @@
 import inspect
 import numbers
 import re
+import sys
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import check_flag, check_function, check_instance, check_step_variable
+from towers.arguments import (check_flag, check_function, check_instance, check_number,
+                              check_step_variable)
 from towers.errors import InvalidArgumentError, ModelFunctionError
 from towers.reduce.loss_scale import LossScale
 from towers.tower.objectives import Objective, Objectives
@@ -63,9 +65,18 @@ def check_build_arguments(name, variable_scope, reuse, global_step, learning_rat
 
 
 def _check_learning_rate(learning_rate):
-    if not (learning_rate is None or hasattr(learning_rate, 'describe')
-            or isinstance(learning_rate, (numbers.Real, np.ndarray, tf.Tensor)
-                          + compat.VARIABLE_TYPES)):
+    if isinstance(learning_rate, np.ndarray) and learning_rate.shape == ():
+        learning_rate = learning_rate[()]
+    if isinstance(learning_rate, numbers.Real):
+        check_number('learning_rate', learning_rate, least=0, most=sys.float_info.max,
+                     expected='a number of at least 0')
+    elif isinstance(learning_rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
+        if learning_rate.shape.ndims not in (0, None) or not (
+                learning_rate.dtype.is_floating or learning_rate.dtype.is_integer):
+            raise InvalidArgumentError('learning_rate=%.80r of shape %s and type %s: expected a '
+                                       'number.' % (learning_rate, learning_rate.shape,
+                                                    learning_rate.dtype.base_dtype.name))
+    elif learning_rate is not None and not hasattr(learning_rate, 'describe'):
         raise InvalidArgumentError('learning_rate=%.80r: expected a number, a tensor, or an object '
                                    'with describe(), for the plan; or None.' % (learning_rate,))
     if hasattr(learning_rate, 'describe'):

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.build.built import BuiltTowers
 from towers.build.plan import make_plan
-from towers.build.request import checked_request
+from towers.build.request import check_none_misplaced, checked_request
 from towers.build.tower_loop import build_each_tower
 from towers.build.train_ops import update_variables, with_next_batch
 from towers.errors import InputError
@@ -28,7 +28,7 @@ from towers.tower.tower import TowerBuilder
 
 def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typing.Any,
                  devices: typing.Union[None, int, str, typing.Sequence] = None,
-                 reduction: str = 'sum', *, remainder: str = 'error',
+                 reduction: str = 'sum', *misplaced, remainder: str = 'error',
                  global_step: typing.Optional[tf.Variable] = None, var_list: typing.Any = None,
                  transform_gradients: typing.Any = None,
                  gradient_options: typing.Optional[dict] = None, regularization: str = 'none',
@@ -152,6 +152,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         is possible. On any error the graph's collections are put back as they were; operations
         and names that were made stay, since TensorFlow cannot remove them.
     """
+    check_none_misplaced(misplaced)
     request = checked_request(
         model_fn, optimizer, devices, reduction, remainder, global_step, var_list,
         transform_gradients, gradient_options, regularization, update_ops, learning_rate,

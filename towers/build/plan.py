@@ -2,8 +2,10 @@
 
 import collections
 import itertools
+import numbers
 import textwrap
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
@@ -233,24 +235,25 @@ def _learning_rates(request, num_towers):
         return None
     given, names = request.learning_rate, request.objectives.names
     texts = [_learning_rate(each.optimizer, given.get(each.name) if isinstance(given, dict)
-                            else given, request.reduction, num_towers)
+                            else given, request, num_towers)
              for each in request.objectives]
     if names is None:
         return texts[0]
     return '; '.join('%s: %s' % pair for pair in zip(names, texts))
 
 
-def _learning_rate(optimizer, given, reduction, num_towers):
+def _learning_rate(optimizer, given, request, num_towers):
     rate = compat.optimizer_learning_rate(optimizer) if given is None else given
     if hasattr(rate, 'describe'):
-        text, number = rate.describe(), getattr(rate, 'peak', None)
-    elif isinstance(rate, (int, float)):
-        text, number = '%g' % rate, rate
+        text = rate.describe() + _made_for(rate, num_towers, request.accumulate)
+        number = getattr(rate, 'peak', None)
+    elif isinstance(rate, (numbers.Real, np.ndarray)):
+        text, number = '%g' % rate, float(rate)
     elif isinstance(rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
         text, number = 'the tensor %r' % rate.op.name, None
     else:
         text, number = 'not known to the plan', None
-    if reduction == 'mean' or num_towers == 1:
+    if request.reduction == 'mean' or num_towers == 1:
         return text
     kind = type(optimizer).__name__
     if kind in _SCALES_WITH_GRADIENT:
@@ -260,6 +263,19 @@ def _learning_rate(optimizer, given, reduction, num_towers):
     if kind in _IGNORES_SCALE:
         return '%s; %s steps on a sum (nearly) as on the mean' % (text, kind)
     return '%s; applied to a sum of %d' % (text, num_towers)
+
+
+def _made_for(rate, num_towers, accumulate):
+    """What is to be said of a `LearningRate` that was made for another number of towers.
+
+    It may be meant: towers may have larger batches than the one that the rate was tuned for.
+    """
+    made_for = getattr(rate, 'num_towers', num_towers)
+    if made_for in (num_towers, num_towers * accumulate) or (
+            made_for == 1 and getattr(rate, 'rule', 'none') == 'none'):
+        return ''
+    return ' (made for %s tower%s, and there %s)' % (
+        made_for, '' if made_for == 1 else 's', 'is 1' if num_towers == 1 else 'are %d' % num_towers)
 
 
 def _combination(joined):

@@ -94,7 +94,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     shares_earlier = isinstance(reuse, BuiltTowers)
     if shares_earlier and variable_scope is None:
         variable_scope = scope_to_enter(reuse.variable_scope)
-    if not any(stage_inputs is each for each in (True, False)) and stage_inputs != 'first':
+    if not (isinstance(stage_inputs, (bool, str)) and stage_inputs in (True, False, 'first')):
         raise InvalidArgumentError("stage_inputs=%.80r: expected True, False or 'first'."
                                    % (stage_inputs,))
     if stage_inputs and optimizer is None:
@@ -146,6 +146,15 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         copies, name, first_scope, name_scopes, full_scope_name(variable_scope), parts, accumulate,
         schedule, placement, replicas, numerics, precision_text, loss_scale, on_tower, of_tower,
         stage_inputs, cluster)
+
+
+def check_none_misplaced(misplaced):
+    """Raises `InvalidArgumentError` for arguments by position that go by name."""
+    if misplaced:
+        raise InvalidArgumentError(
+            '%.80r was given by position, and only model_fn, inputs, optimizer, devices and '
+            'reduction are: give the rest by name, such as remainder=%s.' % (
+                misplaced[0], '%.80r' % (misplaced[0],) if isinstance(misplaced[0], str) else ''))
 
 
 def _check_known(keywords):
@@ -251,7 +260,8 @@ def _check_stages(stages, schedule, micro_batches, accumulate):
 def _checked_recompute(recompute, objectives, numerics):
     if recompute is None:
         return None
-    if not (recompute == 'auto' or isinstance(recompute, (list, tuple)) and recompute
+    if not (isinstance(recompute, str) and recompute == 'auto'
+            or isinstance(recompute, (list, tuple)) and recompute
             and all(isinstance(name, str) and name.rstrip('/') for name in recompute)):
         raise InvalidArgumentError(
             "recompute=%.80r: expected 'auto', a list of names of operations or scopes of the model "

@@ -18,6 +18,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_flag, directory_name
 from towers.errors import CheckpointError
+from towers.reason import reason_of
 
 STATE_FILE = 'checkpoint'
 
@@ -176,12 +177,7 @@ def damage(prefix):
 
 def first_line(error):
     """What a TF error is about, in one line: without the op and the stack of its creation."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
-    if lines[0].startswith('Graph execution error'):
-        # TF 2: "Detected at node … / File … / Node: 'save/SaveV2' / <the reason>"
-        after = [index for index, line in enumerate(lines[:-1]) if line.startswith('Node: ')]
-        lines = lines[after[-1] + 1:] if after else lines
-    return lines[0].rstrip('.')
+    return reason_of(error).rstrip('.')
 
 
 def step_of(prefix):

@@ -11,9 +11,10 @@ from towers.build.build import build_towers
 from towers.cluster.cluster import Cluster
 from towers.cluster.member import join, start_server
 from towers.cluster.ports import free_ports
-from towers.errors import InvalidArgumentError
-from towers.inspect.check import report_on, run_one_device
+from towers.errors import InputError, InvalidArgumentError
+from towers.inspect.check import OPTIONS, check_arguments, report_on, run_one_device
 from towers.placement.devices import session_config
+from towers.reason import failing_on
 
 
 def check_cluster(model_fn: typing.Callable, inputs: typing.Any,
@@ -42,13 +43,18 @@ def check_cluster(model_fn: typing.Callable, inputs: typing.Any,
       `TowersReport`.
 
     Raises:
+      StepError: TensorFlow cannot run the model's step.
       TowersError: bad arguments, as `build_towers`; or a cluster that cannot be made.
     """
     check_choice('kind', kind, ('ring', 'ps'))
     check_count('num_towers', num_towers)
+    check_count('num_ps', num_ps)
+    check_arguments(
+        'check_cluster', model_fn, inputs, make_optimizer, num_towers, steps, reduction, tolerance,
+        seed, options, [name for name in OPTIONS if name not in ('devices', 'remainder')])
     make_optimizer = make_optimizer or (lambda: tf.train.MomentumOptimizer(0.01, 0.9))
     inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-    sizes = _sizes(len(inputs[0]), shares)
+    sizes = _sizes(_count(inputs), shares)
     factor = len(sizes) * num_towers if reduction == 'sum' else 1
     one, traits = run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, options)
     ends = np.cumsum(sizes)
@@ -79,9 +85,18 @@ def check_cluster(model_fn: typing.Callable, inputs: typing.Any,
                      reduction)
 
 
+def _count(inputs):
+    counts = [np.shape(each)[0] if np.ndim(each) else None for each in inputs]
+    if None in counts or len(set(counts)) != 1:
+        raise InputError('inputs=%.80r: expected a tuple of arrays [n, …], of the same n.'
+                         % (inputs,))
+    return counts[0]
+
+
 def _sizes(count, shares):
-    if (not isinstance(shares, (tuple, list)) or len(shares) < 2 or count % sum(shares)
-            or min(shares) < 1):
+    if (not isinstance(shares, (tuple, list)) or len(shares) < 2 or not all(
+            isinstance(share, int) and not isinstance(share, bool) and share > 0
+            for share in shares) or count % sum(shares)):
         raise InvalidArgumentError('shares=%r of %d examples: expected two or more whole numbers, '
                                    'of whose sum the examples are a multiple.' % (shares, count))
     return [share * count // sum(shares) for share in shares]
@@ -120,7 +135,8 @@ def _train(cluster, model_fn, batch, make_optimizer, num_towers, steps, reductio
         begin = _Begin(cluster, initial)
         result = {'loss': {}, 'variable': {}, 'slot': {}}
         config = session_config(built.devices)
-        with join(cluster, built, config, on_lost=lambda error: None) as member, member.session(
+        with failing_on('on worker %d' % cluster.rank), join(
+                cluster, built, config, on_lost=lambda error: None) as member, member.session(
                 [begin]) as session:
             for number in range(steps):
                 loss, values, _ = session.run([built.loss, gradients, built.train_op])

@@ -6,7 +6,7 @@ import os
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_choice, check_count, check_flag
+from towers.arguments import check_choice, check_count, check_flag, check_instance
 from towers.cluster.horovod import HorovodMachines, load_horovod
 from towers.cluster.parameter_servers import ServedMachines
 from towers.cluster.ports import split_address
@@ -54,10 +54,15 @@ class Cluster(collections.namedtuple('Cluster', [
         """
         check_choice('kind', kind, KINDS)
         check_choice('job', job, ('worker', 'ps', 'evaluator'))
+        for name, value in (('workers', workers), ('ps', ps)):
+            check_instance(name, value, (list, tuple), "a list of addresses, 'host:port'")
         workers, ps = tuple(workers), tuple(ps)
         check_flag('synchronous', synchronous)
         check_flag('uneven', uneven)
         check_count('partition_bytes', partition_bytes)
+        if isinstance(backup_workers, bool) or not isinstance(backup_workers, int):
+            raise InvalidArgumentError('backup_workers=%.80r: expected a whole number.'
+                                       % (backup_workers,))
         if kind == 'horovod':
             hvd = load_horovod()
             workers, ps, rank = (None,) * hvd.size(), (), hvd.rank()
@@ -84,8 +89,7 @@ class Cluster(collections.namedtuple('Cluster', [
             raise InvalidArgumentError(
                 "synchronous=%r, backup_workers=%r: a %s is synchronous, with all workers. Use "
                 "kind='ps'." % (synchronous, backup_workers, kind))
-        if (isinstance(backup_workers, bool) or not isinstance(backup_workers, int)
-                or not 0 <= backup_workers < len(workers)):
+        if not 0 <= backup_workers < len(workers):
             raise InvalidArgumentError('backup_workers=%r: expected 0 to %d, fewer than the %d '
                                        'workers.' % (backup_workers, len(workers) - 1,
                                                      len(workers)))

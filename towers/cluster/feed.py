@@ -1,12 +1,14 @@
 """Each machine's own data: which part it reads, and what it does when that ends before others'."""
 
 import collections
+import os
 import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import check_instance
+from towers.arguments import check_instance, directory_name
+from towers.cluster.cluster import Cluster
 from towers.errors import InputError
 
 Feed = collections.namedtuple('Feed', 'inputs active initializer')
@@ -32,8 +34,13 @@ def files_of_worker(files: typing.Sequence[str], cluster):
     Raises:
       InputError: there are fewer files than workers, so that one would read nothing: use
         `dataset.shard(cluster.num_workers, cluster.rank)` on the examples.
+      InvalidArgumentError: no list of names, or no `Cluster`.
     """
-    files = sorted(set(files))
+    check_instance('cluster', cluster, Cluster, 'a Cluster')
+    check_instance('files', files, (list, tuple, set, frozenset), 'a list of names')
+    for name in files:
+        directory_name('one of files', name, 'the name of a file')
+    files = sorted(set(files), key=os.fspath)
     if len(files) < cluster.num_workers:
         raise InputError('%d files for %d workers leave one of them nothing to read: use '
                          'dataset.shard(cluster.num_workers, cluster.rank) on the examples.' % (

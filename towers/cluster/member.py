@@ -10,7 +10,9 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_instance, check_number
+from towers.arguments import (check_config, check_function, check_instance, check_number,
+                              check_say)
+from towers.build.built import BuiltTowers
 from towers.cluster.cluster import Cluster
 from towers.cluster.fingerprint import difference, fingerprint
 from towers.cluster.horovod import gathered_lines
@@ -123,10 +125,19 @@ def join(cluster, built, config: typing.Optional[tf.ConfigProto] = None,
     Raises:
       ClusterError: the cluster cannot be joined.
       WorkerLostError: another worker is gone; names it.
+      InvalidArgumentError: an argument of another kind.
     """
     check_instance('cluster', cluster, Cluster, 'a Cluster')
     check_number('start_timeout', start_timeout, above=0, expected='seconds')
     check_number('dead_after', dead_after, above=0, expected='seconds')
+    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    check_config(config)
+    if settings is not None:
+        check_instance('settings', settings, dict, 'a dict from names to numbers or strings, or '
+                       'None')
+    check_say(say)
+    if on_lost is not None:
+        check_function('on_lost', on_lost, 1, 'a function of a WorkerLostError, or None')
     if built.machines is None:
         raise ClusterError('built was made without a cluster: pass cluster= to build_towers, too.')
     deadline = time.monotonic() + start_timeout
@@ -179,8 +190,10 @@ def serve(cluster, say: typing.Callable = print):
 
     Raises:
       ClusterError: another job; a port in use.
+      InvalidArgumentError: no `Cluster`; `say` cannot be called.
     """
     check_instance('cluster', cluster, Cluster, 'a Cluster')
+    check_say(say)
     if cluster.job != 'ps':
         raise ClusterError('this process is %s, no parameter server: build towers in it.'
                            % cluster.name)

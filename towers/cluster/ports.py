@@ -3,7 +3,8 @@
 import socket
 import time
 
-from towers.errors import ClusterError
+from towers.arguments import check_count
+from towers.errors import ClusterError, InvalidArgumentError
 
 
 def free_ports(count: int, host: str = '127.0.0.1') -> list:
@@ -17,14 +18,24 @@ def free_ports(count: int, host: str = '127.0.0.1') -> list:
       List of ints, all different.
 
     Raises:
-      ClusterError: the host is none of this machine.
+      ClusterError: the host is none of this machine, or it has not so many ports.
+      InvalidArgumentError: a count below 1; a host that is no name.
     """
-    sockets = [socket.socket() for _ in range(count)]
+    check_count('count', count)
+    if not isinstance(host, str) or not host:
+        raise InvalidArgumentError("host=%.80r: expected the address of this machine, such as "
+                                   "'127.0.0.1'." % (host,))
+    sockets = []
     try:
-        for each in sockets:
-            each.bind((host, 0))
+        for _ in range(count):
+            try:
+                sockets.append(socket.socket())
+            except OSError as error:
+                raise ClusterError('count=%d, and this process gets %d: %s.' % (
+                    count, len(sockets), error)) from None
+            sockets[-1].bind((host, 0))
         return [each.getsockname()[1] for each in sockets]
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ClusterError('%s is no address of this machine: %s. Name one that is, such as '
                            '127.0.0.1.' % (host, error)) from None
     finally:

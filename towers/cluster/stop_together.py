@@ -4,6 +4,10 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers.arguments import check_instance
+from towers.build.built import BuiltTowers
+from towers.cluster.cluster import Cluster
+from towers.errors import InvalidArgumentError
 from towers.run.stopping import StopOnSignalHook
 
 
@@ -24,7 +28,15 @@ class StopTogetherHook(StopOnSignalHook):
           cluster: `Cluster`.
           built: `BuiltTowers`.
           stream: as for `StopOnSignalHook`.
+
+        Raises:
+          InvalidArgumentError: something else; what was built without a cluster.
         """
+        check_instance('cluster', cluster, Cluster, 'a Cluster')
+        check_instance('built', built, BuiltTowers, 'what build_towers returned')
+        if built.machines is None:
+            raise InvalidArgumentError('built was made without a cluster: pass cluster= to '
+                                       'build_towers, too.')
         super(StopTogetherHook, self).__init__(stream)
         self._cluster, self._train_op, self._machines = cluster, built.train_op, built.machines
         self._has_said = self._is_told = False

@@ -7,8 +7,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import check_flag, check_function, check_instance
+from towers.arguments import check_choice, check_flag, check_function, check_instance
 from towers.build.arguments import check_model_fn
+from towers.build.request import REDUCTIONS
 from towers.errors import InputError, InvalidArgumentError, SharedVariableError
 from towers.inspect.check_report import (Difference, TowersReport, compare, is_finite, likely_cause,
                                          not_compared, why_not_finite)
@@ -59,9 +60,11 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
       `TowersReport`. A variable that cannot be shared is a report too, not an error.
 
     Raises:
+      StepError: TensorFlow cannot run the model's step, on one device or on the towers.
       TowersError: bad arguments, as `build_towers`.
     """
-    _check_arguments(model_fn, inputs, make_optimizer, num_towers, steps, tolerance, seed, options)
+    check_arguments('check_towers', model_fn, inputs, make_optimizer, num_towers, steps, reduction,
+                    tolerance, seed, options, OPTIONS)
     check_flag('same_shards', same_shards)
     make_optimizer = make_optimizer or (lambda: tf.train.MomentumOptimizer(0.01, 0.9))
     if 'devices' in options:
@@ -131,24 +134,33 @@ def _differs_on_one_tower(devices, options):
             or options.get('accumulate', 1) != 1 or options.get('micro_batches', 1) != 1)
 
 
-_OPTIONS = ('devices', 'remainder', 'variable_device', 'variable_scope', 'var_list',
+OPTIONS = ('devices', 'remainder', 'variable_device', 'variable_scope', 'var_list',
             'transform_gradients', 'regularization', 'update_ops', 'check_devices',
             'allow_repeated_devices', 'copies', 'all_reduce', 'accumulate', 'recompute',
             'micro_batches', 'schedule', 'stages', 'gradient_options')
 
 
-def _check_arguments(model_fn, inputs, make_optimizer, num_towers, steps, tolerance, seed, options):
+def check_arguments(caller, model_fn, inputs, make_optimizer, num_towers, steps, reduction,
+                    tolerance, seed, options, known):
+    """Raises a `TowersError` for arguments that `check_towers` does not take.
+
+    Args:
+      caller: name of the function, for texts.
+      options: dict of arguments of `build_towers`.
+      known: names of those that are taken; the rest as for `check_towers`.
+    """
     check_model_fn(model_fn)
+    check_choice('reduction', reduction, REDUCTIONS)
     if all(leaf is None for leaf in tf.nest.flatten(inputs)):
         raise InputError('inputs=%.80r: expected a sample batch, of at least one array [n, …].'
                          % (inputs,))
     for leaf in tf.nest.flatten(inputs):
         if isinstance(leaf, (tf.Tensor, tf.SparseTensor) + compat.VARIABLE_TYPES):
-            raise InputError('inputs hold the tensor %r: check_towers makes two graphs of its own '
-                             'and takes arrays, such as np.random.rand(8, 3).' % leaf.name
+            raise InputError('inputs hold the tensor %r: %s makes graphs of its own and takes '
+                             'arrays, such as np.random.rand(8, 3).' % (leaf.name, caller)
                              if not isinstance(leaf, tf.SparseTensor) else
-                             'inputs hold a SparseTensor: check_towers makes two graphs of its own '
-                             'and takes tf.SparseTensorValues.')
+                             'inputs hold a SparseTensor: %s makes graphs of its own and takes '
+                             'tf.SparseTensorValues.' % caller)
     if make_optimizer is not None:
         check_function('make_optimizer', make_optimizer, 0, 'a function that makes the optimizer, '
                        'such as lambda: tf.train.AdamOptimizer(0.001), since there are two graphs')
@@ -161,10 +173,10 @@ def _check_arguments(model_fn, inputs, make_optimizer, num_towers, steps, tolera
             tolerance, numbers.Real) or not tolerance >= 0):
         raise InvalidArgumentError('tolerance=%r: expected None or a number of at least 0.'
                                    % (tolerance,))
-    unknown = sorted(set(options) - set(_OPTIONS))
+    unknown = sorted(set(options) - set(known))
     if unknown:
-        raise InvalidArgumentError('check_towers takes no %s: expected some of %s.'
-                                   % (unknown[0], ', '.join(_OPTIONS)))
+        raise InvalidArgumentError('%s takes no %s: expected some of %s.'
+                                   % (caller, unknown[0], ', '.join(known)))
     for name in ('var_list', 'transform_gradients'):
         if isinstance(options.get(name), dict):
             for each in options[name].values():

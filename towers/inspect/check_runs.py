@@ -11,6 +11,7 @@ from towers.errors import InputError, InvalidArgumentError
 from towers.graph import graph_walk
 from towers.graph.variable_writes import Writes
 from towers.placement.devices import session_config
+from towers.reason import failing_on
 from towers.reduce.update import transformed_pairs
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.objectives import all_pairs, flat, tensors_of
@@ -85,7 +86,7 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
                 if output.dtype.is_floating),
             sorted({op.type for op in forward if graph_walk.is_random(op)}),
             any('BatchNorm' in op.type for op in forward) or bool(updates))
-        with tf.Session(config=session_config(1)) as session:
+        with failing_on('on one device'), tf.Session(config=session_config(1)) as session:
             _initialize(session)
             variables = tf.global_variables()
             initial = list(zip([v.op.name for v in variables], session.run(variables)))
@@ -142,7 +143,8 @@ def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduct
                              global_step=tf.train.get_global_step(), **options)
         # A hint at the cause of a difference, no part of the comparison.
         sum_of_losses = tf.add_n([loss for tower in built.towers for loss in flat(tower.loss)])
-        with tf.Session(config=session_config(devices)) as session:
+        with failing_on('on the %d towers, and not on one device,' % len(built.towers)), \
+                tf.Session(config=session_config(devices)) as session:
             _initialize(session)
             names = _names_on_one_device(tf.global_variables(), initial)
             values, assignments, fed = dict(initial), [], {}
@@ -176,7 +178,11 @@ def _names_on_one_device(variables, initial):
 def _constant(leaf):
     if isinstance(leaf, tf.SparseTensorValue):
         return tf.SparseTensor.from_value(leaf)
-    return tf.constant(leaf)
+    try:
+        return tf.constant(leaf)
+    except (TypeError, ValueError):
+        raise InputError('inputs hold %.80r of type %s: expected arrays [n, …].' % (
+            leaf, type(leaf).__name__)) from None
 
 
 def _initialize(session):

@@ -8,7 +8,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import check_count, check_instance
+from towers.arguments import check_count, check_flag, check_instance
 from towers.build.built import BuiltTowers
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
@@ -193,8 +193,13 @@ def memory_account(built, batch_size: typing.Optional[int] = None, *,
         the towers; a batch of unknown size, and none given.
     """
     check_instance('built', built, BuiltTowers, 'what build_towers returned')
-    if threads is not None:
-        check_count('threads', threads)
+    for name, value in (('batch_size', batch_size), ('threads', threads)):
+        if value is not None:
+            check_count(name, value)
+    check_flag('initialized', initialized)
+    for name, value in (('onednn', onednn), ('best_fit', best_fit)):
+        if value is not None:
+            check_flag(name, value, 'True, False or None')
     fetches = _fetches(built)
     step = _step_graph(built, fetches, batch_size)
     onednn = compat.uses_onednn() if onednn is None else onednn

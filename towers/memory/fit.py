@@ -6,12 +6,12 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_count, check_instance
+from towers.arguments import check_count, check_function, check_instance, check_say
 from towers.build.built import BuiltTowers
 from towers.errors import InvalidArgumentError, MeasurementError, OutOfMemoryError
 from towers.memory.account import memory_account
 from towers.memory.limits import device_limit
-from towers.memory.measure import measure_memory
+from towers.memory.measure import checked_start, measure_memory
 
 MOST_PER_TOWER = 1 << 16  # examples; beyond it nobody looks
 _TRIES = 6
@@ -124,14 +124,17 @@ def fit_batch_size(build: typing.Callable, first: int, memory_limit: typing.Opti
 
     Raises:
       OutOfMemoryError: nothing fits, or what should fit did not in several tries.
+      InvalidArgumentError: an argument of another kind; `build` returns something else.
     """
-    if not callable(build):
-        raise InvalidArgumentError('build=%.80r: expected a function from a batch size to (built, '
-                                   'start).' % (build,))
+    check_build(build, config)
     check_count('first', first)
+    for name, value in (('memory_limit', memory_limit), ('most', most)):
+        if value is not None:
+            check_count(name, value)
+    check_say(say, optional=True)
     say = say or (lambda line: None)
     with tf.Graph().as_default():
-        built, _ = build(first)
+        built, _ = called_build(build, first)
         limit = _limit(memory_limit, built)
         goal, count = limit, len(built.towers)
         for _ in range(_TRIES):
@@ -157,6 +160,28 @@ def fit_batch_size(build: typing.Callable, first: int, memory_limit: typing.Opti
         'batch size, or more memory.' % (limit / 1e6, _TRIES, fitted.batch_size))
 
 
+def check_build(build, config):
+    """Raises `InvalidArgumentError` for functions that `fit_batch_size` cannot call."""
+    check_function('build', build, 1, 'a function from a batch size to (built, start)')
+    if config is not None:
+        check_function('config', config, 1, 'a function from built to a tf.ConfigProto, or None')
+
+
+def called_build(build, batch_size):
+    """`(built, start)` of a `build` function as `fit_batch_size` takes it.
+
+    Raises:
+      InvalidArgumentError: it returned something else.
+    """
+    made = build(batch_size)
+    if not (type(made) in (list, tuple) and len(made) == 2 and isinstance(made[0], BuiltTowers)):
+        raise InvalidArgumentError(
+            'build(%d) returned %.80r of type %s: expected (built, start), what build_towers '
+            'returned and a list of operations to be run once, such as [iterator.initializer].' % (
+                batch_size, made, type(made).__name__))
+    return made[0], checked_start('start of build(%d)' % batch_size, made[1])
+
+
 def is_out_of_memory(error):
     """Whether a `ResourceExhaustedError` is about memory, and not, say, about a full disk."""
     return re.search('OOM|out of memory|allocat', str(error), re.IGNORECASE) is not None
@@ -164,7 +189,7 @@ def is_out_of_memory(error):
 
 def _run(build, batch_size, config):
     with tf.Graph().as_default():
-        built, start = build(batch_size)
+        built, start = called_build(build, batch_size)
         try:
             return measure_memory(built, start=start, config=config(built) if config else None)
         except MeasurementError:

@@ -6,9 +6,10 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_count, check_instance
+from towers.arguments import (check_config, check_count, check_feed, check_fetches,
+                              check_instance)
 from towers.build.built import BuiltTowers
-from towers.errors import MeasurementError
+from towers.errors import InvalidArgumentError, MeasurementError
 from towers.placement.devices import is_gpu, session_config, short_name
 from towers.placement.precision import use_precision
 
@@ -66,11 +67,19 @@ def measure_memory(built, feed_dict: typing.Optional[dict] = None, *,
 
     Raises:
       MeasurementError: TensorFlow's allocator on CPUs does not count here.
-      InvalidArgumentError: not what `build_towers` returned.
+      InvalidArgumentError: not what `build_towers` returned; an argument of another kind.
     """
     check_instance('built', built, BuiltTowers, 'what build_towers returned')
     check_count('warm_up', warm_up)
     check_count('steps', steps)
+    check_feed(feed_dict)
+    check_config(config)
+    if session is not None and (isinstance(session, type) or not hasattr(session, 'run')):
+        raise InvalidArgumentError('session=%.80r of type %s: expected a tf.Session, or None.' % (
+            session, type(session).__name__))
+    if train_op is not None:
+        check_fetches('train_op', train_op, 'the operation of a step, or None for built.train_op')
+    start = checked_start('start', start)
     step = train_op if train_op is not None else (
         built.train_op if built.train_op is not None else built.loss)
     peaks, moments = {}, {}
@@ -83,7 +92,7 @@ def measure_memory(built, feed_dict: typing.Optional[dict] = None, *,
             with built.loss.graph.as_default():
                 begin = [tf.global_variables_initializer(), tf.local_variables_initializer(),
                          tf.tables_initializer()]
-            for operation in begin + list(start):
+            for operation in begin + start:
                 session.run(operation)
         for _ in range(warm_up):
             session.run(step, feed_dict)
@@ -99,6 +108,21 @@ def measure_memory(built, feed_dict: typing.Optional[dict] = None, *,
             'TensorFlow counted no memory: its plain allocator on CPUs does not. Set '
             'TF_CPU_ALLOCATOR_USE_BFC=true in the environment before the program starts.')
     return MeasuredMemory(peaks, moments, built.plan.batch_size)
+
+
+def checked_start(name, start):
+    """A list of operations that a session runs once, after the initializers.
+
+    Raises:
+      InvalidArgumentError: something else.
+    """
+    if not isinstance(start, (list, tuple)):
+        raise InvalidArgumentError('%s=%.80r of type %s: expected a list of operations, of one as '
+                                   'well: [iterator.initializer].' % (
+                                       name, start, type(start).__name__))
+    if start:
+        check_fetches(name, start, 'a list of operations, such as [iterator.initializer]')
+    return list(start)
 
 
 def peaks_of(metadata):

@@ -7,7 +7,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_instance
+from towers.arguments import check_count, check_instance, directory_name
 from towers.build.built import BuiltTowers
 from towers.errors import OutOfMemoryError
 from towers.memory.account import memory_account
@@ -133,8 +133,9 @@ def out_of_memory_explained(built, directory: typing.Optional[str] = None,
 
     Raises:
       OutOfMemoryError: in place of the `tf.errors.ResourceExhaustedError`, which is its cause.
+      InvalidArgumentError: an argument of another kind.
     """
-    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    _check_arguments(built, directory, memory_limit, batch_size)
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:
@@ -156,7 +157,7 @@ class OutOfMemoryHook(tf.train.SessionRunHook):
                  memory_limit: typing.Optional[int] = None,
                  batch_size: typing.Optional[int] = None):
         """Args as of `out_of_memory_explained`."""
-        check_instance('built', built, BuiltTowers, 'what build_towers returned')
+        _check_arguments(built, directory, memory_limit, batch_size)
         self._arguments = built, directory, memory_limit, batch_size
 
     def after_create_session(self, session, coord):
@@ -167,6 +168,15 @@ class OutOfMemoryHook(tf.train.SessionRunHook):
             with out_of_memory_explained(*self._arguments):
                 return plain(*args, **keywords)
         session.run = run
+
+
+def _check_arguments(built, directory, memory_limit, batch_size):
+    check_instance('built', built, BuiltTowers, 'what build_towers returned')
+    if directory is not None:
+        directory_name('directory', directory, 'the name of a directory, or None')
+    for name, value in (('memory_limit', memory_limit), ('batch_size', batch_size)):
+        if value is not None:
+            check_count(name, value)
 
 
 def _node_name(error):

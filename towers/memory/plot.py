@@ -2,8 +2,9 @@
 
 import io
 
-from towers.errors import LogFileError, MissingPackageError
-from towers.memory.account import KINDS
+from towers.arguments import check_instance, check_number, directory_name
+from towers.errors import InvalidArgumentError, LogFileError, MissingPackageError
+from towers.memory.account import KINDS, MemoryAccount
 
 # Okabe and Ito's colours and tints of them, which the colour-blind can tell apart as neighbours.
 _COLOURS = {'parameters': '#0072B2', 'slots': '#56B4E9', 'other variables': '#9ad0ee',
@@ -26,7 +27,10 @@ def draw_memory(accounts, path: str, measured=(), limit=None, title: str = 'memo
     Raises:
       MissingPackageError: matplotlib is not installed.
       LogFileError: the file cannot be written.
+      InvalidArgumentError: an argument of another kind.
     """
+    path = directory_name('path', path, 'the name of a file')
+    _check_arguments(accounts, measured, limit, title)
     try:
         import matplotlib  # pylint: disable=import-outside-toplevel
     except ImportError:
@@ -91,3 +95,25 @@ def draw_memory(accounts, path: str, measured=(), limit=None, title: str = 'memo
             opened.write(picture.getvalue())
     except OSError as error:
         raise LogFileError('%s cannot be written: %s.' % (path, error.strerror or error)) from error
+
+
+def _check_arguments(accounts, measured, limit, title):
+    if not isinstance(accounts, (list, tuple)) or isinstance(accounts, MemoryAccount) or (
+            not accounts):
+        raise InvalidArgumentError('accounts=%.80r of type %s: expected a list of MemoryAccount, '
+                                   'of one at least.' % (accounts, type(accounts).__name__))
+    for account in accounts:
+        check_instance('one of accounts', account, MemoryAccount, 'what memory_account returned')
+        if account.batch_size is None:
+            raise InvalidArgumentError('one of accounts is of no batch size: give memory_account '
+                                       'one.')
+    pairs = measured if isinstance(measured, (list, tuple)) else [measured]
+    for pair in pairs:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise InvalidArgumentError('measured=%.80r: expected a list of (batch size, bytes).'
+                                       % (measured,))
+        for value in pair:
+            check_number('a number of measured', value, least=0, expected='a batch size or bytes')
+    if limit is not None:
+        check_number('limit', limit, above=0, expected='bytes, or None')
+    check_instance('title', title, str, 'a text')

@@ -6,10 +6,10 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_count
+from towers.arguments import check_count, check_say, directory_name
 from towers.errors import MeasurementError, MissingPackageError
 from towers.memory.account import memory_account
-from towers.memory.fit import is_out_of_memory
+from towers.memory.fit import called_build, check_build, is_out_of_memory
 from towers.memory.limits import device_limit
 from towers.memory.measure import measure_memory
 from towers.memory.plot import draw_memory
@@ -52,13 +52,19 @@ def memory_report(build: typing.Callable, batch_size: int,
     Raises:
       MissingPackageError: a picture is wanted and matplotlib is not installed; nothing has been
         run by then.
+      InvalidArgumentError: an argument of another kind; `build` returns something else.
     """
-    check_count('batch_size', batch_size)
     if path is not None:
+        path = directory_name('path', path, 'the name of a file, or None')
         _check_matplotlib()
+    check_build(build, config)
+    check_count('batch_size', batch_size)
+    if memory_limit is not None:
+        check_count('memory_limit', memory_limit)
+    check_say(say)
     accounts, measured = [], []
     with tf.Graph().as_default():
-        built, _ = build(batch_size)
+        built, _ = called_build(build, batch_size)
         say(str(built.plan))
         count = len(built.towers)
         limit = memory_limit or device_limit(built.devices, config(built) if config else None)
@@ -72,7 +78,7 @@ def memory_report(build: typing.Callable, batch_size: int,
         if account.peak <= limit:
             try:
                 with tf.Graph().as_default():
-                    built, start = build(account.batch_size)
+                    built, start = called_build(build, account.batch_size)
                     found = measure_memory(built, start=start,
                                            config=config(built) if config else None)
                 measured.append((account.batch_size, found.peak))

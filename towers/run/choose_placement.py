@@ -13,6 +13,7 @@ from towers.arguments import check_count, check_function, check_instance, check_
 from towers.errors import CheckpointError, InvalidArgumentError, TowersError
 from towers.nonfinite import NonFiniteError, explained
 from towers.placement.devices import resolve_devices, short_name
+from towers.reason import reason_of
 from towers.run.run_lock import hold_directory
 
 Trial = collections.namedtuple('Trial', 'train_op start config')
@@ -138,7 +139,7 @@ def choose_variable_device(build: typing.Callable, candidates: typing.Sequence, 
             runner.close()
     return decide([
         Timing(candidate, [] if candidate in failures else seconds[candidate],
-               _first_line(failures[candidate]) if candidate in failures else None)
+               reason_of(failures[candidate])[:200] if candidate in failures else None)
         for candidate in candidates])
 
 
@@ -236,13 +237,6 @@ _FAILURES = (TowersError, tf.errors.OpError, ValueError, TypeError, RuntimeError
 def _within_spread(one, fastest):
     return (one is fastest or min(one.seconds) <= fastest.median
             or one.median <= max(fastest.seconds))
-
-
-def _first_line(error):
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    if len(lines) > 1 and lines[0].startswith('Graph execution error'):
-        lines = [line for line in lines[1:] if not line.startswith(('Detected at', ' '))] or lines
-    return lines[0][:200] if lines else type(error).__name__
 
 
 def _read(path):

@@ -24,12 +24,13 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import check_count, check_graph_mode, check_instance
+from towers.arguments import check_count, check_graph_mode, check_instance, check_say
 from towers.errors import InvalidArgumentError
 from towers.graph.frames import Frames
 from towers.graph.graph_walk import step_operations
 from towers.run.step_clock import SaveListener
 from towers.run.step_loop import OccasionalHook
+from towers.tower.staged_input import StagedInputs
 
 # Shares of the steps' time from which on TensorFlow's own profiler calls a run so.
 HIGHLY, MODERATELY = 0.2, 0.05
@@ -93,6 +94,8 @@ class InputWatch:
             raise InvalidArgumentError('train_op is %r, within a tf.cond or tf.while_loop, which '
                                        'nothing can be added to: watch the operation that contains '
                                        'it.' % op.name)
+        if staged is not None:
+            check_instance('staged', staged, StagedInputs, 'BuiltTowers.staged, or None')
         reads = [] if staged is not None else _reads(op)
         ahead = staged is not None and staged.read is not None
         self.reads = [staged.read.name] if ahead else [read.name for read in reads]
@@ -177,8 +180,7 @@ class InputWatchHook(OccasionalHook):
           InvalidArgumentError: `every_steps` below 1, or as `InputWatch`.
         """
         check_count('every_steps', every_steps)
-        if say is not None and not callable(say):
-            raise InvalidArgumentError('say=%.80r: expected a function of one text.' % (say,))
+        check_say(say, optional=True)
         if hasattr(train_op, 'train_op'):
             train_op, staged = train_op.train_op, train_op.staged
         self.watch = InputWatch(train_op, staged)

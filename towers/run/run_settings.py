@@ -6,6 +6,7 @@ import os
 import time
 import typing
 
+from towers.arguments import check_instance
 from towers.errors import CheckpointError, InvalidArgumentError
 from towers.run.whole_file import moved_aside, written_whole
 
@@ -62,7 +63,16 @@ class RunSettings:
         Raises:
           InvalidArgumentError: a name without a kind, or a value that is none of these.
         """
+        check_instance('advice', advice, str, 'a text')
+        check_instance('form', form, str, "a text such as '--%s=%s'")
         try:
+            form % ('name', 'value')
+        except (TypeError, ValueError):
+            raise InvalidArgumentError("form=%.80r: expected two places, for name and value, such "
+                                       "as '--%%s=%%s'." % form) from None
+        try:
+            if isinstance(values, str):
+                raise TypeError
             self._values = collections.OrderedDict(values)
             self._kinds = dict(kinds)
         except (TypeError, ValueError):

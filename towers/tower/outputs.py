@@ -76,22 +76,24 @@ def to_model_output(returned, tower, needs_loss, names=None):
     where = 'the model function (tower %d)' % tower
     if returned is None:
         raise ModelFunctionError('%s returned None: return the loss, or a dict or ModelOutput with '
-                                 "'loss' (is a return statement missing?)." % where)
+                                 "'loss' (is a return statement missing?).%s" % (
+                                     where, _registered_losses()))
     if isinstance(returned, (tf.Tensor,) + compat.VARIABLE_TYPES):
         output = ModelOutput(loss=returned)
     elif isinstance(returned, dict):
         unknown = sorted(map(str, set(returned) - set(_FIELDS)))
         if unknown:
-            raise ModelFunctionError('%s returned a dict with the key %r: expected some of %s.'
-                                     % (where, unknown[0], ', '.join(_FIELDS)))
+            raise ModelFunctionError('%s returned a dict with the key %r: expected some of %s.%s'
+                                     % (where, unknown[0], ', '.join(_FIELDS),
+                                        '' if 'loss' in returned else _registered_losses()))
         output = ModelOutput(**returned)
     elif hasattr(returned, 'loss') or hasattr(returned, 'predictions'):
         output = ModelOutput(*[getattr(returned, field, default) for field, default
                                in zip(_FIELDS, (None, None, None, ()))])
     else:
         raise ModelFunctionError(
-            '%s returned a %s: expected a scalar loss, or a dict or ModelOutput with some of %s.'
-            % (where, type(returned).__name__, ', '.join(_FIELDS)))
+            '%s returned a %s: expected a scalar loss, or a dict or ModelOutput with some of %s.%s'
+            % (where, type(returned).__name__, ', '.join(_FIELDS), _registered_losses()))
     updates = output.updates if output.updates is not None else ()
     if not isinstance(updates, (list, tuple)) or not all(isinstance(
             each, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES) for each in updates):
@@ -100,7 +102,8 @@ def to_model_output(returned, tower, needs_loss, names=None):
     if output.loss is None:
         if needs_loss:
             raise ModelFunctionError('%s returned no loss, and there is an optimizer to minimize '
-                                     'one: return a loss, or pass optimizer=None.' % where)
+                                     'one: return a loss, or pass optimizer=None.%s' % (
+                                         where, _registered_losses()))
         return output
     if names is None and not (isinstance(output.loss, dict) and not needs_loss):
         return output._replace(loss=_scalar_loss(output.loss, where))
@@ -132,16 +135,20 @@ def _scalar_loss(loss, where):
         raise ModelFunctionError('%s returned a loss of dtype %s: expected a float.'
                                  % (where, loss.dtype.name))
     if loss.shape.ndims != 0:
-        # Model functions as slim has them return predictions; losses go into a collection.
-        registered = len(tf.losses.get_losses())
         raise ModelFunctionError(
             '%s returned a loss of shape %s: expected a scalar, the mean over the examples of the '
-            'shard. %s' % (where, loss.shape, 'Take tf.reduce_mean of it.' if not registered else (
-                'There %s in the collection LOSSES: if what it returns are predictions, return '
-                "{'loss': tf.losses.get_total_loss(), "
-                "'predictions': ...}." % ('is 1 loss' if registered == 1 else
-                                          'are %d losses' % registered))))
+            'shard.%s' % (where, loss.shape,
+                          _registered_losses() or ' Take tf.reduce_mean of it.'))
     return loss
+
+
+def _registered_losses():
+    """What to return where a model registers its losses, as slim's do; else ''."""
+    count = len(tf.losses.get_losses())
+    return '' if not count else (
+        ' There %s in the collection LOSSES: if what it returns are predictions, return '
+        "{'loss': tf.losses.get_total_loss(), 'predictions': ...}." % (
+            'is 1 loss' if count == 1 else 'are %d losses' % count))
 
 
 def merge_predictions(predictions, sizes):

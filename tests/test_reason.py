@@ -1,0 +1,38 @@
+"""The one line that says why TensorFlow could not run a step."""
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from towers.errors import StepError
+from towers.reason import failing_on, reason_of
+
+
+@pytest.mark.parametrize('message', [
+    'm = 9 is not in [0, 3)',
+    'm = 9 is not in [0, 3)\n\t [[node GatherV2 (defined at a.py:3) ]]',
+    "Graph execution error:\n\nDetected at node 'GatherV2' defined at (most recent call last):\n"
+    '    File "a.py", line 9, in <module>\nNode: \'GatherV2\'\nm = 9 is not in [0, 3)\n'
+    '\t [[{{node GatherV2}}]]',
+    'Graph execution error:\n\nm = 9 is not in [0, 3)\n\t [[{{node GatherV2}}]]',
+    "Graph execution error:\n\nDetected at node 'a' defined at (most recent call last):\n"
+    "Node: 'a'\nDetected at node 'b' defined at (most recent call last):\nNode: 'b'\n"
+    '2 root error(s) found.\n  (0) INVALID_ARGUMENT:  m = 9 is not in [0, 3)\n'
+    '\t [[{{node a}}]]\n  (1) CANCELLED:  stopped\n0 successful operations.',
+    '2 root error(s) found.\n  (0) Invalid argument: m = 9 is not in [0, 3)\n'
+    '\t [[{{node a}}]]\n  (1) Cancelled: stopped'])
+def test_the_reason(message):
+    assert reason_of(tf.errors.InvalidArgumentError(None, None, message)) == (
+        'm = 9 is not in [0, 3)')
+
+
+def test_what_has_no_text():
+    assert reason_of(RuntimeError()) == repr(RuntimeError())
+
+
+def test_only_errors_of_the_runtime_become_others():
+    with pytest.raises(KeyError):
+        with failing_on('on one device'):
+            raise KeyError('w')
+    with pytest.raises(StepError, match='^the model failed on one device: the disk is full$'):
+        with failing_on('on one device'):
+            raise tf.errors.ResourceExhaustedError(None, None, 'the disk is full')

@@ -1,0 +1,41 @@
+"""What TensorFlow says of a step that it could not run, in one line."""
+
+import contextlib
+import re
+
+import tensorflow.compat.v1 as tf
+
+from towers.errors import StepError
+
+_ROOT = re.compile(r'\(0\) [\w ]+: *(.+)')  # the first of several causes
+_MOST = 300
+
+
+def reason_of(error):
+    """The line of an error that says why: without where in the program the operation was made."""
+    text = getattr(error, 'message', None) or str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith('Graph execution error'):
+        # Under it: the stacks of the operations, their names, and then the reason.
+        names = [at for at, line in enumerate(lines) if line.startswith('Node: ')]
+        lines = (lines[names[-1] + 1:] if names else
+                 [line for line in lines[1:] if not line.startswith(('Detected at', 'File '))]
+                 ) or lines
+    if len(lines) > 1 and 'root error(s) found' in lines[0]:
+        lines = [found.group(1) for found in map(_ROOT.match, lines) if found] or lines
+    return lines[0] if lines else repr(error)
+
+
+@contextlib.contextmanager
+def failing_on(where):
+    """Within it an error of TensorFlow's runtime becomes a `StepError`, of which it is the cause.
+
+    Args:
+      where: what the error says of where the step ran: `'on one device'`.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        op = getattr(error, 'op', None)
+        raise StepError('the model failed %s%s: %s' % (
+            where, '' if op is None else ' in %s' % op.name, reason_of(error)[:_MOST])) from error
