@@ -90,6 +90,10 @@ class Replicas:
         copies = self._copies.get(getattr(getattr(variable, 'op', None), 'name', None))
         return copies[tower - 1] if copies else variable
 
+    def copied(self):
+        """The names of the model's variables that have copies: a frozenset."""
+        return frozenset(name for name, copies in self._copies.items() if copies)
+
     def of_part(self, variable, part):
         """The same for a micro-batch, by its number among those of all towers."""
         return self.replica_of(variable, part // self._micro_batches)

@@ -319,7 +319,8 @@ class TowerBuilder:
         self.inline_updates.settle(
             index, operations, fetches, {variable.op.name for variable in
                                          self.own_state.variables + self.own_state.copies
-                                         + tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)})
+                                         + tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)},
+            frozenset() if self._replicas is None else self._replicas.copied())
 
     def _cut_into_stages(self, index, operations, device, root):
         variables = variables_read(operations, self._shared.owned, self._shared.created)
