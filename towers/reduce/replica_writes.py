@@ -13,7 +13,7 @@ from towers.placement.variable_device import only_device
 
 
 def copies_follow(replicas, updates, after):
-    """Operations that give the copies what these updates have written, for the optimizer to wait for.
+    """Operations that give the copies what these updates have written: for the optimizer to await.
 
     Args:
       replicas: `Replicas`, or None.
