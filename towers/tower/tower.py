@@ -203,8 +203,10 @@ class TowerBuilder:
         if self._options.stages == 'auto' and len(stages_of(device)) > 1:
             self._cut_into_stages(index, made.operations, device, root)
         place_forward(made.operations, device)
-        self.losses.note_call(index, made.operations, sources, tf.trainable_variables()
-                              if self._replicas is not None else ())
+        self.losses.note_call(
+            index, made.operations, sources, output.loss, root,
+            *(() if self._replicas is None else (tf.trainable_variables(),
+                                                 self._replicas.name_of_original)))
         data_operations = graph_walk.reachable_from(
             sources + [op for op in made.operations if graph_walk.is_random(op)], made.operations)
         if self._replicas is not None:
