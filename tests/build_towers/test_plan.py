@@ -146,18 +146,12 @@ def test_the_scaled_rate_of_the_claim():
     assert lines_of(plan)['learning rate'] == '0.002 = 0.001 x sqrt(4)'
 
 
-@pytest.mark.parametrize('rate, devices, accumulate, text', [
-    (towers.LearningRate(0.001, num_towers=4), 2, 1, '0.001 (made for 4 towers, and there are 2)'),
-    (towers.LearningRate(0.001, 4, 'sqrt'), 1, 1,
-     '0.002 = 0.001 x sqrt(4) (made for 4 towers, and there is 1)'),
-    (towers.LearningRate(0.001, 1, 'linear'), 2, 1,
-     '0.001 = 0.001 x 1 (made for 1 tower, and there are 2)'),
-    (towers.LearningRate(0.001, 4, 'sqrt'), 2, 2, '0.002 = 0.001 x sqrt(4)'),
-    (towers.LearningRate(0.001), 2, 1, '0.001'), (np.float32(0.25), 2, 1, '0.25'),
-    (np.array(0.25), 2, 1, '0.25')])
-def test_a_rate_of_another_number_of_towers(rate, devices, accumulate, text):
-    assert lines_of(plan_of(optimizer=sgd, devices=devices, accumulate=accumulate,
-                            reduction='mean', learning_rate=rate))['learning rate'] == text
+@pytest.mark.parametrize('rate, text', [
+    (towers.LearningRate(0.001, 4, 'sqrt'), '0.002 = 0.001 x sqrt(4)'),  # of larger batches a tower
+    (towers.LearningRate(0.001), '0.001'), (np.float32(0.25), '0.25'), (np.array(0.25), '0.25')])
+def test_rates_that_are_given(rate, text):
+    assert lines_of(plan_of(optimizer=sgd, devices=2, reduction='mean',
+                            learning_rate=rate))['learning rate'] == text
 
 
 def test_evaluation_has_no_lines_of_training():

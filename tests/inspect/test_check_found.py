@@ -118,3 +118,40 @@ def test_updates_that_are_none(updates):
 def test_an_audit_of_something_else(arguments):
     with pytest.raises(towers.InvalidArgumentError, match='what build_towers returned'):
         towers.audit(*arguments)
+
+
+def scaled_by_its_first_batch(x, y):
+    """Weight normalization with data-dependent initialization, as Salimans and Kingma have it."""
+    direction = tf.get_variable('v', [4, 3], initializer=tf.random_normal_initializer())
+    out = tf.matmul(x, tf.cond(tf.is_variable_initialized(direction), direction.read_value,
+                               lambda: direction.initial_value))
+    scale = tf.get_variable('g', initializer=1. / tf.sqrt(tf.reduce_mean(tf.square(out), 0)))
+    return error(tf.matmul(x, direction) * scale, y)
+
+
+def test_an_initial_value_of_a_part_of_the_batch_is_not_equal():
+    report = towers.check_towers(scaled_by_its_first_batch, (X, Y))
+    assert not report.equal and report.not_finite is None
+    assert report.first[:2] == ('initial value', 'g') and report.first.relative > 1e-2
+    assert str(report).startswith('NOT equal: initial value g differs by ')
+    assert "tower 0's part of it: compute it from the whole batch" in report.cause
+    # Shards that are alike have the whole batch's.
+    assert towers.check_towers(scaled_by_its_first_batch, (X, Y), same_shards=True).equal
+
+
+def test_an_initial_value_of_the_whole_batch_is():
+    def model_fn(x, y):
+        scale = tf.get_variable('g', initializer=tf.reduce_mean(tf.square(tf.constant(X))))
+        return error(tf.matmul(x, kernel()) * scale, y)
+    assert towers.check_towers(model_fn, (X, Y)).equal
+
+
+@pytest.mark.parametrize('options, names', [
+    ({}, ['g']), (dict(copies='reuse'), ['g']), (dict(variable_device='replicated'), ['g']),
+    (dict(devices=1), []), (dict(devices=1, accumulate=2), ['g'])])
+def test_the_plan_names_such_an_initial_value(options, names):
+    options.setdefault('devices', 2)
+    plan = towers.build_towers(scaled_by_its_first_batch, (X, Y), samples.sgd(), **options).plan
+    assert plan.initial_of_first == names
+    line = "  initial value    of g is of tower 0's part of the batch, not of all of it"
+    assert str(plan).split('\n').count(line) == len(names)

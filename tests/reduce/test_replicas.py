@@ -1,5 +1,7 @@
 """variable_device='replicated': a copy on every tower, the same numbers, the same checkpoints."""
 
+import re
+
 import numpy as np
 import pytest
 import sample_models as samples
@@ -46,8 +48,8 @@ def assert_copies_are_equal(built, session):
     own = {v.op.name: v for v in built.variables + built.slots}
     assert built.replicas.variables
     for copy in built.replicas.variables + built.replicas.slots:
-        parts = copy.op.name.split('_replica_')
-        original = own[parts[0] + parts[1][1:]]  # 'w' + '/Adam' of 'w_replica_1/Adam'
+        # 'w/Adam' of 'w_replica_1/w/Adam'
+        original = own[re.split(r'_replica_\d+/', copy.op.name)[1]]
         ours, theirs = session.run([original, copy])
         assert ours.dtype == theirs.dtype and ours.tobytes() == theirs.tobytes(), copy.op.name
 
@@ -62,8 +64,9 @@ def test_names_collections_and_devices(kind_of_variables):
     assert names(tf.global_variables()) == ['body', 'head', 'beta1_power', 'beta2_power'] + slots
     assert names(built.slots) == ['beta1_power', 'beta2_power'] + slots
     assert names(built.replicas.variables) == [
-        'body_replica_1', 'body_replica_2', 'head_replica_1', 'head_replica_2']
-    of_copies = [slot.replace('/', '_replica_%d/' % k) for k in (1, 2) for slot in slots]
+        'body_replica_1/body', 'body_replica_2/body', 'head_replica_1/head', 'head_replica_2/head']
+    of_copies = ['%s_replica_%d/%s' % (slot.split('/')[0], k, slot)
+                 for k in (1, 2) for slot in slots]
     assert names(built.replicas.slots) == of_copies
     assert names(tf.local_variables()) == names(built.replicas.variables) + of_copies
     towers_devices = ['/device:CPU:2', '/device:CPU:0', '/device:CPU:1']
@@ -85,8 +88,8 @@ def test_updates_and_sums_are_on_their_towers():
     built = build(devices=['/gpu:1', '/gpu:0'], check_devices=False)
     writes = [op for op in step_operations([built.train_op]) if 'ApplyMomentum' in op.type]
     assert sorted((op.inputs[0].op.name, op.device) for op in writes) == [
-        ('body', '/device:GPU:1'), ('body_replica_1', '/device:GPU:0'),
-        ('head', '/device:GPU:1'), ('head_replica_1', '/device:GPU:0')]
+        ('body', '/device:GPU:1'), ('body_replica_1/body', '/device:GPU:0'),
+        ('head', '/device:GPU:1'), ('head_replica_1/head', '/device:GPU:0')]
     for op in writes:
         assert op.inputs[1].op.device == op.device  # its slot
     sums = [op for op in step_operations([built.train_op]) if op.type == 'AddN'
@@ -150,7 +153,8 @@ def test_partitioned_variables(kind_of_variables):
                                  partitioner=tf.fixed_size_partitioner(2))
         return samples.mean_squared_error(tf.matmul(x, tf.convert_to_tensor(kernel)), y)
     built = samples.check_against_one_device(model_fn, VECTORS, variable_device='replicated').built
-    assert names(built.replicas.variables) == ['kernel/part_0_replica_1', 'kernel/part_1_replica_1']
+    assert names(built.replicas.variables) == [
+        'kernel/part_0_replica_1/kernel/part_0', 'kernel/part_1_replica_1/kernel/part_1']
     assert not towers.audit(built).broken
 
 
@@ -291,8 +295,9 @@ def test_variables_that_are_not_trained_are_copied_but_stay():
     with tf.Graph().as_default():
         built = build(var_list=lambda variables: variables[:1])
         assert names(v for _, v in built.gradients) == ['body']
-        assert names(built.replicas.variables) == ['body_replica_1', 'head_replica_1']
-        assert names(built.replicas.slots) == ['body_replica_1/Momentum']
+        assert names(built.replicas.variables) == [
+            'body_replica_1/body', 'head_replica_1/head']
+        assert names(built.replicas.slots) == ['body_replica_1/body/Momentum']
 
 
 def test_variables_that_the_model_function_keeps_are_read_from_the_first_tower(kind_of_variables):
@@ -326,7 +331,8 @@ def test_an_optimizer_with_slots_of_its_own_making(kind_of_variables):
     built = samples.check_against_one_device(
         two_layers, VECTORS, BertOptimizer, 2, variable_device='replicated').built
     assert names(built.slots) == ['body/adam_m', 'head/adam_m']
-    assert names(built.replicas.slots) == ['body_replica_1/adam_m', 'head_replica_1/adam_m']
+    assert names(built.replicas.slots) == [
+        'body_replica_1/body/adam_m', 'head_replica_1/head/adam_m']
     assert [slot.device for slot in built.replicas.slots] == ['/device:CPU:1'] * 2
 
 
@@ -341,8 +347,8 @@ def test_an_optimizer_whose_slots_cannot_be_paired_is_refused():
     with pytest.raises(towers.InvalidArgumentError) as caught:
         build(optimizer=lambda: Odd(0.1, 0.9))
     assert str(caught.value).startswith(
-        'the optimizer makes slot head_replica_1/Momentum for a copy of head, which has no such '
-        'slot of its own to copy: ')
+        'the optimizer makes slot head_replica_1/head/Momentum for a copy of head, which has no '
+        'such slot of its own to copy: ')
 
 
 # ---- initial values and checkpoints -------------------------------------------------------------
@@ -528,9 +534,9 @@ def test_builds_that_would_let_copies_go_stale_are_refused():
 
 
 def test_a_name_that_is_taken():
-    tf.constant(1., name='body_replica_1')
-    with pytest.raises(towers.NameScopeError, match="operation 'body_replica_1', which is to be "
-                       'the name of a copy of variable body'):
+    tf.constant(1., name='body_replica_1/body')
+    with pytest.raises(towers.NameScopeError, match="operation 'body_replica_1/body', which is to "
+                       'be the name of a copy of variable body'):
         build()
 
 
@@ -580,10 +586,10 @@ def test_the_audit_finds_a_copy_that_is_not_on_its_tower():
     built = build(linear, devices=2)
     with tf.device('/cpu:3'):
         stray = tf.get_variable('stray', [6, 3], tf.float64)
-        slot = tf.get_variable('kernel_replica_1/Momentum_5', [6, 3], tf.float64)
+        slot = tf.get_variable('kernel_replica_1/kernel/Momentum_5', [6, 3], tf.float64)
     built.replicas.slots.append(slot)
     assert towers.audit(built).broken == [
-        'slot kernel_replica_1/Momentum_5 is on /cpu:3, its copy of the variable on /cpu:1']
+        'slot kernel_replica_1/kernel/Momentum_5 is on /cpu:3, its copy of the variable on /cpu:1']
     built.replicas.slots.pop()
     built.replicas._copies['kernel'] = [stray]
     assert towers.audit(built).broken == ["tower 1's copy of kernel is on /cpu:3, not on /cpu:1"]

@@ -172,7 +172,9 @@ def test_every_tower_has_one_local_variable_beside_the_first(rides):
         assert takers and all(name.startswith(tower.name_scope) for name in takers)
     assert [v.op.name for v in graph.get_collection('variables')] == ['w', 'w/Momentum']
     assert all('rnn/state' in [v.op.name for v in tower.variables] for tower in built.towers)
-    assert 'of each tower    rnn/state\n' in str(built.plan) + '\n'
+    assert [v.op.name for v in built.own_state] == [v.op.name for v in local]
+    assert ('of each tower    rnn/state; tf.variables_initializer(built.own_state) resets every '
+            'tower') in str(built.plan).split('\n  ')
     audit = towers.audit(built)
     assert not audit.broken and 'each tower has its own: rnn/state' in audit.notes
 
@@ -269,6 +271,31 @@ def test_counters_by_hand_are_shared():
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         session.run(update)
         assert session.run(value) == 28. and len(tf.local_variables()) == 1
+
+
+@pytest.mark.parametrize('make', [by_get_variable, by_variable])
+@pytest.mark.parametrize('num_towers', [1, 2, 4])
+@pytest.mark.parametrize('way', WAYS, ids=['clone', 'reuse', 'replicated'])
+def test_a_reset_reaches_every_tower(way, num_towers, make, kind_of_variables):  # noqa: F811
+    def model_fn(x):
+        loss = goes_on(make)(x)
+        count = tf.get_local_variable('count', [], initializer=ZEROS)
+        return {'loss': loss, 'updates': [tf.assign_add(count, 1.)]}
+    built = towers.build_towers(model_fn, tf.constant(BATCH), sgd(0.), num_towers, 'mean', **way)
+    assert len(built.own_state) == num_towers
+    resets = [tf.variables_initializer(built.own_state), tf.local_variables_initializer(),
+              tf.group(*[tf.assign(each, tf.zeros_like(each)) for each in built.own_state])]
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+
+        def step():
+            session.run(built.train_op)
+            return np.concatenate(session.run(built.own_state))
+        np.testing.assert_allclose(step(), BATCH)
+        np.testing.assert_allclose(step(), 1.5 * BATCH)
+        for reset in resets:
+            session.run(reset)
+            np.testing.assert_allclose(step(), BATCH)
 
 
 @pytest.mark.parametrize('copies', ['clone', 'reuse'])

@@ -432,9 +432,9 @@ def test_the_loss_of_a_shared_layer_counts_once(copies, variable_device, use_res
     assert str(ours.built.plan).count('2 registered losses added, counted once') == 1
 
 
-def test_the_loss_of_a_shared_layer_in_the_models_own_loss_of_copies_is_refused():
+@pytest.mark.parametrize('use_resource', KINDS)
+def test_the_loss_of_a_shared_layer_in_the_models_own_loss_of_copies(use_resource):
     """There the loss has the term of each further call already."""
     def model_fn(x):
         return with_shared_layers(x) + tf.losses.get_regularization_loss()
-    with pytest.raises(towers.ModelFunctionError, match='leaves 2 more registered losses'):
-        check(model_fn, variable_device='replicated')
+    check(_with_resource(model_fn, use_resource), num_towers=4, variable_device='replicated')

@@ -184,7 +184,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         builder.variables, update.slots, towers, builder.losses.regularization_loss, global_step,
         request.devices, request.placement, builder.direct_variables, plan, request.replicas,
         request.numerics.precision, builder.gradients.scaled_losses, request.numerics.xla,
-        request.full_scope_name, update.train_ops, staged, machines)
+        request.full_scope_name, update.train_ops, staged, machines,
+        builder.own_state.of_all_towers())
 
 
 def shards_of_towers(request, inputs):

@@ -7,7 +7,7 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
         'train_op', 'loss', 'predictions', 'metrics', 'gradients', 'variables', 'slots', 'towers',
         'regularization_loss', 'global_step', 'devices', 'placement', 'direct_variables',
         'plan', 'replicas', 'precision', 'scaled_losses', 'xla', 'variable_scope', 'train_ops',
-        'staged', 'machines'])):
+        'staged', 'machines', 'own_state'])):
     """What `build_towers` made.
 
     Attributes:
@@ -43,6 +43,9 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
         computed from its layer. Empty with one loss.
       staged: `StagedInputs`, or None without `stage_inputs`.
       machines: what combines the gradients across the machines of a cluster; None without one.
+      own_state: list of the variables that each tower has one of, those of all towers, by variable
+        and then by tower: `tf.variables_initializer(built.own_state)` sets all of them back, which
+        the initializer of the model's own does for the first tower alone.
     """
     __slots__ = ()
 

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.graph import graph_walk
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
 from towers.placement.tower_device import stages_of
 from towers.placement.xla import describe as describe_xla
@@ -29,8 +30,8 @@ class Plan(collections.namedtuple('Plan', [
         'variable_device', 'num_variables', 'num_trainable', 'parameters', 'parameter_bytes',
         'shared_by_order', 'regularization', 'batch_norm', 'without_gradient', 'how_built',
         'combination', 'stages', 'accumulation', 'recomputation', 'precision', 'loss_scale', 'xla',
-        'own_state', 'inline_updates', 'inputs', 'session', 'all_towers', 'cluster',
-        'cluster_warning'])):
+        'own_state', 'initial_of_first', 'inline_updates', 'inputs', 'session', 'all_towers',
+        'cluster', 'cluster_warning'])):
     """What `build_towers` built, in words; `print(plan)` fits a screen.
 
     Attributes:
@@ -59,6 +60,8 @@ class Plan(collections.namedtuple('Plan', [
       loss_scale: one line, or None for a loss that is not scaled.
       xla: one line, or None where XLA compiles nothing.
       own_state: names of variables that each tower has one of, see `own_state`.
+      initial_of_first: names of variables whose initial value is computed from the first tower's
+        part of the batch (data-dependent initialization), where one device has the whole batch's.
       inline_updates: one line about the variables that the towers' forward pass writes, or None.
       inputs: one line about inputs that are staged on the towers' devices, or None.
       session: one line: threads and memory that `session_config` gives a session of these devices.
@@ -114,7 +117,8 @@ class Plan(collections.namedtuple('Plan', [
             ('regularization', self.regularization),
             ('batch norm', self.batch_norm),
             ('forward pass', self.inline_updates),
-            ('of each tower', _some(self.own_state)),
+            ('of each tower', _own_state(self.own_state)),
+            ('initial value', _initial_of_first(self.initial_of_first)),
             ('no gradient', _some(self.without_gradient))]
         for name, text in facts:
             for part in textwrap.wrap(text or '', _WIDTH - 19):
@@ -184,6 +188,7 @@ def make_plan(builder, towers, shards, request, update, joined, how_built):
         loss_scale=None if request.loss_scale is None else request.loss_scale.describe(),
         xla=describe_xla(request.devices) if request.numerics.xla else None,
         own_state=[variable.op.name for variable in builder.own_state.variables],
+        initial_of_first=_from_shard(variables, towers[0]) if len(towers) > 1 else [],
         inline_updates=_inline_updates(builder.inline_updates, update_ops)
         if len(towers) > 1 else None,
         inputs={False: None, True: "the next batch is put on the towers' devices while they work",
@@ -245,7 +250,7 @@ def _learning_rates(request, num_towers):
 def _learning_rate(optimizer, given, request, num_towers):
     rate = compat.optimizer_learning_rate(optimizer) if given is None else given
     if hasattr(rate, 'describe'):
-        text = rate.describe() + _made_for(rate, num_towers, request.accumulate)
+        text = rate.describe()
         number = getattr(rate, 'peak', None)
     elif isinstance(rate, (numbers.Real, np.ndarray)):
         text, number = '%g' % rate, float(rate)
@@ -263,19 +268,6 @@ def _learning_rate(optimizer, given, request, num_towers):
     if kind in _IGNORES_SCALE:
         return '%s; %s steps on a sum (nearly) as on the mean' % (text, kind)
     return '%s; applied to a sum of %d' % (text, num_towers)
-
-
-def _made_for(rate, num_towers, accumulate):
-    """What is to be said of a `LearningRate` that was made for another number of towers.
-
-    It may be meant: towers may have larger batches than the one that the rate was tuned for.
-    """
-    made_for = getattr(rate, 'num_towers', num_towers)
-    if made_for in (num_towers, num_towers * accumulate) or (
-            made_for == 1 and getattr(rate, 'rule', 'none') == 'none'):
-        return ''
-    return ' (made for %s tower%s, and there %s)' % (
-        made_for, '' if made_for == 1 else 's', 'is 1' if num_towers == 1 else 'are %d' % num_towers)
 
 
 def _combination(joined):
@@ -350,21 +342,43 @@ def _inline_updates(updates, update_ops):
     return '; '.join(parts) or None
 
 
+def _own_state(names):
+    """The towers' own variables, and how a program sets all of them back."""
+    if not names:
+        return None
+    return '%s; tf.variables_initializer(built.own_state) resets every tower' % _some(names, 56)
+
+
+def _from_shard(variables, first):
+    """Names of the variables whose initial value depends on the first tower's part of the batch."""
+    inputs = {leaf.op.name for leaf in tf.nest.flatten(first.inputs, expand_composites=True)
+              if leaf is not None}
+    return [variable.op.name for variable in variables if variable.initializer is not None
+            and not inputs.isdisjoint(graph_walk.ancestors(variable.initializer.inputs))]
+
+
+def _initial_of_first(names):
+    if not names:
+        return None
+    return "of %s is of tower 0's part of the batch, not of all of it" % _briefly(names)
+
+
 def _briefly(names, limit=2):
     more = '' if len(names) <= limit else ' and %d more' % (len(names) - limit)
     return ', '.join(names[:limit]) + more
 
 
-def _some(names):
+def _some(names, spare=0):
     """As many of the names as fit a line, one at least (or its end), and the count of the rest."""
+    width = _WIDTH - 19 - spare
     if not names:
         return None
     for limit in (3, 2, 1):
         more = '' if len(names) <= limit else ' and %d more' % (len(names) - limit)
         text = ', '.join(names[:limit]) + more
-        if len(text) <= _WIDTH - 19:
+        if len(text) <= width:
             return text
-    return '...' + names[0][len(text) + 3 - (_WIDTH - 19):] + more
+    return '...' + names[0][len(text) + 3 - width:] + more
 
 
 def _some_rows(rows, limit=10):

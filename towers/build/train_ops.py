@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 from towers.graph import graph_walk
 from towers.nonfinite import checked_at_least_scale
 from towers.placement.variable_device import only_device
+from towers.reduce.replica_writes import copies_follow
 from towers.reduce.update import apply_update, checked_transform
 from towers.tower.objectives import flat, map_shaped, tensors_of
 
@@ -53,10 +54,11 @@ def _of_one_loss(builder, request, towers, loss, gradients, combined):
         scaled_losses.watch(combined.gradients)
         if request.numerics.check_numerics:
             on_skip = functools.partial(checked_at_least_scale, combined.gradients, scaled_losses)
+    after = [loss] + _updates(builder, towers, request.of_tower.update_ops)
+    after += copies_follow(request.replicas, after[1:], [loss] + _read_for(gradients, combined))
     applied = apply_update(
         request.objectives[0].optimizer, gradients, request.global_step, request.placement,
-        builder.variables, [loss] + _updates(builder, towers, request.of_tower.update_ops),
-        request.replicas, combined.on_towers, scaled_losses, on_skip)
+        builder.variables, after, request.replicas, combined.on_towers, scaled_losses, on_skip)
     return Update(applied.train_op, {}, applied.slots, gradients, {}, applied.counts)
 
 
@@ -71,11 +73,16 @@ def _of_several(builder, request, towers, losses, gradients, combined):
     train_ops, slots, applied = collections.OrderedDict(), [], []
     joint_after = flat(losses) + updates + [
         tensor for pairs in flat(gradients) for tensor in tensors_of(pairs)]
+    joint_after += copies_follow(request.replicas, updates, joint_after + [
+        tensor for each in flat(combined) for tensor in _read_for([], each)])
     for each in request.objectives:
+        after = [losses[each.name]] + riding[each.name]
+        after += copies_follow(
+            request.replicas, riding[each.name],
+            after + _read_for(gradients[each.name], combined[each.name]))
         train_ops[each.name], made, counts = apply_update(
             each.optimizer, gradients[each.name], request.global_step, request.placement,
-            builder.variables, [losses[each.name]] + riding[each.name], request.replicas,
-            combined[each.name].on_towers)
+            builder.variables, after, request.replicas, combined[each.name].on_towers)
         slots += made
     for each in request.objectives:
         train_op, made, _ = apply_update(
@@ -88,6 +95,13 @@ def _of_several(builder, request, towers, losses, gradients, combined):
                 request.global_step, tf.ones([], request.global_step.dtype.base_dtype)).op]))
     return Update(train_op, train_ops, slots, gradients,
                   {name: len(ops) for name, ops in riding.items()}, counts)
+
+
+def _read_for(gradients, combined):
+    """The tensors of gradients on all towers: what the towers' copies are read for."""
+    on_towers = [(gradient, None) for every in (combined.on_towers or {}).values()
+                 for gradient in every]
+    return tensors_of([pair for pair in list(gradients) + on_towers if pair[0] is not None])
 
 
 def _riding(updates, losses, towers):

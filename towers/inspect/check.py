@@ -11,8 +11,8 @@ from towers.arguments import check_choice, check_flag, check_function, check_ins
 from towers.build.arguments import check_model_fn
 from towers.build.request import REDUCTIONS
 from towers.errors import InputError, InvalidArgumentError, SharedVariableError
-from towers.inspect.check_report import (Difference, TowersReport, compare, is_finite, likely_cause,
-                                         not_compared, why_not_finite)
+from towers.inspect.check_report import (Difference, TowersReport, compare, compare_initial_values,
+                                         is_finite, likely_cause, not_compared, why_not_finite)
 from towers.inspect.check_runs import (first_examples, repeat_first_shard, run_one_device,
                                        run_towers)
 from towers.placement.devices import resolve_devices
@@ -26,12 +26,12 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
                  **options) -> TowersReport:
     """Trains a model some steps on N towers and on one device, and compares the numbers.
 
-    The one device is a plain TF1 program, without this package's towers and without what they
-    find out about a graph: the model function on the whole batch, its loss (with
-    `regularization='add'` plus the registered ones), the optimizer, and the update ops. Both start
-    from the same weights. Compared are the loss of each step, the gradients of the first, and
-    variables and optimizer slots after the last. A value that is not finite on either side is
-    neither equal nor different, and is said first.
+    The one device is a plain TF1 program, without this package's towers and without what they find
+    out about a graph: the model function on the whole batch, its loss (with `regularization='add'`
+    plus the registered ones), the optimizer, and the update ops. Both start from the same weights
+    (initial values that are computed from the batch are compared). Compared are the loss of each
+    step, the gradients of the first, and variables and optimizer slots after the last. A value that
+    is not finite on either side is neither equal nor different, and is said first.
 
     Args:
       model_fn: as for `build_towers`.
@@ -108,7 +108,8 @@ def report_on(one, many, traits, tolerance, sum_of_losses, num_towers, steps, re
     noise = (1e-14 if traits.all_float64 else 1e-6) * max(
         [np.abs(each).max() for each in one['gradient'].values() if each.size] or [0.])
     left_out = not_compared(one, many, noise, same_shards)
-    differences = compare(one, many, noise, [each.name for each in left_out])
+    differences = compare_initial_values(one, many) + compare(
+        one, many, noise, [each.name for each in left_out])
     worst = max(differences, key=lambda difference: difference.relative)
     beyond = [each for each in differences if not each.relative <= tolerance]
     not_finite = next((each for each in differences if not (

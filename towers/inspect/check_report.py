@@ -5,8 +5,8 @@ import collections
 import numpy as np
 
 Difference = collections.namedtuple('Difference', 'what name relative')
-"""`what` is 'loss', 'gradient', 'variable' or 'slot'; `relative` the largest difference over the
-largest absolute value (inf where one side lacks it)."""
+"""`what` is 'initial value', 'loss', 'gradient', 'variable' or 'slot'; `relative` the largest
+difference over the largest absolute value (inf where one side lacks it)."""
 
 LeftOut = collections.namedtuple('LeftOut', 'name why')
 """A variable that is not compared, by its name on one device, and why, in a few words."""
@@ -96,6 +96,14 @@ def compare(one, many, noise, left_out):
     return differences
 
 
+def compare_initial_values(one, many):
+    """The `Difference`s of the initial values that towers compute from a part of the batch."""
+    on_one, on_many = dict(one.get('initial', ())), many.get('initial value', {})
+    return [Difference('initial value', name, _relative(on_one[name], value, 0.)
+                       if name in on_one else float('inf'))
+            for name, value in sorted(on_many.items())]
+
+
 def _largest(array):
     return np.abs(array).max() if array.size else 0.
 
@@ -118,7 +126,10 @@ def _relative(one, many, noise):
 
 def is_finite(run, difference):
     """Whether one run's side of a `Difference` holds no NaN and no infinity."""
-    value = run[difference.what].get(difference.name)
+    if difference.what == 'initial value':
+        value = dict(run.get('initial', run.get('initial value', ()))).get(difference.name)
+    else:
+        value = run[difference.what].get(difference.name)
     if value is None:
         return True
     value = np.asarray(value)
@@ -137,6 +148,10 @@ def why_not_finite(difference, one, many):
 
 def likely_cause(first, one, traits, sum_of_losses, num_towers):
     """The cause that a report gives for the first `Difference`, told by the model's `Traits`."""
+    if first.what == 'initial value':
+        return ("the initial value of %s is computed from the batch, and towers have that of tower "
+                "0's part of it: compute it from the whole batch, before build_towers, or start "
+                'from a checkpoint of one device.' % first.name)
     if first.relative == float('inf') and first.what in ('variable', 'slot', 'gradient'):
         return ('%s %s exists on one side only: an unshared variable, or one whose name depends '
                 'on the tower.' % (first.what, first.name))

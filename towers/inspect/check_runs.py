@@ -134,7 +134,8 @@ def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduct
 
     Returns:
       (result, sum of the towers' losses): the result as of `run_one_device`, without `'initial'`;
-      variables under their names on one device.
+      variables under their names on one device. And `'initial value'`: dict from name to array, of
+      those that the towers would have computed from a part of the batch.
     """
     with tf.Graph().as_default():
         batch = _map_leaves(_constant, inputs)
@@ -154,11 +155,25 @@ def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduct
                     assignments.append(tf.assign(variable, value, validate_shape=False).op)
                     fed[value] = values[names[variable.op.name]]
             session.run(assignments, fed)
+            from_batch = _computed_from_batch(session, built.plan.initial_of_first)
+            session.run(assignments, fed)
             if built.replicas is not None:
                 session.run(built.replicas.refresh())
             result = _train(session, built.loss, built.gradients, built.train_op, steps, names,
                             sum_of_losses)
+            result['initial value'] = {names[name]: value for name, value in from_batch.items()}
             return result, result['also']
+
+
+def _computed_from_batch(session, names):
+    """{name: initial value} of variables that start with something computed from a batch.
+
+    The others have their values already, those of one device: an initial value may need them.
+    """
+    variables = [variable for variable in tf.global_variables() if variable.op.name in names]
+    for variable in variables:
+        session.run(variable.initializer)
+    return {variable.op.name: session.run(variable) for variable in variables}
 
 
 def _names_on_one_device(variables, initial):

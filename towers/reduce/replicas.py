@@ -1,11 +1,11 @@
 """A copy of each trainable variable on every tower, all kept equal to the model's own.
 
 The model's own variables are tower 0's: they have the model's names, are in its collections and in
-its checkpoints. Tower k > 0 reads a copy, `<name>_replica_<k>`, on its own device, which is a local
-variable: neither saved nor in any list of trainable variables. Its initial value is what the
-model's variable holds, so `tf.local_variables_initializer`, which `MonitoredSession` runs after it
-has restored a checkpoint, makes the copies agree. The copies' slots are treated alike. Each update
-gives every copy the same combined gradient, so that they stay equal, bit for bit.
+its checkpoints. Tower k > 0 reads a copy, `<name>_replica_<k>/<name>`, on its own device, which is
+a local variable: neither saved nor in any list of trainable variables. Its initial value is what
+the model's variable holds, so `tf.local_variables_initializer`, which `MonitoredSession` runs after
+it has restored a checkpoint, makes the copies agree. The copies' slots are treated alike. Each
+update gives every copy the same combined gradient, so that they stay equal, bit for bit.
 """
 
 import collections
@@ -39,6 +39,7 @@ class Replicas:
         self._micro_batches = micro_batches
         self.variables = []
         self.slots = []
+        self._origins_of_slots = []
         self._copies = {}  # name of the model's variable -> [its copy on tower 1, tower 2, …]
         self._origin = {}  # name of a copy -> the model's variable
 
@@ -90,6 +91,10 @@ class Replicas:
         copies = self._copies.get(getattr(getattr(variable, 'op', None), 'name', None))
         return copies[tower - 1] if copies else variable
 
+    def copied(self):
+        """The names of the model's variables that have copies: a frozenset."""
+        return frozenset(name for name, copies in self._copies.items() if copies)
+
     def of_part(self, variable, part):
         """The same for a micro-batch, by its number among those of all towers."""
         return self.replica_of(variable, part // self._micro_batches)
@@ -97,6 +102,11 @@ class Replicas:
     def original(self, variable):
         """The model's own variable of a copy; any other variable as it is."""
         return self._origin.get(variable.op.name, variable)
+
+    def counterparts(self):
+        """`(copy, variable)` of all copies, and of the slots of copies that this build made."""
+        return [(copy, self._origin[copy.op.name]) for copy in self.variables] + list(
+            zip(self.slots, self._origins_of_slots))
 
     def name_of_original(self, name):
         """A name that begins with a copy's, such as that of its moving average, with the model's own.
@@ -160,7 +170,8 @@ class Replicas:
             ready.append((every, variable))
         pairs = [(every[0], variable) for every, variable in ready]
         for tower in range(1, len(self.devices)):
-            pairs += [(every[tower], self.replica_of(variable, tower))
+            pairs += [(_own_tensor(every, tower, self.devices[tower]),
+                       self.replica_of(variable, tower))
                       for every, variable in ready if variable.op.name in self._copies]
         return pairs
 
@@ -201,6 +212,7 @@ class Replicas:
             slot = next_creator(**kwargs)
             compat.initialize_with(slot, value)
             self.slots.append(slot)
+            self._origins_of_slots.append(first)
             return slot
         return create
 
@@ -219,9 +231,13 @@ class Replicas:
 
 
 def copy_name(variable, tower):
-    """The name of tower `tower`'s copy. It sorts after the variable's own name with `:0`: Adam
-    puts its powers of beta on the device of the first variable by name: the model's own."""
-    return '%s_replica_%d' % (variable.op.name, tower)
+    """The name of tower `tower`'s copy.
+
+    It begins and ends as the variable's own, which optimizers go by (weight decay for kernels, a
+    rate for each layer). It sorts after the variable's own name with `:0`: Adam puts its powers of
+    beta on the device of the first variable by name: the model's own.
+    """
+    return '%s_replica_%d/%s' % (variable.op.name, tower, variable.op.name)
 
 
 def check_no_copies(variables):
@@ -286,6 +302,18 @@ def _value_or_initial_value(variable):
         merged = tf.raw_ops.Merge(inputs=[initial, value]).output
         merged.set_shape(variable.get_shape())
         return merged
+
+
+def _own_tensor(every, tower, device):
+    """A copy's gradient; a tensor of its own, so that it is seen who uses it: `replica_updates`."""
+    gradient = every[tower]
+    if gradient is not every[0] or not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
+        return gradient
+    with tf.name_scope('replicas/'), only_device(device):
+        if isinstance(gradient, tf.Tensor):
+            return tf.identity(gradient)
+        return tf.IndexedSlices(tf.identity(gradient.values), gradient.indices,
+                                gradient.dense_shape)
 
 
 def _without_repeated_rows(slices):

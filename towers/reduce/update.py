@@ -12,6 +12,7 @@ from towers.graph import graph_walk
 from towers.graph.scopes import like_current_scope
 from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
+from towers.reduce.replica_updates import check_updates_alike
 from towers.tower.variables import slot_creator
 
 
@@ -48,6 +49,10 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
 
     Returns:
       `Applied`.
+
+    Raises:
+      InvalidArgumentError: the optimizer returned no operation.
+      SharedVariableError: it does not treat copies as the model's own variables.
     """
     graph = tf.get_default_graph()
     slots = []
@@ -62,10 +67,13 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
             if scaled_losses is None:
                 applied = optimizer.apply_gradients(pairs, global_step=global_step)
             else:
-                applied = _apply_if_finite(optimizer, pairs, global_step, scaled_losses, on_skip)
+                applied = _apply_if_finite(optimizer, pairs, global_step, scaled_losses, on_skip,
+                                           replicas is not None)
         if not _is_operation(applied):
             raise InvalidArgumentError('apply_gradients of %r returned %.80r: expected the '
                                        'operation that updates the variables.' % (optimizer, applied))
+        if replicas is not None:
+            check_updates_alike(replicas, pairs, applied, made.operations)
         uncounted = None
         if global_step is not None:
             uncounted = _uncounted(applied, made.operations, global_step, scaled_losses)
@@ -96,7 +104,7 @@ def _uncounted(applied, made, global_step, scaled_losses):
     return tf.ones([], dtype)
 
 
-def _apply_if_finite(optimizer, gradients, global_step, scaled_losses, on_skip):
+def _apply_if_finite(optimizer, gradients, global_step, scaled_losses, on_skip, replicated):
     is_finite = tf.identity(scaled_losses.is_finite)  # after what has to come first
     outside = tf.get_default_graph().get_name_scope()
 
@@ -111,7 +119,8 @@ def _apply_if_finite(optimizer, gradients, global_step, scaled_losses, on_skip):
         with tf.control_dependencies([on_skip()] if on_skip is not None else []):
             return tf.constant(False)
     references = any(variable.op.type != 'VarHandleOp' for _, variable in gradients)
-    with compat.control_flow_v1() if references else contextlib.nullcontext():
+    # Within a function nobody could see what becomes of copies.
+    with compat.control_flow_v1() if references or replicated else contextlib.nullcontext():
         applied = tf.cond(is_finite, apply, skip)
     with tf.control_dependencies([applied]):
         return scaled_losses.update()

@@ -47,7 +47,7 @@ class InlineUpdates:
                   for name in write.variables}
         return sorted(others - used), sorted(used)
 
-    def settle(self, index, operations, fetches, ignored):
+    def settle(self, index, operations, fetches, ignored, copied=frozenset()):
         """Makes the tower do what `update_ops` says of it; to be called before gradients are taken.
 
         Args:
@@ -55,19 +55,25 @@ class InlineUpdates:
           operations: the operations that its call of the model function made.
           fetches: what a step needs of them: loss, predictions, metrics; not its updates.
           ignored: names of variables that are each tower's own, or counters of metrics.
+          copied: names of variables that the other towers have copies of.
 
         Raises:
-          SharedVariableError: a write that can neither be left out nor be shared.
+          SharedVariableError: a write that can neither be left out nor be shared, or that the
+            copies of a variable would not get.
         """
         writes = self._inline(operations, fetches, ignored)
         if index == 0:
             self._first = writes
         if not writes or self._num_towers == 1 and self._update_ops != 'none':
             return
+        used = _used(writes, fetches, {op.name for op in operations})
+        for write in writes:
+            if copied.intersection(write.variables) and (
+                    self._update_ops != 'none' or write.op.name in used):
+                _refuse_of_copied(write, sorted(copied.intersection(write.variables))[0])
         if self._update_ops == 'all':
             self.of_every_tower = sorted({name for write in writes for name in write.variables})
             return
-        used = _used(writes, fetches, {op.name for op in operations})
         unused = [write for write in writes if write.op.name not in used]
         kept = [write for write in writes if write.op.name in used]
         for write in writes:
@@ -158,6 +164,15 @@ class InlineUpdates:
         """
         if self._update_ops == 'first' and len(towers) > 1:
             write_after_reads(towers, self._graph)
+
+
+def _refuse_of_copied(write, variable):
+    raise SharedVariableError(
+        "variable_device='replicated', and the forward pass of the first tower writes the trainable "
+        "variable %s (operation %s), which the other towers' copies of it would not get: put the "
+        'update into the collection UPDATE_OPS (and let the loss not wait for it), or return it in '
+        "'updates', which every copy follows; make the variable with trainable=False, which has no "
+        'copies; or use another variable_device.' % (variable, write.op.name))
 
 
 def _used(writes, fetches, made):

@@ -43,16 +43,20 @@ class TowerLosses:
         self._inside = None   # registered losses in the model's own loss; None: not known
         self._num_outside = 0
         self._calls = 0
+        self._root = ''  # the first tower's name scope
         self._varying = set()  # names of operations not proven to be the same in every tower
 
-    def note_call(self, index, made, inputs, copied=()):
+    def note_call(self, index, made, inputs, loss, root, copied=(), name_of_original=None):
         """To be called when the model function's call for a tower has ended.
 
         Args:
           index: the tower's number.
           made: the operations that the call made.
           inputs: the operations of the tower's shard.
+          loss: scalar, as the model function returned it; a dict of several; or None.
+          root: the tower's name scope.
           copied: the variables that later towers have copies of.
+          name_of_original: function from a copy's name to its variable's; None without copies.
 
         Raises:
           ModelFunctionError: the call registered other losses than the first one.
@@ -60,11 +64,13 @@ class TowerLosses:
         self._calls += 1
         self._varying |= varying_operations(made, inputs)
         if index == 0:
+            self._root = root
             self.registered.note_first_tower(
                 self._varying, graph_walk.reachable_from(inputs, made, control=True), copied)
             return
-        if copied and self._inside == [] and self.registered.missing() < 0:
-            self.registered.leave_out_repeated()  # none of which is in the model's own loss
+        if self.registered.missing() < 0:
+            self.registered.leave_out_repeated(flat(loss) if loss is not None else [], made,
+                                               (self._root, root), name_of_original)
         missing = self.registered.missing()
         if missing and (self._adds_registered or self._inside):
             raise ModelFunctionError(

@@ -43,6 +43,7 @@ class OwnState:
         self._graph = graph
         self._num_towers = num_towers
         self._of_towers = {}  # name of the first tower's variable -> [that of tower 1, 2, …]
+        self._of_one_tower = []
         self._origin = {}  # name of such a variable -> the first tower's
 
     def find(self, operations, step, data_operations, counted, keras_states):
@@ -56,8 +57,6 @@ class OwnState:
           counted: names of those that `(value, update_op)` metrics run: their counters are shared.
           keras_states: variables that Keras layers call their state.
         """
-        if self._num_towers == 1:
-            return
         choices = _choices(keras_states)
         initializers = {variable.initializer.name for variable in choices.values()}
         finder, writes = Writes(self._graph), collections.OrderedDict()
@@ -75,6 +74,9 @@ class OwnState:
             names.update(name for name, ops in writes.items() if name not in names and any(
                 compat.in_control_flow(op) or finder.within_function(op)
                 or _differs(op, made, data_operations, names) for op in ops))
+        if self._num_towers == 1:  # nothing is to be done about it
+            self._of_one_tower = [choices[name] for name in writes if name in names]
+            return
         there = {variable.op.name: variable for variable in tf.local_variables()}
         for name in writes:
             if name in names and name not in self._of_towers:
@@ -94,6 +96,12 @@ class OwnState:
         """Tower number `tower`'s variable for the first tower's; a shared variable itself."""
         copies = self._of_towers.get(variable.op.name) if tower else None
         return copies[tower - 1] if copies else variable
+
+    def of_all_towers(self):
+        """List of the variables of all towers, by variable and then by tower."""
+        return self._of_one_tower + [
+            each for variable in self.variables
+            for each in [variable] + self._of_towers[variable.op.name]]
 
     def originals(self, variables):
         """For each variable of any tower that of the first tower, each once."""

@@ -10,12 +10,14 @@ when a variable is made, so in the call for the first tower alone: later calls a
 """
 
 import contextlib
+import functools
 import re
 
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
 from towers.graph.variable_access import VARIABLE_OPS
+from towers.tower.repeated_losses import left_out_of_sums, repeated_losses
 
 
 def split_loss(loss, varying):
@@ -63,6 +65,7 @@ class RegisteredLosses:
         self._count = None
         self._at_creation = []
         self._all_known = True
+        self._first = []
         self.invariant, self.shown = [], []
         self.make_concrete()
         self._before = _registered()
@@ -103,7 +106,7 @@ class RegisteredLosses:
                self._graph.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)):
             self._all_known = False
             self.make_concrete()
-        losses = self.of_tower()
+        losses = self._first = self.of_tower()
         self._count = len(_registered())
         self.invariant = [loss for loss in losses if loss.op.name not in varying]
         at_creation = set(map(id, self._at_creation))
@@ -129,25 +132,26 @@ class RegisteredLosses:
         """How many fewer losses a later tower sees than the first one did; negative if more."""
         return self._count - len(_registered())
 
-    def leave_out_repeated(self):
-        """Takes off the list what a layer has registered for a tower's copy in a further call.
+    def leave_out_repeated(self, loss, made, roots, name_of_original=None):
+        """Takes off the list what a later tower has once too often, see `repeated_losses`.
 
-        A layer of slim or tf.layers registers the loss of a variable that is new: on one device in
-        the first of its calls that share the variable. A copy is in no list of variables, hence new
-        in each of them.
+        Args:
+          loss: list of scalars: what the model function returned.
+          made: the operations that the tower's call has made.
+          roots: the name scopes of the first tower and of this one.
+          name_of_original: function from a copy's name to its variable's; None without copies.
         """
-        shown, seen, repeated = set(map(id, self.shown)), set(), set()
-        for loss in self.of_tower():
-            if id(loss) in shown or not _LAYERS_LOSS.search(loss.op.name):
-                continue
-            of_variables = frozenset(name for name in graph_walk.ancestors([loss])
-                                     if self._graph.get_operation_by_name(name).type
-                                     in VARIABLE_OPS)
-            if of_variables in seen:
-                repeated.add(id(loss))
-            seen.add(of_variables)
+        by_hand, of_copies = repeated_losses(
+            self._first, self.shown, self.of_tower(), lambda each: bool(
+                _LAYERS_LOSS.search(each.op.name)) and id(each) not in set(
+                    map(id, self._at_creation)),
+            [functools.partial(_name_within, root) for root in roots], name_of_original)
+        if not left_out_of_sums(by_hand + of_copies, loss, made, roots[1]):
+            return
+        repeated = set(map(id, by_hand + of_copies))
+        self.shown = [each for each in self.shown if id(each) not in repeated]
         listed = self._graph.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
-        listed[:] = [loss for loss in listed if id(loss) not in repeated]
+        listed[:] = [each for each in listed if id(each) not in repeated]
 
     def parts_of(self, loss, losses):
         """Which of these registered losses the loss is computed from.
@@ -163,6 +167,11 @@ class RegisteredLosses:
 def _registered():
     return [loss for loss in tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)
             if isinstance(loss, tf.Tensor)]
+
+
+def _name_within(root, loss):
+    name = loss.op.name
+    return name[len(root):] if name.startswith(root) else name
 
 
 def losses_of_variables(losses, variables):

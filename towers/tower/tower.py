@@ -215,8 +215,10 @@ class TowerBuilder:
         if self._options.stages == 'auto' and len(stages_of(device)) > 1:
             self._cut_into_stages(index, made.operations, device, root)
         place_forward(made.operations, device)
-        self.losses.note_call(index, made.operations, sources, tf.trainable_variables()
-                              if self._replicas is not None else ())
+        self.losses.note_call(
+            index, made.operations, sources, output.loss, root,
+            *(() if self._replicas is None else (tf.trainable_variables(),
+                                                 self._replicas.name_of_original)))
         data_operations = graph_walk.reachable_from(
             sources + [op for op in made.operations if graph_walk.is_random(op)], made.operations)
         if self._replicas is not None:
@@ -332,7 +334,8 @@ class TowerBuilder:
         self.inline_updates.settle(
             index, operations, fetches, {variable.op.name for variable in
                                          self.own_state.variables + self.own_state.copies
-                                         + tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)})
+                                         + tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)},
+            frozenset() if self._replicas is None else self._replicas.copied())
 
     def _cut_into_stages(self, index, operations, device, root):
         variables = variables_read(operations, self._shared.owned, self._shared.created)

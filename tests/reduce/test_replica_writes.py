@@ -1,0 +1,123 @@
+"""variable_device='replicated', and updates that write trained variables: every copy follows."""
+
+import numpy as np
+import pytest
+import sample_models as samples
+import tensorflow.compat.v1 as tf
+
+import towers
+from sample_models import kind_of_variables  # noqa: F401, a fixture
+
+VECTORS = samples.vectors(8)
+
+
+def sgd():
+    return tf.train.GradientDescentOptimizer(0.1)
+
+
+def clipped(way, within=0.1):
+    """A linear model whose weights are clipped in every step, as a critic's are in a WGAN."""
+    def model(features, targets):
+        weights = tf.get_variable('w', [features.shape[1], 1], initializer=tf.ones_initializer())
+        loss = tf.reduce_mean(tf.square(tf.matmul(features, weights) - targets))
+        with tf.control_dependencies([loss]):
+            clip = tf.assign(weights, tf.clip_by_value(weights, -within, within), name='clip')
+        if way == 'collection':
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, clip)
+        elif way == 'inline':
+            with tf.control_dependencies([clip]):
+                loss = tf.identity(loss)
+        return {'loss': loss, 'updates': [clip] if way == 'returned' else None}
+    return model
+
+
+def in_float32(data):
+    return tuple(np.asarray(each, np.float32) for each in data)
+
+
+def plain_losses(steps=4):
+    with tf.Graph().as_default():
+        loss = clipped('collection')(*map(tf.constant, in_float32(VECTORS)))['loss']
+        optimizer = sgd()
+        pairs = optimizer.compute_gradients(loss)
+        with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS) + [loss]):
+            train_op = optimizer.apply_gradients(pairs)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            return [session.run([loss, train_op])[0] for _ in range(steps)]
+
+
+def build(way, devices=2, optimizer=sgd, model=clipped, **options):
+    return towers.build_towers(model(way), in_float32(VECTORS), optimizer(), devices, 'mean',
+                               variable_device='replicated', **options)
+
+
+def losses_of(built, steps=4, train_op=None):
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        losses = [session.run([built.loss, train_op or built.train_op])[0] for _ in range(steps)]
+        for copy in built.replicas.variables:
+            own, theirs = session.run([built.replicas.original(copy), copy])
+            assert own.tobytes() == theirs.tobytes()
+        return losses
+
+
+@pytest.mark.parametrize('way, options', [
+    ('collection', {}), ('returned', {}), ('collection', {'update_ops': 'all'}),
+    ('collection', {'all_reduce': 'collective'})])
+def test_copies_get_what_an_update_writes(way, options, kind_of_variables):  # noqa: F811
+    built = build(way, **options)
+    np.testing.assert_allclose(losses_of(built), plain_losses(), rtol=1e-5)
+    assert not towers.audit(built).broken
+
+
+def test_what_depends_on_the_batch_leaves_copies_equal(kind_of_variables):  # noqa: F811
+    def by_batch(unused_way):
+        def model(features, targets):
+            weights = tf.get_variable('w', [features.shape[1], 1])
+            mean = tf.reduce_mean(features, 0)[:, tf.newaxis]
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(weights, mean))
+            return tf.reduce_mean(tf.square(tf.matmul(features, weights) - targets))
+        return model
+    losses_of(build(None, 3, model=by_batch, update_ops='all', remainder='weight'))
+
+
+def test_each_train_op_of_several_losses_clips_every_copy():
+    def two_losses(way):
+        def model(features, targets):
+            output = clipped(way)(features, targets)
+            other = tf.get_variable('v', [features.shape[1], 1])
+            other = tf.reduce_mean(tf.square(tf.matmul(features, other) - targets))
+            return {'loss': {'critic': output['loss'], 'other': other},
+                    'updates': output['updates']}
+        return model
+    built = build('returned', optimizer=lambda: {'critic': sgd(), 'other': sgd()},
+                  model=two_losses, var_list={
+                      'critic': lambda all_of: [v for v in all_of if v.op.name == 'w'],
+                      'other': lambda all_of: [v for v in all_of if v.op.name != 'w']})
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        for train_op in (built.train_ops['critic'], built.train_op):
+            session.run(tf.global_variables_initializer())
+            session.run(built.replicas.refresh())
+            losses = [session.run([built.loss['critic'], train_op])[0] for _ in range(4)]
+            np.testing.assert_allclose(losses, plain_losses(), rtol=1e-5)
+
+
+@pytest.mark.parametrize('update_ops', ['first', 'all'])
+def test_a_write_of_the_forward_pass_is_refused(update_ops, kind_of_variables):  # noqa: F811
+    with pytest.raises(towers.SharedVariableError, match=(
+            r'writes the trainable variable w \(operation tower_0/clip\), .* UPDATE_OPS .* '
+            'another variable_device')):
+        build('inline', update_ops=update_ops)
+
+
+def test_a_write_of_the_forward_pass_that_is_left_out_is_not():
+    losses_of(build('inline', update_ops='none'))
+
+
+def test_without_such_an_update_nothing_follows():
+    def untouched(unused_way):
+        return lambda features, targets: clipped(None)(features, targets)['loss']
+    built = build(None, model=untouched)
+    made = [op.type for op in built.loss.graph.get_operations() if op.name.startswith('replicas/')]
+    assert 'Assign' not in made and 'AssignVariableOp' not in made

@@ -1,0 +1,97 @@
+"""Registered losses that a later call of the model function leaves once too often."""
+
+import numpy as np
+import pytest
+import sample_models as samples
+import tensorflow.compat.v1 as tf
+import tf_slim as slim
+
+import towers
+from sample_models import two_layers, sgd
+
+VECTORS = samples.vectors(8)
+REPLICATED = {'variable_device': 'replicated'}
+
+
+def layer(inputs, scope, **options):
+    return slim.fully_connected(
+        inputs, 6, tf.tanh, weights_regularizer=slim.l2_regularizer(.1), scope=scope,
+        weights_initializer=tf.ones_initializer(), biases_initializer=None, **options)
+
+
+def called_twice(total, scale=1.):
+    """A slim layer that is called twice; `total` makes the loss of that of the data."""
+    def model(features, targets):
+        hidden = layer(layer(features, 'shared'), 'shared', reuse=True)
+        return total(scale * tf.reduce_mean(tf.square(hidden[:, :3] - targets)))
+    return model
+
+
+def get_total_loss(data):
+    tf.losses.add_loss(data)
+    return tf.losses.get_total_loss()
+
+
+def one_by_one(data):
+    return data + sum(tf.losses.get_regularization_losses())
+
+
+def in_a_list(data):
+    return data + tf.reduce_sum(tf.losses.get_regularization_losses())
+
+
+def by_hand(total):
+    def model(features, targets):
+        data = two_layers(features, targets)
+        with tf.variable_scope('', reuse=True):
+            weights = tf.get_variable('head', dtype=tf.float64)
+        with tf.name_scope('mine/Regularizer'):
+            loss = 0.1 * tf.nn.l2_loss(weights)
+        tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, loss)
+        return total(data)
+    return model
+
+
+@pytest.mark.parametrize('total', [get_total_loss, one_by_one, in_a_list])
+@pytest.mark.parametrize('model, options', [
+    (called_twice, REPLICATED), (by_hand, {'copies': 'reuse'}), (by_hand, REPLICATED)])
+def test_it_counts_once_in_the_models_own_loss(model, options, total):
+    samples.check_against_one_device(model(total), VECTORS, None, 2,
+                                     reduction='mean', **options)
+
+
+@pytest.mark.parametrize('options', [{'copies': 'reuse'}, REPLICATED])
+def test_it_counts_once_where_it_is_added(options):
+    ours = samples.check_against_one_device(
+        by_hand(lambda data: data), VECTORS, None, 4, reduction='mean', regularization='add',
+        penalty=lambda unused: tf.losses.get_regularization_loss(), **options)
+    assert ours.built.plan.regularization.startswith('1 registered loss added')
+
+
+def test_it_is_refused_where_something_else_is_made_of_it():
+    with pytest.raises(towers.ModelFunctionError, match='leaves 1 more registered losses'):
+        towers.build_towers(called_twice(lambda data: data + tf.sqrt(
+            tf.losses.get_regularization_losses()[-1])), VECTORS, sgd(), 2, **REPLICATED)
+
+
+@pytest.mark.parametrize('options, total', [
+    (dict(REPLICATED, regularization='add'), lambda data: data), (REPLICATED, one_by_one)])
+def test_a_second_build_that_reuses_the_weights(options, total):
+    def losses(session, steps):
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        return [session.run(step)[0] for step in steps * 2]
+    first, second = called_twice(total), called_twice(total, 2.)
+    built = towers.build_towers(first, VECTORS, sgd(), 2, 'mean', **options)
+    again = towers.build_towers(second, VECTORS, sgd(), 2, 'mean', reuse=built, name='again',
+                                **options)
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        ours = losses(session, [(built.loss, built.train_op), (again.loss, again.train_op)])
+    with tf.Graph().as_default(), tf.Session() as session:
+        steps = []
+        for model, reuse in ((first, False), (second, True)):
+            with tf.variable_scope('', reuse=reuse):
+                data = model(*map(tf.constant, VECTORS))
+            if 'regularization' in options:
+                data += tf.losses.get_regularization_loss()
+            steps.append((data, sgd().minimize(data)))
+        np.testing.assert_allclose(ours, losses(session, steps), rtol=1e-9)

@@ -1,0 +1,96 @@
+"""Registered losses that a later tower has on top of those of the first one.
+
+A layer of slim or tf.layers registers the loss of a variable that is new: on one device in the
+first of its calls that share the variable. A tower's copy of a variable is in no list of variables,
+hence new in each of them, and in a build that reuses another's. And a loss that the model function
+registers by hand, under the name of a layer's, is registered in each call, besides being shown to
+the later ones as a layer's is. Such losses are left out here, also of the sums that the model's own
+loss makes of them.
+"""
+
+import collections
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.graph import graph_walk
+from towers.graph.variable_access import VARIABLE_OPS
+from towers.placement.variable_device import only_device
+
+_SUMS = frozenset(['Add', 'AddV2', 'AddN', 'AccumulateNV2'])
+
+
+def repeated_losses(first, shown, present, of_layers, relative_names, name_of_original=None):
+    """Which of a later tower's registered losses are there once too often.
+
+    Args:
+      first: list of the losses that the first tower has registered.
+      shown: list of those among them that the later tower was shown.
+      present: list of the losses that the later tower sees after its call.
+      of_layers: function from a loss to whether a layer may have registered it.
+      relative_names: functions from a loss of the first and of the later tower to its name within
+        that tower.
+      name_of_original: function from a copy's name to its variable's; None without copies.
+
+    Returns:
+      `(by_hand, of_copies)`: losses of `shown` that the call has registered itself, and losses of
+      copies that the first tower has registered fewer of.
+    """
+    is_shown = set(map(id, shown))
+    own = [loss for loss in present if id(loss) not in is_shown]
+    names = {relative_names[1](loss) for loss in own}
+    by_hand = [loss for loss in shown if of_layers(loss) and relative_names[0](loss) in names]
+    if name_of_original is None:
+        return by_hand, []
+    is_shown -= set(map(id, by_hand))
+    left = collections.Counter(_of_variables(loss, name_of_original) for loss in first
+                               if of_layers(loss) and id(loss) not in is_shown)
+    of_copies = []
+    for loss in own:
+        if of_layers(loss):
+            key = _of_variables(loss, name_of_original)
+            left[key] -= 1
+            if left[key] < 0:
+                of_copies.append(loss)
+    return by_hand, of_copies
+
+
+def left_out_of_sums(losses, loss, made, root):
+    """Makes a tower's loss not have these registered losses in it.
+
+    Args:
+      losses: list of scalars.
+      loss: list of scalars: what the model function returned.
+      made: the operations that its call has made.
+      root: the tower's name scope.
+
+    Returns:
+      Whether that is done: it is where nothing but sums of scalars takes them.
+    """
+    made = {op.name for op in made}
+    inside = graph_walk.ancestors(loss)
+    takers = []
+    for each in losses:
+        if any(each is part for part in loss):
+            return False
+        for op in each.consumers():
+            if op.name not in made or op.name not in inside:
+                continue
+            further = [taker for taker in op.outputs[0].consumers() if taker.name in inside]
+            is_sum = op.type in _SUMS or op.type == 'Pack' and further and all(
+                taker.type == 'Sum' for taker in further)
+            if not is_sum or compat.in_control_flow(op) or any(
+                    other.shape.ndims != 0 for other in op.inputs):
+                return False
+            takers += [(op, position) for position, other in enumerate(op.inputs)
+                       if other.name == each.name]
+    for op, position in takers:
+        with tf.control_dependencies(None), tf.name_scope(root), only_device(op.device or None):
+            compat.replace_input(op, position, tf.zeros([], op.inputs[position].dtype))
+    return True
+
+
+def _of_variables(loss, name_of_original):
+    graph = loss.graph
+    return frozenset(name_of_original(name) for name in graph_walk.ancestors([loss])
+                     if graph.get_operation_by_name(name).type in VARIABLE_OPS)
