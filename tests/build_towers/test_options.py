@@ -48,5 +48,5 @@ def test_what_is_refused(options, text):
 
 
 def test_what_comes_after_the_reduction_goes_by_its_name():
-    with pytest.raises(TypeError):
+    with pytest.raises(towers.InvalidArgumentError, match="such as remainder='weight'"):
         towers.build_towers(slope, BATCH, sgd(), 2, 'mean', 'weight')
