@@ -25,7 +25,8 @@ IS_TF1 = tf.version.VERSION.startswith('1.')
 PAGES_OF_ONE_PROGRAM = [page for page in pages.names()
                         if pages.blocks(page, 'python') and page != 'docs/api.md']
 DIFFS = [block for page in pages.names() for block in pages.blocks(page, 'diff')]
-SLOW = ('docs/install.md', 'docs/training.md', 'docs/estimator.md')  # for `make test`, which has little time
+# For `make test`, which has little time.
+SLOW = ('docs/install.md', 'docs/training.md', 'docs/estimator.md', 'docs/data.md', 'docs/memory.md')
 
 
 def slow_if(condition):
@@ -56,8 +57,9 @@ def run_program(runner, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize('page', [pytest.param(page, marks=slow_if(page in SLOW) + skip_without_estimator(page))
-                                  for page in PAGES_OF_ONE_PROGRAM])
+@pytest.mark.parametrize('page', [
+    pytest.param(page, marks=slow_if(page in SLOW) + skip_without_estimator(page))
+    for page in PAGES_OF_ONE_PROGRAM])
 def test_the_python_of_a_page_runs_and_prints_what_stands_below_it(page, run_program):
     programs = pages.blocks(page, 'python')
     output = pages.printed(run_program(pages.program(programs)))

@@ -91,6 +91,7 @@ def test_other_series_in_the_directory_are_no_substitute(tmpdir):
     assert newest_checkpoint(directory, recover=True).step == 100
 
 
+@pytest.mark.fast_only('index')
 @pytest.mark.parametrize('version, suffix', [(tf.train.SaverDef.V2, '.index'),
                                              (tf.train.SaverDef.V2, DATA),
                                              (tf.train.SaverDef.V1, '')])

@@ -84,8 +84,8 @@ def test_uneven_shards():
 
 @pytest.mark.parametrize('size, text', [
     (25, 'batch_size=25 does not divide among 2 towers: give a multiple of 2.'),
-    (0, 'batch_size=0: expected a number of examples, 1 at least.'),
-    (True, 'batch_size=True: expected a number of examples, 1 at least.')])
+    (0, 'batch_size=0: expected a whole number of at least 1.'),
+    (True, 'batch_size=True: expected a whole number of at least 1.')])
 def test_sizes_that_make_no_sense(size, text):
     with pytest.raises(InvalidArgumentError) as caught:
         account(conv_net, 24, size)

@@ -101,6 +101,7 @@ def test_everything_inside_the_arg_scope():
     assert logits is end_points['Logits']
 
 
+@pytest.mark.slow
 def test_batch_norm_scale_adds_the_gammas(monkeypatch):
     facts = FACTS['batch_norm_scale_true']
     betas = [[name, shape, trainable] for name, shape, trainable in FACTS['variables']
@@ -215,6 +216,7 @@ def test_unknown_batch_height_and_width(monkeypatch):
     assert 'AuxLogits' not in end_points
 
 
+@pytest.mark.slow
 def test_inference_is_finite_and_repeatable(monkeypatch):
     fewer_blocks(monkeypatch, 1)
     with slim.arg_scope(module.inception_resnet_v2_arg_scope()):

@@ -74,8 +74,8 @@ def measured(input_seconds, step_seconds, seconds=.15, stage_inputs=False):
                     stage_inputs=stage_inputs)
 
 
-@pytest.mark.parametrize('stage_inputs', [
-    False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('stage_inputs', [False, True])
 def test_a_run_made_input_bound(stage_inputs):
     found = measured(.04, 0., stage_inputs=stage_inputs)
     assert found.side == 'input' and found.pipeline <= 4 / .04
