@@ -121,6 +121,15 @@ def test_a_branch_on_an_input_is_where_tf_puts_it(copies):
     assert 'tower 1 off /cpu:1: %s' % stray.name in towers.audit(built).broken[0]
 
 
+@pytest.mark.parametrize('num_towers', [1, 2])
+def test_initial_values_of_a_part_of_the_batch_are_a_note(num_towers):
+    def model(x):
+        scale = tf.get_variable('scale', initializer=lambda: tf.reduce_max(x), use_resource=True)
+        return tf.reduce_mean(x * scale)
+    notes = towers.audit(towers.build_towers(model, np.ones(4), sgd(), num_towers)).notes
+    assert ("initial values of tower 0's part of the batch: scale" in notes) == (num_towers == 2)
+
+
 def test_one_tower_on_its_own_device_copies_its_shard_only():
     built = towers.build_towers(linear, VECTORS, sgd(), ['/gpu:0'], check_devices=False)
     assert [(copy.source, copy.target, copy.bytes) for copy in towers.audit(built).copies] == [

@@ -92,6 +92,9 @@ def audit(built, run_metadata: typing.Optional[tf.RunMetadata] = None) -> Audit:
         notes.append('no gradient, hence never trained: ' + _some(built.plan.without_gradient))
     if built.plan.own_state:
         notes.append('each tower has its own: ' + _some(built.plan.own_state))
+    if built.plan.initial_of_first:
+        notes.append("initial values of tower 0's part of the batch: " + _some(
+            built.plan.initial_of_first))
     if built.plan.inline_updates:
         notes.append('in the forward pass, ' + built.plan.inline_updates)
     if built.replicas is not None:
