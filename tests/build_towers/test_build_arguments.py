@@ -63,6 +63,7 @@ def gradients(model_fn, num_towers, copies, options, device=None):
         optimizer = Records()
         built = towers.build_towers(model_fn, X, optimizer, num_towers, 'mean', copies=copies,
                                     variable_device=device, gradient_options=options)
+        assert not towers.audit(built).broken
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
             values = session.run([tf.convert_to_tensor(gradient)

@@ -124,7 +124,7 @@ class Cloner:
                 continue
             leader = next((group[len('loc:@'):] for group in colocation(node)
                            if group != 'loc:@' + name), None)
-            follows = None if leader else self._is_at_a_stage(name, node) or follows_tower(
+            follows = None if leader else self._was_put(name, node) or follows_tower(
                 self._graph.get_operation_by_name(name))
             if leader is None and follows is None:
                 leader = self._explained(name, node)
@@ -136,10 +136,15 @@ class Cloner:
                 devices[name] = ('moved', node.device)
         return devices
 
-    def _is_at_a_stage(self, name, node):
-        """Whether it is a gradient operation that was put with its stage, see `place_backward`."""
+    def _was_put(self, name, node):
+        """Whether it is a gradient operation that was put on the tower when it was finished.
+
+        By `place_backward`, with its stage, or by `keep_with_tower`: no device scope says so then.
+        """
         stages = stages_of(self._tower.device)
-        return len(stages) > 1 and name in self._tower.backward and node.device in stages
+        return name in self._tower.backward and node.device in stages and (
+            len(stages) > 1
+            or not compat.device_scopes(self._graph.get_operation_by_name(name)))
 
     def _explained(self, name, node):
         """The operation whose device TensorFlow gave this one by name, not by colocation."""

@@ -162,7 +162,8 @@ def _check_operations(built, operations, broken, notes):
         stray, with_variable, chosen = [], [], []
         for op in of_towers[tower.name_scope]:
             device = operation_device(op)
-            if device in stages_of(tower.device) or _follows_input(op, tower):
+            if device in stages_of(tower.device) or _follows_input(op, tower) or (
+                    op.type == 'NoOp'):  # what waits for others: it computes nothing
                 continue
             (with_variable if _touches_variable(op, by_name) else
              chosen if choices.include(op, tower) else stray).append((op, device))

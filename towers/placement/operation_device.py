@@ -1,6 +1,7 @@
 """Where an operation of the graph is, and whether the model itself wants it there."""
 
 import os
+import re
 
 import tensorflow.compat.v1 as tf
 
@@ -52,6 +53,15 @@ def colocated_with(op):
     return [(name, op.graph.get_operation_by_name(name)) for name in names if name != op.name]
 
 
+def _forward_of(op):
+    """The operation that a gradient operation is of, which TensorFlow names it after; or None."""
+    found = re.search(r'(?:^|/)gradients(?:_\d+)?/(.+)_grad/', op.name)
+    try:
+        return found and op.graph.get_operation_by_name(found.group(1))
+    except KeyError:
+        return None
+
+
 class ModelsChoices:
     """Which operations are where they are because the model function says `tf.device`."""
 
@@ -68,6 +78,9 @@ class ModelsChoices:
                 return self.include(other, tower)
         if chosen_inside(decides, lambda place: place in self._models_places(op.graph)):
             return True
+        forward = _forward_of(decides)
+        if forward is not None and operation_device(forward) == device:
+            return self.include(forward, tower)
         original = self._original(decides, tower)
         if original is None:
             return False
