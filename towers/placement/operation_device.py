@@ -81,6 +81,10 @@ class ModelsChoices:
         forward = _forward_of(decides)
         if forward is not None and operation_device(forward) == device:
             return self.include(forward, tower)
+        if decides.type == 'Identity':  # what hands a value on where it is
+            source = decides.inputs[0].op
+            if source.name.startswith(tower.name_scope) and operation_device(source) == device:
+                return self.include(source, tower)
         original = self._original(decides, tower)
         if original is None:
             return False
