@@ -229,6 +229,12 @@ def from_an_iterator():
         tf.data.Dataset.from_tensors(np.float64(2.)).repeat()).get_next()
 
 
+def from_a_queue():
+    queue = tf.FIFOQueue(8, [tf.float64], [[]])
+    with tf.control_dependencies([queue.enqueue(np.float64(2.))]):
+        return queue.dequeue()
+
+
 def from_py_func():
     return tf.reshape(tf.py_func(lambda: np.float64(2.), [], tf.float64), [])
 
@@ -256,8 +262,9 @@ def from_a_counter():
         return count.read_value()
 
 
-SOURCES = {'iterator': from_an_iterator, 'py_func': from_py_func, 'random': from_a_random_op,
-           'function': from_a_function, 'loop': from_a_loop, 'counter': from_a_counter}
+SOURCES = {'iterator': from_an_iterator, 'queue': from_a_queue, 'py_func': from_py_func,
+           'random': from_a_random_op, 'function': from_a_function, 'loop': from_a_loop,
+           'counter': from_a_counter}
 
 
 @pytest.mark.slow
