@@ -265,3 +265,15 @@ def test_a_variable_device_that_the_session_will_not_have(graph, device, num_tow
             device, there, int(device[-1]) + 1))
     assert not graph.get_operations()
     assert build(check_devices=False).variables[0].device == '/device:CPU:' + device[-1]
+
+
+def test_a_device_function_that_names_a_device_that_is_not_there():
+    def model(x):
+        return tf.reduce_mean(x * tf.get_variable('w', []))
+    for device, said in (('/cpu:7', '/cpu:7'), ('/gpu:3', '/gpu:3 does not exist')):
+        with pytest.raises(DeviceError, match=said):
+            build_towers(model, np.ones([4], np.float32), tf.train.AdamOptimizer(), 2,
+                         variable_device=lambda op, device=device: device)
+    built = build_towers(model, np.ones([4], np.float32), tf.train.AdamOptimizer(), 2,
+                         variable_device=lambda op: '/cpu:7', check_devices=False)
+    assert {v.device for v in built.variables} == {'/cpu:7'}

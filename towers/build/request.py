@@ -118,7 +118,8 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     parts = _parts(name, names, accumulate, first_scope)
     name_scopes = _name_scopes(graph, name, parts)
     _check_name_scopes(graph, name_scopes)
-    placement = Placement(variables.device, names, variables.all_reduce, optimizer is not None)
+    placement = Placement(variables.device, names, variables.all_reduce, optimizer is not None,
+                          check_devices)
     if check_devices:
         for device in placement.devices() or ():
             check_variable_device(device, names)

@@ -7,7 +7,8 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_function
 from towers.errors import DeviceError, InvalidArgumentError
-from towers.placement.devices import canonical_device, default_variable_device, short_name
+from towers.placement.devices import (canonical_device, check_variable_device,
+                                      default_variable_device, short_name)
 from towers.placement.tower_device import all_devices, current_tower_device, stages_of
 
 BALANCED = 'balanced'
@@ -26,7 +27,7 @@ class Placement:
       bytes_on: dict from device to the bytes of variables put there (known sizes only).
     """
 
-    def __init__(self, variable_device, devices, all_reduce=None, trains=True):
+    def __init__(self, variable_device, devices, all_reduce=None, trains=True, checks=False):
         """
         Args:
           variable_device: None (the CPU; the one GPU when there is just one), a device name,
@@ -41,6 +42,7 @@ class Placement:
           all_reduce: for `'replicated'`: one of `all_reduce.METHODS`, checked there; None for
             `'copy'`.
           trains: whether there is an optimizer.
+          checks: whether a device of this process, that a function says, has to be there.
 
         Raises:
           DeviceError, InvalidArgumentError: a name that cannot be parsed; another type; an
@@ -65,7 +67,8 @@ class Placement:
         if variable_device is None or self.balanced or self.replicated:
             self.main = default_variable_device(devices)
         elif callable(variable_device):
-            self._device_function = functools.partial(_checked_device, variable_device)
+            self._device_function = functools.partial(
+                _checked_device, variable_device, devices if checks else None)
             self.main = default_variable_device(devices)
         else:
             self.main = canonical_device(variable_device)
@@ -135,14 +138,21 @@ class Placement:
         return only_device(variable.device or self.main)
 
 
-def _checked_device(function, operation):
-    """What a device function of the caller's says, or an error that names it."""
+def _checked_device(function, towers_devices, operation):
+    """What a device function of the caller's says, or an error that names it.
+
+    `towers_devices`, if not None, are those that the device, if it is of this process, is to be
+    one of.
+    """
     device = function(operation)
     try:
-        if isinstance(device, str):
-            tf.DeviceSpec.from_string(device)
-            return device
-        return device.to_string()
+        device = device if isinstance(device, str) else device.to_string()
+        spec = tf.DeviceSpec.from_string(device)
+        if towers_devices and spec.device_index is not None and spec.job is None:
+            check_variable_device(canonical_device(device), towers_devices)
+        return device
+    except DeviceError:
+        raise
     except (AttributeError, ValueError):
         raise DeviceError(
             "variable_device=%.80r gave %.80r for %s: expected the name of a device, '/cpu:0' say."
