@@ -322,8 +322,9 @@ RESUMING = collections.OrderedDict([
                'base_learning_rate', 'base_batch_size', 'lr_scaling', 'warmup_epochs', 'decay',
                'decay_epochs', 'decay_rate', 'seed']),
     # These make, or do away with, variables that checkpoints hold.
-    (STATE, ['model', 'dataset', 'num_classes', 'background_class', 'image_size', 'aux_loss_weight', 'precision', 'loss_scale',
-             'optimizer', 'average_decay', 'fingerprint'])])
+    (STATE, ['model', 'dataset', 'num_classes', 'background_class', 'image_size',
+             'aux_loss_weight', 'precision', 'loss_scale', 'optimizer', 'average_decay',
+             'fingerprint'])])
 
 
 def run_settings():

@@ -164,7 +164,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
     with builder.undone_on_error(request.name_scopes):
         shards, staged = shards_of_towers(request, inputs)
         if request.loss_scale is not None:
-            builder.gradients.scaled_losses = ScaledLosses(request.loss_scale, name + 's', request.placement)
+            builder.gradients.scaled_losses = ScaledLosses(request.loss_scale, name + 's',
+                                                           request.placement)
         towers, how_built = build_each_tower(builder, request, shards)
         outputs = merge_outputs(builder, request, towers, shards)
         combined = combine_towers(builder, request, towers)

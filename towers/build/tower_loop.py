@@ -19,7 +19,8 @@ def build_each_tower(builder, request, shards):
       shards: `Shards`.
 
     Returns:
-      `(towers, how)`: a list of `Tower`, one for each of the request's parts, and in words how they were built.
+      `(towers, how)`: a list of `Tower`, one for each of the request's parts, and in words how they
+      were built.
 
     Raises:
       CloneError: `copies='clone'`, and they cannot be clones.

@@ -81,7 +81,8 @@ def replicate_model_fn(model_fn: typing.Callable,
     if not compat.has_estimator():
         raise MissingPackageError(
             'TensorFlow %s has no tf.estimator, which was removed in 2.16: give the loss of the '
-            'model function to towers.build_towers, or use TensorFlow 1.15 or 2.15.' % tf.version.VERSION)
+            'model function to towers.build_towers, or use TensorFlow 1.15 or 2.15.'
+            % tf.version.VERSION)
     _check_reduction(loss_reduction)
     check_choice('remainder', remainder, REMAINDERS)
     if on_built is not None and not callable(on_built):
@@ -113,7 +114,8 @@ def replicate_model_fn(model_fn: typing.Callable,
         with calls.reported_to():
             built = build_towers(
                 of_tower, {'features': features, 'labels': labels}, calls if trains else None,
-                names, 'sum' if is_sum else 'mean', remainder=remainder, copies='reuse', first_scope=False,
+                names, 'sum' if is_sum else 'mean', remainder=remainder, copies='reuse',
+                first_scope=False,
                 name=_free_name(graph))
         tf.logging.info('%s', built.plan)
         if on_built is not None:

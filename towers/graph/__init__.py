@@ -1,1 +1,1 @@
-"""Questions about a finished piece of graph: what depends on what, what reads and writes a variable."""
+"""Questions about a finished graph: what depends on what, what reads and writes a variable."""

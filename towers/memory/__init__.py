@@ -1,1 +1,1 @@
-"""Where a step's memory goes: the account, the measurement, what fits, and what to do when it does not."""
+"""Where a step's memory goes: the account, the measurement, what fits, and what if it does not."""

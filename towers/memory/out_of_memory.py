@@ -46,7 +46,8 @@ def remedies(built, limit, batch_size=None, **options):
     fullest = max(account.pools(), key=lambda each: each.peak)
     shared = not any(is_gpu(device) for device in built.devices)
     trained = sum(variable.get_shape().num_elements() * variable.dtype.base_dtype.size
-                  for _, variable in all_pairs(built.gradients) if variable.get_shape().is_fully_defined())
+                  for _, variable in all_pairs(built.gradients)
+                  if variable.get_shape().is_fully_defined())
     found, tried, pieces = [], None, 2
     while pieces <= min(_MOST_MICRO_BATCHES, batch_size // count):
         if batch_size % (pieces * count) == 0:

@@ -34,7 +34,8 @@ def draw_memory(accounts, path: str, measured=(), limit=None, title: str = 'memo
     try:
         import matplotlib  # pylint: disable=import-outside-toplevel
     except ImportError:
-        raise MissingPackageError('Plots need matplotlib: pip install matplotlib (the extra plots).') from None
+        raise MissingPackageError(
+            'Plots need matplotlib: pip install matplotlib (the extra plots).') from None
     from matplotlib import ticker  # pylint: disable=import-outside-toplevel
     from matplotlib.backends import backend_agg  # pylint: disable=import-outside-toplevel
     from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel

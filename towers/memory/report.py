@@ -103,4 +103,5 @@ def _check_matplotlib():
     try:
         import matplotlib  # noqa: F401 pylint: disable=import-outside-toplevel,unused-import
     except ImportError:
-        raise MissingPackageError('Plots need matplotlib: pip install matplotlib (the extra plots).') from None
+        raise MissingPackageError(
+            'Plots need matplotlib: pip install matplotlib (the extra plots).') from None

@@ -56,8 +56,8 @@ def repeatable_operations(forward, taken):
                                         or graph_walk.seed_position(op) is not None], forward)
     changing = _Changing(forward)
     for index, op in enumerate(forward):
-        if not is_repeatable(op) or any(map(changing.is_read, op.inputs)) or any(place.get(tensor.op.name, -1) > index
-                                        for tensor in op.inputs):
+        if not is_repeatable(op) or any(map(changing.is_read, op.inputs)) or any(
+                place.get(tensor.op.name, -1) > index for tensor in op.inputs):
             continue
         if all(size_of(tensor) <= _SMALL for tensor in op.outputs):
             continue

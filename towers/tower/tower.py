@@ -292,8 +292,8 @@ class TowerBuilder:
             repeats = recomputed_draws(forward, backward)
             self.random_ops = make_stateless(operations, fetches, self._options.random_step,
                                              self._graph.seed, self.random_keys, repeats)
-        give_own_seeds(operations, index, self._graph.seed, self._options.random_step, self.random_keys,
-                       repeats)
+        give_own_seeds(operations, index, self._graph.seed, self._options.random_step,
+                       self.random_keys, repeats)
 
     def _check_own_gradients(self, index, output, operations):
         """Refuses gradients that the model function takes itself, of variables with copies.
