@@ -1,5 +1,7 @@
 """towers.tower.regularization.split_loss on losses of every shape: data + regularization == loss."""
 
+import uuid
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -190,7 +192,7 @@ def test_noise_on_the_weights_is_data():
     lambda model, total: total + 0., lambda model, total: tf.cast(total, tf.float32)],
     ids=['identity', 'product', 'sum', 'cast'])
 def test_an_operation_with_a_gradient_of_its_own_is_left_whole(make, graph):
-    name = 'NegatedFor%d' % id(graph)
+    name = 'Negated' + uuid.uuid4().hex  # TensorFlow keeps them for the whole process
     tf.RegisterGradient(name)(lambda op, gradient: [-gradient] + [None] * (len(op.inputs) - 1))
     model = Model()
     total = model.data + model.l2

@@ -127,11 +127,11 @@ def replicate_model_fn(model_fn: typing.Callable,
 
 def _check_reduction(loss_reduction):
     reductions = tf.losses.Reduction.all()
-    if loss_reduction == tf.losses.Reduction.NONE:
+    if isinstance(loss_reduction, str) and loss_reduction == tf.losses.Reduction.NONE:
         raise InvalidArgumentError(
             "loss_reduction='none': the losses of the towers have to become one, and none "
             'reduction is specified: pass Reduction.SUM or Reduction.MEAN.')
-    if loss_reduction not in reductions:
+    if not isinstance(loss_reduction, str) or loss_reduction not in reductions:
         raise InvalidArgumentError(
             'loss_reduction=%.80r: expected one of tf.losses.Reduction, %s.' % (
                 loss_reduction, ', '.join(map(repr, sorted(set(reductions) - {'none'})))))
