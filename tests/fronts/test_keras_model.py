@@ -505,6 +505,13 @@ def test_models_without_inputs(keras):
                'has no inputs yet', 'input_shape=', 'build_towers')
 
 
+def test_stages_are_refused(keras):
+    inner = _dense_model(keras)
+    for devices in ('/cpu:0+/cpu:1', [['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']]):
+        _error(towers.DeviceError, lambda: towers.ParallelModel(inner, devices),
+               'ParallelModel: /cpu:0+/cpu:1 is one tower on 2 devices', 'build_towers')
+
+
 def test_model_of_another_graph(keras):
     inner = _dense_model(keras)
     with tf.Graph().as_default():

@@ -24,6 +24,10 @@ def test_candidates_are_the_simplest_first_each_once():
         '/device:CPU:0', '/device:GPU:0', 'balanced', 'replicated']
     # One tower has nothing to replicate.
     assert placement_candidates(CPUS[1:]) == ['/device:CPU:0', '/device:CPU:1', 'balanced']
+    # Towers of several devices may have each variable where it is read.
+    assert placement_candidates('/cpu:0+/cpu:1') == ['/device:CPU:0', 'balanced', 'stage']
+    assert placement_candidates('/cpu:1+/cpu:0,/cpu:2+/cpu:3') == [
+        '/device:CPU:0', '/device:CPU:1', 'balanced', 'stage']
 
 
 def test_every_candidate_is_something_that_build_towers_takes():

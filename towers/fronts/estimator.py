@@ -12,7 +12,7 @@ from towers.build.build import build_towers
 from towers.errors import GradientError, InvalidArgumentError, MissingPackageError
 from towers.fronts.estimator_spec import ModelFunction, check_mode, merged_spec, mergeable, metrics
 from towers.fronts.optimizer_calls import OptimizerCalls
-from towers.placement.devices import resolve_devices
+from towers.placement.devices import check_one_stage, resolve_devices
 
 REMAINDERS = ('weight', 'error')
 
@@ -58,7 +58,8 @@ def replicate_model_fn(model_fn: typing.Callable,
         `labels`, `mode`, `params` and `config` that it takes, and returns an `EstimatorSpec`. In
         training its optimizers are `TowerOptimizer`s.
       loss_reduction: one of `tf.losses.Reduction` but NONE.
-      devices: see `resolve_devices`: None (every GPU, else one CPU), a count, or names.
+      devices: see `resolve_devices`: None (every GPU, else one CPU), a count, or names. One a
+        tower: stages are for `build_towers`.
       remainder: of a batch that does not divide: `'weight'` (uneven shards, weighted as above), or
         `'error'`.
       on_built: called as `on_built(mode, built)` with the `BuiltTowers` of each mode, for its plan
@@ -91,6 +92,7 @@ def replicate_model_fn(model_fn: typing.Callable,
     function = ModelFunction(model_fn)
     is_empty = isinstance(devices, (list, tuple)) and not devices
     names = resolve_devices(None if is_empty else devices)
+    check_one_stage('replicate_model_fn', names)
     is_sum = loss_reduction == tf.losses.Reduction.SUM
 
     def replicated_model_fn(features, labels, mode, params=None, config=None):

@@ -10,7 +10,8 @@ from towers.arguments import check_flag, check_graph_mode
 from towers.errors import DeviceError, InvalidArgumentError, MissingPackageError
 from towers.fronts.keras_copies import MERGED_ON, Copies
 from towers.fronts.keras_gradients import GradientDevices
-from towers.placement.devices import needs_config, resolve_devices, short_name
+from towers.placement.devices import (check_one_stage, needs_config, resolve_devices,
+                                      short_name)
 
 
 class _OfEveryKeras(type):
@@ -22,6 +23,7 @@ class _OfEveryKeras(type):
         check_flag('allow_repeated_devices', allow_repeated_devices)
         keras = _checked_keras(model)
         devices = resolve_devices(devices, check_devices, allow_repeated_devices)
+        check_one_stage('ParallelModel', devices)
         if name is not None and (not isinstance(name, str) or not name):
             raise InvalidArgumentError('name=%.80r: expected a name, or None.' % (name,))
         copies = Copies(model, devices, check_devices, allow_repeated_devices)

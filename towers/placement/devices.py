@@ -141,6 +141,22 @@ def check_variable_device(name, devices):
                 'the CPU devices /cpu:0 to /cpu:%d' % last, 'CPU', spec.device_index + 1))
 
 
+def check_one_stage(call, devices):
+    """Raises `DeviceError` for towers of several devices, in a call that knows no stages.
+
+    Args:
+      call: its name, for the text.
+      devices: what `resolve_devices` returned.
+    """
+    for device in devices:
+        if len(stages_of(device)) > 1:
+            raise DeviceError(
+                '%s: %s is one tower on %d devices: expected one device for each, since this call '
+                'does not know stages: the other devices would stay empty. Give the loss of the '
+                'model to towers.build_towers, which takes such devices.'
+                % (call, short_name(device), len(stages_of(device))))
+
+
 def short_name(device):
     """`'/device:GPU:1'` as `'/gpu:1'`, for people; of several devices `'/gpu:0+/gpu:1'`."""
     device = '+'.join(stages_of(device))

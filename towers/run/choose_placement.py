@@ -13,6 +13,7 @@ from towers.arguments import check_count, check_function, check_instance, check_
 from towers.errors import CheckpointError, InvalidArgumentError, TowersError
 from towers.nonfinite import NonFiniteError, explained
 from towers.placement.devices import resolve_devices, short_name
+from towers.placement.tower_device import stages_of
 from towers.reason import reason_of
 from towers.run.run_lock import hold_directory
 
@@ -68,7 +69,11 @@ def placement_candidates(devices: typing.Any):
       devices: the towers' devices, as `resolve_devices` gives them.
     """
     devices = resolve_devices(devices, check=False)
-    candidates = ['/device:CPU:0', devices[0], 'balanced'] + ['replicated'] * (len(devices) > 1)
+    candidates = ['/device:CPU:0', str(devices[0]), 'balanced']
+    if len(stages_of(devices[0])) > 1:
+        candidates.append('stage')
+    elif len(devices) > 1:
+        candidates.append('replicated')
     return sorted(set(candidates), key=candidates.index)
 
 
