@@ -19,9 +19,9 @@ _TEST_EVERY = 5
 class FolderImages:
     """The images of one split; a source of `ImageSet`."""
 
-    def __init__(self, paths, labels):
+    def __init__(self, paths, labels, damages=()):
         self.paths, self.labels = paths, np.asarray(labels, np.int64)
-        self.damages = []
+        self.damages = list(damages)  # what is wrong with a whole class, as texts
 
     def __len__(self):
         return len(self.paths)
@@ -52,7 +52,7 @@ def folder_splits(data_dir):
     """`(classes, {'train': FolderImages, 'test': FolderImages})` of a folder.
 
     Raises:
-      DatasetError: there is no such folder, it has no class folders, a class has no images, or the
+      DatasetError: there is no such folder, it has no class folders, no class has images, or the
         test images have a class that the training images lack.
     """
     if not os.path.isdir(data_dir):
@@ -61,7 +61,7 @@ def folder_splits(data_dir):
     train = os.path.join(data_dir, 'train')
     if not os.path.isdir(train):
         classes = _folders(data_dir)
-        paths, labels = _images(data_dir, classes)
+        paths, labels, damages = _images(data_dir, classes)
         is_test = np.zeros(len(paths), bool)
         for label in range(len(classes)):
             is_test[np.flatnonzero(np.asarray(labels) == label)[::_TEST_EVERY]] = True
@@ -70,7 +70,8 @@ def folder_splits(data_dir):
                                'nothing is left to train on.' % data_dir)
         return classes, {split: FolderImages([path for path, test in zip(paths, is_test)
                                               if test == wanted],
-                                             np.asarray(labels)[is_test == wanted])
+                                             np.asarray(labels)[is_test == wanted],
+                                             () if wanted else damages)
                          for split, wanted in (('train', False), ('test', True))}
     classes = _folders(train)
     test = next((os.path.join(data_dir, name) for name in _TEST_NAMES
@@ -94,17 +95,18 @@ def _folders(parent):
 
 
 def _images(parent, classes, all_classes=True):
-    paths, labels = [], []
+    """`(paths, labels, damages)`: a class without images is a damage, unless it may be missing."""
+    paths, labels, damages = [], [], []
     for label, name in enumerate(classes):
         folder = os.path.join(parent, name)
         found = [] if not os.path.isdir(folder) else sorted(
             os.path.join(folder, image) for image in os.listdir(folder)
             if image.lower().endswith(_ENDINGS) and not image.startswith('.'))
         if not found and (all_classes or os.path.isdir(folder)):
-            raise DatasetError('The folder %s has no images: expected files *%s.' % (
+            damages.append('The folder %s has no images: expected files *%s.' % (
                 folder, ', *'.join(_ENDINGS)))
         paths += found
         labels += [label] * len(found)
     if not paths:
-        raise DatasetError('%s has no images.' % parent)
-    return paths, labels
+        raise DatasetError(damages[0] if len(damages) == 1 else '%s has no images.' % parent)
+    return paths, labels, damages

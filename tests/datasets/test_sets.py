@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import datasets
 from datasets import keras_sets
+from datasets.check_data import check_data
 from image_files import batches, jpeg, png, write_folder, write_records
 from towers.errors import InvalidArgumentError
 
@@ -39,6 +40,23 @@ def test_a_folder_without_is_split(tmp_path):
 def test_folders_that_are_none(tmp_path, files, text):
     with pytest.raises(datasets.DatasetError, match=text):
         datasets.get_dataset('folder', write_folder(tmp_path, files))
+
+
+def test_a_class_without_images_is_named_and_can_be_left_out(tmp_path):
+    folder = write_folder(tmp_path, {
+        'train/a/1.jpg': jpeg(), 'train/b/1.txt': b'', 'train/c/1.jpg': jpeg(),
+        'test/a/1.jpg': jpeg(), 'test/c/1.txt': b''})
+    with pytest.raises(datasets.BadExampleError,
+                       match=r'test/c has no images: expected files .* --skip_bad=10 would leave'):
+        datasets.get_dataset('folder', folder)
+    found = datasets.get_dataset('folder', folder, skip_bad=2)
+    assert (found.classes, found.num_examples) == (['a', 'b', 'c'], {'train': 2, 'test': 1})
+    _, labels = batches(found.train_batches(batch_size=2, seed=1, image_size=8), 1)[0]
+    assert sorted(labels) == [0, 2]
+    lines = []
+    assert check_data(found, lines.append) == 2
+    assert sum('has no images' in line for line in lines) == 2
+    assert any(line.split() == ['1', 'b', '0'] for line in lines)
 
 
 @pytest.mark.parametrize('background', [False, True])
