@@ -116,6 +116,14 @@ def test_a_run_of_something_else_takes_one_batch_of_all_towers():
         assert program.steps(session) == EXPECTED[4:]
 
 
+def test_a_run_of_one_tower_that_reads_ahead_takes_the_batch_of_all_towers():
+    program = Program(batches())
+    ahead = program.built.staged.staged
+    with program.session() as session:
+        assert session.run([program.built.towers[0].predictions, ahead])[0].tolist() == [0, 1]
+        assert program.steps(session) == EXPECTED[1:]
+
+
 def test_two_sessions_have_buffers_of_their_own():
     program = Program(batches())
     with program.session() as one, program.session() as other:
