@@ -2,7 +2,7 @@
 
     {"do": "build", "peer": "towers", "workload": "digits", "num_towers": 2, "batch": 96, ...}
     {"do": "steps", "count": 20, "start_at": 123.4}
-    {"do": "checksum"}, {"do": "allocator"}, {"do": "resident"}, {"do": "overlap"}
+    {"do": "checksum"}, {"do": "allocator"}, {"do": "resident"}, {"do": "overlap"}, {"do": "stages"}
 
 Started by `turns.Contender`. Between commands it sleeps, so that contenders take turns without
 sharing sessions, thread pools or memory. Times are of `time.monotonic`, one clock for all processes
@@ -120,6 +120,12 @@ class _Worker:
         from benchmarks import overlap
         metadata = [self._program.trace() for _ in range(3)][-1]
         return overlap.overlapped(overlap.operation_times(metadata))
+
+    def stages(self):
+        """See `stage_use.traced_step`: of the three of seven traced steps that took the least."""
+        from benchmarks import stage_use
+        return {'steps': stage_use.quickest(
+            [stage_use.traced_step(self._program.trace()) for _ in range(7)], 3)}
 
 
 if __name__ == '__main__':

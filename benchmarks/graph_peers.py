@@ -30,7 +30,7 @@ def plain_config(num_devices, intra_op_threads=0, arithmetic=True):
 
 
 def build_with_towers(workload, arrays, num_towers, threads=None, variable_device=None,
-                      beside=False, **options):
+                      beside=False, num_stages=1, **options):
     """`build_towers` under `session_config`.
 
     Args:
@@ -40,13 +40,15 @@ def build_with_towers(workload, arrays, num_towers, threads=None, variable_devic
       threads: intra-op threads, None for what `session_config` says.
       variable_device: as in `build_towers`.
       beside: the towers leave the first CPU to the variables.
+      num_stages: devices of each tower.
       **options: passed on to `build_towers`.
 
     Returns:
       `GraphParts`.
     """
     batch, start = input_batches(arrays, len(arrays[0]))
-    devices = ['/cpu:%d' % (index + beside) for index in range(num_towers)]
+    names = ['/cpu:%d' % (index + beside) for index in range(num_towers * num_stages)]
+    devices = [names[first:first + num_stages] for first in range(0, len(names), num_stages)]
     built = build_towers(workload.model, batch, workloads.optimizer(workload.learning_rate),
                          devices, reduction='mean', variable_device=variable_device, **options)
     return GraphParts(built.loss, built.train_op, _by_name(built.variables), [start],

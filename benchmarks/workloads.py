@@ -157,6 +157,19 @@ def _lstm(vocabulary, width):
     return model
 
 
+def _conv_stack(layers, width):
+    """As many 3 x 3 convolutions of one width, so that half of them is half of the work."""
+    def model(images, labels):
+        for index in range(layers):
+            with tf.variable_scope('conv%d' % index):
+                weights = tf.get_variable('weights', [3, 3, width, width])
+                biases = tf.get_variable('biases', [width])
+            images = tf.nn.relu(tf.nn.bias_add(
+                tf.nn.conv2d(images, weights, [1, 1, 1, 1], 'SAME'), biases))
+        return _mean_loss(tf.reduce_mean(images, [1, 2]), labels)
+    return model
+
+
 _ALL = (1, 2, 4, 8)
 WORKLOADS = collections.OrderedDict((workload.name, workload) for workload in (
     Workload('digits', 'digits network, 8 x 8', _images(8, 1),
@@ -178,7 +191,13 @@ WORKLOADS = collections.OrderedDict((workload.name, workload) for workload in (
              _ALL, False, False, False, False),
     Workload('tiny', 'one dense layer of 16, for tests', features(16, 16), dense_stack(1, 16),
              0.1, 16, 2, (1, 2), False, False, False, False),
+    # Of equal halves, for a pipeline of two stages.
+    Workload('dense_halves', 'eight dense layers of 1024', features(1024, 1024),
+             dense_stack(8, 1024), 0.001, 512, 512, (1,), False, False, False, False),
+    Workload('conv_halves', 'eight convolutions of 64, 28 x 28', _images(28, 64),
+             _conv_stack(8, 64), 0.001, 64, 64, (1,), False, True, False, False),
 ))
 # The deep ones last: they take most of the time.
-DEFAULT = tuple(sorted((name for name in WORKLOADS if name != 'tiny'),
+DEFAULT = tuple(sorted((name for name in WORKLOADS
+                        if name not in ('tiny', 'dense_halves', 'conv_halves')),
                        key=lambda name: WORKLOADS[name].deep))
