@@ -243,7 +243,25 @@ def test_in_a_branch_of_control_flow_v2_it_is_refused(copies):
         'tower_0/fc/BatchNorm/cond_1) within a branch or a loop of control flow v2, where it '
         'cannot be left to the first tower: put the update into the collection UPDATE_OPS (slim\'s '
         "updates_collections, by default), return it in 'updates', pass update_ops='all' to have "
-        'every tower write, or call tf.disable_control_flow_v2() where that is what it is in.')
+        'every tower write, or call tf.disable_control_flow_v2().')
+
+
+@pytest.mark.skipif(tf.version.VERSION < '2', reason='tf.function')
+def test_in_a_function_it_is_refused():
+    def model_fn(x):
+        count = tf.get_variable('count', [], trainable=False, initializer=tf.zeros_initializer())
+
+        @tf.function
+        def counted(x):
+            count.assign_add(1.)
+            return x + count
+        weight = tf.get_variable('weight', [], initializer=tf.ones_initializer())
+        return tf.reduce_mean(counted(x)) * weight
+    with switched('resource_variables', True):
+        with pytest.raises(towers.SharedVariableError) as caught:
+            train(model_fn, 2)
+    assert 'within a function (tf.function, Defun), where it cannot be left' in str(caught.value)
+    assert 'disable_control_flow_v2' not in str(caught.value)
 
 
 @pytest.mark.fast_only(r'reference-\w+-2-clone|resource-\w+-4-reuse')

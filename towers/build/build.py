@@ -19,6 +19,7 @@ from towers.reduce.combination import combine
 from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.pipeline import pipeline
 from towers.reduce.replicas import check_no_copies
+from towers.tower.counters import put_in_order
 from towers.tower.objectives import flat, map_shaped
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.tower.shards import split_batch
@@ -213,6 +214,7 @@ Outputs = collections.namedtuple('Outputs', 'loss predictions metrics')
 
 def merge_outputs(builder, request, towers, shards):
     """Losses, predictions and metrics of the towers as those of one device: `Outputs`."""
+    put_in_order(towers, shards.weights)
     padded = shards.sizes if request.remainder == 'weight' and request.optimizer else None
     with only_device(request.placement.main), tf.name_scope(request.name + 's'):
         loss = None

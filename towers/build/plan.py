@@ -13,6 +13,7 @@ from towers.graph import graph_walk
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
 from towers.placement.tower_device import stages_of
 from towers.placement.xla import describe as describe_xla
+from towers.tower.counters import counting_updates
 from towers.tower.objectives import all_pairs
 from towers.tower.stage_cuts import describe as describe_cuts
 
@@ -323,6 +324,9 @@ def _batch_norm(towers, update_ops, before):
     if not any(tower.updates for tower in towers):
         return 'no update ops' + others
     count = len(towers[0].updates)
+    counting = len(counting_updates(towers)) if update_ops == 'first' else 0
+    if counting:
+        others += ', %d of the other towers that count metrics' % counting
     return {'first': '%d update ops of tower 0 ride on the train op' % count,
             'all': '%d update ops of every tower ride on the train op' % count,
             'none': "nobody's %d update ops run" % count}[update_ops] + others

@@ -10,6 +10,7 @@ from towers.nonfinite import checked_at_least_scale
 from towers.placement.variable_device import only_device
 from towers.reduce.replica_writes import copies_follow
 from towers.reduce.update import apply_update, checked_transform
+from towers.tower.counters import counting_updates
 from towers.tower.objectives import flat, map_shaped, tensors_of
 
 Update = collections.namedtuple('Update', 'train_op train_ops slots gradients rides counts')
@@ -133,5 +134,5 @@ def _updates(builder, towers, update_ops):
     chosen = {'first': towers[:1], 'all': towers, 'none': []}[update_ops]
     others = [] if update_ops == 'none' else builder.updates_before()
     if update_ops == 'first':
-        others += builder.own_state.updates(towers)
+        others += builder.own_state.updates(towers) + counting_updates(towers)
     return [update for tower in chosen for update in tower.updates] + others

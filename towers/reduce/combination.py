@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import check_graph_mode
 from towers.errors import GradientError
 from towers.placement.variable_device import only_device
+from towers.reduce.rows import each_row_once, parts_of_lookups
 from towers.reduce.sufficient_factors import join_products, products_of
 
 Combined = collections.namedtuple('Combined', 'gradients joined')
@@ -27,7 +28,8 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
 
     Gradients are aligned by their variable, not by their place in the list. Dense ones are added
     (never stacked, which would copy each of them once more); `IndexedSlices` are joined, rows with
-    their values, and stay sparse; where one tower's gradient is sparse and another's dense the sum
+    their values, and stay sparse, those of lookups of different ids (`embedding_lookup_sparse`)
+    with each row once, as one device has them; where one tower's gradient is sparse and another's dense the sum
     is dense. Those of large dense layers with few examples a tower are not added up but made once
     for all towers, the same but for rounding, see `factors`. A variable that only some towers have
     a gradient of gets the sum of those; one that has none in any tower is left out.
@@ -232,6 +234,23 @@ def _fits(gradient, shape):
 
 
 def _join(slices):
+    """The rows of all, one after the other; of lookups that take each row once, each row once.
+
+    `tf.nn.embedding_lookup_sparse` looks each different id of its batch up once. So its gradient on
+    one device has no row twice, and a norm of it, taken to clip, counts no row twice.
+    """
+    parts = [parts_of_lookups(each) for each in slices]
+    kinds = {tuple(part.is_unique for part in of_one) for of_one in parts}
+    if len(kinds) > 1 or not any(next(iter(kinds))):
+        return _joined(slices)
+    joined = []
+    for of_part in zip(*parts):
+        rows = _joined([part.slices for part in of_part])
+        joined.append(each_row_once(rows) if of_part[0].is_unique else rows)
+    return joined[0] if len(joined) == 1 else _joined(joined)
+
+
+def _joined(slices):
     indices = [each.indices for each in slices]
     if len({each.dtype for each in indices}) > 1:
         indices = [tf.cast(each, tf.int64) for each in indices]

@@ -1,6 +1,65 @@
-"""Sparse gradients row by row, and gradients times a number."""
+"""Sparse gradients row by row and lookup by lookup, and gradients times a number."""
+
+import collections
 
 import tensorflow.compat.v1 as tf
+
+Part = collections.namedtuple('Part', 'slices is_unique')
+"""Rows of a sparse gradient that come from one lookup.
+
+Fields:
+  slices: `tf.IndexedSlices`.
+  is_unique: whether the lookup takes each row once.
+"""
+
+# Operations with an output of different numbers, and which output that is. The gradients of sums over
+# segments are those of `embedding_lookup_sparse` on later TensorFlows.
+_UNIQUE = {'Unique': 0, 'UniqueV2': 0, 'UniqueWithCounts': 0, 'UniqueWithCountsV2': 0,
+           'SparseSegmentSumGradV2': 1, 'SparseSegmentMeanGradV2': 1,
+           'SparseSegmentSqrtNGradV2': 1}
+_SAME_ROWS = frozenset(['Identity', 'Reshape', 'Cast', 'Squeeze', 'ExpandDims'])
+# How a lookup in a variable of several parts computes a row's place in its part.
+_IN_PARTS = _SAME_ROWS | frozenset([
+    'FloorDiv', 'FloorMod', 'Sub', 'Maximum', 'Select', 'SelectV2', 'AddV2',
+    'Add', 'Less', 'Mod'])
+
+
+def parts_of_lookups(slices):
+    """The lookups that a sparse gradient's rows come from: list of `Part`, at least one.
+
+    TensorFlow puts the gradients of several lookups in one variable one after the other.
+    """
+    indices = slices.indices
+    joined = list(indices.op.inputs)[:-1] if indices.op.type == 'ConcatV2' else [indices]
+    unique = [_is_unique(each) for each in joined]
+    if len(joined) == 1 or not any(unique):
+        return [Part(slices, len(joined) == 1 and unique[0])]
+    values = tf.split(slices.values, [tf.shape(each)[0] for each in joined])
+    return [Part(tf.IndexedSlices(rows, each, slices.dense_shape), is_unique)
+            for rows, each, is_unique in zip(values, joined, unique)]
+
+
+def _is_unique(indices):
+    """Whether no two of these indices are the same, as far as operations tell."""
+    tensor = indices
+    while tensor.op.type in _SAME_ROWS:
+        tensor = tensor.op.inputs[0]
+    if tensor.op.type == 'DynamicPartition':
+        return _follows_from_unique(tensor.op.inputs[0])
+    return _UNIQUE.get(tensor.op.type) == tensor.value_index
+
+
+def _follows_from_unique(tensor):
+    """Whether places in parts of a variable are computed from different numbers."""
+    stack, seen = [tensor], set()
+    while stack:
+        tensor = stack.pop()
+        if _UNIQUE.get(tensor.op.type) == tensor.value_index:
+            return True
+        if tensor.op.type in _IN_PARTS and tensor.name not in seen:
+            seen.add(tensor.name)
+            stack.extend(tensor.op.inputs)
+    return False
 
 
 def each_row_once(slices):

@@ -19,6 +19,8 @@ from towers.graph.variable_access import is_variable, variable_op
 from towers.graph.variable_writes import Writes
 from towers.tower.write_order import write_after_reads
 
+_CONTROL_FLOW_V2 = frozenset(['If', 'StatelessIf', 'Case', 'StatelessCase', 'While',
+                              'StatelessWhile'])
 Write = collections.namedtuple('Write', 'op variables')
 """An operation, and the names of the variables that it writes."""
 
@@ -104,9 +106,12 @@ class InlineUpdates:
         return found
 
     def _check(self, write, is_used):
-        reason = None
+        reason, or_else = None, ''
         if Writes(self._graph).within_function(write.op):
-            reason = 'within a branch or a loop of control flow v2'
+            reason = 'within a function (tf.function, Defun)'
+            if write.op.type in _CONTROL_FLOW_V2:
+                reason = 'within a branch or a loop of control flow v2'
+                or_else = ', or call tf.disable_control_flow_v2()'
         elif is_used and compat.in_control_flow(write.op):
             reason = 'within a branch or a loop, and uses what it has written there'
         if reason is not None:
@@ -114,9 +119,8 @@ class InlineUpdates:
                 'the forward pass of every tower writes variable %s (operation %s) %s, where it '
                 'cannot be left to the first tower: put the update into the collection UPDATE_OPS '
                 "(slim's updates_collections, by default), return it in 'updates', pass "
-                "update_ops='all' to have every tower write, or call tf.disable_control_flow_v2() "
-                'where that is what it is in.' % (
-                    write.variables[0], write.op.name, reason))
+                "update_ops='all' to have every tower write%s." % (
+                    write.variables[0], write.op.name, reason, or_else))
 
     def _share(self, index, operations, kept):
         """Makes the tower use what the first one has written."""

@@ -28,7 +28,9 @@ def write_after_reads(towers, graph):
     """
     finder = Writes(graph)
     first = graph_walk.step_operations(_fetches(towers[0]) + list(towers[0].updates))
-    writes = [(op, finder.of(op)) for op in first
+    # Counters of metrics are every tower's to write, see `counters`.
+    counters = {variable.op.name for variable in tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)}
+    writes = [(op, [name for name in finder.of(op) if name not in counters]) for op in first
               if op.name.startswith(towers[0].name_scope) and not graph_walk.is_random(op)
               and (towers[0].has_scope or is_of_a_tower(op))]
     writes = [(op, names) for op, names in writes if names]

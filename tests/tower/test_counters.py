@@ -1,0 +1,178 @@
+"""Counters of metrics: every tower counts, and an update by a counter's value waits for its turn."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+
+NUMBERS = np.arange(64.)[::-1].reshape(64, 1)  # the largest in the first tower's part
+
+
+def counter(name, initial=0., shape=(), **options):
+    return tf.get_variable(
+        name, initializer=tf.fill(shape, tf.constant(initial, tf.float64)), trainable=False,
+        collections=[tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES], **options)
+
+
+def running_max(numbers, **options):
+    most = counter('most', **options)
+    return most.read_value(), tf.assign(most, tf.maximum(most, tf.reduce_max(numbers)))
+
+
+def last_sum(numbers, **options):
+    """Halves what there was, and adds: in another order it is another number."""
+    total, count = counter('total', **options), counter('count', **options)
+    with tf.control_dependencies([tf.assign_add(count, 1.)]):
+        update = tf.assign(total, total / 2 + tf.reduce_sum(numbers))
+    return total.read_value(), update
+
+
+def growing(numbers, **options):
+    """A list of all numbers so far, as `streaming_concat` keeps one."""
+    kept, size = counter('kept', shape=[64], **options), counter('size', **options)
+    begin = tf.cast(size.read_value(), tf.int32)
+    added = tf.range(begin, begin + tf.shape(numbers)[0])
+    values = tf.scatter_nd(added[:, None], numbers[:, 0], [64])
+    with tf.control_dependencies([tf.assign(kept, kept + values)]):
+        update = tf.assign_add(size, tf.cast(tf.shape(numbers)[0], tf.float64))
+    return kept.read_value(), update
+
+
+def evaluated(metric, devices, times=1, numbers=NUMBERS, **options):
+    with tf.Graph().as_default():
+        def model_fn(numbers):
+            return {'predictions': numbers, 'metrics': {'m': metric(numbers)}}
+        built = towers.build_towers(model_fn, tf.constant(numbers), None, devices, **options)
+        value, update = built.metrics['m']
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            for _ in range(times):
+                session.run(update)
+            return session.run(value)
+
+
+@pytest.mark.parametrize('copies', ['reuse', 'clone'])
+@pytest.mark.parametrize('use_resource', [False, True])
+@pytest.mark.parametrize('devices', [1, 2, 4])
+def test_updates_by_the_counters_value_come_in_the_towers_order(devices, use_resource, copies):
+    if devices == 1 and copies == 'clone':
+        pytest.skip('one tower has no clones')
+
+    def of(metric, **given):
+        return evaluated(lambda numbers: metric(numbers, use_resource=use_resource), devices,
+                         copies=copies, **given)
+    assert of(running_max) == 63
+    np.testing.assert_array_equal(of(growing), NUMBERS[:, 0])
+    total = 0.
+    for _ in range(3):
+        for part in np.split(NUMBERS, devices):
+            total = total / 2 + part.sum()
+    assert of(last_sum, times=3) == total
+
+
+def test_an_uneven_batch_in_order():
+    kept = evaluated(growing, 4, numbers=NUMBERS[:61], remainder='weight')
+    np.testing.assert_array_equal(kept, list(NUMBERS[:61, 0]) + [0] * 3)
+
+
+def test_each_of_two_metrics_runs_alone():
+    def model_fn(numbers):
+        with tf.variable_scope('first'):
+            first = last_sum(numbers)
+        with tf.variable_scope('second'):
+            second = last_sum(-numbers)
+        return {'predictions': numbers, 'metrics': {'first': first, 'second': second}}
+    built = towers.build_towers(model_fn, tf.constant(NUMBERS), None, 2)
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.local_variables_initializer())
+        session.run(built.metrics['first'][1])
+        counts = {variable.op.name: session.run(variable) for variable in tf.local_variables()}
+    assert counts['first/count'] == 2 and counts['second/count'] == counts['second/total'] == 0
+
+
+def test_what_is_only_added_to_does_not_wait():
+    def model_fn(numbers):
+        return {'predictions': numbers, 'metrics': {
+            'mean': tf.metrics.mean(numbers), 'auc': tf.metrics.auc(numbers > 5, numbers / 64),
+            'max': running_max(numbers)}}
+    built = towers.build_towers(model_fn, tf.constant(NUMBERS), None, 2)
+    writes = [op for op in tf.get_default_graph().get_operations()
+              if op.type.startswith('Assign') and op.name.startswith('tower_1/')]
+    waiting = {op.name.split('/')[1] for op in writes
+               if any(other.name.startswith('tower_0/') for other in op.control_inputs)}
+    assert len(writes) > 5 and len(waiting) == 1 and 'Add' not in waiting.pop()
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.local_variables_initializer())
+        session.run([update for _, update in built.metrics.values()])
+        assert session.run(built.metrics['mean'][0]) == 31.5
+
+
+@pytest.mark.parametrize('use_resource', [False, True])
+def test_counters_by_their_values_in_branches_and_loops(use_resource):
+    def in_branch(numbers):
+        most = counter('most', use_resource=use_resource)
+        return most.read_value(), tf.cond(
+            tf.reduce_mean(numbers) > 0,
+            lambda: tf.assign(most, tf.maximum(most, tf.reduce_max(numbers))),
+            lambda: tf.identity(most))
+
+    def in_loop(numbers):
+        total = counter('total', use_resource=use_resource)
+
+        def body(row):
+            with tf.control_dependencies([tf.assign(total, total / 2 + numbers[row, 0])]):
+                return row + 1
+        return total.read_value(), tf.while_loop(
+            lambda row: row < tf.shape(numbers)[0], body, [0], parallel_iterations=1)
+    for devices in (2, 4):
+        assert evaluated(in_branch, devices) == 63
+        if use_resource:
+            expected = 0.
+            for number in NUMBERS[:, 0]:
+                expected = expected / 2 + number
+            assert evaluated(in_loop, devices) == expected
+
+
+# ---- in training ---------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('options', [{}, {'copies': 'reuse'}, {'accumulate': 2}])
+@pytest.mark.parametrize('devices', [1, 2, 4])
+def test_metrics_that_ride_on_the_step_count_the_whole_batch(devices, options):
+    def model_fn(numbers):
+        weight = tf.get_variable('weight', [1, 1], tf.float64, tf.ones_initializer())
+        outputs = tf.matmul(numbers, weight)
+        tf.metrics.mean(outputs, name='mae', updates_collections=tf.GraphKeys.UPDATE_OPS)
+        average = tf.get_variable('average', [], tf.float64, tf.zeros_initializer(),
+                                  trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(
+            average, tf.cast(tf.shape(numbers)[0], tf.float64)))
+        return tf.reduce_mean(outputs)
+    built = towers.build_towers(model_fn, tf.constant(NUMBERS), tf.train.GradientDescentOptimizer(
+        0.), devices, 'mean', **options)
+    count = devices * options.get('accumulate', 1)
+    assert built.plan.batch_norm == '2 update ops of tower 0 ride on the train op' + (
+        ', %d of the other towers that count metrics' % (2 * (count - 1)) if count > 1 else '')
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        for _ in range(2):
+            session.run(built.train_op)
+        found = {variable.op.name: session.run(variable)
+                 for variable in tf.local_variables() + tf.global_variables()}
+    assert found['mae/total'] == 2 * NUMBERS.sum() and found['mae/count'] == 2 * 64
+    # What is no counter is the first tower's alone.
+    assert found['average'] == 2 * 64 / count
+
+
+def test_a_counter_that_the_forward_pass_writes_by_its_value():
+    def model_fn(numbers):
+        weight = tf.get_variable('weight', [], tf.float64, tf.ones_initializer())
+        with tf.control_dependencies([running_max(numbers)[1]]):
+            return tf.reduce_mean(weight * numbers)
+    built = towers.build_towers(model_fn, tf.constant(NUMBERS),
+                                tf.train.GradientDescentOptimizer(0.), 4, 'mean')
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        for _ in range(20):
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            session.run(built.train_op)
+            assert session.run(tf.local_variables()[0]) == 63

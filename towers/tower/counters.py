@@ -1,0 +1,160 @@
+"""Counters of metrics, which all towers share: every tower counts, and none undoes another's count.
+
+What is added to a counter is in it whichever tower comes first (`tf.metrics`). An update that
+depends on what the counter held before (a running maximum, a covariance, a list that grows) has to
+find what the tower before it has left, as one device's next batch would: so towers update such
+counters one after the other, in their order.
+"""
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.graph import graph_walk
+from towers.graph.frames import Frames
+from towers.graph.variable_access import read_from
+from towers.graph.variable_writes import Writes
+from towers.placement.variable_device import only_device
+from towers.tower.objectives import flat
+from towers.tower.outputs import metrics_by_kind
+
+_ADDS = frozenset(['AssignAdd', 'AssignAddVariableOp', 'AssignSub', 'AssignSubVariableOp',
+                   'ScatterAdd', 'ResourceScatterAdd', 'ScatterSub', 'ResourceScatterSub',
+                   'ScatterNdAdd', 'ResourceScatterNdAdd', 'ScatterNdSub',
+                   'ResourceScatterNdSub'])
+
+
+def counting_updates(towers):
+    """The operations by which updates of the towers after the first count metrics.
+
+    Updates of batch norm and the like come from one tower; those of counters from all.
+
+    Args:
+      towers: list of `Tower`s.
+
+    Returns:
+      List of operations, none of them within a loop or a branch.
+    """
+    names = set(_counters())
+    found, writes = {}, Writes(tf.get_default_graph())
+    for tower in towers[1:] if names else ():
+        frames = Frames(graph_walk.step_operations(tower.updates))
+        for update in tower.updates:
+            for op in graph_walk.step_operations([update]):
+                if names.intersection(writes.of(op)):
+                    for end in frames.ends(op) or [getattr(update, 'op', update)]:
+                        found[end.name] = end
+    return [found[name] for name in sorted(found)]
+
+
+def put_in_order(towers, weights):
+    """Makes each tower wait for the one before it where it updates a counter by what that holds.
+
+    Args:
+      towers: list of `Tower`s, in the order of their parts of the batch.
+      weights: of their losses; a tower of the weight 0. has nothing but padding, and its metrics are
+        not run.
+    """
+    counters = _counters()
+    towers = [tower for tower, weight in zip(towers, weights)
+              if not (isinstance(weight, float) and weight == 0.)]
+    if len(towers) < 2 or not counters:
+        return
+    writes = Writes(tf.get_default_graph())
+    users = [_Users(tower, counters, writes) for tower in towers]
+    for names in users[0].updated_by_their_values():
+        for before, after in zip(users, users[1:]):
+            _follow(before, after, names, counters)
+
+
+def _counters():
+    return {variable.op.name: variable for variable in
+            tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)}
+
+
+class _Users:
+    """What a tower's step and its metrics do with counters."""
+
+    def __init__(self, tower, counters, writes):
+        fetches = [update for _, update in metrics_by_kind(tower.metrics)[1]] + list(tower.updates)
+        if tower.data_loss is not None:
+            fetches += flat(tower.data_loss)
+        self.tower = tower
+        self.operations = graph_walk.step_operations(fetches)
+        self._inside = {op.name for op in self.operations}
+        if tower.has_scope:
+            self._inside = {name for name in self._inside if name.startswith(tower.name_scope)}
+        self.frames = Frames(self.operations)
+        self.written = {}
+        for op in self.operations:
+            names = counters.keys() & writes.of(op) if op.name in self._inside else ()
+            if names:
+                self.written[op] = names
+        self._counters = counters
+
+    def taken(self, op):
+        """`[(position, names)]`: the inputs by which an operation gets counters from outside."""
+        found = []
+        for position, tensor in enumerate(op.inputs):
+            if op.name in self._inside and (
+                    tensor.op.name not in self._inside or tensor.op.name in self._counters):
+                names = {source.name for source in read_from(tensor)} & set(self._counters)
+                if names:
+                    found.append((position, names))
+        return found
+
+    def updated_by_their_values(self):
+        """The sets of counters that go together, of which some update depends on a value."""
+        apart = []
+        for op, names in self.written.items():
+            read = self._read_for(op)
+            if read or op.type not in _ADDS:
+                together = set(names) | read
+                together.update(*[each for each in apart if each & together])
+                apart = [each for each in apart if not each & together] + [together]
+        return apart
+
+    def _read_for(self, write):
+        """The counters whose values what an operation writes depends on."""
+        found, stack, seen = set(), [], set()
+        for position, tensor in enumerate(write.inputs):
+            if position or write.type not in _ADDS:
+                stack.append((write, position, tensor))
+        while stack:
+            op, position, tensor = stack.pop()
+            if op is not write or position:
+                found.update(name for place, names in self.taken(op) if place == position
+                             for name in names)
+            other = tensor.op
+            if other.name in seen or other.name not in self._inside:
+                continue
+            seen.add(other.name)
+            found.update(self.written.get(other, ()))  # what an update hands on is a value
+            stack.extend((other, place, each) for place, each in enumerate(other.inputs))
+        return found
+
+
+def _follow(before, after, names, counters):
+    """Makes what one tower does with some counters wait for what another has written to them."""
+    gates = {}
+    for op, written in before.written.items():
+        if names.intersection(written):
+            gates.update((end.name, end) for end in before.frames.ends(op))
+    if not gates:
+        return
+    gates = [gates[name] for name in sorted(gates)]
+    for op in after.operations:
+        for position, taken in after.taken(op):
+            if not taken & names:
+                continue
+            tensor = op.inputs[position]
+            if tensor.op.name in taken:  # the variable itself
+                compat.add_control_inputs(op, gates)
+            else:  # its value, which was read once for all towers
+                compat.replace_input(op, position, _read_again(
+                    counters[min(taken)], gates, after.tower.name_scope))
+
+
+def _read_again(variable, gates, scope):
+    with tf.control_dependencies(gates), tf.name_scope(scope), only_device(
+            variable.device or None):
+        return variable.read_value()
