@@ -341,6 +341,19 @@ def keep_variable_stores(graph):
     return restore
 
 
+def opened_scopes(graph):
+    """How often each variable scope was opened, by its name: a scope without a name is numbered."""
+    return {name: count for store in graph.get_collection(('__varscope',))
+            for name, count in store.variable_scopes_count.items()}
+
+
+def note_opened_scopes(graph, opened):
+    """Makes scopes count as opened at least so often, see `opened_scopes`."""
+    for store in graph.get_collection(('__varscope',)):
+        for name, count in opened.items():
+            store.variable_scopes_count[name] = max(store.variable_scopes_count.get(name, 0), count)
+
+
 def remember_variable(graph, name, variable):
     """Makes `tf.get_variable` find a variable by that name; says whether it does, from now on."""
     for store in graph.get_collection(('__variable_store',)):

@@ -2,9 +2,12 @@
 
 import contextlib
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+import towers
+from sample_models import switched
 from towers.placement.tower_device import TowerDevice, device_like, follows_tower, moved, overlaps
 
 
@@ -57,3 +60,32 @@ def test_overlaps():
     assert not overlaps('/device:CPU:1', '/device:CPU:0')
     assert not overlaps('/device:GPU:0', '/device:CPU:0')
     assert not overlaps('/job:a', '/device:CPU:0')
+
+
+# ---- reads in loops ------------------------------------------------------------------------------
+
+def loop_that_reads(x):
+    factor = tf.get_variable('factor', initializer=tf.constant(1.5, tf.float64), use_resource=False)
+    return tf.reduce_mean(tf.while_loop(
+        lambda turn, _: turn < 3, lambda turn, y: (turn + 1, y * factor.read_value()), [0, x])[1])
+
+
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_a_read_in_a_loop_is_with_its_variable_and_does_not_wait_for_ever(graph, copies):
+    with switched('control_flow_v2', False):
+        built = towers.build_towers(
+            loop_that_reads, tf.constant([1., 3.], tf.float64),
+            tf.train.GradientDescentOptimizer(0.125), 2, 'mean', copies=copies)
+    taking = [op for op in graph.get_operations() if op.type != 'RefEnter' and any(
+        tensor.op.type == 'RefEnter' for tensor in op.inputs)]
+    assert {op.device for op in taking} == {'/device:CPU:0'}
+    assert {op.name.split('/')[0] for op in taking} == {'tower_0', 'tower_1'}
+    assert not towers.audit(built).broken
+    config = towers.session_config(2)
+    config.operation_timeout_in_ms = 20000
+    with tf.Session(config=config) as session:
+        session.run(tf.global_variables_initializer())
+        loss, _ = session.run([built.loss, built.train_op])
+        # d/df of mean(x) f^3, at f = 1.5
+        assert loss == 2 * 1.5 ** 3
+        np.testing.assert_allclose(session.run(built.variables[0]), 1.5 - 0.125 * 2 * 3 * 1.5 ** 2)

@@ -4,6 +4,8 @@ The batch of the models below is [1, 2, 3, 6] on two towers, so that the loss `m
 the gradient 1.5 f' in tower 0 and 4.5 f' in tower 1: 6 f' for their sum, 3 f' for the mean.
 """
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -848,3 +850,52 @@ def test_a_later_build_whose_variables_are_cached(resource):
         session.run(tf.global_variables_initializer())
         losses = session.run([first.loss, second.loss])
     assert losses[0] == losses[1]
+
+
+# ---- names that are numbered ---------------------------------------------------------------------
+
+def scope_of_before(x):
+    with tf.name_scope('fc'):
+        weight = tf.Variable([2.], name='weight')
+    return tf.reduce_mean(x * weight)
+
+
+def name_of_an_operation(x):
+    x = tf.identity(x, name='weight')
+    return tf.reduce_mean(x * tf.Variable([2.], name='weight') * tf.Variable([3.], name='weight'))
+
+
+def unnamed(x):
+    x = tf.identity(x, name='Variable')
+    return tf.reduce_mean(x * tf.Variable([2.]))
+
+
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+@pytest.mark.parametrize('model_fn', [scope_of_before, name_of_an_operation, unnamed])
+def test_direct_variables_are_numbered_as_on_one_device(resource, model_fn, copies):
+    def batch():
+        with tf.name_scope('fc'):  # as the model's own
+            return tf.constant([1., 2.]) * 2
+    with tf.Graph().as_default():
+        tf.get_variable_scope().set_use_resource(resource)
+        model_fn(batch())
+        expected = names()
+    built = build_towers(model_fn, batch(), tf.train.GradientDescentOptimizer(0.1), 2,
+                         copies=copies)
+    assert names() == expected and all(re.search(r'_1$|^fc_1/', name) for name in expected[:1])
+    with tf.Session(config=session_config(2)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+
+
+def test_an_optimizer_of_the_models_own_and_one_around_it(resource):
+    def model_fn(x):
+        loss = tf.reduce_mean(x * tf.get_variable('weight', initializer=[2.]))
+        tf.train.AdamOptimizer().minimize(loss)
+        return loss
+    with tf.Graph().as_default():
+        tf.get_variable_scope().set_use_resource(resource)
+        tf.train.AdamOptimizer().minimize(model_fn(tf.constant([1., 2.])))
+        expected = names()
+    build_towers(model_fn, tf.constant([1., 2.]), tf.train.AdamOptimizer(), 2)
+    assert names() == expected and 'weight/Adam_3' in expected

@@ -9,6 +9,7 @@ all others by being a `TowerDevice`.
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.graph.variable_access import variable_op
 
 
 class StagedDevices(str):
@@ -201,3 +202,40 @@ def overlaps(device, tower_device):
     one = tf.DeviceSpec.from_string(device)
     return any((one.device_type, one.device_index) == (other.device_type, other.device_index)
                for other in map(tf.DeviceSpec.from_string, stages_of(tower_device)))
+
+
+def keep_reads_in_loops(operations):
+    """Puts what takes a reference variable itself, within a loop, where the variable is.
+
+    `v.read_value()` in a loop of control flow v1 takes the variable from a `RefEnter`. On another
+    device than the variable's it would wait for ever: a reference is not sent from device to device
+    in a loop. What is computed from it is. TensorFlow lets operations of the backward pass take the
+    variable, too, in the place of what was read.
+
+    Args:
+      operations: those that a model function made, or those of its gradients.
+    """
+    moved_to = {}
+    for op in operations:
+        names = [group[len('loc:@'):] for group in map(bytes.decode, op.colocation_groups())]
+        for tensor in op.inputs if names == [op.name] else ():
+            if tensor.dtype != tensor.dtype.base_dtype and _comes_from_loop(tensor):
+                variable = variable_op(tensor)
+                if variable is not None:
+                    compat.set_colocation(op, [('loc:@' + variable.name).encode()])
+                    moved_to[op.name] = variable.device
+        for name in names:
+            if name in moved_to:  # which TensorFlow has put with one of those
+                moved_to[op.name] = moved_to[name]
+        if op.name in moved_to:
+            compat.set_device(op, moved_to[op.name])
+
+
+def _comes_from_loop(tensor):
+    seen = set()
+    while tensor.op.inputs and tensor.op.name not in seen:
+        if tensor.op.type == 'RefEnter':
+            return True
+        seen.add(tensor.op.name)
+        tensor = tensor.op.inputs[0]
+    return False

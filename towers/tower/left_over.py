@@ -27,7 +27,17 @@ _AVERAGED = tf.GraphKeys.MOVING_AVERAGE_VARIABLES
 
 _VARIABLES = ('towers_left_over_variables',)
 _SCOPES = ('towers_left_over_scopes',)
+_BUILDS = ('towers_builds',)
 """Keys, no strings as those of TF's own stores, so that no meta graph holds them."""
+
+
+def of_the_program(graph):
+    """The operations that were made so far outside of builds, finished or not: a list."""
+    operations, begin, found = graph.get_operations(), 0, []
+    for start, end in graph.get_collection(_BUILDS):
+        found += operations[begin:start]
+        begin = max(begin, end)
+    return found + operations[begin:]
 
 
 def left_scopes(graph):
@@ -78,6 +88,9 @@ class Attempt:
             self._put(_VARIABLES, left)
             self._put(_SCOPES, sorted(left_scopes(self._graph) | set(scopes)))
             raise
+        finally:
+            self._graph.add_to_collection(
+                _BUILDS, (self._start, len(self._graph.get_operations())))
         taken = set(map(id, self._made))
         self._put(_VARIABLES, [left for left in self._left if id(left.variable) not in taken])
         self._put(_SCOPES, sorted(left_scopes(self._graph) - set(scopes)))
@@ -185,8 +198,9 @@ class Attempt:
             if isinstance(loss, tf.Tensor)])
 
     def _check_names(self):
-        left, made = collections.Counter(), collections.Counter(self._requested.values())
-        left.update(each.requested for each in self._left)
+        # TensorFlow and `ModelsNames` number names that are taken.
+        left = collections.Counter(_without_number(each.requested) for each in self._left)
+        made = collections.Counter(map(_without_number, self._requested.values()))
         for name, count in left.items():
             if 0 < made[name] < count:
                 raise SharedVariableError(
@@ -224,6 +238,10 @@ class Attempt:
                 if re.match(re.escape(name) + r'_\d+$', other):
                     return free[other]
         return None
+
+
+def _without_number(name):
+    return re.sub(r'_\d+$', '', name)
 
 
 def _reads_for_itself(frame):

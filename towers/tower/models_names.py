@@ -2,6 +2,9 @@
 
 Some variables are named after an operation or a scope: `<name of the tensor>/<average>`,
 `scope + 'average'`, `op.name.replace('/', '_')`. In tower 0 there is `tower_0/` in them.
+
+Names are numbered where they are taken. What has a name before the towers are built would have it
+on one device, too: there the model's `fc` becomes `fc_1`, and so it does in the tower.
 """
 
 import re
@@ -29,6 +32,28 @@ class ModelsNames:
         self._instead, self._owned = instead, owned
         self._joined = {separator: set() for separator in _SEPARATORS}
         self._looked_at = 0  # how many of the graph's operations are in `_joined`
+
+    def take(self, names):
+        """Makes names count as used in the tower, whose scope is the current one.
+
+        Args:
+          names: list of names without the tower's scope, as `names_of` gives them.
+        """
+        if self._root != self._outer:
+            for name in names:
+                self._graph.unique_name(name)
+
+    def numbered(self, name):
+        """The name of a variable that is made in the current scope, numbered if it is taken.
+
+        The variable is made outside of the tower's scope, where what the tower has made takes no
+        name. From now on the name is taken.
+        """
+        if self._root == self._outer or not name:
+            return name
+        inside = self._graph.unique_name(name)
+        scope = self._graph.get_name_scope()
+        return inside[len(scope) + 1:] if scope else inside
 
     def without_tower(self, text):
         """The text without the tower's scope. A scope of the model's own of that name stays."""
@@ -85,6 +110,23 @@ class ModelsNames:
                     for separator, joined in self._joined.items():
                         joined.add(name[:end].replace('/', separator))
         self._looked_at = len(operations)
+
+
+def names_of(operations, outer):
+    """The names of operations and of their scopes, within one scope: a list without that scope.
+
+    Args:
+      operations: list of operations.
+      outer: the scope, such as `'train/'`; or `''`.
+    """
+    names = {}
+    for op in operations:
+        if op.name.startswith(outer):
+            name = op.name[len(outer):]
+            for found in re.finditer('/', name):
+                names[name[:found.start()]] = None
+            names[name] = None
+    return list(names)
 
 
 def _ends_of_parts(text):

@@ -12,7 +12,8 @@ from towers.graph import graph_walk
 from towers.graph.variable_access import variables_read
 from towers.nonfinite import checked_loss
 from towers.placement.stages import place_forward
-from towers.placement.tower_device import BackwardDevice, TowerDevice, keep_with_tower, stages_of
+from towers.placement.tower_device import (BackwardDevice, TowerDevice, keep_reads_in_loops,
+                                           keep_with_tower, stages_of)
 from towers.placement.variable_device import only_device
 from towers.placement.xla import compiled, explained
 from towers.tower.gradients import TowerGradients, takes_plain_gradients
@@ -176,6 +177,7 @@ class TowerBuilder:
         """
         if towers[0].data_loss is not None:
             self.losses.finish(weight, flat(towers[0].data_loss)[0].dtype)
+        self._shared.number_slots_on()
         self.inline_updates.wait_for_readers(towers)
         self._collections.finish()
 
@@ -215,6 +217,7 @@ class TowerBuilder:
         if self._options.stages == 'auto' and len(stages_of(device)) > 1:
             self._cut_into_stages(index, made.operations, device, root)
         place_forward(made.operations, device)
+        keep_reads_in_loops(made.operations)
         self.losses.note_call(
             index, made.operations, sources, output.loss, root,
             *(() if self._replicas is None else (tf.trainable_variables(),
@@ -251,6 +254,7 @@ class TowerBuilder:
                 scale = (factor / len(shards.inputs) if shards.is_even
                          else shards.weights[index] * factor)
                 gradients, backward = self.gradients.of_tower(index, device, data_loss, scale, used)
+        keep_reads_in_loops(sum(backward, []))
         if self._options.gradient_options.get('colocate_gradients_with_ops'):
             keep_with_tower(sum(backward, []), root)
         # Only now, since a recomputation in the backward pass has to draw what was drawn before.

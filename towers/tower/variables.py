@@ -16,7 +16,8 @@ from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.variable_access import VARIABLE_OPS, variables_read
-from towers.tower.models_names import ModelsNames
+from towers.tower.left_over import of_the_program
+from towers.tower.models_names import ModelsNames, names_of
 
 DirectVariable = collections.namedtuple('DirectVariable', 'requested_name variable')
 """A variable that was not made by `get_variable`, and the name that was asked for."""
@@ -72,6 +73,8 @@ class SharedVariables:
         self._asked = set()  # those of them that this tower has asked for
         self._root = self._outer = self._base = ''
         self._names = None
+        self._opened = {}  # variable scopes that the first tower has opened, and how often
+        self._before = of_the_program(self._graph)
         self._reuses = False  # whether the scope that this tower is in was entered with reuse
 
     @contextlib.contextmanager
@@ -89,6 +92,7 @@ class SharedVariables:
         """
         self._tower, self._root, self._outer = index, root, outer
         self._names = ModelsNames(self._graph, root, outer, outer + self._scope_part(), self.owned)
+        self._names.take(names_of(self._before, outer))
         self._pending = list(self.direct if index else self._earlier)
         self._asked = set()
         # Re-entering the scope anew for each tower restarts the counters of `default_name`s and
@@ -108,6 +112,8 @@ class SharedVariables:
                     with self._left_over.first_call():
                         yield
                     self._note_joined(self._left_over.take_back())
+                if not index:
+                    self._opened = compat.opened_scopes(self._graph)
             except ValueError as error:
                 if self._replicas is None or 'Unsuccessful at finding variable' not in str(error):
                     raise
@@ -119,6 +125,13 @@ class SharedVariables:
                     "variable's value as an argument." % index) from error
         if index and self._pending:
             self._check_left_out(made.operations)
+
+    def number_slots_on(self):
+        """Lets slots be numbered on from those that the model function has made, with an optimizer
+        of its own, as on one device: that tower's scopes have been forgotten for the others'."""
+        variables = tuple(variable.op.name + '/' for variable in tf.global_variables())
+        compat.note_opened_scopes(self._graph, {
+            name: count for name, count in self._opened.items() if name.startswith(variables)})
 
     def _check_left_out(self, operations):
         # What the model function made in its first call and keeps (a Keras layer from around it, a
@@ -245,10 +258,11 @@ class SharedVariables:
         requested = self._requested_name(kwargs)
         is_local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ())
         if self._tower or self._earlier and not is_local:
+            self._names.numbered(kwargs.get('name') or 'Variable')
             return self._hand_over(requested, kwargs)
         # The name scope of the moment without the tower's part gives the model's own name.
-        if kwargs.get('name'):
-            kwargs['name'] = self._names.without_tower(kwargs['name'])
+        kwargs['name'] = self._names.without_tower(self._names.numbered(
+            kwargs.get('name') or 'Variable'))
         with tf.name_scope(self._model_scope()):
             variable = self._create(next_creator, kwargs)
         self.direct.append(DirectVariable(requested, variable))
