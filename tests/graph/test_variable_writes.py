@@ -126,3 +126,12 @@ def test_in_branches_and_loops(v, flow, kind_of_variables):  # noqa: F811
             tf.while_loop(lambda i: i < 3., body, [0.])
         for function in (branch, loop):
             assert list(written_by(function)) == ['v']
+
+
+def test_a_reference_that_is_taken_for_its_value():
+    with tf.Graph().as_default() as graph:
+        variable = tf.get_variable('v', [], initializer=tf.zeros_initializer(), use_resource=False)
+        read = tf.raw_ops.Neg(x=variable.op.outputs[0])  # without a read of its own between
+        written = tf.raw_ops.AssignAdd(ref=variable.op.outputs[0], value=read)
+        assert Writes(graph).of(read.op) == []
+        assert Writes(graph).of(written.op) == ['v']

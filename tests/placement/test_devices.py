@@ -6,7 +6,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from towers.placement import devices
-from towers.placement.devices import resolve_devices, session_config
+from towers.placement.devices import check_variable_device, resolve_devices, session_config
 from towers.errors import DeviceError, InvalidArgumentError
 
 
@@ -151,6 +151,15 @@ def test_a_device_of_another_type_has_to_exist_too():
     assert device_error('/device:TPU:0').startswith('/device:TPU:0 does not exist')
     device_error('/device:NONSENSE:0')
     assert resolve_devices('/device:TPU:0', check=False) == ('/device:TPU:0',)
+
+
+def test_a_virtual_cpu_for_variables_is_one_that_the_session_makes():
+    towers_devices = ['/device:CPU:0', '/device:CPU:1']
+    check_variable_device('/device:CPU:1', towers_devices)
+    with pytest.raises(DeviceError, match='the CPU devices /cpu:0 to /cpu:1. Name one of them'):
+        check_variable_device('/device:CPU:2', towers_devices)
+    with pytest.raises(DeviceError, match="the CPU device /cpu:0 alone. .*device_count={'CPU': 2}"):
+        check_variable_device('/device:CPU:1', ['/device:CPU:0'])
 
 
 def test_what_is_not_checked(monkeypatch):
