@@ -190,6 +190,30 @@ def test_a_block_that_the_model_marks():
             np.testing.assert_array_equal(a, b)
 
 
+def test_what_has_state_or_calls_python_is_run_once():
+    """Also where the backward pass takes its result."""
+    calls = []
+
+    def counted(values):
+        calls.append(len(values))
+        return values
+
+    def model(images):
+        for name in 'abcd':
+            images = convolution(images, name)
+            seen = tf.py_func(counted, [tf.stop_gradient(images)], tf.float32)
+            seen.set_shape(images.shape)
+            images = images * tf.tanh(seen)
+        return tf.reduce_mean(images)
+    built = towers.build_towers(model, tf.constant(X), tf.train.GradientDescentOptimizer(.1), 1,
+                                recompute=['c'])
+    assert 'operations of the forward pass are run again' in built.plan.recomputation
+    with tf.Session(config=towers.session_config(1)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+    assert calls == [8] * 4
+
+
 def test_a_marked_block_outside_of_towers_is_the_block():
     with tf.Graph().as_default():
         loss = block_model(tf.constant(X))
