@@ -8,7 +8,7 @@ import pytest
 
 from towers import Cluster
 from towers.cluster.lines import Lines
-from towers.cluster.meeting import all_ready, check_port, meet
+from towers.cluster.meeting import _judge, all_ready, check_port, meet
 from towers.cluster.watch import Watch
 from towers.errors import ClusterError
 from one_process import addresses, together
@@ -83,6 +83,19 @@ def test_two_with_the_same_place():
     assert 'two processes have the same place' in texts[2]
 
 
+@pytest.mark.parametrize('rank', [0, 2, -1, '1', None])
+def test_a_rank_that_is_none_of_the_others(rank):
+    said, (one, other) = [], socket.socketpair()
+    with contextlib.closing(one), contextlib.closing(other):
+        welcome, cluster = {}, Cluster('ring', ['a:1', 'b:2'])
+        _judge(cluster, SAME, {'type': 'hello', 'rank': rank, 'fingerprint': SAME}, Lines(one),
+               welcome, said.append)
+        answer, = Lines(other).take()
+    assert not welcome and answer == {
+        'type': 'refused', 'why': 'its rank is %r, and the ring has 2 workers' % (rank,)}
+    assert said == ['refused        worker %s: %s' % (rank, answer['why'])]
+
+
 def test_a_port_in_use_is_a_message():
     with contextlib.closing(socket.socket()) as taken:
         taken.bind(('127.0.0.1', 0))
@@ -134,6 +147,21 @@ def test_the_end_of_a_process_is_told_to_all():
     for rank in (0, 1):
         watches[rank]._thread.join(20)  # the last that it does is to tell
     assert [len(each) for each in noticed] == [1, 1, 0]
+
+
+def test_one_that_was_frozen_itself_gives_the_others_time():
+    """It has heard nobody meanwhile; their messages are still to be read."""
+    lost, own = [], Cluster('ring', ['a:1', 'b:2'])
+    watch = Watch(own, {}, 10., lambda rank, why: lost.append(rank))
+    watch._stop.set()
+    watch._thread.join()
+    now = time.monotonic()
+    watch._heard = {1: now - 100.}
+    watch._look_for_silence(now - 6.)  # when it looked last
+    assert not lost and watch._heard[1] >= now
+    watch._heard = {1: now - 100.}
+    watch._look_for_silence(time.monotonic())
+    assert lost == [1] and watch.lost == (1, 'there is no sign of life from it for 10 seconds')
 
 
 def test_silence_is_noticed():

@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from benchmarks.memory_account import deep_stack
 from towers.errors import InvalidArgumentError
+from towers.memory.account import DeviceAccount, _with_loss
 
 WIDTH, BATCH = 256, 512
 
@@ -124,3 +125,10 @@ def test_what_is_refused():
         towers.memory_account('built')
     with pytest.raises(InvalidArgumentError, match='threads=0'):
         towers.memory_account(build(), threads=0)
+
+
+@pytest.mark.parametrize('handed_out, lost', [(None, 0), (90, 0), (100, 0), (130, 30)])
+def test_what_an_allocator_hands_out_beyond_what_is_asked(handed_out, lost):
+    plain = DeviceAccount('', {'activations': 100}, '', [])
+    found = _with_loss(plain, handed_out)
+    assert found.kinds.get('allocator', 0) == lost and found.peak == 100 + lost

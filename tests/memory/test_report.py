@@ -37,6 +37,18 @@ def test_four_sizes_that_divide_and_the_limit(monkeypatch, tmp_path):
     assert any('memory of a step, batch 42' in line for line in lines)
 
 
+def test_what_is_more_than_the_limit_is_not_run(monkeypatch):
+    monkeypatch.setattr(report, 'measure_memory', measured)
+    with tf.Graph().as_default():
+        limit = towers.memory_account(build(42)[0], 20).peak
+    lines = []
+    found = towers.memory_report(build, 42, limit, say=lines.append)
+    assert [account.batch_size for account in found.accounts] == [10, 20, 42, 84]
+    assert found.measured == [(10, 10 ** 6), (20, 10 ** 6)] and found.path is None
+    assert [line.split(':')[0] for line in lines if line.endswith(
+        'more than the limit, %.1f MB: not run' % (limit / 1e6))] == ['batch 42', 'batch 84']
+
+
 def test_a_picture_without_matplotlib_is_refused_first(monkeypatch):
     monkeypatch.setitem(sys.modules, 'matplotlib', None)
     with pytest.raises(MissingPackageError, match=r'\(the extra plots\)'):
