@@ -431,6 +431,24 @@ def test_rnn_with_initial_state(keras, graph, kind):
     assert devices == {'/device:CPU:1', '/device:CPU:2'}
 
 
+@pytest.mark.skipif(tf.version.VERSION < '2', reason='control flow v2')
+def test_gradients_in_the_functions_of_a_loop_are_on_the_devices_of_the_copies(keras, graph):
+    def loop(inputs):
+        return tf.while_loop(lambda i, _: i < 3, lambda i, each: (
+            i + 1, tf.tanh(tf.matmul(each, 0.1 * tf.ones([6, 6])))), (tf.constant(0), inputs))[1]
+    x = keras.Input((6,))
+    inner = keras.Model(x, keras.layers.Lambda(loop)(keras.layers.Dense(6)(x)))
+    model = towers.ParallelModel(inner, ['/cpu:1', '/cpu:2'])
+    model.compile(_sgd(keras), 'mse')
+    model._make_train_function()  # pylint: disable=protected-access
+    found = collections.Counter(
+        (re.search(r'tower_\d', function.signature.name).group(), node.device)
+        for function in graph.as_graph_def().library.function for node in function.node_def
+        if 'body' in function.signature.name and '_grad_' in function.signature.name
+        and node.op in ('MatMul', 'TanhGrad'))
+    assert dict(found) == {('tower_0', '/device:CPU:1'): 3, ('tower_1', '/device:CPU:2'): 3}
+
+
 def test_embedding_rows_stay_sparse(keras, graph):
     tokens = RANDOM.randint(0, 50, (9, 3))
 
