@@ -5,7 +5,7 @@ import tensorflow.compat.v1 as tf
 
 from sample_models import kind_of_variables, switched  # noqa: F401
 from towers.graph.graph_walk import Recording
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_writes import Writes, _until_stable
 
 
 def kinds(build, resource=True):
@@ -135,3 +135,14 @@ def test_a_reference_that_is_taken_for_its_value():
         written = tf.raw_ops.AssignAdd(ref=variable.op.outputs[0], value=read)
         assert Writes(graph).of(read.op) == []
         assert Writes(graph).of(written.op) == ['v']
+
+
+def test_handles_are_followed_whatever_the_order_of_nodes():
+    nodes = [tf.NodeDef(name='c', op='Identity', input=['b']),
+             tf.NodeDef(name='b', op='Identity', input=['a:output:0']),
+             tf.NodeDef(name='a', op='Identity', input=['handle']),
+             tf.NodeDef(name='value', op='ReadVariableOp', input=['a']),
+             tf.NodeDef(name='other', op='Identity', input=['value', '^a'])]
+    handles = {'handle'}
+    assert _until_stable(nodes, handles) == nodes
+    assert handles == {'handle', 'a', 'b', 'c'}
