@@ -273,25 +273,6 @@ def test_what_the_model_puts_on_a_device_in_a_branch_stays_there():
     assert places == {('pinned', '/device:CPU:0'), ('follows', '/device:CPU:1')}
 
 
-@pytest.mark.skipif(tf.version.VERSION < '2', reason='control flow v2')
-def test_functions_that_call_what_draws_are_copied_however_deep_it_is():
-    def model_fn(x):
-        w = tf.get_variable('w', initializer=2.)
-
-        def draw():
-            return tf.random_uniform([4], seed=3)
-
-        def nested(depth):
-            return draw if not depth else lambda: tf.cond(
-                tf.reduce_sum(x) > -depth, nested(depth - 1), lambda: tf.zeros([4]))
-        return towers.ModelOutput(tf.reduce_mean(x * w), predictions=nested(4)()[tf.newaxis])
-    with samples.switched('control_flow_v2', True), samples.switched('resource_variables', True):
-        built = build('clone', model_fn, np.ones(6, np.float32), optimizer=sgd)
-    with graph_of(built).as_default():
-        drawn = run(built, built.predictions)
-    assert drawn.shape == (3, 4) and len({row.tobytes() for row in drawn}) == 3
-
-
 def test_clones_need_not_be_on_devices_of_one_type():
     built = build('clone', linear, samples.vectors(6), devices=['/gpu:1', '/cpu:0', '/gpu:0'],
                   check_devices=False, variable_device='/cpu:0')

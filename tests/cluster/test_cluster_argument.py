@@ -60,6 +60,7 @@ def test_a_tf_config_that_makes_no_sense_is_an_error(environment, expected):
     (dict(kind='ps'), ClusterError, 'needs a parameter server'),
     (dict(kind='ring', ps=[THREE]), ClusterError, 'has no parameter servers'),
     (dict(rank=2), ClusterError, 'worker 2 is none'),
+    (dict(kind='ps', ps=[TWO]), ClusterError, 'b:2 is the address of two tasks'),
     (dict(kind='ring', backup_workers=1), InvalidArgumentError, 'a ring is synchronous'),
     (dict(kind='ps', ps=[THREE], backup_workers=2), InvalidArgumentError, 'expected 0 to 1'),
     (dict(kind='ps', ps=[THREE], backup_workers=1, uneven=True), InvalidArgumentError, 'uneven'),

@@ -44,7 +44,8 @@ def test_workers_that_agree_are_connected():
     (dict(variables=[['w', 'float32', '(3,)']]),
      "another one: variable 'w' is float32 (3,), and that of worker 0 float32 (2,)"),
     (dict(variables=[]), "variable 'w' is missing"),
-    (dict(settings={'--seed': 2}), 'its --seed is 2, and that of worker 0 1')])
+    (dict(settings={'--seed': 2}), 'its --seed is 2, and that of worker 0 1'),
+    (dict(settings={'--seed': 1, '--rate': 3}), 'its --rate is 3, and that of worker 0 not given')])
 def test_a_worker_that_trains_something_else_is_refused_by_name(change, expected):
     said, workers = [], addresses(2)
 

@@ -7,7 +7,7 @@ import tf_slim as slim
 
 import sample_models as samples
 import towers
-from towers.inspect.check_report import compare
+from towers.inspect.check_report import compare, not_compared
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.randn(12, 4).astype('f'), RANDOM.randn(12, 3).astype('f')
@@ -166,3 +166,10 @@ def test_by_how_much_two_values_differ(one, many, relative):
     runs = [{'loss': {}, 'gradient': {}, 'slot': {}, 'variable': {'w': np.array(each)}}
             for each in (one, many)]
     assert compare(*runs, noise=1., left_out=[]) == [('variable', 'w', relative)]
+
+
+def test_a_gradient_that_only_one_side_has_is_no_rounding():
+    zero, large = ({'gradient': {'w': np.array([value, 0.])}, 'variable': {}}
+                   for value in (1e-9, 1.))
+    assert not_compared(zero, large, 1e-6, False) == not_compared(large, zero, 1e-6, False) == []
+    assert not_compared(zero, zero, 1e-6, False) == [('w', 'its gradient is zero but for rounding')]
