@@ -124,3 +124,11 @@ def test_builds_that_a_cluster_cannot_train(cluster, options, expected, graph):
     with pytest.raises((ClusterError, InvalidArgumentError), match=expected):
         build(cluster, **options)
     assert tf.global_variables() == []
+
+
+def test_what_was_built_without_the_cluster_cannot_join_it():
+    built = towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])),
+                                tf.ones([2]), tf.train.GradientDescentOptimizer(.1), 1)
+    with pytest.raises(ClusterError, match='built was made without a cluster: pass cluster= to'):
+        with towers.join(Cluster('ring', [ONE]), built):
+            pass

@@ -97,6 +97,18 @@ def test_a_rank_that_is_none_of_the_others(rank):
     assert said == ['refused        worker %s: %s' % (rank, answer['why'])]
 
 
+def test_a_rank_that_is_here_already_is_refused():
+    said, (one, other) = [], socket.socketpair()
+    with contextlib.closing(one), contextlib.closing(other):
+        first, cluster = object(), Cluster('ring', ['a:1', 'b:2'])
+        welcome = {1: first}
+        _judge(cluster, SAME, {'type': 'hello', 'rank': 1, 'fingerprint': SAME}, Lines(one),
+               welcome, said.append)
+        answer, = Lines(other).take()
+    assert welcome == {1: first} and answer['type'] == 'refused'
+    assert answer['why'].startswith('worker 1 is here already: two processes have the same place')
+
+
 def test_a_port_in_use_is_a_message():
     with contextlib.closing(socket.socket()) as taken:
         taken.bind(('127.0.0.1', 0))

@@ -57,6 +57,20 @@ def test_accumulation_holds_a_sum_of_gradients_for_each_tower(devices, sums):
     assert found.peak == half + sums * 1000 * 500 * 4
 
 
+def test_recomputation_of_next_to_nothing_saves_nothing():
+    def small(x):
+        net = tf.matmul(x, tf.get_variable('weights', [1000, 500], use_resource=True))
+        for _ in range(4):
+            net = tf.sigmoid(net)
+        return tf.reduce_mean(net)
+    built = build(1, 4096, small)
+    account = towers.memory_account(built)
+    kept = [tensor for tensor in account.together.tensors if tensor.kind == 'activations']
+    assert 0 < len(kept) < 4
+    recomputation, = [each for each in remedies(built, 10 ** 9) if each.what == 'recomputation']
+    assert recomputation.peak == account.peak
+
+
 def test_more_towers_and_stages_help_where_each_device_has_its_own_memory():
     built = build(['/gpu:0', '/gpu:1'], 4096)
     peak = towers.memory_account(built).peak
