@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from public_calls import CALLS, OTHERS, Given, arguments_of, call, cluster, model_fn, public
 
 import towers
-from towers.arguments import check_function
+from towers.arguments import check_function, check_number
 
 
 class Odd:
@@ -311,3 +311,15 @@ def _eager_error(call):
     thread.start()
     thread.join()
     return found[0]
+
+
+@pytest.mark.parametrize('bounds, good, bad', [
+    (dict(least=1), [1, 1.5], [.99, float('nan'), True]), (dict(above=0), [1e-9], [0, 0., -1]),
+    (dict(most=2), [2, -5], [2.01, float('inf')]), ({}, [float('inf'), -1], ['1', None, 1j])])
+def test_a_number_within_bounds(bounds, good, bad):
+    for value in good:
+        check_number('x', value, **bounds)
+    for value in bad:
+        with pytest.raises(towers.InvalidArgumentError) as error:
+            check_number('x', value, expected='a number here', **bounds)
+        assert str(error.value) == 'x=%r: expected a number here.' % (value,)

@@ -762,3 +762,11 @@ def test_clones_need_a_first_tower_with_a_scope():
     with pytest.raises(towers.CloneError, match='the first tower has no name scope of its own'):
         towers.build_towers(linear, (np.ones([4, 3]), np.ones([4, 1])), momentum(), 2, 'mean',
                             first_scope=False, copies='clone')
+
+
+def test_a_build_shows_its_towers_whatever_their_micro_batches():
+    built = towers.build_towers(linear, (np.ones([4, 6]), np.ones([4, 3])), momentum(), 2,
+                                accumulate=2)
+    assert len(built.towers) == 4
+    assert repr(built) == '<BuiltTowers: 2 towers on /device:CPU:0, /device:CPU:1>'
+    assert repr(built.towers[3]) == '<Tower 1, micro-batch 1 on /device:CPU:1>'

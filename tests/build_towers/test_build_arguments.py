@@ -132,3 +132,13 @@ def test_lists_of_variables():
     for wrong in ([], (), 'w', 3, [None], [tf.ones([])], list):
         with pytest.raises(towers.InvalidArgumentError, match='^var_list'):
             check_var_list(wrong)
+
+
+@pytest.mark.parametrize('rate, text', [
+    ([.1, .2], 'of shape (2,) and type float32: expected a number.'),
+    ('fast', 'of shape () and type string: expected a number.')])
+def test_a_learning_rate_that_is_no_number(rate, text):
+    rate = tf.constant(rate)
+    with pytest.raises(towers.InvalidArgumentError) as error:
+        towers.build_towers(gathers, X, Records(), 2, learning_rate=rate)
+    assert str(error.value).startswith('learning_rate=') and str(error.value).endswith(text)

@@ -47,6 +47,18 @@ OTHERS = ['events.out.tfevents.1.host', 'metrics.jsonl', 'run.lock', 'graph.pbtx
           'my.data-00000-of-00001', 'export_temp', 'model.ckpt-200.meta.tmp', 'checkpoint.tmp']
 
 
+def test_a_whole_checkpoint_that_the_state_file_does_not_know_stays(tmpdir):
+    directory = save(tmpdir.mkdir('run'), steps=(200, 300))
+    aside = save(tmpdir.mkdir('aside'), steps=(50,))
+    for name in names(aside):
+        if name.startswith('model.ckpt-50'):
+            os.rename(os.path.join(aside, name), os.path.join(directory, name))
+    before = names(directory)
+    assert 'model.ckpt-50' + DATA in before
+    assert tidy_directory(directory, newest_checkpoint(directory)) == []
+    assert names(directory) == before
+
+
 def test_leftovers_are_removed_and_nothing_else(tmpdir):
     directory = save(tmpdir, steps=(200, 300))
     kept = names(directory)

@@ -252,6 +252,27 @@ def test_each_clone_is_fed_by_its_own_shard():
     assert values == [1., 200., 9.]  # mean(2 x)
 
 
+@pytest.mark.skipif(tf.version.VERSION < '2', reason='control flow v2')
+def test_what_the_model_puts_on_a_device_in_a_branch_stays_there():
+    """In the function of the branch, where the first tower's device and that look alike."""
+    def model_fn(x):
+        w = tf.get_variable('w', initializer=2.)
+
+        def branch():
+            with tf.device('/cpu:0'):
+                pinned = tf.tanh(x * w, name='pinned')
+            return tf.reduce_mean(tf.sin(pinned, name='follows'))
+        return tf.cond(tf.reduce_sum(x) > 0., branch, lambda: tf.reduce_mean(x * w))
+    with samples.switched('control_flow_v2', True), samples.switched('resource_variables', True):
+        built = build('clone', model_fn, np.ones(4, np.float32), devices=['/cpu:0', '/cpu:1'],
+                      optimizer=sgd)
+    library = built.loss.graph.as_graph_def().library.function
+    places = {(node.name, node.device) for function in library for node in function.node_def
+              if function.signature.name.endswith('__tower_1')
+              and node.name in ('pinned', 'follows')}
+    assert places == {('pinned', '/device:CPU:0'), ('follows', '/device:CPU:1')}
+
+
 def test_clones_need_not_be_on_devices_of_one_type():
     built = build('clone', linear, samples.vectors(6), devices=['/gpu:1', '/cpu:0', '/gpu:0'],
                   check_devices=False, variable_device='/cpu:0')

@@ -60,6 +60,7 @@ def test_a_tf_config_that_makes_no_sense_is_an_error(environment, expected):
     (dict(kind='ps'), ClusterError, 'needs a parameter server'),
     (dict(kind='ring', ps=[THREE]), ClusterError, 'has no parameter servers'),
     (dict(rank=2), ClusterError, 'worker 2 is none'),
+    (dict(kind='ps', ps=[TWO]), ClusterError, 'b:2 is the address of two tasks'),
     (dict(kind='ring', backup_workers=1), InvalidArgumentError, 'a ring is synchronous'),
     (dict(kind='ps', ps=[THREE], backup_workers=2), InvalidArgumentError, 'expected 0 to 1'),
     (dict(kind='ps', ps=[THREE], backup_workers=1, uneven=True), InvalidArgumentError, 'uneven'),
@@ -123,3 +124,11 @@ def test_builds_that_a_cluster_cannot_train(cluster, options, expected, graph):
     with pytest.raises((ClusterError, InvalidArgumentError), match=expected):
         build(cluster, **options)
     assert tf.global_variables() == []
+
+
+def test_what_was_built_without_the_cluster_cannot_join_it():
+    built = towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])),
+                                tf.ones([2]), tf.train.GradientDescentOptimizer(.1), 1)
+    with pytest.raises(ClusterError, match='built was made without a cluster: pass cluster= to'):
+        with towers.join(Cluster('ring', [ONE]), built):
+            pass

@@ -51,6 +51,13 @@ def test_each_process_gets_the_cluster_and_its_own_place_in_it():
     assert len(set(addresses)) == 3 and all(each.startswith('127.0.0.1:') for each in addresses)
 
 
+@pytest.mark.parametrize('environment, expected', [({}, '1'), ({'PYTHONUNBUFFERED': ''}, '')])
+def test_lines_are_written_at_once_where_the_environment_does_not_say_otherwise(
+        environment, expected):
+    task, = launch.tasks_of(1, 0, ['true'], environment=environment)
+    assert task.environment['PYTHONUNBUFFERED'] == expected
+
+
 def test_output_is_prefixed_and_the_status_is_zero():
     status, lines = run("print('I am', *me)")
     assert status == 0

@@ -8,7 +8,7 @@ import pytest
 
 from towers import Cluster
 from towers.cluster.lines import Lines
-from towers.cluster.meeting import all_ready, check_port, meet
+from towers.cluster.meeting import _judge, all_ready, check_port, meet
 from towers.cluster.watch import Watch
 from towers.errors import ClusterError
 from one_process import addresses, together
@@ -44,7 +44,8 @@ def test_workers_that_agree_are_connected():
     (dict(variables=[['w', 'float32', '(3,)']]),
      "another one: variable 'w' is float32 (3,), and that of worker 0 float32 (2,)"),
     (dict(variables=[]), "variable 'w' is missing"),
-    (dict(settings={'--seed': 2}), 'its --seed is 2, and that of worker 0 1')])
+    (dict(settings={'--seed': 2}), 'its --seed is 2, and that of worker 0 1'),
+    (dict(settings={'--seed': 1, '--rate': 3}), 'its --rate is 3, and that of worker 0 not given')])
 def test_a_worker_that_trains_something_else_is_refused_by_name(change, expected):
     said, workers = [], addresses(2)
 
@@ -81,6 +82,31 @@ def test_two_with_the_same_place():
             return str(error)
     texts = together(work, 3)
     assert 'two processes have the same place' in texts[2]
+
+
+@pytest.mark.parametrize('rank', [0, 2, -1, '1', None])
+def test_a_rank_that_is_none_of_the_others(rank):
+    said, (one, other) = [], socket.socketpair()
+    with contextlib.closing(one), contextlib.closing(other):
+        welcome, cluster = {}, Cluster('ring', ['a:1', 'b:2'])
+        _judge(cluster, SAME, {'type': 'hello', 'rank': rank, 'fingerprint': SAME}, Lines(one),
+               welcome, said.append)
+        answer, = Lines(other).take()
+    assert not welcome and answer == {
+        'type': 'refused', 'why': 'its rank is %r, and the ring has 2 workers' % (rank,)}
+    assert said == ['refused        worker %s: %s' % (rank, answer['why'])]
+
+
+def test_a_rank_that_is_here_already_is_refused():
+    said, (one, other) = [], socket.socketpair()
+    with contextlib.closing(one), contextlib.closing(other):
+        first, cluster = object(), Cluster('ring', ['a:1', 'b:2'])
+        welcome = {1: first}
+        _judge(cluster, SAME, {'type': 'hello', 'rank': 1, 'fingerprint': SAME}, Lines(one),
+               welcome, said.append)
+        answer, = Lines(other).take()
+    assert welcome == {1: first} and answer['type'] == 'refused'
+    assert answer['why'].startswith('worker 1 is here already: two processes have the same place')
 
 
 def test_a_port_in_use_is_a_message():
@@ -134,6 +160,21 @@ def test_the_end_of_a_process_is_told_to_all():
     for rank in (0, 1):
         watches[rank]._thread.join(20)  # the last that it does is to tell
     assert [len(each) for each in noticed] == [1, 1, 0]
+
+
+def test_one_that_was_frozen_itself_gives_the_others_time():
+    """It has heard nobody meanwhile; their messages are still to be read."""
+    lost, own = [], Cluster('ring', ['a:1', 'b:2'])
+    watch = Watch(own, {}, 10., lambda rank, why: lost.append(rank))
+    watch._stop.set()
+    watch._thread.join()
+    now = time.monotonic()
+    watch._heard = {1: now - 100.}
+    watch._look_for_silence(now - 6.)  # when it looked last
+    assert not lost and watch._heard[1] >= now
+    watch._heard = {1: now - 100.}
+    watch._look_for_silence(time.monotonic())
+    assert lost == [1] and watch.lost == (1, 'there is no sign of life from it for 10 seconds')
 
 
 def test_silence_is_noticed():

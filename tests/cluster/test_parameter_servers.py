@@ -144,3 +144,17 @@ def test_a_large_embedding_is_cut_into_a_part_a_server(graph):
     assert sorted(parts.values()) == [0, 1]
     assert [name for name in tasks if name.startswith('small')] == ['small/part_0']
     assert towers.Cluster('ps', ['a:1'], ['c:1']).partitioner() is None
+
+
+@pytest.mark.parametrize('reduction, backup_workers, factors', [
+    ('mean', 0, [1. / 3]), ('sum', 0, []), ('mean', 1, []), ('sum', 1, [3.])])
+def test_what_a_worker_multiplies_its_gradient_by(reduction, backup_workers, factors):
+    """Accumulators add up those of three workers; with backup workers they divide by themselves."""
+    cluster = towers.Cluster('ps', ['a:1', 'b:2', 'c:3'], ['d:4'], backup_workers=backup_workers)
+    gradient = tf.constant([1., 2.])
+    cluster.machines(4, reduction, 1).combine([(gradient, tf.get_variable('w', [2]))])
+    assert [tf.get_static_value(op.inputs[1]) for op in gradient.consumers()
+            if op.type == 'Mul'] == pytest.approx(factors)
+    kinds = {op.get_attr('reduction_type') for op in tf.get_default_graph().get_operations()
+             if op.type.endswith('ConditionalAccumulator')}
+    assert kinds == {b'MEAN' if backup_workers else b'SUM'}

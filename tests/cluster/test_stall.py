@@ -37,6 +37,7 @@ def test_who_does_not_answer_is_named():
         line = said(Cluster('ps', workers, ps))
     assert 'worker 1 (%s) does not answer: start it again' % workers[1] in line
     assert 'ps 0' not in line
+    assert 'worker 0' not in line  # itself, whose port nobody listens at here
 
 
 @pytest.mark.slow

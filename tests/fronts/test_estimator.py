@@ -63,7 +63,12 @@ def session(devices=TWO):
     ([], 13.5, 8.5), ([Reduction.SUM], 27., 7.), ([Reduction.MEAN], 13.5, 8.5),
     ([Reduction.SUM_OVER_BATCH_SIZE], 13.5, 8.5)])
 def test_training_by_hand(new_graph, reduction, loss, after):
-    spec = replicate_model_fn(model_fn, *reduction, devices=TWO)(FEATURES, LABELS, TRAIN, PARAMS)
+    plans = []
+    spec = replicate_model_fn(
+        model_fn, *reduction, devices=TWO, on_built=lambda mode, built: plans.append(built.plan))(
+            FEATURES, LABELS, TRAIN, PARAMS)
+    assert [plan.reduction for plan in plans] == [
+        'sum' if reduction == [Reduction.SUM] else 'mean']
     c = tf.global_variables()[0]
     assert c.device == '/device:CPU:0'
     with session() as running:

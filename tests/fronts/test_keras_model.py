@@ -202,6 +202,17 @@ def test_9_gradients_are_on_the_devices_of_the_copies(keras, graph):
     assert set(found.values()) <= {6, 7} and len(set(found.values())) == 1
 
 
+def test_sums_of_gradients_are_with_the_weights(keras, graph):
+    with tf.device('/cpu:2'):
+        inner = _dense_model(keras)
+    model = towers.ParallelModel(inner, ['/cpu:1', '/cpu:3'])
+    model.compile(_sgd(keras), 'mse')
+    model.train_on_batch(X, Y)
+    sums = [op.device for op in graph.get_operations()
+            if op.type == 'AddN' and 'training/' in op.name]
+    assert sums == ['/device:CPU:2'] * 4
+
+
 @check
 def test_10_weights_are_shared_and_as_the_inner_model_made_them(keras):
     with tf.device('/cpu:0'):
@@ -351,6 +362,38 @@ def test_losses_that_layers_add_count_once(keras):
     assert len(model.losses) == 3
 
 
+def test_losses_that_layers_add_count_no_example_that_is_repeated(keras):
+    def make(keras):
+        x = keras.Input((6,))
+        return keras.Model(x, keras.layers.Dense(
+            3, activity_regularizer=keras.regularizers.l2(0.1))(x))
+    _compare(keras, make, X[:1], Y[:1], devices=3)  # the first device has the one example
+
+
+def test_rows_of_an_example_that_is_repeated_are_taken_off(keras):
+    x = keras.Input((6,))
+    inner = keras.Model(x, keras.layers.Lambda(lambda each: tf.reshape(each, [-1, 3]))(x))
+    model = towers.ParallelModel(inner, 4)
+    for count in (1, 3, 4, 5):
+        np.testing.assert_array_equal(model.predict_on_batch(X[:count]), X[:count].reshape(-1, 3))
+
+
+def test_updates_in_the_graphs_collection_are_those_of_the_first_copy(keras, session):
+    count = tf.get_variable('count', [], initializer=tf.zeros_initializer(), trainable=False)
+
+    def counting(inputs):
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(count, 1.))
+        return inputs * 1.
+    x = keras.Input((6,))
+    inner = keras.Model(x, keras.layers.Dense(3)(keras.layers.Lambda(counting)(x)))
+    model = towers.ParallelModel(inner, DEVICES)
+    model.compile(_sgd(keras), 'mse')
+    session.get_session().run(count.initializer)
+    for _ in range(2):
+        model.train_on_batch(X, Y)
+    assert session.get_session().run(count) == 2.
+
+
 def test_masks_of_the_outputs_weigh_the_loss(keras):
     tokens = np.array([[1, 2, 0], [3, 0, 0], [1, 1, 1], [2, 0, 0], [4, 3, 0]])
     target = RANDOM.randn(5, 3, 2)
@@ -386,6 +429,24 @@ def test_rnn_with_initial_state(keras, graph, kind):
                and op.type in ('MatMul', 'While', 'StatelessWhile', 'PartitionedCall',
                                'StatefulPartitionedCall')}
     assert devices == {'/device:CPU:1', '/device:CPU:2'}
+
+
+@pytest.mark.skipif(tf.version.VERSION < '2', reason='control flow v2')
+def test_gradients_in_the_functions_of_a_loop_are_on_the_devices_of_the_copies(keras, graph):
+    def loop(inputs):
+        return tf.while_loop(lambda i, _: i < 3, lambda i, each: (
+            i + 1, tf.tanh(tf.matmul(each, 0.1 * tf.ones([6, 6])))), (tf.constant(0), inputs))[1]
+    x = keras.Input((6,))
+    inner = keras.Model(x, keras.layers.Lambda(loop)(keras.layers.Dense(6)(x)))
+    model = towers.ParallelModel(inner, ['/cpu:1', '/cpu:2'])
+    model.compile(_sgd(keras), 'mse')
+    model._make_train_function()  # pylint: disable=protected-access
+    found = collections.Counter(
+        (re.search(r'tower_\d', function.signature.name).group(), node.device)
+        for function in graph.as_graph_def().library.function for node in function.node_def
+        if 'body' in function.signature.name and '_grad_' in function.signature.name
+        and node.op in ('MatMul', 'TanhGrad'))
+    assert dict(found) == {('tower_0', '/device:CPU:1'): 3, ('tower_1', '/device:CPU:2'): 3}
 
 
 def test_embedding_rows_stay_sparse(keras, graph):

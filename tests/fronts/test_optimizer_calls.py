@@ -348,12 +348,18 @@ def more_calls_in_later_towers(loss):
                       for _ in range(1 if not loss.op.name.startswith('tower_1') else 2)])
 
 
+def fewer_calls_in_later_towers(loss):
+    return tf.group(*[TowerOptimizer(tf.train.GradientDescentOptimizer(1.)).minimize(loss)
+                      for _ in range(2 if not loss.op.name.startswith('tower_1') else 1)])
+
+
 @pytest.mark.parametrize('train, text', [
     (plain, 'comes from no TowerOptimizer, and there are 2 devices'),
     (lambda loss: tf.group(plain(loss), TowerOptimizer(
         tf.train.GradientDescentOptimizer(1.)).minimize(loss)), 'wrap every optimizer'),
     (in_a_branch, 'in a branch or a loop'),
-    (more_calls_in_later_towers, '1 times in tower 0 and 2 times in tower 1')])
+    (more_calls_in_later_towers, '1 times in tower 0 and 2 times in tower 1'),
+    (fewer_calls_in_later_towers, '2 times in tower 0 and 1 times in tower 1')])
 def test_calls_that_cannot_be_joined(new_graph, train, text):
     def model_fn(x):
         loss, _ = line(x)

@@ -96,3 +96,15 @@ def test_variables_that_are_written(use_resource, graph):
         tf.scatter_update(scattered, [0], [1.])
     written = written_variables(graph.get_operations())
     assert sorted(op.name for op in written) == ['added', 'assigned', 'scattered']
+
+
+@pytest.mark.parametrize('use_resource', [False, True], ids=['reference', 'resource'])
+def test_what_was_read_before_the_tower_of_a_variable_that_it_writes(use_resource, graph):
+    """A reference variable's own read is one operation, made with the variable."""
+    w, other = [tf.get_variable(name, [2], initializer=tf.ones_initializer(),
+                                use_resource=use_resource) for name in ('w', 'other')]
+    with graph_walk.Recording(graph) as made:
+        tf.assign(w, [2., 2.])
+        terms = [tf.nn.l2_loss(each) for each in (w, other)]
+    varying = varying_operations(made.operations, [])
+    assert [term.op.name in varying for term in terms] == [True, False]

@@ -32,6 +32,12 @@ def test_variables_and_their_values(v):
         'parts/part_0', 'parts/part_1'}
 
 
+def test_several_variables_that_are_handed_on_together():
+    variables = [tf.get_variable(name, [], initializer=ONE, use_resource=True) for name in 'ab']
+    handed_on = tf.identity_n([variable.op.outputs[0] for variable in variables])
+    assert [variable_op(each) for each in handed_on] == [variable.op for variable in variables]
+
+
 def test_variables_read(graph, kind_of_variables):  # noqa: F811
     owned = {op.name for op in made_by(lambda: [
         tf.get_variable(name, [], initializer=ONE) for name in ('used', 'unused', 'written')])}

@@ -5,7 +5,7 @@ import tensorflow.compat.v1 as tf
 
 from sample_models import kind_of_variables, switched  # noqa: F401
 from towers.graph.graph_walk import Recording
-from towers.graph.variable_writes import Writes
+from towers.graph.variable_writes import Writes, _until_stable
 
 
 def kinds(build, resource=True):
@@ -126,3 +126,23 @@ def test_in_branches_and_loops(v, flow, kind_of_variables):  # noqa: F811
             tf.while_loop(lambda i: i < 3., body, [0.])
         for function in (branch, loop):
             assert list(written_by(function)) == ['v']
+
+
+def test_a_reference_that_is_taken_for_its_value():
+    with tf.Graph().as_default() as graph:
+        variable = tf.get_variable('v', [], initializer=tf.zeros_initializer(), use_resource=False)
+        read = tf.raw_ops.Neg(x=variable.op.outputs[0])  # without a read of its own between
+        written = tf.raw_ops.AssignAdd(ref=variable.op.outputs[0], value=read)
+        assert Writes(graph).of(read.op) == []
+        assert Writes(graph).of(written.op) == ['v']
+
+
+def test_handles_are_followed_whatever_the_order_of_nodes():
+    nodes = [tf.NodeDef(name='c', op='Identity', input=['b']),
+             tf.NodeDef(name='b', op='Identity', input=['a:output:0']),
+             tf.NodeDef(name='a', op='Identity', input=['handle']),
+             tf.NodeDef(name='value', op='ReadVariableOp', input=['a']),
+             tf.NodeDef(name='other', op='Identity', input=['value', '^a'])]
+    handles = {'handle'}
+    assert _until_stable(nodes, handles) == nodes
+    assert handles == {'handle', 'a', 'b', 'c'}

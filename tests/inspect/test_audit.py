@@ -312,6 +312,14 @@ def on_cpu_0(x, y):
     return samples.mean_squared_error(h, y)
 
 
+def test_a_clone_of_what_the_model_puts_elsewhere_has_to_be_there_too():
+    built = towers.build_towers(on_cpu_0, VECTORS, sgd(), ['/cpu:1', '/cpu:2'], copies='clone')
+    assert towers.audit(built).broken == []
+    compat.set_device(built.loss.graph.get_operation_by_name('tower_1/Tanh'), '/device:CPU:3')
+    broken, = towers.audit(built).broken
+    assert '1 operation of tower 1 off /cpu:2: tower_1/Tanh on /cpu:3' in broken
+
+
 def by_a_function(x, y):
     with tf.device(lambda op: '/cpu:0' if op.type == 'Tanh' else op.device):
         return linear(tf.tanh(x), y)

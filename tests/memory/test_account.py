@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from benchmarks.memory_account import deep_stack
 from towers.errors import InvalidArgumentError
+from towers.memory.account import DeviceAccount, _with_loss
 
 WIDTH, BATCH = 256, 512
 
@@ -124,3 +125,30 @@ def test_what_is_refused():
         towers.memory_account('built')
     with pytest.raises(InvalidArgumentError, match='threads=0'):
         towers.memory_account(build(), threads=0)
+
+
+@pytest.mark.parametrize('handed_out, lost', [(None, 0), (90, 0), (100, 0), (130, 30)])
+def test_what_an_allocator_hands_out_beyond_what_is_asked(handed_out, lost):
+    plain = DeviceAccount('', {'activations': 100}, '', [])
+    found = _with_loss(plain, handed_out)
+    assert found.kinds.get('allocator', 0) == lost and found.peak == 100 + lost
+
+
+def test_at_twice_the_batch_gradients_of_weights_are_as_large_as_before():
+    built = build()
+    one, two = [account(built, size).devices[0].kinds for size in (BATCH, 2 * BATCH)]
+    for kind in ('parameters', 'slots', 'gradients'):
+        assert two.get(kind) == one.get(kind), kind
+    assert two['activations'] == 2 * one['activations']
+
+
+def test_counters_of_metrics_are_no_parameters():
+    def counted(features, labels):
+        loss = dense_net(features, labels)
+        return {'loss': loss, 'metrics': {'mean': tf.metrics.mean(features)}}
+    inputs = (tf.placeholder(tf.float32, [BATCH, WIDTH]), tf.placeholder(tf.float32, [BATCH]))
+    built = towers.build_towers(counted, inputs, tf.train.AdamOptimizer(), 1)
+    assert len(built.variables) == 4
+    found = account(built)
+    assert [layer.name for layer in found.layers] == ['one', 'two']
+    assert found.parameters == 2 * WIDTH * WIDTH

@@ -48,6 +48,29 @@ def test_a_full_disk_is_another_matter():
     assert out_of_memory(error('runs/a; No space left on device'), build()) is None
 
 
+@pytest.mark.parametrize('devices, sums', [(['/cpu:0', '/cpu:1'], 2), (['/gpu:0', '/gpu:1'], 1)])
+def test_accumulation_holds_a_sum_of_gradients_for_each_tower(devices, sums):
+    built = build(devices, 4096)
+    half = towers.memory_account(built, 2048).peak
+    found = remedies(built, 10 ** 9)[0]  # where two micro-batches are enough
+    assert found.text.startswith('accumulate=2, micro-batches of 2048: ')
+    assert found.peak == half + sums * 1000 * 500 * 4
+
+
+def test_recomputation_of_next_to_nothing_saves_nothing():
+    def small(x):
+        net = tf.matmul(x, tf.get_variable('weights', [1000, 500], use_resource=True))
+        for _ in range(4):
+            net = tf.sigmoid(net)
+        return tf.reduce_mean(net)
+    built = build(1, 4096, small)
+    account = towers.memory_account(built)
+    kept = [tensor for tensor in account.together.tensors if tensor.kind == 'activations']
+    assert 0 < len(kept) < 4
+    recomputation, = [each for each in remedies(built, 10 ** 9) if each.what == 'recomputation']
+    assert recomputation.peak == account.peak
+
+
 def test_more_towers_and_stages_help_where_each_device_has_its_own_memory():
     built = build(['/gpu:0', '/gpu:1'], 4096)
     peak = towers.memory_account(built).peak

@@ -1,6 +1,7 @@
 """The report, its picture, and what a device has."""
 
 import sys
+import types
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -35,6 +36,18 @@ def test_four_sizes_that_divide_and_the_limit(monkeypatch, tmp_path):
     assert any(line.endswith('MB: not run') for line in lines)
     assert path.read_bytes()[:4] == b'\x89PNG'
     assert any('memory of a step, batch 42' in line for line in lines)
+
+
+def test_what_is_more_than_the_limit_is_not_run(monkeypatch):
+    monkeypatch.setattr(report, 'measure_memory', measured)
+    with tf.Graph().as_default():
+        limit = towers.memory_account(build(42)[0], 20).peak
+    lines = []
+    found = towers.memory_report(build, 42, limit, say=lines.append)
+    assert [account.batch_size for account in found.accounts] == [10, 20, 42, 84]
+    assert found.measured == [(10, 10 ** 6), (20, 10 ** 6)] and found.path is None
+    assert [line.split(':')[0] for line in lines if line.endswith(
+        'more than the limit, %.1f MB: not run' % (limit / 1e6))] == ['batch 42', 'batch 84']
 
 
 def test_a_picture_without_matplotlib_is_refused_first(monkeypatch):
@@ -88,3 +101,26 @@ def test_train_py_says_where_memory_goes_and_fits_a_batch(runner, tmp_path):
     output = runner.run(folder, ['--batch_size=auto', '--memory_limit=40', '--train_steps=2',
                                  '--num_towers=1']).stdout
     assert ' MB predicted of 40.0 MB' in output and 'test accuracy' in output
+
+
+def test_the_limit_is_that_of_the_least_device(monkeypatch):
+    class Session:
+        def __init__(self, **unused):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *unused):
+            pass
+
+        def list_devices(self):
+            return [types.SimpleNamespace(
+                name='/job:localhost/replica:0/task:0/device:GPU:%d' % index,
+                memory_limit_bytes=limit) for index, limit in enumerate([900, 300, 100])]
+    monkeypatch.setattr(limits.tf, 'Session', Session)
+    monkeypatch.setattr(limits, '_of_cpus', lambda: 500)
+    gpus = ['/device:GPU:0', '/device:GPU:1']
+    assert limits.device_limit(gpus) == 300
+    assert limits.device_limit(gpus[:1]) == 900
+    assert limits.device_limit(gpus[:1] + ['/device:CPU:0']) == 500

@@ -51,6 +51,18 @@ def test_what_is_only_waited_for_is_idle():
     assert not step.by_name[update.op.name].idle
 
 
+def test_what_takes_or_awaits_a_constant_waits_for_what_that_waits_for():
+    x = tf.placeholder(tf.float32, [], 'x')
+    with tf.control_dependencies([tf.sqrt(x, name='first')]):
+        constant = tf.constant(2., name='constant')
+    with tf.control_dependencies([tf.negative(constant, name='folded')]):
+        awaits = tf.exp(x, name='awaits')
+    step = StepGraph([awaits, tf.add(constant, x, name='takes')])
+    assert step.by_name['folded'].folded
+    for name in ('awaits', 'takes'):
+        assert [node.name for node in step.by_name[name].controls] == ['first']
+
+
 def test_a_check_is_run_though_nobody_takes_it():
     x = tf.placeholder(tf.float32, [1000])
     with tf.control_dependencies([tf.debugging.check_numerics(x, 'bad', name='check')]):

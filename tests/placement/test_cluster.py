@@ -69,3 +69,11 @@ def test_towers_are_not_built_for_it(arguments, graph):
     built = towers.build_towers(samples.linear, batch, samples.sgd(), check_devices=False,
                                 **arguments)
     assert len(built.devices) == 2
+
+
+def test_a_cluster_of_which_some_tasks_alone_are_named(monkeypatch):
+    monkeypatch.setenv('TF_CONFIG', json.dumps({'cluster': {'worker': {'1': 'a:1', '3': 'b:2'}}}))
+    for task in (1, 3):
+        check_job('/job:worker/task:%d/device:GPU:0' % task)
+    for task in (0, 2):
+        assert 'does not exist' in refusal('/job:worker/task:%d/device:GPU:0' % task)

@@ -6,7 +6,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from towers.placement import devices
-from towers.placement.devices import resolve_devices, session_config
+from towers.placement.devices import (check_variable_device, config_of_towers, resolve_devices,
+                                      session_config)
+from towers.placement.tower_device import TowerDevice
 from towers.errors import DeviceError, InvalidArgumentError
 
 
@@ -151,6 +153,15 @@ def test_a_device_of_another_type_has_to_exist_too():
     assert device_error('/device:TPU:0').startswith('/device:TPU:0 does not exist')
     device_error('/device:NONSENSE:0')
     assert resolve_devices('/device:TPU:0', check=False) == ('/device:TPU:0',)
+
+
+def test_a_virtual_cpu_for_variables_is_one_that_the_session_makes():
+    towers_devices = ['/device:CPU:0', '/device:CPU:1']
+    check_variable_device('/device:CPU:1', towers_devices)
+    with pytest.raises(DeviceError, match='the CPU devices /cpu:0 to /cpu:1. Name one of them'):
+        check_variable_device('/device:CPU:2', towers_devices)
+    with pytest.raises(DeviceError, match="the CPU device /cpu:0 alone. .*device_count={'CPU': 2}"):
+        check_variable_device('/device:CPU:1', ['/device:CPU:0'])
 
 
 def test_what_is_not_checked(monkeypatch):
@@ -298,6 +309,20 @@ def test_memory_fraction_and_what_is_said_of_it(monkeypatch):
     monkeypatch.setenv('OMP_NUM_THREADS', '3')
     assert devices.describe_config(session_config(2), ['/device:CPU:0', '/device:CPU:1']) == (
         "3 intra-op and TensorFlow's choice of inter-op threads")
+
+
+def test_the_config_of_a_graph_has_all_cpus_that_it_names(graph):
+    assert config_of_towers() is None
+    with tf.device('/cpu:3'):
+        tf.constant(1.)
+    assert config_of_towers().device_count['CPU'] == 4
+    with tf.device(TowerDevice('/device:CPU:1')):
+        tf.constant(1.)
+    config = config_of_towers(graph)
+    assert config.device_count['CPU'] == 4 and not config.allow_soft_placement
+    with tf.Graph().as_default(), tf.device('/cpu:0'):
+        tf.constant(1.)
+        assert config_of_towers() is None
 
 
 def test_config_is_new_each_time():

@@ -243,6 +243,16 @@ def test_without_onednn_it_is_an_error_and_not_float32_in_silence():
         'program starts. Or use float32.' % tf.version.VERSION)}
 
 
+@pytest.mark.parametrize('has, text', [
+    (True, ''), (False, '; this CPU has no instructions for it, so expect it to be slower than '
+                        'float32')])
+def test_a_cpu_without_instructions_is_said(has, text, monkeypatch):
+    monkeypatch.setattr(precision, 'rewrite_field', lambda *unused: 'some_field')
+    monkeypatch.setattr(precision, '_converted_in_a_product', lambda *unused: {'MatMul': 2})
+    monkeypatch.setattr(precision, '_cpu_has', lambda flags: has)
+    assert try_precision('bf16', CPUS) == "TensorFlow's rewrite some_field" + text
+
+
 def test_instructions_are_looked_up_by_whole_words(tmp_path, monkeypatch):
     cpuinfo = tmp_path / 'cpuinfo'
     cpuinfo.write_text('flags\t: avx2 avx512_bf16_not fma\n')

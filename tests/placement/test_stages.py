@@ -229,3 +229,22 @@ def test_the_same_checkpoint_serves_all(tmp_path):
             with tf.Session(config=towers.session_config(built.devices)) as session:
                 tf.train.Saver().restore(session, path)
                 np.testing.assert_allclose(session.run(built.loss), loss, rtol=1e-12)
+
+
+def test_a_sum_of_gradients_is_where_the_first_of_the_stages_is_that_it_comes_from():
+    """What comes back from the last stage crosses to the one before, and then the sum does."""
+    def branched(x, words):
+        with towers.stage(0):
+            x = layer(x, 'a')
+        with towers.stage(1):
+            one = layer(x, 'b')
+        with towers.stage(2):
+            return tf.reduce_mean(layer(one, 'c') + layer(x, 'd'))
+    built = towers.build_towers(branched, (X, WORDS), tf.train.GradientDescentOptimizer(.1),
+                                ['/cpu:0+/cpu:1+/cpu:2'])
+    graph = built.loss.graph
+    sums = [op for op in graph.get_operations() if op.type == 'AddN' and '/gradients/' in op.name]
+    # Of what stage 0 made: from stage 1, whose own layer takes it twice, and from stage 2.
+    found = {op.device for op in sums
+             if len({tensor.op.device for tensor in op.inputs}) > 1}
+    assert found == {CPUS[1]}, [(op.name, op.device) for op in sums]

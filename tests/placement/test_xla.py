@@ -8,7 +8,7 @@ import towers
 from sample_models import (assert_equal_runs, l2_of_kernels, momentum, on_towers, one_device, SAMPLES,
                            switched)
 from towers.errors import AuditError, InvalidArgumentError
-from towers.placement.xla import clusters, describe
+from towers.placement.xla import _is_to_be_compiled, clusters, describe
 
 TRACE = tf.RunOptions(output_partition_graphs=True)
 BOTH = {'/device:CPU:0', '/device:CPU:1'}
@@ -122,3 +122,18 @@ def test_an_error_of_the_model_stays_what_it_is():
     with pytest.raises(ValueError) as caught:
         build(model_fn=model_fn, xla=True)
     assert str(caught.value) == 'my own'
+
+
+def test_what_is_left_out_of_compilation(graph):
+    x = tf.ones([4])
+    made = {
+        True: [tf.tanh(x), tf.matmul(x[None], x[:, None])],
+        False: [tf.raw_ops.RandomUniform(shape=[4], dtype=tf.float32),
+                tf.raw_ops.StatelessRandomUniform(shape=[4], seed=[1, 2]),
+                tf.get_variable('v', [4]).initializer, tf.get_variable('u', [4]).op]}
+    for expected, found in made.items():
+        for each in found:
+            op = getattr(each, 'op', each)
+            assert _is_to_be_compiled(op.node_def) == expected, op.name
+    assert not _is_to_be_compiled(graph.get_operation_by_name(
+        'v/Initializer/random_uniform').node_def)

@@ -190,6 +190,53 @@ def test_a_block_that_the_model_marks():
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize('resource', [False, True], ids=['reference', 'resource'])
+def test_a_reference_variable_is_written_after_it_is_read_again(resource):
+    """`one` is read again for the gradient of `other`, which that of `one` does not depend on."""
+    def model(images):
+        images = convolution(convolution(images, 'a'), 'b')
+        images = images * variable('one', [4]) * variable('other', [4])
+        return tf.reduce_mean(convolution(convolution(images, 'c'), 'd'))
+    with tf.variable_scope('', use_resource=resource):
+        built = towers.build_towers(model, tf.constant(X), tf.train.GradientDescentOptimizer(.1), 1,
+                                    recompute=['c'],
+                                    gradient_options=dict(gate_gradients=tf.train.Optimizer.GATE_NONE))
+    reads = {}
+    for op in tf.get_default_graph().get_operations():
+        if op.name.startswith('tower_0/recompute/'):
+            for tensor in op.inputs:
+                if tensor.op.name.endswith('/read'):
+                    reads.setdefault(tensor.op.name[:-len('/read')], []).append(op)
+    assert bool(reads) == (not resource)
+    for gradient, trained in built.towers[0].gradients:
+        for op in reads.get(trained.op.name, ()):
+            assert op in step_operations([gradient]), (trained.op.name, op.name)
+
+
+def test_what_has_state_or_calls_python_is_run_once():
+    """Also where the backward pass takes its result."""
+    calls = []
+
+    def counted(values):
+        calls.append(len(values))
+        return values
+
+    def model(images):
+        for name in 'abcd':
+            images = convolution(images, name)
+            seen = tf.py_func(counted, [tf.stop_gradient(images)], tf.float32)
+            seen.set_shape(images.shape)
+            images = images * tf.tanh(seen)
+        return tf.reduce_mean(images)
+    built = towers.build_towers(model, tf.constant(X), tf.train.GradientDescentOptimizer(.1), 1,
+                                recompute=['c'])
+    assert 'operations of the forward pass are run again' in built.plan.recomputation
+    with tf.Session(config=towers.session_config(1)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+    assert calls == [8] * 4
+
+
 def test_a_marked_block_outside_of_towers_is_the_block():
     with tf.Graph().as_default():
         loss = block_model(tf.constant(X))

@@ -181,8 +181,9 @@ def test_micro_batches_that_would_wait_for_each_other_are_refused():
 
 def looping(x):
     w = tf.get_variable('w', [], tf.float64, tf.constant_initializer(.5))
-    total = tf.while_loop(lambda i, _: i < 3, lambda i, each: (i + 1, each * w),
-                          (tf.constant(0), x))[1]
+    # What follows from constants alone is within the loop as well, so it cannot wait for others.
+    total = tf.while_loop(lambda i, _: i < 3, lambda i, each: (
+        i + 1, each * w + tf.fill([], tf.constant(.1, tf.float64))), (tf.constant(0), x))[1]
     return tf.cond(tf.reduce_mean(x) > 0, lambda: tf.reduce_mean(total * w),
                    lambda: tf.reduce_mean(total))
 

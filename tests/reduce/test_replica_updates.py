@@ -53,6 +53,12 @@ def by_another_rate(pairs):
     return [(g * (2. if v.op.name == 'body' else 3.), v) for g, v in pairs]
 
 
+def by_another_variable(pairs):
+    of = {v.op.name: v for _, v in pairs}
+    return [(g + tf.reduce_sum(of['head' if v.op.name == 'body' else 'body']), v)
+            for g, v in pairs]
+
+
 def with_noise(pairs):
     return [(g + tf.random_normal(g.shape, dtype=g.dtype, seed=1), v) for g, v in pairs]
 
@@ -65,6 +71,7 @@ def by_the_norm_of_all(pairs):
 @pytest.mark.parametrize('change, text', [
     (by_list, r'body otherwise than to its copy body_replica_1/body: operation .* against '),
     (by_another_rate, r'copy body_replica_1/body: operation .*\(Const\) against .*\(Const\)\.'),
+    (by_another_variable, r'copy body_replica_1/body: variable head against body\.'),
     (with_noise, r'copy body_replica_1/body: operation .*RandomStandardNormal'),
     (by_the_norm_of_all, r'from the gradients of variables and copies\. .*transform_gradients=')])
 def test_an_optimizer_that_treats_copies_otherwise_is_refused(

@@ -118,6 +118,18 @@ def test_a_write_of_the_forward_pass_that_is_left_out_is_not():
     assert abs(losses[1] - plain_losses()[1]) > 0.01  # which is clipped
 
 
+def test_one_that_cannot_be_left_out_is_refused():
+    """update_ops='none', and the loss is computed from what the write gives."""
+    def in_use(unused_way):
+        def model(features, targets):
+            weights = tf.get_variable('w', [features.shape[1], 1])
+            new = tf.identity(tf.assign(weights, tf.clip_by_value(weights, -.1, .1)))
+            return tf.reduce_mean(tf.square(tf.matmul(features, new) - targets))
+        return model
+    with pytest.raises(towers.SharedVariableError, match='writes the trainable variable w '):
+        build(None, model=in_use, update_ops='none')
+
+
 def test_without_such_an_update_nothing_follows():
     def untouched(unused_way):
         return lambda features, targets: clipped(None)(features, targets)['loss']

@@ -105,6 +105,16 @@ def test_updates_and_sums_are_on_their_towers():
         assert [v for _, v in tower.gradients] == built.variables
 
 
+def test_micro_batches_read_the_copy_of_their_tower():
+    built = build(devices=2, accumulate=3)
+    assert [tower.index for tower in built.towers] == [0, 0, 0, 1, 1, 1]
+    for tower in built.towers:
+        reads = {tensor.op.name.split('/')[0] for op in step_operations([tower.data_loss])
+                 if op.name.startswith(tower.name_scope) for tensor in op.inputs}
+        assert reads & {'body', 'head', 'body_replica_1', 'head_replica_1'} == (
+            {'body_replica_1', 'head_replica_1'} if tower.index else {'body', 'head'})
+
+
 @pytest.mark.parametrize('method, kind', [('collective', 'CollectiveReduce'),
                                           ('nccl', 'NcclAllReduce')])
 def test_gpus_reduce_by_the_op_that_was_asked_for(method, kind):

@@ -7,6 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from towers.run import diagnosis
 from towers.run.diagnosis import Diagnosis, Trial, diagnose
 
 STAGES = collections.OrderedDict([('read', .001), ('decode', .006), ('augment', .002),
@@ -20,6 +21,33 @@ STAGES = collections.OrderedDict([('read', .001), ('decode', .006), ('augment', 
     (105., 100., 52., 'balanced')])
 def test_sides(pipeline, alone, together, side):
     assert Diagnosis(pipeline, alone, together, 0., STAGES).side == side
+
+
+def test_each_stage_takes_what_it_adds_to_those_before(monkeypatch):
+    """Stages that run side by side: one that is faster than those before it adds nothing."""
+    rates = iter([100., 50., 80., 25., 20.])
+
+    class Steps:
+        rate, waiting = 10., 0.
+
+        def __init__(self, *unused):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *unused):
+            pass
+
+        def measure(self, seconds):
+            pass
+    monkeypatch.setattr(diagnosis, 'pipeline_rate', lambda *unused: next(rates))
+    monkeypatch.setattr(diagnosis, '_Steps', Steps)
+    found = diagnose(None, lambda: None, 1, 4, lambda: collections.OrderedDict.fromkeys(
+        ['read', 'decode', 'augment', 'batch']))
+    assert found.pipeline == 20.
+    assert list(found.stages) == ['read', 'decode', 'augment', 'batch', 'copy']
+    assert list(found.stages.values()) == pytest.approx([.01, .01, 0., .02, .01])
 
 
 def test_sentences_say_by_how_much_and_what_to_change():

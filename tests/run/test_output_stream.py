@@ -52,6 +52,18 @@ def test_without_anybody_to_tell_it_is_an_error():
     output.write('c')
 
 
+def test_what_is_still_held_of_a_lost_stream_goes_nowhere():
+    """Python writes it out when the stream is closed, or the process ends: once more in vain."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    stream, errors = open(write_end, 'w'), []
+    output = OutputStream(stream, errors.append)
+    output.write('a')
+    output.flush()
+    assert [error.errno for error in errors] == [errno.EPIPE]
+    stream.close()
+
+
 def test_a_stream_that_is_closed_from_the_start():
     output = OutputStream(None)
     output.write('a')

@@ -25,8 +25,10 @@ class Recorder(OccasionalHook):
     def __init__(self, every, stop_at=None):
         self.every, self.stop_at = every, stop_at
         self.hooked, self.passed, self.fetched, self.ended, self.step = [], [], [], 0, 0
+        self.asked = []
 
     def is_due(self):
+        self.asked.append(self.step + 1)
         return (self.step + 1) % self.every == 0
 
     def after_run(self, run_context, run_values):
@@ -72,6 +74,7 @@ def test_hooks_are_called_where_one_of_them_is_due():
     for hook in hooks:
         assert hook.hooked == [3, 4, 6, 8, 9]
         assert hook.passed == [1, 2, 5, 7, 10]
+        assert hook.asked == list(range(1, 11))  # also where one before it is due
         assert hook.ended == 1
 
 

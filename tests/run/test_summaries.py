@@ -9,7 +9,8 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers.run import step_clock
 from towers.errors import InvalidArgumentError
-from towers.run.summaries import Summaries, SummaryHook, default_summaries, without_tower
+from towers.run.summaries import (Summaries, SummaryHook, _squared_norm, default_summaries,
+                                  without_tower)
 
 
 class FakeTime:
@@ -298,3 +299,11 @@ def test_refuses_towers_that_do_not_train_and_a_rhythm_below_1(tmp_path):
         default_summaries(built)
     with pytest.raises(InvalidArgumentError, match='summary_steps=0: expected a whole number'):
         SummaryHook(Summaries({}, {}, None, ''), None, str(tmp_path), 4, 0)
+
+
+@pytest.mark.parametrize('shape', [None, [4, 2]])
+def test_rows_of_a_sparse_gradient_are_added_up_before_their_norm_is_taken(shape):
+    sparse = tf.IndexedSlices(tf.constant([[1., 2.], [5., 0.], [3., 4.]]), tf.constant([1, 2, 1]),
+                              None if shape is None else tf.constant(shape))
+    with tf.Session() as session:
+        assert session.run(_squared_norm(sparse)) == 4. ** 2 + 6. ** 2 + 5. ** 2

@@ -60,6 +60,14 @@ def test_gates_leave_the_numbers_as_they_are(gate, num_towers):
     assert bool(alone) == (gate != 'GATE_GRAPH'), alone
 
 
+def test_a_variable_of_another_graph_is_named():
+    with tf.Graph().as_default():
+        other = tf.get_variable('other', [])
+    with pytest.raises(towers.InvalidArgumentError) as error:
+        after_a_step(SGD(RATE), 2, var_list=[other])
+    assert str(error.value) == "var_list holds 'other', which belongs to another graph."
+
+
 def test_check_towers_gates_the_one_device_as_well():
     asked = []
 

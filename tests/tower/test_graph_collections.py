@@ -59,6 +59,16 @@ def test_each_tower_sees_what_was_before_and_its_own(graph):
     assert tf.get_collection(LOSSES) == [before, own[0]]  # as one device leaves it
 
 
+def test_what_was_there_before_and_is_put_there_again_is_the_towers_too(graph):
+    before = add(UPDATES)
+    towers = Towers(graph)
+    for _ in range(2):
+        towers.tower(lambda: tf.add_to_collection(UPDATES, before))
+    assert towers.added[0][UPDATES] == [before]
+    towers.collections.finish()
+    assert tf.get_collection(UPDATES) == [before, before]
+
+
 def test_shared_entries_of_the_first_tower_stay_visible(graph):
     towers = Towers(graph)
     l2, of_activation = towers.tower(lambda: (add(REGULARIZATION), add(REGULARIZATION)))

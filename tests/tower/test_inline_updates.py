@@ -308,6 +308,31 @@ def test_the_plan_names_what_all_use_of_what_one_writes():
     built = train(counts, 2, 1)[2]
     assert built.plan.inline_updates == 'tower 0 writes, and every tower uses, count'
 
+    def counts_twice(x):
+        """What is written of one variable goes into what is written of another."""
+        w = tf.get_variable('w', [], initializer=ONES)
+        count, total = [tf.get_variable(name, [], initializer=tf.zeros_initializer(),
+                                        trainable=False) for name in ('count', 'total')]
+        new = tf.assign_add(total, tf.identity(tf.assign_add(count, 1.)))
+        return tf.reduce_mean(x) * w * tf.identity(new)
+    built = train(counts_twice, 2, 1)[2]
+    assert built.plan.inline_updates == 'tower 0 writes, and every tower uses, count, total'
+
+
+@both_copies
+def test_what_is_written_in_a_branch_and_used_there_is_refused(copies):
+    def model_fn(x):
+        w = tf.get_variable('w', [], initializer=ONES)
+        count = tf.get_variable('count', [], initializer=tf.zeros_initializer(), trainable=False)
+        return tf.cond(tf.reduce_sum(x) > -1e9,
+                       lambda: tf.reduce_mean(x) * w * tf.identity(tf.assign_add(count, 1.)),
+                       lambda: tf.reduce_mean(x) * w)
+    with switched('control_flow_v2', False):
+        with pytest.raises(towers.SharedVariableError, match=(
+                r'writes variable count \(operation tower_0/cond/AssignAdd\w*\) within a branch or '
+                'a loop, and uses what it has written there, where it cannot be left')):
+            train(model_fn, 2, copies=copies)
+
 
 @both_copies
 @two_and_four

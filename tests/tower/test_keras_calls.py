@@ -280,9 +280,11 @@ def test_trainable_variables_have_gradients(keras):
     np.testing.assert_allclose(_values(tf.gradients(loss, variables)), [[[4.], [8.]]])
 
 
-def test_state_of_a_stateful_rnn(keras):
+@pytest.mark.parametrize('trainable', [True, False])
+def test_state_of_a_stateful_rnn(keras, trainable):
     rnn = keras.layers.SimpleRNN(1, stateful=True, activation=None, use_bias=False,
                                  kernel_initializer='ones', recurrent_initializer='ones')
+    rnn.trainable = trainable  # frozen weights, but a state that goes on
     with record_keras_calls() as record:
         outputs = rnn(tf.reshape(tf.constant(EXAMPLES[0]), [2, 2, 1]))
     assert len(record.updates()) == 1

@@ -125,6 +125,26 @@ def test_state_that_a_branch_writes(kind_of_variables, way):  # noqa: F811
     assert_equal(on_towers(model_fn, 2, **way), on_one_device(model_fn))
 
 
+@pytest.mark.parametrize('flow', ['v1', 'v2'])
+def test_state_that_a_branch_resets_by_the_step_alone(flow):
+    """Every tower would write the same; but a branch of control flow v2 cannot be left to one."""
+    if flow == 'v2' and tf.version.VERSION < '2':
+        pytest.skip('control flow v2')
+
+    def model_fn(x):
+        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
+        state = tf.get_variable('state', [1], initializer=ZEROS, collections=LOCAL,
+                                trainable=False, use_resource=True)
+        turn = tf.get_variable('turn', [], initializer=ZEROS, trainable=False, use_resource=True)
+        reset = tf.cond(turn.read_value() < 1., lambda: tf.group(tf.assign(state, [3.])), tf.no_op)
+        with tf.control_dependencies([reset]):
+            return w * tf.reduce_mean(x) + state.read_value()[0]
+    with switched('control_flow_v2', flow == 'v2'):
+        losses, _, states, built = on_towers(model_fn, 2, steps=1, copies='reuse')
+    assert losses == [BATCH.mean() + 3.] and list(states) == [3., 3.]
+    assert [v.op.name for v in built.own_state] == ['state', 'state_tower_1']
+
+
 def in_a_branch(state, new, _):
     return tf.cond(new[0] > state[0], lambda: tf.group(tf.assign(state, new)), tf.no_op)
 
@@ -198,6 +218,12 @@ def test_state_from_around_the_model_function(kind_of_variables, copies):  # noq
         built = towers.build_towers(goes_on(lambda size: state), tf.constant(BATCH),
                                     tf.train.MomentumOptimizer(0.01, 0.9), 2, reduction='mean',
                                     copies=copies)
+        # A reference variable is written beside it.
+        for tower, name in zip(built.towers, ('rnn/state', 'rnn/state_tower_1')):
+            groups = {group for op in tf.get_default_graph().get_operations()
+                      if op.name.startswith(tower.name_scope) for group in op.colocation_groups()}
+            assert {group for group in groups if b'@rnn' in group} == (
+                {b'loc:@' + name.encode()} if kind_of_variables == 'reference' else set())
         session = tf.Session(config=towers.session_config(built.devices))
         assert_equal(trained(session, built.loss, built.train_op, 3), plain)
 

@@ -158,6 +158,23 @@ def test_only_what_is_proven_is_paired(graph):
     assert recomputed_draws(forward.operations, backward.operations) == {same: first}
 
 
+def test_which_of_two_equal_draws_is_repeated_cannot_be_told(graph):
+    with graph_walk.Recording(graph) as forward:
+        w = tf.constant(START)
+
+        @tf.custom_gradient
+        def block(x):
+            def gradient(*upstream):
+                return sum(upstream) * tf.nn.dropout(tf.identity(x), rate=0.5)
+            return [tf.nn.dropout(x, rate=0.5), tf.nn.dropout(x, rate=0.5)], gradient
+        one, other = block(w)
+    with graph_walk.Recording(graph) as backward:
+        tf.gradients(one + other, w)
+    for operations, count in ((forward.operations, 2), (backward.operations, 1)):
+        assert sum(map(graph_walk.is_random, operations)) == count
+    assert recomputed_draws(forward.operations, backward.operations) == {}
+
+
 @pytest.mark.parametrize('copies', ['auto', 'reuse'])
 @pytest.mark.parametrize('stateless', [False, True])
 @pytest.mark.parametrize('way', list(WAYS))

@@ -74,6 +74,23 @@ def test_it_is_refused_where_something_else_is_made_of_it():
             tf.losses.get_regularization_losses()[-1])), VECTORS, sgd(), 2, **REPLICATED)
 
 
+@pytest.mark.parametrize('regularization', ['none', 'add'])
+def test_one_that_a_later_call_leaves_out_is_refused(regularization):
+    calls = []
+
+    def model(features, targets):
+        data = two_layers(features, targets)
+        if not calls:
+            with tf.variable_scope('', reuse=True):
+                tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, 0.1 * tf.nn.l2_loss(
+                    tf.get_variable('head', dtype=tf.float64)))
+        calls.append(features)
+        return one_by_one(data) if regularization == 'none' else data
+    with pytest.raises(towers.ModelFunctionError, match='tower 1 leaves 1 fewer registered losses'):
+        towers.build_towers(model, VECTORS, sgd(), 2, copies='reuse',
+                            regularization=regularization)
+
+
 @pytest.mark.parametrize('options, total', [
     (dict(REPLICATED, regularization='add'), lambda data: data), (REPLICATED, one_by_one)])
 def test_a_second_build_that_reuses_the_weights(options, total):

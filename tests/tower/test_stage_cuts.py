@@ -7,6 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from sample_models import switched
 
 X = np.random.RandomState(0).rand(16, 6)
 CPUS = ['/device:CPU:%d' % index for index in range(4)]
@@ -89,3 +90,24 @@ def test_large_networks_are_cut_evenly(name, size, count):
                   for part in built.plan.stages.replace('%,', '%|').split('|')]
         assert len(shares) == count and max(shares) <= 115. / count, built.plan.stages
         assert not towers.audit(built).broken
+
+
+@pytest.mark.parametrize('loops', [1, 2])
+def test_a_loop_is_in_one_stage(loops):
+    """With what TensorFlow keeps beside its parts; else no session could place it."""
+    def looping(x):
+        w = tf.get_variable('w', [6, 6], tf.float64, tf.random_normal_initializer(stddev=.5))
+        for _ in range(loops):
+            x = tf.while_loop(lambda i, _: i < 3, lambda i, each: (
+                i + 1, tf.tanh(each) + tf.sigmoid(each)), (tf.constant(0), tf.matmul(x, w)))[1]
+        return tf.reduce_mean(x)
+    with switched('control_flow_v2', False):
+        report = towers.check_towers(looping, X, devices=['/cpu:0+/cpu:1'], stages='auto')
+        built = towers.build_towers(looping, tf.constant(X), tf.train.GradientDescentOptimizer(.1),
+                                    '/cpu:0+/cpu:1', stages='auto')
+    assert report.equal, report
+    operations = tf.get_default_graph().get_operations()
+    found = [{op.device for op in operations if op.name.startswith('tower_0/%s/' % scope)}
+             for scope in ('while', 'while_1')[:loops]]
+    assert found == [{CPUS[0]}, {CPUS[1]}] if loops == 2 else len(found[0]) == 1
+    assert not towers.audit(built).broken

@@ -124,6 +124,18 @@ def test_a_run_of_one_tower_that_reads_ahead_takes_the_batch_of_all_towers():
         assert program.steps(session) == EXPECTED[1:]
 
 
+def test_a_shard_that_is_missing_from_one_buffer_brings_no_other_into_the_batch():
+    """As after a step that broke off: what is left of that batch is given up, in all buffers."""
+    program = Program(batches(), copies='reuse')
+    with program.session() as session:
+        assert program.steps(session, 1) == EXPECTED[:1]
+        graph = tf.get_default_graph()
+        take, = [op for op in graph.get_operations()
+                 if op.type == 'Unstage' and op.device == '/device:CPU:1']
+        session.run(take)
+        assert program.steps(session) == EXPECTED[2:]
+
+
 def test_two_sessions_have_buffers_of_their_own():
     program = Program(batches())
     with program.session() as one, program.session() as other:

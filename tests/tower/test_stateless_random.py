@@ -341,3 +341,13 @@ def test_initial_values_keep_their_distribution():
         session.run(variable.initializer)
         value = session.run(variable)
     assert abs(value.mean()) < 0.01 and abs(value.std() - 0.44) < 0.01 and abs(value).max() <= 1
+
+
+def test_ops_of_two_dtypes_with_equal_seeds_have_keys_of_their_own(graph):
+    draws = [tf.random_uniform([2], dtype=dtype, seed=3) for dtype in (
+        tf.float32, tf.float64, tf.float32)]
+    keys = {}
+    assert make_stateless(graph.get_operations(), [tf.identity(each) for each in draws],
+                          tf.constant(0), 1, keys) == (3, 0)
+    names = list(keys.values())
+    assert len(names) == 3 and len(set(names)) == 2  # those of one dtype draw the same

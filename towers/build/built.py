@@ -50,4 +50,4 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
     __slots__ = ()
 
     def __repr__(self):
-        return '<BuiltTowers: %d towers on %s>' % (len(self.towers), ', '.join(self.devices))
+        return '<BuiltTowers: %d towers on %s>' % (len(self.devices), ', '.join(self.devices))

@@ -42,8 +42,6 @@ def recompute(block: typing.Callable) -> typing.Callable:
     @functools.wraps(block, assigned=[name for name in functools.WRAPPER_ASSIGNMENTS
                                       if hasattr(block, name)])
     def marked(*args, **kwargs):
-        if tf.executing_eagerly():
-            return block(*args, **kwargs)
         with Recording(tf.get_default_graph()) as made:
             result = block(*args, **kwargs)
         for op in made.operations:

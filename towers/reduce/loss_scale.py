@@ -95,9 +95,7 @@ class ScaledLosses:
         self.variables = [self._value, self._good_steps, self._skipped]
 
     def scaled(self, loss):
-        """The loss times the scale, in float32 at least."""
-        if loss.dtype.size < 4:
-            loss = tf.cast(loss, tf.float32)
+        """The loss times the scale, in the loss's dtype: its gradients do not depend on its value."""
         return loss * tf.cast(self.scale, loss.dtype)
 
     def unscaled(self, gradients):

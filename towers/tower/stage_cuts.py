@@ -81,6 +81,7 @@ def cut_into_stages(operations, variables, device, root, move_variables):
             compat.set_device(op, stages[stage])
             for name in first_reader.get(op.name, ()) if move_variables else ():
                 _move_variable(by_name[name], stages[stage])
+    _bring_along(operations, mine, stages[0])
     shares = [sum(costs[before + 1:last + 1]) / max(total, 1)
               for before, last in zip(bounds, bounds[1:])]
     return StageCuts(shares, [crossing[cut] for cut in cuts],
@@ -93,6 +94,17 @@ def _may_move(op, stages):
     return (op.device == stages[0] and bool(scopes) and isinstance(scopes[0], TowerDevice)
             and not isinstance(scopes[0], StageDevice)
             and op.colocation_groups() == [b'loc:@' + op.name.encode()])
+
+
+def _bring_along(operations, moved, first):
+    """Puts what TensorFlow keeps beside a moved operation, as a loop's `Switch`es, there as well."""
+    places = {op.name: op.device for op in moved}
+    for op in operations:
+        beside = [group.decode()[len('loc:@'):] for group in op.colocation_groups()]
+        if op.name not in places and op.device == first and all(
+                name in places for name in beside):
+            places[op.name] = places[beside[0]]
+            compat.set_device(op, places[op.name])
 
 
 def _first_readers(operations, variables):

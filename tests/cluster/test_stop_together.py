@@ -1,0 +1,41 @@
+"""`StopTogetherHook`: what makes a worker stop."""
+
+import signal
+import types
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers import StopTogetherHook
+
+
+def hook_of(cluster):
+    built = towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])),
+                                tf.ones([2]), tf.train.GradientDescentOptimizer(.1), 1,
+                                cluster=cluster)
+    hook, stopped = StopTogetherHook(cluster, built), []
+    hook._coordinator = types.SimpleNamespace(request_stop=lambda: stopped.append(True))
+    return hook, stopped
+
+
+def test_one_of_several_workers_is_enough_and_it_stays_so():
+    hook, stopped = hook_of(towers.Cluster('ring', ['a:1', 'b:2']))
+    assert hook.always_fetched() is not None
+    hook.step_done(0)
+    assert not stopped
+    hook.step_done(1)  # how many want to stop
+    assert len(stopped) == 1 and hook.received is None
+    hook.step_done(0)
+    assert len(stopped) == 2
+
+
+@pytest.mark.parametrize('cluster', [
+    towers.Cluster('ring', ['a:1']), towers.Cluster('ps', ['a:1', 'b:2'], ['c:3'], synchronous=False)])
+def test_where_workers_do_not_wait_for_each_other_each_stops_by_itself(cluster):
+    hook, stopped = hook_of(cluster)
+    hook.step_done(None)
+    assert not stopped
+    hook.stop(signal.SIGTERM)
+    hook.step_done(None)
+    assert stopped == [True] and hook.received == signal.SIGTERM
