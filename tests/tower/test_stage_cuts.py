@@ -69,6 +69,24 @@ def test_stages_are_even_and_cut_between_layers(count):
         assert len(crossing) == 1
 
 
+def test_every_stage_has_an_operation_however_large_one_is():
+    def large_at_the_end(x):
+        for _ in range(6):
+            x = tf.tanh(x)
+        wide = tf.get_variable('wide', [6, 5000], tf.float64, tf.ones_initializer())
+        return tf.reduce_mean(tf.matmul(x, wide))
+    built = towers.build_towers(large_at_the_end, tf.constant(X), None, [CPUS], stages='auto')
+    for device in CPUS:
+        assert [op for op in tf.get_default_graph().get_operations()
+                if op.device == device and op.type in ('Tanh', 'MatMul', 'Mean')], device
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        x = X
+        for _ in range(6):
+            x = np.tanh(x)
+        np.testing.assert_allclose(session.run(built.loss), x.sum(1).mean(), rtol=1e-12)
+
+
 @pytest.mark.slow
 @pytest.mark.version_independent
 @pytest.mark.parametrize('name, size', [('inception_resnet_v2', 139), ('resnet_v1_50', 64)])

@@ -52,11 +52,12 @@ def cut_into_stages(operations, variables, device, root, move_variables):
     """
     stages = stages_of(device)
     mine = [op for op in operations if op.name.startswith(root) and _may_move(op, stages)]
-    if len(mine) < len(stages):
+    computing = [place for place, op in enumerate(mine) if op.type != 'Const']
+    if len(computing) < len(stages):
         raise ModelFunctionError(
             "stages='auto', and there are %d devices a tower for %d operations of the model that "
             'may be put anywhere: name fewer devices, or leave out towers.stage and tf.device in the '
-            'model function (or stages=).' % (len(stages), len(mine)))
+            'model function (or stages=).' % (len(stages), len(computing)))
     first_reader, parameters = _first_readers(mine, variables)
     costs = [_bytes(op) + sum(parameters[name] for name in first_reader.get(op.name, ()))
              for op in mine]
@@ -67,12 +68,12 @@ def cut_into_stages(operations, variables, device, root, move_variables):
     cuts = []
     for number in range(1, len(stages)):
         target, width = total * number / len(stages), .07 * total / len(stages)
-        start = cuts[-1] + 1 if cuts else 0
-        # Loops and branches (v1) stay in one piece.
-        places = [place for place in range(start, len(mine) - 1)
+        # Each stage has something to compute. Loops and branches (v1) stay in one piece.
+        left = [place for place in computing if not cuts or place > cuts[-1]]
+        places = [place for place in range(left[0], left[number - len(stages)])
                   if not is_control_flow(mine[place]) and not is_control_flow(mine[place + 1])]
         near = [place for place in places if abs(sums[place] - target) <= width] or [
-            min(places or [len(mine) - 1], key=lambda place: abs(sums[place] - target))]
+            min(places or [left[number - len(stages)] - 1], key=lambda place: abs(sums[place] - target))]
         cuts.append(min(near, key=lambda place: (crossing[place], abs(sums[place] - target))))
     bounds = [-1] + cuts + [len(mine) - 1]
     by_name = {variable.op.name: variable for variable in variables}
