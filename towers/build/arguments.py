@@ -64,6 +64,14 @@ def check_build_arguments(name, variable_scope, reuse, global_step, learning_rat
                        'count of towers, or None')
 
 
+def check_same_graph(name, built):
+    """Raises `InvalidArgumentError` for a `BuiltTowers` of another graph than the default one."""
+    graphs = {getattr(variable, 'graph', None) for variable in built.variables} - {None}
+    if graphs and tf.get_default_graph() not in graphs:
+        raise InvalidArgumentError('%s=%r belongs to another graph than the default one: build '
+                                   'under the tf.Graph() of that build.' % (name, built))
+
+
 def _check_learning_rate(learning_rate):
     if isinstance(learning_rate, np.ndarray) and learning_rate.shape == ():
         learning_rate = learning_rate[()]

@@ -6,7 +6,8 @@ import difflib
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_choice, check_count, check_graph_mode
-from towers.build.arguments import check_build_arguments, check_model_fn, checked_objectives
+from towers.build.arguments import (check_build_arguments, check_model_fn, check_same_graph,
+                                    checked_objectives)
 from towers.build.built import BuiltTowers
 from towers.build.options import (NUMERICS, VARIABLES, Numerics, VariablePlacement,
                                   with_keywords)
@@ -92,6 +93,8 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
                               first_scope=first_scope,
                               stateless_random=stateless_random, xla=numerics.xla))
     shares_earlier = isinstance(reuse, BuiltTowers)
+    if shares_earlier:
+        check_same_graph('reuse', reuse)
     if shares_earlier and variable_scope is None:
         variable_scope = scope_to_enter(reuse.variable_scope)
     if not (isinstance(stage_inputs, (bool, str)) and stage_inputs in (True, False, 'first')):
