@@ -78,16 +78,22 @@ def work(cluster, job, dataset, input_hook):
     own_hooks = [input_hook]
     if cluster.kind != 'ring' and job.built.machines.stops is None:
         own_hooks.append(tf.train.StopAtStepHook(last_step=job.train_steps))
+    ended = None
     try:
         with join(cluster, job) as member:
             print('%s joined' % cluster.name, flush=True)
             with member.session(own_hooks + [signals], LoopSession) as session:
-                while not session.should_stop():
-                    with train_data.skipping(dataset, job, session, cluster.num_workers):
-                        session.run_steps(job.train_op, _FOREVER)
+                try:
+                    while not session.should_stop():
+                        with train_data.skipping(dataset, job, session, cluster.num_workers):
+                            session.run_steps(job.train_op, _FOREVER)
+                except tf.errors.OutOfRangeError:  # to the session the end
+                    ended = train_data.ended_on_worker()
     finally:
         signals.restore()
     print('%s ended' % cluster.name, flush=True)
+    if ended is not None:
+        raise ended
     return signals.received
 
 
