@@ -161,10 +161,8 @@ def own_failure(error):
     found = re.search(r'assertion failed: \[(.*? of %s .*?)\]' % re.escape(FLAGS.dataset), text)
     if found:
         return datasets.OwnDataError(found.group(1))
-    reason = re.sub(r'^Error in user-defined function passed to .*? with iterator: \S+: ', '',
-                    reason_of(error))
     failure = datasets.OwnDataError('--dataset=%s: a batch could not be made: %s' % (
-        FLAGS.dataset, reason))
+        FLAGS.dataset, reason_of(error)))
     failure.__cause__ = error
     return failure
 

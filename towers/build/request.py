@@ -14,7 +14,7 @@ from towers.build.options import (NUMERICS, VARIABLES, Numerics, VariablePlaceme
 from towers.build.tower_loop import COPIES
 from towers.errors import InvalidArgumentError, NameScopeError
 from towers.graph.scopes import full_scope_name, scope_to_enter
-from towers.placement.devices import check_variable_device, resolve_devices
+from towers.placement.devices import MOST_TOWERS, check_variable_device, resolve_devices
 from towers.placement.precision import check_precision, rewrite_field, try_precision
 from towers.placement.variable_device import Placement
 from towers.reduce.all_reduce import check_all_reduce
@@ -112,8 +112,10 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     _check_accumulate('accumulate', accumulate, objectives)
     _check_accumulate('micro_batches', micro_batches, objectives)
     _check_stages(stages, schedule, micro_batches, accumulate)
+    accumulate, micro_batches = int(accumulate), int(micro_batches)
     schedule = schedule if micro_batches > 1 else None
-    accumulate = int(max(accumulate, micro_batches))
+    accumulate = max(accumulate, micro_batches)
+    _check_not_too_many('accumulate' if schedule is None else 'micro_batches', accumulate, names)
     if accumulate > 1 and not first_scope:
         raise InvalidArgumentError('first_scope=False, and %d micro-batches a tower: each needs a '
                                    'scope of its own. Pass one of both.' % accumulate)
@@ -248,6 +250,12 @@ def _check_accumulate(name, count, objectives):
             '%s=%d goes with one loss, and there are several (%s): a micro-batch waits for the '
             'gradients of the one before, which would be those of all losses.' % (
                 name, count, ', '.join(objectives.names)))
+
+
+def _check_not_too_many(name, count, devices):
+    if count * len(devices) > MOST_TOWERS:
+        raise InvalidArgumentError('%s=%d on %d tower%s: expected %d micro-batches in all at most.' % (
+            name, count, len(devices), '' if len(devices) == 1 else 's', MOST_TOWERS))
 
 
 def _check_stages(stages, schedule, micro_batches, accumulate):

@@ -76,7 +76,9 @@ class Attempt:
             put_collections_back()
             restore()
             self._put(_VARIABLES, left)
-            self._put(_SCOPES, sorted(left_scopes(self._graph) | set(scopes)))
+            entered = {scope for scope in scopes
+                       if self._graph.unique_name(scope, mark_as_used=False) != scope}
+            self._put(_SCOPES, sorted(left_scopes(self._graph) | entered))
             raise
         taken = set(map(id, self._made))
         self._put(_VARIABLES, [left for left in self._left if id(left.variable) not in taken])
