@@ -1,6 +1,7 @@
 """`build_towers`: from a model function to a data-parallel train op."""
 
 import collections
+import inspect
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -189,6 +190,18 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         request.numerics.precision, builder.gradients.scaled_losses, request.numerics.xla,
         request.full_scope_name, update.train_ops, staged, machines,
         builder.own_state.of_all_towers())
+
+
+def check_arguments(*given, **named):
+    """Raises what `build_towers` raises for these arguments before any op is made.
+
+    The inputs are not looked at, so that they can be made after it.
+    """
+    bound = inspect.signature(build_towers).bind(*given, **named)
+    bound.apply_defaults()
+    check_none_misplaced(bound.arguments['misplaced'])
+    checked_request(**{name: value for name, value in bound.arguments.items()
+                       if name not in ('inputs', 'misplaced')})
 
 
 def shards_of_towers(request, inputs):

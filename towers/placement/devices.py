@@ -52,6 +52,8 @@ def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = Non
       DeviceError: no such device, one that is named twice, a name that TF cannot parse, or none.
       InvalidArgumentError: a count below 1, or a type that is none of the above.
     """
+    check_flag('check', check)
+    check_flag('allow_repeated', allow_repeated)
     gpus = visible_gpus()
     if devices is None:
         return gpus or ('/device:CPU:0',)

@@ -9,10 +9,10 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import (check_count, check_function, check_graph_mode, check_instance,
-                              check_session, check_step_variable)
+from towers.arguments import (check_count, check_flag, check_function, check_graph_mode,
+                              check_instance, check_session, check_step_variable)
 from towers.build.arguments import check_same_graph
-from towers.build.build import BuiltTowers, build_towers
+from towers.build.build import BuiltTowers, build_towers, check_arguments
 from towers.errors import InputError, InvalidArgumentError, SharedVariableError
 from towers.placement.precision import check_precision
 from towers.run.step_loop import OccasionalHook
@@ -59,6 +59,7 @@ class Evaluation:
         """
         check_instance('dataset', dataset, compat.DATASET_TYPES, 'a tf.data.Dataset')
         check_precision(precision)
+        check_flag('check_devices', check_devices)
         check_graph_mode('an Evaluation')
         if trained is not None:
             check_instance('trained', trained, BuiltTowers, 'what build_towers returned')
@@ -69,16 +70,17 @@ class Evaluation:
         if any(shape.ndims == 0 for shape in tf.nest.flatten(tf.data.get_output_shapes(dataset))):
             raise InputError('dataset gives elements of the shapes %s, single examples: expected '
                              'batches, from its .batch(n).' % (tf.data.get_output_shapes(dataset),))
+        options = dict(
+            remainder='weight', reuse=trained, name=name, variable_device=variable_device,
+            check_devices=check_devices, allow_repeated_devices=trained is not None, copies=copies,
+            precision=precision, regularization=regularization, on_tower=on_tower, stages=stages)
+        check_arguments(model_fn, None, None, devices, **options)
         with _iterators_put_back(), _advising_trained(trained):
             with tf.device('/cpu:0'):
                 self._iterator = tf.data.make_initializable_iterator(dataset)
                 self._batches_known = tf.data.experimental.cardinality(dataset)
                 batch = self._iterator.get_next()
-            self.built = build_towers(
-                model_fn, batch, None, devices, remainder='weight', reuse=trained, name=name,
-                variable_device=variable_device, check_devices=check_devices,
-                allow_repeated_devices=trained is not None, copies=copies, precision=precision,
-                regularization=regularization, on_tower=on_tower, stages=stages)
+            self.built = build_towers(model_fn, batch, None, devices, **options)
             self.metrics = _checked_metrics(self.built)
         with tf.device('/cpu:0'):
             self._size = tf.add_n([tf.cast(tower.size, tf.int64) for tower in self.built.towers])

@@ -15,7 +15,8 @@ import typing
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_count, check_flag, check_number, directory_name, scalar_tensors
+from towers.arguments import (check_count, check_flag, check_number, check_say, directory_name,
+                              scalar_tensors)
 from towers.checkpoint.files import list_checkpoints
 from towers.errors import InvalidArgumentError, LogFileError
 from towers.run.input_watch import checked_watch
@@ -222,6 +223,7 @@ class MetricsHook(OccasionalHook):
         if last_step is not None:
             check_count('last_step', last_step)
         check_flag('fetch_every_step', fetch_every_step)
+        check_say(say)
         check_number('examples_per_epoch', examples_per_epoch, above=0, expected='more than 0')
         self._arguments = tf.train.SessionRunArgs(dict(scalar_tensors('values', values)))
         for name in self._arguments.fetches:

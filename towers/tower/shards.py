@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.arguments import (check_choice, check_count, check_flag, check_function,
-                              check_graph_mode)
+                              check_graph_mode, check_instance)
 from towers.errors import InputError, InvalidArgumentError, TowersError
 from towers.placement.devices import canonical_device
 
@@ -69,6 +69,7 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
     check_count('num_shards', num_shards)
     num_shards = int(num_shards)
     check_flag('pad_empty', pad_empty)
+    check_instance('called', called, str, "a word such as 'towers'")
     if callable(device):
         device = _checked_device_function(device)
     elif device is not None:
