@@ -16,15 +16,22 @@ _FOREVER = 10 ** 15  # steps: until the chief stops
 
 
 def make_cluster():
-    """The `Cluster` of --cluster, `TF_CONFIG` and the flags that override it; None without one."""
+    """The `Cluster` of --cluster, `TF_CONFIG` and the flags that override it; None without one.
+
+    Raises:
+      InvalidArgumentError: they make no cluster.
+    """
     if not FLAGS.cluster:
         return None
-    return towers.Cluster.from_tf_config(
-        FLAGS.cluster, workers=_listed(FLAGS.worker_hosts), ps=_listed(FLAGS.ps_hosts),
-        job=FLAGS.job_name or None,
-        rank=FLAGS.task_index if FLAGS.task_index >= 0 else None,
-        synchronous=None if FLAGS.cluster != 'ps' else FLAGS.synchronous,
-        backup_workers=FLAGS.backup_workers or None)
+    try:
+        return towers.Cluster.from_tf_config(
+            FLAGS.cluster, workers=_listed(FLAGS.worker_hosts), ps=_listed(FLAGS.ps_hosts),
+            job=FLAGS.job_name or None,
+            rank=FLAGS.task_index if FLAGS.task_index >= 0 else None,
+            synchronous=None if FLAGS.cluster != 'ps' else FLAGS.synchronous,
+            backup_workers=FLAGS.backup_workers or None)
+    except towers.ClusterError as error:  # of the flags, not of a run
+        raise towers.InvalidArgumentError(str(error)) from error
 
 
 def workers_a_step(cluster):

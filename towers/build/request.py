@@ -260,8 +260,10 @@ def _check_not_too_many(name, count, devices):
 
 def _check_stages(stages, schedule, micro_batches, accumulate):
     check_choice('schedule', schedule, SCHEDULES)
-    if stages is not None:
-        check_choice('stages', stages, ('auto',))
+    if stages is not None and not (isinstance(stages, str) and stages == 'auto'):
+        raise InvalidArgumentError(
+            "stages=%.80r: expected 'auto', for as many as a tower has devices, or None. Where they "
+            "are cut by hand, the model function says, by towers.stage(number)." % (stages,))
     if micro_batches > 1 and accumulate > 1:
         raise InvalidArgumentError(
             'micro_batches=%d and accumulate=%d: a pipeline adds up the gradients of its '

@@ -170,10 +170,19 @@ class MetricsLog:
         try:
             yield
         except OSError as error:
-            step = self._written['step']
             raise LogFileError('%s: %s.%s' % (
-                self.path, error.strerror or error,
-                ' Its lines up to step %d are safe.' % step if step >= 0 else '')) from error
+                self.path, error.strerror or error, self._advice())) from error
+
+    def _advice(self):
+        step, folder = self._written['step'], os.path.dirname(os.path.abspath(self.path))
+        if os.path.isdir(self.path):
+            return ' It is a folder: move it away, or give another path.'
+        if not os.path.isdir(folder):
+            return ' %s is gone, and with it the lines up to step %d.' % (
+                folder, step) if step >= 0 else ''
+        if step >= 0 and os.path.exists(self.path):
+            return ' Its lines up to step %d are safe.' % step
+        return ''
 
 
 class MetricsHook(OccasionalHook):
