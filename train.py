@@ -328,9 +328,10 @@ def train(job, dataset, cluster=None):
               'operations'.format(operations), flush=True)
     initial_values = (towers.init_from(FLAGS.init_from, job.built.variables)
                       if FLAGS.init_from else None)
+    ended = None
     try:
         with train_cluster.joined(cluster, job) as member, training_session(
-                train_dir(), job.global_step, [StartInputHook(job.iterator), watch]
+                train_dir(), job.global_step, [StartInputHook(job.iterator, job.evaluation), watch]
                 + train_cluster.hooks(cluster, job) + listeners + fingerprint + [evaluation],
                 session_config(job.built), FLAGS.save_steps,
                 FLAGS.keep, FLAGS.recover, initial_values,
@@ -340,18 +341,22 @@ def train(job, dataset, cluster=None):
             def position():
                 return session.run_step_fn(
                     lambda step_context: int(step_context.session.run(job.global_step)))
-            step = position()
+            step = begin = position()
             if step >= job.train_steps:
                 print('%s holds %d steps already, and %d were asked for: evaluating them. Another '
                       '--train_dir starts anew.' % (train_dir(), step, job.train_steps))
-            elif FLAGS.audit_runtime and not session.should_stop():
-                audit_runtime(job, session)
-                step += 1
-            # Again if TensorFlow lost the session: it then went back to the newest checkpoint.
-            while step < job.train_steps and not session.should_stop():
-                with train_data.skipping(dataset, job, session, train_cluster.share(cluster)[1]):
-                    session.run_steps(job.train_op, job.train_steps - step)
-                step = job.train_steps if session.should_stop() else position()
+            try:
+                if FLAGS.audit_runtime and step < job.train_steps and not session.should_stop():
+                    audit_runtime(job, session)
+                    step += 1
+                # Again if TensorFlow lost the session: it then went back to the newest checkpoint.
+                while step < job.train_steps and not session.should_stop():
+                    with train_data.skipping(dataset, job, session,
+                                             train_cluster.share(cluster)[1]):
+                        session.run_steps(job.train_op, job.train_steps - step)
+                    step = job.train_steps if session.should_stop() else position()
+            except tf.errors.OutOfRangeError:  # to the session the end, at which it saves as usual
+                ended = train_data.ended(position(), begin, job.train_steps)
     finally:
         progress.close()
         signals.restore()
@@ -359,18 +364,27 @@ def train(job, dataset, cluster=None):
     if signals.received is None:
         report(progress.throughput, evaluation.latest)
     print('checkpoint     %s' % tf.train.latest_checkpoint(train_dir()))
+    if ended is not None:
+        raise ended
     return signals.received
 
 
 class StartInputHook(OccasionalHook):
-    """Starts the input at the example that the restored variables say comes next."""
+    """Starts the input at the example that the restored variables say comes next.
 
-    def __init__(self, iterator):
+    Of a user's own data it reads a batch to be evaluated: that there is none would otherwise show
+    when the training is done.
+    """
+
+    def __init__(self, iterator, evaluation=None):
         self._iterator = iterator
+        self._evaluation = evaluation if train_data.is_own() else None
 
     def after_create_session(self, session, coord):
         """Runs the iterator's initializer."""
         session.run(self._iterator.initializer)
+        if self._evaluation is not None:
+            self._evaluation.check_examples(session, read=True)
 
     def is_due(self):
         """Never: there is nothing to do around a step."""
@@ -462,6 +476,8 @@ def run(argv):
     except towers.OutputLostError:
         raise
     except FAILURES as error:
+        if isinstance(error, datasets.OwnDataError):
+            train_data.show_cause(error)
         train_flags.say(error)
         return 1
     except towers.TowersError as error:
@@ -472,14 +488,21 @@ def run(argv):
                         '--image_size, or more towers on other devices.' % (
                             ': ' + found.group() if found else ''))
         return 1
+    except tf.errors.OpError as error:
+        failure = train_data.own_failure(error)
+        if failure is None:
+            raise
+        train_data.show_cause(failure)
+        train_flags.say(failure)
+        return 1
     except KeyboardInterrupt:  # before the first step, where there is nothing to save
         return 128 + signal.SIGINT
 
 
 # What goes wrong in a run, as against what makes no sense about its flags.
-FAILURES = (datasets.BadExampleError, towers.AuditError, towers.CheckpointError,
-            towers.ClusterError, towers.LogFileError, towers.NonFiniteError,
-            towers.OutOfMemoryError, towers.RunLockedError)
+FAILURES = (datasets.BadExampleError, datasets.OwnDataError, towers.AuditError,
+            towers.CheckpointError, towers.ClusterError, towers.LogFileError,
+            towers.NonFiniteError, towers.OutOfMemoryError, towers.RunLockedError)
 
 
 if __name__ == '__main__':

@@ -16,15 +16,22 @@ _FOREVER = 10 ** 15  # steps: until the chief stops
 
 
 def make_cluster():
-    """The `Cluster` of --cluster, `TF_CONFIG` and the flags that override it; None without one."""
+    """The `Cluster` of --cluster, `TF_CONFIG` and the flags that override it; None without one.
+
+    Raises:
+      InvalidArgumentError: they make no cluster.
+    """
     if not FLAGS.cluster:
         return None
-    return towers.Cluster.from_tf_config(
-        FLAGS.cluster, workers=_listed(FLAGS.worker_hosts), ps=_listed(FLAGS.ps_hosts),
-        job=FLAGS.job_name or None,
-        rank=FLAGS.task_index if FLAGS.task_index >= 0 else None,
-        synchronous=None if FLAGS.cluster != 'ps' else FLAGS.synchronous,
-        backup_workers=FLAGS.backup_workers or None)
+    try:
+        return towers.Cluster.from_tf_config(
+            FLAGS.cluster, workers=_listed(FLAGS.worker_hosts), ps=_listed(FLAGS.ps_hosts),
+            job=FLAGS.job_name or None,
+            rank=FLAGS.task_index if FLAGS.task_index >= 0 else None,
+            synchronous=None if FLAGS.cluster != 'ps' else FLAGS.synchronous,
+            backup_workers=FLAGS.backup_workers or None)
+    except towers.ClusterError as error:  # of the flags, not of a run
+        raise towers.InvalidArgumentError(str(error)) from error
 
 
 def workers_a_step(cluster):
@@ -78,16 +85,22 @@ def work(cluster, job, dataset, input_hook):
     own_hooks = [input_hook]
     if cluster.kind != 'ring' and job.built.machines.stops is None:
         own_hooks.append(tf.train.StopAtStepHook(last_step=job.train_steps))
+    ended = None
     try:
         with join(cluster, job) as member:
             print('%s joined' % cluster.name, flush=True)
             with member.session(own_hooks + [signals], LoopSession) as session:
-                while not session.should_stop():
-                    with train_data.skipping(dataset, job, session, cluster.num_workers):
-                        session.run_steps(job.train_op, _FOREVER)
+                try:
+                    while not session.should_stop():
+                        with train_data.skipping(dataset, job, session, cluster.num_workers):
+                            session.run_steps(job.train_op, _FOREVER)
+                except tf.errors.OutOfRangeError:  # to the session the end
+                    ended = train_data.ended_on_worker()
     finally:
         signals.restore()
     print('%s ended' % cluster.name, flush=True)
+    if ended is not None:
+        raise ended
     return signals.received
 
 

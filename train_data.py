@@ -1,12 +1,16 @@
 """What train.py does about its data: which set, what to leave out, and what `--mode=diagnose` runs."""
 
 import contextlib
+import re
+import sys
+import traceback
 
 import tensorflow.compat.v1 as tf
 
 import datasets
 from datasets.epochs import Epochs
 from datasets.pipeline import epoch_order
+from towers.reason import reason_of
 from towers.run import diagnosis
 from train_flags import FLAGS
 
@@ -114,6 +118,74 @@ def naming_bad_test_images(dataset):
             dataset.find_bad('test', [(-1, number)
                                       for number in range(dataset.num_examples['test'])])
         raise
+
+
+# ---- A pipeline of the user's own ---------------------------------------------------------------
+
+def is_own():
+    """Whether the data are those of a user's own function."""
+    return ':' in FLAGS.dataset
+
+
+def ended(steps, begin, wanted):
+    """The error of training data that ended before the run.
+
+    Args:
+      steps: how many the run has done.
+      begin: how many it had done when it was started.
+      wanted: how many it is to do.
+    """
+    what = 'train_batches of %s' % FLAGS.dataset
+    if steps == begin:
+        return datasets.OwnDataError('%s gave no batch for step %d of %d: expected batches without '
+                                     'end: add .repeat()' % (what, steps + 1, wanted))
+    return datasets.OwnDataError('%s ended after %d of %d steps: add .repeat()' % (
+        what, steps, wanted))
+
+
+def ended_on_worker():
+    """The same of a worker whose chief still wants steps of it."""
+    return datasets.OwnDataError('train_batches of %s ended before the chief did: add .repeat()'
+                                 % FLAGS.dataset)
+
+
+def own_failure(error):
+    """What TensorFlow raised for the user's own pipeline, as an `OwnDataError`; None for the rest.
+    """
+    text = getattr(error, 'message', None) or str(error)
+    if not is_own() or 'IteratorGetNext' not in text:
+        return None
+    if isinstance(error, tf.errors.OutOfRangeError):
+        return datasets.OwnDataError('train_batches of %s ended: expected batches without end: add '
+                                     '.repeat()' % FLAGS.dataset)
+    found = re.search(r'assertion failed: \[(.*? of %s .*?)\]' % re.escape(FLAGS.dataset), text)
+    if found:
+        return datasets.OwnDataError(found.group(1))
+    failure = datasets.OwnDataError('--dataset=%s: a batch could not be made: %s' % (
+        FLAGS.dataset, reason_of(error)))
+    failure.__cause__ = error
+    return failure
+
+
+def show_cause(error):
+    """Prints where the user's own code raised what an `OwnDataError` is about."""
+    cause = error.__cause__
+    if isinstance(cause, tf.errors.OpError):
+        # That of a Python function in the pipeline is a part of the text.
+        found = re.search(r'\nTraceback .*?(?=\n\s*\n\s*\n|\n\s*\[\[|\Z)', cause.message or '',
+                          re.S)
+        sys.stderr.write(found.group().strip('\n') + '\n' if found else '')
+    elif cause is not None:
+        frames = cause.__traceback__
+        while frames is not None and _is_importing(frames.tb_frame):
+            frames = frames.tb_next
+        traceback.print_exception(type(cause), cause, frames)
+
+
+def _is_importing(frame):
+    """Whether it is on the way to the user's code: of `datasets.own`, or of Python's import."""
+    return (frame.f_globals.get('__name__') in (datasets.own.__name__, 'importlib')
+            or frame.f_code.co_filename.startswith('<frozen importlib'))
 
 
 # ---- Which side holds the run back --------------------------------------------------------------

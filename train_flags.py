@@ -459,6 +459,9 @@ def _unclear_machines():
         return ('--cluster=%s does not say which machines: set TF_CONFIG, or give --worker_hosts, '
                 '--job_name and --task_index; on one machine, python -m towers.launch starts all '
                 'processes' % FLAGS.cluster)
+    if FLAGS.cluster == 'ps' and not FLAGS.ps_hosts and not config:
+        return ('--cluster=ps does not say which parameter servers: give --ps_hosts, or '
+                '--cluster=ring, which needs none')
     if FLAGS.mode == 'train' and not FLAGS.cluster and config:
         try:
             tasks = sum(len(addresses) for addresses in json.loads(config)['cluster'].values())
@@ -538,6 +541,10 @@ _PHRASES = [
     (r' \(recover=True\)| \(towers\.init_from\)', ''),
     (r" If only a scope in the names differs, pass a dict from names there to variables\.", ''),
     (r'create_aux_logits=False', '--aux_loss_weight=0'),
+    (r"\brecompute=\['(.*?)'\]", lambda found: '--recompute=' + found.group(1).replace("', '", ',')),
+    (r"\bname one under 'ps'", "name one by --ps_hosts, or under 'ps' of TF_CONFIG"),
+    (r"\bpass workers=\['host:port', …\]", 'give --worker_hosts=host:port,…'),
+    (r'\bworkers=\(\)', '--worker_hosts'),
     (r'\b(takes no|needs a) data_dir', r'\1 --data_dir'),
     (r'\bname a variable_device\b', 'name a --variable_device')]
 _ARGUMENT = re.compile(r"(?<![\w\-./])([a-z]\w*)=('[^']*'|[\w.+\-]*[\w+](?![\w/]))")
@@ -552,6 +559,7 @@ def in_flags(text):
         name, value = found.groups()
         if name == 'devices' and not FLAGS['devices'].value:
             name = 'num_towers'
+        name = 'cluster' if name == 'kind' else name
         if name not in sum(GROUPS.values(), []):
             return found.group(0)
         return '--%s=%s' % (name, value.strip("'"))

@@ -13,7 +13,7 @@ import functools
 
 from datasets import digits
 from datasets.check_data import check_data  # noqa: F401 (public here)
-from datasets.errors import BadExampleError, DatasetError  # noqa: F401 (public here)
+from datasets.errors import BadExampleError, DatasetError, OwnDataError  # noqa: F401 (public here)
 from datasets.image_folder import folder_splits
 from datasets.image_records import count_classes, record_splits
 from datasets.image_set import ImageSet

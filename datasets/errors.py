@@ -9,3 +9,7 @@ class DatasetError(TowersError, IOError):
 
 class BadExampleError(DatasetError):
     """An example that cannot be used: damaged, of another kind, or with a label out of range."""
+
+
+class OwnDataError(DatasetError):
+    """A user's own pipeline raised an error, or ended; `__cause__` is what it raised."""

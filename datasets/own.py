@@ -10,19 +10,28 @@ does. `first_example` is a scalar int64 tensor: how many examples a run that res
 pipeline that does not go by it resumes with other examples than it would have had. With `--cluster`
 worker w of W takes every Wth batch, from the wth on: all make them all, so that a pipeline has to
 give each machine the same.
+
+What of it is not so is an error that names `--dataset=module:function`, before the run where that
+can be known; a label out of range or a batch of another size, in the step that would have had it.
 """
 
+import contextlib
 import importlib
+import inspect
+import numbers
 import os
 import sys
 
 import tensorflow.compat.v1 as tf
 
 from datasets.epochs import checked_share
+from datasets.errors import OwnDataError
 from towers import compat
-from towers.errors import InvalidArgumentError
+from towers.errors import InvalidArgumentError, TowersError
 
 _FIELDS = ('num_classes', 'num_examples', 'train_batches', 'eval_batches')
+_ARGUMENTS = {'train_batches': ('batch_size', 'seed', 'image_size', 'channels', 'first_example'),
+              'eval_batches': ('batch_size', 'image_size', 'channels')}
 
 
 class Own:
@@ -34,8 +43,21 @@ class Own:
     image_shape = (None, None, None)
 
     def __init__(self, name, fields):
+        """
+        Raises:
+          InvalidArgumentError: a field is not what it has to be.
+        """
         self.name = name
-        self.num_classes, self.num_examples = fields['num_classes'], dict(fields['num_examples'])
+        self.num_classes = fields['num_classes']
+        if not _is_count(self.num_classes):
+            raise InvalidArgumentError('%s says of num_classes %.80r: expected a whole number of at '
+                                       'least 1.' % (name, self.num_classes))
+        self.num_examples = _checked_numbers(name, fields['num_examples'])
+        for field, arguments in _ARGUMENTS.items():
+            if not _takes(fields[field], **dict.fromkeys(arguments)):
+                raise InvalidArgumentError(
+                    '%s of %s is %.80r: expected a function that takes the arguments %s by name.' % (
+                        field, name, fields[field], ', '.join(arguments)))
         self._train, self._eval = fields['train_batches'], fields['eval_batches']
 
     def train_batches(self, batch_size, seed, image_size, channels=3, first_example=0, shift=0,
@@ -45,6 +67,7 @@ class Own:
         Raises:
           InvalidArgumentError: what was returned is no such data set; `shift` or `remainder`,
             which are the user's function's own matter.
+          OwnDataError: the user's function raised an error.
         """
         if shift or remainder != 'carry':
             raise InvalidArgumentError(
@@ -52,32 +75,128 @@ class Own:
                 'batches itself.' % self.name)
         with tf.device('/cpu:0'):
             worker, count = checked_share(share)
-            batches = self._checked('train_batches', self._train(
-                batch_size=batch_size, seed=seed, image_size=image_size, channels=channels,
-                first_example=tf.cast(first_example, tf.int64)))
+            with calling(self.name, 'train_batches'):
+                batches = self._train(
+                    batch_size=batch_size, seed=seed, image_size=image_size, channels=channels,
+                    first_example=tf.cast(first_example, tf.int64))
+            batches = self._checked('train_batches', batches, channels, batch_size)
             return batches if count == 1 else batches.shard(count, worker)
 
     def eval_batches(self, batch_size, image_size, channels=3):
         """The user's test batches; raises as `train_batches`."""
         with tf.device('/cpu:0'):
-            return self._checked('eval_batches', self._eval(
-                batch_size=batch_size, image_size=image_size, channels=channels))
+            with calling(self.name, 'eval_batches'):
+                batches = self._eval(batch_size=batch_size, image_size=image_size,
+                                     channels=channels)
+            return self._checked('eval_batches', batches, channels)
 
-    def _checked(self, what, dataset):
+    def _checked(self, what, dataset, channels, batch_size=None):
+        """The data set, whose batches fail where they are not what they have to be.
+
+        Args:
+          what: the name of the user's function.
+          dataset: what it returned.
+          channels: of the images.
+          batch_size: that of every batch; None for any.
+        """
+        what = '%s of %s' % (what, self.name)
         if not isinstance(dataset, compat.DATASET_TYPES):
-            raise InvalidArgumentError('%s of %s returned a %s: expected a tf.data.Dataset.' % (
-                what, self.name, type(dataset).__name__))
+            raise InvalidArgumentError('%s returned a %s: expected a tf.data.Dataset.' % (
+                what, type(dataset).__name__))
         shapes = tf.data.get_output_shapes(dataset)
         if not isinstance(shapes, tuple) or len(shapes) != 2 or shapes[0].ndims not in (4, None):
             raise InvalidArgumentError(
-                '%s of %s gives elements of the shapes %s: expected (images [batch, height, width, '
-                'channels], labels [batch]).' % (what, self.name, shapes))
+                '%s gives elements of the shapes %s: expected (images [batch, height, width, '
+                'channels], labels [batch]).' % (what, shapes))
         types = tf.data.get_output_types(dataset)
         if not types[0].is_floating or types[1] != tf.int64:
             raise InvalidArgumentError(
-                '%s of %s gives elements of the types %s and %s: expected float32 images and int64 '
-                'labels.' % (what, self.name, types[0].name, types[1].name))
-        return dataset
+                '%s gives elements of the types %s and %s: expected float32 images and int64 '
+                'labels.' % (what, types[0].name, types[1].name))
+        size = None
+        if shapes[0].ndims is not None:
+            size, _, _, found = shapes[0].as_list()
+            if found not in (None, channels):
+                raise InvalidArgumentError('%s gives images of %d channels: expected the %d of its '
+                                           'argument channels.' % (what, found, channels))
+        if batch_size is not None and size not in (None, batch_size):
+            raise InvalidArgumentError(
+                '%s gives batches of %d: expected the %d of its argument batch_size.' % (
+                    what, size, batch_size))
+        return dataset.map(lambda images, labels: self._checked_batch(
+            what, images, labels, batch_size))
+
+    def _checked_batch(self, what, images, labels, batch_size):
+        # The texts have no quotes: TensorFlow would put backslashes before them.
+        flat = tf.reshape(labels, [-1])
+        outside = tf.boolean_mask(flat, tf.logical_or(flat < 0, flat >= self.num_classes))
+        checks = [_expected(tf.equal(tf.size(outside), 0), [
+            '%s gives the label ' % what, tf.concat([outside, [0]], 0)[0],
+            ': expected 0 to %d' % (self.num_classes - 1)])]
+        if batch_size is not None:
+            found = tf.shape(labels)[0]
+            checks.append(_expected(tf.equal(found, batch_size), [
+                '%s gives a batch of ' % what, found,
+                ': expected the %d of its argument batch_size, from drop_remainder=True' % batch_size
+                ]))
+        with tf.control_dependencies(checks):
+            images, labels = tf.identity(images), tf.identity(labels)
+        if batch_size is not None:
+            for each in (images, labels):
+                if each.shape.ndims is not None:
+                    each.set_shape([batch_size] + each.shape.as_list()[1:])
+        return images, labels
+
+
+def _expected(condition, parts):
+    text = tf.strings.join([part if isinstance(part, str) else tf.as_string(part)
+                            for part in parts])
+    return tf.Assert(condition, [text])
+
+
+def _is_count(value, least=1):
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= least
+
+
+def _checked_numbers(name, given):
+    """Number of examples by split, as a dict."""
+    if not (isinstance(given, dict) and all(_is_count(given.get(split))
+                                            for split in ('train', 'test'))):
+        raise InvalidArgumentError("%s says of num_examples %.80r: expected a dict such as "
+                                   "{'train': 3320, 'test': 350}, how many images each has."
+                                   % (name, given))
+    return dict(given)
+
+
+def _takes(function, *arguments, **named):
+    """Whether it can be called so; Python's own without a signature are taken to do."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except TypeError:
+        return False
+    except ValueError:
+        pass
+    return True
+
+
+@contextlib.contextmanager
+def calling(name, what):
+    """Within it, where code of the user's runs, its errors become an `OwnDataError` that names it.
+
+    Args:
+      name: `module:function`.
+      what: of it is called.
+    """
+    try:
+        yield
+    except TowersError:
+        raise
+    except (Exception, SystemExit) as error:
+        text = ' '.join(str(error).split())
+        raise OwnDataError('--dataset=%s: %s raised %s%s' % (
+            name, what, type(error).__name__, ': %.200s' % text if text else '')) from error
 
 
 def own_set(name, data_dir=None):
@@ -85,24 +204,21 @@ def own_set(name, data_dir=None):
 
     Raises:
       InvalidArgumentError: there is no such module or function, or it returned something else.
+      OwnDataError: the module or the function raised an error.
     """
     module_name, _, function_name = name.partition(':')
-    added = os.getcwd() not in sys.path
-    if added:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise InvalidArgumentError('Cannot import the module of --dataset=%s: %s. It has to be in '
-                                   'the working directory, or installed.' % (name, error)) from None
-    finally:
-        if added:
-            sys.path.remove(os.getcwd())
-    function = getattr(module, function_name, None)
+    if not module_name or module_name.startswith('.') or not function_name:
+        raise InvalidArgumentError('--dataset=%s: expected module:function, such as flowers:batches '
+                                   'for the function batches of flowers.py.' % name)
+    function = getattr(_module(name, module_name), function_name, None)
     if not callable(function):
         raise InvalidArgumentError('The module %s has no function %r, which --dataset=%s names.' % (
             module_name, function_name, name))
-    fields = function(data_dir)
+    if not _takes(function, data_dir):
+        raise InvalidArgumentError('%s cannot be called with one argument: expected a function of '
+                                   'data_dir, the folder of --data_dir or None.' % name)
+    with calling(name, function_name):
+        fields = function(data_dir)
     if hasattr(fields, 'train_batches'):
         return fields
     missing = [field for field in _FIELDS if not isinstance(fields, dict) or field not in fields]
@@ -111,3 +227,21 @@ def own_set(name, data_dir=None):
             name, fields, ', '.join(_FIELDS), ', '.join(missing),
             'is' if len(missing) == 1 else 'are'))
     return Own(name, fields)
+
+
+def _module(name, module_name):
+    """The module, from the working directory or installed."""
+    added = os.getcwd() not in sys.path
+    if added:
+        sys.path.insert(0, os.getcwd())
+    try:
+        with calling(name, 'the module %s' % module_name):
+            try:
+                return importlib.import_module(module_name)
+            except ImportError as error:
+                raise InvalidArgumentError(
+                    'Cannot import the module of --dataset=%s: %s. It has to be in the working '
+                    'directory, or installed.' % (name, error)) from None
+    finally:
+        if added:
+            sys.path.remove(os.getcwd())

@@ -42,6 +42,13 @@ class Given:
     def built(self):
         return towers.build_towers(model_fn, self.x, self.optimizer, 2)
 
+    @property
+    def dataset(self):
+        return tf.data.Dataset.from_tensors(np.ones([4, 2], np.float32))
+
+    def evaluation(self, trained):
+        return towers.Evaluation(model_fn, self.dataset, trained=trained)
+
 
 def cluster(job='worker'):
     return towers.Cluster('ps', ['127.0.0.1:1'], ['127.0.0.1:2'], job)
@@ -81,13 +88,14 @@ CALLS = {
         values={'loss': given.loss}, global_step=given.step, path=given.folder + '/m.jsonl',
         **given.counts)),
     'SummaryHook': lambda given: (towers.SummaryHook, dict(
-        summaries=None, global_step=given.step, logdir=given.folder, batch_size=4)),
-    'default_summaries': lambda given: (towers.default_summaries, dict(built=None)),
+        summaries=towers.default_summaries(given.built), global_step=given.step, logdir=given.folder, batch_size=4)),
+    'default_summaries': lambda given: (towers.default_summaries, dict(built=given.built)),
     'CheckpointHook': lambda given: (towers.CheckpointHook, dict(
         directory=given.folder, global_step=given.step, save_steps=3)),
     'EvaluationHook': lambda given: (towers.EvaluationHook, dict(
-        evaluation=None, global_step=given.step)),
-    'Evaluation': lambda given: (towers.Evaluation, dict(model_fn=model_fn, dataset=None)),
+        evaluation=given.evaluation(given.built), global_step=given.step)),
+    'Evaluation': lambda given: (towers.Evaluation, dict(
+        model_fn=model_fn, dataset=given.dataset, trained=given.built)),
     'StopOnSignalHook': lambda given: (towers.StopOnSignalHook, {}),
     'StopTogetherHook': lambda given: (towers.StopTogetherHook, dict(
         cluster=cluster(), built=given.built._replace(machines=Session()))),

@@ -75,6 +75,16 @@ def check_config(config):
                        'makes it, or None')
 
 
+def check_session(session, graph):
+    """Raises `InvalidArgumentError` unless `session` is one of that graph."""
+    if not hasattr(session, 'run') or not hasattr(session, 'graph'):
+        raise InvalidArgumentError('session=%.80r of type %s: expected a tf.Session.' % (
+            session, type(session).__name__))
+    if session.graph is not graph:
+        raise InvalidArgumentError('session=%.80r is of another graph than what it is to run: make '
+                                   'it under the same tf.Graph().' % (session,))
+
+
 def check_feed(feed_dict):
     """Raises `InvalidArgumentError` unless `session.run` takes this feed_dict; None is one."""
     if feed_dict is None:

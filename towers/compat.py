@@ -291,8 +291,9 @@ def _regularizer_of(variable):
 
 # On TF 2 resource variables are instances of the one class and reference variables of the other.
 VARIABLE_TYPES = (tf.Variable, tensorflow.Variable)
-# A data set made through `import tensorflow as tf` is none of the compat.v1 class on TF 2.
-DATASET_TYPES = (tf.data.Dataset, tensorflow.data.Dataset)
+# A data set made through `import tensorflow as tf` is none of the compat.v1 class on TF 2; nor is on
+# 1.15 what some methods of that class return, such as `unbatch`.
+DATASET_TYPES = (tf.data.Dataset, tensorflow.compat.v2.data.Dataset)
 
 
 def optimizer_learning_rate(optimizer):

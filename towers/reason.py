@@ -8,6 +8,9 @@ import tensorflow.compat.v1 as tf
 from towers.errors import StepError
 
 _ROOT = re.compile(r'\(0\) [\w ]+: *(.+)')  # the first of several causes
+# Where it was: a function of the graph, a step of a data set.
+_PLACE = re.compile(r'^(\{\{function_node \S+\}\} *|'
+                    r'Error in user-defined function passed to .*? with iterator: \S+: +)+')
 _MOST = 300
 
 
@@ -23,7 +26,7 @@ def reason_of(error):
                  ) or lines
     if len(lines) > 1 and 'root error(s) found' in lines[0]:
         lines = [found.group(1) for found in map(_ROOT.match, lines) if found] or lines
-    return lines[0] if lines else repr(error)
+    return _PLACE.sub('', lines[0]) or lines[0] if lines else repr(error)
 
 
 @contextlib.contextmanager

@@ -142,3 +142,72 @@ def test_a_learning_rate_that_is_no_number(rate, text):
     with pytest.raises(towers.InvalidArgumentError) as error:
         towers.build_towers(gathers, X, Records(), 2, learning_rate=rate)
     assert str(error.value).startswith('learning_rate=') and str(error.value).endswith(text)
+
+
+# ---- What belongs to another graph, and what an optimizer returns --------------------------------
+
+def loss_of(x):
+    return tf.reduce_mean(x * tf.get_variable('v', []))
+
+
+def error_of(kind=towers.InvalidArgumentError, optimizer=None, **options):
+    with pytest.raises(kind) as caught:
+        towers.build_towers(loss_of, np.ones(4, np.float32),
+                            optimizer or tf.train.GradientDescentOptimizer(.1), 2, **options)
+    return str(caught.value)
+
+
+def test_rates_of_another_graph(graph):
+    with tf.Graph().as_default():
+        rate = tf.constant(.1)
+    adam = tf.train.AdamOptimizer(rate)
+    for text in (error_of(learning_rate=rate), error_of(optimizer=adam),
+                 error_of(optimizer={'a': adam})):
+        assert text.endswith('belongs to another graph than the default one: make it and the towers '
+                             'under the same tf.Graph().')
+    assert not graph.get_operations()
+
+
+class Returns:
+    """An optimizer whose `compute_gradients` returns what it is told to."""
+
+    def __init__(self, returned):
+        self._returned = returned
+
+    def compute_gradients(self, loss, var_list=None):
+        return self._returned(tf.gradients(loss, var_list), var_list)
+
+    def apply_gradients(self, pairs, global_step=None):
+        return tf.group(*[tf.assign_sub(variable, gradient) for gradient, variable in pairs])
+
+
+@pytest.mark.parametrize('returned', [
+    lambda gradients, variables: None, lambda gradients, variables: [],
+    lambda gradients, variables: 'x', lambda gradients, variables: gradients,
+    lambda gradients, variables: list(zip(variables, gradients))])
+def test_an_optimizer_that_returns_no_pairs(graph, returned):
+    text = error_of(towers.GradientError, Returns(returned))
+    assert text.startswith('compute_gradients of Returns returned ')
+    assert text.endswith(': expected a list of (gradient, variable) pairs, one for each of its '
+                         'var_list.')
+
+
+def test_pairs_may_be_any_iterable(graph):
+    built = towers.build_towers(
+        loss_of, np.ones(4, np.float32), Returns(zip), 2,
+        transform_gradients=lambda pairs: zip(*zip(*[(2. * gradient, variable)
+                                                     for gradient, variable in pairs])))
+    assert [variable.op.name for _, variable in built.gradients] == ['v']
+
+
+def test_a_variable_twice(graph):
+    for var_list in (lambda variables: variables + variables,
+                     lambda variables: [variables[0]] * 2):
+        assert error_of(var_list=var_list) == (
+            "var_list holds 'v' twice: expected each variable once.")
+
+
+def test_stages_that_are_a_number(graph):
+    assert error_of(stages='2') == (
+        "stages='2': expected 'auto', for as many as a tower has devices, or None. Where they are "
+        'cut by hand, the model function says, by towers.stage(number).')

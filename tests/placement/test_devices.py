@@ -352,3 +352,15 @@ def test_a_session_with_the_config_has_the_devices():
 def test_more_towers_than_anybody_means():
     with pytest.raises(InvalidArgumentError, match='devices=1000000000: expected 10000 at most'):
         resolve_devices(10 ** 9)
+
+
+def test_a_device_of_another_kind_is_no_gpu():
+    assert device_error('/device:TPU:0').startswith(
+        '/device:TPU:0 does not exist: TensorFlow sees no TPU of that number here. Name another')
+
+
+@pytest.mark.parametrize('flag', ['check', 'allow_repeated'])
+def test_flags_are_true_or_false(flag):
+    with pytest.raises(InvalidArgumentError) as caught:
+        resolve_devices('/gpu:0', **{flag: 'no'})
+    assert str(caught.value) == "%s='no': expected True or False." % flag

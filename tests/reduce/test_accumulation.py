@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.graph.graph_walk import reachable_from, step_operations
+from towers.tower.left_over import left_scopes
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RANDOM = np.random.RandomState(0)
@@ -204,18 +205,26 @@ def test_loops_and_branches(version):
     (dict(accumulate=2.), 'accumulate=2.0: expected a whole number'),
     (dict(accumulate=True), 'accumulate=True'),
     (dict(accumulate=2, optimizer=None), 'accumulate=2, and there is no optimizer'),
+    (dict(accumulate=10 ** 20), 'accumulate=100000000000000000000 on 1 tower: expected 10000 '
+                                'micro-batches in all at most.'),
+    (dict(accumulate=5001, devices=2), 'accumulate=5001 on 2 towers: expected 10000 micro-batches in '
+                                       'all at most.'),
+    (dict(micro_batches=10 ** 5), 'micro_batches=100000 on 1 tower: expected 10000 micro-batches in '
+                                  'all at most.'),
+    (dict(accumulate=10000), 'does not divide among 10000 micro-batches'),
     (dict(accumulate=5), 'does not divide among 5 micro-batches'),
     (dict(accumulate=2, optimizer={'a': tf.train.GradientDescentOptimizer(.1)}),
      'goes with one loss')])
 def test_errors_come_before_any_operation(options, text):
-    options = dict(dict(optimizer=tf.train.GradientDescentOptimizer(.1)), **options)
+    options = dict(dict(optimizer=tf.train.GradientDescentOptimizer(.1), devices=1), **options)
     with tf.Graph().as_default() as graph:
         inputs = tf.constant(X), tf.constant(WORDS)
         before = len(graph.get_operations())
         with pytest.raises(towers.TowersError) as error:
-            towers.build_towers(model, inputs, devices=1, **options)
+            towers.build_towers(model, inputs, **options)
         assert text in str(error.value)
         assert len(graph.get_operations()) == before
+        assert not left_scopes(graph)
 
 
 PEAKS = """

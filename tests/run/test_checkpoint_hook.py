@@ -53,6 +53,28 @@ def test_a_run_that_goes_on_saves_at_the_same_steps_and_no_step_twice(tmpdir):
     assert recorder.calls == ['begin', 'end 10']
 
 
+@pytest.mark.parametrize('basename', ['../up', 'a/b', '/tmp/x', '', None, -1, 'a[1]', 'a*', 'a\\b',
+                                      '.hidden', '..', 'a\n'])
+def test_names_that_would_not_be_found_again(tmpdir, basename):
+    step = tf.train.get_or_create_global_step()
+    with pytest.raises(InvalidArgumentError) as caught:
+        CheckpointHook(str(tmpdir), step, 1, basename=basename)
+    assert str(caught.value) == (
+        "basename=%r: expected what names of files begin with, of letters, digits, '_', '.', '-' "
+        "and ' ', such as 'model.ckpt'; the folder is directory=." % (basename,))
+
+
+@pytest.mark.parametrize('basename', ['model', 'my model.v2', 'gr\xf6\xdfe', '-'])
+def test_names_that_are_found_again(tmpdir, basename):
+    directory = str(tmpdir)
+    step = tf.train.get_or_create_global_step()
+    count = tf.assign_add(step, 1)
+    hook = CheckpointHook(directory, step, 1, basename=basename)
+    with tf.train.MonitoredSession(hooks=[hook]) as session:
+        session.run(count)
+    assert newest_checkpoint(directory).step == 1
+
+
 def test_by_seconds(tmpdir, monkeypatch):
     class Clock(object):
         now = 1000.
@@ -197,6 +219,7 @@ def test_several_savers_in_the_graph_are_one_too_many(tmpdir):
          'saved nothing.'),
     ({'save_steps': 0}, 'save_steps=0: expected a whole number of at least 1, or None.'),
     ({'save_steps': 1, 'keep': 0}, 'keep=0: expected a whole number of at least 1, or None.'),
+    ({'save_steps': 1, 'write_meta_graph': 'x'}, "write_meta_graph='x': expected True or False."),
     ({'save_seconds': 0}, 'save_seconds=0: expected more than 0, or None.')])
 def test_arguments_that_make_no_sense(options, text):
     with pytest.raises(InvalidArgumentError) as caught:

@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import kind_of_variables  # noqa: F401, a fixture
-from towers.errors import InvalidArgumentError
+from towers.errors import InputError, InvalidArgumentError, SharedVariableError
 from towers.run.evaluation import Evaluation, EvaluationHook
 
 X = np.array([3., 1., 4., 1., 5., 9., 2., 6., 5., 3., 5.])
@@ -273,3 +273,87 @@ def test_ragged_predictions(graph):
         parts = [part['words'].to_list() for part in evaluation.predict(session)]
     # Shards of 2 + 1 and 1 + 1, each of which counts its own words.
     assert parts == [[[0, 1, 2], [3], []], [[0, 1], [0]]]
+
+
+# ---- What cannot be evaluated -------------------------------------------------------------------
+
+def error_of(function, kind=InvalidArgumentError):
+    with pytest.raises(kind) as caught:
+        function()
+    return str(caught.value)
+
+
+def trained(**options):
+    return towers.build_towers(model_fn, (X[:4], Y[:4]), tf.train.GradientDescentOptimizer(1.), 2,
+                               **options)
+
+
+def test_an_evaluation_without_trained_after_a_build():
+    trained()
+    assert error_of(lambda: Evaluation(model_fn, data(7, 3), 2), SharedVariableError) == (
+        "variable 'w' exists already in this graph: pass trained= what build_towers returned, to "
+        'evaluate the variables that it trains.')
+    assert tf.get_collection('iterators') == []
+
+
+def test_trained_of_another_graph():
+    with tf.Graph().as_default():
+        built = trained()
+    for call, name in ((lambda: Evaluation(model_fn, data(7, 3), trained=built), 'trained'),
+                       (lambda: towers.build_towers(model_fn, (X[:4], Y[:4]), None, 2, reuse=built),
+                        'reuse')):
+        assert error_of(call) == (
+            '%s=<BuiltTowers: 2 towers on /device:CPU:0, /device:CPU:1> belongs to another graph '
+            'than the default one: build under the tf.Graph() of that build.' % name)
+
+
+def test_single_examples():
+    text = error_of(lambda: Evaluation(
+        model_fn, tf.data.Dataset.from_tensor_slices((X, Y)), 2), InputError)
+    assert 'single examples: expected batches, from its .batch(n).' in text
+
+
+def test_the_precision_is_looked_at_beside_trained():
+    built = trained()
+    assert error_of(lambda: Evaluation(model_fn, data(7, 3), trained=built, precision='x')) == (
+        "precision='x': expected one of 'float32', 'bf16', 'fp16'.")
+
+
+@pytest.mark.parametrize('dataset, text', [
+    (lambda: data(7, 3).take(0), 'has no batch: expected one at least.'),
+    (lambda: data(7, 3).filter(lambda x, y: tf.size(x) < 0), 'has no batch: expected one at least.'),
+    (lambda: data(7, 3).repeat(), 'has no end: expected one that goes through the examples once, '
+                                  'without .repeat().')])
+def test_data_that_cannot_be_gone_through_once(dataset, text):
+    evaluation = Evaluation(model_fn, dataset(), 2)
+    with session_of(evaluation) as session:
+        for call in (lambda: evaluation.run(session),
+                     lambda: evaluation.check_examples(session, read=True)):
+            assert error_of(call, InputError) == 'the data set to be evaluated ' + text
+
+
+def test_a_hook_says_before_the_training_that_there_is_nothing_to_evaluate():
+    step = tf.train.get_or_create_global_step()
+    hook = EvaluationHook(Evaluation(model_fn, data(7, 3).take(0), 2), step)
+    assert 'has no batch' in error_of(
+        lambda: tf.train.MonitoredSession(tf.train.ChiefSessionCreator(
+            config=towers.session_config(2)), [hook]), InputError)
+
+
+@pytest.mark.parametrize('session', [None, 's', 3])
+def test_run_and_predict_want_a_session(session):
+    evaluation = Evaluation(model_fn, data(7, 3), 2)
+    for method in (evaluation.run, evaluation.predict):
+        assert error_of(lambda: method(session)) == (
+            'session=%r of type %s: expected a tf.Session.' % (session, type(session).__name__))
+    with tf.Session(graph=tf.Graph()) as other:
+        assert 'is of another graph than what it is to run' in error_of(
+            lambda: evaluation.run(other))
+
+
+def test_a_model_without_predictions_predicts_nothing():
+    evaluation = Evaluation(lambda x, y: tf.reduce_mean(x), data(7, 3), 2)
+    with session_of(evaluation) as session:
+        assert error_of(lambda: evaluation.predict(session)) == (
+            'the model function returned no predictions: expected some beside the loss, as in '
+            'ModelOutput(loss, predictions=...).')

@@ -127,3 +127,19 @@ def test_a_checkpoint_of_another_model_is_refused(checkpoint, tmp_path):
                        'the checkpoint: other/w; only in the checkpoint: '):
         export_saved_model(other, checkpoint[0], str(tmp_path / 'export'))
     assert not (tmp_path / 'export').exists()
+
+
+@pytest.mark.parametrize('returned, text', [
+    (lambda: None, 'build returned None: expected (inputs, outputs), two dicts from names to '
+                   'tensors.'),
+    (lambda: ({}, {}), 'build returned ({}, {}): expected (inputs, outputs), two dicts from names to '
+                       'tensors.'),
+    (lambda: ({'x': 3}, build()[1]), "build returned 3 for the name 'x': expected a tensor of the "
+                                     'graph that it is called under.'),
+    (lambda: ({'x': tf.zeros([2])}, {'y': tf.zeros([2])}),
+     'build made no variable: expected those of the model, under their names in the checkpoint.')])
+def test_what_is_no_model(checkpoint, tmp_path, returned, text):
+    with pytest.raises(InvalidArgumentError) as caught:
+        export_saved_model(returned, checkpoint[0], str(tmp_path / 'export'))
+    assert str(caught.value) == text
+    assert not (tmp_path / 'export').exists()

@@ -193,6 +193,7 @@ def test_several_runs_a_step_write_each_step_once(tmp_path):
     (dict(values={'step': 1}), "=1 is a int: expected a scalar tensor"),
     (dict(values=lambda: {'step': tf.constant(1.)}), "'step' is a name that the metrics log uses itself"),
     (dict(batch_size=0), 'batch_size=0'),
+    (dict(say=3), 'say=3: expected a function of one text, such as print'),
     (dict(examples_per_epoch=0), 'examples_per_epoch=0: expected more than 0')])
 def test_refuses_arguments_that_make_no_sense(tmp_path, options, message):
     arguments = dict(values={}, global_step=tf.train.get_or_create_global_step(),

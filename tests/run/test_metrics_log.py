@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -142,13 +143,13 @@ def test_refuses_a_file_that_is_something_else(tmp_path):
     with pytest.raises(LogFileError, match=r'^line 2 of .*metrics.jsonl is no JSON object with'):
         MetricsLog(str(path)).resume(5)
     assert path.read_text() == '{"step": 1}\nloss,accuracy\n{"step": 2}\n'
-    with pytest.raises(LogFileError, match=r'^%s: Is a directory\.$' % tmp_path):
+    with pytest.raises(LogFileError, match=r'^%s: Is a directory\. It is a folder: ' % tmp_path):
         MetricsLog(str(tmp_path)).resume(0)
     with pytest.raises(LogFileError, match='File exists|Not a directory'):
         MetricsLog(str(path / 'metrics.jsonl')).resume(0)
 
 
-def test_says_what_is_safe_when_a_line_cannot_be_written(tmp_path):
+def test_a_file_whose_place_a_folder_has_taken(tmp_path):
     path = tmp_path / 'metrics.jsonl'
     log = MetricsLog(str(path))
     log.resume(0)
@@ -157,7 +158,8 @@ def test_says_what_is_safe_when_a_line_cannot_be_written(tmp_path):
     path.unlink()
     path.mkdir()
     log.add(20, {})
-    with pytest.raises(LogFileError, match=r'Its lines up to step 10 are safe\.$'):
+    with pytest.raises(LogFileError, match=r'Is a directory\. It is a folder: move it away, or '
+                                           r'give another path\.$'):
         log.flush()
 
 
@@ -220,3 +222,22 @@ def test_what_is_cut_is_said(tmp_path, steps, text):
     path.write_text(''.join('{"step": %d}\n' % step for step in steps) + '{"ste')
     assert MetricsLog(str(path)).resume(2) == (text and 'cut ' + text.format(path))
     assert path.read_text() == ''.join('{"step": %d}\n' % step for step in steps if step <= 2)
+
+
+def test_a_folder_in_its_place_and_a_folder_that_is_gone(tmp_path):
+    (tmp_path / 'metrics.jsonl').mkdir()
+    with pytest.raises(LogFileError, match=r'metrics\.jsonl: Is a directory\. It is a folder: move '
+                                           r'it away, or give another path\.$'):
+        MetricsLog(str(tmp_path / 'metrics.jsonl')).resume(0)
+    folder = tmp_path / 'run'
+    log = MetricsLog(str(folder / 'metrics.jsonl'))
+    log.resume(0)
+    log.add(5, {'loss': 1.})
+    log.flush()
+    shutil.rmtree(str(folder))
+    log.add(6, {'loss': 1.})
+    with pytest.raises(LogFileError) as caught:
+        log.flush()
+    assert str(caught.value) == (
+        '%s: No such file or directory. %s is gone, and with it the lines up to step 5.' % (
+            folder / 'metrics.jsonl', folder))

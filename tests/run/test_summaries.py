@@ -307,3 +307,39 @@ def test_rows_of_a_sparse_gradient_are_added_up_before_their_norm_is_taken(shape
                               None if shape is None else tf.constant(shape))
     with tf.Session() as session:
         assert session.run(_squared_norm(sparse)) == 4. ** 2 + 6. ** 2 + 5. ** 2
+
+
+@pytest.mark.parametrize('options, text', [
+    (dict(custom=[3]), 'custom=[3]: expected a list of what tf.summary.scalar and the like return.'),
+    (dict(custom=None), 'custom=None: expected a list of what tf.summary.scalar and the like return.'),
+    (dict(learning_rate='x'), "learning_rate='x': expected a scalar tensor, a number, or None."),
+    (dict(scalars=np.ones(2)), 'scalars=array([1., 1.]): expected a dict from names to scalar '
+                               'tensors.')])
+def test_summaries_that_cannot_be_made(options, text):
+    job = Job()
+    before = len(tf.get_default_graph().get_operations())
+    with pytest.raises(InvalidArgumentError) as caught:
+        default_summaries(job.built, **options)
+    assert str(caught.value) == text
+    assert len(tf.get_default_graph().get_operations()) == before
+
+
+def test_a_rate_of_another_graph():
+    job = Job()
+    with tf.Graph().as_default():
+        rate = tf.constant(.1)
+    with pytest.raises(InvalidArgumentError, match='is of another graph than the default one'):
+        default_summaries(job.built, rate)
+
+
+def test_where_summaries_cannot_go(tmp_path):
+    job = Job()
+    path = tmp_path / 'a file'
+    path.write_text('')
+    for named, text in ((dict(logdir=str(path)), 'logdir=%r is a file: expected the name of a '
+                                                 'directory.' % str(path)),
+                        (dict(logdir=str(tmp_path), graph='x'),
+                         "graph='x' of type str: expected a tf.Graph, or None.")):
+        with pytest.raises(InvalidArgumentError) as caught:
+            SummaryHook(job.summaries, job.global_step, batch_size=4, **named)
+        assert str(caught.value) == text

@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from sample_models import SAMPLES, keras, kind_of_variables, linear, momentum  # noqa: F401
 from towers.graph.variable_access import variables_read
+from towers.tower.left_over import left_scopes
 
 
 class Broken(Exception):
@@ -216,6 +217,12 @@ def in_a_new_graph(model, message, **options):
         towers.build_towers(model, data, momentum(), 2, **options)
     assert str(caught.value) == message + (
         ' Build in a new graph: `with tf.Graph().as_default():`, or tf.reset_default_graph().')
+
+
+def test_only_scopes_that_were_entered_are_left(graph):
+    with pytest.raises(ZeroDivisionError):
+        towers.build_towers(lambda x: 1 / 0, tf.zeros([4000, 1]), momentum(), 2, accumulate=1000)
+    assert 'tower_0' in left_scopes(graph) and len(left_scopes(graph)) <= 2
 
 
 def test_a_kept_variable_that_the_model_function_looks_for(graph):

@@ -65,6 +65,20 @@ def test_ten_on_four_is_an_error_before_any_operation(graph):
     assert not graph.get_operations()
 
 
+def test_leaving_examples_out_is_advised_where_some_are_left(graph):
+    for size, text in (
+            (1, "a batch of 1 does not divide among 2 towers: use a batch of 2, or remainder='weight' "
+                '(uneven shards, weighted by their size).'),
+            (3, "a batch of 3 does not divide among 2 towers: use a batch of 4, or remainder='weight' "
+                "(uneven shards, weighted by their size) or remainder='drop' (leave 1 out).")):
+        with pytest.raises(InputError) as caught:
+            split_batch(numbers(size), 2)
+        assert str(caught.value) == text
+    with pytest.raises(InputError, match='a batch of 1 is too small for 2 towers: pass a batch of '
+                                         'at least 2'):
+        split_batch(numbers(1), 2, 'drop')
+
+
 @pytest.mark.parametrize('size,towers,use', [(3, 4, 4), (1, 2, 2), (7, 2, 8), (9, 4, 8)])
 def test_the_batch_that_would_do(size, towers, use):
     with pytest.raises(InputError, match='use a batch of %d,' % use):
@@ -168,8 +182,8 @@ def runtime_error(shards, feed):
 
 def test_dynamic_that_does_not_divide(batch):
     text = runtime_error(split_batch(batch, 4), {batch: numbers(10)})
-    assert ('towers: the batch does not divide among 4 towers (remainder=weight or drop would take '
-            'it). Examples in it:') in text
+    assert ('towers: the batch does not divide among 4 towers (remainder=weight would take it, and '
+            'drop one that has an example for each). Examples in it:') in text
     assert '[10]' in text
 
 
@@ -423,6 +437,34 @@ def test_a_scalar():
     assert error_of(3., 2).startswith('inputs is a scalar')
     assert error_of('text', 2).startswith('inputs is a scalar')
     assert "inputs['rate'] is a scalar" in error_of({'rate': 0.5, 'x': numbers(2)}, 2)
+
+
+@pytest.mark.parametrize('inputs, shown', [
+    ([1., 2.], '[1.0, 2.0]'), ((np.ones(2), [3, 4]), '[3, 4]'),
+    ({'x': [[1, 2], [3, 4]]}, '[1, 2]'), ((['a', 'b'],), "['a', 'b']")])
+def test_python_lists_of_numbers(inputs, shown):
+    assert error_of(inputs, 2) == (
+        'inputs has the Python list %s, each entry of which is an input of its own: pass '
+        'np.array(...) of it, [batch, ...].' % shown)
+
+
+def test_inputs_that_contain_themselves():
+    for inputs in ([], {}):
+        inputs.append(inputs) if isinstance(inputs, list) else inputs.update(a=inputs)
+        assert error_of(inputs, 2) == (
+            'inputs contain themselves, or are nested too deeply: expected the tensors of one batch, '
+            '[batch, ...] each.')
+
+
+def test_device_functions(graph):
+    with pytest.raises(InvalidArgumentError, match="device=.*: expected a device's name, a function "
+                                                   'from an operation to one, or None'):
+        split_batch(numbers(2), 2, device=lambda: '/cpu:0')
+    assert not graph.get_operations()
+    with pytest.raises(InvalidArgumentError, match="device=.* returned None for the operation "
+                                                   "shards/.*: expected a device's name, '' for none"):
+        split_batch(numbers(2), 2, device=lambda op: None)
+    split_batch(numbers(2), 2, device=lambda op: '')
 
 
 @pytest.mark.parametrize('inputs', [None, (), [], {}, (None, None), {'x': None}])

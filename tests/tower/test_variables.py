@@ -71,6 +71,30 @@ def error_of(model_fn, **kwargs):
     return str(caught.value)
 
 
+@pytest.mark.parametrize('options', [{}, {'variable_scope': 'model'}])
+def test_a_name_that_one_call_makes_twice(options):
+    def model_fn(x):
+        return tf.reduce_mean(sum(x * tf.get_variable('w', [], initializer=ONE) for _ in range(2)))
+    name = 'model/w' if options else 'w'
+    assert error_of(model_fn, **options) == (
+        'variable %r is made twice in one call of the model function: where both are to be one, use '
+        'tf.variable_scope(..., reuse=tf.AUTO_REUSE) inside the model function; else give it another '
+        'name.' % name)
+
+    def mended(x):  # as the text says
+        with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
+            return model_fn(x)
+    with tf.Graph().as_default():
+        assert [each.op.name for each in build(mended, **options).variables] == [name]
+
+
+def test_a_name_that_is_there_before_the_build():
+    tf.get_variable('w', [])
+    assert error_of(lambda x: tf.reduce_mean(x * tf.get_variable('w', []))) == (
+        "variable 'w' exists already in this graph: pass reuse=True (or tf.AUTO_REUSE) to share it "
+        'with the towers, or variable_scope=... for a second set.')
+
+
 def counted(calls):
     """A function that tells how often it was called before: 0 in the first tower, 1 in the next."""
     calls.append(None)
@@ -301,7 +325,8 @@ def test_reuse_with_nothing_to_reuse(resource):
         assert error_of(model_fn).startswith("variable 'around/w' does not exist in this graph")
     with tf.Graph().as_default():
         earlier = build(model_fn)
-    assert error_of(model_fn, reuse=earlier).startswith("variable 'w' does not exist in this graph")
+    with pytest.raises(TowersError, match='reuse=<BuiltTowers: .* belongs to another graph than'):
+        build(model_fn, reuse=earlier)
 
 
 def test_a_reuse_of_the_models_own_that_finds_nothing(resource):

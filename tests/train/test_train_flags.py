@@ -200,6 +200,11 @@ def test_help_is_grouped_and_fits_three_screens(capsys):
      '--batch_size=10 does not divide among 4 towers: give a multiple of 4'),
     ('--precision=fp16', "--precision=fp16: TensorFlow %s has no rewrite to it that works on CPUs. "
      % tf.version.VERSION),
+    ('--cluster=ps --worker_hosts=a:1', '--cluster=ps does not say which parameter servers: give '
+     '--ps_hosts, or --cluster=ring, which needs none'),
+    ('--cluster=ring --worker_hosts=a:1 --ps_hosts=b:2', '--cluster=ring has no parameter servers, '
+     'and b:2 is one: leave it out, or use --cluster=ps.'),
+    ('--dataset=:f', '--dataset=:f: expected module:function, such as flowers:batches'),
     ('--augment_shift=8', '--augment_shift=8 moves images of 8 x 8 pixels out of sight: give less'),
     ('--decay=cosine --decay_epochs=1e-9', '--decay_epochs=1e-09 is less than one of the 1437 '
      'examples of an epoch: give more'),
@@ -225,6 +230,12 @@ def test_what_there_is_not_is_refused_before_anything_is_built(runner, tmp_path,
     assert run.stderr.startswith('train.py: ' + text)
     assert run.stderr.count('\n') == 1 and run.stdout == ''
     assert not (tmp_path / 'run').exists()
+
+
+def test_names_to_keep_are_told_as_the_flag(runner, tmp_path):
+    run = runner.run(tmp_path / 'run', ['--recompute=nope,conv', '--plan_only'], status=2)
+    assert run.stderr.startswith("train.py: --recompute=nope,conv has 'nope', and the model has no "
+                                 'operation or scope of this name')
 
 
 @pytest.mark.slow

@@ -64,6 +64,14 @@ def check_build_arguments(name, variable_scope, reuse, global_step, learning_rat
                        'count of towers, or None')
 
 
+def check_same_graph(name, built):
+    """Raises `InvalidArgumentError` for a `BuiltTowers` of another graph than the default one."""
+    graphs = {getattr(variable, 'graph', None) for variable in built.variables} - {None}
+    if graphs and tf.get_default_graph() not in graphs:
+        raise InvalidArgumentError('%s=%r belongs to another graph than the default one: build '
+                                   'under the tf.Graph() of that build.' % (name, built))
+
+
 def _check_learning_rate(learning_rate):
     if isinstance(learning_rate, np.ndarray) and learning_rate.shape == ():
         learning_rate = learning_rate[()]
@@ -76,12 +84,20 @@ def _check_learning_rate(learning_rate):
             raise InvalidArgumentError('learning_rate=%.80r of shape %s and type %s: expected a '
                                        'number.' % (learning_rate, learning_rate.shape,
                                                     learning_rate.dtype.base_dtype.name))
+        _check_graph_of('learning_rate', learning_rate)
     elif learning_rate is not None and not hasattr(learning_rate, 'describe'):
         raise InvalidArgumentError('learning_rate=%.80r: expected a number, a tensor, or an object '
                                    'with describe(), for the plan; or None.' % (learning_rate,))
     if hasattr(learning_rate, 'describe'):
         check_function('learning_rate.describe', learning_rate.describe, 0,
                        'a method without arguments')
+
+
+def _check_graph_of(name, value):
+    if isinstance(value, tf.Tensor) and (
+            getattr(value, 'graph', None) is not tf.get_default_graph()):
+        raise InvalidArgumentError('%s=%.80r belongs to another graph than the default one: make it '
+                                   'and the towers under the same tf.Graph().' % (name, value))
 
 
 def check_model_fn(model_fn):
@@ -161,6 +177,8 @@ def checked_objectives(optimizer, var_list, transform_gradients):
                                            'dict by name, for several losses.' % (argument, given))
         if optimizer is not None:
             check_optimizer(optimizer)
+            _check_graph_of('the learning rate of the optimizer',
+                            compat.optimizer_learning_rate(optimizer))
         check_var_list(var_list)
         _check_transform(transform_gradients)
         return Objectives([] if optimizer is None else
@@ -181,6 +199,8 @@ def checked_objectives(optimizer, var_list, transform_gradients):
         _by_name('transform_gradients', transform_gradients, names))]
     for each in objectives:
         check_optimizer(each.optimizer)
+        _check_graph_of('the learning rate of the optimizer',
+                        compat.optimizer_learning_rate(each.optimizer))
         check_var_list(each.var_list)
         _check_transform(each.transform_gradients)
     return Objectives(objectives)

@@ -1,6 +1,7 @@
 """`build_towers`: from a model function to a data-parallel train op."""
 
 import collections
+import inspect
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -22,7 +23,7 @@ from towers.reduce.replicas import check_no_copies
 from towers.tower.counters import put_in_order
 from towers.tower.objectives import flat, map_shaped
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
-from towers.tower.shards import split_batch
+from towers.tower.shards import split_batch, static_batch_size, with_sparse_tensors
 from towers.tower.staged_input import staged_shards
 from towers.tower.tower import TowerBuilder
 
@@ -160,6 +161,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         stateless_random, variables, numerics, copies, variable_scope, reuse, name, check_devices,
         allow_repeated_devices, on_tower, first_scope, accumulate, recompute, micro_batches,
         schedule, stages, stage_inputs, cluster, keywords)
+    inputs = checked_inputs(request, inputs)
     builder = TowerBuilder(request.of_tower, request.placement, request.replicas,
                            len(request.parts), tf.get_default_graph())
     with builder.undone_on_error(request.name_scopes):
@@ -190,22 +192,49 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         builder.own_state.of_all_towers())
 
 
+def check_arguments(*given, **named):
+    """Raises what `build_towers` raises for these arguments before any op is made.
+
+    The inputs are not looked at, so that they can be made after it.
+    """
+    bound = inspect.signature(build_towers).bind(*given, **named)
+    bound.apply_defaults()
+    check_none_misplaced(bound.arguments['misplaced'])
+    checked_request(**{name: value for name, value in bound.arguments.items()
+                       if name not in ('inputs', 'misplaced')})
+
+
 def shards_of_towers(request, inputs):
     """The towers' parts of the batch, and how they are staged (or None): `Shards`, `StagedInputs`."""
-    called = 'towers' if request.accumulate == 1 else 'micro-batches'
+    called = _called(request)
     if request.stage_inputs is not False:
         return staged_shards(inputs, [part.device for part in request.parts], request.remainder,
                              request.stage_inputs == 'first', request.name, called)
     # No padding for evaluation: there an empty shard is an empty part of the predictions.
-    shards = split_batch(inputs, len(request.parts), request.remainder,
-                         pad_empty=request.optimizer is not None, called=called)
-    if request.schedule is not None and isinstance(shards.batch_size, int) and (
-            shards.batch_size < len(request.parts)):
+    return split_batch(inputs, len(request.parts), request.remainder,
+                       pad_empty=request.optimizer is not None, called=called), None
+
+
+def checked_inputs(request, inputs):
+    """The inputs, each `tf.SparseTensorValue` a tensor.
+
+    Raises:
+      InputError: a batch that cannot be cut as is asked for; before anything is named.
+    """
+    inputs, parts, called = with_sparse_tensors(inputs), len(request.parts), _called(request)
+    size = static_batch_size(inputs, 1, request.remainder, called)
+    if request.schedule is not None and size is not None and size < parts:
         raise InputError('%d examples are fewer than the %d micro-batches of %d tower%s: pass a '
                          'smaller micro_batches=.' % (
-                             shards.batch_size, len(request.parts), len(request.devices),
+                             size, parts, len(request.devices),
                              '' if len(request.devices) == 1 else 's'))
-    return shards, None
+    static_batch_size(inputs, parts, request.remainder, called)
+    return inputs
+
+
+def _called(request):
+    """What errors call the parts of the batch."""
+    return 'towers' if request.accumulate == 1 else 'micro-batches'
 
 
 Outputs = collections.namedtuple('Outputs', 'loss predictions metrics')

@@ -6,14 +6,15 @@ import difflib
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_choice, check_count, check_graph_mode
-from towers.build.arguments import check_build_arguments, check_model_fn, checked_objectives
+from towers.build.arguments import (check_build_arguments, check_model_fn, check_same_graph,
+                                    checked_objectives)
 from towers.build.built import BuiltTowers
 from towers.build.options import (NUMERICS, VARIABLES, Numerics, VariablePlacement,
                                   with_keywords)
 from towers.build.tower_loop import COPIES
 from towers.errors import InvalidArgumentError, NameScopeError
 from towers.graph.scopes import full_scope_name, scope_to_enter
-from towers.placement.devices import check_variable_device, resolve_devices
+from towers.placement.devices import MOST_TOWERS, check_variable_device, resolve_devices
 from towers.placement.precision import check_precision, rewrite_field, try_precision
 from towers.placement.variable_device import Placement
 from towers.reduce.all_reduce import check_all_reduce
@@ -92,6 +93,8 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
                               first_scope=first_scope,
                               stateless_random=stateless_random, xla=numerics.xla))
     shares_earlier = isinstance(reuse, BuiltTowers)
+    if shares_earlier:
+        check_same_graph('reuse', reuse)
     if shares_earlier and variable_scope is None:
         variable_scope = scope_to_enter(reuse.variable_scope)
     if not (isinstance(stage_inputs, (bool, str)) and stage_inputs in (True, False, 'first')):
@@ -109,8 +112,10 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     _check_accumulate('accumulate', accumulate, objectives)
     _check_accumulate('micro_batches', micro_batches, objectives)
     _check_stages(stages, schedule, micro_batches, accumulate)
+    accumulate, micro_batches = int(accumulate), int(micro_batches)
     schedule = schedule if micro_batches > 1 else None
-    accumulate = int(max(accumulate, micro_batches))
+    accumulate = max(accumulate, micro_batches)
+    _check_not_too_many('accumulate' if schedule is None else 'micro_batches', accumulate, names)
     if accumulate > 1 and not first_scope:
         raise InvalidArgumentError('first_scope=False, and %d micro-batches a tower: each needs a '
                                    'scope of its own. Pass one of both.' % accumulate)
@@ -247,10 +252,18 @@ def _check_accumulate(name, count, objectives):
                 name, count, ', '.join(objectives.names)))
 
 
+def _check_not_too_many(name, count, devices):
+    if count * len(devices) > MOST_TOWERS:
+        raise InvalidArgumentError('%s=%d on %d tower%s: expected %d micro-batches in all at most.' % (
+            name, count, len(devices), '' if len(devices) == 1 else 's', MOST_TOWERS))
+
+
 def _check_stages(stages, schedule, micro_batches, accumulate):
     check_choice('schedule', schedule, SCHEDULES)
-    if stages is not None:
-        check_choice('stages', stages, ('auto',))
+    if stages is not None and not (isinstance(stages, str) and stages == 'auto'):
+        raise InvalidArgumentError(
+            "stages=%.80r: expected 'auto', for as many as a tower has devices, or None. Where they "
+            "are cut by hand, the model function says, by towers.stage(number)." % (stages,))
     if micro_batches > 1 and accumulate > 1:
         raise InvalidArgumentError(
             'micro_batches=%d and accumulate=%d: a pipeline adds up the gradients of its '

@@ -52,6 +52,8 @@ def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = Non
       DeviceError: no such device, one that is named twice, a name that TF cannot parse, or none.
       InvalidArgumentError: a count below 1, or a type that is none of the above.
     """
+    check_flag('check', check)
+    check_flag('allow_repeated', allow_repeated)
     gpus = visible_gpus()
     if devices is None:
         return gpus or ('/device:CPU:0',)
@@ -322,7 +324,7 @@ def _first_devices(count, gpus, check):
         return tuple('/device:CPU:%d' % index for index in range(count))
     if check and count > len(gpus):
         raise DeviceError('devices=%d, but %s: ask for fewer, or name the devices (CPUs too).'
-                          % (count, _what_there_is(gpus)))
+                          % (count, _what_there_is('GPU', gpus)))
     return tuple('/device:GPU:%d' % index for index in range(count))
 
 
@@ -336,10 +338,12 @@ def _check_exists(name, gpus):
     if not exists:
         raise DeviceError('%s does not exist: %s. Name another device, or pass '
                           'check_devices=False to build the graph for another machine.'
-                          % (short_name(name), _what_there_is(gpus)))
+                          % (short_name(name), _what_there_is(spec.device_type, gpus)))
 
 
-def _what_there_is(gpus):
+def _what_there_is(kind, gpus):
+    if kind != 'GPU':
+        return 'TensorFlow sees no %s of that number here' % kind
     limit = os.environ.get('CUDA_VISIBLE_DEVICES')
     because = '' if limit is None else ' (CUDA_VISIBLE_DEVICES=%s)' % limit
     if not gpus:

@@ -102,6 +102,7 @@ def _cuts_after(keep, line, forward, root):
 def _alike(name, operations, root):
     """Three scopes of the model with a name like this, or its first ones."""
     scopes = collections.OrderedDict()
+    operations = [op for op in operations if op.name.startswith(root)]  # not those of variables
     for op in operations:
         parts = op.name[len(root):].split('/')[:-1]
         scopes.update(('/'.join(parts[:end + 1]), None) for end in range(len(parts)))

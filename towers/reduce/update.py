@@ -13,6 +13,7 @@ from towers.graph.scopes import like_current_scope
 from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 from towers.reduce.replica_updates import check_updates_alike
+from towers.tower.gradients import listed_pairs
 from towers.tower.variables import slot_creator
 
 
@@ -155,14 +156,14 @@ def transformed_pairs(transform, gradients):
     Raises:
       InvalidArgumentError: as `checked_transform`.
     """
-    transformed = transform(gradients)
+    returned = transform(gradients)
+    transformed = listed_pairs(returned)
     names = {variable.op.name for _, variable in gradients}
-    if not isinstance(transformed, (list, tuple)) or not transformed or not all(
-            isinstance(pair, (tuple, list)) and len(pair) == 2
-            and hasattr(pair[1], 'op') and pair[1].op.name in names for pair in transformed):
+    if not transformed or not all(hasattr(variable, 'op') and variable.op.name in names
+                                  for _, variable in transformed):
         raise InvalidArgumentError(
             'transform_gradients returned %.200r: expected a list of (gradient, variable) pairs '
-            'with variables among those it was given.' % (transformed,))
+            'with variables among those it was given.' % (returned,))
     seen = set()
     for gradient, variable in transformed:
         _check_transformed(gradient, variable)
@@ -173,7 +174,7 @@ def transformed_pairs(transform, gradients):
     if all(gradient is None for gradient, _ in transformed):
         raise InvalidArgumentError('transform_gradients returned None for every gradient: there is '
                                    'nothing left to apply.')
-    return [tuple(pair) for pair in transformed]
+    return transformed
 
 
 def _check_transformed(gradient, variable):

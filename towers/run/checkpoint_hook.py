@@ -2,18 +2,24 @@
 
 import numbers
 import os
+import re
 import time
 import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_instance, check_number, check_step_variable, directory_name
+from towers.arguments import (check_flag, check_instance, check_number, check_step_variable,
+                              directory_name)
 from towers.checkpoint.files import (STATE_FILE, describe_safe, files_of, first_line,
                                      list_checkpoints, names_in, newest_named, state_checkpoints,
                                      step_of)
 from towers.checkpoint.tidy import remove_leftovers
 from towers.errors import CheckpointError, InvalidArgumentError
 from towers.run.step_loop import OccasionalHook
+
+
+# Others part folders, are patterns to TensorFlow, or would hide the files.
+_BASENAME = re.compile(r'[\w-][\w .-]*\Z')
 
 
 class CheckpointHook(OccasionalHook):
@@ -59,7 +65,8 @@ class CheckpointHook(OccasionalHook):
             `import_meta_graph`; it takes seconds for a large one.
 
         Raises:
-          InvalidArgumentError: a rhythm or `keep` below 1, or no rhythm.
+          InvalidArgumentError: a rhythm or `keep` below 1, or no rhythm; a `basename` that would
+            name files elsewhere.
           CheckpointError: from the methods: a save failed, or the directory cannot be made, or
             holds a later step than the session starts from.
         """
@@ -80,6 +87,11 @@ class CheckpointHook(OccasionalHook):
         for listener in listeners:
             check_instance('a listener among listeners', listener,
                            tf.train.CheckpointSaverListener, 'a tf.train.CheckpointSaverListener')
+        if not isinstance(basename, str) or not _BASENAME.match(basename):
+            raise InvalidArgumentError(
+                "basename=%.80r: expected what names of files begin with, of letters, digits, '_', "
+                "'.', '-' and ' ', such as 'model.ckpt'; the folder is directory=." % (basename,))
+        check_flag('write_meta_graph', write_meta_graph)
         self._directory = directory_name('directory', directory)
         self._global_step = global_step
         self._save_steps = save_steps

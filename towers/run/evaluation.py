@@ -1,6 +1,7 @@
 """Metrics over a whole data set, on all towers, exact whether or not the batches divide."""
 
 import collections
+import contextlib
 import numbers
 import time
 import typing
@@ -8,10 +9,12 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import (check_count, check_function, check_graph_mode, check_instance,
-                              check_step_variable)
-from towers.build.build import BuiltTowers, build_towers
-from towers.errors import InvalidArgumentError
+from towers.arguments import (check_count, check_flag, check_function, check_graph_mode,
+                              check_instance, check_session, check_step_variable)
+from towers.build.arguments import check_same_graph
+from towers.build.build import BuiltTowers, build_towers, check_arguments
+from towers.errors import InputError, InvalidArgumentError, SharedVariableError
+from towers.placement.precision import check_precision
 from towers.run.step_loop import OccasionalHook
 from towers.tower.objectives import with_parts
 
@@ -51,36 +54,36 @@ class Evaluation:
 
         Raises:
           InvalidArgumentError: the model function has neither a loss nor metrics, or metrics that
-            are no scalars.
+            are no scalars, or no numbers; `trained` is of another graph.
+          InputError: the data set gives single examples, no batches.
         """
         check_instance('dataset', dataset, compat.DATASET_TYPES, 'a tf.data.Dataset')
+        check_precision(precision)
+        check_flag('check_devices', check_devices)
+        check_graph_mode('an Evaluation')
         if trained is not None:
             check_instance('trained', trained, BuiltTowers, 'what build_towers returned')
-        check_graph_mode('an Evaluation')
-        with tf.device('/cpu:0'):
-            self._iterator = tf.data.make_initializable_iterator(dataset)
-            batch = self._iterator.get_next()
-        if trained is not None and devices is None:
-            devices, check_devices = trained.devices, False
-        self.built = build_towers(
-            model_fn, batch, None, devices, remainder='weight', reuse=trained, name=name,
-            variable_device=variable_device, check_devices=check_devices,
-            allow_repeated_devices=trained is not None, copies=copies,
-            precision=trained.precision if trained is not None else precision,
-            regularization=regularization, on_tower=on_tower, stages=stages)
+            check_same_graph('trained', trained)
+            precision = trained.precision
+            if devices is None:
+                devices, check_devices = trained.devices, False
+        if any(shape.ndims == 0 for shape in tf.nest.flatten(tf.data.get_output_shapes(dataset))):
+            raise InputError('dataset gives elements of the shapes %s, single examples: expected '
+                             'batches, from its .batch(n).' % (tf.data.get_output_shapes(dataset),))
+        options = dict(
+            remainder='weight', reuse=trained, name=name, variable_device=variable_device,
+            check_devices=check_devices, allow_repeated_devices=trained is not None, copies=copies,
+            precision=precision, regularization=regularization, on_tower=on_tower, stages=stages)
+        check_arguments(model_fn, None, None, devices, **options)
+        with _iterators_put_back(), _advising_trained(trained):
+            with tf.device('/cpu:0'):
+                self._iterator = tf.data.make_initializable_iterator(dataset)
+                self._batches_known = tf.data.experimental.cardinality(dataset)
+                batch = self._iterator.get_next()
+            self.built = build_towers(model_fn, batch, None, devices, **options)
+            self.metrics = _checked_metrics(self.built)
         with tf.device('/cpu:0'):
             self._size = tf.add_n([tf.cast(tower.size, tf.int64) for tower in self.built.towers])
-        self.metrics = dict(self.built.metrics)
-        if self.built.loss is not None:
-            self.metrics.update(with_parts('loss', self.built.loss))
-        if not self.metrics:
-            raise InvalidArgumentError('the model function returned neither a loss nor metrics: '
-                                       'there is nothing to evaluate.')
-        for metric, value in self.metrics.items():
-            if isinstance(value, tuple):
-                raise InvalidArgumentError(
-                    'metric %r is a (value, update_op) pair of tf.metrics, which counts over '
-                    'batches by itself: return the mean over the shard instead.' % metric)
 
     def run(self, session):
         """Goes through the data set once.
@@ -91,12 +94,19 @@ class Evaluation:
 
         Returns:
           Dict from metric names, `'loss'` and `'examples'` (how many there were) to numbers.
+
+        Raises:
+          InvalidArgumentError: no session, or one of another graph.
+          InputError: the data set has no batch, or no end.
         """
+        self.check_examples(session)
         totals, examples = collections.defaultdict(float), 0
         for size, values in self._batches(session, self.metrics):
             examples += size
             for name, value in values.items():
                 totals[name] += float(value) * size
+        if not examples:
+            raise InputError(_NO_BATCH)
         result = {name: total / examples for name, total in totals.items()}
         result['examples'] = examples
         return result
@@ -106,9 +116,31 @@ class Evaluation:
 
         Yields:
           Nests of arrays [batch, …], as the model function's predictions, in the data's order.
+
+        Raises:
+          InvalidArgumentError: the model function returned no predictions; as `run`.
         """
-        for _, predictions in self._batches(session, self.built.predictions):
-            yield predictions
+        if not tf.nest.flatten(self.built.predictions) or self.built.predictions is None:
+            raise InvalidArgumentError('the model function returned no predictions: expected some '
+                                       'beside the loss, as in ModelOutput(loss, predictions=...).')
+        check_session(session, self._size.graph)
+        return (predictions for _, predictions in self._batches(session, self.built.predictions))
+
+    def check_examples(self, session, read=False):
+        """Raises `InputError` for a data set that is known to be empty, or to have no end.
+
+        Args:
+          session: as for `run`.
+          read: whether to read the first batch where TensorFlow does not know how many there are.
+        """
+        check_session(session, self._size.graph)
+        known = session.run(self._batches_known)
+        if known == tf.data.experimental.INFINITE_CARDINALITY:
+            raise InputError('the data set to be evaluated has no end: expected one that goes '
+                             'through the examples once, without .repeat().')
+        if known == 0 or (read and known < 0
+                          and next(self._batches(session, self.metrics), None) is None):
+            raise InputError(_NO_BATCH)
 
     def _batches(self, session, fetches):
         session.run(self._iterator.initializer)
@@ -118,6 +150,49 @@ class Evaluation:
             except tf.errors.OutOfRangeError:
                 return
             yield int(size), values
+
+
+_NO_BATCH = 'the data set to be evaluated has no batch: expected one at least.'
+
+
+@contextlib.contextmanager
+def _iterators_put_back():
+    """On an error takes the iterators made within it out of their collection."""
+    before = len(tf.get_collection('iterators'))
+    try:
+        yield
+    except BaseException:
+        del tf.get_collection_ref('iterators')[before:]
+        raise
+
+
+@contextlib.contextmanager
+def _advising_trained(trained):
+    """The advice of an error about variables that exist already is `trained=`, not `reuse=`."""
+    try:
+        yield
+    except SharedVariableError as error:
+        name, exists, _ = str(error).partition(' exists already in this graph')
+        if trained is not None or not exists:
+            raise
+        raise SharedVariableError('%s%s: pass trained= what build_towers returned, to evaluate the '
+                                  'variables that it trains.' % (name, exists)) from error
+
+
+def _checked_metrics(built):
+    """What is evaluated by its name, `'loss'` included."""
+    metrics = dict(built.metrics)
+    if built.loss is not None:
+        metrics.update(with_parts('loss', built.loss))
+    if not metrics:
+        raise InvalidArgumentError('the model function returned neither a loss nor metrics: there '
+                                   'is nothing to evaluate.')
+    for metric, value in metrics.items():
+        if isinstance(value, tuple):
+            raise InvalidArgumentError(
+                'metric %r is a (value, update_op) pair of tf.metrics, which counts over '
+                'batches by itself: return the mean over the shard instead.' % metric)
+    return metrics
 
 
 def listed_listeners(listeners):
@@ -195,6 +270,8 @@ class EvaluationHook(OccasionalHook):
         """Starts from the step that was restored, and ends there if it is one that ended it."""
         self._step = self._since = int(session.run(self._global_step))
         self._evaluated_step = None
+        if hasattr(self._evaluation, 'check_examples'):  # or it would show after the training
+            self._evaluation.check_examples(session)
         if self._stop_at is not None and self._step and self._step % self._every_steps == 0:
             self._evaluate(session, listeners=())  # they were told before the step was saved
             if self._is_reached():

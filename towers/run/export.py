@@ -12,6 +12,7 @@ from towers.checkpoint.match import check_fits
 from towers.errors import CheckpointError, InvalidArgumentError
 from towers.run.averages import averages_in
 
+_TENSORS = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)  # as a signature takes them
 _SIGNATURE = tf.saved_model.signature_constants.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 
 
@@ -34,7 +35,8 @@ def export_saved_model(build: typing.Callable, checkpoint: str, directory: str):
       `tensorflow/serving/predict`.
 
     Raises:
-      InvalidArgumentError: that version is there already, or the directory cannot be written to.
+      InvalidArgumentError: that version is there already, or the directory cannot be written to;
+        `build` returned something else, or made no variable.
       CheckpointError: the checkpoint is of another model.
     """
     check_function('build', build, 0, 'a function without arguments that returns (inputs, outputs)')
@@ -48,7 +50,7 @@ def export_saved_model(build: typing.Callable, checkpoint: str, directory: str):
     # Under another name first, since a server takes a folder with a number as soon as it sees it.
     unfinished = target + '.unfinished'
     with tf.Graph().as_default():
-        inputs, outputs = build()
+        inputs, outputs = _checked_signature(build())
         names, _ = averages_in(checkpoint, tf.global_variables())
         check_fits(checkpoint, names)
         saver = tf.train.Saver(names)
@@ -69,6 +71,29 @@ def export_saved_model(build: typing.Callable, checkpoint: str, directory: str):
                     '%s cannot be written: %s. Export to a directory that can be made and written '
                     'to.' % (target, first_line(error))) from error
     return target
+
+
+def _checked_signature(built):
+    """`(inputs, outputs)` of what the caller's function built in the default graph.
+
+    Raises:
+      InvalidArgumentError: it is something else, or has no variable.
+    """
+    if not isinstance(built, (tuple, list)) or len(built) != 2 or not all(
+            isinstance(part, dict) and part for part in built):
+        raise InvalidArgumentError('build returned %.200r: expected (inputs, outputs), two dicts '
+                                   'from names to tensors.' % (built,))
+    for part in built:
+        for name, tensor in part.items():
+            if not isinstance(name, str) or not isinstance(tensor, _TENSORS) or (
+                    getattr(tensor, 'graph', tf.get_default_graph()) is not tf.get_default_graph()):
+                raise InvalidArgumentError('build returned %.80r for the name %.80r: expected a '
+                                           'tensor of the graph that it is called under.' % (
+                                               tensor, name))
+    if not tf.global_variables():
+        raise InvalidArgumentError('build made no variable: expected those of the model, under '
+                                   'their names in the checkpoint.')
+    return built
 
 
 def _step_in(checkpoint):

@@ -15,7 +15,8 @@ import typing
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_count, check_flag, check_number, directory_name, scalar_tensors
+from towers.arguments import (check_count, check_flag, check_number, check_say, directory_name,
+                              scalar_tensors)
 from towers.checkpoint.files import list_checkpoints
 from towers.errors import InvalidArgumentError, LogFileError
 from towers.run.input_watch import checked_watch
@@ -169,10 +170,19 @@ class MetricsLog:
         try:
             yield
         except OSError as error:
-            step = self._written['step']
             raise LogFileError('%s: %s.%s' % (
-                self.path, error.strerror or error,
-                ' Its lines up to step %d are safe.' % step if step >= 0 else '')) from error
+                self.path, error.strerror or error, self._advice())) from error
+
+    def _advice(self):
+        step, folder = self._written['step'], os.path.dirname(os.path.abspath(self.path))
+        if os.path.isdir(self.path):
+            return ' It is a folder: move it away, or give another path.'
+        if not os.path.isdir(folder):
+            return ' %s is gone, and with it the lines up to step %d.' % (
+                folder, step) if step >= 0 else ''
+        if step >= 0 and os.path.exists(self.path):
+            return ' Its lines up to step %d are safe.' % step
+        return ''
 
 
 class MetricsHook(OccasionalHook):
@@ -222,6 +232,7 @@ class MetricsHook(OccasionalHook):
         if last_step is not None:
             check_count('last_step', last_step)
         check_flag('fetch_every_step', fetch_every_step)
+        check_say(say)
         check_number('examples_per_epoch', examples_per_epoch, above=0, expected='more than 0')
         self._arguments = tf.train.SessionRunArgs(dict(scalar_tensors('values', values)))
         for name in self._arguments.fetches:

@@ -7,7 +7,9 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_count, check_flag, check_instance, directory_name, scalar_tensors
+from towers import compat
+from towers.arguments import (check_count, check_flag, check_instance, check_number, directory_name,
+                              scalar_tensors)
 from towers.errors import InvalidArgumentError
 from towers.placement.variable_device import only_device
 from towers.run.step_clock import SaveListener, StepClock, rate
@@ -52,18 +54,22 @@ def default_summaries(built, learning_rate: typing.Any = None, norms: bool = Tru
       `Summaries`.
 
     Raises:
-      InvalidArgumentError: `built` has no loss, as it was built to evaluate.
+      InvalidArgumentError: `built` has no loss, as it was built to evaluate; a rate that is no
+        number; summaries that are none.
     """
     if isinstance(built, type) or not hasattr(built, 'train_op'):
         raise InvalidArgumentError('built=%.80r: expected what build_towers returned.' % (built,))
     if built.train_op is None:
         raise InvalidArgumentError('these towers were built without an optimizer: there is no '
                                    'training to make summaries of.')
-    scalars = scalar_tensors('scalars', scalars or {})
+    scalars = scalar_tensors('scalars', {} if scalars is None else scalars)
     for flag, value in (('norms', norms), ('norm_of_each', norm_of_each)):
         check_flag(flag, value)
-    if isinstance(custom, tf.Tensor):
-        raise InvalidArgumentError('custom=%.80r: expected a list of summaries.' % (custom,))
+    if not isinstance(custom, (list, tuple)) or not all(
+            isinstance(each, tf.Tensor) and each.dtype == tf.string for each in custom):
+        raise InvalidArgumentError('custom=%.80r: expected a list of what tf.summary.scalar and the '
+                                   'like return.' % (custom,))
+    learning_rate = _checked_rate(learning_rate)
     scope = built.towers[0].name_scope
     fetched = collections.OrderedDict(with_parts('loss', built.loss))
     weights = collections.OrderedDict()
@@ -85,6 +91,14 @@ def default_summaries(built, learning_rate: typing.Any = None, norms: bool = Tru
         with tf.device(None):
             merged = tf.summary.merge(custom, collections=[]) if custom else None
     return Summaries(fetched, weights, merged, scope)
+
+
+def _checked_rate(rate):
+    if isinstance(rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
+        return scalar_tensors('learning_rate', {'rate': rate})['rate']
+    if rate is not None:
+        check_number('learning_rate', rate, expected='a scalar tensor, a number, or None')
+    return rate
 
 
 def without_tower(tag, scope):
@@ -127,7 +141,7 @@ class SummaryHook(OccasionalHook):
           graph: a `tf.Graph` for TensorBoard to draw, written once; or None.
 
         Raises:
-          InvalidArgumentError: a number below 1.
+          InvalidArgumentError: a number below 1; a `logdir` that is a file.
         """
         check_instance('summaries', summaries, Summaries, 'what default_summaries returned')
         check_count('summary_steps', summary_steps)
@@ -135,6 +149,11 @@ class SummaryHook(OccasionalHook):
             check_count('last_step', last_step)
         scalar_tensors('scalars', summaries.scalars)
         logdir = directory_name('logdir', logdir)
+        if os.path.exists(logdir) and not os.path.isdir(logdir):
+            raise InvalidArgumentError('logdir=%r is a file: expected the name of a directory.'
+                                       % logdir)
+        if graph is not None:
+            check_instance('graph', graph, tf.Graph, 'a tf.Graph, or None')
         fetches = {'scalars': dict(summaries.scalars)}
         if summaries.custom is not None:
             fetches['custom'] = summaries.custom

@@ -141,14 +141,13 @@ class TowerGradients:
         sources = [self._own_state.of_tower(source, index) for source in sources]
         if self.scaled_losses is not None:
             data_loss = self.scaled_losses.scaled(data_loss)
-        pairs = objective.optimizer.compute_gradients(data_loss, var_list=sources,
-                                                      **self._options.gradient_options)
+        pairs = _computed(objective.optimizer, data_loss, sources, self._options.gradient_options)
         if self.scaled_losses is not None:
             pairs = self.scaled_losses.unscaled(pairs)
         return pairs if self._replicas is None else self._replicas.own_pairs(pairs)
 
     def _chosen(self, wanted, candidates):
-        chosen = wanted(candidates) if callable(wanted) else wanted
+        chosen = wanted(list(candidates)) if callable(wanted) else wanted
         try:
             chosen = [compat.keras_variable_value(variable) for variable in chosen]
         except TypeError:
@@ -161,7 +160,40 @@ class TowerGradients:
             if variable.graph is not self._graph:
                 raise InvalidArgumentError('var_list holds %r, which belongs to another graph.'
                                            % variable.op.name)
+        for variable in chosen:
+            if sum(variable is each for each in chosen) > 1:
+                raise InvalidArgumentError('var_list holds %r twice: expected each variable once.'
+                                           % variable.op.name)
         return chosen
+
+
+def listed_pairs(pairs):
+    """An iterable of pairs, such as a `zip`, as a list of tuples; None for anything else."""
+    if isinstance(pairs, (str, bytes, dict, tf.Tensor)):
+        return None
+    try:
+        listed = list(pairs)
+    except TypeError:
+        return None
+    if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in listed):
+        return None
+    return [tuple(pair) for pair in listed]
+
+
+def _computed(optimizer, loss, variables, options):
+    """What an optimizer's `compute_gradients` returns, as a list of pairs.
+
+    Raises:
+      GradientError: it returned something else, or none.
+    """
+    returned = optimizer.compute_gradients(loss, var_list=variables, **options)
+    pairs = listed_pairs(returned)
+    if not pairs or any(isinstance(variable, (tf.Tensor, tf.IndexedSlices))
+                        for _, variable in pairs):
+        raise GradientError('compute_gradients of %s returned %.200r: expected a list of (gradient, '
+                            'variable) pairs, one for each of its var_list.' % (
+                                type(optimizer).__name__, returned))
+    return pairs
 
 
 def takes_plain_gradients(objectives, gradient_options):

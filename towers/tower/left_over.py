@@ -86,7 +86,9 @@ class Attempt:
             put_collections_back()
             restore()
             self._put(_VARIABLES, left)
-            self._put(_SCOPES, sorted(left_scopes(self._graph) | set(scopes)))
+            entered = {scope for scope in scopes
+                       if self._graph.unique_name(scope, mark_as_used=False) != scope}
+            self._put(_SCOPES, sorted(left_scopes(self._graph) | entered))
             raise
         finally:
             self._graph.add_to_collection(

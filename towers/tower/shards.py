@@ -2,14 +2,16 @@
 
 import collections
 import copy
+import numbers
 import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import check_choice, check_count, check_flag, check_graph_mode
-from towers.errors import InputError
+from towers.arguments import (check_choice, check_count, check_flag, check_function,
+                              check_graph_mode, check_instance)
+from towers.errors import InputError, InvalidArgumentError, TowersError
 from towers.placement.devices import canonical_device
 
 REMAINDERS = ('error', 'weight', 'drop')
@@ -67,13 +69,12 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
     check_count('num_shards', num_shards)
     num_shards = int(num_shards)
     check_flag('pad_empty', pad_empty)
-    if device is not None and not (callable(device) and not isinstance(device, type)):
+    check_instance('called', called, str, "a word such as 'towers'")
+    if callable(device):
+        device = _checked_device_function(device)
+    elif device is not None:
         canonical_device(device)
-    check_graph_mode('what split_batch makes')
-    inputs = with_sparse_tensors(inputs)
-    leaves = _leaves(inputs)
-    static_size, unknown = _static_batch_size(leaves)
-    _check_divides(static_size, num_shards, remainder, called)
+    inputs, leaves, static_size, unknown = _looked_at(inputs, num_shards, remainder, called)
     with tf.name_scope('shards'), tf.device(None), tf.device(device):
         tensors = [None if leaf is None else _as_tensor(path, leaf) for path, leaf in leaves]
         if static_size is None:
@@ -93,17 +94,59 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
     return Shards(inputs_of_shards, sizes, _weights(sizes, used, num_shards, remainder), used)
 
 
+def _checked_device_function(function):
+    check_function('device', function, 1, "a device's name, a function from an operation to one, or "
+                   'None')
+
+    def device(op):
+        found = function(op)
+        if not isinstance(found, str) and not hasattr(found, 'to_string'):
+            raise InvalidArgumentError("device=%.80r returned %.80r for the operation %s: expected a "
+                                       "device's name, '' for none." % (function, found, op.name))
+        return found
+    return device
+
+
+def static_batch_size(inputs, num_shards, remainder, called):
+    """The batch size, checked as `split_batch` does, before any op is made; None where unknown."""
+    check_choice('remainder', remainder, REMAINDERS)
+    return _looked_at(inputs, num_shards, remainder, called)[2]
+
+
+def _looked_at(inputs, num_shards, remainder, called):
+    """(inputs with sparse tensors, their leaves, and what `_static_batch_size` returns)."""
+    check_graph_mode('what split_batch makes')
+    inputs = with_sparse_tensors(inputs)
+    leaves = _leaves(inputs)
+    _check_no_lists_of_numbers(inputs)
+    static_size, unknown = _static_batch_size(leaves)
+    _check_divides(static_size, num_shards, remainder, called)
+    return inputs, leaves, static_size, unknown
+
+
 def with_sparse_tensors(inputs):
-    """The nest with each `tf.SparseTensorValue`, which `tf.nest` would take apart, a tensor."""
+    """The nest with each `tf.SparseTensorValue`, which `tf.nest` would take apart, a tensor.
+
+    Raises:
+      InputError: a list or a dict that contains itself.
+    """
+    try:
+        return _with_sparse_tensors(inputs)
+    except RecursionError:
+        raise InputError('inputs contain themselves, or are nested too deeply: expected the tensors '
+                         'of one batch, [batch, ...] each.') from None
+
+
+def _with_sparse_tensors(inputs):
     if isinstance(inputs, tf.SparseTensorValue):
         return tf.SparseTensor.from_value(inputs)
     if isinstance(inputs, (tuple, list)):
-        parts = [with_sparse_tensors(part) for part in inputs]
+        parts = [_with_sparse_tensors(part) for part in inputs]
         if any(part is not before for part, before in zip(parts, inputs)):
             return type(inputs)(*parts) if hasattr(inputs, '_fields') else type(inputs)(parts)
     if isinstance(inputs, dict):
         changed = {key: part for key, part in
-                   ((key, with_sparse_tensors(inputs[key])) for key in inputs)
+                   ((key, _with_sparse_tensors(inputs[key])) for key in inputs)
                    if part is not inputs[key]}
         if changed:
             inputs = copy.copy(inputs)
@@ -145,11 +188,25 @@ def _leaves(inputs):
     return leaves
 
 
+def _check_no_lists_of_numbers(inputs):
+    """Raises `InputError` for what `tolist()` makes of an array: a nest of as many scalars."""
+    if isinstance(inputs, list) and inputs and all(isinstance(
+            part, (numbers.Number, str, bytes)) and not isinstance(part, np.generic)
+                                                   for part in inputs):
+        raise InputError('inputs has the Python list %.60r, each entry of which is an input of its '
+                         'own: pass np.array(...) of it, [batch, ...].' % (inputs,))
+    for part in (inputs.values() if isinstance(inputs, dict) else
+                 inputs if isinstance(inputs, (list, tuple)) else ()):
+        _check_no_lists_of_numbers(part)
+
+
 def _as_tensor(path, leaf):
     if isinstance(leaf, tf.SparseTensor):
         return leaf
     try:
         return tf.convert_to_tensor(leaf)
+    except TowersError:  # of the caller's device function
+        raise
     except (TypeError, ValueError, RuntimeError) as error:
         raise _no_tensor(path, leaf, str(error).split('\n', 1)[0]) from None
 
@@ -202,11 +259,13 @@ def _check_divides(size, num_shards, remainder, called):
                          '%d.' % (size, num_shards, called,
                                   num_shards if remainder == 'drop' else 1))
     if remainder == 'error' and size % num_shards:
+        # 'drop' leaves nothing of a batch that is smaller than the number of shards.
         raise InputError(
             "a batch of %d does not divide among %d %s: use a batch of %d, or remainder="
-            "'weight' (uneven shards, weighted by their size) or remainder='drop' (leave %d out)."
+            "'weight' (uneven shards, weighted by their size)%s."
             % (size, num_shards, called, num_shards * max(1, round(size / num_shards)),
-               size % num_shards))
+               " or remainder='drop' (leave %d out)" % (size % num_shards)
+               if size > num_shards else ''))
 
 
 def _size(tensor):
@@ -238,8 +297,8 @@ def _dynamic_batch_size(tensors, leaves, num_shards, remainder, called):
                % (first_path, path)), size, other]) for path, other in others]
     if remainder == 'error':
         guards.append(tf.Assert(tf.equal(size % num_shards, 0), [
-            'towers: the batch does not divide among %d %s (remainder=weight or drop would '
-            'take it). Examples in it:' % (num_shards, called), size]))
+            'towers: the batch does not divide among %d %s (remainder=weight would take it, '
+            'and drop one that has an example for each). Examples in it:' % (num_shards, called), size]))
     at_least = num_shards if remainder == 'drop' else 1
     guards.append(tf.Assert(tf.greater_equal(size, at_least), [
         'towers: a batch for %d %s needs at least %d examples and has' % (

@@ -224,6 +224,11 @@ class SharedVariables:
     def _explain(self, name, first_line):
         """What to tell of TF's error at a `get_variable`; None if it is not about sharing."""
         if 'already exists' in first_line and not self._tower:
+            if any(variable.op.name == name or variable.op.name.startswith(name + '/part_')
+                   for variable in self.created):
+                return ('variable %r is made twice in one call of the model function: where both '
+                        'are to be one, use tf.variable_scope(..., reuse=tf.AUTO_REUSE) inside the '
+                        'model function; else give it another name.' % name)
             return ('variable %r exists already in this graph: pass reuse=True (or '
                     'tf.AUTO_REUSE) to share it with the towers, or variable_scope=... for a '
                     'second set.' % name)

@@ -1,0 +1,153 @@
+"""Data sets of a user's own: what is wrong with them is said before the run, or by the batch."""
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+import datasets
+from towers.errors import InvalidArgumentError
+
+MODULE = '''
+import tensorflow.compat.v1 as tf
+
+def batches(shape, label=1):
+    return tf.data.Dataset.from_tensors((tf.zeros(shape), tf.fill(shape[:1], tf.constant(
+        label, tf.int64)))).repeat()
+
+def train(batch_size, seed, image_size, channels, first_example):
+    return batches([batch_size, image_size, image_size, channels])
+
+def test(batch_size, image_size, channels):
+    return batches([batch_size, image_size, image_size, channels]).take(1)
+
+GOOD = dict(num_classes=3, num_examples=dict(train=8, test=4), train_batches=train,
+            eval_batches=test)
+
+def change(**changes):
+    return lambda data_dir: dict(GOOD, **changes)
+
+def no_argument(): return GOOD
+def raises(data_dir): raise KeyError('no such flower')
+def exits(data_dir): raise SystemExit(3)
+def boo(**unused): raise RuntimeError('boo')
+def rotten(images):
+    raise ValueError('file rotten')
+
+number = change(num_examples=20)
+no_test = change(num_examples={'train': 20})
+negative = change(num_examples={'train': -1, 'test': 2})
+classes = change(num_classes='three')
+no_classes = change(num_classes=0)
+no_function = change(train_batches=None)
+other_arguments = change(train_batches=lambda batch_size: None)
+other_eval = change(eval_batches=lambda batch_size: None)
+train_raises = change(train_batches=boo)
+eval_raises = change(eval_batches=boo)
+channels = change(train_batches=lambda **unused: batches([4, 8, 8, 2]))
+sevens = change(train_batches=lambda **unused: batches([7, 8, 8, 1]))
+short = change(train_batches=lambda **unused: batches([1, 8, 8, 1]).unbatch().take(6).batch(4))
+label = change(train_batches=lambda **unused: batches([4, 8, 8, 1], 8))
+eval_label = change(eval_batches=lambda **unused: batches([4, 8, 8, 1], -1))
+not_callable = 3
+'''
+ARGUMENTS = dict(batch_size=4, image_size=8, channels=1)
+NAME = 'own_module_of_a_test'
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / (NAME + '.py')).write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    return lambda function: datasets.get_dataset('%s:%s' % (NAME, function))
+
+
+def error_of(function, kind=InvalidArgumentError):
+    with pytest.raises(kind) as caught:
+        function()
+    return str(caught.value).replace(NAME, 'm')
+
+
+@pytest.mark.parametrize('name', [':', ':f', '.own:f', 'own:'])
+def test_a_name_is_a_module_and_a_function(name):
+    assert error_of(lambda: datasets.get_dataset(name)) == (
+        '--dataset=%s: expected module:function, such as flowers:batches for the function batches of '
+        'flowers.py.' % name)
+
+
+@pytest.mark.parametrize('name, text', [
+    ('no_argument', 'm:no_argument cannot be called with one argument: expected a function of data_dir, '
+                    'the folder of --data_dir or None.'),
+    ('not_callable', "The module m has no function 'not_callable', which --dataset=m:not_callable "
+                     'names.'),
+    ('number', "m:number says of num_examples 20: expected a dict such as {'train': 3320, 'test': "
+               '350}, how many images each has.'),
+    ('no_test', "m:no_test says of num_examples {'train': 20}: expected a dict such as {'train': "
+                "3320, 'test': 350}, how many images each has."),
+    ('negative', "m:negative says of num_examples {'train': -1, 'test': 2}: expected a dict such as "
+                 "{'train': 3320, 'test': 350}, how many images each has."),
+    ('classes', "m:classes says of num_classes 'three': expected a whole number of at least 1."),
+    ('no_classes', 'm:no_classes says of num_classes 0: expected a whole number of at least 1.'),
+    ('no_function', 'train_batches of m:no_function is None: expected a function that takes the '
+                    'arguments batch_size, seed, image_size, channels, first_example by name.')])
+def test_what_the_function_returns_is_looked_at_first(own, name, text):
+    assert error_of(lambda: own(name)) == text
+
+
+@pytest.mark.parametrize('name, field, arguments', [
+    ('other_arguments', 'train_batches', 'batch_size, seed, image_size, channels, first_example'),
+    ('other_eval', 'eval_batches', 'batch_size, image_size, channels')])
+def test_functions_of_other_arguments(own, name, field, arguments):
+    text = error_of(lambda: own(name))
+    assert text.startswith('%s of m:%s is <function ' % (field, name))
+    assert text.endswith(': expected a function that takes the arguments %s by name.' % arguments)
+
+
+def test_what_the_users_code_raises_names_the_data_set(own):
+    for call, text in (
+            (lambda: own('raises'), "--dataset=m:raises: raises raised KeyError: 'no such flower'"),
+            (lambda: own('exits'), '--dataset=m:exits: exits raised SystemExit: 3'),
+            (lambda: own('train_raises').train_batches(seed=1, **ARGUMENTS),
+             '--dataset=m:train_raises: train_batches raised RuntimeError: boo'),
+            (lambda: own('eval_raises').eval_batches(**ARGUMENTS),
+             '--dataset=m:eval_raises: eval_batches raised RuntimeError: boo')):
+        assert error_of(call, datasets.OwnDataError) == text
+
+
+@pytest.mark.parametrize('source, text', [
+    ('def f(:', 'SyntaxError: '), ('1 / 0', 'ZeroDivisionError: division by zero'),
+    ('import sys; sys.exit(3)', 'SystemExit: 3')])
+def test_a_module_that_cannot_be_imported(tmp_path, monkeypatch, source, text):
+    name = 'broken_module_of_a_test'
+    (tmp_path / (name + '.py')).write_text(source)
+    monkeypatch.chdir(tmp_path)
+    found = error_of(lambda: datasets.get_dataset(name + ':f'), datasets.OwnDataError)
+    assert found.startswith('--dataset=%s:f: the module %s raised %s' % (name, name, text))
+
+
+@pytest.mark.parametrize('name, text', [
+    ('channels', 'train_batches of m:channels gives images of 2 channels: expected the 1 of its '
+                 'argument channels.'),
+    ('sevens', 'train_batches of m:sevens gives batches of 7: expected the 4 of its argument '
+               'batch_size.')])
+def test_batches_of_another_shape(own, name, text):
+    assert error_of(lambda: own(name).train_batches(seed=1, **ARGUMENTS)) == text
+
+
+@pytest.mark.parametrize('name, text', [
+    ('label', 'train_batches of m:label gives the label 8: expected 0 to 2'),
+    ('short', 'train_batches of m:short gives a batch of 2: expected the 4 of its argument '
+              'batch_size, from drop_remainder=True'),
+    ('eval_label', 'eval_batches of m:eval_label gives the label -1: expected 0 to 2')])
+def test_a_batch_that_is_not_what_it_has_to_be(own, name, text):
+    dataset = own(name)
+    batches = (dataset.eval_batches(**ARGUMENTS) if name == 'eval_label' else
+               dataset.train_batches(seed=1, **ARGUMENTS))
+    batch = tf.data.make_one_shot_iterator(batches).get_next()
+    with tf.Session() as session:
+        found = error_of(lambda: [session.run(batch) for _ in range(2)],
+                         tf.errors.InvalidArgumentError)
+    assert 'assertion failed: [%s]' % text in found
+
+
+def test_batches_are_static_where_they_are_checked(own):
+    images, labels = tf.data.get_output_shapes(own('short').train_batches(seed=1, **ARGUMENTS))
+    assert (images.as_list(), labels.as_list()) == ([4, 8, 8, 1], [4])

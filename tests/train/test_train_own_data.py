@@ -1,0 +1,101 @@
+"""`train.py` with a data set of the user's own that is broken: one line says which, and what of it."""
+
+import pytest
+
+from train_runs import newest, steps_saved
+
+MODULE = '''
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+def batches(batch_size, **unused):
+    return tf.data.Dataset.from_tensors((tf.zeros([batch_size, 8, 8, 1]), tf.ones(
+        [batch_size], tf.int64))).repeat()
+
+GOOD = dict(num_classes=3, num_examples=dict(train=20, test=20), train_batches=batches,
+            eval_batches=lambda **given: batches(**given).take(2))
+
+def train(change):
+    return lambda data_dir: dict(GOOD, train_batches=lambda **given: change(batches(**given)))
+
+def fail(labels):
+    raise ValueError('file rotten')
+
+ends = train(lambda dataset: dataset.take(2))
+empty = train(lambda dataset: dataset.take(0))
+labels = train(lambda dataset: dataset.map(lambda x, y: (x, y + 7)))
+rotten = train(lambda dataset: dataset.map(lambda x, y: (x, tf.reshape(
+    tf.py_func(fail, [y], tf.int64), [-1]))))
+
+def raises(data_dir):
+    raise KeyError('no such flower')
+
+def no_test(data_dir):
+    return dict(GOOD, eval_batches=lambda **given: batches(**given).take(0))
+
+def no_test_found(data_dir):
+    return dict(GOOD, eval_batches=lambda **given: batches(**given).take(3).filter(
+        lambda x, y: tf.reduce_sum(y) < 0))
+'''
+SHORT = ['--train_steps=4', '--batch_size=10', '--summary_steps=0']
+
+
+@pytest.fixture
+def failing(runner, tmp_path):
+    (tmp_path / 'own_data.py').write_text(MODULE)
+
+    def run(function, *flags, status=1):
+        done = runner.run(tmp_path / 'run', ['--dataset=own_data:' + function] + SHORT + list(flags),
+                          status=status, before='import sys; sys.path.insert(0, %r)' % str(tmp_path))
+        return done, done.stderr.strip().split('\n')
+    return run
+
+
+@pytest.mark.parametrize('flags', [[], pytest.param(['--stage_inputs'], marks=pytest.mark.slow)])
+def test_training_data_that_end_are_an_error_and_what_was_done_is_saved(failing, flags):
+    done, lines = failing('ends', *flags)
+    assert lines == ['train.py: train_batches of own_data:ends ended after 2 of 4 steps: add '
+                     '.repeat()']
+    assert newest(done.train_dir) == 2
+    assert 'checkpoint     %s/model.ckpt-2' % done.train_dir in done.stdout
+    if not flags:  # it goes on where it was, and ends again
+        _, lines = failing('ends', '--train_steps=5')
+        assert lines == ['train.py: train_batches of own_data:ends ended after 4 of 5 steps: add '
+                         '.repeat()']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('flags', [[], ['--variable_device=auto']])
+def test_training_data_without_a_batch(failing, flags):
+    _, lines = failing('empty', *flags)
+    assert lines == [
+        'train.py: train_batches of own_data:empty ended: expected batches without end: add '
+        '.repeat()' if flags else
+        'train.py: train_batches of own_data:empty gave no batch for step 1 of 4: expected batches '
+        'without end: add .repeat()']
+
+
+def test_a_label_out_of_range_is_one_line(failing):
+    _, lines = failing('labels')
+    assert lines == ['train.py: train_batches of own_data:labels gives the label 8: expected 0 to 2']
+
+
+@pytest.mark.slow
+def test_what_the_users_function_raises_keeps_its_traceback(failing):
+    _, lines = failing('raises')
+    assert lines[0] == 'Traceback (most recent call last):' and 'own_data.py' in lines[1]
+    assert lines[-2:] == ["KeyError: 'no such flower'", "train.py: --dataset=own_data:raises: raises "
+                          "raised KeyError: 'no such flower'"]
+    _, lines = failing('rotten')
+    assert any("raise ValueError('file rotten')" in line for line in lines)
+    assert lines[-1] == ('train.py: --dataset=own_data:rotten: a batch could not be made: '
+                         'ValueError: file rotten')
+
+
+@pytest.mark.slow
+def test_an_empty_test_set_shows_before_the_training(failing):
+    _, lines = failing('no_test', status=2)
+    assert lines == ['train.py: the data set to be evaluated has no batch: expected one at least.']
+    done, lines = failing('no_test_found', status=2)
+    assert lines == ['train.py: the data set to be evaluated has no batch: expected one at least.']
+    assert steps_saved(done.train_dir) == []
