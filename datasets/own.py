@@ -123,7 +123,7 @@ class Own:
             raise InvalidArgumentError(
                 '%s gives batches of %d: expected the %d of its argument batch_size.' % (
                     what, size, batch_size))
-        return dataset.map(lambda images, labels: self._checked_batch(
+        return compat.map_batches(dataset, lambda images, labels: self._checked_batch(
             what, images, labels, batch_size))
 
     def _checked_batch(self, what, images, labels, batch_size):

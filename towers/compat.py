@@ -296,6 +296,11 @@ VARIABLE_TYPES = (tf.Variable, tensorflow.Variable)
 DATASET_TYPES = (tf.data.Dataset, tensorflow.compat.v2.data.Dataset)
 
 
+def map_batches(dataset, function):
+    """`dataset.map`, after which TensorFlow knows as before how many there are: v1's forgets it."""
+    return tensorflow.compat.v2.data.Dataset.map(dataset, function)
+
+
 def optimizer_learning_rate(optimizer):
     """What an optimizer says its learning rate is: a number, a tensor, or None if it does not."""
     for name in ('_lr', '_learning_rate', 'learning_rate'):

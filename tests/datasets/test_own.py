@@ -151,3 +151,11 @@ def test_a_batch_that_is_not_what_it_has_to_be(own, name, text):
 def test_batches_are_static_where_they_are_checked(own):
     images, labels = tf.data.get_output_shapes(own('short').train_batches(seed=1, **ARGUMENTS))
     assert (images.as_list(), labels.as_list()) == ([4, 8, 8, 1], [4])
+
+
+def test_tensorflow_still_knows_how_many_batches_there_are(own):
+    good = own('label')
+    counts = [tf.data.experimental.cardinality(each) for each in (
+        good.train_batches(seed=1, **ARGUMENTS), good.eval_batches(**ARGUMENTS))]
+    with tf.Session() as session:
+        assert session.run(counts) == [tf.data.experimental.INFINITE_CARDINALITY, 1]

@@ -357,3 +357,11 @@ def test_a_model_without_predictions_predicts_nothing():
         assert error_of(lambda: evaluation.predict(session)) == (
             'the model function returned no predictions: expected some beside the loss, as in '
             'ModelOutput(loss, predictions=...).')
+
+
+@pytest.mark.parametrize('num_towers', [1, 2])
+def test_a_metric_that_is_no_number(num_towers):
+    def model(x, y):
+        return towers.ModelOutput(tf.reduce_mean(x), metrics={'name': tf.constant('x')})
+    assert error_of(lambda: Evaluation(model, data(7, 3), num_towers)) == (
+        "metric 'name' is of type string: expected a number, the mean over the shard.")

@@ -120,7 +120,8 @@ class Evaluation:
         Raises:
           InvalidArgumentError: the model function returned no predictions; as `run`.
         """
-        if not tf.nest.flatten(self.built.predictions) or self.built.predictions is None:
+        leaves = tf.nest.flatten(self.built.predictions)
+        if not leaves or any(leaf is None for leaf in leaves):
             raise InvalidArgumentError('the model function returned no predictions: expected some '
                                        'beside the loss, as in ModelOutput(loss, predictions=...).')
         check_session(session, self._size.graph)
@@ -192,6 +193,11 @@ def _checked_metrics(built):
             raise InvalidArgumentError(
                 'metric %r is a (value, update_op) pair of tf.metrics, which counts over '
                 'batches by itself: return the mean over the shard instead.' % metric)
+    for metric, value in (built.towers[0].metrics or {}).items():
+        dtype = value.dtype.base_dtype
+        if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
+            raise InvalidArgumentError('metric %r is of type %s: expected a number, the mean over '
+                                       'the shard.' % (metric, dtype.name))
     return metrics
 
 
