@@ -12,6 +12,7 @@ from towers.build.build import build_towers
 from towers.errors import GradientError, InvalidArgumentError, MissingPackageError
 from towers.fronts.estimator_spec import ModelFunction, check_mode, merged_spec, mergeable, metrics
 from towers.fronts.optimizer_calls import OptimizerCalls
+from towers.fronts.optimizer_slots import check_saved
 from towers.placement.devices import check_one_stage, resolve_devices
 
 REMAINDERS = ('weight', 'error')
@@ -104,6 +105,7 @@ def replicate_model_fn(model_fn: typing.Callable,
         graph = tf.get_default_graph()
         calls = OptimizerCalls(graph, len(names), is_sum, trains)
         specs = []
+        calls.on_late_slots = lambda late: check_saved(specs[0], late)
 
         def of_tower(inputs):
             spec = function(inputs['features'], inputs['labels'], mode, _copied(params), config)
