@@ -101,6 +101,15 @@ def test_evaluation_counts_over_all_towers():
 
 
 @needs_estimator
+def test_a_metric_of_one_tower_is_refused_by_name():
+    def with_loss(features, labels, mode):
+        spec = model_fn(mode, features, labels, PARAMS)
+        return spec._replace(eval_metric_ops={'mine': (spec.loss, tf.no_op())})
+    with pytest.raises(towers.ModelFunctionError, match="^metric 'mine' is a pair .* one shard"):
+        replicate_model_fn(with_loss, devices=TWO)(FEATURES, LABELS, EVAL)
+
+
+@needs_estimator
 @pytest.mark.parametrize('size', [1, 2, 5])
 @pytest.mark.parametrize('shape', [[None, 1], None])
 def test_prediction_in_batch_order_of_any_batch(size, shape):
