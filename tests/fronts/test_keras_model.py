@@ -132,6 +132,22 @@ def test_1_is_a_keras_model_in_the_default_graph(keras, graph):
     assert '/cpu:2' in str(model.plan) and '2 towers' in str(model.plan)
 
 
+@pytest.mark.parametrize('clone', [
+    lambda keras, model: keras.models.clone_model(model),
+    lambda keras, model: keras.models.clone_model(
+        model, clone_function=lambda layer: type(layer).from_config(layer.get_config())),
+    lambda keras, model: type(model).from_config(model.get_config())])
+@pytest.mark.parametrize('sequential', [False, True])
+def test_a_clone_is_that_of_the_model_inside(keras, clone, sequential):
+    inner = keras.Sequential([keras.layers.Dense(2, input_shape=(6,))]) if sequential else (
+        _dense_model(keras))
+    model = towers.ParallelModel(inner, DEVICES)
+    with pytest.raises(towers.InvalidArgumentError, match=r'clone_model\(p.inner_model\)'):
+        clone(keras, model)
+    clone = towers.ParallelModel(keras.models.clone_model(model.inner_model), DEVICES)
+    assert clone.count_params() == model.count_params()
+
+
 @check
 @pytest.mark.parametrize('devices', [1, DEVICES])
 def test_2_fit_ends_with_the_weights_of_one_device(keras, devices):

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import sys
 
 import tensorflow.compat.v1 as tf
 
@@ -175,6 +176,9 @@ def _layer_class(layer):
             masks = self.__dict__['merged_masks']
             return masks if len(masks) > 1 else masks[0]
 
+        def get_config(self):  # pylint: disable=missing-docstring
+            raise _not_cloned()
+
         trainable = _trainable_of_copies()
         trainable_weights = property(lambda self: self.copies.model.trainable_weights)
         non_trainable_weights = property(lambda self: self.copies.model.non_trainable_weights)
@@ -192,6 +196,17 @@ def _layer_class(layer):
                 return tf.identity(inputs)
 
     return TowersOfModel, Merged
+
+
+class _NotCloned(InvalidArgumentError, NotImplementedError):
+    """Also what Keras expects of a layer without a config, where it can do without one."""
+
+
+def _not_cloned():
+    return _NotCloned(
+        'a ParallelModel p cannot be cloned or made from a config, which would be that of the model '
+        'inside: make keras.models.clone_model(p.inner_model), or p.inner_model.from_config(…), and '
+        'give that to towers.ParallelModel.')
 
 
 def _trainable_of_copies():
@@ -238,10 +253,19 @@ def _parallel_class(base):
 
         # ---- of the model inside ----------------------------------------------------------------
 
-        layers = property(lambda self: self.copies.model.layers)
+        @property
+        def layers(self):
+            if sys._getframe(1).f_code.co_name == 'get_network_config':
+                raise _not_cloned()  # in TF 2's clone_model, which would look for these for ever
+            return self.copies.model.layers
+
         weights = property(lambda self: self.copies.model.weights)
         trainable_weights = property(lambda self: self.copies.model.trainable_weights)
         non_trainable_weights = property(lambda self: self.copies.model.non_trainable_weights)
+
+        @classmethod
+        def from_config(cls, config, custom_objects=None):
+            raise _not_cloned()
 
         def save(self, *args, **keywords):
             if keywords.get('include_optimizer', True):
