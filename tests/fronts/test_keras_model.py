@@ -681,3 +681,50 @@ def test_ends_where_mirrored_strategy_does(keras, request):
     assert len(found) == 2, done.stderr[-2000:]
     assert float(found['moved']) > 0.1
     assert float(found['apart']) < 2e-6  # 30 steps of Adam in float32
+
+
+LOOPS_OF_TF_1 = '''
+import sys
+import numpy as np
+import tensorflow as tf
+import towers
+tf.compat.v1.disable_v2_behavior()
+if sys.argv[1] == 'tf_keras':
+    import tf_keras as keras
+else:
+    keras = tf.keras
+numbers = np.random.RandomState(0)
+x, y = numbers.randint(0, 9, (7, 4)), numbers.randn(7, 3)
+backend = towers.compat.keras_backend_of(keras.Sequential([keras.layers.Dense(1, input_shape=(1,))]))
+backend.set_session(tf.compat.v1.Session(config=towers.session_config(3)))
+
+def model():
+    ids = keras.Input((4,), dtype='int32')
+    rows = keras.layers.Embedding(9, 4)(ids)
+    return keras.Model(ids, keras.layers.LSTM(3)(keras.layers.SimpleRNN(
+        4, return_sequences=True)(rows)))
+
+plain, inner = model(), model()
+weights = plain.get_weights()
+inner.set_weights(weights)
+parallel = towers.ParallelModel(inner, ['/cpu:1', '/cpu:2'])
+for each in (plain, parallel):
+    each.compile('sgd', 'mse')
+    each.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+def apart(some, others):
+    return max(np.abs(one - other).max() for one, other in zip(some, others))
+print('moved', apart(weights, plain.get_weights()))
+print('apart', apart(inner.get_weights(), plain.get_weights()))
+'''
+
+
+@pytest.mark.slow
+def test_rnns_in_the_control_flow_of_tf_1(keras, request):
+    # In a process of its own: TensorArrays go with it, and they are chosen once.
+    done = subprocess.run([sys.executable, '-c', LOOPS_OF_TF_1, request.node.callspec.params['keras']],
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True,
+                          cwd=ROOT, check=False)
+    found = dict(re.findall(r'^(moved|apart) (\S+)$', done.stdout, re.M))
+    assert len(found) == 2, done.stderr[-2000:]
+    assert float(found['moved']) > 1e-3
+    assert float(found['apart']) < 1e-6

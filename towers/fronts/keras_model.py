@@ -11,8 +11,10 @@ from towers.arguments import check_flag, check_graph_mode
 from towers.errors import DeviceError, InvalidArgumentError, MissingPackageError
 from towers.fronts.keras_copies import MERGED_ON, Copies
 from towers.fronts.keras_gradients import GradientDevices
+from towers.graph.graph_walk import Recording
 from towers.placement.devices import (check_one_stage, needs_config, resolve_devices,
                                       short_name)
+from towers.placement.loop_stacks import keep_stacks_with_loops
 
 
 class _OfEveryKeras(type):
@@ -295,8 +297,10 @@ def _parallel_class(base):
         # gradients are made, and refuse them after that.
         def _make_train_function(self):
             devices = GradientDevices(self.copies.builds, MERGED_ON, self.weights)
-            with _set_trainable(self.when_compiled or ()), devices.scope():
+            with _set_trainable(self.when_compiled or ()), devices.scope(), Recording(
+                    tf.get_default_graph()) as made:
                 super()._make_train_function()
+            keep_stacks_with_loops(made.operations)
             self._check_session()
 
         def _make_test_function(self):

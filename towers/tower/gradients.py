@@ -6,6 +6,7 @@ from towers import compat
 from towers.errors import GradientError, InvalidArgumentError
 from towers.graph import graph_walk
 from towers.nonfinite import checked_gradients
+from towers.placement.loop_stacks import keep_stacks_with_loops
 from towers.placement.stages import place_backward
 from towers.placement.variable_device import only_device
 from towers.recomputation.rewrite import recompute
@@ -125,6 +126,7 @@ class TowerGradients:
             if self._options.check_numerics and self.scaled_losses is None:
                 pairs = checked_gradients(pairs, data_loss, index)
         place_backward(backward.operations, data_loss, device)
+        keep_stacks_with_loops(backward.operations)
         return pairs, backward.operations
 
     def _pairs(self, index, objective, data_loss, scale, used):
