@@ -11,6 +11,9 @@ from towers.errors import InvalidArgumentError
 from towers.fronts.optimizer_calls import calls_of
 
 
+_OR_ELSE = 'or a function without arguments that returns one'
+
+
 class TowerOptimizer(tf.train.Optimizer):
     """Wraps an optimizer, so that all towers of `replicate_model_fn` make one update of it.
 
@@ -41,7 +44,7 @@ class TowerOptimizer(tf.train.Optimizer):
         """
         super().__init__(use_locking=False, name='TowerOptimizer')
         if not callable(optimizer_or_optimizer_fn):
-            check_optimizer(optimizer_or_optimizer_fn)
+            check_optimizer(optimizer_or_optimizer_fn, 'optimizer_or_optimizer_fn', _OR_ELSE)
         self._optimizer_or_optimizer_fn = optimizer_or_optimizer_fn
         self._made = None  # (weak reference to a graph, the optimizer that was made for it)
 
@@ -103,6 +106,6 @@ class TowerOptimizer(tf.train.Optimizer):
                     'optimizer_or_optimizer_fn=%.80r cannot be called without arguments (%s): '
                     'expected an optimizer, or a function that returns one.' % (given, error)
                 ) from error
-            check_optimizer(made)
+            check_optimizer(made, 'optimizer_or_optimizer_fn() of TowerOptimizer', or_else='')
             self._made = weakref.ref(graph), made
         return self._made[1]

@@ -106,6 +106,12 @@ def to_model_output(returned, tower, needs_loss, names=None):
                                      'one: return a loss, or pass optimizer=None.%s' % (
                                          where, _registered_losses()))
         return output
+    if names is None and needs_loss and isinstance(output.loss, dict):
+        raise ModelFunctionError(
+            '%s returned several losses, %s, and there is one optimizer: pass one for each, '
+            'optimizer={%s} (to check_towers a make_optimizer= that returns such a dict), or return '
+            'one scalar.' % (where, ', '.join(map(repr, output.loss)),
+                             ', '.join('%r: …' % (name,) for name in output.loss)))
     if names is None and not (isinstance(output.loss, dict) and not needs_loss):
         return output._replace(loss=_scalar_loss(output.loss, where))
     return output._replace(loss=_named_losses(output.loss, names, where))
