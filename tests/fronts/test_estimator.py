@@ -152,8 +152,23 @@ def test_uneven_batches_train_as_one_device(reduction, sizes):
 @needs_estimator
 def test_a_batch_that_does_not_divide_can_be_refused():
     build = replicate_model_fn(model_fn, devices=TWO, remainder='error')
-    with pytest.raises(towers.InputError, match='a batch of 3 does not divide among 2 towers'):
+    with pytest.raises(towers.InputError, match='a batch of 3 does not divide among 2 towers: use a '
+                       r"batch of 4, or remainder='weight' \(uneven shards, weighted by their size\)\.$"):
         build({'features': np.ones([3, 1])}, np.ones([3, 1]), TRAIN, PARAMS)
+    given = tf.placeholder(tf.float64, [None, 1])
+    spec = build({'features': given}, given, PREDICT, PARAMS)
+    with session() as running, pytest.raises(tf.errors.InvalidArgumentError,
+                                             match=r'\(remainder=weight would take it\)'):
+        running.run(spec.predictions, {given: np.ones([3, 1])})
+
+
+@needs_estimator
+@pytest.mark.parametrize('features, labels, text', [
+    ({'features': np.ones([2, 1]), 'rate': 0.5}, LABELS, r"^features\['rate'\] is a scalar"),
+    (FEATURES, 0.5, '^labels is a scalar'), (np.ones([3, 1]), LABELS, 'features has 3, labels has 2')])
+def test_errors_name_features_and_labels(features, labels, text):
+    with pytest.raises(towers.InputError, match=text):
+        replicate_model_fn(model_fn, devices=TWO)(features, labels, TRAIN, PARAMS)
 
 
 @needs_estimator

@@ -14,6 +14,7 @@ from towers.fronts.estimator_spec import ModelFunction, check_mode, merged_spec,
 from towers.fronts.optimizer_calls import OptimizerCalls
 from towers.fronts.optimizer_slots import check_saved
 from towers.placement.devices import check_one_stage, resolve_devices
+from towers.tower.shards import NamedInputs
 
 REMAINDERS = ('weight', 'error')
 
@@ -117,7 +118,7 @@ def replicate_model_fn(model_fn: typing.Callable,
 
         with calls.reported_to():
             built = build_towers(
-                of_tower, {'features': features, 'labels': labels}, calls if trains else None,
+                of_tower, NamedInputs(features=features, labels=labels), calls if trains else None,
                 names, 'sum' if is_sum else 'mean', remainder=remainder, copies='reuse',
                 first_scope=False,
                 name=_free_name(graph))
