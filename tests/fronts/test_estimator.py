@@ -310,6 +310,27 @@ def test_plan_and_audit_of_what_was_built():
 
 
 @needs_estimator
+def test_the_plan_knows_the_optimizers_of_the_model_function():
+    def two_optimizers(features, labels, mode):
+        weights = [tf.get_variable(name, []) for name in 'ab']
+        loss = tf.reduce_sum(features['features'] * weights[0] * weights[1])
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=tf.group(*[
+            TowerOptimizer(make(0.5)).minimize(loss, var_list=[weight]) for make, weight in zip(
+                [tf.train.AdamOptimizer, tf.train.GradientDescentOptimizer], weights)]))
+    plans = []
+    for reduction in (Reduction.SUM, Reduction.MEAN):
+        with tf.Graph().as_default():
+            replicate_model_fn(two_optimizers, reduction, TWO, on_built=lambda _, built: plans.append(
+                ' '.join(str(built.plan).split())))(
+                    {'features': np.ones(4, np.float32)}, np.ones(4), TRAIN)
+    for plan in plans:
+        assert 'optimizer AdamOptimizer, GradientDescentOptimizer ' in plan
+        assert 'learning rate 0.5 ' in plan and 'OptimizerCalls' not in plan
+    assert "reduction sum: the gradient of the sum of the towers' losses" in plans[0]
+    assert "reduction mean: the gradient of the batch's mean loss" in plans[1]
+
+
+@needs_estimator
 def test_nothing_stays_in_collections_and_another_call_has_scopes_of_its_own(new_graph):
     build = replicate_model_fn(model_fn, devices=TWO)
     with tf.variable_scope('', reuse=tf.AUTO_REUSE):

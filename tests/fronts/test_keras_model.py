@@ -130,6 +130,7 @@ def test_1_is_a_keras_model_in_the_default_graph(keras, graph):
     assert model.outputs[0].graph is graph and model.inner_model is inner
     assert model.devices == ('/device:CPU:0', '/device:CPU:2')
     assert '/cpu:2' in str(model.plan) and '2 towers' in str(model.plan)
+    assert '4 (4 trainable), 53 parameters' in str(model.plan)
 
 
 @pytest.mark.parametrize('clone', [

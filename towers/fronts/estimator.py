@@ -65,8 +65,8 @@ def replicate_model_fn(model_fn: typing.Callable,
       remainder: of a batch that does not divide: `'weight'` (uneven shards, weighted as above), or
         `'error'`.
       on_built: called as `on_built(mode, built)` with the `BuiltTowers` of each mode, for its plan
-        and the audit; not on one device, where nothing is built. The plan's optimizer is the
-        `OptimizerCalls` of the model function; `built.train_op` does all of its updates.
+        and the audit; not on one device, where nothing is built. `built.train_op` does all of the
+        model function's updates.
 
     Returns:
       A function `f(features, labels, mode, params=None, config=None)`, a model function for

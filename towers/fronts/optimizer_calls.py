@@ -182,6 +182,10 @@ class OptimizerCalls(GradientsOfModel):
             self._together = [number for number, call in enumerate(self.of_towers[0])
                               if call.placeholder.name in names]
 
+    def optimizers(self):
+        calls = self.of_towers[0] if self.of_towers else []
+        return list({id(call.optimizer): call.optimizer for call in calls}.values())
+
     def slots(self):
         return list(self._slots)
 

@@ -13,6 +13,10 @@ class GradientsOfModel:
         function; `placement` is the `Placement` of the variables."""
         raise NotImplementedError
 
+    def optimizers(self):
+        """List of the optimizers that the model function uses, each once."""
+        raise NotImplementedError
+
     def slots(self):
         """The variables that optimizers have made within the calls."""
         raise NotImplementedError
