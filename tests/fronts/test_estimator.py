@@ -101,6 +101,15 @@ def test_evaluation_counts_over_all_towers():
 
 
 @needs_estimator
+def test_a_metric_of_one_tower_is_refused_by_name():
+    def with_loss(features, labels, mode):
+        spec = model_fn(mode, features, labels, PARAMS)
+        return spec._replace(eval_metric_ops={'mine': (spec.loss, tf.no_op())})
+    with pytest.raises(towers.ModelFunctionError, match="^metric 'mine' is a pair .* one shard"):
+        replicate_model_fn(with_loss, devices=TWO)(FEATURES, LABELS, EVAL)
+
+
+@needs_estimator
 @pytest.mark.parametrize('size', [1, 2, 5])
 @pytest.mark.parametrize('shape', [[None, 1], None])
 def test_prediction_in_batch_order_of_any_batch(size, shape):
@@ -143,8 +152,23 @@ def test_uneven_batches_train_as_one_device(reduction, sizes):
 @needs_estimator
 def test_a_batch_that_does_not_divide_can_be_refused():
     build = replicate_model_fn(model_fn, devices=TWO, remainder='error')
-    with pytest.raises(towers.InputError, match='a batch of 3 does not divide among 2 towers'):
+    with pytest.raises(towers.InputError, match='a batch of 3 does not divide among 2 towers: use a '
+                       r"batch of 4, or remainder='weight' \(uneven shards, weighted by their size\)\.$"):
         build({'features': np.ones([3, 1])}, np.ones([3, 1]), TRAIN, PARAMS)
+    given = tf.placeholder(tf.float64, [None, 1])
+    spec = build({'features': given}, given, PREDICT, PARAMS)
+    with session() as running, pytest.raises(tf.errors.InvalidArgumentError,
+                                             match=r'\(remainder=weight would take it\)'):
+        running.run(spec.predictions, {given: np.ones([3, 1])})
+
+
+@needs_estimator
+@pytest.mark.parametrize('features, labels, text', [
+    ({'features': np.ones([2, 1]), 'rate': 0.5}, LABELS, r"^features\['rate'\] is a scalar"),
+    (FEATURES, 0.5, '^labels is a scalar'), (np.ones([3, 1]), LABELS, 'features has 3, labels has 2')])
+def test_errors_name_features_and_labels(features, labels, text):
+    with pytest.raises(towers.InputError, match=text):
+        replicate_model_fn(model_fn, devices=TWO)(features, labels, TRAIN, PARAMS)
 
 
 @needs_estimator
@@ -286,6 +310,27 @@ def test_plan_and_audit_of_what_was_built():
 
 
 @needs_estimator
+def test_the_plan_knows_the_optimizers_of_the_model_function():
+    def two_optimizers(features, labels, mode):
+        weights = [tf.get_variable(name, []) for name in 'ab']
+        loss = tf.reduce_sum(features['features'] * weights[0] * weights[1])
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=tf.group(*[
+            TowerOptimizer(make(0.5)).minimize(loss, var_list=[weight]) for make, weight in zip(
+                [tf.train.AdamOptimizer, tf.train.GradientDescentOptimizer], weights)]))
+    plans = []
+    for reduction in (Reduction.SUM, Reduction.MEAN):
+        with tf.Graph().as_default():
+            replicate_model_fn(two_optimizers, reduction, TWO, on_built=lambda _, built: plans.append(
+                ' '.join(str(built.plan).split())))(
+                    {'features': np.ones(4, np.float32)}, np.ones(4), TRAIN)
+    for plan in plans:
+        assert 'optimizer AdamOptimizer, GradientDescentOptimizer ' in plan
+        assert 'learning rate 0.5 ' in plan and 'OptimizerCalls' not in plan
+    assert "reduction sum: the gradient of the sum of the towers' losses" in plans[0]
+    assert "reduction mean: the gradient of the batch's mean loss" in plans[1]
+
+
+@needs_estimator
 def test_nothing_stays_in_collections_and_another_call_has_scopes_of_its_own(new_graph):
     build = replicate_model_fn(model_fn, devices=TWO)
     with tf.variable_scope('', reuse=tf.AUTO_REUSE):
@@ -309,6 +354,9 @@ def test_nothing_stays_in_collections_and_another_call_has_scopes_of_its_own(new
     (dict(devices='/cpu:0+/cpu:1,/cpu:2+/cpu:3'), towers.DeviceError,
      r'replicate_model_fn: /cpu:0\+/cpu:1 is one tower on 2 devices'),
     (dict(devices='/cpu:0+/cpu:1'), towers.DeviceError, 'one device for each.*build_towers'),
+    (dict(devices=['/gpu:7']), towers.DeviceError, r'Name another device\.$'),
+    (dict(devices=['/job:worker/cpu:0']), towers.DeviceError, r'Name /cpu:0\.$'),
+    (dict(devices=['/cpu:0', '/cpu:0']), towers.DeviceError, r'a device of its own\.$'),
     (dict(remainder='drop'), towers.InvalidArgumentError, "remainder='drop'"),
     (dict(on_built=3), towers.InvalidArgumentError, 'on_built=3 cannot be called'),
     (dict(model_fn=3), towers.ModelFunctionError, 'model_fn=3 cannot be called'),

@@ -130,6 +130,23 @@ def test_1_is_a_keras_model_in_the_default_graph(keras, graph):
     assert model.outputs[0].graph is graph and model.inner_model is inner
     assert model.devices == ('/device:CPU:0', '/device:CPU:2')
     assert '/cpu:2' in str(model.plan) and '2 towers' in str(model.plan)
+    assert '4 (4 trainable), 53 parameters' in str(model.plan)
+
+
+@pytest.mark.parametrize('clone', [
+    lambda keras, model: keras.models.clone_model(model),
+    lambda keras, model: keras.models.clone_model(
+        model, clone_function=lambda layer: type(layer).from_config(layer.get_config())),
+    lambda keras, model: type(model).from_config(model.get_config())])
+@pytest.mark.parametrize('sequential', [False, True])
+def test_a_clone_is_that_of_the_model_inside(keras, clone, sequential):
+    inner = keras.Sequential([keras.layers.Dense(2, input_shape=(6,))]) if sequential else (
+        _dense_model(keras))
+    model = towers.ParallelModel(inner, DEVICES)
+    with pytest.raises(towers.InvalidArgumentError, match=r'clone_model\(p.inner_model\)'):
+        clone(keras, model)
+    clone = towers.ParallelModel(keras.models.clone_model(model.inner_model), DEVICES)
+    assert clone.count_params() == model.count_params()
 
 
 @check
@@ -665,3 +682,50 @@ def test_ends_where_mirrored_strategy_does(keras, request):
     assert len(found) == 2, done.stderr[-2000:]
     assert float(found['moved']) > 0.1
     assert float(found['apart']) < 2e-6  # 30 steps of Adam in float32
+
+
+LOOPS_OF_TF_1 = '''
+import sys
+import numpy as np
+import tensorflow as tf
+import towers
+tf.compat.v1.disable_v2_behavior()
+if sys.argv[1] == 'tf_keras':
+    import tf_keras as keras
+else:
+    keras = tf.keras
+numbers = np.random.RandomState(0)
+x, y = numbers.randint(0, 9, (7, 4)), numbers.randn(7, 3)
+backend = towers.compat.keras_backend_of(keras.Sequential([keras.layers.Dense(1, input_shape=(1,))]))
+backend.set_session(tf.compat.v1.Session(config=towers.session_config(3)))
+
+def model():
+    ids = keras.Input((4,), dtype='int32')
+    rows = keras.layers.Embedding(9, 4)(ids)
+    return keras.Model(ids, keras.layers.LSTM(3)(keras.layers.SimpleRNN(
+        4, return_sequences=True)(rows)))
+
+plain, inner = model(), model()
+weights = plain.get_weights()
+inner.set_weights(weights)
+parallel = towers.ParallelModel(inner, ['/cpu:1', '/cpu:2'])
+for each in (plain, parallel):
+    each.compile('sgd', 'mse')
+    each.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+def apart(some, others):
+    return max(np.abs(one - other).max() for one, other in zip(some, others))
+print('moved', apart(weights, plain.get_weights()))
+print('apart', apart(inner.get_weights(), plain.get_weights()))
+'''
+
+
+@pytest.mark.slow
+def test_rnns_in_the_control_flow_of_tf_1(keras, request):
+    # In a process of its own: TensorArrays go with it, and they are chosen once.
+    done = subprocess.run([sys.executable, '-c', LOOPS_OF_TF_1, request.node.callspec.params['keras']],
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True,
+                          cwd=ROOT, check=False)
+    found = dict(re.findall(r'^(moved|apart) (\S+)$', done.stdout, re.M))
+    assert len(found) == 2, done.stderr[-2000:]
+    assert float(found['moved']) > 1e-3
+    assert float(found['apart']) < 1e-6

@@ -71,8 +71,9 @@ def test_a_function_is_called_once_a_graph():
 
 
 @pytest.mark.parametrize('given, text', [
-    (3, 'expected a tf.train.Optimizer'), (None, 'expected a tf.train.Optimizer'),
-    (lambda: 3, 'expected a tf.train.Optimizer'),
+    (3, '^optimizer_or_optimizer_fn=3 has no'),
+    (None, r'are none\), or a function without arguments that returns one\.$'),
+    (lambda: 3, r'^optimizer_or_optimizer_fn\(\) of TowerOptimizer=3 has no .*are none\)\.$'),
     (lambda rate: None, 'cannot be called without arguments')])
 def test_what_is_no_optimizer(given, text):
     with pytest.raises(towers.InvalidArgumentError, match=text) as raised:

@@ -255,6 +255,51 @@ def test_counters_do_not_count_padding():
         assert session.run(merged['m'][0]) == 3.
 
 
+def pairs_of_shard(x):
+    """Metrics of a shard [n] as `(value, update_op)`."""
+    labels = x > 2
+    total, add = tf.metrics.mean(x)
+    precision, recall = tf.metrics.precision(labels, x > 1), tf.metrics.recall(labels, x > 1)
+    seen = tf.Variable(0., trainable=False, use_resource=False)
+    return {
+        'mean': (total, add), 'auc': tf.metrics.auc(labels, x / 4),
+        'f1': (2 * precision[0] * recall[0] / (precision[0] + recall[0]),
+               tf.group(precision[1], recall[1])),
+        'update': (add, add), 'reference': (tf.assign_add(seen, tf.reduce_sum(x)), tf.no_op()),
+        'constant': (tf.constant(3.), tf.no_op()), 'number': (3., tf.no_op()),
+        'loss': (tf.reduce_mean(x), tf.no_op()),
+        'both': (total + tf.reduce_max(x), add)}
+
+
+def build(name, num_towers, batch=(0., 2., 3., 4.)):
+    return towers.build_towers(lambda x: {'metrics': {name: pairs_of_shard(x)[name]}},
+                               tf.constant(batch), None, num_towers)
+
+
+@pytest.mark.parametrize('name', ['mean', 'auc', 'f1', 'update', 'reference', 'constant', 'number'])
+def test_pairs_whose_value_is_of_counters(name):
+    assert set(build(name, 2).metrics) == {name}
+
+
+@pytest.mark.parametrize('name', ['loss', 'both'])
+def test_pairs_whose_value_is_of_one_shard(name):
+    with pytest.raises(ModelFunctionError, match=(
+            "^metric '%s' is a pair with the value 'tower_0/.*which is computed from one shard.*"
+            r'Pass tf.metrics.mean\(values\), of one value for each example' % name)):
+        build(name, 2)
+    with tf.Graph().as_default():
+        assert set(build(name, 1).metrics) == {name}  # which is the batch
+
+
+def test_a_pair_computed_from_counters_is_that_of_the_batch():
+    built = build('f1', 2)
+    with tf.Session(config=session_config(2)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(built.metrics['f1'][1])
+        # 3 are called so, 2 of them are: a precision of 2/3 and a recall of 1.
+        assert session.run(built.metrics['f1'][0]) == pytest.approx(0.8)
+
+
 def test_no_metrics():
     assert merge_metrics([None, None], [0.5, 0.5]) == {}
 

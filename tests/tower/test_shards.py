@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import build_towers, session_config, split_batch
 from towers.errors import InputError, InvalidArgumentError
+from towers.tower.shards import NamedInputs
 
 Batch = collections.namedtuple('Batch', 'images labels')
 
@@ -427,7 +428,12 @@ def test_static_first_dimensions_that_differ():
         'the first dimensions of the inputs differ: inputs[0] has 4, inputs[2] has 6. Every tensor '
         'needs the same number of examples.')
     assert "inputs['x'] has 4, inputs['y'] has 6" in error_of({'y': labels, 'x': images}, 2)
-    assert 'inputs[0] has 4, inputs[1] has 6' in error_of({'y': (labels,), 'x': images}, 2)
+    assert "inputs['x'] has 4, inputs['y'][0] has 6" in error_of({'y': (labels,), 'x': images}, 2)
+    pair = collections.namedtuple('Pair', 'b a')
+    assert "inputs[0].b has 4, inputs[1]['q'] has 6" in error_of(
+        (pair(images, None), {'q': labels, 'p': None}), 2)
+    assert "features['x'] has 4, labels has 6" in error_of(
+        NamedInputs(features={'x': images}, labels=labels), 2)
 
 
 def test_a_scalar():

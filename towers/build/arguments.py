@@ -48,10 +48,11 @@ def check_build_arguments(name, variable_scope, reuse, global_step, learning_rat
                                    'earlier build_towers returned.' % (reuse,))
     if global_step is not None:
         check_step_variable(global_step)
-    rates = [learning_rate]
     if objectives.names is not None and isinstance(learning_rate, dict):
-        rates = _by_name('learning_rate', learning_rate, objectives.names)
-    for learning_rate in rates:
+        _by_name('learning_rate', learning_rate, objectives.names)
+        for key, rate in learning_rate.items():
+            _check_learning_rate(rate, _named('learning_rate', learning_rate, key))
+    else:
         _check_learning_rate(learning_rate)
     if loss_scale is not None and not isinstance(loss_scale, LossScale):
         raise InvalidArgumentError(
@@ -72,24 +73,25 @@ def check_same_graph(name, built):
                                    'under the tf.Graph() of that build.' % (name, built))
 
 
-def _check_learning_rate(learning_rate):
+def _check_learning_rate(learning_rate, argument='learning_rate'):
     if isinstance(learning_rate, np.ndarray) and learning_rate.shape == ():
         learning_rate = learning_rate[()]
     if isinstance(learning_rate, numbers.Real):
-        check_number('learning_rate', learning_rate, least=0, most=sys.float_info.max,
+        check_number(argument, learning_rate, least=0, most=sys.float_info.max,
                      expected='a number of at least 0')
     elif isinstance(learning_rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
         if learning_rate.shape.ndims not in (0, None) or not (
                 learning_rate.dtype.is_floating or learning_rate.dtype.is_integer):
-            raise InvalidArgumentError('learning_rate=%.80r of shape %s and type %s: expected a '
-                                       'number.' % (learning_rate, learning_rate.shape,
+            raise InvalidArgumentError('%s=%.80r of shape %s and type %s: expected a '
+                                       'number.' % (argument, learning_rate, learning_rate.shape,
                                                     learning_rate.dtype.base_dtype.name))
-        _check_graph_of('learning_rate', learning_rate)
+        _check_graph_of(argument, learning_rate)
     elif learning_rate is not None and not hasattr(learning_rate, 'describe'):
-        raise InvalidArgumentError('learning_rate=%.80r: expected a number, a tensor, or an object '
-                                   'with describe(), for the plan; or None.' % (learning_rate,))
+        raise InvalidArgumentError('%s=%.80r: expected a number, a tensor, or an object with '
+                                   'describe(), for the plan; or None.' % (
+                                       argument, learning_rate))
     if hasattr(learning_rate, 'describe'):
-        check_function('learning_rate.describe', learning_rate.describe, 0,
+        check_function(argument + '.describe', learning_rate.describe, 0,
                        'a method without arguments')
 
 
@@ -107,20 +109,25 @@ def check_model_fn(model_fn):
                                  'shard to its loss.' % (model_fn,))
 
 
-def check_optimizer(optimizer):
-    """Raises `InvalidArgumentError` for what is not used as a `tf.train.Optimizer` is."""
+def check_optimizer(optimizer, argument='optimizer', or_else='or None to evaluate'):
+    """Raises `InvalidArgumentError` for what is not used as a `tf.train.Optimizer` is.
+
+    Args:
+      argument: what it was given as, for the text.
+      or_else: what else may be given, for the text.
+    """
     if isinstance(optimizer, type):
-        raise InvalidArgumentError('optimizer=%r is a class: pass an instance, such as '
-                                   'tf.train.AdamOptimizer(0.001).' % (optimizer,))
+        raise InvalidArgumentError('%s=%r is a class: pass an instance, such as '
+                                   'tf.train.AdamOptimizer(0.001).' % (argument, optimizer))
     if isinstance(optimizer, tf.train.Optimizer):
         return
     # Some Keras optimizers have methods of these names as well, with other arguments.
     if not (hasattr(optimizer, 'compute_gradients') and hasattr(optimizer, 'apply_gradients')
             and 'global_step' in inspect.signature(optimizer.apply_gradients).parameters):
         raise InvalidArgumentError(
-            'optimizer=%r has no compute_gradients(loss, var_list) and apply_gradients(pairs, '
-            'global_step): expected a tf.train.Optimizer (Keras optimizers are none), or None to '
-            'evaluate.' % (optimizer,))
+            '%s=%r has no compute_gradients(loss, var_list) and apply_gradients(pairs, '
+            'global_step): expected a tf.train.Optimizer (Keras optimizers are none)%s.' % (
+                argument, optimizer, ', ' + or_else if or_else else ''))
 
 
 def check_gradient_options(options, objectives):
@@ -198,11 +205,12 @@ def checked_objectives(optimizer, var_list, transform_gradients):
         names, optimizer.values(), _by_name('var_list', var_list, names),
         _by_name('transform_gradients', transform_gradients, names))]
     for each in objectives:
-        check_optimizer(each.optimizer)
-        _check_graph_of('the learning rate of the optimizer',
+        check_optimizer(each.optimizer, 'optimizer[%r]' % each.name, or_else='')
+        _check_graph_of('the learning rate of optimizer[%r]' % each.name,
                         compat.optimizer_learning_rate(each.optimizer))
-        check_var_list(each.var_list)
-        _check_transform(each.transform_gradients)
+        check_var_list(each.var_list, _named('var_list', var_list, each.name))
+        _check_transform(each.transform_gradients,
+                         _named('transform_gradients', transform_gradients, each.name))
     return Objectives(objectives)
 
 
@@ -216,27 +224,34 @@ def _by_name(argument, given, names):
     return [given.get(name) for name in names]
 
 
-def _check_transform(transform_gradients):
+def _named(argument, given, name):
+    """What an argument is called where it is given by name: `var_list['generator']`."""
+    return '%s[%r]' % (argument, name) if isinstance(given, dict) else argument
+
+
+def _check_transform(transform_gradients, argument='transform_gradients'):
     if transform_gradients is not None:
-        check_function('transform_gradients', transform_gradients, 1,
+        check_function(argument, transform_gradients, 1,
                        'a function from (gradient, variable) pairs to such pairs')
 
 
-def check_var_list(var_list):
+def check_var_list(var_list, argument='var_list'):
     """Raises `InvalidArgumentError` unless it is None, a function, or a list of variables."""
     if var_list is None:
         return
     if callable(var_list):
-        check_function('var_list', var_list, 1, 'None, a list of variables, or a function from '
+        check_function(argument, var_list, 1, 'None, a list of variables, or a function from '
                        'all trainable variables to such a list')
         return
     if not isinstance(var_list, (list, tuple)):
-        raise InvalidArgumentError('var_list=%.80r: expected None, a list of variables, or a '
-                                   'function from all trainable variables to such a list.' % (var_list,))
+        raise InvalidArgumentError('%s=%.80r: expected None, a list of variables, or a '
+                                   'function from all trainable variables to such a list.' % (
+                                       argument, var_list))
     if not var_list:
-        raise InvalidArgumentError('var_list=%r leaves no variable to train: name one at least; '
-                                   'pass None for all, or optimizer=None to evaluate.' % (var_list,))
+        raise InvalidArgumentError('%s=%r leaves no variable to train: name one at least; '
+                                   'pass None for all, or optimizer=None to evaluate.'
+                                   % (argument, var_list))
     for variable in var_list:
         if not isinstance(compat.keras_variable_value(variable), compat.VARIABLE_TYPES):
-            raise InvalidArgumentError('var_list holds %.80r of type %s: expected variables.'
-                                       % (variable, type(variable).__name__))
+            raise InvalidArgumentError('%s holds %.80r of type %s: expected variables.'
+                                       % (argument, variable, type(variable).__name__))

@@ -253,7 +253,8 @@ def merge_outputs(builder, request, towers, shards):
             if builder.losses.regularization_loss is not None:
                 loss += builder.losses.regularization_loss
         return Outputs(loss, merge_predictions([tower.predictions for tower in towers], padded),
-                       merge_metrics([tower.metrics for tower in towers], shards.weights))
+                       merge_metrics([tower.metrics for tower in towers], shards.weights,
+                                     shards.inputs[0]))
 
 
 CombinedTowers = collections.namedtuple('CombinedTowers', 'gradients joined on_towers')

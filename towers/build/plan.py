@@ -14,6 +14,7 @@ from towers.placement.devices import describe_config, needs_config, session_conf
 from towers.placement.tower_device import stages_of
 from towers.placement.xla import describe as describe_xla
 from towers.tower.counters import counting_updates
+from towers.tower.gradients_of_model import GradientsOfModel
 from towers.tower.objectives import all_pairs
 from towers.tower.stage_cuts import describe as describe_cuts
 
@@ -32,7 +33,7 @@ class Plan(collections.namedtuple('Plan', [
         'shared_by_order', 'regularization', 'batch_norm', 'without_gradient', 'how_built',
         'combination', 'stages', 'accumulation', 'recomputation', 'precision', 'loss_scale', 'xla',
         'own_state', 'initial_of_first', 'inline_updates', 'inputs', 'session', 'all_towers',
-        'cluster', 'cluster_warning'])):
+        'cluster', 'cluster_warning', 'adds_up'])):
     """What `build_towers` built, in words; `print(plan)` fits a screen.
 
     Attributes:
@@ -69,6 +70,7 @@ class Plan(collections.namedtuple('Plan', [
       all_towers: how many towers there are, on all machines.
       cluster: one line about the other machines, or None.
       cluster_warning: one line about who can reach this one, or None.
+      adds_up: whether losses are sums over the examples, which towers add up: an Estimator's.
     """
     __slots__ = ()
 
@@ -170,7 +172,8 @@ def make_plan(builder, towers, shards, request, update, joined, how_built):
         if update.counts else None,
         learning_rate=_learning_rates(request, all_towers),
         variable_device=request.placement.describe(), num_variables=len(variables),
-        num_trainable=len(builder.gradients.trainable), parameters=sum(count for count, _ in counts),
+        num_trainable=_num_trainable(builder, request, variables),
+        parameters=sum(count for count, _ in counts),
         parameter_bytes=sum(count * size for count, size in counts),
         shared_by_order=[each.variable.op.name for each in builder.direct_variables
                          if each.variable.op.name not in local]
@@ -198,7 +201,8 @@ def make_plan(builder, towers, shards, request, update, joined, how_built):
         session=describe_config(session_config(request.devices), request.devices),
         all_towers=all_towers,
         cluster=None if cluster is None else _cluster(cluster, shards.batch_size, all_towers),
-        cluster_warning=None if cluster is None else cluster.warning())
+        cluster_warning=None if cluster is None else cluster.warning(),
+        adds_up=_adds_up(request))
 
 
 def _cluster(cluster, batch_size, all_towers):
@@ -220,16 +224,36 @@ _IGNORES_SCALE = ('AdamOptimizer', 'RMSPropOptimizer', 'AdagradOptimizer', 'Adad
 def _reduction(plan):
     if plan.all_towers == 1:
         return '%s (of one tower: its own gradient)' % plan.reduction
+    if plan.adds_up:
+        return "sum: the gradient of the sum of the towers' losses"
     if plan.reduction == 'mean':
         return "mean: the gradient of the batch's mean loss"
     return "sum: %d x the gradient of the batch's mean loss" % plan.all_towers
+
+
+def _num_trainable(builder, request, variables):
+    if request.objectives:
+        return len(builder.gradients.trainable)
+    trainable = {variable.op.name for variable in tf.trainable_variables()}
+    return sum(variable.op.name in trainable for variable in variables)
+
+
+def _real(optimizer):
+    """The optimizers behind what a build is given as one."""
+    return optimizer.optimizers() if isinstance(optimizer, GradientsOfModel) else [optimizer]
+
+
+def _adds_up(request):
+    """Whether losses are sums over the examples, whose sum over the towers is that of the batch."""
+    return request.reduction == 'sum' and any(
+        isinstance(each.optimizer, GradientsOfModel) for each in request.objectives)
 
 
 def _optimizers(request, update):
     if not request.objectives:
         return None
     if request.objectives.names is None:
-        return type(request.objectives[0].optimizer).__name__
+        return ', '.join(type(each).__name__ for each in _real(request.objectives[0].optimizer))
     return '; '.join('%s: %s, %d variables%s' % (
         each.name, type(each.optimizer).__name__, len(update.gradients[each.name]),
         '' if not update.rides[each.name] else ', %d of the updates' % update.rides[each.name])
@@ -240,12 +264,13 @@ def _learning_rates(request, num_towers):
     if not request.objectives:
         return None
     given, names = request.learning_rate, request.objectives.names
-    texts = [_learning_rate(each.optimizer, given.get(each.name) if isinstance(given, dict)
-                            else given, request, num_towers)
-             for each in request.objectives]
     if names is None:
-        return texts[0]
-    return '; '.join('%s: %s' % pair for pair in zip(names, texts))
+        return '; '.join(dict.fromkeys(
+            _learning_rate(each, given, request, num_towers)
+            for each in _real(request.objectives[0].optimizer)))
+    return '; '.join('%s: %s' % (each.name, _learning_rate(
+        each.optimizer, given.get(each.name) if isinstance(given, dict) else given, request,
+        num_towers)) for each in request.objectives)
 
 
 def _learning_rate(optimizer, given, request, num_towers):
@@ -259,7 +284,7 @@ def _learning_rate(optimizer, given, request, num_towers):
         text, number = 'the tensor %r' % rate.op.name, None
     else:
         text, number = 'not known to the plan', None
-    if request.reduction == 'mean' or num_towers == 1:
+    if request.reduction == 'mean' or num_towers == 1 or _adds_up(request):
         return text
     kind = type(optimizer).__name__
     if kind in _SCALES_WITH_GRADIENT:

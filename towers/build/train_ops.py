@@ -41,7 +41,8 @@ def update_variables(builder, request, towers, losses, combined):
         return Update(None, {}, [], [], {}, False)
     gradients = request.objectives.shaped(
         checked_transform(each.transform_gradients,
-                          request.objectives.of(each, combined).gradients, request.placement)
+                          request.objectives.of(each, combined).gradients, request.placement,
+                          each.name)
         for each in request.objectives)
     with tf.variable_creator_scope(builder.own_state.slot_creator):
         if request.objectives.names is None:

@@ -12,7 +12,9 @@ from towers.build.build import build_towers
 from towers.errors import GradientError, InvalidArgumentError, MissingPackageError
 from towers.fronts.estimator_spec import ModelFunction, check_mode, merged_spec, mergeable, metrics
 from towers.fronts.optimizer_calls import OptimizerCalls
+from towers.fronts.optimizer_slots import check_saved
 from towers.placement.devices import check_one_stage, resolve_devices
+from towers.tower.shards import NamedInputs
 
 REMAINDERS = ('weight', 'error')
 
@@ -63,8 +65,8 @@ def replicate_model_fn(model_fn: typing.Callable,
       remainder: of a batch that does not divide: `'weight'` (uneven shards, weighted as above), or
         `'error'`.
       on_built: called as `on_built(mode, built)` with the `BuiltTowers` of each mode, for its plan
-        and the audit; not on one device, where nothing is built. The plan's optimizer is the
-        `OptimizerCalls` of the model function; `built.train_op` does all of its updates.
+        and the audit; not on one device, where nothing is built. `built.train_op` does all of the
+        model function's updates.
 
     Returns:
       A function `f(features, labels, mode, params=None, config=None)`, a model function for
@@ -91,7 +93,7 @@ def replicate_model_fn(model_fn: typing.Callable,
                                    'mode and of what was built, or None.' % (on_built,))
     function = ModelFunction(model_fn)
     is_empty = isinstance(devices, (list, tuple)) and not devices
-    names = resolve_devices(None if is_empty else devices)
+    names = resolve_devices(None if is_empty else devices, says_how=False)
     check_one_stage('replicate_model_fn', names)
     is_sum = loss_reduction == tf.losses.Reduction.SUM
 
@@ -104,6 +106,7 @@ def replicate_model_fn(model_fn: typing.Callable,
         graph = tf.get_default_graph()
         calls = OptimizerCalls(graph, len(names), is_sum, trains)
         specs = []
+        calls.on_late_slots = lambda late: check_saved(specs[0], late)
 
         def of_tower(inputs):
             spec = function(inputs['features'], inputs['labels'], mode, _copied(params), config)
@@ -115,7 +118,7 @@ def replicate_model_fn(model_fn: typing.Callable,
 
         with calls.reported_to():
             built = build_towers(
-                of_tower, {'features': features, 'labels': labels}, calls if trains else None,
+                of_tower, NamedInputs(features=features, labels=labels), calls if trains else None,
                 names, 'sum' if is_sum else 'mean', remainder=remainder, copies='reuse',
                 first_scope=False,
                 name=_free_name(graph))

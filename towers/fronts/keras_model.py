@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import sys
 
 import tensorflow.compat.v1 as tf
 
@@ -10,8 +11,10 @@ from towers.arguments import check_flag, check_graph_mode
 from towers.errors import DeviceError, InvalidArgumentError, MissingPackageError
 from towers.fronts.keras_copies import MERGED_ON, Copies
 from towers.fronts.keras_gradients import GradientDevices
+from towers.graph.graph_walk import Recording
 from towers.placement.devices import (check_one_stage, needs_config, resolve_devices,
                                       short_name)
+from towers.placement.loop_stacks import keep_stacks_with_loops
 
 
 class _OfEveryKeras(type):
@@ -175,6 +178,9 @@ def _layer_class(layer):
             masks = self.__dict__['merged_masks']
             return masks if len(masks) > 1 else masks[0]
 
+        def get_config(self):  # pylint: disable=missing-docstring
+            raise _not_cloned()
+
         trainable = _trainable_of_copies()
         trainable_weights = property(lambda self: self.copies.model.trainable_weights)
         non_trainable_weights = property(lambda self: self.copies.model.non_trainable_weights)
@@ -192,6 +198,17 @@ def _layer_class(layer):
                 return tf.identity(inputs)
 
     return TowersOfModel, Merged
+
+
+class _NotCloned(InvalidArgumentError, NotImplementedError):
+    """Also what Keras expects of a layer without a config, where it can do without one."""
+
+
+def _not_cloned():
+    return _NotCloned(
+        'a ParallelModel p cannot be cloned or made from a config, which would be that of the model '
+        'inside: make keras.models.clone_model(p.inner_model), or p.inner_model.from_config(…), and '
+        'give that to towers.ParallelModel.')
 
 
 def _trainable_of_copies():
@@ -238,10 +255,19 @@ def _parallel_class(base):
 
         # ---- of the model inside ----------------------------------------------------------------
 
-        layers = property(lambda self: self.copies.model.layers)
+        @property
+        def layers(self):
+            if sys._getframe(1).f_code.co_name == 'get_network_config':
+                raise _not_cloned()  # in TF 2's clone_model, which would look for these for ever
+            return self.copies.model.layers
+
         weights = property(lambda self: self.copies.model.weights)
         trainable_weights = property(lambda self: self.copies.model.trainable_weights)
         non_trainable_weights = property(lambda self: self.copies.model.non_trainable_weights)
+
+        @classmethod
+        def from_config(cls, config, custom_objects=None):
+            raise _not_cloned()
 
         def save(self, *args, **keywords):
             if keywords.get('include_optimizer', True):
@@ -271,8 +297,10 @@ def _parallel_class(base):
         # gradients are made, and refuse them after that.
         def _make_train_function(self):
             devices = GradientDevices(self.copies.builds, MERGED_ON, self.weights)
-            with _set_trainable(self.when_compiled or ()), devices.scope():
+            with _set_trainable(self.when_compiled or ()), devices.scope(), Recording(
+                    tf.get_default_graph()) as made:
                 super()._make_train_function()
+            keep_stacks_with_loops(made.operations)
             self._check_session()
 
         def _make_test_function(self):

@@ -5,7 +5,8 @@ An Estimator's model function does not return gradients: it calls `optimizer.min
 train op. In each tower such a call is noted, and stands for an operation that does nothing yet, its
 *placeholder*. When all towers are built, the gradients of call number i of all towers are summed
 per variable, the first tower's optimizer applies them, once, and the placeholders of call i
-wait for it.
+wait for it. The optimizer's slots are there from the first tower's call on, for what the model
+function makes of them (a `Saver`, an initializer).
 So whatever the model function has made of them (a group, an operation that comes after the update)
 is as it would be on one device.
 """
@@ -18,8 +19,8 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import GradientError
+from towers.fronts.optimizer_slots import apply_call, made_late, make_slots
 from towers.graph import graph_walk
-from towers.graph.scopes import like_current_scope
 from towers.reduce.combination import combine
 from towers.tower.gradients_of_model import GradientsOfModel
 
@@ -55,6 +56,8 @@ class OptimizerCalls(GradientsOfModel):
 
     Attributes:
       of_towers: for each tower the list of its `Call`s.
+      on_late_slots: called with a list of `(call, variables)` where an update has made global
+        variables that the first tower's call has not; or None.
     """
 
     def __init__(self, graph, num_towers, is_sum, trains):
@@ -66,6 +69,7 @@ class OptimizerCalls(GradientsOfModel):
           trains: False for evaluation and prediction, where calls do nothing.
         """
         self.of_towers = []
+        self.on_late_slots = None
         self._graph = graph
         self._num_towers = num_towers
         self._is_sum = is_sum
@@ -77,6 +81,9 @@ class OptimizerCalls(GradientsOfModel):
         self._operations = []   # those of each tower
         self._owners = {}       # variable's name -> number of the call that hands its gradient over
         self._together = ()     # numbers of the calls that the model's train op runs in one step
+        self._placement = None
+        self._slots = []        # those made in the first tower's call
+        self._known = ()        # names of the global variables that were there after it
 
     @contextlib.contextmanager
     def reported_to(self):
@@ -93,8 +100,9 @@ class OptimizerCalls(GradientsOfModel):
     # ---- within a tower -------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def call(self, index, shards):
+    def call(self, index, shards, placement):
         self.of_towers.append([])
+        self._placement = placement
         self._weighted = []
         self._divides = not self._is_sum and shards.is_even
         self._weight = shards.weights[index]
@@ -103,6 +111,8 @@ class OptimizerCalls(GradientsOfModel):
         self._start = len(self._graph.get_operations())
         yield
         self._operations.append(self._made())
+        if index == 0:
+            self._known = {variable.op.name for variable in tf.global_variables()}
         counts = [len(calls) for calls in self.of_towers]
         if counts[index] != counts[0]:
             raise GradientError(
@@ -135,7 +145,18 @@ class OptimizerCalls(GradientsOfModel):
         self.of_towers[-1].append(Call(
             optimizer, self._weighted_pairs(pairs), arguments, placeholder,
             tf.get_variable_scope().name, self._graph.get_name_scope() or ''))
+        if len(self.of_towers) == 1:
+            self._slots += make_slots(
+                optimizer, [variable for gradient, variable in pairs if gradient is not None],
+                self._placement)
         return placeholder
+
+    def of_first_tower(self, optimizer):
+        """The first tower's optimizer for one of this tower: that which has the slots."""
+        for first, own in zip(self.of_towers[0], self.of_towers[-1]) if self.of_towers else ():
+            if own.optimizer is optimizer:
+                return first.optimizer
+        return optimizer
 
     def check_train_op(self, index, train_op):
         """Looks at the train op that a tower's call of the model function returns.
@@ -160,6 +181,13 @@ class OptimizerCalls(GradientsOfModel):
             names = {op.name for op in step}
             self._together = [number for number, call in enumerate(self.of_towers[0])
                               if call.placeholder.name in names]
+
+    def optimizers(self):
+        calls = self.of_towers[0] if self.of_towers else []
+        return list({id(call.optimizer): call.optimizer for call in calls}.values())
+
+    def slots(self):
+        return list(self._slots)
 
     def fetches(self):
         return [call.placeholder for call in self.of_towers[-1]] + [
@@ -209,14 +237,17 @@ class OptimizerCalls(GradientsOfModel):
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         handed_over = {variable.op.name: gradient for gradient, variable in grads_and_vars}
         combined = [self._combined(number, handed_over) for number in range(len(self.of_towers[0]))]
-        updates = []
+        updates, late = [], []
         for number, (call, pairs) in enumerate(zip(self.of_towers[0], combined)):
-            with tf.control_dependencies(call.placeholder.control_inputs + self._before(number)):
-                update = _apply(call, pairs)
+            with tf.control_dependencies(call.placeholder.control_inputs + self._before(number)), \
+                    made_late(call, self._known, late):
+                update = apply_call(call, pairs)
             update = getattr(update, 'op', update)
             for calls in self.of_towers:
                 compat.add_control_inputs(calls[number].placeholder, [update])
             updates.append(update)
+        if late and self.on_late_slots is not None:
+            self.on_late_slots(late)
         return tf.group(*updates)
 
     def _combined(self, number, handed_over):
@@ -254,27 +285,6 @@ class OptimizerCalls(GradientsOfModel):
         after = graph_walk.reachable_from([self.of_towers[tower][number].placeholder],
                                           self._operations[tower], control=True)
         return any(gradient.op.name in after for gradient in gradients)
-
-
-def _apply(call, pairs):
-    """The update of a call, with the slots named as on one device: by the scopes of the call."""
-    with contextlib.ExitStack() as scopes:
-        if isinstance(call.optimizer, tf.train.SyncReplicasOptimizer):
-            # What it makes beside the update, to start with, has to wait for no step.
-            pairs = [(_waiting(gradient), variable) for gradient, variable in pairs]
-            scopes.enter_context(tf.control_dependencies(None))
-        scopes.enter_context(tf.variable_scope(like_current_scope(call.variable_scope, False),
-                                               auxiliary_name_scope=False))
-        scopes.enter_context(tf.name_scope(call.name_scope + '/' if call.name_scope else None))
-        return call.optimizer.apply_gradients(pairs, **call.arguments)
-
-
-def _waiting(gradient):
-    """The gradient, after what is waited for here."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(tf.identity(gradient.values), tf.identity(gradient.indices),
-                                gradient.dense_shape)
-    return gradient if gradient is None else tf.identity(gradient)
 
 
 def share_of_sum(size):

@@ -11,6 +11,9 @@ from towers.errors import InvalidArgumentError
 from towers.fronts.optimizer_calls import calls_of
 
 
+_OR_ELSE = 'or a function without arguments that returns one'
+
+
 class TowerOptimizer(tf.train.Optimizer):
     """Wraps an optimizer, so that all towers of `replicate_model_fn` make one update of it.
 
@@ -41,7 +44,7 @@ class TowerOptimizer(tf.train.Optimizer):
         """
         super().__init__(use_locking=False, name='TowerOptimizer')
         if not callable(optimizer_or_optimizer_fn):
-            check_optimizer(optimizer_or_optimizer_fn)
+            check_optimizer(optimizer_or_optimizer_fn, 'optimizer_or_optimizer_fn', _OR_ELSE)
         self._optimizer_or_optimizer_fn = optimizer_or_optimizer_fn
         self._made = None  # (weak reference to a graph, the optimizer that was made for it)
 
@@ -66,8 +69,8 @@ class TowerOptimizer(tf.train.Optimizer):
         return calls.applied(self._optimizer(), grads_and_vars, global_step=global_step, **kwargs)
 
     def get_slot(self, *args, **kwargs):
-        """As the wrapped optimizer's."""
-        return self._optimizer().get_slot(*args, **kwargs)
+        """As the wrapped optimizer's; in a later tower, as the first one's, which has the slots."""
+        return self._with_slots().get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args, **kwargs):
         """As the wrapped optimizer's."""
@@ -78,10 +81,19 @@ class TowerOptimizer(tf.train.Optimizer):
         return self._optimizer().get_name(*args, **kwargs)
 
     def variables(self, *args, **kwargs):
-        """As the wrapped optimizer's."""
-        return self._optimizer().variables(*args, **kwargs)
+        """As the wrapped optimizer's; in a later tower, as the first one's, which has the slots."""
+        return self._with_slots().variables(*args, **kwargs)
+
+    def _with_slots(self):
+        calls, optimizer = calls_of(tf.get_default_graph()), self._optimizer()
+        return optimizer if calls is None else calls.of_first_tower(optimizer)
 
     def _optimizer(self):
+        optimizer = self._given_or_made()
+        # Of one around another the weight of the shard would count twice.
+        return optimizer._optimizer() if isinstance(optimizer, TowerOptimizer) else optimizer
+
+    def _given_or_made(self):
         given = self._optimizer_or_optimizer_fn
         if not callable(given):
             return given
@@ -94,6 +106,6 @@ class TowerOptimizer(tf.train.Optimizer):
                     'optimizer_or_optimizer_fn=%.80r cannot be called without arguments (%s): '
                     'expected an optimizer, or a function that returns one.' % (given, error)
                 ) from error
-            check_optimizer(made)
+            check_optimizer(made, 'optimizer_or_optimizer_fn() of TowerOptimizer', or_else='')
             self._made = weakref.ref(graph), made
         return self._made[1]

@@ -68,7 +68,8 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
     check_flag('same_shards', same_shards)
     make_optimizer = make_optimizer or (lambda: tf.train.MomentumOptimizer(0.01, 0.9))
     if 'devices' in options:
-        devices = resolve_devices(options.pop('devices'))
+        devices = resolve_devices(options.pop('devices'), options.get('check_devices', True),
+                                  options.get('allow_repeated_devices', False))
         num_towers = len(devices)
     else:
         devices = tuple('/device:CPU:%d' % index for index in range(num_towers))
@@ -176,8 +177,10 @@ def check_arguments(caller, model_fn, inputs, make_optimizer, num_towers, steps,
                                    % (tolerance,))
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise InvalidArgumentError('%s takes no %s: expected some of %s.'
-                                   % (caller, unknown[0], ', '.join(known)))
+        raise InvalidArgumentError('%s takes no %s: expected some of make_optimizer, %s.%s' % (
+            caller, unknown[0], ', '.join(known),
+            ' make_optimizer= is a function that makes the optimizer, since there are two graphs.'
+            if unknown[0] == 'optimizer' else ''))
     for name in ('var_list', 'transform_gradients'):
         if isinstance(options.get(name), dict):
             for each in options[name].values():

@@ -109,7 +109,7 @@ def _pairs_on_one_device(objective, loss, gradient_options):
                                                   **gradient_options)
     pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
     if objective.transform_gradients is not None:
-        pairs = transformed_pairs(objective.transform_gradients, pairs)
+        pairs = transformed_pairs(objective.transform_gradients, pairs, objective.name)
     return pairs
 
 

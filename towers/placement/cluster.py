@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from towers.errors import DeviceError
 
 
-def check_job(name):
+def check_job(name, says_how=True):
     """Raises `DeviceError` for a device of a job or task that this program has no session of.
 
     Without a cluster, TensorFlow has one job, `localhost`, with one task. The cluster is that of
@@ -34,9 +34,10 @@ def check_job(name):
             for job, tasks in sorted(cluster.items()))
         advice = 'Name a device of one of them'
     raise DeviceError(
-        '%s does not exist: %s. %s, or pass check_devices=False to build the graph for a session '
-        'that has it.' % (name.replace('/device:GPU:', '/gpu:').replace('/device:CPU:', '/cpu:'),
-                          problem, advice))
+        '%s does not exist: %s. %s%s.' % (
+            name.replace('/device:GPU:', '/gpu:').replace('/device:CPU:', '/cpu:'), problem, advice,
+            ', or pass check_devices=False to build the graph for a session that has it'
+            if says_how else ''))
 
 
 def _cluster():

@@ -28,7 +28,8 @@ def visible_gpus() -> typing.Tuple[str, ...]:
 
 
 def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = None,
-                    check: bool = True, allow_repeated: bool = False) -> typing.Tuple[str, ...]:
+                    check: bool = True, allow_repeated: bool = False,
+                    says_how: bool = True) -> typing.Tuple[str, ...]:
     """The device of each tower, in TF's canonical spelling.
 
     Args:
@@ -43,6 +44,8 @@ def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = Non
         them, with the config of `session_config`. False lets a graph for another machine, or for a
         cluster that the program itself makes, be built.
       allow_repeated: whether two towers may run on one device.
+      says_how: whether errors name `check_devices=` and `allow_repeated_devices=`, by which most
+        calls let that pass; a call without these passes False.
 
     Returns:
       A tuple of strings such as `'/device:GPU:0'`, one a tower; of a tower with several devices a
@@ -78,11 +81,13 @@ def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = Non
     repeated = sorted(name for name in set(every) if every.count(name) > 1)
     if repeated and not allow_repeated:
         raise DeviceError('%s is named %d times in devices=%r: give each tower a device of its '
-                          'own, or pass allow_repeated_devices=True to put several on one.'
-                          % (short_name(repeated[0]), every.count(repeated[0]), devices))
+                          'own%s.' % (
+                              short_name(repeated[0]), every.count(repeated[0]), devices,
+                              ', or pass allow_repeated_devices=True to put several on one'
+                              if says_how else ''))
     if check:
         for name in every:
-            _check_exists(name, gpus)
+            _check_exists(name, gpus, says_how)
     return resolved
 
 
@@ -328,17 +333,18 @@ def _first_devices(count, gpus, check):
     return tuple('/device:GPU:%d' % index for index in range(count))
 
 
-def _check_exists(name, gpus):
+def _check_exists(name, gpus, says_how=True):
     spec = tf.DeviceSpec.from_string(name)
-    check_job(name)
+    check_job(name, says_how)
     if spec.device_type == 'CPU' or spec.job is not None:
         return
     exists = name in gpus if is_gpu(name) else spec.device_index < len(
         tf.config.experimental.list_physical_devices(spec.device_type))
     if not exists:
-        raise DeviceError('%s does not exist: %s. Name another device, or pass '
-                          'check_devices=False to build the graph for another machine.'
-                          % (short_name(name), _what_there_is(spec.device_type, gpus)))
+        raise DeviceError('%s does not exist: %s. Name another device%s.' % (
+            short_name(name), _what_there_is(spec.device_type, gpus),
+            ', or pass check_devices=False to build the graph for another machine'
+            if says_how else ''))
 
 
 def _what_there_is(kind, gpus):

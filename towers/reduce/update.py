@@ -138,8 +138,14 @@ def _scope_without_reuse():
         yield
 
 
-def checked_transform(transform, gradients, placement):
+def checked_transform(transform, gradients, placement, of_loss=None):
     """Calls the user's transformation of the combined gradients and checks what comes back.
+
+    Args:
+      transform: the function, or None.
+      gradients: list of `(gradient, variable)`.
+      placement: `Placement`.
+      of_loss: the name of the loss that they are of, among several, for error texts.
 
     Raises:
       InvalidArgumentError: it does not return pairs of a gradient and one of these variables.
@@ -147,10 +153,10 @@ def checked_transform(transform, gradients, placement):
     if transform is None:
         return gradients
     with only_device(placement.main), tf.name_scope('transform_gradients'):
-        return transformed_pairs(transform, gradients)
+        return transformed_pairs(transform, gradients, of_loss)
 
 
-def transformed_pairs(transform, gradients):
+def transformed_pairs(transform, gradients, of_loss=None):
     """What a transformation makes of gradients: list of `(gradient, variable)`.
 
     Raises:
@@ -158,26 +164,27 @@ def transformed_pairs(transform, gradients):
     """
     returned = transform(gradients)
     transformed = listed_pairs(returned)
+    called = 'transform_gradients' + (' for %r' % of_loss if of_loss is not None else '')
     names = {variable.op.name for _, variable in gradients}
     if not transformed or not all(hasattr(variable, 'op') and variable.op.name in names
                                   for _, variable in transformed):
         raise InvalidArgumentError(
-            'transform_gradients returned %.200r: expected a list of (gradient, variable) pairs '
-            'with variables among those it was given.' % (returned,))
+            '%s returned %.200r: expected a list of (gradient, variable) pairs with variables '
+            'among those it was given.' % (called, returned))
     seen = set()
     for gradient, variable in transformed:
-        _check_transformed(gradient, variable)
+        _check_transformed(gradient, variable, called)
         if variable.op.name in seen:
-            raise InvalidArgumentError('transform_gradients returned %r twice: expected one pair a '
-                                       'variable.' % variable.op.name)
+            raise InvalidArgumentError('%s returned %r twice: expected one pair a variable.'
+                                       % (called, variable.op.name))
         seen.add(variable.op.name)
     if all(gradient is None for gradient, _ in transformed):
-        raise InvalidArgumentError('transform_gradients returned None for every gradient: there is '
-                                   'nothing left to apply.')
+        raise InvalidArgumentError('%s returned None for every gradient: there is nothing left to '
+                                   'apply.' % called)
     return transformed
 
 
-def _check_transformed(gradient, variable):
+def _check_transformed(gradient, variable, called):
     """Raises for what no optimizer takes for a gradient of that variable."""
     kind = variable.dtype.base_dtype
     if gradient is None:
@@ -186,18 +193,18 @@ def _check_transformed(gradient, variable):
         graph, dtype = gradient.graph, gradient.dtype.base_dtype
         shape = gradient.shape if isinstance(gradient, tf.Tensor) else None
         if graph is not variable.graph:
-            raise InvalidArgumentError('transform_gradients returned a gradient of %r from another '
-                                       'graph: make it of those it was given.' % variable.op.name)
+            raise InvalidArgumentError('%s returned a gradient of %r from another graph: make it of '
+                                       'those it was given.' % (called, variable.op.name))
     elif isinstance(gradient, np.ndarray):
         dtype, shape = tf.as_dtype(gradient.dtype), tf.TensorShape(gradient.shape)
     else:
         raise InvalidArgumentError(
-            'transform_gradients returned %.80r of type %s as the gradient of %r: expected a '
-            'tensor, an IndexedSlices or None.' % (
-                gradient, type(gradient).__name__, variable.op.name))
+            '%s returned %.80r of type %s as the gradient of %r: expected a tensor, an '
+            'IndexedSlices or None.' % (
+                called, gradient, type(gradient).__name__, variable.op.name))
     if dtype != kind or shape is not None and not variable.shape.is_compatible_with(shape):
         raise InvalidArgumentError(
-            'transform_gradients returned a gradient of shape %s and dtype %s for %r, which has '
-            'shape %s and dtype %s: expected the same.' % (
-                'unknown' if shape is None else shape, dtype.name, variable.op.name, variable.shape,
+            '%s returned a gradient of shape %s and dtype %s for %r, which has shape %s and dtype '
+            '%s: expected the same.' % (
+                called, 'unknown' if shape is None else shape, dtype.name, variable.op.name, variable.shape,
                 kind.name))

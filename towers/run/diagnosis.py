@@ -139,7 +139,7 @@ def diagnose(trial, batches, devices, batch_size, stages=None, seconds=5., stage
     Returns:
       `Diagnosis`.
     """
-    devices = resolve_devices(devices)
+    devices = resolve_devices(devices, says_how=False)
     upto = collections.OrderedDict()
     names = []
     if stages is not None:

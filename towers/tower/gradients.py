@@ -6,6 +6,7 @@ from towers import compat
 from towers.errors import GradientError, InvalidArgumentError
 from towers.graph import graph_walk
 from towers.nonfinite import checked_gradients
+from towers.placement.loop_stacks import keep_stacks_with_loops
 from towers.placement.stages import place_backward
 from towers.placement.variable_device import only_device
 from towers.recomputation.rewrite import recompute
@@ -51,7 +52,7 @@ class TowerGradients:
         candidates = tf.trainable_variables()
         for objective in self._options.objectives:
             wanted = objective.var_list
-            chosen = candidates if wanted is None else self._chosen(wanted, candidates)
+            chosen = candidates if wanted is None else self._chosen(objective, candidates)
             if not chosen:
                 raise GradientError(
                     'there is no trainable variable%s%s: %s' % (
@@ -125,6 +126,7 @@ class TowerGradients:
             if self._options.check_numerics and self.scaled_losses is None:
                 pairs = checked_gradients(pairs, data_loss, index)
         place_backward(backward.operations, data_loss, device)
+        keep_stacks_with_loops(backward.operations)
         return pairs, backward.operations
 
     def _pairs(self, index, objective, data_loss, scale, used):
@@ -146,24 +148,26 @@ class TowerGradients:
             pairs = self.scaled_losses.unscaled(pairs)
         return pairs if self._replicas is None else self._replicas.own_pairs(pairs)
 
-    def _chosen(self, wanted, candidates):
+    def _chosen(self, objective, candidates):
+        wanted = objective.var_list
+        name = 'var_list' if objective.name is None else 'var_list for %r' % objective.name
         chosen = wanted(list(candidates)) if callable(wanted) else wanted
         try:
             chosen = [compat.keras_variable_value(variable) for variable in chosen]
         except TypeError:
-            raise InvalidArgumentError('var_list returned %r: expected a list of variables.'
-                                       % (chosen,)) from None
+            raise InvalidArgumentError('%s returned %r: expected a list of variables.'
+                                       % (name, chosen)) from None
         for variable in chosen:
             if not isinstance(variable, compat.VARIABLE_TYPES):
-                raise InvalidArgumentError('var_list holds %r of type %s: expected variables.'
-                                           % (variable, type(variable).__name__))
+                raise InvalidArgumentError('%s holds %r of type %s: expected variables.'
+                                           % (name, variable, type(variable).__name__))
             if variable.graph is not self._graph:
-                raise InvalidArgumentError('var_list holds %r, which belongs to another graph.'
-                                           % variable.op.name)
+                raise InvalidArgumentError('%s holds %r, which belongs to another graph.'
+                                           % (name, variable.op.name))
         for variable in chosen:
             if sum(variable is each for each in chosen) > 1:
-                raise InvalidArgumentError('var_list holds %r twice: expected each variable once.'
-                                           % variable.op.name)
+                raise InvalidArgumentError('%s holds %r twice: expected each variable once.'
+                                           % (name, variable.op.name))
         return chosen
 
 

@@ -8,9 +8,17 @@ class GradientsOfModel:
     gradients is what the model function has taken there. Their weights are its business, too.
     """
 
-    def call(self, index, shards):
+    def call(self, index, shards, placement):
         """The context manager in which tower number `index` of these `Shards` calls the model
-        function."""
+        function; `placement` is the `Placement` of the variables."""
+        raise NotImplementedError
+
+    def optimizers(self):
+        """List of the optimizers that the model function uses, each once."""
+        raise NotImplementedError
+
+    def slots(self):
+        """The variables that optimizers have made within the calls."""
         raise NotImplementedError
 
     def fetches(self):

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import MissingPackageError, ModelFunctionError
+from towers.graph.variable_access import is_variable
 
 
 class ModelOutput(collections.namedtuple('ModelOutput', 'loss predictions metrics updates',
@@ -105,6 +106,12 @@ def to_model_output(returned, tower, needs_loss, names=None):
                                      'one: return a loss, or pass optimizer=None.%s' % (
                                          where, _registered_losses()))
         return output
+    if names is None and needs_loss and isinstance(output.loss, dict):
+        raise ModelFunctionError(
+            '%s returned several losses, %s, and there is one optimizer: pass one for each, '
+            'optimizer={%s} (to check_towers a make_optimizer= that returns such a dict), or return '
+            'one scalar.' % (where, ', '.join(map(repr, output.loss)),
+                             ', '.join('%r: …' % (name,) for name in output.loss)))
     if names is None and not (isinstance(output.loss, dict) and not needs_loss):
         return output._replace(loss=_scalar_loss(output.loss, where))
     return output._replace(loss=_named_losses(output.loss, names, where))
@@ -223,7 +230,7 @@ def metrics_by_kind(metrics):
     return [value for value in values if isinstance(value, tf.Tensor)], pairs
 
 
-def merge_metrics(metrics, weights):
+def merge_metrics(metrics, weights, inputs=()):
     """The towers' metrics as one dict.
 
     A scalar becomes the mean over all examples, `sum_k weight_k * value_k`. A `(value, update_op)`
@@ -231,8 +238,13 @@ def merge_metrics(metrics, weights):
     and the update runs every tower's but those that hold nothing but padding. (In training, of a
     batch whose size is not static and smaller than the number of towers, padding is counted.)
 
+    Args:
+      metrics: of each tower a dict, or None.
+      weights: of each tower, by which means count.
+      inputs: the first tower's shard: a nest of tensors.
+
     Raises:
-      ModelFunctionError: no dict, or values that are neither.
+      ModelFunctionError: no dict, or values that are neither; a pair with a value of a shard.
     """
     if metrics[0] is None:
         return {}
@@ -243,6 +255,12 @@ def merge_metrics(metrics, weights):
     for name in metrics[0]:
         values = [metric[name] for metric in metrics]
         if isinstance(values[0], (tuple, list)) and len(values[0]) == 2:
+            if len(metrics) > 1 and _is_of_shard(values[0][0], inputs):
+                raise ModelFunctionError(
+                    'metric %r is a pair with the value %r, which is computed from one shard of the '
+                    'batch and not from counters, so that it is none of the whole batch. Pass '
+                    'tf.metrics.mean(values), of one value for each example; or, to build_towers, '
+                    'the scalar alone, for its mean over the towers.' % (name, values[0][0].name))
             merged[name] = (values[0][0], tf.group(*[
                 update for (_, update), weight in zip(values, weights)
                 if not (isinstance(weight, float) and weight == 0.)]))
@@ -253,6 +271,21 @@ def merge_metrics(metrics, weights):
                 'metric %r is %r: expected a scalar tensor (the mean over the shard) or the '
                 '(value, update_op) pair of tf.metrics.' % (name, values[0]))
     return merged
+
+
+def _is_of_shard(value, inputs):
+    """Whether a value is computed from inputs, but for what the counters on its way have of them."""
+    of_shard = {leaf.op.name for leaf in tf.nest.flatten(inputs, expand_composites=True)
+                if leaf is not None}
+    stack, seen = [value] if isinstance(value, tf.Tensor) else [], set()
+    while stack:
+        tensor = stack.pop()
+        if tensor.op.name in of_shard:
+            return True
+        if tensor.op.name not in seen and not is_variable(tensor):
+            seen.add(tensor.op.name)
+            stack.extend(tensor.op.inputs)
+    return False
 
 
 def weighted_mean(values, weights):

@@ -78,8 +78,8 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
     with tf.name_scope('shards'), tf.device(None), tf.device(device):
         tensors = [None if leaf is None else _as_tensor(path, leaf) for path, leaf in leaves]
         if static_size is None:
-            size, guards = _dynamic_batch_size(tensors, leaves, num_shards, remainder,
-                                               called)
+            size, guards = _dynamic_batch_size(tensors, leaves, num_shards, remainder, called,
+                                               not isinstance(inputs, NamedInputs))
         else:
             size, guards = static_size, _size_guards(tensors, leaves, static_size, unknown)
         bounds, used = _bounds(size, num_shards, remainder)
@@ -120,8 +120,16 @@ def _looked_at(inputs, num_shards, remainder, called):
     leaves = _leaves(inputs)
     _check_no_lists_of_numbers(inputs)
     static_size, unknown = _static_batch_size(leaves)
-    _check_divides(static_size, num_shards, remainder, called)
+    _check_divides(static_size, num_shards, remainder, called,
+                   not isinstance(inputs, NamedInputs))
     return inputs, leaves, static_size, unknown
+
+
+class NamedInputs(dict):
+    """A dict of inputs that the user knows as arguments of these names, which errors are to use.
+
+    Nor do errors advise to drop the rest of a batch, which the user's call does not do.
+    """
 
 
 def with_sparse_tensors(inputs):
@@ -160,13 +168,13 @@ def _leaves(inputs):
         flat = tf.nest.flatten(inputs)
     except TypeError as error:
         raise InputError('inputs cannot be taken apart: %s' % error) from None
-    leaves = [('inputs' if len(flat) == 1 else 'inputs[%d]' % i, leaf)
-              for i, leaf in enumerate(flat)]
-    if isinstance(inputs, dict):
-        leaves = [("inputs[%r]" % key, inputs[key]) for key in sorted(inputs)
-                  if not tf.nest.is_nested(inputs[key])]
-        if len(leaves) != len(flat):
-            leaves = [('inputs[%d]' % i, leaf) for i, leaf in enumerate(flat)]
+    paths = _paths(inputs, '')
+    if len(flat) == 1 and not isinstance(inputs, dict):
+        paths = ['']
+    elif len(paths) != len(flat):  # a nest of a kind that tf.nest alone knows
+        paths = ['[%d]' % i for i in range(len(flat))]
+    first = '' if isinstance(inputs, NamedInputs) else 'inputs'
+    leaves = [(first + path, leaf) for path, leaf in zip(paths, flat)]
     for path, leaf in leaves:
         if leaf is None:
             continue
@@ -198,6 +206,20 @@ def _check_no_lists_of_numbers(inputs):
     for part in (inputs.values() if isinstance(inputs, dict) else
                  inputs if isinstance(inputs, (list, tuple)) else ()):
         _check_no_lists_of_numbers(part)
+
+
+def _paths(nest, path):
+    """How each leaf is got out of a nest, in the order of `tf.nest.flatten`: `['x']`, `[0].labels`.
+    """
+    if isinstance(nest, dict):
+        parts = [(key if isinstance(nest, NamedInputs) else '[%r]' % (key,), nest[key])
+                 for key in sorted(nest)]
+    elif isinstance(nest, (tuple, list)):
+        names = ['.' + field for field in getattr(nest, '_fields', ())]
+        parts = zip(names or ['[%d]' % i for i in range(len(nest))], nest)
+    else:
+        return [path]
+    return [each for name, part in parts for each in _paths(part, path + name)]
 
 
 def _as_tensor(path, leaf):
@@ -251,7 +273,7 @@ def _static_batch_size(leaves):
     return next(iter(sizes.values())) if sizes else None, unknown
 
 
-def _check_divides(size, num_shards, remainder, called):
+def _check_divides(size, num_shards, remainder, called, may_drop):
     if size is None:
         return
     if size == 0 or (remainder == 'drop' and size < num_shards):
@@ -261,11 +283,11 @@ def _check_divides(size, num_shards, remainder, called):
     if remainder == 'error' and size % num_shards:
         # 'drop' leaves nothing of a batch that is smaller than the number of shards.
         raise InputError(
-            "a batch of %d does not divide among %d %s: use a batch of %d, or remainder="
-            "'weight' (uneven shards, weighted by their size)%s."
-            % (size, num_shards, called, num_shards * max(1, round(size / num_shards)),
-               " or remainder='drop' (leave %d out)" % (size % num_shards)
-               if size > num_shards else ''))
+            "a batch of %d does not divide among %d %s: use a batch of %d, or remainder='weight' "
+            '(uneven shards, weighted by their size)%s.' % (
+                size, num_shards, called, num_shards * max(1, round(size / num_shards)),
+                " or remainder='drop' (leave %d out)" % (size % num_shards)
+                if may_drop and size > num_shards else ''))
 
 
 def _size(tensor):
@@ -287,7 +309,7 @@ def _size_guards(tensors, leaves, static_size, unknown):
                                if tensor is not None and path in unknown]]
 
 
-def _dynamic_batch_size(tensors, leaves, num_shards, remainder, called):
+def _dynamic_batch_size(tensors, leaves, num_shards, remainder, called, may_drop):
     """The batch size as a scalar, and the assertions to run before anything is cut."""
     sizes = [(path, _size(tensor))
              for tensor, (path, _) in zip(tensors, leaves) if tensor is not None]
@@ -297,8 +319,10 @@ def _dynamic_batch_size(tensors, leaves, num_shards, remainder, called):
                % (first_path, path)), size, other]) for path, other in others]
     if remainder == 'error':
         guards.append(tf.Assert(tf.equal(size % num_shards, 0), [
-            'towers: the batch does not divide among %d %s (remainder=weight would take it, '
-            'and drop one that has an example for each). Examples in it:' % (num_shards, called), size]))
+            'towers: the batch does not divide among %d %s (remainder=weight would take it%s). '
+            'Examples in it:' % (
+                num_shards, called, ', and drop one that has an example for each'
+                if may_drop else ''), size]))
     at_least = num_shards if remainder == 'drop' else 1
     guards.append(tf.Assert(tf.greater_equal(size, at_least), [
         'towers: a batch for %d %s needs at least %d examples and has' % (

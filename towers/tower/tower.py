@@ -165,8 +165,9 @@ class TowerBuilder:
             yield
 
     def kept_slots(self):
-        """Slots that an optimizer has kept from a build that failed: now in their collections."""
-        return self._attempt.take_back()
+        """Slots that the update found there: made within the model function, or those that an
+        optimizer has kept from a build that failed, which now are in their collections."""
+        return self._slots_of_model() + self._attempt.take_back()
 
     def finish(self, towers, weight):
         """To be called when the last tower is built, before anything else joins collections.
@@ -226,7 +227,10 @@ class TowerBuilder:
             sources + [op for op in made.operations if graph_walk.is_random(op)], made.operations)
         if self._replicas is not None:
             self._check_own_gradients(index, output, made.operations)
-        used = variables_read(made.operations, self._shared.owned, self._shared.created)
+        slots = {slot.op.name for slot in self._slots_of_model()}  # which a Saver made there reads
+        used = [variable for variable in variables_read(
+            made.operations, self._shared.owned, self._shared.created)
+                if variable.op.name not in slots]
         added = self._collections.leave_tower(index, made.operations, self._shared.joined,
                                               self._shared.owned, original)
         if index == 0:
@@ -275,12 +279,17 @@ class TowerBuilder:
     def _models_gradients(self, index, shards):
         """What the model function is called in, if it takes the gradients itself."""
         optimizer = self._gradients_of_model()
-        return contextlib.nullcontext() if optimizer is None else optimizer.call(index, shards)
+        return contextlib.nullcontext() if optimizer is None else optimizer.call(
+            index, shards, self._placement)
 
     def _taken_by_model(self):
         """What the call has made for a step besides the loss, if it takes the gradients itself."""
         optimizer = self._gradients_of_model()
         return [] if optimizer is None else optimizer.fetches()
+
+    def _slots_of_model(self):
+        optimizer = self._gradients_of_model()
+        return [] if optimizer is None else optimizer.slots()
 
     def _gradients_of_model(self):
         return next((each.optimizer for each in self._options.objectives

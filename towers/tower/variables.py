@@ -249,6 +249,8 @@ class SharedVariables:
                                     'as the variable that reuse= found'))
 
     def _creator(self, next_creator, **kwargs):
+        if not self._graph.get_collection(_IN_A_CALL):
+            return next_creator(**kwargs)
         if self._get_variable_calls:
             if self._tower:
                 raise SharedVariableError(
@@ -367,6 +369,21 @@ def _is_trainable(kwargs):
     if trainable is None:
         return kwargs.get('synchronization') != tf.VariableSynchronization.ON_READ
     return bool(trainable)
+
+
+@contextlib.contextmanager
+def outside_of_calls(graph):
+    """Within it, in a tower's call, new variables are none of the model's: an optimizer's slots."""
+    calls = graph.get_collection_ref(_IN_A_CALL)
+    kept = list(calls)
+    calls[:] = []
+    try:
+        with graph_walk.Recording(graph) as made:
+            yield
+    finally:
+        calls[:] = kept
+    for call in kept:
+        call.owned.update(op.name for op in made.operations)
 
 
 def slot_creator(placement, variables, created):

@@ -1,0 +1,252 @@
+"""Slots of optimizers that a model function calls: there where one device has them, or refused."""
+
+import numpy as np
+import pytest
+from sample_models import switched
+import tensorflow.compat.v1 as tf
+from test_estimator import TRAIN, TWO, needs_estimator
+
+import towers
+from towers import TowerOptimizer, replicate_model_fn
+from towers.fronts.optimizer_calls import OptimizerCalls
+
+X = np.random.RandomState(0).randn(8, 4)
+train = tf.train
+
+
+@pytest.fixture(autouse=True)
+def new_graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def replicated(model_fn, inputs, num_towers=2):
+    """`(built, the first tower's train op)` of a model function that returns a loss and a train op."""
+    calls = OptimizerCalls(tf.get_default_graph(), num_towers, False, True)
+    train_ops = []
+
+    def of_tower(inputs):
+        loss, train_op = model_fn(inputs)
+        train_ops.append(train_op)
+        return loss
+    with calls.reported_to():
+        built = towers.build_towers(
+            of_tower, {'x': inputs}, calls, ['/cpu:%d' % k for k in range(num_towers)], 'mean',
+            copies='reuse', first_scope=False)
+    return built, train_ops[0]
+
+
+def network(x):
+    w = tf.get_variable('net/w', [4, 3], tf.float64, tf.constant_initializer(np.ones([4, 3]) / 8))
+    b = tf.get_variable('net/b', [3], tf.float64, tf.zeros_initializer())
+    return tf.reduce_mean(tf.square(tf.matmul(x, w) + b - 1))
+
+
+def there():
+    return [(v.op.name, tf.DeviceSpec.from_string(v.device or '/device:CPU:0').to_string())
+            for v in tf.global_variables()]
+
+
+class OwnApply(train.MomentumOptimizer):
+    """Makes slots in scopes of its own, so that nobody knows their names before."""
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        with tf.variable_scope('own'):
+            return super().apply_gradients(grads_and_vars, global_step, name)
+
+
+OPTIMIZERS = [
+    lambda: train.GradientDescentOptimizer(0.125), lambda: train.MomentumOptimizer(0.125, 0.5),
+    lambda: train.AdamOptimizer(0.125), lambda: train.AdagradOptimizer(0.125),
+    lambda: train.AdadeltaOptimizer(0.125), lambda: train.FtrlOptimizer(0.125),
+    lambda: train.RMSPropOptimizer(0.125, momentum=0.5, centered=True),
+    lambda: train.AdagradDAOptimizer(0.125, train.get_or_create_global_step())]
+
+
+def by_one(make):
+    def call(loss, wrap):
+        optimizer = wrap(make())
+        return optimizer.minimize(loss, train.get_or_create_global_step()), [optimizer]
+    return call
+
+
+def in_scopes(loss, wrap):
+    optimizer = wrap(train.AdamOptimizer(0.125))
+    with tf.variable_scope('training'), tf.name_scope('adam'):
+        return optimizer.minimize(loss), [optimizer]
+
+
+def where_reuse_is_on(loss, wrap):
+    optimizer = wrap(train.MomentumOptimizer(0.125, 0.5))
+    with tf.variable_scope('', reuse=tf.AUTO_REUSE):
+        return optimizer.minimize(loss), [optimizer]
+
+
+def of_the_same_variables(loss, wrap):
+    optimizers = [wrap(train.AdamOptimizer(0.125)) for _ in range(2)]
+    first = optimizers[0].minimize(loss)
+    with tf.control_dependencies([first]):
+        return optimizers[1].minimize(loss), optimizers
+
+
+def one_within_another(loss, wrap):
+    optimizer = wrap(wrap(train.MomentumOptimizer(0.125, 0.5)))
+    return optimizer.minimize(loss), [optimizer]
+
+
+@pytest.mark.fast_only('True')
+@pytest.mark.parametrize('resource', [True, False])
+@pytest.mark.parametrize('training', [by_one(make) for make in OPTIMIZERS] + [
+    in_scopes, where_reuse_is_on, of_the_same_variables, one_within_another])
+def test_they_are_there_after_the_call_as_on_one_device(training, resource):
+    def run(loss, train_op, num_towers):
+        with tf.Session(config=towers.session_config(num_towers)) as session:
+            session.run(tf.global_variables_initializer())
+            session.run(train_op)
+            return session.run(loss)
+    with tf.Graph().as_default(), switched('resource_variables', resource):
+        loss = network(tf.constant(X))
+        train_op, optimizers = training(loss, lambda optimizer: optimizer)
+        expected = there()
+        of_optimizers = [[v.op.name for v in each.variables()] for each in optimizers]
+        loss_after = run(loss, train_op, 1)
+    seen = []
+
+    def model_fn(x):
+        loss = network(x['x'])
+        train_op, optimizers = training(loss, TowerOptimizer)
+        seen.append((there(), [[v.op.name for v in each.variables()] for each in optimizers]))
+        saver = train.Saver()
+        assert {v.op.name for v in saver._var_list} == {name for name, _ in expected}
+        return loss, train_op
+    with switched('resource_variables', resource):
+        built, train_op = replicated(model_fn, X)
+    assert seen == [(expected, of_optimizers)] * 2
+    assert there() == expected  # and the update has made no more
+    assert sorted(v.op.name for v in built.slots) == sorted(sum(of_optimizers, []))
+    assert sorted(v.op.name for v in built.variables if 'step' not in v.op.name) == [
+        'net/b', 'net/w']
+    assert not towers.audit(built).broken
+    assert run(built.loss, train_op, 2) == pytest.approx(loss_after, rel=1e-12)
+
+
+def test_slots_by_name_in_every_tower():
+    found = []
+
+    def model_fn(x):
+        optimizer = TowerOptimizer(train.MomentumOptimizer(0.125, 0.5))
+        loss = network(x['x'])
+        train_op = optimizer.minimize(loss)
+        found.extend(optimizer.get_slot(v, 'momentum') for v in tf.trainable_variables())
+        return loss, train_op
+    replicated(model_fn, X)
+    assert [slot.op.name for slot in found] == ['net/w/Momentum', 'net/b/Momentum'] * 2
+
+
+def test_sync_replicas_has_those_of_the_one_inside():
+    seen, sync = [], train.SyncReplicasOptimizer(train.AdamOptimizer(0.125), 1, 1)
+
+    def model_fn(x):
+        loss = network(x['x'])
+        with tf.name_scope('training'):
+            train_op = TowerOptimizer(sync).minimize(loss, train.get_or_create_global_step())
+        seen.append(there())
+        return loss, train_op
+    replicated(model_fn, X)
+    sync.ready_for_local_init_op.mark_used()
+    assert seen[0] == there() and ('beta1_power', '/device:CPU:0') in seen[0]
+
+
+def test_a_build_that_fails_takes_them_along(new_graph):
+    def model_fn(x):
+        loss = network(x['x'])
+        train_op = TowerOptimizer(train.AdamOptimizer(0.125)).minimize(loss)
+        if len(tf.global_variables()) == 8:
+            attempts.append(None)
+            if len(attempts) == 2:
+                raise KeyError('mine')
+        return loss, train_op
+    attempts = []
+    with pytest.raises(KeyError, match='mine'):
+        replicated(model_fn, X)
+    assert not tf.global_variables()
+    replicated(model_fn, X)
+    assert [name for name, _ in there()] == ['net/w', 'net/b', 'beta1_power', 'beta2_power',
+                                             'net/w/Adam', 'net/w/Adam_1', 'net/b/Adam',
+                                             'net/b/Adam_1']
+
+
+# ---- what is returned in an EstimatorSpec ---------------------------------------------------------
+
+def specified(make_optimizer, **make):
+    """A model function whose spec has a scaffold, or hooks, made after the optimizer was called."""
+    def model_fn(features, labels, mode):
+        loss = network(features)
+        train_op = TowerOptimizer(make_optimizer()).minimize(loss, train.get_global_step())
+        more = {name: function() for name, function in make.items()}
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, **more)
+    return model_fn
+
+
+def whole(**saver):
+    return train.Scaffold(saver=train.Saver(**saver))
+
+
+def initializing():
+    return train.Scaffold(init_op=tf.group(tf.global_variables_initializer()))
+
+
+@pytest.mark.slow
+@needs_estimator
+@pytest.mark.parametrize('scaffold', [
+    whole, lambda: whole(sharded=True), lambda: whole(defer_build=True), initializing])
+def test_an_estimator_goes_on_from_its_checkpoint(tmpdir, scaffold):
+    def batches():
+        return tf.data.Dataset.from_tensor_slices((X, X)).repeat().batch(4)
+    names = []
+    for devices in (['/cpu:0'], TWO):
+        directory = str(tmpdir.join(str(len(devices))))
+        for _ in range(2):
+            trained = tf.estimator.Estimator(
+                replicate_model_fn(specified(lambda: train.AdamOptimizer(0.125), scaffold=scaffold),
+                                   devices=devices), directory,
+                config=tf.estimator.RunConfig(session_config=towers.session_config(TWO)))
+            trained.train(batches, steps=2)
+        names.append({name: trained.get_variable_value(name) for name, _ in
+                      train.list_variables(directory)})
+    assert sorted(names[0]) == ['beta1_power', 'beta2_power', 'global_step', 'net/b', 'net/b/Adam',
+                                'net/b/Adam_1', 'net/w', 'net/w/Adam', 'net/w/Adam_1']
+    assert sorted(names[1]) == sorted(names[0]) and names[1]['global_step'] == 4
+    for name, value in names[0].items():
+        np.testing.assert_allclose(names[1][name], value, rtol=1e-9, err_msg=name)
+
+
+def in_the_collection():
+    tf.add_to_collection(tf.GraphKeys.SAVERS, train.Saver())
+
+
+@needs_estimator
+@pytest.mark.parametrize('make, text', [
+    (dict(scaffold=whole), "the saver of the scaffold .*would know all variables but "
+     "'own/net/w/Momentum' and 1 more: OwnApply makes them.*defer_build=True"),
+    (dict(scaffold=initializing), "the init_op of the scaffold .* but 'own/net/w/Mom.*init_fn"),
+    (dict(training_chief_hooks=lambda: [train.CheckpointSaverHook(
+        'nowhere', save_steps=1, saver=train.Saver())]), 'the saver of a CheckpointSaverHook'),
+    (dict(scaffold=in_the_collection), 'a saver in the collection SAVERS')])
+def test_an_optimizer_of_which_nobody_knows_what_it_makes(new_graph, make, text):
+    with pytest.raises(towers.ModelFunctionError, match=text):
+        replicate_model_fn(specified(lambda: OwnApply(0.125, 0.5), **make), devices=TWO)(
+            X, X, TRAIN)
+    assert not tf.global_variables() and not new_graph.get_collection(tf.GraphKeys.SAVERS)
+
+
+@needs_estimator
+@pytest.mark.parametrize('scaffold', [
+    lambda: None, lambda: whole(defer_build=True), train.Scaffold,
+    lambda: whole(var_list=tf.trainable_variables()),
+    lambda: train.Scaffold(init_op=tf.variables_initializer(tf.trainable_variables()))])
+def test_what_lacks_no_variable_without_intention(scaffold):
+    train.get_or_create_global_step()
+    replicate_model_fn(specified(lambda: OwnApply(0.125, 0.5), scaffold=scaffold), devices=TWO)(
+        X, X, TRAIN)
+    assert [name for name, _ in there()][-2:] == ['own/net/w/Momentum', 'own/net/b/Momentum']

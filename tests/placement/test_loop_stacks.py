@@ -1,0 +1,74 @@
+"""Gradients of loops of control flow v1 that read resource variables of another device."""
+
+import numpy as np
+import pytest
+import sample_models as samples
+from sample_models import switched
+import tensorflow.compat.v1 as tf
+
+import towers
+
+
+def nested(x, y):
+    w = tf.get_variable('w', [6, 3], tf.float64, tf.glorot_uniform_initializer(seed=1))
+
+    def inner(i, total):
+        return i + 1, total + tf.tanh(tf.matmul(x, w) * total)
+
+    def outer(i, total):
+        return i + 1, tf.while_loop(lambda i, _: i < 2, inner, (0, total))[1]
+    total = tf.while_loop(lambda i, _: i < 2, outer, (0, tf.ones_like(y)))[1]
+    return samples.mean_squared_error(total, y)
+
+
+def in_a_branch(x, y):
+    w = tf.get_variable('w', [6, 3], tf.float64, tf.glorot_uniform_initializer(seed=1))
+
+    def step(i, total):
+        return i + 1, tf.cond(i > 0, lambda: total * tf.matmul(x, w), lambda: total + 1)
+    return samples.mean_squared_error(
+        tf.while_loop(lambda i, _: i < 3, step, (0, tf.ones_like(y)))[1], y)
+
+
+def gradients(model_fn, arrays, devices, **options):
+    with tf.Graph().as_default(), switched('resource_variables', True), switched(
+            'control_flow_v2', False):
+        tf.set_random_seed(3)
+        inputs = tuple(map(tf.constant, arrays))
+        if devices is None:
+            loss = model_fn(*inputs)
+            optimizer = tf.train.GradientDescentOptimizer(0.125)
+            pairs = optimizer.compute_gradients(loss)
+            train_op = optimizer.apply_gradients(pairs)
+        else:
+            built = towers.build_towers(model_fn, inputs, tf.train.GradientDescentOptimizer(0.125),
+                                        devices, 'mean', **options)
+            assert not towers.audit(built).broken
+            pairs, train_op = built.gradients, built.train_op
+        with tf.Session(config=towers.session_config(3)) as session:
+            session.run(tf.global_variables_initializer())
+            values = {}
+            for number, v in enumerate(tf.trainable_variables()):  # the same in every graph
+                values[v] = np.random.RandomState(number).randn(*v.shape.as_list())
+                v.load(values[v], session)
+            found = session.run({v.op.name: gradient for gradient, v in pairs})
+            session.run(train_op)
+            for v, before in values.items():
+                np.testing.assert_allclose(session.run(v), before - found[v.op.name] / 8, rtol=1e-12)
+            return found
+
+
+@pytest.mark.parametrize('options', [
+    dict(copies='clone'), dict(copies='reuse'), dict(variable_device='balanced')],
+                         ids=lambda options: '-'.join(options.values()))
+@pytest.mark.parametrize('model_fn, make', [
+    (samples.while_loop_rnn, samples.sequences), (nested, samples.vectors),
+    (in_a_branch, samples.vectors)], ids=lambda given: given.__name__)
+def test_as_on_one_device(model_fn, make, options):
+    if model_fn is in_a_branch and tf.version.VERSION < '2':
+        pytest.skip('TF 1.15 has no gradient of a variable that is read in a branch in a loop')
+    expected = gradients(model_fn, make(6), None)
+    found = gradients(model_fn, make(6), ['/cpu:1', '/cpu:2'], **options)
+    assert sorted(found) == sorted(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-12, err_msg=name)
