@@ -1,7 +1,9 @@
 """Importing towers changes nothing in the program that imports it; each case is a new process."""
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -149,3 +151,49 @@ def test_public_functions_carry_type_hints():
         if not name.startswith('_') and inspect.isfunction(function):
             hints = inspect.unwrap(function).__annotations__
             assert hints or not inspect.signature(function).parameters, name
+
+
+# ---- rooms ---------------------------------------------------------------------------------------
+
+# As docs/architecture.md has them, from above to below; what is in no folder comes last.
+ROOMS = ['launch', 'fronts', 'cluster', 'run', 'memory', 'inspect', 'build', 'clone', 'reduce',
+         'tower', 'recomputation', 'placement', 'checkpoint', 'graph', 'for all rooms']
+
+
+def room_of(module):
+    name = module.split('.')[1]
+    return name if name in ROOMS or os.path.isdir(
+        os.path.join(ROOT, 'towers', name)) else 'for all rooms'
+
+
+def imports_of_modules():
+    """{a module of towers: the names that it imports from modules, its own and others}."""
+    found = {}
+    for folder, _, files in os.walk(os.path.join(ROOT, 'towers')):
+        for name in sorted(files):
+            path = os.path.join(folder, name)
+            module = os.path.relpath(path, ROOT)[:-len('.py')].replace(os.sep, '.')
+            if name.endswith('.py') and module != 'towers.__init__':
+                with open(path) as source:
+                    tree = ast.parse(source.read())
+                found[module] = {
+                    '%s.%s' % (node.module, alias.name) if isinstance(node, ast.ImportFrom)
+                    else alias.name for node in ast.walk(tree)
+                    if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
+    return found
+
+
+def test_rooms_import_from_those_below_alone():
+    upward, others = [], set()
+    for module, names in imports_of_modules().items():
+        for name in names:
+            if name.startswith('towers.'):
+                if ROOMS.index(room_of(name)) < ROOMS.index(room_of(module)):
+                    upward.append((module, name))
+            else:
+                others.add(name.split('.')[0])
+    assert not upward
+    assert not others & {'models', 'datasets', 'train', 'train_flags', 'train_data', 'benchmarks'}
+    with open(os.path.join(ROOT, 'docs', 'architecture.md')) as page:
+        rows = re.findall(r'^\| `(\w+)/` \|', page.read(), re.MULTILINE)
+    assert [row for row in rows if row in ROOMS] == ROOMS[1:-1]

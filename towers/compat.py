@@ -489,7 +489,7 @@ def device_scopes(op):
 
 
 def current_device_scopes(graph):
-    """As `device_scopes`, of an operation that were made now."""
+    """The `tf.device` scopes that are open now, in the form of `device_scopes`."""
     stack = graph._device_function_stack  # pylint: disable=protected-access
     return [scope.display_name for scope in stack.peek_objs()]
 

@@ -39,7 +39,7 @@ def test_the_whole_text(monkeypatch):
     monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
     plan = plan_of(normed, 8, sgd, ['/gpu:2', '/cpu:0'], dtype='float32', regularization='add')
     assert str(plan) == '''2 towers, batch 8 = 2 x 4
-  tower  device        examples  alone provides
+  tower  device        examples  does for all
   0      /gpu:2        4         regularization, batch-norm updates
   1      /cpu:0        4         -
   towers           1 call of the model function, 1 clone of its graph
@@ -110,7 +110,7 @@ def test_a_batch_of_any_size():
     assert built.plan.batch_size is None
     assert str(built.plan).split('\n')[:3] == [
         '2 towers, a batch of any size, a remainder: weight',
-        '  tower  device        examples  alone provides',
+        '  tower  device        examples  does for all',
         '  0      /cpu:0        ?         -']
 
 

@@ -235,7 +235,7 @@ def test_operations_beside_their_variable_are_a_note():
     built = towers.build_towers(samples.embedding, samples.tokens(4), sgd(), 2)
     audit = towers.audit(built)
     assert not audit.broken
-    assert any('of tower 1 with the variable that is read or written, on /cpu:0' in note
+    assert any('of tower 1, with a variable that is read or written, kept on /cpu:0' in note
                for note in audit.notes)
 
 

@@ -1,4 +1,4 @@
-"""Checks of `build_towers`' arguments that are no business of one module alone."""
+"""Checks of those arguments of `build_towers` that several modules use."""
 
 import inspect
 import numbers

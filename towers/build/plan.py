@@ -88,7 +88,7 @@ class Plan(collections.namedtuple('Plan', [
         width = max(len(short_name(tower.device)) for tower in self.towers)
         row = '  %%-5s  %%-%ds  %%-8s  %%s' % max(width, 12)
         lines = ['%d tower%s, %s' % (len(sizes), '' if len(sizes) == 1 else 's', batch),
-                 row % ('tower', 'device', 'examples', 'alone provides')]
+                 row % ('tower', 'device', 'examples', 'does for all')]
         for tower in _some_rows(self.towers):
             lines.append('  ...' if tower is None else row % (
                 tower.index, short_name(tower.device),
@@ -297,7 +297,7 @@ def _learning_rate(optimizer, given, request, num_towers):
 
 
 def _combination(joined):
-    """What `factors` made of the gradients of these variables."""
+    """The plan's line about gradients that `sufficient_factors` joins; None where it joins none."""
     if not joined:
         return None
     size = sum(v.get_shape().num_elements() * v.dtype.base_dtype.size for v in joined)

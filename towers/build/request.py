@@ -43,7 +43,8 @@ class Request(collections.namedtuple('Request', [
       accumulate: how many micro-batches each tower has.
       schedule: the order in which they go through the stages; None for one after the other.
       parts: list of `Part`, in the order of the batch: all towers', micro-batch by micro-batch.
-      name_scopes: full names of the towers' scopes, and of the one of what is of all of them.
+      name_scopes: full names of the towers' name scopes, and of the name scope for operations that
+        all towers share, such as `'towers'`.
       full_scope_name: full name of the model's variable scope.
       placement: `Placement`.
       replicas: `Replicas`, or None where there is one set of variables.
@@ -56,8 +57,14 @@ class Request(collections.namedtuple('Request', [
 
 
 Part = collections.namedtuple('Part', 'tower micro_batch device scope')
-"""A shard's place: the number of its tower and its own there, device, and name of its name scope,
-which is None for that of the caller."""
+"""Where a shard goes.
+
+Fields:
+  tower: number of the tower.
+  micro_batch: number of the shard among the tower's micro-batches.
+  device: the tower's device.
+  scope: name of the name scope of the operations; None for the scope of the caller.
+"""
 
 
 def checked_request(model_fn, optimizer, devices, reduction, remainder, global_step, var_list,
@@ -297,7 +304,7 @@ def _parts(name, devices, accumulate, first_scope):
 
 
 def _name_scopes(graph, name, parts):
-    """Full names of the name scopes of the towers, and of that of what is of all of them."""
+    """Full names of the towers' name scopes, and of the one for what all towers share."""
     around = graph.get_name_scope()
     return ['%s/%s' % (around, scope) if around else scope for scope in
             [part.scope for part in parts if part.scope is not None] + [name + 's']]

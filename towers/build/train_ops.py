@@ -100,16 +100,18 @@ def _of_several(builder, request, towers, losses, gradients, combined):
 
 
 def _read_for(gradients, combined):
-    """The tensors of gradients on all towers: what the towers' copies are read for."""
+    """The tensors of the gradients that the optimizer gets, and of those on each tower."""
     on_towers = [(gradient, None) for every in (combined.on_towers or {}).values()
                  for gradient in every]
     return tensors_of([pair for pair in list(gradients) + on_towers if pair[0] is not None])
 
 
 def _riding(updates, losses, towers):
-    """{name of a loss: the updates on its train op}: those that need no more of the model than it.
+    """{name of a loss: the updates that ride on its train op}.
 
-    An update needs what it is computed from and some loss is, too: the activations of its layer.
+    An update, batch norm's say, is computed from activations of its layer. It rides on the train op
+    of a loss if that loss is computed from the same activations: the step then computes nothing
+    more for it.
     """
     roots = tuple(tower.name_scope for tower in towers)
     known = {name: {op for op in graph_walk.ancestors([loss]) if op.startswith(roots)}

@@ -51,7 +51,7 @@ class FunctionCopies:
             raise CannotClone('function %s has a gradient function' % min(with_gradient))
 
     def copies(self, scope, device, new_seed):
-        """Copies of those that need one.
+        """The functions that differ for a clone, and the names that they have there.
 
         Args:
           scope: name scope of the clone.

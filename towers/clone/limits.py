@@ -1,4 +1,4 @@
-"""What of a tower's graph cannot be cloned: where a copy would not be what another call gives.
+"""Operations that cannot be cloned: a clone of them would differ from a call of the model function.
 
 A clone is the same nodes under other names. It falls short where a node is more than its type,
 inputs and attributes say: where it keeps state of its own (a table, a queue), calls back into

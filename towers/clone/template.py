@@ -18,7 +18,7 @@ class Template:
     Devices, colocations and control inputs from outside are left out: an import could not be told.
 
     Attributes:
-      graph_def: the `tf.GraphDef`, after `adapt` that of one tower.
+      graph_def: the `tf.GraphDef` to be imported; `adapt` changes it into that of the next clone.
       outside: {name of a tensor from outside: what `graph_def` calls it}.
       controls: list of `(name, names of operations from outside that it waits for)`.
       colocated: list of `(name, its colocation groups)`.

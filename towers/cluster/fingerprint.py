@@ -1,4 +1,4 @@
-"""What a worker is about to train, to be compared with what the others are."""
+"""A description of the model that a worker is about to train, to be compared among all workers."""
 
 import tensorflow.compat.v1 as tf
 

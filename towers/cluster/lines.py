@@ -65,7 +65,7 @@ class Lines:
 
 
 def readable(sockets, seconds):
-    """Those of the sockets that something can be read from, or whose other side is gone.
+    """The sockets that can be read from: data has come, or the other side has closed.
 
     Args:
       sockets: list of `socket.socket`.

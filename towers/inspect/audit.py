@@ -172,7 +172,7 @@ def _check_operations(built, operations, broken, notes):
                 _operations(stray), tower.index, short_name(tower.device),
                 _some(['%s on %s' % (op.name, _named(device)) for op, device in stray])))
         if with_variable:
-            notes.append('%s of tower %d with the variable that is read or written, on %s' % (
+            notes.append('%s of tower %d, with a variable that is read or written, kept on %s' % (
                 _operations(with_variable), tower.index, _all_named(with_variable)))
         if chosen:
             notes.append("%s of tower %d on %s by the model's own tf.device: %s" % (
@@ -218,7 +218,7 @@ def _touches_variable(op, names, depth=3):
 
 
 def _follows_input(op, tower):
-    """Whether `tf.cond` (v1) has put it beside what enters the tower, to hand it on to a branch."""
+    """Whether an operation is a `Switch` of `tf.cond` (v1), colocated with its input."""
     if op.type not in ('Switch', 'RefSwitch') or op.inputs[0].op.name.startswith(tower.name_scope):
         return False
     return operation_device(op) == operation_device(op.inputs[0].op)

@@ -15,7 +15,7 @@ from towers.placement.precision import use_precision
 
 
 class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments batch_size')):
-    """What was in use when a step took the most.
+    """The peak of each allocator in a step.
 
     Attributes:
       peaks: dict from an allocator's device, '' for that of the CPUs of this process, to bytes.

@@ -63,7 +63,7 @@ class Run:
         self._node = None
 
     def at(self, node):
-        """What follows is that operation's doing."""
+        """Notes that the buffers allocated and freed from now on are those of one operation."""
         self._node = node
 
     def allocate(self, size, device, node, output=0, what='output'):

@@ -126,7 +126,7 @@ class StepGraph:
             self.unknown.append(node.name)
 
     def _keep_order_of_folded(self):
-        """What takes a constant waits for what the constant was told to wait for."""
+        """Moves control inputs of folded constants to the operations that take the constants."""
         waits = {}  # of a folded operation: {number: Node}
 
         for node in self._in_order():

@@ -63,14 +63,14 @@ def _forward_of(op):
 
 
 class ModelsChoices:
-    """Which operations are where they are because the model function says `tf.device`."""
+    """The operations that the model function itself has put on their device, by `tf.device`."""
 
     def __init__(self, built):
         self._first = built.towers[0]
         self._places = None
 
     def include(self, op, tower):
-        """Whether an operation of a tower is one of them."""
+        """Whether the model function has put an operation of a tower on its device."""
         device = operation_device(op)
         decides = _decides_device_of(op, set()) or op
         for name, other in colocated_with(decides):

@@ -74,7 +74,7 @@ def place_forward(operations, device):
 
 
 def _stages_of_loops(graph, backward, stages):
-    """{loop or branch of control flow v1: the device that what is computed in it is on}."""
+    """{loop or branch of control flow v1: the device of the operations in it}."""
     own = {op.name for op in backward}
     found = {}
     for op in graph.get_operations():
@@ -112,10 +112,11 @@ def check_stages(operations, device):
 
 
 def place_backward(operations, loss, device):
-    """Puts the gradient operations of a tower of several devices where what they are of is.
+    """Puts each gradient operation of a tower with stages on the stage of its forward operation.
 
-    What is no operation's gradient follows what it takes: a sum of gradients is where the first of
-    the stages is that they come from, so that each activation's gradient crosses once.
+    A backward operation that is the gradient of no forward operation (a sum of gradients, say) goes
+    to the first stage among those of its inputs, so that each activation's gradient crosses from
+    stage to stage once.
 
     Args:
       operations: those that `compute_gradients` has made, in order.
@@ -134,9 +135,9 @@ def place_backward(operations, loss, device):
         of = compat.differentiated_operation(op)
         if op.type == 'NoOp' and not groups and op.control_inputs:
             # `tf.group` says the device of what it waits for by name: clones are to follow that.
-            beside = op.control_inputs[0]
-            there = placed.get(beside.name, beside.device)
-            compat.set_colocation(op, [b'loc:@' + beside.name.encode()])
+            leader = op.control_inputs[0]
+            there = placed.get(leader.name, leader.device)
+            compat.set_colocation(op, [b'loc:@' + leader.name.encode()])
         elif any(name not in placed for name in groups):
             continue  # with a variable, say
         elif of is not None and of.device in stages:

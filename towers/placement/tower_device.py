@@ -13,7 +13,7 @@ from towers.graph.variable_access import variable_op
 
 
 class StagedDevices(str):
-    """The devices of one tower: a string, the first one's name, that knows them all.
+    """The devices of one tower: a string, the first device's name, with all in `stages`.
 
     Attributes:
       stages: tuple of the names, stage by stage.
@@ -26,7 +26,7 @@ class StagedDevices(str):
 
 
 def stages_of(device):
-    """The devices of a tower, stage by stage: of one that has one device, that one."""
+    """The devices of a tower, one a stage, as a tuple; a tower without stages has one."""
     return getattr(device, 'stages', (str(device),))
 
 
@@ -52,17 +52,18 @@ class TowerDevice(str):
 
 
 class StageDevice(TowerDevice):
-    """The same around a part of the model that is of a stage."""
+    """A `TowerDevice` around one stage of the model."""
 
 
 class BackwardDevice(TowerDevice):
-    """The same around what takes the gradients, which the model function has no say in."""
+    """A `TowerDevice` around `compute_gradients`: a `tf.device` in it is not the model's."""
 
 
 def is_of_a_tower(op):
-    """Whether an operation was made in a tower's device scope, which names no tower.
+    """Whether an operation was made within the device scope of any tower.
 
-    That tells what is of a first tower that has no name scope of its own. Not for clones.
+    With `first_scope=False` the first tower has no name scope, and its operations are known by this
+    alone. Not for clones: all their operations are imported within one such scope.
     """
     for scope in compat.device_scopes(op):
         if isinstance(scope, TowerDevice):
@@ -137,7 +138,7 @@ def device_like(op):
 
 
 def keep_with_tower(operations, root):
-    """Takes operations that are colocated with two things in two places away from one of them.
+    """Keeps gradient operations that are colocated with a variable, too, on their tower.
 
     `colocate_gradients_with_ops` puts a gradient operation with the operation that it is of, and
     some gradients (that of a gather) are colocated with the variable, too, which may be elsewhere:

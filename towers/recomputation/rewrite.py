@@ -205,7 +205,8 @@ def _needed(tensors, inside, kept):
 
 
 def _copy(graph, operations, kept, scope, root):
-    """{name: copy} of operations, on what is kept and what is from outside of the segment."""
+    """{name: copy} of the operations of a segment. The copies read kept tensors, and tensors from
+    outside of the segment."""
     graph_def, outside = tf.GraphDef(), {}
     graph_def.versions.CopyFrom(graph.graph_def_versions)
     names = {op.name: op.name[len(root):] for op in operations}

@@ -69,7 +69,7 @@ FREE = frozenset(['Const', 'VariableV2', 'Variable', 'VarHandleOp'])
 
 
 def fetches_of(part):
-    """What a step runs of a micro-batch."""
+    """The operations of a micro-batch that a step runs."""
     nest = [part.loss, part.data_loss, part.predictions, part.metrics, part.updates,
             [gradient for gradient, _ in part.pairs]]
     return [leaf for leaf in tf.nest.flatten(nest, expand_composites=True)

@@ -165,7 +165,8 @@ def buffers_of(aligned):
 
 
 def _of_tower(tower, present, variable, num_towers, device):
-    """What a tower brings to the sum: zeros if it has no gradient; tower 0, what is of no tower."""
+    """A tower's summand: its gradient, or zeros if it has none; tower 0's has the regularization's
+    gradient added, which belongs to no tower."""
     gradients = [gradient for index, gradient in present
                  if index == tower or tower == 0 and index >= num_towers]
     with only_device(device):

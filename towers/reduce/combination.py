@@ -17,7 +17,8 @@ Combined = collections.namedtuple('Combined', 'gradients joined')
 
 Fields:
   gradients: list of `(gradient, variable)`, as `combine_gradients` returns them.
-  joined: list of the variables whose gradient is one product for all towers, see `factors`.
+  joined: list of the variables whose gradient is one product for all towers, see
+    `sufficient_factors`.
 """
 
 
@@ -31,7 +32,8 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
     their values, and stay sparse, those of lookups of different ids (`embedding_lookup_sparse`)
     with each row once, as one device has them; where one tower's gradient is sparse and another's dense the sum
     is dense. Those of large dense layers with few examples a tower are not added up but made once
-    for all towers, the same but for rounding, see `factors`. A variable that only some towers have
+    for all towers, the same but for rounding, see `sufficient_factors`. A variable that only some
+    towers have
     a gradient of gets the sum of those; one that has none in any tower is left out.
 
     Args:

@@ -1,4 +1,4 @@
-"""What updates write of variables that every tower has a copy of: the copies follow.
+"""After an update has written a replicated variable, writes the same value into its replicas.
 
 An update that rides on the train op (`UPDATE_OPS`, `updates`), such as the clipping of weights, is
 the first tower's, and writes the model's own variable. A write of the forward pass itself is

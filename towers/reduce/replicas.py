@@ -121,7 +121,7 @@ class Replicas:
         return list({v.op.name: v for v in map(self.original, variables)}.values())
 
     def sources(self, variables, part, used):
-        """What a tower has to differentiate by, to get the gradients of `variables`.
+        """The replicas (and variables) whose gradients a tower takes, to get those of `variables`.
 
         Args:
           variables: list of the model's variables.
@@ -278,7 +278,8 @@ def _make_copies(variable, names, devices):
 
 
 def _any_value(variable):
-    """What to make a copy with; never run, the copy is then told another initial value."""
+    """A value of the right shape to create a replica with; `initialize_with` then exchanges it,
+    so it is never computed."""
     if variable.get_shape().is_fully_defined():
         return tf.zeros(variable.get_shape(), variable.dtype.base_dtype)
     return variable.initial_value

@@ -65,7 +65,7 @@ class OutputStream:
             self.on_lost(error)
 
     def _send_nowhere(self):
-        """What Python still holds of it would fail again, with a warning, when Python ends."""
+        """Points the descriptor at /dev/null: else Python writes its buffer again at exit."""
         try:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())

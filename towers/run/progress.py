@@ -178,7 +178,7 @@ class ProgressHook(OccasionalHook):
             self._stream.flush()
 
     def flush(self):
-        """As of a stream."""
+        """Flushes the stream that the lines go to."""
         self._stream.flush()
 
     def evaluated(self, step, results, seconds=0., name='test'):

@@ -91,7 +91,8 @@ class TowerGradients:
           index: the tower's number.
           root: its name scope, which this is called in.
           forward: list of the operations of its forward pass.
-          backward, gradients: what `of_tower` returned, the other way round.
+          backward: the lists of operations that `of_tower` returned.
+          gradients: the gradients that `of_tower` returned.
         """
         done = [recompute(self._options.recompute, forward, operations, pairs, root)
                 for operations, pairs in zip(backward, flat(gradients))]

@@ -144,7 +144,7 @@ class InlineUpdates:
                                                    for each in op.control_inputs])
 
     def without_left_out(self, node):
-        """A `tf.NodeDef` of the first tower as the other towers have it, not waiting for those.
+        """A `tf.NodeDef` of the first tower without control edges from writes that are left out.
 
         Returns:
           The node itself where nothing is left out; else a copy.
@@ -198,7 +198,8 @@ def _used(writes, fetches, made):
 
 
 def _used_by(fetches, dropped, made):
-    """Those of the `dropped` writes that are used, when what only waits for them does not."""
+    """Names of the `dropped` writes whose value a fetch is computed from; to wait for a write by a
+    control edge alone is no use of its value."""
     found, by_variable = set(), collections.defaultdict(set)
     for name, write in dropped.items():
         for variable in write.variables:
@@ -227,7 +228,7 @@ def _used_by(fetches, dropped, made):
 
 
 def _waits_for(op, names, made):
-    """Those of the named operations that `op` comes after, by data or control."""
+    """The names, among `names`, of operations that `op` waits for, by data or control edges."""
     found, seen, stack = set(), {op.name}, [op]
     while stack:
         op = stack.pop()

@@ -70,11 +70,12 @@ class Attempt:
 
     @contextlib.contextmanager
     def undone_on_error(self, scopes, put_collections_back):
-        """Within it variables are taken up again; on an error all is put back, for another attempt.
+        """Context of a build: takes up variables of a failed one; on an error undoes itself.
 
         Args:
           scopes: full names of the name scopes that the build makes.
-          put_collections_back: function that does what its name says.
+          put_collections_back: function without arguments that gives the graph's collections the
+            contents that they had before the build.
         """
         restore = compat.keep_variable_stores(self._graph)
         try:

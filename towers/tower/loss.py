@@ -155,7 +155,7 @@ class TowerLosses:
                 and not (self._inside and self._own is None) and self._calls == 1)
 
     def describe(self):
-        """What became of the regularization, in words; None where nothing is known of any."""
+        """The plan's line about the regularization; None where none was found."""
         facts = []
         if self._num_added:
             facts.append('%s added' % _count(self._num_added))

@@ -1,4 +1,4 @@
-"""Names as the model has them on one device: without the scope of the tower that they are made in.
+"""Gives operations and variables of a tower the names that they have on one device.
 
 Some variables are named after an operation or a scope: `<name of the tensor>/<average>`,
 `scope + 'average'`, `op.name.replace('/', '_')`. In tower 0 there is `tower_0/` in them.

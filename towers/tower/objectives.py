@@ -20,8 +20,8 @@ class Objective(collections.namedtuple('Objective', [
 class Objectives(tuple):
     """The `Objective`s of a build: none to evaluate, one without a name, or several with names.
 
-    What there is one of for each (a loss, a list of gradients) is `shaped`: the one itself where
-    the objective has no name, else a dict by name.
+    A value that exists once for each objective (a loss, a list of gradients) is *shaped*: with one
+    objective without a name it is the value itself, else a dict from names to values.
     """
 
     @property
@@ -37,7 +37,7 @@ class Objectives(tuple):
         return collections.OrderedDict(zip(self.names, values))
 
     def of(self, objective, shaped):
-        """What of a shaped value is this objective's."""
+        """One objective's part of a shaped value: the value itself, or the entry of its name."""
         return shaped if objective.name is None else shaped[objective.name]
 
 

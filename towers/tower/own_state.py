@@ -1,4 +1,4 @@
-"""State that each tower has one of: local variables that a tower's forward pass writes.
+"""State: local variables that the forward pass writes, one set for each tower.
 
 The state of an RNN that goes on from step to step is of the tower's own part of the batch. The
 first tower's is the variable that the model makes, under the model's own name; tower k > 0 has
@@ -27,7 +27,7 @@ from towers.tower.variables import owner_by_name
 
 
 class OwnState:
-    """The variables that each tower has one of.
+    """The state variables of all towers.
 
     Attributes:
       variables: those of the first tower.
@@ -112,7 +112,7 @@ class OwnState:
         return variable.op.name in self._of_towers
 
     def counterpart(self, tensor, tower):
-        """What a tensor from outside of the towers is in tower number `tower`.
+        """The tensor that tower number `tower` reads in place of one from outside of the towers.
 
         Args:
           tensor: a tensor that was made before that tower.

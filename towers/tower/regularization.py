@@ -1,4 +1,4 @@
-"""What of a loss regularizes the weights, so that N towers count it once and may compute it once.
+"""Finds the regularization in a loss, so that N towers count it once and may compute it once.
 
 A loss is `data + regularization`, where `regularization` is the same in every tower. Left in every
 tower's loss it counts once, since the towers' weights add up to 1 (mean) or N (sum). Where that it
@@ -133,7 +133,7 @@ class RegisteredLosses:
         return self._count - len(_registered())
 
     def leave_out_repeated(self, loss, made, roots, name_of_original=None):
-        """Takes off the list what a later tower has once too often, see `repeated_losses`.
+        """Removes losses that a later tower has registered again, see `repeated_losses`.
 
         Args:
           loss: list of scalars: what the model function returned.

@@ -21,7 +21,7 @@ _SUMS = frozenset(['Add', 'AddV2', 'AddN', 'AccumulateNV2'])
 
 
 def repeated_losses(first, shown, present, of_layers, relative_names, name_of_original=None):
-    """Which of a later tower's registered losses are there once too often.
+    """Finds the losses that a later tower has registered although the first tower's stand for them.
 
     Args:
       first: list of the losses that the first tower has registered.

@@ -98,7 +98,7 @@ def _may_move(op, stages):
 
 
 def _bring_along(operations, moved, first):
-    """Puts what TensorFlow keeps beside a moved operation, as a loop's `Switch`es, there as well."""
+    """Moves operations that are colocated with moved ones, as a loop's `Switch`es, with them."""
     places = {op.name: op.device for op in moved}
     for op in operations:
         beside = [group.decode()[len('loc:@'):] for group in op.colocation_groups()]

@@ -176,7 +176,10 @@ class _Buffers:
             values=values[index], **how))])
 
     def take(self, primed, keeps_first):
-        """The tensors of one batch, in the order of `_tensors`; all buffers' or none."""
+        """Takes one batch out of the buffers: its tensors, in the order of `_tensors`.
+
+        All buffers give their part or none does, so that they always hold the same batch.
+        """
         def of_one(index, how):
             if keeps_first:
                 return tf.raw_ops.StagePeek(index=0, dtypes=self.dtypes[index], **how)
@@ -193,7 +196,8 @@ class _Buffers:
 
 
 def _tensors(shards):
-    """[(tower, tensor)] of what of `Shards` is known when the batch is: the tower None for all's."""
+    """[(tower, tensor)] of all tensors of `Shards`; the tower is None for the
+    sizes, the weights and the batch size."""
     found = []
     for index, nest in enumerate(shards.inputs):
         found += [(index, leaf) for leaf in tf.nest.flatten(nest, expand_composites=True)
@@ -307,7 +311,7 @@ def _imported(region, exchanged, pivot, name):
     for op in region:
         node = graph_def.node.add()
         node.CopyFrom(op.node_def)
-        node.attr.pop('_class', None)  # what it is to be beside has not been copied
+        node.attr.pop('_class', None)  # the operations that it is colocated with are not copied
         del node.input[:]
         for tensor in op.inputs:
             if tensor.op.name in inside:

@@ -53,7 +53,7 @@ class Tower(collections.namedtuple('Tower', [
         combined one is their plain sum (and the regularization's), so a weight that is not 1 is in
         them already.
       updates: operations of this tower for batch-norm statistics and the like.
-      variables: the variables that its operations read, or that it reads copies of.
+      variables: the model's variables that its operations read, directly or as a replica.
       data_loss: scalar, the loss that its gradients are of: without the regularization that is
         computed once for all towers.
       micro_batch: its number among those of its tower, from 0; a tower without any is number 0.
@@ -277,13 +277,14 @@ class TowerBuilder:
                      scope is not None)
 
     def _models_gradients(self, index, shards):
-        """What the model function is called in, if it takes the gradients itself."""
+        """Context of the model function's call; notes the gradients that it takes itself."""
         optimizer = self._gradients_of_model()
         return contextlib.nullcontext() if optimizer is None else optimizer.call(
             index, shards, self._placement)
 
     def _taken_by_model(self):
-        """What the call has made for a step besides the loss, if it takes the gradients itself."""
+        """What a step runs, besides the loss, of a model function that takes its gradients itself;
+        [] for any other model function."""
         optimizer = self._gradients_of_model()
         return [] if optimizer is None else optimizer.fetches()
 
@@ -331,7 +332,7 @@ class TowerBuilder:
 
     def _settle_writes(self, index, operations, output, taken, updates, data_operations, used,
                        keras_states):
-        """Sees to what the forward pass writes, and to copies of what it reads."""
+        """Gives the tower its state variables, makes replicas, and settles which tower writes."""
         scalars, pairs = metrics_by_kind(output.metrics)
         fetches = _fetches(output._replace(metrics=scalars)) + taken
         if index == 0:

@@ -1,7 +1,8 @@
-"""In which order towers read and write what they share: the first writes when all have read.
+"""The order of reads and writes of shared variables: tower 0 writes after every tower has read.
 
 A model that reads a variable, and then writes it in its forward pass, reads what the step before
-has written. So has every tower to, and it is the first one that writes: it waits for the others.
+has written. In N towers only the first one writes; here its write is made to wait until all towers
+have read.
 """
 
 import collections
