@@ -66,7 +66,7 @@ class _ModuleView(types.ModuleType):
         return sorted(set(dir(self._viewed)) | set(self.__dict__))
 
 
-def mend_slim():
+def mend_slim() -> None:
     """Makes tf_slim 1.1.0 work on TF 2.13 to 2.21, without tf-keras. A no-op on TF 1.15.
 
     TF's own modules stay as they are. The modules of tf_slim that have been imported so far get,

@@ -335,7 +335,7 @@ def test_what_is_written_in_a_branch_and_used_there_is_refused(copies):
 
 
 @both_copies
-@two_and_four
+@pytest.mark.parametrize('count', [1, 2, 4])
 def test_moving_averages_of_activations(kind_of_variables, copies, count):  # noqa: F811
     """The first tower's; under one device's names."""
     ours = train(average_of_activations, count, 1, copies=copies)

@@ -215,6 +215,30 @@ def test_keras_losses_are_added_or_left():
             check(_keras_model(SHAPES[shape]), copies=copies)
 
 
+@pytest.mark.fast_only('sum-|where-True|half')
+@pytest.mark.parametrize('as_model', [False, True])
+@pytest.mark.parametrize('shape', sorted(set(SHAPES) - {'not used'}))
+def test_keras_losses_that_the_loss_has_already_are_not_added_again(shape, as_model):
+    """Keras makes them anew each time that it is asked for them."""
+    def model_fn(x):
+        layer = keras.layers.Dense(1, kernel_regularizer=l2, dtype='float64', name='dense')
+        net = keras.Sequential([layer], name='net') if as_model else layer
+        outputs = tf.cast(net(tf.cast(x, tf.float64)), tf.float64)
+        return SHAPES[shape](tf.reduce_mean(tf.square(outputs - 1.)), tf.add_n(net.losses))
+    for copies in COPIES:
+        ours = check(model_fn, copies=copies, regularization='add')
+        assert "in the model's own loss" in ours.built.plan.regularization
+        assert 'added' not in ours.built.plan.regularization
+
+
+def test_the_plan_tells_of_keras_losses_that_nobody_adds():
+    def model_fn(x):
+        layer = keras.layers.Dense(1, kernel_regularizer=l2, dtype='float64', name='dense')
+        return tf.reduce_mean(tf.square(layer(x) - 1.))
+    assert check(model_fn).built.plan.regularization == (
+        "1 registered loss is not part of the loss: regularization='add' adds it")
+
+
 def _keras_model(shape):
     def model_fn(x):
         layer = keras.layers.Dense(1, kernel_regularizer=l2, dtype='float64', name='dense')

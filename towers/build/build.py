@@ -35,16 +35,16 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
                  transform_gradients: typing.Any = None,
                  gradient_options: typing.Optional[dict] = None, regularization: str = 'none',
                  update_ops: str = 'first', learning_rate: typing.Any = None,
-                 stateless_random: bool = False, variables: typing.Any = None, numerics=None,
-                 copies: str = 'auto', variable_scope: typing.Any = None, reuse: typing.Any = None,
-                 name: str = 'tower', check_devices: bool = True,
-                 allow_repeated_devices: bool = False,
+                 stateless_random: bool = False, variables: typing.Any = None,
+                 numerics: typing.Any = None, copies: str = 'auto',
+                 variable_scope: typing.Any = None, reuse: typing.Any = None, name: str = 'tower',
+                 check_devices: bool = True, allow_repeated_devices: bool = False,
                  on_tower: typing.Optional[typing.Callable] = None, first_scope: bool = True,
                  accumulate: int = 1,
                  recompute: typing.Union[None, str, typing.Sequence[str]] = None,
                  micro_batches: int = 1, schedule: str = 'one_forward_one_backward',
                  stages: typing.Optional[str] = None, stage_inputs: typing.Union[bool, str] = False,
-                 cluster=None, **keywords) -> BuiltTowers:
+                 cluster: typing.Any = None, **keywords) -> BuiltTowers:
     """Copies a model onto several devices and trains the copies as one, data-parallel.
 
     The batch is cut into one shard a tower on the CPU; each tower computes its shard's loss and

@@ -13,6 +13,7 @@ TF notices damage when it reads: the blocks of an index, and each tensor, carry 
 import collections
 import os
 import re
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -49,7 +50,7 @@ class Damaged(collections.namedtuple('Damaged', 'prefix step reason')):
         return '%s %s' % (self.prefix, self.reason)
 
 
-def newest_checkpoint(directory: str, recover: bool = False):
+def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[str]:
     """Finds the checkpoint to go on from, and reads every tensor of it to see that it is whole.
 
     The newest one is the one that the state file `checkpoint` names. Where there is no state file,

@@ -109,7 +109,7 @@ class InitialValues(object):
 
 
 def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence = (),
-              optimizer_state: bool = False):
+              optimizer_state: bool = False) -> InitialValues:
     """Takes from a checkpoint what fits the variables of a graph by name, shape and type.
 
     For published weights, such as an InceptionResNet with another number of classes. Builds the

@@ -6,6 +6,7 @@ Under `hold_directory` only, that is, when no other process is writing there.
 import os
 import re
 import uuid
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -22,7 +23,7 @@ _TEMPORARY_FOLDER = re.compile(r'.\.ckpt(-\d+)?_temp(_[0-9a-f]{32})?$')
 _DATA_FILE = re.compile(r'^(.+\.ckpt(?:-\d+)?)\.data-\d{5}-of-\d{5}$')
 
 
-def tidy_directory(directory: str, newest: str):
+def tidy_directory(directory: str, newest: str) -> typing.List[str]:
     """Brings a directory into order before a run writes into it.
 
     Removes what a killed writer left: files and folders under the temporary names that TF uses,

@@ -13,6 +13,7 @@ from towers.cluster.member import join, start_server
 from towers.cluster.ports import free_ports
 from towers.errors import InputError, InvalidArgumentError
 from towers.inspect.check import OPTIONS, check_arguments, report_on, run_one_device
+from towers.inspect.check_report import TowersReport
 from towers.placement.devices import session_config
 from towers.reason import failing_on
 
@@ -21,7 +22,7 @@ def check_cluster(model_fn: typing.Callable, inputs: typing.Any,
                   make_optimizer: typing.Optional[typing.Callable] = None, kind: str = 'ring',
                   shares: typing.Sequence[int] = (1, 1), num_towers: int = 1, num_ps: int = 1,
                   steps: int = 3, reduction: str = 'mean', tolerance: typing.Optional[float] = None,
-                  seed: int = 0, **options):
+                  seed: int = 0, **options) -> TowersReport:
     """Trains a model some steps on several workers and on one device, and compares the numbers.
 
     As `check_towers`, whose one device it is. The workers are threads of this process, with a

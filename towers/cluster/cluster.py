@@ -3,6 +3,7 @@
 import collections
 import json
 import os
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -45,8 +46,10 @@ class Cluster(collections.namedtuple('Cluster', [
     """
     __slots__ = ()
 
-    def __new__(cls, kind='ring', workers=(), ps=(), job='worker', rank=0, synchronous=True,
-                backup_workers=0, uneven=False, active=None, partition_bytes=64 << 20):
+    def __new__(cls, kind: str = 'ring', workers: typing.Sequence[str] = (),
+                ps: typing.Sequence[str] = (), job: str = 'worker', rank: int = 0,
+                synchronous: bool = True, backup_workers: int = 0, uneven: bool = False,
+                active: typing.Any = None, partition_bytes: int = 64 << 20):
         """
         Raises:
           InvalidArgumentError: an argument that makes no sense, or does not go with the kind.

@@ -21,7 +21,7 @@ Attributes:
 """
 
 
-def files_of_worker(files: typing.Sequence[str], cluster):
+def files_of_worker(files: typing.Sequence[str], cluster: typing.Any) -> typing.List[str]:
     """The files that this worker reads: every Wth of the sorted names, none of them twice.
 
     Args:
@@ -48,7 +48,7 @@ def files_of_worker(files: typing.Sequence[str], cluster):
     return files[cluster.rank::cluster.num_workers]
 
 
-def until_all_end(dataset: typing.Any):
+def until_all_end(dataset: typing.Any) -> Feed:
     """Batches until the last worker's data ends; a worker without data does not hold up the rest.
 
         feed = towers.until_all_end(dataset.shard(cluster.num_workers, cluster.rank))

@@ -42,7 +42,8 @@ class Member:
       hooks: hooks that every session of training needs, before all others.
     """
 
-    def __init__(self, cluster, built, target, config: typing.Optional[tf.ConfigProto], watch):
+    def __init__(self, cluster: typing.Any, built: typing.Any, target: typing.Any,
+                 config: typing.Optional[tf.ConfigProto], watch: typing.Any):
         self.cluster, self.is_chief = cluster, cluster.is_chief
         self.target, self.config = target, config
         self._watch, self._built = watch, built
@@ -93,9 +94,10 @@ class Member:
 
 
 @contextlib.contextmanager
-def join(cluster, built, config: typing.Optional[tf.ConfigProto] = None,
-         start_timeout: float = START_TIMEOUT, dead_after: float = DEAD_AFTER, settings=None,
-         say: typing.Callable = print, on_lost: typing.Optional[typing.Callable] = None):
+def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.ConfigProto] = None,
+         start_timeout: float = START_TIMEOUT, dead_after: float = DEAD_AFTER,
+         settings: typing.Optional[dict] = None, say: typing.Callable = print,
+         on_lost: typing.Optional[typing.Callable] = None) -> Member:
     """Joins the cluster for the time of the `with` block, in which this worker trains.
 
         with towers.join(cluster, built) as member, member.session() as session:
@@ -181,7 +183,7 @@ def join(cluster, built, config: typing.Optional[tf.ConfigProto] = None,
         raise lost
 
 
-def serve(cluster, say: typing.Callable = print):
+def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
     """Runs a parameter server in this process; it returns never, a signal ends it.
 
     Args:

@@ -22,7 +22,7 @@ class StopTogetherHook(StopOnSignalHook):
       received: as there; a worker that stops because another one was told to has None.
     """
 
-    def __init__(self, cluster, built, stream: typing.Any = None):
+    def __init__(self, cluster: typing.Any, built: typing.Any, stream: typing.Any = None):
         """
         Args:
           cluster: `Cluster`.

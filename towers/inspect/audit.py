@@ -56,7 +56,7 @@ class Audit(collections.namedtuple('Audit', 'broken notes copies')):
         return self
 
 
-def audit(built, run_metadata: typing.Optional[tf.RunMetadata] = None) -> Audit:
+def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = None) -> Audit:
     """Checks variables, slots, operations and gradient operations against the plan.
 
     Args:

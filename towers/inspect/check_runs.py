@@ -9,6 +9,7 @@ from towers.build.arguments import check_gradient_options, check_var_list, check
 from towers.build.build import build_towers
 from towers.errors import InputError, InvalidArgumentError
 from towers.graph import graph_walk
+from towers.graph.same_value import is_computed_from
 from towers.graph.variable_writes import Writes
 from towers.placement.devices import session_config
 from towers.reason import failing_on
@@ -57,7 +58,7 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
             loss = tf.add_n([loss] + [
                 tf.cast(each, loss.dtype)
                 for each in tf.losses.get_regularization_losses() + keras.losses()
-                if each.op.name not in known])
+                if each.op.name not in known and not is_computed_from([loss], each)])
         updates = [] if options.get('update_ops') == 'none' else (
             tf.get_collection(tf.GraphKeys.UPDATE_OPS) + keras.updates()
             + list(output.updates or ()))

@@ -162,9 +162,10 @@ class MemoryAccount(collections.namedtuple('MemoryAccount', [
         return '\n'.join(lines)
 
 
-def memory_account(built, batch_size: typing.Optional[int] = None, *,
+def memory_account(built: BuiltTowers, batch_size: typing.Optional[int] = None, *,
                    threads: typing.Optional[int] = None, onednn: typing.Optional[bool] = None,
-                   initialized: bool = True, best_fit=None) -> MemoryAccount:
+                   initialized: bool = True,
+                   best_fit: typing.Optional[bool] = None) -> MemoryAccount:
     """Says where the memory of a training step goes, from its graph alone.
 
     The step is gone through as TensorFlow's executor would run it: tensors are let go when the

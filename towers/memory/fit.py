@@ -40,7 +40,7 @@ class FittedBatch(collections.namedtuple('FittedBatch', 'batch_size per_tower li
         return text
 
 
-def largest_batch(built, memory_limit: typing.Optional[int] = None,
+def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[int] = None,
                   most: typing.Optional[int] = None, **options) -> FittedBatch:
     """The largest batch that fits by the account: nothing is run.
 

@@ -45,9 +45,9 @@ class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments bat
             for device, bytes_ in sorted(self.peaks.items()))
 
 
-def measure_memory(built, feed_dict: typing.Optional[dict] = None, *,
-                   session: typing.Optional[tf.Session] = None, train_op=None, warm_up: int = 2,
-                   steps: int = 2, start=(),
+def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, *,
+                   session: typing.Optional[tf.Session] = None, train_op: typing.Any = None,
+                   warm_up: int = 2, steps: int = 2, start: typing.Sequence = (),
                    config: typing.Optional[tf.ConfigProto] = None) -> MeasuredMemory:
     """Runs a few steps and says how much memory they took.
 

@@ -119,9 +119,9 @@ def out_of_memory(error, built, checkpoint=None, memory_limit=None, batch_size=N
 
 
 @contextlib.contextmanager
-def out_of_memory_explained(built, directory: typing.Optional[str] = None,
+def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] = None,
                             memory_limit: typing.Optional[int] = None,
-                            batch_size: typing.Optional[int] = None):
+                            batch_size: typing.Optional[int] = None) -> typing.Iterator[None]:
     """Within it a step that runs out of memory ends in an `OutOfMemoryError` that says more.
 
     >>> with towers.out_of_memory_explained(built):
@@ -154,7 +154,7 @@ class OutOfMemoryHook(tf.train.SessionRunHook):
     Hooks are not told of an error, so this one takes the place of the session's own `run`.
     """
 
-    def __init__(self, built, directory: typing.Optional[str] = None,
+    def __init__(self, built: BuiltTowers, directory: typing.Optional[str] = None,
                  memory_limit: typing.Optional[int] = None,
                  batch_size: typing.Optional[int] = None):
         """Args as of `out_of_memory_explained`."""

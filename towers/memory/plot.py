@@ -1,6 +1,7 @@
 """A picture of a step's memory against the batch size: predicted, by kind, and measured."""
 
 import io
+import typing
 
 from towers.arguments import check_instance, check_number, directory_name
 from towers.errors import InvalidArgumentError, LogFileError, MissingPackageError
@@ -14,7 +15,8 @@ _COLOURS = {'parameters': '#0072B2', 'slots': '#56B4E9', 'other variables': '#9a
             'copies': '#F0E442', 'allocator': '#999999'}
 
 
-def draw_memory(accounts, path: str, measured=(), limit=None, title: str = 'memory of a step'):
+def draw_memory(accounts: typing.Sequence, path: str, measured: typing.Sequence = (),
+                limit: typing.Optional[float] = None, title: str = 'memory of a step') -> None:
     """Writes a PNG: the kinds stacked, what was measured as points, the limit as a line.
 
     Args:

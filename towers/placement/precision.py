@@ -35,7 +35,7 @@ _DTYPES = {'fp16': tf.float16, 'bf16': tf.bfloat16}
 _BF16_INSTRUCTIONS = ('avx512_bf16', 'amx_bf16', 'bf16')
 
 
-def use_precision(config: tf.ConfigProto, precision: str, devices: typing.Any):
+def use_precision(config: tf.ConfigProto, precision: str, devices: typing.Any) -> tf.ConfigProto:
     """Switches the rewrite on in a session's config.
 
     Args:

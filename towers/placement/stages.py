@@ -2,6 +2,7 @@
 
 import contextlib
 import numbers
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -12,7 +13,7 @@ from towers.placement.tower_device import StageDevice, TowerDevice, current_towe
 
 
 @contextlib.contextmanager
-def stage(number: int):
+def stage(number: int) -> typing.Iterator[None]:
     """The scope of a part of a model that is on one of its tower's devices.
 
     >>> with towers.stage(0):

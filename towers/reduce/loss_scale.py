@@ -31,7 +31,8 @@ class LossScale(collections.namedtuple('LossScale', 'initial growth_steps factor
     """
     __slots__ = ()
 
-    def __new__(cls, initial=2. ** 15, growth_steps=2000, factor=2., least=1., most=2. ** 24):
+    def __new__(cls, initial: float = 2. ** 15, growth_steps: int = 2000, factor: float = 2.,
+                least: float = 1., most: float = 2. ** 24):
         """Raises `InvalidArgumentError` unless 0 < least <= initial <= most, factor > 1."""
         for name, value in (('initial', initial), ('factor', factor), ('least', least),
                             ('most', most)):

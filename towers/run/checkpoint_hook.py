@@ -42,9 +42,9 @@ class CheckpointHook(OccasionalHook):
 
     def __init__(self, directory: str, global_step: typing.Optional[tf.Variable],
                  save_steps: typing.Optional[int] = None,
-                 save_seconds: typing.Optional[float] = None, keep: int = 5, saver=None,
-                 listeners: typing.Sequence = (), basename: str = 'model.ckpt',
-                 write_meta_graph: bool = False):
+                 save_seconds: typing.Optional[float] = None, keep: int = 5,
+                 saver: typing.Optional[tf.train.Saver] = None, listeners: typing.Sequence = (),
+                 basename: str = 'model.ckpt', write_meta_graph: bool = False):
         """
         Args:
           directory: where to; made if it is missing.

@@ -62,7 +62,7 @@ class PlacementChoice(collections.namedtuple('PlacementChoice', 'variable_device
                          + [str(timing) for timing in self.timings])
 
 
-def placement_candidates(devices: typing.Any):
+def placement_candidates(devices: typing.Any) -> typing.List[str]:
     """The placements worth a try for towers on these devices, the simplest first.
 
     Args:
@@ -78,7 +78,7 @@ def placement_candidates(devices: typing.Any):
 
 
 def choose_variable_device(build: typing.Callable, candidates: typing.Sequence, turns: int = 5,
-                           turn_seconds: float = 0.3, warm_up: int = 3):
+                           turn_seconds: float = 0.3, warm_up: int = 3) -> PlacementChoice:
     """Times a few steps of each placement and says which is fastest.
 
     Each candidate gets a graph and a session of its own; then they take turns, so that what else

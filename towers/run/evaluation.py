@@ -36,8 +36,9 @@ class Evaluation:
     """
 
     def __init__(self, model_fn: typing.Callable, dataset: typing.Any,
-                 devices: typing.Union[None, int, str, typing.Sequence] = None, trained=None,
-                 name: str = 'eval_tower', variable_device=None, check_devices: bool = True,
+                 devices: typing.Union[None, int, str, typing.Sequence] = None,
+                 trained: typing.Any = None, name: str = 'eval_tower',
+                 variable_device: typing.Any = None, check_devices: bool = True,
                  copies: str = 'auto', precision: str = 'float32', regularization: str = 'none',
                  on_tower: typing.Optional[typing.Callable] = None,
                  stages: typing.Optional[str] = None):
@@ -221,7 +222,7 @@ class EvaluationHook(OccasionalHook):
       reached: whether `stop_at` ended the training.
     """
 
-    def __init__(self, evaluation, global_step: typing.Optional[tf.Variable],
+    def __init__(self, evaluation: typing.Any, global_step: typing.Optional[tf.Variable],
                  every_steps: typing.Optional[int] = None, listeners: typing.Sequence = (),
                  stop_at: typing.Optional[tuple] = None,
                  skip_end: typing.Optional[typing.Callable] = None):

@@ -16,7 +16,7 @@ _TENSORS = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)  # as a signature takes
 _SIGNATURE = tf.saved_model.signature_constants.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 
 
-def export_saved_model(build: typing.Callable, checkpoint: str, directory: str):
+def export_saved_model(build: typing.Callable, checkpoint: str, directory: str) -> str:
     """Writes a SavedModel that TF Serving and `tf.saved_model.load` read.
 
     The model is built anew in a graph of its own, on no device in particular, and its variables

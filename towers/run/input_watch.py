@@ -72,7 +72,7 @@ class InputWatch:
       reads: names of the operations that a step reads its input by; empty for one that is fed.
     """
 
-    def __init__(self, train_op, staged=None):
+    def __init__(self, train_op: typing.Any, staged: typing.Any = None):
         """
         Args:
           train_op: the operation (or tensor) of a step.
@@ -167,8 +167,8 @@ class InputWatchHook(OccasionalHook):
         between them is the waiting, and checkpoints are not.
     """
 
-    def __init__(self, train_op, every_steps: typing.Optional[int] = 100,
-                 say: typing.Callable = print, staged=None):
+    def __init__(self, train_op: typing.Any, every_steps: typing.Optional[int] = 100,
+                 say: typing.Callable = print, staged: typing.Any = None):
         """
         Args:
           train_op: as for `InputWatch`; or what `build_towers` returned.

@@ -205,8 +205,9 @@ class MetricsHook(OccasionalHook):
 
     def __init__(self, values: typing.Any, global_step: typing.Optional[tf.Variable], path: str,
                  batch_size: int, examples_per_epoch: int, log_every: int = 100,
-                 last_step: typing.Optional[int] = None, examples=None,
-                 fetch_every_step: bool = False, say: typing.Callable = print, input_watch=None):
+                 last_step: typing.Optional[int] = None, examples: typing.Any = None,
+                 fetch_every_step: bool = False, say: typing.Callable = print,
+                 input_watch: typing.Any = None):
         """
         Args:
           values: dict (or list of pairs) from names to scalar tensors, fetched with the steps that

@@ -43,8 +43,9 @@ class ProgressHook(OccasionalHook):
 
     def __init__(self, values: typing.Any, global_step: typing.Optional[tf.Variable],
                  train_steps: int, batch_size: int, examples_per_epoch: int, log_every: int = 100,
-                 stream: typing.Any = None, devices: typing.Sequence[str] = (), examples=None,
-                 fetch_every_step: bool = False, input_watch=None):
+                 stream: typing.Any = None, devices: typing.Sequence[str] = (),
+                 examples: typing.Any = None, fetch_every_step: bool = False,
+                 input_watch: typing.Any = None):
         """
         Args:
           values: dict (or list of pairs) from a short name to a scalar tensor, shown in that order.
@@ -123,9 +124,13 @@ class ProgressHook(OccasionalHook):
         if not self._shows:
             return
         clock.read(run_context.session)
-        values = [Field('%s %s' % (name, ('%#.4g' % value).rstrip('.') if not number
-                                   else '%.4g' % value), 4 if number else 0)
-                  for number, (name, value) in enumerate(run_values.results.items())]
+        values = []
+        for number, (name, value) in enumerate(run_values.results.items()):
+            if getattr(value, 'size', 1) != 1:  # its shape was not known before
+                raise InvalidArgumentError('the value %r of a ProgressHook has the shape %s: '
+                                           'expected one number.' % (name, list(value.shape)))
+            text = '%.4g' % value if number else ('%#.4g' % value).rstrip('.')
+            values.append(Field('%s %s' % (name, text), 4 if number else 0))
         share = None if self._waiting is None else self._waiting.next(run_context.session).share
         if share is not None:
             values.append(Field('input wait %.0f%%' % (100 * share), 5))

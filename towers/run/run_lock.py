@@ -7,6 +7,7 @@ import os
 import socket
 import time
 import warnings
+import typing
 
 try:
     import fcntl
@@ -26,7 +27,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager
-def hold_directory(directory: str):
+def hold_directory(directory: str) -> typing.Iterator[bool]:
     """Keeps other runs out of a directory while the `with` block lasts.
 
         with towers.hold_directory(train_dir):

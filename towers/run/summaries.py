@@ -29,7 +29,7 @@ class Summaries(collections.namedtuple('Summaries', 'scalars weights custom towe
     __slots__ = ()
 
 
-def default_summaries(built, learning_rate: typing.Any = None, norms: bool = True,
+def default_summaries(built: typing.Any, learning_rate: typing.Any = None, norms: bool = True,
                       norm_of_each: bool = False, scalars: typing.Optional[dict] = None,
                       custom: typing.Sequence = ()) -> Summaries:
     """Summaries of a built training. Makes operations, so call it before the session is made.
@@ -127,7 +127,7 @@ class SummaryHook(OccasionalHook):
 
     def __init__(self, summaries: typing.Any, global_step: typing.Optional[tf.Variable],
                  logdir: str, batch_size: int, summary_steps: int = 100,
-                 last_step: typing.Optional[int] = None, examples=None,
+                 last_step: typing.Optional[int] = None, examples: typing.Any = None,
                  graph: typing.Optional[tf.Graph] = None):
         """
         Args:

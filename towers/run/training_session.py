@@ -25,9 +25,11 @@ from towers.run.step_loop import LoopSession, OccasionalHook
 def training_session(directory: str, global_step: typing.Optional[tf.Variable],
                      hooks: typing.Iterable, config: typing.Optional[tf.ConfigProto] = None,
                      save_steps: typing.Optional[int] = 500, keep: int = 5, recover: bool = False,
-                     initial_values=None, listeners: typing.Sequence = (), saver=None,
-                     say: typing.Callable = print, last_hooks: typing.Iterable = (), settings=None,
-                     built=None, memory_limit: typing.Optional[int] = None, member=None):
+                     initial_values: typing.Any = None, listeners: typing.Sequence = (),
+                     saver: typing.Optional[tf.train.Saver] = None, say: typing.Callable = print,
+                     last_hooks: typing.Iterable = (), settings: typing.Optional[dict] = None,
+                     built: typing.Any = None, memory_limit: typing.Optional[int] = None,
+                     member: typing.Any = None) -> typing.Iterator:
     """A `LoopSession` for a run that can be killed at any moment and started again.
 
     In this order: takes the directory for this process alone; finds the newest checkpoint and

@@ -5,6 +5,7 @@ import tensorflow.compat.v1 as tf
 from towers.errors import ModelFunctionError
 from towers.graph import graph_walk
 from towers.graph.invariance import varying_operations
+from towers.graph.same_value import is_computed_from
 from towers.placement.variable_device import only_device
 from towers.tower.objectives import flat, with_parts
 from towers.tower.regularization import RegisteredLosses, split_loss
@@ -42,6 +43,7 @@ class TowerLosses:
         self._num_added = 0
         self._inside = None   # registered losses in the model's own loss; None: not known
         self._num_outside = 0
+        self._needs_registered = False  # whether the model's own loss has registered ones in it
         self._calls = 0
         self._root = ''  # the first tower's name scope
         self._varying = set()  # names of operations not proven to be the same in every tower
@@ -72,7 +74,7 @@ class TowerLosses:
             self.registered.leave_out_repeated(flat(loss) if loss is not None else [], made,
                                                (self._root, root), name_of_original)
         missing = self.registered.missing()
-        if missing and (self._adds_registered or self._inside):
+        if missing and (self._adds_registered or self._needs_registered):
             raise ModelFunctionError(
                 'the call of the model function for tower %d leaves %d %s registered losses '
                 '(tf.GraphKeys.REGULARIZATION_LOSSES) than the first one did, so its loss is '
@@ -86,7 +88,8 @@ class TowerLosses:
         Args:
           index: the tower's number.
           loss: scalar, as the model function returned it; or a dict of several.
-          keras_losses: list of scalars: of the Keras layers that the call has called.
+          keras_losses: list of scalars: of the Keras layers that the call has called; of the first
+            tower's at least, which the plan tells of.
           variables: the variables of the model.
 
         Returns:
@@ -101,10 +104,16 @@ class TowerLosses:
                     'the %s of tower %d does not depend on its shard: the model function has to '
                     'use the inputs that it is called with, not tensors from around it.' % (
                         name, index))
-        losses = self.registered.of_before(variables) + self.registered.of_tower() + keras_losses
+        losses = self.registered.of_before(variables) + self.registered.of_tower()
         inside = self._inside_of(loss, losses)
+        if index == 0:
+            self._needs_registered = inside is None or bool(inside)
+        losses += keras_losses
+        keras_inside = [each for each in keras_losses if is_computed_from(flat(loss), each)]
+        if inside is not None:
+            inside = inside + keras_inside
         outside = [each for each in losses
-                   if not any(each is other for other in inside or ())]
+                   if not any(each is other for other in (inside or []) + keras_inside)]
         if index == 0:
             self._inside = inside
             self._num_outside = len(outside)

@@ -1,0 +1,65 @@
+"""Whether a tensor computes what another one does: by the same operations from the same variables.
+
+Keras makes the loss of a weight anew each time that it is asked for its losses. So two tensors may
+be the same loss, and no name tells.
+"""
+
+from towers.graph.graph_walk import ancestors
+from towers.graph.variable_access import VARIABLE_OPS
+
+_HAND_ON = frozenset(['Identity', 'ReadVariableOp', 'Enter', 'Switch'])
+
+
+def is_computed_from(tensors, part):
+    """Whether one of some tensors is computed from a value that is computed as another tensor is.
+
+    Args:
+      tensors: list of tensors.
+      part: a tensor of the same graph.
+    """
+    forms = _Forms(part.graph)
+    wanted = forms.of(part.op)
+    return any(forms.of(part.graph.get_operation_by_name(name)) == wanted
+               for name in sorted(ancestors(tensors)))
+
+
+class _Forms:
+    """A number for each operation, the same for those that compute the same."""
+
+    def __init__(self, graph):
+        self._graph = graph
+        self._numbers = {}  # form -> number
+        self._known = {}    # name of an operation -> number
+
+    def of(self, op):
+        stack, entered = [op], set()
+        while stack:
+            op = stack[-1]
+            missing = [] if op.name in entered else [
+                tensor.op for tensor in op.inputs if tensor.op.name not in self._known]
+            entered.add(op.name)
+            if missing:
+                stack.extend(missing)
+                continue
+            stack.pop()
+            if op.name not in self._known:
+                self._known[op.name] = self._number(self._form(op))
+        return self._known[op.name]
+
+    def _number(self, form):
+        return self._numbers.setdefault(form, len(self._numbers))
+
+    def _form(self, op):
+        if op.type in VARIABLE_OPS:
+            return op.name
+        # What a loop gives back to itself is not known yet.
+        inputs = tuple((self._known.get(tensor.op.name, tensor.name), tensor.value_index)
+                       for tensor in op.inputs)
+        if op.type in _HAND_ON and inputs and isinstance(inputs[0][0], int):
+            return 'value', inputs[0]
+        if op.op_def.is_stateful or not inputs and op.type != 'Const':
+            return op.name
+        node = op.node_def
+        return op.type, inputs, tuple(
+            (name, node.attr[name].SerializeToString()) for name in sorted(node.attr)
+            if not name.startswith('_'))
