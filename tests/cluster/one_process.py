@@ -8,8 +8,11 @@ import towers
 from towers.cluster.ports import free_ports
 
 
-def addresses(count):
-    return ['127.0.0.1:%d' % port for port in free_ports(count)]
+def addresses(count, *more):
+    """Addresses that are free; of several counts a list for each, since all have to differ."""
+    free = iter(['127.0.0.1:%d' % port for port in free_ports(count + sum(more))])
+    lists = [[next(free) for _ in range(each)] for each in (count,) + more]
+    return lists if more else lists[0]
 
 
 def together(work, count, seconds=60):

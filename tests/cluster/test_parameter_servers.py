@@ -14,7 +14,7 @@ from test_ring import batches, close, on_one_device, sparse_and_dense
 
 def served(sizes, num_ps, steps=2, num_towers=1, reduction='mean', **fields):
     """Results of all workers, with servers of their own."""
-    workers, ps = addresses(len(sizes)), addresses(num_ps)
+    workers, ps = addresses(len(sizes), num_ps)
     make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank, **fields)
     servers = [start_server(make('ps', rank), make('ps', rank).session_config(tf.ConfigProto()))
                for rank in range(num_ps)]
@@ -47,7 +47,7 @@ def dense_mean(numbers):
 @pytest.mark.parametrize('reduction, factor', [('mean', 1.), ('sum', 3.)])
 def test_a_step_does_not_wait_for_backup_workers(reduction, factor):
     """The gradient is the mean of those that came: two of 1, 2 and 4, or all three."""
-    workers, ps = addresses(3), addresses(1)
+    workers, ps = addresses(3, 1)
     make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank, backup_workers=1)
     server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
     assert server
@@ -76,7 +76,7 @@ def test_asynchronous_workers_apply_their_own_gradients():
 
 @pytest.mark.slow
 def test_another_model_is_refused_by_name():
-    workers, ps = addresses(2), addresses(1)
+    workers, ps = addresses(2, 1)
     make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank)
     server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
     assert server
@@ -96,7 +96,7 @@ def test_another_model_is_refused_by_name():
 
 
 def test_a_server_that_does_not_answer_is_named():
-    cluster = towers.Cluster('ps', addresses(1), addresses(1))
+    cluster = towers.Cluster('ps', *addresses(1, 1))
     built = towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])),
                                 tf.zeros([4]), tf.train.GradientDescentOptimizer(0.1), 1, 'mean',
                                 cluster=cluster)

@@ -29,7 +29,7 @@ def said(cluster):
 
 
 def test_who_does_not_answer_is_named():
-    workers, ps = addresses(2), addresses(1)
+    workers, ps = addresses(2, 1)
     with contextlib.closing(socket.socket()) as server:
         host, port = ps[0].split(':')
         server.bind((host, int(port)))

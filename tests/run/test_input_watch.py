@@ -75,7 +75,8 @@ def test_steps_that_are_fed_wait_between_them():
     train_op, _ = training(value, slow_step=True)
     span, watch = watched(train_op, 4, {value: 1}, lambda: time.sleep(SLOW))
     assert watch.reads == []
-    assert 3 * SLOW <= span.waited <= span.seconds - 4 * SLOW  # the first has none before it
+    # The first has none before it. Sleeps and the graph's timestamps are of two clocks.
+    assert 3 * SLOW * 0.9 <= span.waited <= span.seconds - 4 * SLOW * 0.9
 
 
 def test_a_queue_and_not_the_tokens_of_one(graph):

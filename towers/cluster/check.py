@@ -60,8 +60,10 @@ def check_cluster(model_fn: typing.Callable, inputs: typing.Any,
     one, traits = run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, options)
     ends = np.cumsum(sizes)
     parts = [tuple(each[end - size:end] for each in inputs) for size, end in zip(sizes, ends)]
-    workers = ['127.0.0.1:%d' % port for port in free_ports(len(sizes))]
-    ps = ['127.0.0.1:%d' % port for port in free_ports(num_ps)] if kind == 'ps' else []
+    # All at once: what one call gives as free, the next one may give again.
+    ports = free_ports(len(sizes) + (num_ps if kind == 'ps' else 0))
+    addresses = ['127.0.0.1:%d' % port for port in ports]
+    workers, ps = addresses[:len(sizes)], addresses[len(sizes):]
 
     def member(job, rank):
         return Cluster(kind, workers, ps, job, rank, uneven=len(set(sizes)) > 1)
