@@ -23,6 +23,12 @@ def test_the_same_operations_from_the_same_variable(graph, use_resource):
     assert not is_computed_from([l2(other)], l2(weight))
 
 
+def test_one_output_of_several_is_not_another(graph):
+    first, second = tf.split(tf.get_variable('weight', [4]), 2)
+    assert is_computed_from([l2(tf.identity(second))], l2(tf.identity(second)))
+    assert not is_computed_from([l2(tf.identity(first))], l2(tf.identity(second)))
+
+
 def test_random_numbers_are_never_the_same(graph):
     weight = tf.get_variable('weight', [2])
 

@@ -59,13 +59,24 @@ def by_add_loss(x):
     return tf.matmul(x, w)
 
 
+def by_keras(x):
+    """A layer whose losses the program registers, as it has those of its other layers."""
+    layer = keras.layers.Dense(1, use_bias=False, kernel_regularizer=l2, dtype=x.dtype.name,
+                               name='keras')
+    out = layer(x)
+    for loss in layer.losses:
+        tf.add_to_collection(KEY, loss)
+    return out
+
+
 def by_tf_layers(x):
     return tf.layers.dense(x, 1, kernel_regularizer=l2)
 
 
 WAYS = {
     'get_variable': by_get_variable, 'scope': by_scope, 'slim': by_slim,
-    'slim.model_variable': by_slim_variable, 'hand': by_hand, 'add_loss': by_add_loss}
+    'slim.model_variable': by_slim_variable, 'hand': by_hand, 'add_loss': by_add_loss,
+    'keras': by_keras}
 if samples.HAS_TF_LAYERS:
     WAYS['tf.layers'] = by_tf_layers
 
@@ -309,6 +320,38 @@ def test_what_the_model_draws_itself_is_each_towers_own(source, v2, control_flow
         assert {op.name.split('/')[0] for op in squares} == {'tower_%d' % k for k in range(4)}
 
 
+@pytest.mark.parametrize('source', ['iterator', 'py_func'])
+@pytest.mark.parametrize('use_resource', KINDS)
+def test_each_towers_draw_counts_for_itself(source, use_resource):
+    """Whichever tower draws which: 1, 2, 3 and 4."""
+    drawn = itertools.count(1)
+    iterator = tf.data.make_one_shot_iterator(tf.data.Dataset.range(1, 100))
+
+    def draw():
+        if source == 'iterator':
+            return tf.cast(iterator.get_next(), tf.float64)
+        return tf.reshape(tf.py_func(lambda: np.float64(next(drawn)), [], tf.float64), [])
+
+    def model_fn(x):
+        w = tf.get_variable('w', [], x.dtype, tf.constant_initializer(2.),
+                            use_resource=use_resource)
+        return tf.reduce_mean(w * x) + draw() * w * w
+    built = towers.build_towers(model_fn, np.zeros(8), samples.sgd(), 4, 'mean')
+    # d/dw of mean(draw) w^2 at w = 2.
+    assert samples.run(built, built.gradients[0][0]) == (1 + 2 + 3 + 4) / 4. * 2 * 2.
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(tf.version.VERSION < '2', reason='reads of another device within branches')
+@pytest.mark.parametrize('way', sorted(WAYS))
+def test_shapes_with_branches_and_loops_under_control_flow_v2(way, control_flow):
+    control_flow(True)
+    for name in ('loop v1', 'cond v1', 'cond on data', 'case', 'map_fn'):
+        for copies in COPIES:
+            _check_said(_with_resource(model_of(WAYS[way], SHAPES[name]), True), name,
+                        copies=copies)
+
+
 @pytest.fixture
 def control_flow():
     """Switches control flow v2 on or off, for the test."""
@@ -413,6 +456,10 @@ def random_model(seed):
     if options['variable_device'] == 'replicated':
         options['copies'] = 'reuse'
     use_resource = choose.random() < 0.5
+    # TF 1.15's branches cannot read a variable of another device.
+    v2 = use_resource and tf.version.VERSION >= '2' and choose.random() < 0.5
+    if choose.random() < 0.3:  # the loss has all of them, so that nothing is added
+        options['regularization'], shapes = 'add', [each for each in shapes if each != 'not used']
 
     def model_fn(x):
         total, out = 0., x
@@ -420,22 +467,25 @@ def random_model(seed):
             with tf.variable_scope('part_%d' % place, use_resource=use_resource):
                 total += tf.reduce_mean(tf.square(WAYS[way](x) - place))
         r = tf.losses.get_regularization_loss()
+        if 'regularization' in options and not shapes:
+            total += r
         for shape in shapes:
             total = SHAPES[shape](total, 0.5 * r)
         if source is not None:
             with tf.variable_scope('source', use_resource=use_resource):
                 total += SOURCES[source]() * l2(out[:1] * 0. + tf.trainable_variables()[0][0, 0])
         return total
-    text = 'ways %s, shapes %s, source %s, %d towers, %d examples, %s, resource %s' % (
-        ways, shapes, source, num_towers, count, options, use_resource)
-    return model_fn, (X[:count],), num_towers, dict(options, remainder='weight'), text
+    text = 'ways %s, shapes %s, source %s, %d towers, %d examples, %s, resource %s, v2 %s' % (
+        ways, shapes, source, num_towers, count, options, use_resource, v2)
+    return model_fn, (X[:count],), num_towers, dict(options, remainder='weight'), v2, text
 
 
 @pytest.mark.parametrize('first', [0] + [
     pytest.param(first, marks=pytest.mark.slow) for first in range(10, 60, 10)])
-def test_random_models(first):
+def test_random_models(first, control_flow):
     for seed in range(first, first + (10 if first else 4)):
-        model_fn, arrays, num_towers, options, text = random_model(seed)
+        model_fn, arrays, num_towers, options, v2, text = random_model(seed)
+        control_flow(v2)
         try:
             with tf.Graph().as_default():
                 check(model_fn, arrays, num_towers, tolerance=1e-11, **options)

@@ -43,7 +43,9 @@ class _Forms:
                 continue
             stack.pop()
             if op.name not in self._known:
-                self._known[op.name] = self._number(self._form(op))
+                value = _handed_on(op)
+                number = None if value is None else self._known.get(value.op.name)
+                self._known[op.name] = self._number(self._form(op)) if number is None else number
         return self._known[op.name]
 
     def _number(self, form):
@@ -55,11 +57,15 @@ class _Forms:
         # What a loop gives back to itself is not known yet.
         inputs = tuple((self._known.get(tensor.op.name, tensor.name), tensor.value_index)
                        for tensor in op.inputs)
-        if op.type in _HAND_ON and inputs and isinstance(inputs[0][0], int):
-            return 'value', inputs[0]
         if op.op_def.is_stateful or not inputs and op.type != 'Const':
             return op.name
         node = op.node_def
         return op.type, inputs, tuple(
             (name, node.attr[name].SerializeToString()) for name in sorted(node.attr)
             if not name.startswith('_'))
+
+
+def _handed_on(op):
+    """The tensor that all outputs of an operation are the value of; or None."""
+    tensor = op.inputs[0] if op.type in _HAND_ON and op.inputs else None
+    return None if tensor is None or tensor.value_index else tensor

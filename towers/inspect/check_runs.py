@@ -55,10 +55,12 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
             if objectives.names is not None:
                 raise InvalidArgumentError("regularization='add', and there are several losses.")
             known = graph_walk.ancestors([loss])
+            registered = tf.losses.get_regularization_losses()
             loss = tf.add_n([loss] + [
-                tf.cast(each, loss.dtype)
-                for each in tf.losses.get_regularization_losses() + keras.losses()
-                if each.op.name not in known and not is_computed_from([loss], each)])
+                tf.cast(each, loss.dtype) for each in registered + [
+                    each for each in keras.losses()
+                    if not is_computed_from(registered + [loss], each)]
+                if each.op.name not in known])
         updates = [] if options.get('update_ops') == 'none' else (
             tf.get_collection(tf.GraphKeys.UPDATE_OPS) + keras.updates()
             + list(output.updates or ()))

@@ -108,6 +108,8 @@ class TowerLosses:
         inside = self._inside_of(loss, losses)
         if index == 0:
             self._needs_registered = inside is None or bool(inside)
+        # A program may have registered what its layers hold.
+        keras_losses = [each for each in keras_losses if not is_computed_from(losses, each)]
         losses += keras_losses
         keras_inside = [each for each in keras_losses if is_computed_from(flat(loss), each)]
         if inside is not None:
