@@ -70,7 +70,7 @@ def lookup(ids, table, kind):
     return found
 
 
-@pytest.mark.fast_only('towers-1-(mean|twice|and gather)|accumulate-2-(weighted|mod)')
+@pytest.mark.fast_only('towers-1-(mean|twice|and gather)|accumulate-2-weighted')
 @pytest.mark.parametrize('kind', ['mean', 'mod', 'weighted', 'twice', 'and gather'])
 @pytest.mark.parametrize('parts', [1, 2])
 @pytest.mark.parametrize('options', [{'num_towers': 4}, {'num_towers': 2, 'accumulate': 2}],

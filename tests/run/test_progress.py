@@ -352,3 +352,13 @@ def test_output_that_is_gone_costs_no_step(time):
     hook = training(lambda values, global_step: ProgressHook(
         values, global_step, 9, 20, 80, log_every=1, stream=Gone()), 9, time)
     assert hook.throughput is not None
+
+
+def test_a_value_that_turns_out_to_be_a_vector():
+    step = tf.train.get_or_create_global_step()
+    value, train_op = tf.placeholder_with_default(tf.constant([1., 2.]), None), step.assign_add(1)
+    hook = ProgressHook({'v': value}, step, 3, 8, 8, log_every=1)
+    with pytest.raises(InvalidArgumentError, match=r"the value 'v' of a ProgressHook has the shape "
+                                                   r'\[2\]: expected one number\.'):
+        with tf.train.MonitoredTrainingSession(hooks=[hook]) as session:
+            session.run(train_op)

@@ -52,6 +52,7 @@ def evaluated(metric, devices, times=1, numbers=NUMBERS, **options):
             return session.run(value)
 
 
+@pytest.mark.fast_only('1-True-reuse|2-False-clone|4-True-reuse|4-False-reuse')
 @pytest.mark.parametrize('copies', ['reuse', 'clone'])
 @pytest.mark.parametrize('use_resource', [False, True])
 @pytest.mark.parametrize('devices', [1, 2, 4])
@@ -136,6 +137,7 @@ def test_counters_by_their_values_in_branches_and_loops(use_resource):
 
 # ---- in training ---------------------------------------------------------------------------------
 
+@pytest.mark.fast_only('1-options0|2-options0|2-options1|4-options2')
 @pytest.mark.parametrize('options', [{}, {'copies': 'reuse'}, {'accumulate': 2}])
 @pytest.mark.parametrize('devices', [1, 2, 4])
 def test_metrics_that_ride_on_the_step_count_the_whole_batch(devices, options):
