@@ -155,6 +155,7 @@ def test_public_functions_carry_type_hints():
         function = inspect.unwrap(public)
         if inspect.isclass(public):
             function = vars(public).get('__new__' if issubclass(public, tuple) else '__init__')
+            function = getattr(function, '__func__', function)  # of a static method
         if function is None:
             continue
         signature = inspect.signature(function)
