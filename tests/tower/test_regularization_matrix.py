@@ -242,6 +242,19 @@ def test_keras_losses_that_the_loss_has_already_are_not_added_again(shape, as_mo
         assert 'added' not in ours.built.plan.regularization
 
 
+def test_a_loss_of_activations_that_is_computed_as_the_models_own_is_added():
+    """It is another loss, that happens to have the same formula."""
+    def model_fn(x):
+        layer = keras.layers.Dense(1, dtype='float64', name='dense',
+                                   activity_regularizer=lambda out: tf.reduce_sum(out * out))
+        out = layer(tf.cast(x, tf.float64))
+        return tf.reduce_sum(out * out) / tf.cast(tf.shape(out)[0], tf.float64)
+
+    def once(x):
+        return 2. * model_fn(x)  # Keras divides by the size of the batch, too
+    check(model_fn, plain=once, regularization='add')
+
+
 def test_the_plan_tells_of_keras_losses_that_nobody_adds():
     def model_fn(x):
         layer = keras.layers.Dense(1, kernel_regularizer=l2, dtype='float64', name='dense')

@@ -58,9 +58,9 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
             registered = tf.losses.get_regularization_losses()
             loss = tf.add_n([loss] + [
                 tf.cast(each, loss.dtype) for each in registered + [
-                    each for each in keras.losses()
+                    each for each in keras.weight_losses()
                     if not is_computed_from(registered + [loss], each)]
-                if each.op.name not in known])
+                + keras.activity_losses() if each.op.name not in known])
         updates = [] if options.get('update_ops') == 'none' else (
             tf.get_collection(tf.GraphKeys.UPDATE_OPS) + keras.updates()
             + list(output.updates or ()))

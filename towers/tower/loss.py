@@ -88,8 +88,9 @@ class TowerLosses:
         Args:
           index: the tower's number.
           loss: scalar, as the model function returned it; or a dict of several.
-          keras_losses: list of scalars: of the Keras layers that the call has called; of the first
-            tower's at least, which the plan tells of.
+          keras_losses: `(of weights, of activations)`, lists of scalars: of the Keras layers that the
+            call has called; those of weights are made anew each time that Keras is asked, and are
+            there for the first tower at least, which the plan tells of.
           variables: the variables of the model.
 
         Returns:
@@ -108,10 +109,13 @@ class TowerLosses:
         inside = self._inside_of(loss, losses)
         if index == 0:
             self._needs_registered = inside is None or bool(inside)
+        of_weights, of_activations = keras_losses
         # A program may have registered what its layers hold.
-        keras_losses = [each for each in keras_losses if not is_computed_from(losses, each)]
-        losses += keras_losses
-        keras_inside = [each for each in keras_losses if is_computed_from(flat(loss), each)]
+        of_weights = [each for each in of_weights if not is_computed_from(losses, each)]
+        losses += of_weights + of_activations
+        known = graph_walk.ancestors(flat(loss))
+        keras_inside = [each for each in of_weights if is_computed_from(flat(loss), each)] + [
+            each for each in of_activations if each.op.name in known]
         if inside is not None:
             inside = inside + keras_inside
         outside = [each for each in losses

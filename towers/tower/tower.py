@@ -212,8 +212,9 @@ class TowerBuilder:
             output = to_model_output(returned, index, bool(self._options.objectives),
                                      self._options.objectives.names)
             keras_updates = keras.updates()
-            keras_losses = keras.losses() if self._options.adds_registered else (
-                [] if index else keras.weight_losses())
+            adds = self._options.adds_registered
+            keras_losses = (keras.weight_losses() if adds or not index else [],
+                            keras.activity_losses() if adds else [])
         sources = [leaf.op for leaf in tf.nest.flatten(inputs, expand_composites=True)
                    if leaf is not None]
         if self._options.stages == 'auto' and len(stages_of(device)) > 1:
