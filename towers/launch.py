@@ -52,7 +52,7 @@ def parse(argv):
 
 
 def tasks_of(workers, ps, command, host='127.0.0.1', environment=None):
-    """The `Task`s of a cluster on this machine, on ports that the system gives.
+    """The `Task`s of a cluster on this machine, on ports that are free.
 
     Args:
       workers, ps: how many.

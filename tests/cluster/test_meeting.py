@@ -109,6 +109,14 @@ def test_a_rank_that_is_here_already_is_refused():
     assert answer['why'].startswith('worker 1 is here already: two processes have the same place')
 
 
+def test_a_worker_that_ends_before_its_server_is_up_is_named():
+    one, other = socket.socketpair()
+    with contextlib.closing(one):
+        other.close()
+        with pytest.raises(ClusterError, match=r'^worker 1 \(b:2\) has ended before the first step'):
+            all_ready(Cluster('ring', ['a:1', 'b:2']), {1: Lines(one)}, time.monotonic() + 20)
+
+
 def test_a_port_in_use_is_a_message():
     with contextlib.closing(socket.socket()) as taken:
         taken.bind(('127.0.0.1', 0))

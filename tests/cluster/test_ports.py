@@ -1,8 +1,14 @@
 """Addresses."""
 
+import contextlib
+import os
+import random
+import socket
+
 import pytest
 
-from towers.cluster.ports import split_address
+import towers
+from towers.cluster.ports import _bind_to_one, _lasting_ports, split_address
 from towers.errors import ClusterError
 
 
@@ -16,3 +22,42 @@ def test_host_and_port(address, expected):
 def test_what_is_no_address(address):
     with pytest.raises(ClusterError, match="is no address: expected 'host:port'"):
         split_address(address)
+
+
+def test_the_ports_below_those_of_outgoing_connections(tmp_path):
+    system = tmp_path / 'ip_local_port_range'
+    system.write_text('32000\t60999\n')
+    assert _lasting_ports(str(system)) == range(20000, 32000)
+    system.write_text('1024\t65535\n')
+    assert not _lasting_ports(str(system))
+    assert _lasting_ports(str(tmp_path / 'none')) == range(20000, 32768)
+
+
+def test_no_outgoing_connection_gets_a_free_port():
+    ports = towers.free_ports(5)
+    assert len(set(ports)) == 5
+    if _lasting_ports():
+        assert all(port in _lasting_ports() for port in ports)
+
+
+def test_programs_with_one_seed_get_other_ports():
+    drawn = []
+    for _ in range(2):
+        random.seed(1)
+        drawn.append(towers.free_ports(4))
+    assert drawn[0] != drawn[1]
+
+
+def test_a_port_that_is_taken_is_passed_over():
+    with contextlib.closing(socket.socket()) as taken, contextlib.closing(socket.socket()) as own:
+        taken.bind(('127.0.0.1', 0))
+        port = taken.getsockname()[1]
+        _bind_to_one(own, '127.0.0.1', range(port, port + 1))
+        assert own.getsockname()[1] not in (0, port)
+
+
+@pytest.mark.skipif(not os.path.exists('/proc/sys/net/ipv4/ip_local_port_range'),
+                    reason='a file of Linux')
+def test_the_range_is_the_system_s():
+    with open('/proc/sys/net/ipv4/ip_local_port_range') as lines:
+        assert _lasting_ports().stop == int(lines.read().split()[0])

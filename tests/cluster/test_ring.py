@@ -1,12 +1,14 @@
 """The ring: several servers in one process, against one device on all examples."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from towers.cluster import member
 from towers.errors import ClusterError, InvalidArgumentError, WorkerLostError
 from towers.run.step_loop import LoopSession
 from one_process import addresses, together, train
@@ -222,3 +224,24 @@ def test_a_ring_of_one_is_one_machine():
                    lambda: tf.train.GradientDescentOptimizer(0.125), 2, 2)
     _, weights = on_one_device([parts], result['first'], 2, 1)
     close(weights, result['last'])
+
+
+def test_a_worker_whose_server_does_not_start_is_named_at_once(monkeypatch):
+    def start(cluster, config):
+        if cluster.rank == 1:
+            raise ClusterError('no server')
+    monkeypatch.setattr(member, 'start_server', start)
+    workers, errors = addresses(2), {}
+
+    def work(rank):
+        with pytest.raises(ClusterError) as caught:
+            train(towers.Cluster('ring', workers, rank=rank),
+                  lambda inputs: tf.reduce_sum(inputs * tf.get_variable('w', [])),
+                  (np.ones([2], np.float32),), lambda: tf.train.GradientDescentOptimizer(0.1))
+        errors[rank] = str(caught.value)
+    begin = time.monotonic()
+    together(work, 2)
+    assert time.monotonic() - begin < 25  # of a start_timeout of 30
+    assert errors[1] == 'no server'
+    assert errors[0] == 'worker 1 (%s) has ended before the first step: see what it says.' % (
+        workers[1])

@@ -63,7 +63,12 @@ def all_ready(cluster, connections, deadline):
             _answer(cluster, connections[0], deadline)
             return
         for rank in sorted(connections):
-            if connections[rank].receive(deadline) is None:
+            try:
+                message = connections[rank].receive(deadline)
+            except (EOFError, OSError):
+                raise ClusterError('%s has ended before the first step: see what it says.'
+                                   % cluster.who(rank)) from None
+            if message is None:
                 raise ClusterError('%s has not started its server in time: give a longer '
                                    'start_timeout.' % cluster.who(rank))
         for lines in connections.values():

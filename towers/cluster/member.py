@@ -161,8 +161,13 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         yield Member(cluster, built, '', config, None)
         return
     connections = meet(cluster, own, deadline, say)
-    server = start_server(cluster, config)
-    all_ready(cluster, connections, deadline)
+    try:
+        server = start_server(cluster, config)
+        all_ready(cluster, connections, deadline)
+    except BaseException:
+        for lines in connections.values():  # so that the others hear of it at once
+            lines.close()
+        raise
     ended = threading.Event()
     watch = Watch(cluster, connections, dead_after,
                   lambda rank, why: _lose(_lost_error(cluster, rank, why), on_lost, ended))

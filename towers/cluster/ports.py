@@ -1,5 +1,7 @@
 """Addresses: ports that are free, and hosts that answer."""
 
+import errno
+import random
 import socket
 import time
 
@@ -8,7 +10,10 @@ from towers.errors import ClusterError, InvalidArgumentError
 
 
 def free_ports(count: int, host: str = '127.0.0.1') -> list:
-    """Numbers of ports that nobody uses at the moment, as the system gives them.
+    """Numbers of ports that nobody uses at the moment.
+
+    They are drawn from those that the system gives to no outgoing connection: else any connection
+    that some process opens before these ports are bound may get one of them.
 
     Args:
       count: how many.
@@ -25,7 +30,7 @@ def free_ports(count: int, host: str = '127.0.0.1') -> list:
     if not isinstance(host, str) or not host:
         raise InvalidArgumentError("host=%.80r: expected the address of this machine, such as "
                                    "'127.0.0.1'." % (host,))
-    sockets = []
+    sockets, lasting = [], _lasting_ports()
     try:
         for _ in range(count):
             try:
@@ -33,7 +38,7 @@ def free_ports(count: int, host: str = '127.0.0.1') -> list:
             except OSError as error:
                 raise ClusterError('count=%d, and this process gets %d: %s.' % (
                     count, len(sockets), error)) from None
-            sockets[-1].bind((host, 0))
+            _bind_to_one(sockets[-1], host, lasting)
         return [each.getsockname()[1] for each in sockets]
     except (OSError, UnicodeError) as error:
         raise ClusterError('%s is no address of this machine: %s. Name one that is, such as '
@@ -41,6 +46,30 @@ def free_ports(count: int, host: str = '127.0.0.1') -> list:
     finally:
         for each in sockets:
             each.close()
+
+
+def _lasting_ports(range_file='/proc/sys/net/ipv4/ip_local_port_range'):
+    """The ports from 20,000 on that no outgoing connection gets: a `range`, which may be empty."""
+    try:
+        with open(range_file) as lines:
+            first = int(lines.read().split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 32768  # Linux's own; those of macOS and Windows begin at 49152
+    return range(20000, min(first, 65536))
+
+
+def _bind_to_one(free_socket, host, ports):
+    """Binds a socket to one of `ports` at random, or to any where twenty of them are taken."""
+    # Not the module's generator: programs that seed it alike would all draw the same ports.
+    draw = random.SystemRandom()
+    for _ in range(20 if ports else 0):
+        try:
+            free_socket.bind((host, draw.choice(ports)))
+            return
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    free_socket.bind((host, 0))
 
 
 def split_address(address):
