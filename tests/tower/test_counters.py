@@ -1,10 +1,13 @@
 """Counters of metrics: every tower counts, and an update by a counter's value waits for its turn."""
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from sample_models import switched
 
 NUMBERS = np.arange(64.)[::-1].reshape(64, 1)  # the largest in the first tower's part
 
@@ -133,6 +136,24 @@ def test_counters_by_their_values_in_branches_and_loops(use_resource):
             for number in NUMBERS[:, 0]:
                 expected = expected / 2 + number
             assert evaluated(in_loop, devices) == expected
+
+
+@pytest.mark.parametrize('version_2', [True, False])
+def test_a_tower_waits_for_what_a_branch_of_the_one_before_writes(version_2):
+    """What waits for an `If` of control flow v2 does not wait for its branches."""
+    def slow_max(numbers):
+        time.sleep((80 - numbers.max()) / 1000)  # later towers read early, and write late
+        return numbers.max()
+
+    def running(numbers):
+        most = counter('most', use_resource=True)
+        return most.read_value(), tf.cond(
+            tf.reduce_mean(numbers) > 0,
+            lambda: tf.assign(most, tf.maximum(most, tf.py_func(slow_max, [numbers], tf.float64))),
+            lambda: tf.identity(most))
+    with switched('control_flow_v2', version_2):
+        found = [evaluated(running, 4) for _ in range(3)]
+    assert found == [63, 63, 63]
 
 
 # ---- in training ---------------------------------------------------------------------------------

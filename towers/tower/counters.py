@@ -16,6 +16,7 @@ from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 from towers.tower.objectives import flat
 from towers.tower.outputs import metrics_by_kind
+from towers.tower.write_order import to_wait_for
 
 _ADDS = frozenset(['AssignAdd', 'AssignAddVariableOp', 'AssignSub', 'AssignSubVariableOp',
                    'ScatterAdd', 'ResourceScatterAdd', 'ScatterSub', 'ResourceScatterSub',
@@ -63,7 +64,7 @@ def put_in_order(towers, weights):
     users = [_Users(tower, counters, writes) for tower in towers]
     for names in users[0].updated_by_their_values():
         for before, after in zip(users, users[1:]):
-            _follow(before, after, names, counters)
+            _follow(before, after, names, counters, writes)
 
 
 def _counters():
@@ -133,7 +134,7 @@ class _Users:
         return found
 
 
-def _follow(before, after, names, counters):
+def _follow(before, after, names, counters, writes):
     """Makes what one tower does with some counters wait for what another has written to them."""
     gates = {}
     for op, written in before.written.items():
@@ -141,7 +142,7 @@ def _follow(before, after, names, counters):
             gates.update((end.name, end) for end in before.frames.ends(op))
     if not gates:
         return
-    gates = [gates[name] for name in sorted(gates)]
+    gates = [op for name in sorted(gates) for op in to_wait_for(gates[name], writes)]
     for op in after.operations:
         for position, taken in after.taken(op):
             if not taken & names:

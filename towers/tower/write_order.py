@@ -50,13 +50,13 @@ def write_after_reads(towers, graph):
     waits_for = collections.OrderedDict()
     for end, gate in pairs:
         if end.name not in after:  # so that nothing comes to wait for itself
-            waits_for.setdefault(gate, []).extend(_to_wait_for(end, finder))
+            waits_for.setdefault(gate, []).extend(to_wait_for(end, finder))
     for gate, waited in waits_for.items():
         compat.add_control_inputs(gate, _each_once(waited))
     for end, gate in pairs:  # Which may be after another variable's write.
         if end.name in after and gate.name not in {
                 op.name for op in graph_walk.step_operations([end])}:
-            compat.add_control_inputs(gate, _to_wait_for(end, finder))
+            compat.add_control_inputs(gate, to_wait_for(end, finder))
 
 
 def _readers(towers, written, frames, finder):
@@ -114,16 +114,24 @@ def _gates(op, names, frames):
     return found
 
 
-def _to_wait_for(op, finder):
+def to_wait_for(op, finder):
     """The operation; of one that calls functions, a branch of control flow v2 say, its values too.
 
-    TensorFlow puts the bodies in place of the call: what waits for the call then waits for what
-    they write, not for what they read.
+    TensorFlow puts the bodies in place of the call. What waits for an `If` then waits for neither
+    the reads nor the writes of its branches (measured on 1.15.5 and 2.21), but for its condition
+    alone; what waits for the values of an `If` waits for what they are computed from.
+
+    Args:
+      op: an operation in no loop and no branch of control flow v1.
+      finder: `Writes` of its graph.
+
+    Returns:
+      List of operations.
     """
     if not finder.within_function(op):
         return [op]
     with tf.control_dependencies(None), only_device(op.device or None), \
-            tf.name_scope(op.name + '_has_read/'):
+            tf.name_scope(op.name + '_has_run/'):
         return [op] + [tf.identity(tensor).op for tensor in op.outputs if not is_variable(tensor)]
 
 
