@@ -1,6 +1,7 @@
 """What every test gets: a graph of its own, the repository on the path, `--only`; and runs of train.py,
 for those that ask for them."""
 
+import collections
 import os
 import re
 import signal
@@ -64,8 +65,31 @@ def pytest_itemcollected(item):
         item.add_marker(pytest.mark.xdist_group(shared[0]))
 
 
+def mark_every_other_kind(items):
+    """Of two cases that differ in the kind of variables alone, one is slow: by turns each kind."""
+    cases = collections.OrderedDict()  # each process of pytest-xdist has to come to the same
+    for item in items:
+        values = dict(getattr(getattr(item, 'callspec', None), 'params', {}))
+        kinds = [values.pop(name) for name in KINDS_OF_VARIABLES if name in values]
+        if len(kinds) == 1 and item.get_closest_marker('slow') is None:
+            of_both = item.nodeid.partition('[')[0], tuple(
+                (name, id(value)) for name, value in sorted(values.items(), key=lambda each: each[0]))
+            cases.setdefault(of_both, {})[kinds[0] in (True, 'resource')] = item
+    turns = collections.Counter()
+    for (name, _), pair in cases.items():
+        if len(pair) == 2:
+            file = name.partition('::')[0]
+            pair[bool(turns[file] % 2)].add_marker(pytest.mark.slow)
+            turns[file] += 1
+
+
+# Parameters and fixtures of two values each, reference and resource variables.
+KINDS_OF_VARIABLES = ('kind_of_variables', 'use_resource', 'resource')
+
+
 @pytest.hookimpl(trylast=True)  # after -k and -m: what they left out is not counted
 def pytest_collection_modifyitems(config, items):
+    mark_every_other_kind(items)
     if config.getoption('--only'):
         goes, _ = LEAVES_OUT[config.getoption('--only')]
         left_out = [item for item in items if goes({mark.name for mark in item.iter_markers()})]

@@ -26,7 +26,8 @@ PAGES_OF_ONE_PROGRAM = [page for page in pages.names()
                         if pages.blocks(page, 'python') and page != 'docs/api.md']
 DIFFS = [block for page in pages.names() for block in pages.blocks(page, 'diff')]
 # For `make test`, which has little time.
-SLOW = ('docs/install.md', 'docs/training.md', 'docs/estimator.md', 'docs/data.md', 'docs/memory.md')
+SLOW = ('docs/guide.md', 'docs/stages.md', 'docs/install.md', 'docs/training.md',
+        'docs/estimator.md', 'docs/data.md', 'docs/memory.md')
 
 
 def slow_if(condition):

@@ -137,6 +137,7 @@ def test_a_failed_run_is_told_and_the_rest_goes_on(train):
     assert started(train)[4:] == ['sqrt-1'] and statuses(the_runs) == ['finished'] * 4
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_a_failure_of_its_own(train):
     (train.parent / 'one-1').write_text('os.kill(os.getpid(), signal.SIGKILL)')
     the_runs = the_set(train)
@@ -180,6 +181,7 @@ print(runner.stopped, text)
     assert [line['step'] for line in results.read_metrics(the_runs[1].folder)] == list(range(7))
 
 
+@pytest.mark.slow
 def test_other_flags_need_another_folder(train):
     go(train, the_set(train))
     other = the_set(train, optimizer='momentum')
@@ -192,6 +194,7 @@ def test_other_flags_need_another_folder(train):
     assert started(train)[4:] == ['one-3', 'sqrt-3']
 
 
+@pytest.mark.slow
 def test_a_bar_counts_all_runs_on_a_terminal(train, monkeypatch):
     monkeypatch.setenv('TERM', 'xterm')
     stream = io.StringIO()

@@ -21,6 +21,7 @@ def records(folder, bad=None, at=2, skip_bad=0, **options):
                                 **options)
 
 
+@pytest.mark.fast_only('bad[0-3567]')
 @pytest.mark.parametrize('bad, text', [
     ((truncated(), 0), 'is a damaged JPEG: .*Invalid JPEG data'),
     ((b'', 0), 'is empty'),

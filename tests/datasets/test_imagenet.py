@@ -70,6 +70,7 @@ def test_training_goes_through_the_order_of_the_pipeline(folder):
     assert sorted(labels[:TRAIN]) == list(range(1, TRAIN + 1))
 
 
+@pytest.mark.slow
 def test_a_start_anywhere_goes_on_bit_by_bit_whatever_the_batch(folder):
     found = datasets.get_dataset('imagenet', folder, augment='crop')
     whole = joined(batches(found.train_batches(batch_size=3, seed=5, image_size=SIZE), 8))

@@ -141,7 +141,7 @@ def check_same(found, expected, rel=1e-12):
         np.testing.assert_allclose(found[1][name], value, rtol=rel, atol=rel, err_msg=name)
 
 
-@pytest.mark.fast_only('-True')
+@pytest.mark.fast_only('(two_optimizers|overlapping|own_gradients)-True')
 @pytest.mark.parametrize('training, resource', [(each, True) for each in TRAININGS] + [
     # A value that was read of a reference variable may change with it, on one device, too.
     (each, False) for each in TRAININGS if each is not one_after_the_other])

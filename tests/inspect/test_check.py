@@ -132,6 +132,7 @@ def clip(pairs):
     return list(zip(gradients, [variable for _, variable in pairs]))
 
 
+@pytest.mark.fast_only('scope|remainder0|var_list|regularization')
 @pytest.mark.parametrize('options', [
     dict(variable_scope='net'), dict(remainder='drop', num_towers=3),
     dict(remainder='weight', num_towers=5), dict(transform_gradients=clip),
@@ -190,6 +191,7 @@ def takes_a_norm_of_the_batch(x, y):
     return samples.mean_squared_error(linear_layer(x), y)
 
 
+@pytest.mark.fast_only('counts_calls|same_shards|random numbers|differs by shard|mixes')
 @pytest.mark.parametrize('make, cause', [
     (counts_calls, 'an unshared variable.*does not exist in the first tower'),
     (makes_more_variables, 'an unshared variable.*tower 1 makes variable'),

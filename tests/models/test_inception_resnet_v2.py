@@ -121,6 +121,7 @@ def test_batch_norm_scale_adds_the_gammas(monkeypatch):
         variable for variable in FACTS['variables'] + gammas if is_built(variable[0], 1))
 
 
+@pytest.mark.slow
 def test_without_the_arg_scope(monkeypatch):
     """A bias for each batch norm's three variables, and no regularization."""
     facts = FACTS['without_arg_scope']
@@ -165,6 +166,7 @@ def test_arg_scope_arguments():
 # ---- endpoints ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_aligned_feature_maps(monkeypatch):
     fewer_blocks(monkeypatch, 1)
     net, end_points = module.inception_resnet_v2_base(images(299), align_feature_maps=True)
@@ -193,6 +195,7 @@ def test_output_stride_8_aligned(monkeypatch):
     assert net.get_shape().as_list() == [2, 38, 38, 1088]
 
 
+@pytest.mark.slow
 def test_no_classes_gives_the_pooled_activations(monkeypatch):
     fewer_blocks(monkeypatch, 1)
     before = []
@@ -266,6 +269,7 @@ def test_final_endpoint_at_its_least_image_size(graph, monkeypatch, end_point):
     assert not dilated_operations(graph)
 
 
+@pytest.mark.slow
 def test_aligned_takes_any_size(monkeypatch):
     fewer_blocks(monkeypatch, 1)
     net, _ = module.inception_resnet_v2_base(images(1), 'Mixed_6a', align_feature_maps=True)
@@ -298,6 +302,7 @@ def test_bad_arguments_of_the_base(graph, arguments, text):
 # ---- blocks -------------------------------------------------------------------------------------
 
 
+@pytest.mark.fast_only('block8')
 @pytest.mark.parametrize('name', sorted(BLOCKS))
 def test_block_of_scale_0_is_its_activation(name):
     block, _ = BLOCKS[name]
@@ -367,6 +372,7 @@ def test_relu6_clips_what_a_block_adds():
         np.testing.assert_array_equal(session.run(result)[0, 0, 0], [0.0, 0.0])
 
 
+@pytest.mark.slow
 def test_default_scope_of_blocks():
     for name, default in (('block35', 'Block35'), ('block17', 'Block17'), ('block8', 'Block8')):
         BLOCKS[name][0](tf.zeros([1, 1, 1, 2]))

@@ -72,7 +72,7 @@ def test_builds_at_its_default_size(name, monkeypatch):
     assert tf.losses.get_regularization_losses()
 
 
-@pytest.mark.fast_only('digits|resnet')
+@pytest.mark.fast_only('digits|alexnet')
 @pytest.mark.parametrize('name', ['digits', 'alexnet_v2', 'overfeat', 'vgg_a', 'resnet_v2_50'])
 def test_every_tower_has_the_same_variables_and_end_points(name, monkeypatch):
     fewer_blocks(monkeypatch, 1)
@@ -124,6 +124,7 @@ def test_image_size_out_of_range(graph, name):
         assert len(graph.get_operations()) == made
 
 
+@pytest.mark.fast_only('digits|alexnet')
 @pytest.mark.parametrize('name', ['digits', 'alexnet_v2', 'overfeat', 'vgg_a'] + [
     pytest.param(name, marks=[pytest.mark.slow, pytest.mark.version_independent])
     for name in ('vgg_16', 'vgg_19')])
@@ -167,6 +168,7 @@ def test_any_size_where_there_is_no_limit(monkeypatch):
 # ---- arguments ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_weight_decay():
     network = registry.get_network('digits')
 

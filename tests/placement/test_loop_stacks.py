@@ -58,6 +58,7 @@ def gradients(model_fn, arrays, devices, **options):
             return found
 
 
+@pytest.mark.fast_only('in_a_branch.*clone|nested.*balanced|rnn.*reuse')
 @pytest.mark.parametrize('options', [
     dict(copies='clone'), dict(copies='reuse'), dict(variable_device='balanced')],
                          ids=lambda options: '-'.join(options.values()))

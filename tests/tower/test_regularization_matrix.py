@@ -226,7 +226,7 @@ def test_keras_losses_are_added_or_left():
             check(_keras_model(SHAPES[shape]), copies=copies)
 
 
-@pytest.mark.fast_only('sum-|where-True|half')
+@pytest.mark.fast_only('^sum-|where-True|half-True')
 @pytest.mark.parametrize('as_model', [False, True])
 @pytest.mark.parametrize('shape', sorted(set(SHAPES) - {'not used'}))
 def test_keras_losses_that_the_loss_has_already_are_not_added_again(shape, as_model):
@@ -514,6 +514,7 @@ def with_shared_layers(x):
     return tf.reduce_mean(tf.square(out - 1.))
 
 
+@pytest.mark.fast_only('clone-None-True|reuse-replicated-False')
 @pytest.mark.parametrize('use_resource', KINDS)
 @pytest.mark.parametrize('copies, variable_device', [
     ('reuse', None), ('clone', None), ('reuse', 'replicated')])

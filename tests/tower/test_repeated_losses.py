@@ -52,6 +52,7 @@ def by_hand(total):
     return model
 
 
+@pytest.mark.fast_only('options0.*get_total|options1.*one_by|options2.*list')
 @pytest.mark.parametrize('total', [get_total_loss, one_by_one, in_a_list])
 @pytest.mark.parametrize('model, options', [
     (called_twice, REPLICATED), (by_hand, {'copies': 'reuse'}), (by_hand, REPLICATED)])
