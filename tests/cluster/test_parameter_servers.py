@@ -1,10 +1,13 @@
 """Parameter servers: several servers in one process, against one device on all examples."""
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from towers.cluster import parameter_servers
 from towers.cluster.member import start_server
 from towers.cluster.spread import spread_over_servers
 from towers.errors import ClusterError
@@ -93,6 +96,15 @@ def test_another_model_is_refused_by_name():
     with pytest.raises(ClusterError, match="worker 1 .* does not belong .* variable 'w' is float32 "
                        r'\(2,\), and that of worker 0 float32 \(1,\)'):
         together(work, 2)
+
+
+def test_a_server_that_makes_no_session_is_no_silent_wait(monkeypatch):
+    """As one of another cluster, which TensorFlow waits for without end."""
+    monkeypatch.setattr(parameter_servers, '_compare', lambda *unused: time.sleep(5.))
+    monkeypatch.setattr(parameter_servers, '_SPARE', 0.)
+    cluster = towers.Cluster('ps', *addresses(1, 1))
+    with pytest.raises(ClusterError, match=r'worker 0 .* cannot make a session with ps 0'):
+        parameter_servers.agree(cluster, {}, '', None, time.monotonic() + 0.2)
 
 
 def test_a_server_that_does_not_answer_is_named():

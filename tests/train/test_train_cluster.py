@@ -72,6 +72,15 @@ def test_the_rate_sees_all_machines_and_the_step_counts_their_examples():
     assert job.built.plan.all_towers == 6
 
 
+def test_workers_compare_every_flag_that_changes_the_numbers():
+    compared = set(train_cluster.compared_flags())
+    assert {'momentum', 'warmup_epochs', 'decay_epochs', 'decay_rate', 'base_batch_size',
+            'weight_decay', 'remainder', 'augment', 'dataset', 'image_size', 'optimizer',
+            'seed', 'update_ops'} <= compared
+    # Each machine's own, or compared as what they come to.
+    assert not compared & {'data_dir', 'train_dir', 'devices', 'batch_size', 'log_every', 'copies'}
+
+
 def test_an_evaluator_evaluates_each_checkpoint_once(monkeypatch):
     newest = iter([None, 'a-1', 'a-1', 'a-2', 'a-2'])
     evaluated = []
