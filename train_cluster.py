@@ -76,7 +76,8 @@ def join(cluster, job):
     """`towers.join` with what the flags say, and what has to be the same on all workers."""
     settings = {'--' + name: FLAGS[name].value for name in compared_flags()}
     if FLAGS.decay == 'cosine' and not FLAGS.decay_epochs:
-        settings['end of the cosine, in examples,'] = job.last_example
+        settings['end of the cosine, in examples (--decay_epochs says it where workers share no '
+                 '--train_dir),'] = job.last_example
     return towers.join(cluster, job.built, start_timeout=FLAGS.start_timeout,
                        dead_after=FLAGS.dead_after, settings=settings)
 
