@@ -80,7 +80,7 @@ def split_address(address):
       ClusterError: there is no port in it, or none from 1 to 65535.
     """
     host, _, port = str(address).rpartition(':')
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or '/' in host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ClusterError("%r is no address: expected 'host:port', such as '10.0.0.1:2222'."
                            % (address,))
     return host.strip('[]'), int(port)
