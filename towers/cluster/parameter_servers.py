@@ -23,6 +23,7 @@ from towers.cluster.ports import check_server
 from towers.cluster.shares import Shares
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
+from towers.reason import reason_of
 from towers.reduce.rows import scaled
 from towers.run.step_loop import OccasionalHook
 
@@ -249,6 +250,11 @@ def agree(cluster, own, target, config, deadline):
     def compare():
         try:
             outcome.append(_compare(cluster, own, target, config, deadline))
+        except tf.errors.OpError as error:  # such as a device that a server of another job has not
+            outcome.append(ClusterError(
+                '%s cannot use the parameter servers %s: %s. Is there a server of another cluster '
+                'at one of these addresses?' % (
+                    cluster.who(cluster.rank), ', '.join(cluster.ps), reason_of(error))))
         except BaseException as error:  # raised again by the caller's thread
             outcome.append(error)
     # TensorFlow waits for its servers for ever: one of another cluster, or that froze meanwhile.
