@@ -38,7 +38,7 @@ def test_the_older_word_for_a_chief():
 
 def test_an_evaluator_builds_for_itself():
     cluster = Cluster('ring', [ONE, TWO], job='evaluator')
-    with pytest.raises(ClusterError, match='an evaluator, which trains nothing: .* without cluster='):
+    with pytest.raises(ClusterError, match='an evaluator, which trains nothing'):
         cluster.check_build(None, False)
 
 

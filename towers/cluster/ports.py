@@ -114,7 +114,8 @@ def check_server(address, who, deadline):
         except OSError:
             pass  # closed: no server, either
         if received[3:4] != _SETTINGS:
-            raise ClusterError("what answers at %s, the address of %s, is no server of TensorFlow's: "
+            raise ClusterError('what answers at %s, the address of %s, is no server of '
+                               "TensorFlow's: "
                                'another program uses the port, or the address is wrong.' % (
                                    address, who))
 
