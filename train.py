@@ -80,7 +80,7 @@ def main(unused_argv):
         return train_cluster.evaluate_checkpoints(
             lambda: evaluate_in_graph(classifier, dataset, variable_device), train_dir())
     saves = cluster is None or cluster.is_chief
-    position = find_position() if runs and saves else START
+    position = find_position(cluster) if runs else START
     if variable_device == 'auto':
         variable_device = choose_variable_device(classifier, dataset, position)
     if FLAGS.mode == 'diagnose':
@@ -130,11 +130,16 @@ Position = collections.namedtuple('Position', 'step examples')
 START = Position(0, 0)
 
 
-def find_position():
-    """The `Position` of the run in --train_dir, from its newest checkpoint."""
+def find_position(cluster=None):
+    """The `Position` of the run in --train_dir, from its newest checkpoint.
+
+    Workers that save nothing need it as well: where a schedule and the run end goes by it. They only
+    look, while the chief holds the folder; one that does not share it begins at 0.
+    """
     if not os.path.isdir(train_dir()):
         return START
-    with towers.hold_directory(train_dir()):
+    saves = cluster is None or cluster.is_chief
+    with towers.hold_directory(train_dir()) if saves else contextlib.nullcontext():
         newest = towers.newest_checkpoint(train_dir(), FLAGS.recover)
     if newest is None:
         return START

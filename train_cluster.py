@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers.run.step_loop import LoopSession
 import train_data
+import train_flags
 
 FLAGS = flags.FLAGS
 _FOREVER = 10 ** 15  # steps: until the chief stops
@@ -56,13 +57,27 @@ def counted(built, examples):
     return examples if built.machines is None else built.machines.counted(examples)
 
 
+# What changes no number of a step, or is each machine's own matter, or `towers.join` compares.
+_OF_ONE_MACHINE = frozenset([
+    'num_towers', 'devices', 'batch_size', 'accumulate', 'micro_batches', 'variable_device',
+    'all_reduce', 'xla', 'cluster', 'synchronous', 'backup_workers', 'fingerprint'])
+
+
+def compared_flags():
+    """Names of the flags that have to be the same on all workers: all that change a run's numbers.
+
+    Each worker makes the updates, or its part of the gradient, by its own flags.
+    """
+    return [name for kind in (train_flags.CHANGES, train_flags.STATE)
+            for name in train_flags.RESUMING[kind] if name not in _OF_ONE_MACHINE]
+
+
 def join(cluster, job):
     """`towers.join` with what the flags say, and what has to be the same on all workers."""
-    settings = {'--' + name: FLAGS[name].value for name in (
-        'seed', 'base_learning_rate', 'lr_scaling', 'decay', 'clip_norm', 'average_decay',
-        'augment_shift', 'precision')}
+    settings = {'--' + name: FLAGS[name].value for name in compared_flags()}
     if FLAGS.decay == 'cosine' and not FLAGS.decay_epochs:
-        settings['end of the cosine, in examples,'] = job.last_example
+        settings['end of the cosine, in examples (--decay_epochs says it where workers share no '
+                 '--train_dir),'] = job.last_example
     return towers.join(cluster, job.built, start_timeout=FLAGS.start_timeout,
                        dead_after=FLAGS.dead_after, settings=settings)
 

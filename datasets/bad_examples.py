@@ -68,11 +68,13 @@ class Skipped:
         """Takes up what the run in a folder left out before a position of its stream.
 
         What was met later will be met again, and until then was read by the run, too.
+
+        Raises:
+          DatasetError: its list of them is damaged.
         """
         self._path = os.path.join(folder, _FILE)
         if os.path.exists(self._path):
-            with open(self._path) as lines:
-                found = [Bad(**json.loads(line)) for line in lines if line.strip()]
+            found = self._read()
             self.examples = [bad for bad in found if bad.position < position] + [
                 bad for bad in self.examples if bad not in found]
 
@@ -83,6 +85,18 @@ class Skipped:
         return '\n'.join(['skipped        %d bad example%s' % (
             len(self.examples), '' if len(self.examples) == 1 else 's')]
             + ['  %s' % bad.text for bad in self.examples])
+
+    def _read(self):
+        try:
+            with open(self._path, encoding='utf-8') as lines:
+                found = [Bad(**json.loads(line)) for line in lines if line.strip()]
+            if not all(isinstance(bad.position, int) for bad in found):
+                raise ValueError('a position is no number')
+            return found
+        except (OSError, ValueError, TypeError) as error:
+            raise DatasetError('%s, the list of what the run left out, cannot be read: %s. Remove '
+                               'it: what is bad is found again where it is met.' % (
+                                   self._path, error)) from None
 
     def _write(self):
         if self._path is None:

@@ -24,6 +24,11 @@ def check_data(dataset, say=print):
         report = _check_split(dataset, split)
         for line in report.lines(split, dataset.num_classes, getattr(dataset, 'classes', None)):
             say(line)
+        others = dataset.not_taken(split) if hasattr(dataset, 'not_taken') else ()
+        if others:
+            say('  left alone   %d file%s that %s no JPEG or PNG by name, such as %s' % (
+                len(others), '' if len(others) == 1 else 's',
+                'is' if len(others) == 1 else 'are', others[0]))
         bad += len(report.bad)
     say('check          %s' % ('every example can be used' if not bad else
                                '%d bad example%s' % (bad, '' if bad == 1 else 's')))
@@ -46,7 +51,7 @@ class _Report:
             yield '  classes      %d of %d, %d to %d images each' % (
                 sum(number > 0 for number in counts), num_classes, min(counts), max(counts))
             for label, number in list(enumerate(counts))[:_LISTED]:
-                yield '    %5d %-20s %s' % (label, classes[label] if classes else '',
+                yield '    %5d %-20s %s' % (label, _on_one_line(classes[label]) if classes else '',
                                             '{:,}'.format(number))
             if num_classes > _LISTED:
                 yield '    ... %d more' % (num_classes - _LISTED)
@@ -60,6 +65,10 @@ class _Report:
             yield '  bad          %s' % text
         if len(self.bad) > _LISTED:
             yield '  bad          ... %d more' % (len(self.bad) - _LISTED)
+
+
+def _on_one_line(name):
+    return ''.join(each if each.isprintable() else repr(each)[1:-1] for each in name)
 
 
 def _range(values):

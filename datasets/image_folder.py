@@ -19,9 +19,16 @@ _TEST_EVERY = 5
 class FolderImages:
     """The images of one split; a source of `ImageSet`."""
 
-    def __init__(self, paths, labels, damages=()):
+    def __init__(self, paths, labels, damages=(), others=()):
+        """
+        Args:
+          paths, labels: of the images.
+          damages: what is wrong with a whole class, as texts.
+          others: paths of files in the class folders that are no JPEG or PNG by their names.
+        """
+        self.others = list(others)
         self.paths, self.labels = paths, np.asarray(labels, np.int64)
-        self.damages = list(damages)  # what is wrong with a whole class, as texts
+        self.damages = list(damages)
 
     def __len__(self):
         return len(self.paths)
@@ -61,7 +68,7 @@ def folder_splits(data_dir):
     train = os.path.join(data_dir, 'train')
     if not os.path.isdir(train):
         classes = _folders(data_dir)
-        paths, labels, damages = _images(data_dir, classes)
+        paths, labels, damages, others = _images(data_dir, classes)
         is_test = np.zeros(len(paths), bool)
         for label in range(len(classes)):
             is_test[np.flatnonzero(np.asarray(labels) == label)[::_TEST_EVERY]] = True
@@ -71,7 +78,7 @@ def folder_splits(data_dir):
         return classes, {split: FolderImages([path for path, test in zip(paths, is_test)
                                               if test == wanted],
                                              np.asarray(labels)[is_test == wanted],
-                                             () if wanted else damages)
+                                             () if wanted else damages, () if wanted else others)
                          for split, wanted in (('train', False), ('test', True))}
     classes = _folders(train)
     test = next((os.path.join(data_dir, name) for name in _TEST_NAMES
@@ -95,13 +102,18 @@ def _folders(parent):
 
 
 def _images(parent, classes, all_classes=True):
-    """`(paths, labels, damages)`: a class without images is a damage, unless it may be missing."""
-    paths, labels, damages = [], [], []
+    """The arguments of `FolderImages`.
+
+    A class without images is a damage, unless it may be missing.
+    """
+    paths, labels, damages, others = [], [], [], []
     for label, name in enumerate(classes):
         folder = os.path.join(parent, name)
-        found = [] if not os.path.isdir(folder) else sorted(
+        inside = [] if not os.path.isdir(folder) else sorted(
             os.path.join(folder, image) for image in os.listdir(folder)
-            if image.lower().endswith(_ENDINGS) and not image.startswith('.'))
+            if not image.startswith('.'))
+        found = [path for path in inside if path.lower().endswith(_ENDINGS)]
+        others += [path for path in inside if not path.lower().endswith(_ENDINGS)]
         if not found and (all_classes or os.path.isdir(folder)):
             damages.append('The folder %s has no images: expected files *%s.' % (
                 folder, ', *'.join(_ENDINGS)))
@@ -109,4 +121,4 @@ def _images(parent, classes, all_classes=True):
         labels += [label] * len(found)
     if not paths:
         raise DatasetError(damages[0] if len(damages) == 1 else '%s has no images.' % parent)
-    return paths, labels, damages
+    return paths, labels, damages, others

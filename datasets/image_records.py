@@ -78,7 +78,8 @@ def record_splits(data_dir, skip_damaged=False):
 
 def _pattern(data_dir, names):
     """The first of the patterns that any file has; the first of all if none has."""
-    patterns = [os.path.join(data_dir, name) for name in names]
+    # The folder is a name, whatever is in it: only the files' part is a pattern.
+    patterns = [os.path.join(glob.escape(data_dir), name) for name in names]
     return next((pattern for pattern in patterns if glob.glob(pattern)), patterns[0])
 
 
@@ -87,5 +88,5 @@ def count_classes(data_dir):
     path = os.path.join(data_dir, 'labels.txt')
     if not os.path.exists(path):
         return None
-    with open(path) as lines:
+    with open(path, 'rb') as lines:  # the names may be of any encoding: they are but counted
         return len([line for line in lines if line.strip()])

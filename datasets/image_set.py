@@ -131,6 +131,10 @@ class ImageSet:
         found['batch'] = self.train_batches(batch_size, seed, image_size, channels)
         return found
 
+    def not_taken(self, split):
+        """Paths of what stands among the images of a split and is left alone, for its name."""
+        return getattr(self._sources[split], 'others', [])
+
     def find_bad(self, split, numbers):
         """Looks at examples, and leaves out those that are bad: how many were found.
 

@@ -104,10 +104,11 @@ class Own:
             raise InvalidArgumentError('%s returned a %s: expected a tf.data.Dataset.' % (
                 what, type(dataset).__name__))
         shapes = tf.data.get_output_shapes(dataset)
-        if not isinstance(shapes, tuple) or len(shapes) != 2 or shapes[0].ndims not in (4, None):
+        if (not isinstance(shapes, tuple) or len(shapes) != 2 or shapes[0].ndims not in (4, None)
+                or shapes[1].ndims not in (1, None)):
             raise InvalidArgumentError(
                 '%s gives elements of the shapes %s: expected (images [batch, height, width, '
-                'channels], labels [batch]).' % (what, shapes))
+                'channels], labels [batch]), a label the number of a class.' % (what, shapes))
         types = tf.data.get_output_types(dataset)
         if not types[0].is_floating or types[1] != tf.int64:
             raise InvalidArgumentError(
@@ -133,6 +134,10 @@ class Own:
         checks = [_expected(tf.equal(tf.size(outside), 0), [
             '%s gives the label ' % what, tf.concat([outside, [0]], 0)[0],
             ': expected 0 to %d' % (self.num_classes - 1)])]
+        if labels.shape.ndims is None:
+            checks.append(_expected(tf.equal(tf.rank(labels), 1), [
+                '%s gives labels of rank ' % what, tf.rank(labels),
+                ': expected 1, the number of a class for each image']))
         if batch_size is not None:
             found = tf.shape(labels)[0]
             checks.append(_expected(tf.equal(found, batch_size), [

@@ -32,7 +32,7 @@ class Records:
         """Finds the records.
 
         Args:
-          pattern: of the files' paths, such as '/data/imagenet/train-*'.
+          pattern: of the files' paths, such as '/data/imagenet/train-*', for `glob`.
           skip_damaged: list what is wrong with a file in `damages`, and use the records before that;
             False: raise it.
 
@@ -43,7 +43,8 @@ class Records:
         """
         self.paths = sorted(path for path in glob.glob(pattern) if os.path.isfile(path))
         if not self.paths:
-            raise DatasetError('There are no files %s: expected TFRecords of that name.' % pattern)
+            raise DatasetError('There are no files %s: expected TFRecords of that name.'
+                               % _unescaped(pattern))
         self.damages = _missing_shards(self.paths)
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
             found, damages = zip(*pool.map(_places, self.paths))
@@ -52,7 +53,7 @@ class Records:
             raise DatasetError(self.damages[0])
         counts = [len(places) for places in found]
         if not sum(counts):
-            raise DatasetError('The files %s hold no records.' % pattern)
+            raise DatasetError('The files %s hold no records.' % _unescaped(pattern))
         self._files = np.repeat(np.arange(len(found), dtype=np.int32), counts)
         self._places = np.concatenate(found)  # [n, 2]: where the data begins, and its length
 
@@ -91,6 +92,11 @@ class Records:
         with open(path, 'rb', buffering=0) as records:
             footer = os.pread(records.fileno(), _FOOTER_BYTES, begin + length)
         return struct.unpack('<I', footer)[0] == masked_crc32c(self.read(number))
+
+
+def _unescaped(pattern):
+    """A pattern without what `glob.escape` adds, for error texts."""
+    return re.sub(r'\[([*?[])\]', r'\1', pattern)
 
 
 def _missing_shards(paths):

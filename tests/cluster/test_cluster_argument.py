@@ -29,6 +29,19 @@ def test_tf_config_as_tf_users_write_it(task, job, rank, is_chief):
     assert cluster.workers == (ONE, TWO, THREE) and cluster.ps == ('d:4',)
 
 
+def test_the_older_word_for_a_chief():
+    for task, rank in (('master', 0), ('worker', 1)):
+        cluster = Cluster.from_tf_config(None, dict(config(
+            (task, 0), master=[ONE], worker=[TWO], ps=[THREE]), environment='cloud'))
+        assert (cluster.job, cluster.rank, cluster.workers) == ('worker', rank, (ONE, TWO))
+
+
+def test_an_evaluator_builds_for_itself():
+    cluster = Cluster('ring', [ONE, TWO], job='evaluator')
+    with pytest.raises(ClusterError, match='an evaluator, which trains nothing'):
+        cluster.check_build(None, False)
+
+
 def test_without_servers_it_is_a_ring_and_worker_0_the_chief():
     cluster = Cluster.from_tf_config(None, config(('worker', 0), worker={'0': ONE, '1': TWO}))
     assert (cluster.kind, cluster.workers, cluster.is_chief) == ('ring', (ONE, TWO), True)
@@ -44,7 +57,9 @@ def test_what_is_given_overrides_tf_config():
     ({}, 'needs a worker'), ({'TF_CONFIG': '{"cluster": '}, 'cannot be read'),
     ({'TF_CONFIG': '[1]'}, 'cannot be read'),
     (config(('worker', 2), worker=[ONE, TWO]), 'worker 2, and its cluster has 2'),
-    (config(('master', 0), worker=[ONE]), "of type 'master'"),
+    (config(('boss', 0), worker=[ONE]), "of type 'boss'"),
+    (config(('master', 0), worker=[ONE]), 'chief 0, and its cluster has 0'),
+    (config(('worker', 0), worker=[ONE], master=[TWO], chief=[THREE]), 'two words for one'),
     (config(('worker', 0), worker=[ONE], boss=[TWO]), "has a job 'boss'"),
     (config(('worker', 0), worker={'0': ONE, '2': TWO}), 'leave a number out'),
     (config(('worker', 0), worker=['a']), "'a' is no address"),

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import threading
 import time
 
 import pytest
@@ -130,6 +131,18 @@ def test_a_host_that_does_not_answer_is_a_message_in_time():
     begin = time.monotonic()
     with pytest.raises(ClusterError, match=r'worker 0 \(127.0.0.1:\d+\) at .* does not answer'):
         meet(cluster, SAME, begin + 0.5)
+
+
+def test_another_program_at_the_address_of_worker_0():
+    with contextlib.closing(socket.socket()) as listener:
+        listener.bind(('127.0.0.1', 0))
+        listener.listen(1)
+        threading.Thread(target=lambda: listener.accept()[0].sendall(
+            b'HTTP/1.1 400 Bad Request\r\n\r\n'), daemon=True).start()
+        workers = ['127.0.0.1:%d' % listener.getsockname()[1]] + addresses(1)
+        with pytest.raises(ClusterError, match=r'at the address of worker 0 .* is no worker: .*'
+                           r'Another program uses the port'):
+            meet(Cluster('ring', workers, rank=1), SAME, time.monotonic() + 20)
 
 
 def test_strangers_are_not_listened_to():

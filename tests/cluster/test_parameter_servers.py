@@ -1,10 +1,13 @@
 """Parameter servers: several servers in one process, against one device on all examples."""
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from towers.cluster import parameter_servers
 from towers.cluster.member import start_server
 from towers.cluster.spread import spread_over_servers
 from towers.errors import ClusterError
@@ -95,6 +98,15 @@ def test_another_model_is_refused_by_name():
         together(work, 2)
 
 
+def test_a_server_that_makes_no_session_is_no_silent_wait(monkeypatch):
+    """As one of another cluster, which TensorFlow waits for without end."""
+    monkeypatch.setattr(parameter_servers, '_compare', lambda *unused: time.sleep(5.))
+    monkeypatch.setattr(parameter_servers, '_SPARE', 0.)
+    cluster = towers.Cluster('ps', *addresses(1, 1))
+    with pytest.raises(ClusterError, match=r'worker 0 .* cannot make a session with ps 0'):
+        parameter_servers.agree(cluster, {}, '', None, time.monotonic() + 0.2)
+
+
 def test_a_server_that_does_not_answer_is_named():
     cluster = towers.Cluster('ps', *addresses(1, 1))
     built = towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])),
@@ -128,6 +140,36 @@ def test_variables_are_spread_by_size_and_everything_else_is_on_the_worker(graph
         if op.type in ('SaveV2', 'RestoreV2'):
             assert spec.job == 'worker', op.name
     assert saver
+
+
+@pytest.mark.parametrize('resource', [True, False])
+def test_what_is_colocated_with_a_variable_is_on_its_server(graph, resource):
+    """Adam's powers of beta are with the first variable; a reference variable of another server
+    is an error of TensorFlow's, when the session is made."""
+    cluster = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1', 'd:1'])
+
+    def model_fn(rows):
+        table = tf.get_variable('a', [9, 4], use_resource=resource)
+        return tf.reduce_mean(tf.gather(table, rows) * tf.get_variable(
+            'b', [4], use_resource=resource))
+    built = towers.build_towers(model_fn, tf.zeros([4], tf.int64), tf.train.AdamOptimizer(0.1), 1,
+                                'mean', cluster=cluster)
+    tasks = spread_over_servers(cluster, graph, [variable for _, variable in built.gradients])
+    assert tasks['beta1_power'] == tasks['beta2_power'] == tasks['a'] == 0 and tasks['b'] == 1
+    for op in graph.get_operations():
+        for group in op.colocation_groups():
+            name = group.decode('utf-8').partition('loc:@')[2]
+            if name in tasks:
+                assert '/task:%d/' % tasks[name] in op.device, (op.name, name)
+
+
+def test_a_server_that_serves_another_job_is_named(monkeypatch):
+    def compare(*unused):
+        raise tf.errors.InvalidArgumentError(None, None, '/job:ps/task:0 unknown device.')
+    monkeypatch.setattr(parameter_servers, '_compare', compare)
+    cluster = towers.Cluster('ps', ['a:1'], ['b:1'])
+    with pytest.raises(ClusterError, match='cannot use the parameter servers b:1: .*unknown dev'):
+        parameter_servers.agree(cluster, {}, '', None, time.monotonic() + 5.)
 
 
 def test_a_large_embedding_is_cut_into_a_part_a_server(graph):

@@ -4,11 +4,13 @@ import contextlib
 import os
 import random
 import socket
+import threading
+import time
 
 import pytest
 
 import towers
-from towers.cluster.ports import _bind_to_one, _lasting_ports, split_address
+from towers.cluster.ports import _bind_to_one, _lasting_ports, check_server, split_address
 from towers.errors import ClusterError
 
 
@@ -18,7 +20,8 @@ def test_host_and_port(address, expected):
     assert split_address(address) == expected
 
 
-@pytest.mark.parametrize('address', ['a', ':1', 'a:', 'a:b', 'a:0', 'a:65536', 'a:-1', 'a:1.5', None])
+@pytest.mark.parametrize('address', ['a', ':1', 'a:', 'a:b', 'a:0', 'a:65536', 'a:-1', 'a:1.5', None,
+                                     'http://a:1', 'grpc://10.0.0.1:2222'])
 def test_what_is_no_address(address):
     with pytest.raises(ClusterError, match="is no address: expected 'host:port'"):
         split_address(address)
@@ -61,3 +64,29 @@ def test_a_port_that_is_taken_is_passed_over():
 def test_the_range_is_the_system_s():
     with open('/proc/sys/net/ipv4/ip_local_port_range') as lines:
         assert _lasting_ports().stop == int(lines.read().split()[0])
+
+
+@pytest.mark.parametrize('says, expected', [
+    (None, 'takes connections and does not answer: its process is frozen'),
+    (b'HTTP/1.1 400 Bad Request\r\n\r\n', "is no server of TensorFlow's: another program"),
+    (b'', "is no server of TensorFlow's: another program")])
+def test_what_answers_for_a_server_and_is_none(says, expected):
+    with contextlib.closing(socket.socket()) as listener:
+        listener.bind(('127.0.0.1', 0))
+        listener.listen(1)
+
+        def answer():
+            connection, _ = listener.accept()
+            with contextlib.closing(connection):
+                connection.recv(100)
+                if says is None:
+                    time.sleep(1.)
+                else:
+                    connection.sendall(says)
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        address = '127.0.0.1:%d' % listener.getsockname()[1]
+        with pytest.raises(ClusterError, match=expected) as error:
+            check_server(address, 'ps 0', time.monotonic() + 0.5)
+        assert address in str(error.value) and 'ps 0' in str(error.value)
+        thread.join()

@@ -93,6 +93,16 @@ def test_a_run_takes_up_what_it_knew_at_its_place(tmp_path):
         assert sorted(again.numbers('train')) == known
 
 
+@pytest.mark.parametrize('content', [
+    '{"split": "train", "num', '[1]', '{"a": 1}', '\0\0',
+    '{"split": "train", "number": 1, "position": null, "text": ""}'])
+def test_a_damaged_list_of_a_run_is_named(tmp_path, content):
+    (tmp_path / 'skipped_examples.jsonl').write_text(content)
+    with pytest.raises(datasets.DatasetError, match='skipped_examples.jsonl.* cannot be read: '
+                       '.* Remove it'):
+        Skipped(3).resume(str(tmp_path), 7)
+
+
 def test_all_bad(tmp_path):
     found = datasets.get_dataset('folder', write_folder(tmp_path, {
         'train/a/1.jpg': b'', 'train/b/1.jpg': b'', 'test/a/1.jpg': jpeg()}), skip_bad=9)

@@ -46,6 +46,10 @@ channels = change(train_batches=lambda **unused: batches([4, 8, 8, 2]))
 sevens = change(train_batches=lambda **unused: batches([7, 8, 8, 1]))
 short = change(train_batches=lambda **unused: batches([1, 8, 8, 1]).unbatch().take(6).batch(4))
 label = change(train_batches=lambda **unused: batches([4, 8, 8, 1], 8))
+one_hot = change(train_batches=lambda **unused: batches([4, 8, 8, 1]).map(
+    lambda images, labels: (images, tf.one_hot(labels, 3, dtype=tf.int64))))
+column = change(train_batches=lambda **unused: batches([4, 8, 8, 1]).map(
+    lambda images, labels: (images, tf.py_func(lambda each: each[:, None], [labels], tf.int64))))
 eval_label = change(eval_batches=lambda **unused: batches([4, 8, 8, 1], -1))
 not_callable = 3
 '''
@@ -132,10 +136,18 @@ def test_batches_of_another_shape(own, name, text):
     assert error_of(lambda: own(name).train_batches(seed=1, **ARGUMENTS)) == text
 
 
+def test_labels_that_are_no_numbers_of_classes(own):
+    text = error_of(lambda: own('one_hot').train_batches(seed=1, **ARGUMENTS))
+    assert text.startswith('train_batches of m:one_hot gives elements of the shapes ')
+    assert text.endswith('labels [batch]), a label the number of a class.')
+
+
 @pytest.mark.parametrize('name, text', [
     ('label', 'train_batches of m:label gives the label 8: expected 0 to 2'),
     ('short', 'train_batches of m:short gives a batch of 2: expected the 4 of its argument '
               'batch_size, from drop_remainder=True'),
+    ('column', 'train_batches of m:column gives labels of rank 2: expected 1, the number of a class '
+               'for each image'),
     ('eval_label', 'eval_batches of m:eval_label gives the label -1: expected 0 to 2')])
 def test_a_batch_that_is_not_what_it_has_to_be(own, name, text):
     dataset = own(name)

@@ -59,6 +59,31 @@ def test_a_class_without_images_is_named_and_can_be_left_out(tmp_path):
     assert any(line.split() == ['1', 'b', '0'] for line in lines)
 
 
+def test_check_data_says_what_it_leaves_alone(tmp_path):
+    found = datasets.get_dataset('folder', write_folder(tmp_path, {
+        'train/a\nb/1.jpg': jpeg(), 'train/a\nb/2.webp': b'', 'train/a\nb/deep/1.jpg': jpeg(),
+        'train/a\nb/.hidden': b'', 'test/a\nb/1.jpg': jpeg()}))
+    said = []
+    assert check_data(found, said.append) == 0
+    assert [line for line in said if 'left alone' in line] == [
+        '  left alone   2 files that are no JPEG or PNG by name, such as %s' % (
+            tmp_path / 'train' / 'a\nb' / '2.webp')]
+    assert sum(line.split() == ['0', 'a\\nb', '1'] for line in said) == 2  # on one line
+
+
+def test_records_in_a_folder_whose_name_is_like_a_pattern(tmp_path):
+    folder = tmp_path / 'run[1]*'
+    folder.mkdir()
+    with pytest.raises(datasets.DatasetError) as error:
+        datasets.get_dataset('tfrecords', str(folder), 3)
+    assert str(folder / 't') in str(error.value)
+    for name in ('train', 'validation'):
+        write_records(folder / (name + '-00000-of-00001'), [(jpeg(), 0)])
+    (folder / 'labels.txt').write_bytes(b'0:caf\xe9\n1:ros\xe9\n')  # Latin-1
+    found = datasets.get_dataset('tfrecords', str(folder))
+    assert (found.num_classes, found.num_examples) == (2, {'train': 1, 'test': 1})
+
+
 @pytest.mark.parametrize('background', [False, True])
 def test_records_with_and_without_a_background_class(tmp_path, background):
     first = int(background)

@@ -4,6 +4,7 @@ import json
 
 from absl.testing import flagsaver
 import pytest
+import tensorflow.compat.v1 as tf
 
 import towers
 import train
@@ -70,6 +71,29 @@ def test_the_rate_sees_all_machines_and_the_step_counts_their_examples():
     assert '0.006 = 0.001 x 6, warm-up from 0.001' in job.built.plan.learning_rate
     assert job.built.machines.counted(10) == 30
     assert job.built.plan.all_towers == 6
+
+
+def test_a_worker_that_saves_nothing_knows_where_the_run_is(tmp_path):
+    """Else the end of a cosine, and of the run, would be another one than the chief's."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        for name, value in (('global_step', 3), ('examples_seen', 150)):
+            tf.get_variable(name, dtype=tf.int64, initializer=tf.constant(value, tf.int64))
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'), 3)
+    worker = towers.Cluster('ring', ['a:1', 'b:2'], rank=1)
+    with flagsaver.flagsaver(train_dir=str(tmp_path)), towers.hold_directory(str(tmp_path)):
+        assert train.find_position(worker) == train.Position(3, 150)
+    with flagsaver.flagsaver(train_dir=str(tmp_path / 'none')):
+        assert train.find_position(worker) == train.START
+
+
+def test_workers_compare_every_flag_that_changes_the_numbers():
+    compared = set(train_cluster.compared_flags())
+    assert {'momentum', 'warmup_epochs', 'decay_epochs', 'decay_rate', 'base_batch_size',
+            'weight_decay', 'remainder', 'augment', 'dataset', 'image_size', 'optimizer',
+            'seed', 'update_ops'} <= compared
+    # Each machine's own, or compared as what they come to.
+    assert not compared & {'data_dir', 'train_dir', 'devices', 'batch_size', 'log_every', 'copies'}
 
 
 def test_an_evaluator_evaluates_each_checkpoint_once(monkeypatch):

@@ -117,7 +117,8 @@ class Cluster(collections.namedtuple('Cluster', [
             {"cluster": {"chief": ["a:2222"], "worker": ["b:2222"], "ps": ["c:2222"]},
              "task": {"type": "worker", "index": 0}}
 
-        The chief, if one is named, is worker 0 here, and the others follow.
+        The chief, if one is named, is worker 0 here, and the others follow. `master` is the older
+        word for it.
 
         Args:
           kind: see the class; None: `'ps'` where there are parameter servers, else `'ring'`.
@@ -229,6 +230,9 @@ class Cluster(collections.namedtuple('Cluster', [
           all_reduce: as for `build_towers`, None where there is one set of variables.
           scales_loss: whether there is a loss scale.
         """
+        if self.job == 'evaluator':
+            raise ClusterError('this process is an evaluator, which trains nothing: build what it '
+                               'evaluates without cluster=.')
         if self.job != 'worker':
             raise ClusterError('this process is %s, which builds no towers: call towers.serve('
                                'cluster) in it.' % self.name)
@@ -273,6 +277,12 @@ def _parsed(text):
     try:
         config = json.loads(text)
         cluster = config.get('cluster') or {}
+        if 'master' in cluster:  # of TensorFlow's estimators before 1.4, and of services since
+            if 'chief' in cluster:
+                raise ClusterError("TF_CONFIG's cluster has a chief and a master, which are two "
+                                   'words for one: leave one out.')
+            cluster = dict(cluster, chief=cluster['master'])
+            del cluster['master']
         unknown = sorted(set(cluster) - set(_JOBS))
         if unknown:
             raise ClusterError("TF_CONFIG's cluster has a job %r: expected some of %s." % (
@@ -281,6 +291,7 @@ def _parsed(text):
         if 'task' not in config:
             return jobs, None
         task = (str(config['task']['type']), int(config['task'].get('index', 0)))
+        task = ('chief',) + task[1:] if task[0] == 'master' else task
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ClusterError('TF_CONFIG=%.80r cannot be read (%s): expected {"cluster": {"worker": '
                            '["host:port"]}, "task": {"type": "worker", "index": 0}}.' % (

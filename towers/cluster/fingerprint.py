@@ -2,6 +2,8 @@
 
 import tensorflow.compat.v1 as tf
 
+from towers.graph.graph_walk import step_operations
+
 _WORDS = {'workers': 'its list of workers', 'ps': 'its list of parameter servers',
           'kind': 'its kind of cluster', 'towers': 'its number of towers',
           'examples': 'its number of examples a step', 'reduction': 'its reduction',
@@ -17,7 +19,8 @@ def fingerprint(cluster, built, examples, optimizer=None, settings=None):
       built: `BuiltTowers`.
       examples: the batch of this machine where all have to have the same, or None.
       optimizer: name of the optimizer's class.
-      settings: dict of what else has to agree, from names to numbers or strings.
+      settings: dict of what else has to agree, from names to numbers or strings. Where each worker
+        makes the update, the optimizer's numbers are added.
     """
     return {
         'kind': cluster.kind, 'workers': list(cluster.workers), 'ps': list(cluster.ps),
@@ -25,7 +28,8 @@ def fingerprint(cluster, built, examples, optimizer=None, settings=None):
         # 1.15 and 2.21 do not understand each other's messages.
         'tensorflow': tf.VERSION if hasattr(tf, 'VERSION') else tf.__version__,
         'towers': len(built.devices), 'reduction': built.plan.reduction, 'examples': examples,
-        'optimizer': optimizer, 'settings': dict(settings or {}),
+        'optimizer': optimizer, 'settings': dict(_numbers_of_updates(cluster, built),
+                                                 **(settings or {})),
         'variables': [[variable.op.name, variable.dtype.base_dtype.name,
                        str(variable.get_shape())] for variable in built.variables]}
 
@@ -49,6 +53,58 @@ def difference(own, other):
             return 'its %s is %s, and that of worker 0 %s' % (
                 name, _text(yours.get(name)), _text(mine.get(name)))
     return None
+
+
+_NOT_NUMBERS = ('var', 'grad', 'delta')  # of the updates' inputs
+_MOST_OPERATIONS = 300  # that a number is computed by; more are the model, not a schedule
+
+
+def _numbers_of_updates(cluster, built):
+    """Learning rate, momentum and the like, as the graph has them: dict from names to texts.
+
+    Workers that update by other numbers drift apart, and every step goes on. Where the chief alone
+    updates, its numbers are everybody's.
+    """
+    found = {}
+    if cluster.kind == 'ps' and cluster.synchronous:
+        return found
+    for op in step_operations([built.train_op]):
+        if 'Apply' not in op.type:
+            continue
+        for argument, tensor in zip(op.op_def.input_arg, op.inputs):
+            if (argument.name not in _NOT_NUMBERS and tensor.shape.ndims == 0
+                    and tensor.dtype.base_dtype.is_floating):
+                text = _number(tensor)
+                if text is not None:
+                    found.setdefault('%s of %s' % (argument.name, op.type), set()).add(text)
+    return {name: ', '.join(sorted(texts)) for name, texts in found.items()}
+
+
+def _number(tensor):
+    """A constant as text; of what is computed, the constants; None where the model has a part."""
+    ops = _made_of(tensor)
+    if len(ops) > _MOST_OPERATIONS or any(op.type.startswith('Collective') for op in ops):
+        return None
+    numbers = []
+    for op in ops:
+        if op.type == 'Const':
+            value = tf.make_ndarray(op.get_attr('value'))
+            if value.dtype.kind in 'biuf' and value.size <= 64:
+                numbers += ['%.9g' % each for each in value.reshape(-1).tolist()]
+    if all(op.type in ('Const', 'Identity', 'Cast') for op in ops):
+        return ' '.join(numbers)
+    return 'computed by %d operations from %s' % (len(ops), ' '.join(sorted(numbers)) or 'none')
+
+
+def _made_of(tensor):
+    """The operations that a tensor is computed by; what they wait for is none of them."""
+    stack, seen = [tensor.op], {tensor.op.name: tensor.op}
+    while stack and len(seen) <= _MOST_OPERATIONS:
+        for other in stack.pop().inputs:
+            if other.op.name not in seen:
+                seen[other.op.name] = other.op
+                stack.append(other.op)
+    return list(seen.values())
 
 
 def _variable(entry):

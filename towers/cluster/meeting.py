@@ -78,7 +78,12 @@ def all_ready(cluster, connections, deadline):
 
 
 def _answer(cluster, lines, deadline):
-    answer = lines.receive(deadline)
+    try:
+        answer = lines.receive(deadline)
+    except ClusterError as error:
+        raise ClusterError('what answers at the address of %s is no worker: %s. Another program '
+                           'uses the port, or the address is wrong.' % (
+                               cluster.who(0), error)) from None
     if answer is None:
         raise ClusterError('%s waits for other workers, and start_timeout is over: start them, or '
                            'give a longer one.' % cluster.who(0))

@@ -13,15 +13,17 @@ restart of the chief is always older than what is new, and is dropped. An odd to
 """
 
 import json
+import threading
 import time
 
 import tensorflow.compat.v1 as tf
 
 from towers.cluster.fingerprint import difference
-from towers.cluster.ports import wait_for
+from towers.cluster.ports import check_server
 from towers.cluster.shares import Shares
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
+from towers.reason import reason_of
 from towers.reduce.rows import scaled
 from towers.run.step_loop import OccasionalHook
 
@@ -232,7 +234,7 @@ def tasks_by_size(variables, num_servers):
 def answer_or_raise(cluster, deadline):
     """Raises `ClusterError` if a parameter server does not answer in time."""
     for rank, address in enumerate(cluster.ps):
-        wait_for(address, cluster.who(rank, 'ps'), deadline).close()
+        check_server(address, cluster.who(rank, 'ps'), deadline)
 
 
 def agree(cluster, own, target, config, deadline):
@@ -241,8 +243,38 @@ def agree(cluster, own, target, config, deadline):
     The chief leaves it on the first parameter server, as JSON in a string variable.
 
     Raises:
-      ClusterError: they differ; or the chief does not come in time.
+      ClusterError: they differ; or the chief, or a server, does not answer in time.
     """
+    outcome = []
+
+    def compare():
+        try:
+            outcome.append(_compare(cluster, own, target, config, deadline))
+        except tf.errors.OpError as error:  # such as a device that a server of another job has not
+            outcome.append(ClusterError(
+                '%s cannot use the parameter servers %s: %s. Is there a server of another cluster '
+                'at one of these addresses?' % (
+                    cluster.who(cluster.rank), ', '.join(cluster.ps), reason_of(error))))
+        except BaseException as error:  # raised again by the caller's thread
+            outcome.append(error)
+    # TensorFlow waits for its servers for ever: one of another cluster, or that froze meanwhile.
+    thread = threading.Thread(target=compare, daemon=True, name='towers-agree')
+    thread.start()
+    thread.join(max(0., deadline - time.monotonic()) + _SPARE)
+    if not outcome:
+        raise ClusterError('%s cannot make a session with %s within start_timeout: one of them is '
+                           'frozen, or serves another cluster. Start the servers again, correct '
+                           'their addresses, or give a longer start_timeout.' % (
+                               cluster.who(cluster.rank), ', '.join(
+                                   cluster.who(rank, 'ps') for rank in range(len(cluster.ps)))))
+    if outcome[0] is not None:
+        raise outcome[0]
+
+
+_SPARE = 1.  # seconds by which an error that is more exact may come later
+
+
+def _compare(cluster, own, target, config, deadline):
     with tf.Graph().as_default(), tf.device(_FIRST_SERVER):
         kept = tf.get_variable('towers/fingerprint', [], tf.string, use_resource=True,
                                initializer=tf.constant_initializer(''),

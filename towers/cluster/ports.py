@@ -1,5 +1,6 @@
 """Addresses: ports that are free, and hosts that answer."""
 
+import contextlib
 import errno
 import random
 import socket
@@ -79,10 +80,44 @@ def split_address(address):
       ClusterError: there is no port in it, or none from 1 to 65535.
     """
     host, _, port = str(address).rpartition(':')
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or '/' in host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ClusterError("%r is no address: expected 'host:port', such as '10.0.0.1:2222'."
                            % (address,))
     return host.strip('[]'), int(port)
+
+
+# What begins a connection of HTTP/2, which gRPC speaks, and an empty frame of settings.
+_HTTP2 = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\x04\0\0\0\0\0'
+_SETTINGS = b'\x04'  # the type of the frame that a server answers with
+
+
+def check_server(address, who, deadline):
+    """Waits until one of TensorFlow's servers answers at an address.
+
+    Raises:
+      ClusterError: nobody does in time, or somebody else does; arguments as for `wait_for`.
+    """
+    with contextlib.closing(wait_for(address, who, deadline)) as connection:
+        received = b''
+        try:
+            connection.sendall(_HTTP2)
+            while len(received) < 4:
+                connection.settimeout(max(0.01, deadline - time.monotonic()))
+                data = connection.recv(64)
+                if not data:
+                    break
+                received += data
+        except socket.timeout:
+            raise ClusterError('%s at %s takes connections and does not answer: its process is '
+                               'frozen, or another program uses the port.' % (
+                                   who, address)) from None
+        except OSError:
+            pass  # closed: no server, either
+        if received[3:4] != _SETTINGS:
+            raise ClusterError('what answers at %s, the address of %s, is no server of '
+                               "TensorFlow's: "
+                               'another program uses the port, or the address is wrong.' % (
+                                   address, who))
 
 
 def wait_for(address, who, deadline, pause=0.2):

@@ -107,7 +107,8 @@ def _global_variables(graph):
 def _used_together(graph, variables):
     """Dict from a variable's name to that of the first one of those that one operation writes.
 
-    An optimizer's operation takes a variable and its slots.
+    An optimizer's operation takes a variable and its slots. What is colocated with a variable by
+    name, as Adam's powers of beta are with the first one, is with it, too.
     """
     first = {name: name for name in variables}
 
@@ -120,6 +121,8 @@ def _used_together(graph, variables):
         if op.type in _CALLS:
             continue
         names = {root(each) for each in _variables_of(op) if each in first}
+        if op.name in first:
+            names |= {root(each) for each in [op.name] + _classes(op) if each in first}
         names = sorted(names, key=order.get)
         for name in names[1:]:
             first[name] = names[0]
@@ -143,9 +146,13 @@ def _server_of_inputs(op, servers):
     return next((servers[name] for name in _variables_of(op) if name in servers), None)
 
 
+def _classes(op):
+    """Names of the operations that an operation has to be on the device of."""
+    return [group.decode('utf-8').partition('loc:@')[2] for group in op.colocation_groups()]
+
+
 def _server_of_class(op, servers):
-    for group in op.colocation_groups():
-        name = group.decode('utf-8').partition('loc:@')[2]
+    for name in _classes(op):
         if name in servers:
             return servers[name]
     return None

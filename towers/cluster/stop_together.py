@@ -15,8 +15,9 @@ class StopTogetherHook(StopOnSignalHook):
     """`StopOnSignalHook` of a worker: the first signal to any has all of them stop, and save.
 
     Without it a worker that stops leaves the others waiting for it in their next step. Use it on
-    all workers, among the hooks that come last; the others then need not know how many steps there are:
-    they stop when the chief does, whatever made it.
+    all workers, among the hooks that come last; they then need not all know how many steps there
+    are: in a ring all stop when one does, on parameter servers when the chief does, whatever made
+    it. The end of a worker's data is no such stop, see `until_all_end`.
 
     Attributes:
       received: as there; a worker that stops because another one was told to has None.
@@ -73,13 +74,19 @@ class StopTogetherHook(StopOnSignalHook):
             self._coordinator.request_stop()
 
     def end(self, session):
-        """On a chief that stops by itself: one more step, not saved, that tells the others."""
-        if (self._cluster.kind == 'ring' and self._cluster.is_chief and not self._is_told
+        """In a ring, on one that stops by itself: one more step, not saved, that tells the others.
+
+        Others that stop by themselves after the same step, which it does not know of, do the same.
+        """
+        if (self._cluster.kind == 'ring' and not self._is_told
                 and self._machines.stops is not None):
             ended = self._machines.data_ended
             if ended is None or not session.run(ended):
                 session.run(self._machines.stop)
-                session.run(self._train_op)
+                try:
+                    session.run(self._train_op)
+                except tf.errors.OutOfRangeError:
+                    pass  # its data are at their end, and so are those of the others
         super(StopTogetherHook, self).end(session)
 
     def _say_so(self):

@@ -125,8 +125,10 @@ class InputWatch:
                     waited, end - begin, tf.where(gap < begin, gap, tf.zeros_like(gap)),
                     tf.ones([], tf.float64)])).op, latest_end.assign(end).op]
         # What the runtime could start before `begin` would count as having taken no time.
-        for read in reads:
-            compat.add_control_inputs(read, [begin.op])
+        first = reads if staged is None else [
+            each for each in step_operations([op]) if each.type == 'StageSize']
+        for each in first:
+            compat.add_control_inputs(each, [begin.op])
         compat.add_control_inputs(op, noted)
 
     def read(self, session):
