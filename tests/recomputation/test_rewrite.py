@@ -357,3 +357,24 @@ def test_a_gradient_that_comes_into_a_block_and_is_a_variables_own():
     found, _ = numbers(model, None, **dict(options, optimizer=tf.train.GradientDescentOptimizer(.1)))
     for one, other in zip(wanted[:2], found[:2]):  # plain TF without gates races in later steps
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize('gate', [tf.train.Optimizer.GATE_NONE, tf.train.Optimizer.GATE_OP])
+def test_segments_do_not_wait_for_each_other(gate):
+    """A small product of two branches: the gradient of each takes what is computed again of both."""
+    def model(images):
+        rows = tf.reshape(images, [36, 24])
+        branches = []
+        for name in 'one', 'two', 'three':
+            with tf.name_scope(name):
+                branches.append(tf.tanh(tf.sin(tf.matmul(rows, variable(name, [24, 8])))))
+        product = tf.matmul(branches[0], branches[1], transpose_a=True)
+        return tf.reduce_mean(tf.square(product)) + tf.reduce_mean(tf.square(branches[2]))
+
+    options = dict(optimizer=tf.train.GradientDescentOptimizer(.1),
+                   gradient_options={'gate_gradients': gate})
+    plain, _ = numbers(model, None, **options)
+    again, line = numbers(model, ['one', 'two', 'three'], **options)
+    assert line == '6 operations of the forward pass are run again, in 2 segments'
+    for one, other in zip(plain, again):
+        np.testing.assert_array_equal(one, other)

@@ -129,3 +129,49 @@ def test_a_loop_is_in_one_stage(loops):
              for scope in ('while', 'while_1')[:loops]]
     assert found == [{CPUS[0]}, {CPUS[1]}] if loops == 2 else len(found[0]) == 1
     assert not towers.audit(built).broken
+
+
+def tied(ids):
+    """A language model that looks up in the first layer what its last one multiplies by."""
+    table = tf.get_variable('table', [9, 8], tf.float64,
+                            tf.random_normal_initializer(stddev=.5, seed=1))
+    x = tf.nn.embedding_lookup(table, ids)
+    for index in range(4):
+        w = tf.get_variable('w%d' % index, [8, 8], tf.float64,
+                            tf.random_normal_initializer(stddev=.5, seed=index))
+        x = x + tf.tanh(tf.matmul(x, w))
+    if tf.get_variable_scope().use_resource:
+        averages = tf.train.ExponentialMovingAverage(.5)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, averages.apply(tf.trainable_variables()))
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels=ids, logits=tf.matmul(x, table, transpose_b=True)))
+
+
+@pytest.mark.fast_only('resource')
+@pytest.mark.parametrize('resource', [False, True], ids=['reference', 'resource'])
+def test_a_tied_embedding_and_averages_of_weights(resource):
+    """A lookup is where the variable is: this one goes where it is first looked up."""
+    def trained_on(devices, **options):
+        with tf.Graph().as_default():
+            with tf.variable_scope('', use_resource=resource):
+                built = towers.build_towers(
+                    tied, np.arange(12) % 9, tf.train.GradientDescentOptimizer(.5), devices, 'mean',
+                    **options)
+            devices = {v.op.name: v.device for v in tf.global_variables()}
+            config = towers.session_config(built.devices)
+            config.operation_timeout_in_ms = 60000
+            with tf.Session(config=config) as session:
+                session.run(tf.global_variables_initializer())
+                for _ in range(3):
+                    session.run(built.train_op)
+                values = session.run({v.op.name: v for v in tf.global_variables()})
+            return devices, values, [op.device for op in tf.get_default_graph().get_operations()
+                                     if op.type == 'Tanh' and op.name.startswith('tower_0/')]
+    _, one, _ = trained_on(1)
+    where, found, layers = trained_on([CPUS[:3]], stages='auto', micro_batches=3)
+    assert layers == sorted(layers) and layers[0] == CPUS[0] < layers[-1]
+    for name in ('table', 'w0', 'w3') if resource else ():
+        assert where[name] == where[name + '/ExponentialMovingAverage']
+    assert where['table'] == where['w0'] == CPUS[0] and where['w3'] == layers[-1]
+    for name in one:
+        np.testing.assert_allclose(found[name], one[name], rtol=0, atol=1e-12, err_msg=name)

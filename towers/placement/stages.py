@@ -47,6 +47,12 @@ def stage(number: int) -> typing.Iterator[None]:
         yield
 
 
+def says_stages(operations):
+    """Whether any of these operations was made within a `stage` of the model's own."""
+    return any(isinstance(scope, StageDevice) for op in operations
+               for scope in compat.device_scopes(op))
+
+
 def place_forward(operations, device):
     """Puts what the model function has made outside of stages where the last of its inputs is.
 

@@ -121,12 +121,16 @@ class _Backward:
                 self._takers[name].append(op.name)
 
     def before(self, op):
-        """Names of the operations of the backward pass that an operation waits for."""
+        """Names of the operations of the backward pass that an operation takes."""
         return self._inside.intersection(
             [tensor.op.name for tensor in op.inputs] + [each.name for each in op.control_inputs])
 
     def gradients_into(self, operations):
-        """Names of what the first ones among some operations wait for: none waits for another."""
+        """Names of what the first ones among some operations take: none waits for another.
+
+        Waiting by way of the copies of another segment counts: two segments would wait for each
+        other for ever.
+        """
         stack = [op.name for op in operations]
         after = set(stack)
         while stack:
@@ -136,6 +140,11 @@ class _Backward:
                     stack.append(name)
         first = [op for op in operations if after.isdisjoint(self.before(op))]
         return sorted(set().union(*map(self.before, first)))
+
+    def note_waiting(self, operations, gradients):
+        """From now on these operations wait for these, by way of the copies that they take."""
+        for name in gradients:
+            self._takers[name].extend(op.name for op in operations)
 
 
 def _rewrite(scope, operations, kept, takers, backward, root, readers):
@@ -152,6 +161,7 @@ def _rewrite(scope, operations, kept, takers, backward, root, readers):
         return 0
     taking = {op.name: op for name in wanted for op, _ in takers[name]}
     gradients = backward.gradients_into(list(taking.values()))
+    backward.note_waiting(taking.values(), gradients)
     copied = _needed(wanted.values(), {op.name: op for op in operations}, kept)
     copies = _copy(graph, [op for op in operations if op.name in copied], kept, scope, root)
     made = {copy.name for copy in copies.values()}

@@ -5,7 +5,7 @@ import collections
 from towers import compat
 from towers.errors import ModelFunctionError
 from towers.graph.graph_walk import is_control_flow
-from towers.graph.variable_access import read_from
+from towers.graph.variable_access import HAND_ON, VARIABLE_OPS, read_from
 from towers.placement.devices import short_name
 from towers.placement.tower_device import StageDevice, TowerDevice, stages_of
 from towers.recomputation.segments import ALIASES, size_of
@@ -30,7 +30,7 @@ def describe(cuts, device):
     return text
 
 
-def cut_into_stages(operations, variables, device, root, move_variables):
+def cut_into_stages(operations, variables, owned, device, root, move_variables):
     """Puts the operations of a forward pass, made for one device, on the devices of their tower.
 
     They are cut in the order in which they were made. Each cut is near the place where the stages
@@ -40,6 +40,7 @@ def cut_into_stages(operations, variables, device, root, move_variables):
     Args:
       operations: those of the model function's call, in order.
       variables: the model's variables.
+      owned: names of the operations that were made with these, as parts of them.
       device: `StagedDevices`.
       root: the tower's name scope.
       move_variables: whether the variables go where they are first read.
@@ -58,7 +59,9 @@ def cut_into_stages(operations, variables, device, root, move_variables):
             "stages='auto', and there are %d devices a tower for %d operations of the model that "
             'may be put anywhere: name fewer devices, or leave out towers.stage and tf.device in the '
             'model function (or stages=).' % (len(stages), len(computing)))
-    first_reader, parameters = _first_readers(mine, variables)
+    leaders = _leaders(variables)
+    first_reader, parameters = _first_readers(
+        [op for op in operations if op.name not in owned], mine, variables, leaders)
     costs = [_bytes(op) + sum(parameters[name] for name in first_reader.get(op.name, ()))
              for op in mine]
     crossing = _crossing(mine)
@@ -81,7 +84,7 @@ def cut_into_stages(operations, variables, device, root, move_variables):
         for op in mine[before + 1:last + 1]:
             compat.set_device(op, stages[stage])
             for name in first_reader.get(op.name, ()) if move_variables else ():
-                _move_variable(by_name[name], stages[stage])
+                _move_variable(mine[0].graph, name, by_name[name].device, stages[stage])
     _bring_along(operations, mine, stages[0])
     shares = [sum(costs[before + 1:last + 1]) / max(total, 1)
               for before, last in zip(bounds, bounds[1:])]
@@ -108,17 +111,52 @@ def _bring_along(operations, moved, first):
             compat.set_device(op, places[op.name])
 
 
-def _first_readers(operations, variables):
-    """({operation's name: names of the variables that it is the first to read}, {name: bytes})."""
-    sizes = {variable.op.name: (variable.get_shape().num_elements() or 0)
-             * variable.dtype.base_dtype.size for variable in variables}
-    found, seen = {}, set()
+def _leaders(variables):
+    """{variable's name: that of the variable that it is kept with}, such as a moving average's."""
+    names = {variable.op.name for variable in variables}
+    leaders = {}
+    for variable in variables:
+        beside = [group.decode()[len('loc:@'):] for group in variable.op.colocation_groups()]
+        leaders[variable.op.name] = next((name for name in beside if name in names),
+                                         variable.op.name)
+    return leaders
+
+
+def _first_readers(operations, mine, variables, leaders):
+    """Where the variables are read first, each with those that are kept with it.
+
+    What TensorFlow keeps with a variable, such as an embedding's lookup, reads it where the next
+    operation is that may be put anywhere.
+
+    Args:
+      operations: all of the model function's call, in order, without the variables' own.
+      mine: those that may be put anywhere, in order.
+      variables: the model's variables.
+      leaders: as `_leaders` returns.
+
+    Returns:
+      `({operation's name: names of the variables that it is the first to read}, {name: bytes})`.
+    """
+    sizes = collections.Counter()
+    for variable in variables:
+        sizes[leaders[variable.op.name]] += (variable.get_shape().num_elements() or 0
+                                             ) * variable.dtype.base_dtype.size
+    found, seen, waiting = {}, set(), []
+    movable = {op.name for op in mine}
     for op in operations:
-        for tensor in op.inputs:
+        moves = op.name in movable
+        kept_with = set() if moves else {
+            group.decode()[len('loc:@'):] for group in op.colocation_groups()} - {op.name}
+        for tensor in op.inputs if moves or kept_with else ():
             for source in read_from(tensor):
-                if source.name in sizes and source.name not in seen:
+                if leaders.get(source.name) == source.name and source.name not in seen and (
+                        moves or source.name in kept_with and op.type not in HAND_ON):
                     seen.add(source.name)
-                    found.setdefault(op.name, []).append(source.name)
+                    waiting.append(source.name)
+        if moves and op.type != 'Const' and waiting:
+            found[op.name], waiting = waiting, []
+    if waiting:
+        found.setdefault(mine[-1].name, []).extend(waiting)
     return found, sizes
 
 
@@ -147,12 +185,20 @@ def _crossing(operations):
     return found
 
 
-def _move_variable(variable, device):
-    """Puts a variable, with what was made as a part of it or is kept with it, on another device."""
-    there = variable.device
-    name = variable.op.name
+def _move_variable(graph, name, there, device):
+    """Puts a variable, with what was made as a part of it or is kept with it, on another device.
+
+    Args:
+      graph: the `tf.Graph`.
+      name: that of its operation.
+      there: the device that it is on.
+      device: the one that it goes to.
+    """
     own = ('loc:@' + name).encode()
-    for op in variable.graph.get_operations():
-        if op.device == there and (op.name == name or op.name.startswith(name + '/')
-                                   or own in op.colocation_groups()):
-            compat.set_device(op, device)
+    moved = [op for op in graph.get_operations() if op.device == there and (
+        op.name == name or op.name.startswith(name + '/') or own in op.colocation_groups())]
+    for op in moved:
+        compat.set_device(op, device)
+    for op in moved:  # a moving average's initial value is with that
+        if op.type in VARIABLE_OPS and op.name != name:
+            _move_variable(graph, op.name, there, device)

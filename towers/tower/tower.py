@@ -11,7 +11,7 @@ from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.variable_access import variables_read
 from towers.nonfinite import checked_loss
-from towers.placement.stages import place_forward
+from towers.placement.stages import place_forward, says_stages
 from towers.placement.tower_device import (BackwardDevice, TowerDevice, keep_reads_in_loops,
                                            keep_with_tower, stages_of)
 from towers.placement.variable_device import only_device
@@ -217,9 +217,11 @@ class TowerBuilder:
                             keras.activity_losses() if adds else [])
         sources = [leaf.op for leaf in tf.nest.flatten(inputs, expand_composites=True)
                    if leaf is not None]
-        if self._options.stages == 'auto' and len(stages_of(device)) > 1:
+        is_cut = self._options.stages == 'auto' and len(stages_of(device)) > 1
+        if is_cut:
             self._cut_into_stages(index, made.operations, device, root)
-        place_forward(made.operations, device)
+        if not is_cut or says_stages(made.operations):
+            place_forward(made.operations, device)
         keep_reads_in_loops(made.operations)
         self.losses.note_call(
             index, made.operations, sources, output.loss, root,
@@ -356,7 +358,7 @@ class TowerBuilder:
     def _cut_into_stages(self, index, operations, device, root):
         variables = variables_read(operations, self._shared.owned, self._shared.created)
         made_on = [variable.device for variable in variables]
-        cuts = cut_into_stages(operations, variables, device, root,
+        cuts = cut_into_stages(operations, variables, self._shared.owned, device, root,
                                not index and self._placement.by_stage)
         for variable, before in zip(variables, made_on):
             self._placement.note_moved(variable, before)
