@@ -12,8 +12,13 @@ import collections
 import contextlib
 import sys
 
+import tensorflow.compat.v1 as tf
+
 from towers import compat
 from towers.graph.variable_access import VARIABLE_OPS
+
+_MADE_IF_MISSING = frozenset([tf.GraphKeys.GLOBAL_STEP])
+"""Where a look before it is made is followed by a look by name, which knows no towers."""
 
 
 class SeenVariables:
@@ -43,7 +48,7 @@ class SeenVariables:
             found = original(graph, name, scope)
             if graph is not self._graph:
                 return found
-            if isinstance(name, str) and not name.startswith('_'):  # those are TF's own
+            if isinstance(name, str) and name not in _MADE_IF_MISSING and not name.startswith('_'):
                 return self._as_then(index, name, found, bottom)
             if found and compat.is_variable_store_of_checkpoint(name, sys._getframe(1)):
                 return self._store_as_then(index, found, bottom)
