@@ -294,23 +294,24 @@ def _checked_pairs(pairs):
     Raises:
       GradientError: they are something else.
     """
-    listed = listed_pairs(pairs)
+    listed, given = listed_pairs(pairs), 'apply_gradients of a TowerOptimizer was given'
     if not listed:
-        raise GradientError('apply_gradients of a TowerOptimizer was given %.200r: expected (gradient, '
-                            'variable) pairs.' % (pairs if listed is None else listed,))
+        raise GradientError('%s %.200r: expected (gradient, variable) pairs.' % (
+            given, pairs if listed is None else listed))
     checked = []
     for gradient, variable in listed:
         variable = compat.keras_variable_value(variable)
         if not isinstance(variable, compat.VARIABLE_TYPES):
-            raise GradientError('apply_gradients of a TowerOptimizer was given %.80r of type %s as a '
-                                'variable.' % (variable, type(variable).__name__))
+            raise GradientError('%s %.80r of type %s as a variable: expected a tf.Variable.' % (
+                given, variable, type(variable).__name__))
         if gradient is not None:
             try:
-                gradient = tf.convert_to_tensor_or_indexed_slices(gradient, variable.dtype.base_dtype)
+                gradient = tf.convert_to_tensor_or_indexed_slices(
+                    gradient, variable.dtype.base_dtype)
             except (TypeError, ValueError) as error:
                 raise GradientError(
-                    'apply_gradients of a TowerOptimizer was given %.80r as the gradient of %r, which '
-                    'is no tensor: %s' % (gradient, variable.op.name, error)) from error
+                    '%s %.80r as the gradient of %r: expected a tensor of its type, or None. %s' % (
+                        given, gradient, variable.op.name, error)) from error
         checked.append((gradient, variable))
     return checked
 
