@@ -230,6 +230,20 @@ def keras_parts(layer):
     return _parts_of(layer)
 
 
+def forget_dropout_masks(layer):
+    """Lets the recurrent layers within a Keras 2 layer draw dropout masks of their own when called.
+
+    On TF 1.15 the cells of `RNN(cell)` keep the mask of the first call, with its batch size and on
+    its device; those of LSTM and GRU do not, and later Keras forgets all of them.
+    """
+    for part in _parts_of(layer):
+        cell = getattr(part, 'cell', None)
+        for each in _parts_of(cell) if isinstance(cell, keras_base_layers()) else ():
+            if hasattr(each, 'reset_dropout_mask'):
+                each.reset_dropout_mask()
+                each.reset_recurrent_dropout_mask()
+
+
 def keras_mask(tensor):
     """The mask that Keras keeps with a tensor: bool [batch, …], or None."""
     return getattr(tensor, '_keras_mask', None)
@@ -325,6 +339,14 @@ def initialize_with(variable, value, as_initial_value=False):
         variable._initial_value = value
 
 
+def initializer_of(variable):
+    """The operation that gives a variable its initial value, or None.
+
+    For a reference variable that `tf.train.init_from_checkpoint` has set, `initializer` is a tensor.
+    """
+    return getattr(variable.initializer, 'op', variable.initializer)
+
+
 def keep_variable_stores(graph):
     """Notes what TF and Keras know of a graph's variables besides its collections.
 
@@ -367,6 +389,38 @@ def remember_variable(graph, name, variable):
             store._vars[name] = variable  # pylint: disable=protected-access
             return True
     return False
+
+
+def variables_by_name(graph):
+    """What `tf.get_variable` finds in a graph: dict from names to variables."""
+    return {name: variable for store in graph.get_collection_ref(('__variable_store',))
+            for name, variable in getattr(store, '_vars', {}).items()}
+
+
+class VariablesOfStore:
+    """Stands for the store of `tf.get_variable` where `is_variable_store_of_checkpoint`."""
+
+    def __init__(self, variables):
+        self._vars = variables
+
+
+def is_variable_store_of_checkpoint(key, frame):
+    """Whether `tf.train.init_from_checkpoint` asks for the store of `tf.get_variable`.
+
+    Args:
+      key: of the collection that is looked at.
+      frame: Python's, of the caller of the graph's `get_collection`.
+    """
+    if key != ('__variable_store',):
+        return False
+    asking = [each for each in (frame.f_back, frame.f_back and frame.f_back.f_back) if each]
+    return any(each.f_code.co_name == '_init_from_checkpoint' for each in asking)
+
+
+def is_making_a_weight(code):
+    """Whether Python code is that by which layers of `tf.layers` make, or share, a weight."""
+    return code.co_name == 'add_weight' and code.co_filename.replace('\\', '/').endswith(
+        'layers/base.py')
 
 
 def _variable_stores(graph):

@@ -170,6 +170,25 @@ def test_updates_ride_on_the_train_ops_that_compute_their_layer():
             str(built.plan).split())
 
 
+def test_an_update_that_needs_several_losses_rides_on_each():
+    def with_groups(x):
+        losses = normed(x)['loss']
+        total, both = [tf.get_variable(name, [], tf.float64, tf.zeros_initializer(),
+                                       trainable=False) for name in ('total', 'both')]
+        updates = [tf.assign_add(total, losses['one'] + losses['two']),
+                   tf.group(tf.assign_add(both, losses['one']), tf.assign_add(both, losses['two']))]
+        return {'loss': losses, 'updates': updates}
+    with tf.Graph().as_default():
+        built = towers.build_towers(with_groups, tf.constant(BATCH), optimizers(('one', 'two')), 1)
+        averages = tf.global_variables('total|both')
+        for op in [built.train_ops['one'], built.train_ops['two'], built.train_op]:
+            with tf.Session(config=towers.session_config(built.devices)) as session:
+                session.run(tf.global_variables_initializer())
+                session.run(op)
+                # The mean of x, plus 1 and 1 in one loss, plus 1 and 2 in the other.
+                np.testing.assert_allclose(session.run(averages), [2 * BATCH.mean() + 5] * 2)
+
+
 def test_what_knows_of_losses_knows_them_by_name(tmp_path):
     with tf.Graph().as_default():
         built = towers.build_towers(gan, tf.constant(BATCH), optimizers(), 2, var_list=OF_GAN,
@@ -260,6 +279,13 @@ def test_errors(arguments, text):
         with pytest.raises(towers.TowersError) as error:
             towers.build_towers(gan, tf.constant(BATCH), **arguments)
         assert text in str(error.value)
+
+
+def test_losses_that_are_not_under_loss():
+    with tf.Graph().as_default(), pytest.raises(towers.ModelFunctionError) as error:
+        towers.build_towers(lambda x: gan(x)['loss'], tf.constant(BATCH), optimizers(), 2)
+    assert ("returned the losses 'discriminator', 'generator' themselves: expected them under 'loss', "
+            "return {'loss': {'discriminator': …, 'generator': …}}") in str(error.value)
 
 
 def test_one_optimizer_for_two_losses_is_refused():

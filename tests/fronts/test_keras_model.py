@@ -422,6 +422,32 @@ def test_masks_of_the_outputs_weigh_the_loss(keras):
     _compare(keras, make, tokens, target)
 
 
+def test_cells_that_drop_draw_for_each_copy(keras):
+    ones = np.ones((6, 2, 40), 'float32')
+    cells = [keras.layers.SimpleRNNCell(40, 'linear', kernel_initializer='identity', dropout=0.5),
+             keras.layers.SimpleRNNCell(40, 'linear', kernel_initializer='identity')]
+    inner = keras.Sequential([keras.layers.RNN(cells, input_shape=(2, 40), unroll=True)])
+    model = towers.ParallelModel(inner, DEVICES)
+    phase = compat.keras_backend_of(inner).symbolic_learning_phase()
+    session = compat.keras_backend_of(inner).get_session()
+    model.predict(ones[:1])  # which initializes
+    for count in (6, 5, 1):
+        dropped = session.run(model.outputs[0], {model.inputs[0]: ones[:count], phase: True})
+        assert len({row.tobytes() for row in dropped}) == count  # no mask twice
+
+
+def test_metrics_that_are_added_to_it(keras):
+    histories = []
+    for make in (lambda model: model, lambda model: towers.ParallelModel(model, DEVICES)):
+        model = make(_dense_model(keras))
+        model.add_metric(tf.reduce_mean(model.outputs[0] ** 2), name='squared', aggregation='mean')
+        model.compile(_sgd(keras, 0.), 'mse', metrics=['mae'])
+        histories.append(model.fit(X, 0 * Y, 8, verbose=0, shuffle=False).history)
+    assert sorted(histories[1]) == sorted(histories[0])
+    np.testing.assert_allclose(histories[1]['squared'], np.mean(  # as Keras: the mean over batches
+        [np.mean(model.predict(X[at:at + 8]) ** 2) for at in (0, 8, 16)]), rtol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['LSTM'])
 def test_rnn_with_initial_state(keras, graph, kind):

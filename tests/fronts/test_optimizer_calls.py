@@ -343,6 +343,11 @@ def in_a_branch(loss):
             tf.train.GradientDescentOptimizer(1.)).minimize(loss), tf.no_op)
 
 
+def applying(pairs):
+    return lambda loss: TowerOptimizer(tf.train.GradientDescentOptimizer(1.)).apply_gradients(
+        pairs(tf.trainable_variables()))
+
+
 def more_calls_in_later_towers(loss):
     return tf.group(*[TowerOptimizer(tf.train.GradientDescentOptimizer(1.)).minimize(loss)
                       for _ in range(1 if not loss.op.name.startswith('tower_1') else 2)])
@@ -358,6 +363,10 @@ def fewer_calls_in_later_towers(loss):
     (lambda loss: tf.group(plain(loss), TowerOptimizer(
         tf.train.GradientDescentOptimizer(1.)).minimize(loss)), 'wrap every optimizer'),
     (in_a_branch, 'in a branch or a loop'),
+    (applying(lambda variables: []), r'given \[\]: expected \(gradient, variable\) pairs'),
+    (applying(lambda variables: tf.constant([1., 2.])), r'given <tf.Tensor.*variable\) pairs'),
+    (applying(lambda variables: [('much', variables[0])]), "given 'much' as the gradient of 'w'"),
+    (applying(lambda variables: [(1., 'w')]), "given 'w' of type str as a variable"),
     (more_calls_in_later_towers, '1 times in tower 0 and 2 times in tower 1'),
     (fewer_calls_in_later_towers, '2 times in tower 0 and 1 times in tower 1')])
 def test_calls_that_cannot_be_joined(new_graph, train, text):

@@ -143,6 +143,32 @@ def test_slots_by_name_in_every_tower():
     assert [slot.op.name for slot in found] == ['net/w/Momentum', 'net/b/Momentum'] * 2
 
 
+@pytest.mark.parametrize('resource', [True, False])
+def test_weights_from_a_checkpoint_by_their_scope(tmpdir, resource):
+    path = str(tmpdir.join('trained'))
+    with tf.Graph().as_default(), tf.Session() as session:
+        network(tf.constant(X))
+        session.run(tf.global_variables_initializer())
+        session.run(tf.global_variables()[1].assign([1.5, 2.5, 3.5]))
+        train.Saver().save(session, path)
+    seen = []
+
+    def model_fn(x):
+        loss = network(x['x'])
+        train.init_from_checkpoint(path, {'net/': 'net/'})  # where no slot is yet
+        seen.append([each.op.name for each in tf.global_variables()])
+        return loss, TowerOptimizer(train.AdamOptimizer(0.125)).minimize(loss)
+    with switched('resource_variables', resource):
+        built, train_op = replicated(model_fn, X)
+    assert seen == [['net/w', 'net/b']] * 2
+    with tf.Session(config=towers.session_config(2)) as session:
+        session.run(tf.global_variables_initializer())
+        np.testing.assert_array_equal(session.run(tf.global_variables()[1]), [1.5, 2.5, 3.5])
+        session.run(train_op)
+        np.testing.assert_allclose(session.run(tf.global_variables()[1]), [1.375, 2.375, 3.375],
+                                   rtol=1e-6)
+
+
 def test_sync_replicas_has_those_of_the_one_inside():
     seen, sync = [], train.SyncReplicasOptimizer(train.AdamOptimizer(0.125), 1, 1)
 

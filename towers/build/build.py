@@ -64,7 +64,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         `updates`. Ordinary TF1 code.
       inputs: the batch: a nest of tensors [n, …], dense or sparse, of any dtype.
       optimizer: a `tf.train.Optimizer`, or None for evaluation and prediction. Or a dict from
-        names to optimizers, for a model function that returns a dict of losses by these names (a
+        names to optimizers, for a model function whose `loss` is a dict of losses by these names (a
         GAN's `{'discriminator': …, 'generator': …}`): see `BuiltTowers.train_ops`.
       devices: see `resolve_devices`: None, a count, or names.
       reduction: `'sum'` or `'mean'`, as above.

@@ -382,8 +382,9 @@ def _from_shard(variables, first):
     """Names of the variables whose initial value depends on the first tower's part of the batch."""
     inputs = {leaf.op.name for leaf in tf.nest.flatten(first.inputs, expand_composites=True)
               if leaf is not None}
-    return [variable.op.name for variable in variables if variable.initializer is not None
-            and not inputs.isdisjoint(graph_walk.ancestors(variable.initializer.inputs))]
+    initializers = [(variable, compat.initializer_of(variable)) for variable in variables]
+    return [variable.op.name for variable, op in initializers if op is not None
+            and not inputs.isdisjoint(graph_walk.ancestors(op.inputs))]
 
 
 def _initial_of_first(names):

@@ -111,7 +111,9 @@ def _riding(updates, losses, towers):
 
     An update, batch norm's say, is computed from activations of its layer. It rides on the train op
     of a loss if that loss is computed from the same activations: the step then computes nothing
-    more for it.
+    more for it. One that needs activations of several losses (an average of both, one group of all
+    updates) would ride nowhere and be lost where losses are trained in turn: it rides on each of
+    those losses.
     """
     roots = tuple(tower.name_scope for tower in towers)
     known = {name: {op for op in graph_walk.ancestors([loss]) if op.startswith(roots)}
@@ -119,8 +121,10 @@ def _riding(updates, losses, towers):
     of_any = set().union(*known.values())
     needs = [{op.name for op in graph_walk.step_operations([update])} & of_any
              for update in updates]
-    return map_shaped(lambda own: [update for update, need in zip(updates, needs) if need <= own],
-                      known)
+    fits = [any(need <= own for own in known.values()) for need in needs]
+    return map_shaped(lambda own: [
+        update for update, need, fits_one in zip(updates, needs, fits)
+        if need <= own or not fits_one and need & own], known)
 
 
 def with_next_batch(update, staged):

@@ -265,6 +265,12 @@ def _parallel_class(base):
         trainable_weights = property(lambda self: self.copies.model.trainable_weights)
         non_trainable_weights = property(lambda self: self.copies.model.non_trainable_weights)
 
+        @property
+        def metrics_names(self):
+            # TF 1.15 looks for those of `add_metric` among `layers`, which are the inner model's.
+            names = list(super().metrics_names)
+            return names + [metric.name for metric in self.metrics if metric.name not in names]
+
         @classmethod
         def from_config(cls, config, custom_objects=None):
             raise _not_cloned()

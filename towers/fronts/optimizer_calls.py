@@ -22,6 +22,7 @@ from towers.errors import GradientError
 from towers.fronts.optimizer_slots import apply_call, made_late, make_slots
 from towers.graph import graph_walk
 from towers.reduce.combination import combine
+from towers.tower.gradients import listed_pairs
 from towers.tower.gradients_of_model import GradientsOfModel
 
 _KEY = ('towers_optimizer_calls',)
@@ -134,7 +135,7 @@ class OptimizerCalls(GradientsOfModel):
 
     def applied(self, optimizer, pairs, **arguments):
         """Notes a call of `apply_gradients`; returns its placeholder."""
-        pairs = [(gradient, compat.keras_variable_value(variable)) for gradient, variable in pairs]
+        pairs = _checked_pairs(pairs)
         placeholder = tf.no_op('train_op')
         if not self._trains:
             return placeholder
@@ -285,6 +286,34 @@ class OptimizerCalls(GradientsOfModel):
         after = graph_walk.reachable_from([self.of_towers[tower][number].placeholder],
                                           self._operations[tower], control=True)
         return any(gradient.op.name in after for gradient in gradients)
+
+
+def _checked_pairs(pairs):
+    """A list of `(gradient or None, tf.Variable)`.
+
+    Raises:
+      GradientError: they are something else.
+    """
+    listed, given = listed_pairs(pairs), 'apply_gradients of a TowerOptimizer was given'
+    if not listed:
+        raise GradientError('%s %.200r: expected (gradient, variable) pairs.' % (
+            given, pairs if listed is None else listed))
+    checked = []
+    for gradient, variable in listed:
+        variable = compat.keras_variable_value(variable)
+        if not isinstance(variable, compat.VARIABLE_TYPES):
+            raise GradientError('%s %.80r of type %s as a variable: expected a tf.Variable.' % (
+                given, variable, type(variable).__name__))
+        if gradient is not None:
+            try:
+                gradient = tf.convert_to_tensor_or_indexed_slices(
+                    gradient, variable.dtype.base_dtype)
+            except (TypeError, ValueError) as error:
+                raise GradientError(
+                    '%s %.80r as the gradient of %r: expected a tensor of its type, or None. %s' % (
+                        given, gradient, variable.op.name, error)) from error
+        checked.append((gradient, variable))
+    return checked
 
 
 def share_of_sum(size):

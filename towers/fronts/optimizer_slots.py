@@ -10,6 +10,7 @@ import contextlib
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.errors import ModelFunctionError
 from towers.graph import graph_walk
 from towers.graph.scopes import like_current_scope
@@ -156,5 +157,5 @@ def _initializers(spec):
     if init_op is None:
         return []
     return [('the init_op of the scaffold', getattr(init_op, 'op', init_op),
-             lambda variable: variable.initializer,
+             compat.initializer_of,
              'Leave it out, for that of all variables, and give what is special as init_fn=.')]

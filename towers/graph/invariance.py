@@ -8,6 +8,7 @@ reasons to doubt, and whatever it does not know is one.
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.graph import graph_walk
 from towers.graph.variable_access import VARIABLE_OPS
 from towers.graph.variable_writes import Writes
@@ -56,7 +57,7 @@ def written_variables(made):
 
     The operation that gives a variable its initial value does not count.
     """
-    initializers = {variable.initializer.name for variable in
+    initializers = {compat.initializer_of(variable).name for variable in
                     tf.global_variables() + tf.local_variables()}
     graph = tf.get_default_graph()
     writes = Writes(graph)

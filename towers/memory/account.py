@@ -292,9 +292,10 @@ def _kept_initial_values(built):
     """
     variables = {variable.op.name: variable for variable in
                  list(built.variables) + list(built.slots)}
-    values = {name: variable.initializer.inputs[1] for name, variable in variables.items()
-              if variable.initializer is not None and len(variable.initializer.inputs) > 1
-              and variable.op.type == 'VarHandleOp'}
+    initializers = {name: compat.initializer_of(variable) for name, variable in variables.items()
+                    if variable.op.type == 'VarHandleOp'}
+    values = {name: op.inputs[1] for name, op in initializers.items()
+              if op is not None and len(op.inputs) > 1}
     if not values:
         return []
     made = StepGraph([value.op for value in values.values()]).by_name

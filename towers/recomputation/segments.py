@@ -14,6 +14,7 @@ import math
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.graph import graph_walk
 from towers.graph.graph_walk import functions_of
 from towers.graph.variable_access import read_from
@@ -83,7 +84,8 @@ class _Changing:
     def __init__(self, forward):
         self._inside = {op.name for op in forward}
         self._kept = {variable.op.name for variable in tf.trainable_variables()}
-        initializers = {variable.initializer.name for variable in tf.trainable_variables()}
+        initializers = {compat.initializer_of(variable).name
+                        for variable in tf.trainable_variables()}
         for op in forward:
             if op.name in initializers:
                 continue

@@ -91,7 +91,7 @@ class InlineUpdates:
     def _inline(self, operations, fetches, ignored):
         finder, found = Writes(self._graph), []
         variables = tf.global_variables() + tf.local_variables()
-        initializers = {variable.initializer.name for variable in variables
+        initializers = {compat.initializer_of(variable).name for variable in variables
                         if variable.initializer is not None}
         candidates = []
         for op in operations:

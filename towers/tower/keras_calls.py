@@ -182,6 +182,8 @@ class KerasCalls(object):
             if not any(compat.is_keras_3_symbol(leaf) for leaf in leaves):
                 call = _Call(layer, leaves, self._graph)
                 self._calls.append(call)
+            if not compat.is_keras_3(layer):
+                compat.forget_dropout_masks(layer)
         self._depth += 1
         try:
             yield
@@ -238,7 +240,7 @@ class KerasCalls(object):
 
         Not only the variables that the layers list: the state of a stateful RNN is not among them.
         """
-        initializers = {variable.initializer for variable in
+        initializers = {compat.initializer_of(variable) for variable in
                         self._graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) +
                         self._graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES)}
         found = []

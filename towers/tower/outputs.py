@@ -83,6 +83,11 @@ def to_model_output(returned, tower, needs_loss, names=None):
         output = ModelOutput(loss=returned)
     elif isinstance(returned, dict):
         unknown = sorted(map(str, set(returned) - set(_FIELDS)))
+        if unknown and names is not None and set(returned) == set(names):
+            raise ModelFunctionError(
+                "%s returned the losses %s themselves: expected them under 'loss', return {'loss': "
+                '{%s}}.' % (where, ', '.join(map(repr, names)),
+                            ', '.join('%r: …' % (name,) for name in names)))
         if unknown:
             raise ModelFunctionError('%s returned a dict with the key %r: expected some of %s.%s'
                                      % (where, unknown[0], ', '.join(_FIELDS),

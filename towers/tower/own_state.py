@@ -58,7 +58,7 @@ class OwnState:
           keras_states: variables that Keras layers call their state.
         """
         choices = _choices(keras_states)
-        initializers = {variable.initializer.name for variable in choices.values()}
+        initializers = {compat.initializer_of(variable).name for variable in choices.values()}
         finder, writes = Writes(self._graph), collections.OrderedDict()
         for op in operations:
             if op.name in initializers or op.name not in step and (

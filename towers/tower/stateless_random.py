@@ -102,7 +102,7 @@ def give_own_seeds(operations, index, graph_seed, step=None, keys=None, repeats=
     Returns:
       The number of ops that got a seed.
     """
-    initializers = {variable.initializer.name for variable in
+    initializers = {compat.initializer_of(variable).name for variable in
                     tf.global_variables() + tf.local_variables()}
     counted_up = {op.inputs[0].op.name for op in operations
                   if op.type in _COUNTS and op.name not in initializers}
@@ -154,7 +154,7 @@ def make_initial_values_stateless(variables, graph_seed):
       `(replaced, kept)`, as `make_stateless`: an `orthogonal_initializer`'s QR decomposition of
       random numbers is replaced, values drawn inside loops and branches are kept.
     """
-    initializers = [variable.initializer for variable in variables]
+    initializers = [compat.initializer_of(variable) for variable in variables]
     with tf.name_scope('initial_values'):
         step = tf.constant(0, tf.int64)
     return make_stateless(graph_walk.step_operations(initializers), initializers, step, graph_seed)

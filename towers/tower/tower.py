@@ -27,6 +27,7 @@ from towers.tower.objectives import all_pairs, flat, map_shaped, tensors_of
 from towers.tower.outputs import call_model_fn, metrics_by_kind, to_model_output
 from towers.tower.own_state import OwnState
 from towers.tower.recomputation import recomputed_draws
+from towers.tower.seen_variables import SeenVariables
 from towers.tower.stage_cuts import cut_into_stages
 from towers.tower.stateless_random import give_own_seeds, make_stateless
 from towers.tower.variables import SharedVariables
@@ -135,6 +136,7 @@ class TowerBuilder:
         self.inline_updates = InlineUpdates(graph, options.update_ops, num_towers)
         self.gradients = TowerGradients(options, placement, replicas, self.own_state, graph)
         self._collections = TowerCollections(graph)
+        self._seen_variables = SeenVariables(graph)
 
     @property
     def replicates(self):
@@ -207,7 +209,8 @@ class TowerBuilder:
                 tf.device(TowerDevice(device)), \
                 tf.name_scope(outer if scope is None else scope) as root:
             with self._shared.tower(index, root, outer), record_keras_calls() as keras, \
-                    compiled(self._options.xla), self._models_gradients(index, shards):
+                    compiled(self._options.xla), self._models_gradients(index, shards), \
+                    self._seen_variables.call(index):
                 returned = call_model_fn(self._options.model_fn, inputs)
             output = to_model_output(returned, index, bool(self._options.objectives),
                                      self._options.objectives.names)
