@@ -98,8 +98,8 @@ def _check_learning_rate(learning_rate, argument='learning_rate'):
 def _check_graph_of(name, value):
     if isinstance(value, tf.Tensor) and (
             getattr(value, 'graph', None) is not tf.get_default_graph()):
-        raise InvalidArgumentError('%s=%.80r belongs to another graph than the default one: make it '
-                                   'and the towers under the same tf.Graph().' % (name, value))
+        raise InvalidArgumentError('%s=%.80r belongs to another graph than the default one: make '
+                                   'it and the towers under the same tf.Graph().' % (name, value))
 
 
 def check_model_fn(model_fn):

@@ -205,7 +205,8 @@ def check_arguments(*given, **named):
 
 
 def shards_of_towers(request, inputs):
-    """The towers' parts of the batch, and how they are staged (or None): `Shards`, `StagedInputs`."""
+    """The towers' parts of the batch, and how they are staged (or None): `Shards`,
+    `StagedInputs`."""
     called = _called(request)
     if request.stage_inputs is not False:
         return staged_shards(inputs, [part.device for part in request.parts], request.remainder,

@@ -72,7 +72,8 @@ def with_keywords(name, kind, given, fields, keywords):
     if given is None:
         return kind(**single)
     if not isinstance(given, kind):
-        raise InvalidArgumentError('%s=%.80r: expected a %s, or None.' % (name, given, kind.__name__))
+        raise InvalidArgumentError('%s=%.80r: expected a %s, or None.'
+                                   % (name, given, kind.__name__))
     if single:
         raise InvalidArgumentError('%s= and %s= were both given: put the latter into the %s.' % (
             name, next(keyword for keyword in fields if fields[keyword] in single),

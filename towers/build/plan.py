@@ -28,7 +28,8 @@ _SESSION = 'tf.Session(config=towers.session_config(built.devices)) makes the CP
 
 
 class Plan(collections.namedtuple('Plan', [
-        'towers', 'batch_size', 'remainder', 'reduction', 'optimizer', 'global_step', 'learning_rate',
+        'towers', 'batch_size', 'remainder', 'reduction', 'optimizer', 'global_step',
+        'learning_rate',
         'variable_device', 'num_variables', 'num_trainable', 'parameters', 'parameter_bytes',
         'shared_by_order', 'regularization', 'batch_norm', 'without_gradient', 'how_built',
         'combination', 'stages', 'accumulation', 'recomputation', 'precision', 'loss_scale', 'xla',
@@ -301,8 +302,8 @@ def _combination(joined):
     if not joined:
         return None
     size = sum(v.get_shape().num_elements() * v.dtype.base_dtype.size for v in joined)
-    return "%d dense layer%s by one product of the towers' factors, which spares %.1f MB a tower" % (
-        len(joined), '' if len(joined) == 1 else 's', size / 1e6)
+    return ("%d dense layer%s by one product of the towers' factors, which spares %.1f MB a tower"
+            % (len(joined), '' if len(joined) == 1 else 's', size / 1e6))
 
 
 def _stages(builder, towers):
@@ -326,8 +327,8 @@ def _accumulation(towers, micro_batches, schedule):
     sizes = sorted({tower.size for tower in towers if isinstance(tower.size, int)})
     if schedule is not None:
         stages = len(stages_of(towers[0].device))
-        return ('%d micro-batches%s a tower through %d stages, %s; of equal stages each waits %.0f%% '
-                'of the time' % (
+        return ('%d micro-batches%s a tower through %d stages, %s; of equal stages each waits '
+                '%.0f%% of the time' % (
                     micro_batches, '' if not sizes else ' of ' + ' or '.join(map(str, sizes[::-1])),
                     stages, schedule.replace('_', ' '),
                     100 * (stages - 1.) / (micro_batches + stages - 1)))

@@ -108,12 +108,13 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         raise InvalidArgumentError("stage_inputs=%.80r: expected True, False or 'first'."
                                    % (stage_inputs,))
     if stage_inputs and optimizer is None:
-        raise InvalidArgumentError('stage_inputs=%r needs an optimizer: the next batch is read with '
-                                   'the train op.' % (stage_inputs,))
+        raise InvalidArgumentError('stage_inputs=%r needs an optimizer: the next batch is read '
+                                   'with the train op.' % (stage_inputs,))
     if stage_inputs and objectives.names is not None:
         raise InvalidArgumentError(
-            'stage_inputs=%r, and there are several losses (%s), each with a train op: which of them '
-            'reads the next batch is not known here.' % (stage_inputs, ', '.join(objectives.names)))
+            'stage_inputs=%r, and there are several losses (%s), each with a train op: which of '
+            'them reads the next batch is not known here.'
+            % (stage_inputs, ', '.join(objectives.names)))
     if stateless_random and global_step is None:
         raise InvalidArgumentError('stateless_random=True needs a global_step to draw by.')
     _check_accumulate('accumulate', accumulate, objectives)
@@ -261,7 +262,8 @@ def _check_accumulate(name, count, objectives):
 
 def _check_not_too_many(name, count, devices):
     if count * len(devices) > MOST_TOWERS:
-        raise InvalidArgumentError('%s=%d on %d tower%s: expected %d micro-batches in all at most.' % (
+        raise InvalidArgumentError(
+            '%s=%d on %d tower%s: expected %d micro-batches in all at most.' % (
             name, count, len(devices), '' if len(devices) == 1 else 's', MOST_TOWERS))
 
 
@@ -269,8 +271,8 @@ def _check_stages(stages, schedule, micro_batches, accumulate):
     check_choice('schedule', schedule, SCHEDULES)
     if stages is not None and not (isinstance(stages, str) and stages == 'auto'):
         raise InvalidArgumentError(
-            "stages=%.80r: expected 'auto', for as many as a tower has devices, or None. Where they "
-            "are cut by hand, the model function says, by towers.stage(number)." % (stages,))
+            "stages=%.80r: expected 'auto', for as many as a tower has devices, or None. Where "
+            "they are cut by hand, the model function says, by towers.stage(number)." % (stages,))
     if micro_batches > 1 and accumulate > 1:
         raise InvalidArgumentError(
             'micro_batches=%d and accumulate=%d: a pipeline adds up the gradients of its '
@@ -285,8 +287,8 @@ def _checked_recompute(recompute, objectives, numerics):
             or isinstance(recompute, (list, tuple)) and recompute
             and all(isinstance(name, str) and name.rstrip('/') for name in recompute)):
         raise InvalidArgumentError(
-            "recompute=%.80r: expected 'auto', a list of names of operations or scopes of the model "
-            'whose results are kept, or None.' % (recompute,))
+            "recompute=%.80r: expected 'auto', a list of names of operations or scopes of the "
+            'model whose results are kept, or None.' % (recompute,))
     if not objectives:
         raise InvalidArgumentError('recompute=%.80r, and there is no optimizer: without a backward '
                                    'pass nothing is kept for it.' % (recompute,))

@@ -56,8 +56,8 @@ def until_all_end(dataset: typing.Any) -> Feed:
         built = towers.build_towers(model_fn, feed.inputs, optimizer, cluster=cluster)
 
     A worker whose data has ended computes its first batch again, which then weighs nothing. The
-    step in which no worker has data raises `tf.errors.OutOfRangeError` on all of them, as the end of the
-    data does, and changes nothing.
+    step in which no worker has data raises `tf.errors.OutOfRangeError` on all of them, as the end
+    of the data does, and changes nothing.
 
     Args:
       dataset: a `tf.data.Dataset` of batches, this worker's; at least one.

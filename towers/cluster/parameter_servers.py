@@ -142,8 +142,8 @@ class ServedMachines:
         if isinstance(gradient, tf.IndexedSlices):
             if self._cluster.backup_workers:
                 raise ClusterError(
-                    'backup_workers=%d, and the gradient %r is sparse: TensorFlow does not tell how '
-                    'many workers the sum of its rows is of. Leave backup_workers out.' % (
+                    'backup_workers=%d, and the gradient %r is sparse: TensorFlow does not tell '
+                    'how many workers the sum of its rows is of. Leave backup_workers out.' % (
                         self._cluster.backup_workers, name))
             accumulator = tf.SparseConditionalAccumulator(
                 gradient.dtype.base_dtype, shape, shared_name=name, reduction_type='SUM')

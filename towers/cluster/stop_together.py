@@ -15,8 +15,8 @@ class StopTogetherHook(StopOnSignalHook):
     """`StopOnSignalHook` of a worker: the first signal to any has all of them stop, and save.
 
     Without it a worker that stops leaves the others waiting for it in their next step. Use it on
-    all workers, among the hooks that come last; the others then need not know how many steps there are:
-    they stop when the chief does, whatever made it.
+    all workers, among the hooks that come last; the others then need not know how many steps there
+    are: they stop when the chief does, whatever made it.
 
     Attributes:
       received: as there; a worker that stops because another one was told to has None.

@@ -46,9 +46,9 @@ def replicate_model_fn(model_fn: typing.Callable,
     so that SUM is right for losses that are sums over the examples, the others for means.
 
     Of the `EstimatorSpec`s the loss, the predictions, the metrics and the export outputs become
-    those of the whole batch: predictions and export outputs in batch order (scalars: [towers]), metrics
-    counted over all towers in one set of counters. Everything else is the first tower's, in each
-    mode: the train op, `training_hooks`, `training_chief_hooks`, `evaluation_hooks`,
+    those of the whole batch: predictions and export outputs in batch order (scalars: [towers]),
+    metrics counted over all towers in one set of counters. Everything else is the first tower's, in
+    each mode: the train op, `training_hooks`, `training_chief_hooks`, `evaluation_hooks`,
     `prediction_hooks` and `scaffold`. Operations of the first tower have the names that they have
     without towers; so hooks and programs that ask for some by name get the first tower's.
     Batch-norm updates are the first tower's and ride on the train op, in `UPDATE_OPS` or not.

@@ -61,8 +61,9 @@ class ParallelModel(metaclass=_OfEveryKeras):
 
     `layers`, `get_layer`, `summary`, `save`, `save_weights`, `load_weights`, `get_config`,
     `to_json` and `to_yaml` are those of the model inside, and so is what callbacks such as
-    `ModelCheckpoint` do: what is saved is a model for one device. Unless the model inside was compiled by itself, its
-    `save` compiles it with this one's optimizer and loss, so that their state is in the file.
+    `ModelCheckpoint` do: what is saved is a model for one device. Unless the model inside was
+    compiled by itself, its `save` compiles it with this one's optimizer and loss, so that their
+    state is in the file.
 
     Virtual CPUs exist in sessions that are told so, before the first weight is loaded or trained:
 
@@ -135,8 +136,8 @@ def _check_parts(model, keras):
                 'ParallelModel: the layer %r of %s is stateful: it keeps a state for each example '
                 'of a whole batch, and each copy has a part of it. Make it with stateful=False, '
                 'and pass the state as initial_state= from an input and out as an output; or call '
-                'the layer in the model function of towers.build_towers, made there, where each tower '
-                'has a state of its own.' % (part.name, _named(model)))
+                'the layer in the model function of towers.build_towers, made there, where each '
+                'tower has a state of its own.' % (part.name, _named(model)))
         if getattr(part, 'metrics', None):
             raise InvalidArgumentError(
                 'ParallelModel: the layer %r of %s adds a metric of its own, which each copy would '
@@ -206,9 +207,9 @@ class _NotCloned(InvalidArgumentError, NotImplementedError):
 
 def _not_cloned():
     return _NotCloned(
-        'a ParallelModel p cannot be cloned or made from a config, which would be that of the model '
-        'inside: make keras.models.clone_model(p.inner_model), or p.inner_model.from_config(…), and '
-        'give that to towers.ParallelModel.')
+        'a ParallelModel p cannot be cloned or made from a config, which would be that of the '
+        'model inside: make keras.models.clone_model(p.inner_model), or '
+        'p.inner_model.from_config(…), and give that to towers.ParallelModel.')
 
 
 def _trainable_of_copies():

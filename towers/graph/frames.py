@@ -14,8 +14,8 @@ class Frames:
     def __init__(self, operations):
         """
         Args:
-          operations: list of operations, of which each is only in loops and branches that have their
-            `Enter`s and `Switch`es among them.
+          operations: list of operations, of which each is only in loops and branches that have
+            their `Enter`s and `Switch`es among them.
         """
         self._around, self._leaves, self._takers = {}, {}, {}
         if not any(op.type in CONTROL_FLOW for op in operations):

@@ -73,7 +73,8 @@ def is_random(op):
 
 
 def is_control_flow(op):
-    """Whether an operation is a part of a loop or a branch of control flow v1, its ends included."""
+    """Whether an operation is a part of a loop or a branch of control flow v1, its ends
+    included."""
     return compat.in_control_flow(op) or op.type in CONTROL_FLOW
 
 

@@ -47,8 +47,8 @@ def shard_sizes(built, batch_size):
     if built.plan.remainder == 'drop':
         more = 0
     if not each:
-        raise InvalidArgumentError('batch_size=%d leaves some of %d towers without an example: give '
-                                   '%d at least.' % (batch_size, count, count))
+        raise InvalidArgumentError('batch_size=%d leaves some of %d towers without an example: '
+                                   'give %d at least.' % (batch_size, count, count))
     return [each + (number < more) for number in range(count)]
 
 

@@ -68,7 +68,8 @@ def is_variable(kind):
 
 
 def is_fed(kind):
-    """Whether a type of operation stands for what the caller feeds, and keeps for the whole step."""
+    """Whether a type of operation stands for what the caller feeds, and keeps for the whole
+    step."""
     return kind in ('Placeholder', 'PlaceholderV2')
 
 

@@ -15,7 +15,8 @@ _HANDLES = (tf.resource, tf.variant)
 # `reserve_space_3` holds something on GPUs only, and less than the other outputs.
 _EMPTY_ON_CPUS = frozenset([('FusedBatchNormV3', 5)])
 
-# What is run though nothing of it is taken, besides operations with state (`dependency_optimizer.cc`).
+# What is run though nothing of it is taken, besides operations with state
+# (`dependency_optimizer.cc`).
 _ALWAYS_RUN = frozenset(['Assert', 'CheckNumerics', 'CheckNumericsV2', 'Merge', 'Switch', 'Enter',
                          'Exit', 'NextIteration', 'LoopCond', 'RefMerge', 'RefSwitch', 'RefEnter',
                          'RefExit', 'RefNextIteration'])

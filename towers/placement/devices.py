@@ -13,7 +13,8 @@ from towers.errors import DeviceError, InvalidArgumentError
 from towers.placement.cluster import check_job
 from towers.placement.tower_device import StagedDevices, TowerDevice, all_devices, stages_of
 
-MOST_TOWERS = 10000  # beyond it a count is a slip of the keyboard, and a list of it fills the memory
+# A larger count is a slip of the keyboard, and a list of so many devices fills the memory.
+MOST_TOWERS = 10000
 
 
 def visible_gpus() -> typing.Tuple[str, ...]:

@@ -41,8 +41,8 @@ def stage(number: int) -> typing.Iterator[None]:
         return
     if number >= len(device.stages):
         raise ModelFunctionError(
-            'stage(%d), and the devices of this tower are %s: name %d devices for each tower, or one '
-            'for all stages.' % (number, ' and '.join(device.stages), number + 1))
+            'stage(%d), and the devices of this tower are %s: name %d devices for each tower, or '
+            'one for all stages.' % (number, ' and '.join(device.stages), number + 1))
     with tf.device(StageDevice(device.stages[number], device.stages)):
         yield
 
@@ -155,5 +155,5 @@ def place_backward(operations, loss, device):
         if op.device in stages and there in stages:
             placed[op.name] = there
             compat.set_device(op, there)
-            if groups:  # TensorFlow keeps a gradient with what it comes from, which is a stage later
+            if groups:  # TensorFlow colocates a gradient with its source, which is a stage later
                 compat.set_colocation(op, [b'loc:@' + op.name.encode()])

@@ -18,10 +18,11 @@ begin with an underscore alone."""
 def recompute(block: typing.Callable) -> typing.Callable:
     """A function that is `block`, computed again in the backward pass of `build_towers`.
 
-    What goes into the block and what other operations take of it is kept, nothing in between. Weights,
-    updates, random numbers and results are those of the block as it is: see `recomputation.rewrite`.
-    Variables may be new or reused. Outside a model function of `build_towers`, and where its
-    `recompute=` says for the whole model what to keep, it is just the block.
+    What goes into the block and what other operations take of it is kept, nothing in between.
+    Weights, updates, random numbers and results are those of the block as it is: see
+    `recomputation.rewrite`. Variables may be new or reused. Outside a model function of
+    `build_towers`, and where its `recompute=` says for the whole model what to keep, it is just the
+    block.
 
     >>> for width in widths:
     ...     images = towers.recompute(residual_block)(images, width)

@@ -73,7 +73,8 @@ def _takers(backward, forward):
     made = {op.name for op in backward}
     takers = collections.defaultdict(list)
     for op in backward:
-        others = [tensor.op.name for tensor in op.inputs] + [each.name for each in op.control_inputs]
+        others = [tensor.op.name for tensor in op.inputs]
+        others += [each.name for each in op.control_inputs]
         if op.type in _SIZES or compat.in_control_flow(op) or not made.intersection(others):
             continue
         for position, tensor in enumerate(op.inputs):
@@ -90,8 +91,8 @@ def _cuts_after(keep, line, forward, root):
         own = {op.name for op in forward if op.name == full or op.name.startswith(full + '/')}
         if not own:
             raise InvalidArgumentError(
-                'recompute=%r has %r, and the model has no operation or scope of this name: expected '
-                "names as in the graph, without the tower's %r, such as %s." % (
+                'recompute=%r has %r, and the model has no operation or scope of this name: '
+                "expected names as in the graph, without the tower's %r, such as %s." % (
                     keep, name, root, ' or '.join(
                         repr(each) for each in _alike(name, line.operations or forward, root))))
         places = [index for index, op in enumerate(line.operations) if op.name in own]

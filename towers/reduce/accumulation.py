@@ -30,8 +30,8 @@ def accumulate(parts, micro_batches):
       micro_batches: k, how many each tower has.
 
     Returns:
-      List, one entry a tower, of lists of `(gradient, variable)`. Sums of dense gradients are dense;
-      `IndexedSlices` are joined and stay sparse.
+      List, one entry a tower, of lists of `(gradient, variable)`. Sums of dense gradients are
+      dense; `IndexedSlices` are joined and stay sparse.
     """
     totals = []
     for start in range(0, len(parts), micro_batches):

@@ -30,11 +30,11 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
     Gradients are aligned by their variable, not by their place in the list. Dense ones are added
     (never stacked, which would copy each of them once more); `IndexedSlices` are joined, rows with
     their values, and stay sparse, those of lookups of different ids (`embedding_lookup_sparse`)
-    with each row once, as one device has them; where one tower's gradient is sparse and another's dense the sum
-    is dense. Those of large dense layers with few examples a tower are not added up but made once
-    for all towers, the same but for rounding, see `sufficient_factors`. A variable that only some
-    towers have
-    a gradient of gets the sum of those; one that has none in any tower is left out.
+    with each row once, as one device has them; where one tower's gradient is sparse and another's
+    dense the sum is dense. Those of large dense layers with few examples a tower are not added up
+    but made once for all towers, the same but for rounding, see `sufficient_factors`. A variable
+    that only some towers have a gradient of gets the sum of those; one that has none in any tower
+    is left out.
 
     Args:
       tower_gradients: list, one entry a tower (K), of lists of `(gradient, variable)` as
@@ -47,10 +47,10 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
 
     Raises:
       InvalidArgumentError: TensorFlow executes eagerly.
-      GradientError: no tower; an entry that is no pair; a variable twice in one tower; a gradient or
-        a variable of another graph than the default one; gradients of
-        one variable whose shapes or dtypes differ; no gradient at all; towers of which each has
-        variables of its own, alike but for a part of the name, as `t0/w` and `t1/w`.
+      GradientError: no tower; an entry that is no pair; a variable twice in one tower; a gradient
+        or a variable of another graph than the default one; gradients of one variable whose shapes
+        or dtypes differ; no gradient at all; towers of which each has variables of its own, alike
+        but for a part of the name, as `t0/w` and `t1/w`.
     """
     check_graph_mode('what combine_gradients makes')
     if isinstance(tower_gradients, (list, tuple)):
@@ -206,8 +206,8 @@ def _checked(pairs, tower):
                                 % (variable.op.name, tower, type(gradient).__name__))
         if not {variable.graph, variable.graph if gradient is None else gradient.graph} <= {graph}:
             raise GradientError('the gradient of %r in tower %d is of another graph than the '
-                                'default one, or its variable is: combine gradients under the graph '
-                                'that they are in.' % (variable.op.name, tower))
+                                'default one, or its variable is: combine gradients under the '
+                                'graph that they are in.' % (variable.op.name, tower))
         if variable.op.name in found:
             raise GradientError('variable %r occurs twice among the gradients of tower %d: sum '
                                 'them, or leave one out.' % (variable.op.name, tower))

@@ -37,7 +37,8 @@ class LossScale(collections.namedtuple('LossScale', 'initial growth_steps factor
         for name, value in (('initial', initial), ('factor', factor), ('least', least),
                             ('most', most)):
             if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-                raise InvalidArgumentError('LossScale(%s=%.80r): expected a number.' % (name, value))
+                raise InvalidArgumentError('LossScale(%s=%.80r): expected a number.'
+                                           % (name, value))
         if not 0 < least <= initial <= most <= _LARGEST:
             raise InvalidArgumentError(
                 'LossScale(initial=%r, least=%r, most=%r): expected 0 < least <= initial <= most '
@@ -96,7 +97,8 @@ class ScaledLosses:
         self.variables = [self._value, self._good_steps, self._skipped]
 
     def scaled(self, loss):
-        """The loss times the scale, in the loss's dtype: its gradients do not depend on its value."""
+        """The loss times the scale, in the loss's dtype: its gradients do not depend on its
+        value."""
         return loss * tf.cast(self.scale, loss.dtype)
 
     def unscaled(self, gradients):

@@ -1,8 +1,8 @@
 """A pipeline: while a stage of a tower works on a micro-batch, the stage before works on the next.
 
-The operations of each micro-batch are there, each on the device of its stage. What a stage does is a
-row of forward and backward passes of micro-batches; each waits for the one before it in the row. That
-is all: what a pass needs of other stages it waits for by its data. Gradients are added up as
+The operations of each micro-batch are there, each on the device of its stage. What a stage does is
+a row of forward and backward passes of micro-batches; each waits for the one before it in the row.
+That is all: what a pass needs of other stages it waits for by its data. Gradients are added up as
 `accumulation` does.
 """
 

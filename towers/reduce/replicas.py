@@ -109,7 +109,8 @@ class Replicas:
             zip(self.slots, self._origins_of_slots))
 
     def name_of_original(self, name):
-        """A name that begins with a copy's, such as that of its moving average, with the model's own.
+        """A name that begins with a copy's, such as that of its moving average, with the model's
+        own.
         """
         for copy in self.variables:
             if name == copy.op.name or name.startswith(copy.op.name + '/'):

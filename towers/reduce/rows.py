@@ -12,8 +12,8 @@ Fields:
   is_unique: whether the lookup takes each row once.
 """
 
-# Operations with an output of different numbers, and which output that is. The gradients of sums over
-# segments are those of `embedding_lookup_sparse` on later TensorFlows.
+# Operations with an output of different numbers, and which output that is. The gradients of sums
+# over segments are those of `embedding_lookup_sparse` on later TensorFlows.
 _UNIQUE = {'Unique': 0, 'UniqueV2': 0, 'UniqueWithCounts': 0, 'UniqueWithCountsV2': 0,
            'SparseSegmentSumGradV2': 1, 'SparseSegmentMeanGradV2': 1,
            'SparseSegmentSqrtNGradV2': 1}

@@ -20,18 +20,19 @@ import collections
 
 import tensorflow.compat.v1 as tf
 
-# Kernels whose result is memory of its own, or of an input that nobody else holds. A variable holds its
-# own. Many others pass on what they read, at least where there is nothing to do: Reshape, StridedSlice,
-# Tile by 1, Sum over no axis. A layer's inputs and the gradient of its outputs come from one of these
-# within a few steps. The tests write to a variable after each of them has read it.
+# Kernels whose result is memory of its own, or of an input that nobody else holds. A variable holds
+# its own. Many others pass on what they read, at least where there is nothing to do: Reshape,
+# StridedSlice, Tile by 1, Sum over no axis. A layer's inputs and the gradient of its outputs come
+# from one of these within a few steps. The tests write to a variable after each of them has read
+# it.
 _COMPUTE = frozenset([
     'MatMul', 'BatchMatMulV2', 'Conv2D', 'BiasAdd', 'Add', 'AddV2', 'Sub', 'Mul', 'RealDiv', 'Relu',
     'ReluGrad', 'Tanh', 'TanhGrad', 'Sigmoid', 'SigmoidGrad', 'Softmax', 'MaxPool', 'AvgPool',
     'Gather', 'GatherV2'])
 _REFERENCE_VARIABLES = ('Variable', 'VariableV2', 'TemporaryVariable')
 
-# Measured on two cores (BUILD_NOTES.md): up to 32 examples a tower this was the faster way, but for a
-# model of one layer alone; from 64 on towers gain more by multiplying side by side. So would more
+# Measured on two cores (BUILD_NOTES.md): up to 32 examples a tower this was the faster way, but for
+# a model of one layer alone; from 64 on towers gain more by multiplying side by side. So would more
 # cores, which were not there: hence no more rows in all than were measured.
 _MOST_ROWS, _MOST_JOINT_ROWS = 32, 128
 _LEAST_ELEMENTS = 2 ** 20
@@ -110,7 +111,8 @@ def _is_read(tensor):
 def _may_be_of_reference_variable(tensor):
     """Whether a tensor may be the memory of a reference variable, which an update writes to.
 
-    The variable's own gradient makes its update wait for the tower's product, not for the joint one.
+    The variable's own gradient makes its update wait for the tower's product, not for the joint
+    one.
     """
     stack, seen = [tensor.op], set()
     while stack:

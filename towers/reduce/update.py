@@ -72,7 +72,8 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
                                            replicas is not None)
         if not _is_operation(applied):
             raise InvalidArgumentError('apply_gradients of %r returned %.80r: expected the '
-                                       'operation that updates the variables.' % (optimizer, applied))
+                                       'operation that updates the variables.'
+                                       % (optimizer, applied))
         if replicas is not None:
             check_updates_alike(replicas, pairs, applied, made.operations)
         uncounted = None
@@ -193,8 +194,8 @@ def _check_transformed(gradient, variable, called):
         graph, dtype = gradient.graph, gradient.dtype.base_dtype
         shape = gradient.shape if isinstance(gradient, tf.Tensor) else None
         if graph is not variable.graph:
-            raise InvalidArgumentError('%s returned a gradient of %r from another graph: make it of '
-                                       'those it was given.' % (called, variable.op.name))
+            raise InvalidArgumentError('%s returned a gradient of %r from another graph: make it '
+                                       'of those it was given.' % (called, variable.op.name))
     elif isinstance(gradient, np.ndarray):
         dtype, shape = tf.as_dtype(gradient.dtype), tf.TensorShape(gradient.shape)
     else:
@@ -206,5 +207,5 @@ def _check_transformed(gradient, variable, called):
         raise InvalidArgumentError(
             '%s returned a gradient of shape %s and dtype %s for %r, which has shape %s and dtype '
             '%s: expected the same.' % (
-                called, 'unknown' if shape is None else shape, dtype.name, variable.op.name, variable.shape,
-                kind.name))
+                called, 'unknown' if shape is None else shape, dtype.name, variable.op.name,
+                variable.shape, kind.name))

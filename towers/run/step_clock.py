@@ -124,7 +124,8 @@ class SaveListener(tf.train.CheckpointSaverListener):
 
 
 def rate(begin, end):
-    """Examples a second from one `Mark` to another, above 0; None where there is nothing to measure.
+    """Examples a second from one `Mark` to another, above 0; None where there is nothing to
+    measure.
 
     That is also where a `read` between them has put the count back.
     """

@@ -51,8 +51,8 @@ def put_in_order(towers, weights):
 
     Args:
       towers: list of `Tower`s, in the order of their parts of the batch.
-      weights: of their losses; a tower of the weight 0. has nothing but padding, and its metrics are
-        not run.
+      weights: of their losses; a tower of the weight 0. has nothing but padding, and its metrics
+        are not run.
     """
     counters = _counters()
     towers = [tower for tower, weight in zip(towers, weights)

@@ -195,8 +195,8 @@ def _computed(optimizer, loss, variables, options):
     pairs = listed_pairs(returned)
     if not pairs or any(isinstance(variable, (tf.Tensor, tf.IndexedSlices))
                         for _, variable in pairs):
-        raise GradientError('compute_gradients of %s returned %.200r: expected a list of (gradient, '
-                            'variable) pairs, one for each of its var_list.' % (
+        raise GradientError('compute_gradients of %s returned %.200r: expected a list of '
+                            '(gradient, variable) pairs, one for each of its var_list.' % (
                                 type(optimizer).__name__, returned))
     return pairs
 

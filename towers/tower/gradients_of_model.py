@@ -2,7 +2,8 @@
 
 
 class GradientsOfModel:
-    """What `build_towers` takes for an optimizer where model functions have optimizers of their own.
+    """What `build_towers` takes for an optimizer where model functions have optimizers of their
+    own.
 
     Each tower's call of the model function is made within `call`; what it then hands over as its
     gradients is what the model function has taken there. Their weights are its business, too.

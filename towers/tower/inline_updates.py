@@ -172,11 +172,12 @@ class InlineUpdates:
 
 def _refuse_of_copied(write, variable):
     raise SharedVariableError(
-        "variable_device='replicated', and the forward pass of the first tower writes the trainable "
-        "variable %s (operation %s), which the other towers' copies of it would not get: put the "
-        'update into the collection UPDATE_OPS (and let the loss not wait for it), or return it in '
-        "'updates', which every copy follows; make the variable with trainable=False, which has no "
-        'copies; or use another variable_device.' % (variable, write.op.name))
+        "variable_device='replicated', and the forward pass of the first tower writes the "
+        'trainable variable %s (operation %s), which the replicas of the other towers would not '
+        'get: put the update into the collection UPDATE_OPS (and let the loss not wait for it), or '
+        "return it in 'updates', which every replica follows; make the variable with "
+        'trainable=False, which has no replicas; or use another variable_device.' % (
+            variable, write.op.name))
 
 
 def _used(writes, fetches, made):

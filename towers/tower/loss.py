@@ -88,9 +88,9 @@ class TowerLosses:
         Args:
           index: the tower's number.
           loss: scalar, as the model function returned it; or a dict of several.
-          keras_losses: `(of weights, of activations)`, lists of scalars: of the Keras layers that the
-            call has called; those of weights are made anew each time that Keras is asked, and are
-            there for the first tower at least, which the plan tells of.
+          keras_losses: `(of weights, of activations)`, lists of scalars: of the Keras layers that
+            the call has called; those of weights are made anew each time that Keras is asked, and
+            are there for the first tower at least, which the plan tells of.
           variables: the variables of the model.
 
         Returns:

@@ -109,8 +109,8 @@ def to_model_output(returned, tower, needs_loss, names=None):
     if names is None and needs_loss and isinstance(output.loss, dict):
         raise ModelFunctionError(
             '%s returned several losses, %s, and there is one optimizer: pass one for each, '
-            'optimizer={%s} (to check_towers a make_optimizer= that returns such a dict), or return '
-            'one scalar.' % (where, ', '.join(map(repr, output.loss)),
+            'optimizer={%s} (to check_towers a make_optimizer= that returns such a dict), or '
+            'return one scalar.' % (where, ', '.join(map(repr, output.loss)),
                              ', '.join('%r: …' % (name,) for name in output.loss)))
     if names is None and not (isinstance(output.loss, dict) and not needs_loss):
         return output._replace(loss=_scalar_loss(output.loss, where))
@@ -257,8 +257,8 @@ def merge_metrics(metrics, weights, inputs=()):
         if isinstance(values[0], (tuple, list)) and len(values[0]) == 2:
             if len(metrics) > 1 and _is_of_shard(values[0][0], inputs):
                 raise ModelFunctionError(
-                    'metric %r is a pair with the value %r, which is computed from one shard of the '
-                    'batch and not from counters, so that it is none of the whole batch. Pass '
+                    'metric %r is a pair with the value %r, which is computed from one shard of '
+                    'the batch and not from counters, so that it is none of the whole batch. Pass '
                     'tf.metrics.mean(values), of one value for each example; or, to build_towers, '
                     'the scalar alone, for its mean over the towers.' % (name, values[0][0].name))
             merged[name] = (values[0][0], tf.group(*[
@@ -274,7 +274,8 @@ def merge_metrics(metrics, weights, inputs=()):
 
 
 def _is_of_shard(value, inputs):
-    """Whether a value is computed from inputs, but for what the counters on its way have of them."""
+    """Whether a value is computed from inputs, but for what the counters on its way have of
+    them."""
     of_shard = {leaf.op.name for leaf in tf.nest.flatten(inputs, expand_composites=True)
                 if leaf is not None}
     stack, seen = [value] if isinstance(value, tf.Tensor) else [], set()

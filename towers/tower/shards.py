@@ -95,14 +95,14 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
 
 
 def _checked_device_function(function):
-    check_function('device', function, 1, "a device's name, a function from an operation to one, or "
-                   'None')
+    check_function('device', function, 1,
+                   "a device's name, a function from an operation to one, or None")
 
     def device(op):
         found = function(op)
         if not isinstance(found, str) and not hasattr(found, 'to_string'):
-            raise InvalidArgumentError("device=%.80r returned %.80r for the operation %s: expected a "
-                                       "device's name, '' for none." % (function, found, op.name))
+            raise InvalidArgumentError("device=%.80r returned %.80r for the operation %s: expected "
+                                       "a device's name, '' for none." % (function, found, op.name))
         return found
     return device
 
@@ -141,8 +141,8 @@ def with_sparse_tensors(inputs):
     try:
         return _with_sparse_tensors(inputs)
     except RecursionError:
-        raise InputError('inputs contain themselves, or are nested too deeply: expected the tensors '
-                         'of one batch, [batch, ...] each.') from None
+        raise InputError('inputs contain themselves, or are nested too deeply: expected the '
+                         'tensors of one batch, [batch, ...] each.') from None
 
 
 def _with_sparse_tensors(inputs):

@@ -56,8 +56,8 @@ def cut_into_stages(operations, variables, device, root, move_variables):
     if len(computing) < len(stages):
         raise ModelFunctionError(
             "stages='auto', and there are %d devices a tower for %d operations of the model that "
-            'may be put anywhere: name fewer devices, or leave out towers.stage and tf.device in the '
-            'model function (or stages=).' % (len(stages), len(computing)))
+            'may be put anywhere: name fewer devices, or leave out towers.stage and tf.device in '
+            'the model function (or stages=).' % (len(stages), len(computing)))
     first_reader, parameters = _first_readers(mine, variables)
     costs = [_bytes(op) + sum(parameters[name] for name in first_reader.get(op.name, ()))
              for op in mine]
@@ -72,8 +72,10 @@ def cut_into_stages(operations, variables, device, root, move_variables):
         left = [place for place in computing if not cuts or place > cuts[-1]]
         places = [place for place in range(left[0], left[number - len(stages)])
                   if not is_control_flow(mine[place]) and not is_control_flow(mine[place + 1])]
-        near = [place for place in places if abs(sums[place] - target) <= width] or [
-            min(places or [left[number - len(stages)] - 1], key=lambda place: abs(sums[place] - target))]
+        near = [place for place in places if abs(sums[place] - target) <= width]
+        if not near:
+            near = [min(places or [left[number - len(stages)] - 1],
+                        key=lambda place: abs(sums[place] - target))]
         cuts.append(min(near, key=lambda place: (crossing[place], abs(sums[place] - target))))
     bounds = [-1] + cuts + [len(mine) - 1]
     by_name = {variable.op.name: variable for variable in variables}

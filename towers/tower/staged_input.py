@@ -1,8 +1,8 @@
 """Each tower's next shard, on its device before the tower needs it.
 
 Every tower has a buffer on its device (TF's `Stage` and `Unstage`). A step takes batch t out of the
-buffers and, while the towers work on it, reads batch t + 1 from the program's own iterator, cuts it,
-and puts the shards in. In the step's graph:
+buffers and, while the towers work on it, reads batch t + 1 from the program's own iterator, cuts
+it, and puts the shards in. In the step's graph:
 
     prime    if a buffer is empty: get_next, cut, put in          (the first step; after the end)
     take     each tower's shard out of its buffer                 (after `prime`)
@@ -99,7 +99,8 @@ def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'
 
 
 def _read_next(inputs, reads, region, buffers, primed, remainder, num_shards, called):
-    """The reading of the next batch: the operation that reads, and that after which it is staged."""
+    """The reading of the next batch: the operation that reads, and that after which it is
+    staged."""
     with tf.device('/cpu:0'):
         with tf.control_dependencies([primed]):
             optionals = [tf.raw_ops.IteratorGetNextAsOptional(
@@ -260,7 +261,8 @@ def _way_of(inputs):
     region = [op for op in known if op.name in after and op not in reads]
     for op in region:
         if op.type in ('Enter', 'RefEnter'):  # both copies would run in one frame
-            raise _cannot('%r, between the iterator and the inputs, is of a tf.while_loop' % op.name)
+            raise _cannot('%r, between the iterator and the inputs, is of a tf.while_loop'
+                          % op.name)
     for op in known:
         if is_random(op) or functions_of(op.node_def) and any(
                 is_random(inner) for name in functions_of(op.node_def)
@@ -276,9 +278,9 @@ def _way_of(inputs):
 
 def _cannot(because):
     return InputError(
-        'stage_inputs: the next batch of these inputs cannot be read ahead, since %s. Do that within '
-        'the dataset (dataset.map), and pass what the get_next() of its iterator returns; or leave '
-        'stage_inputs out.' % because)
+        'stage_inputs: the next batch of these inputs cannot be read ahead, since %s. Do that '
+        'within the dataset (dataset.map), and pass what the get_next() of its iterator returns; '
+        'or leave stage_inputs out.' % because)
 
 
 def _copy(inputs, region, values, pivot, name):

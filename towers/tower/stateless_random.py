@@ -1,8 +1,8 @@
 """Random numbers of a model that depend on the step alone, so that a resumed run draws the same.
 
-The kernel of a stateful random op (dropout's `RandomUniform`) counts its draws in memory. A run that
-is killed and started again counts from zero, and drops out other units than the run that was never
-killed. Here each such op is replaced by its stateless twin, which computes its numbers from
+The kernel of a stateful random op (dropout's `RandomUniform`) counts its draws in memory. A run
+that is killed and started again counts from zero, and drops out other units than the run that was
+never killed. Here each such op is replaced by its stateless twin, which computes its numbers from
 
     seed = [graph seed x 2^32 + crc32(name of the op), step]
 

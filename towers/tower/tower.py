@@ -75,7 +75,8 @@ class Tower(collections.namedtuple('Tower', [
 
 TowerOptions = collections.namedtuple('TowerOptions', [
     'model_fn', 'objectives', 'adds_registered', 'variable_scope', 'reuse', 'earlier',
-    'update_ops', 'gradient_options', 'random_step', 'check_numerics', 'xla', 'recompute', 'stages'])
+    'update_ops', 'gradient_options', 'random_step', 'check_numerics', 'xla', 'recompute',
+    'stages'])
 """What all towers of a build are built by: arguments of `build_towers`, and:
 
 Fields:
@@ -268,8 +269,8 @@ class TowerBuilder:
                    _fetches(output) + taken + updates + tensors_of(all_pairs(gradients)))
         if self._options.objectives:
             with tf.name_scope(root), tf.device(BackwardDevice(device)):
-                gradients = self.gradients.with_recomputation(index, root, made.operations, backward,
-                                                         gradients)
+                gradients = self.gradients.with_recomputation(
+                    index, root, made.operations, backward, gradients)
         if self._replicas is not None:
             used = self._replicas.originals(used)
         used = self.own_state.originals(used)
