@@ -93,7 +93,7 @@ def test_copies_on_every_tower_train_the_same_weights_and_resume_everywhere(runn
                                                             '--audit_runtime'])):
         run = runner.run(tmp_path / 'mixed', flags + more + ['--train_steps=%d' % steps])
         assert bool(more) == (
-            'variables on     every tower (2 copies), all-reduce by ' in run.stdout)
+            'variables on     every tower (2 replicas), all-reduce by ' in run.stdout)
     assert 'BROKEN' not in run.stdout
     ours, theirs = values_of(tmp_path / 'mixed', 9), values_of(tmp_path / 'plain', 9)
     assert sorted(ours) == sorted(theirs)

@@ -19,7 +19,7 @@ from towers.reduce.all_reduce import all_reduce
 from towers.reduce.combination import combine
 from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.pipeline import pipeline
-from towers.reduce.replicas import check_no_copies
+from towers.reduce.replicas import check_no_replicas
 from towers.tower.counters import put_in_order
 from towers.tower.objectives import flat, map_shaped
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
@@ -45,7 +45,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
                  micro_batches: int = 1, schedule: str = 'one_forward_one_backward',
                  stages: typing.Optional[str] = None, stage_inputs: typing.Union[bool, str] = False,
                  cluster: typing.Any = None, **keywords) -> BuiltTowers:
-    """Copies a model onto several devices and trains the copies as one, data-parallel.
+    """Puts a model onto several devices and trains these towers as one, data-parallel.
 
     The batch is cut into one shard a tower on the CPU; each tower computes its shard's loss and
     gradients on its device; `combine_gradients` sums them per variable where the variable lives;
@@ -104,7 +104,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         graph-level seed, the op's name and `global_step` alone, so that a run that resumes draws
         what it would have drawn; see `stateless_random`.
       copies: how the towers after the first are made. `'reuse'`: a call of the model function each,
-        under `variable_scope` reuse. `'clone'`: copies of the first one's finished graph, forward
+        under `variable_scope` reuse. `'clone'`: clones of the first one's finished graph, forward
         and backward, which takes a fraction of the time: equal but for names, shards, devices and
         the seeds of random ops (an op that the model gave a seed gets another one in each
         clone). The model function is then called once in all, so what it does besides making a
@@ -288,7 +288,7 @@ def _combine(builder, request, of_towers):
         regularization = builder.gradients.of_regularization(
             builder.losses.regularization_loss, request.factor)
         if request.replicas is None:
-            check_no_copies(builder.gradients.trainable)
+            check_no_replicas(builder.gradients.trainable)
             gradients, joined = combine(of_towers, regularization)
             return CombinedTowers(gradients, joined, None)
         gradients, on_towers = all_reduce(request.placement.all_reduce, of_towers, regularization,

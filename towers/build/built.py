@@ -29,7 +29,7 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
       placement: `Placement` of the variables.
       direct_variables: those shared by order of creation, for `reuse=` of a later build.
       plan: `Plan`; print it.
-      replicas: `Replicas`: the other towers' copies of the trainable variables; None where there
+      replicas: `Replicas`: the other towers' replicas of the trainable variables; None where there
         is one set.
       precision: as given; `use_precision` makes the session's config keep it.
       scaled_losses: `ScaledLosses`, whose `scale` and `skipped_steps` are scalars to be logged with

@@ -12,13 +12,13 @@ class VariablePlacement(collections.namedtuple('VariablePlacement', 'device all_
     Attributes:
       device: None (`/cpu:0`; the GPU when there is just one), a device name,
         `'balanced'`, `'replicated'`, or a device function. `'replicated'`: each tower has its own
-        copy of every trainable variable (the model's own is the first tower's), and updates it
-        with the combined gradient. The same numbers, the same checkpoints; the copies are local
+        replica of every trainable variable (the model's own is the first tower's), and updates it
+        with the combined gradient. The same numbers, the same checkpoints; the replicas are local
         variables, so a plain session runs `tf.local_variables_initializer()` after it has restored
         a checkpoint (`MonitoredSession` does by itself), and a program that writes weights itself
         runs `built.replicas.refresh()`, made when the graph is built, after it. An optimizer whose
         `apply_gradients` mixes variables (a global norm) would see each one N times: do that in
-        `transform_gradients`. Without an optimizer no copies are made.
+        `transform_gradients`. Without an optimizer no replicas are made.
       all_reduce: for `device='replicated'`: `'copy'` (the default: each sum is made on one
         of the towers and sent to the others), `'collective'` (TF's ring) or `'nccl'` (GPUs of one
         machine); see `all_reduce`.

@@ -140,7 +140,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         check_all_reduce(variables.all_reduce, names)
     replicas = Replicas(names, accumulate) if placement.all_reduce is not None else None
     if replicas is not None and shares_earlier:
-        _check_earlier_has_copies(reuse)
+        _check_earlier_has_replicas(reuse)
     precision_text = _precision_text(numerics.precision, names, check_devices)
     loss_scale = numerics.loss_scale
     if optimizer is None:
@@ -229,11 +229,11 @@ def _check_cluster(cluster, objectives, stage_inputs, all_reduce, loss_scale):
     cluster.check_build(all_reduce, loss_scale is not None)
 
 
-def _check_earlier_has_copies(earlier):
+def _check_earlier_has_replicas(earlier):
     if earlier.train_op is not None and earlier.replicas is None:
         raise InvalidArgumentError(
             "variable_device='replicated', but reuse= is a build that trains the same variables "
-            "without copies, so that its updates would not reach this one's: build that one with "
+            "without replicas, so that its updates would not reach this one's: build that one with "
             "variable_device='replicated' on several towers, too.")
 
 

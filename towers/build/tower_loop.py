@@ -34,7 +34,7 @@ def build_each_tower(builder, request, shards):
             if not request.first_scope:
                 raise CannotClone('the first tower has no name scope of its own')
             if builder.replicates:
-                raise CannotClone('every tower reads its own copy of the variables')
+                raise CannotClone('every tower reads its own replicas of the variables')
         with Recording(tf.get_default_graph()) as made:
             towers.append(_called(builder, request, shards, 0))
         if clones:

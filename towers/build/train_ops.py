@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 from towers.graph import graph_walk
 from towers.nonfinite import checked_at_least_scale
 from towers.placement.variable_device import only_device
-from towers.reduce.replica_writes import copies_follow
+from towers.reduce.replica_writes import replicas_follow
 from towers.reduce.update import apply_update, checked_transform
 from towers.tower.counters import counting_updates
 from towers.tower.objectives import flat, map_shaped, tensors_of
@@ -57,7 +57,7 @@ def _of_one_loss(builder, request, towers, loss, gradients, combined):
         if request.numerics.check_numerics:
             on_skip = functools.partial(checked_at_least_scale, combined.gradients, scaled_losses)
     after = [loss] + _updates(builder, towers, request.of_tower.update_ops)
-    after += copies_follow(request.replicas, after[1:], [loss] + _read_for(gradients, combined))
+    after += replicas_follow(request.replicas, after[1:], [loss] + _read_for(gradients, combined))
     applied = apply_update(
         request.objectives[0].optimizer, gradients, request.global_step, request.placement,
         builder.variables, after, request.replicas, combined.on_towers, scaled_losses, on_skip)
@@ -75,11 +75,11 @@ def _of_several(builder, request, towers, losses, gradients, combined):
     train_ops, slots, applied = collections.OrderedDict(), [], []
     joint_after = flat(losses) + updates + [
         tensor for pairs in flat(gradients) for tensor in tensors_of(pairs)]
-    joint_after += copies_follow(request.replicas, updates, joint_after + [
+    joint_after += replicas_follow(request.replicas, updates, joint_after + [
         tensor for each in flat(combined) for tensor in _read_for([], each)])
     for each in request.objectives:
         after = [losses[each.name]] + riding[each.name]
-        after += copies_follow(
+        after += replicas_follow(
             request.replicas, riding[each.name],
             after + _read_for(gradients[each.name], combined[each.name]))
         train_ops[each.name], made, counts = apply_update(

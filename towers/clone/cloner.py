@@ -3,7 +3,7 @@
 Building a tower by calling the model function and differentiating what it made takes Python as long
 as the model is large, again for every tower. The graphs that come out differ in names, devices,
 seeds and shards only. So the operations that the first tower's outputs need, forward and backward,
-are copied by `tf.import_graph_def`:
+are cloned by `tf.import_graph_def`:
 
     tower_0/…   ->  tower_k/…                     names, frames of loops, texts that hold names
     shard 0     ->  shard k                       and its weight
@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.clone import limits
-from towers.clone.functions import FunctionCopies
+from towers.clone.functions import ClonedFunctions
 from towers.clone.limits import CannotClone
 from towers.clone.template import Template, colocation, producer_of
 from towers.graph.scopes import inside_text
@@ -55,7 +55,7 @@ class Cloner:
         self._nodes = {op.name: nodes[op.name] for op in made if op.name in nodes}
         for node in self._nodes.values():
             limits.check_state(node, 'operation')
-        functions = FunctionCopies(list(self._nodes.values()), self._graph, tower.device)
+        functions = ClonedFunctions(list(self._nodes.values()), self._graph, tower.device)
         limits.check_outside(
             outside, made, self._shared, builder.owned, self._root,
             {leaf.op.name for leaf in _leaves(shards.inputs[0])}, self._graph)
@@ -92,7 +92,7 @@ class Cloner:
             updates=clones(tower.updates), data_loss=clones(tower.data_loss),
             backward=frozenset(self._in_text.sub(root, name) for name in tower.backward))
 
-    # ---- what is copied -------------------------------------------------------------------------
+    # ---- what is cloned -------------------------------------------------------------------------
 
     def _needed(self, operations):
         """What these operations need: ({name: NodeDef} within the tower, names outside of it)."""

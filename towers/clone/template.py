@@ -1,4 +1,4 @@
-"""The graph that is imported for a clone: a copy of the first tower's, adapted to each tower."""
+"""The graph that is imported for a clone: the first tower's, adapted to each tower."""
 
 import zlib
 
@@ -13,7 +13,7 @@ from towers.tower.stateless_random import key_of
 
 
 class Template:
-    """Copies of nodes, with names relative to the name scope of their tower.
+    """Clones of nodes, with names relative to the name scope of their tower.
 
     Devices, colocations and control inputs from outside are left out: an import could not be told.
 
@@ -27,9 +27,9 @@ class Template:
     def __init__(self, nodes, root, functions, random_keys, graph):
         """
         Args:
-          nodes: {name: `tf.NodeDef`} of the operations to be copied, in order.
+          nodes: {name: `tf.NodeDef`} of the operations to be cloned, in order.
           root: the name scope of their tower.
-          functions: `FunctionCopies` of these nodes.
+          functions: `ClonedFunctions` of these nodes.
           random_keys: {name of a constant that holds a seed: what it is the seed of}.
           graph: the graph they are of.
 
@@ -41,7 +41,7 @@ class Template:
         self._in_text = inside_text(root)
         self.graph_def = tf.GraphDef()
         self.graph_def.versions.CopyFrom(graph.graph_def_versions)
-        self._called = {name: name for name in self._functions.copied}  # and as the template says
+        self._called = {name: name for name in self._functions.cloned}  # and as the template says
         self.outside, self.controls, self.colocated = {}, [], []
         self._texts = []  # (function that sets a text, the text in the first tower)
         self._seeds, self._keys, self._messages, self._callers = [], [], [], []
@@ -123,7 +123,7 @@ class Template:
 
         for value, seed, seed2 in self._seeds:
             value.i = new_seed(seed, seed2)
-        names, library = self._functions.copies(root, device, new_seed)
+        names, library = self._functions.for_clone(root, device, new_seed)
         del self.graph_def.library.function[:]
         self.graph_def.library.function.extend(library)
         exchange = {self._called[name]: names[name] for name in names}

@@ -24,7 +24,7 @@ def replicate_model_fn(model_fn: typing.Callable,
                        devices: typing.Union[None, int, str, typing.Sequence] = None, *,
                        remainder: str = 'weight',
                        on_built: typing.Optional[typing.Callable] = None) -> typing.Callable:
-    """Copies the model of an Estimator's model function onto several devices.
+    """Puts the model of an Estimator's model function onto several devices.
 
     Takes what `tf.contrib.estimator.replicate_model_fn` takes, and does what that does:
 
@@ -109,7 +109,7 @@ def replicate_model_fn(model_fn: typing.Callable,
         calls.on_late_slots = lambda late: check_saved(specs[0], late)
 
         def of_tower(inputs):
-            spec = function(inputs['features'], inputs['labels'], mode, _copied(params), config)
+            spec = function(inputs['features'], inputs['labels'], mode, _own(params), config)
             specs.append(spec)
             if trains:
                 _check_train_op(calls, len(specs) - 1, spec)
@@ -157,7 +157,7 @@ def _check_train_op(calls, tower, spec):
                 'tf.control_dependencies of the train op.' % (what, op.name))
 
 
-def _copied(params):
+def _own(params):
     """Parameters of a tower's own, since a model function may take entries out."""
     return copy.copy(params)
 

@@ -13,7 +13,7 @@ _GRADIENTS = re.compile(r'(?:^|/)(?:gradients(?:_\d+)?/)+')
 class GradientDevices:
     """A device function, for `tf.device` around code that takes gradients through several towers.
 
-    Keras' optimizers take the gradient of one loss through all copies of a model, without a device
+    Keras' optimizers take the gradient of one loss through all towers of a model, without a device
     or a way to name one. `tf.gradients` names the gradient operations of `<scope>/op` by
     `gradients/<scope>/op_grad/`, and the functions of the gradient of a loop or a branch by the
     scope with `_` for `/`: so the tower's scope says which device they are for. Gradient operations

@@ -288,7 +288,7 @@ def _kept_initial_values(built):
     """Constants of which resource variables take their first value.
 
     The variable and the constant are one memory at first; the first update of the variable makes
-    them two, and the session keeps the constant. Reference variables are copied into.
+    them two, and the session keeps the constant. Reference variables get a copy of its value.
     """
     variables = {variable.op.name: variable for variable in
                  list(built.variables) + list(built.slots)}
@@ -399,8 +399,8 @@ class _Reader:
             if owner.name in self._parameters:
                 return 'parameters'
             return 'slots' if owner.name in self._slots else 'other variables'
-        if buffer.what in ('scratch', 'copy'):
-            return {'scratch': 'scratch', 'copy': 'copies'}[buffer.what]
+        if buffer.what in ('scratch', 'transfer'):
+            return {'scratch': 'scratch', 'transfer': 'copies'}[buffer.what]
         if owner.name in self._input or kernels.is_fed(owner.type):
             return 'input'
         if (owner.name, output) in self._gradients:

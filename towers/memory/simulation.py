@@ -27,7 +27,7 @@ class Buffer:
       size: bytes.
       device: where it is.
       owners: list of `(event, Node, output)`: whose output it was from that event on.
-      what: 'variable', 'output', 'scratch', 'copy' of a tensor of another device, or 'update', a
+      what: 'variable', 'output', 'scratch', 'transfer' of another device's tensor, or 'update', a
         variable's new memory while the old is still being read.
       variable: the `Node` of the variable that it holds or held; None for anything else.
       since, until: numbers of the events between which it is there; `until` is None at the end.
@@ -100,7 +100,7 @@ def simulate(step, threads=2, onednn=False, shares_memory=None):
       threads: how many operations may run at once on CPUs.
       onednn: whether oneDNN's kernels run on CPUs.
       shares_memory: function of two devices: whether a tensor goes from one to the other without
-        a copy. None: CPUs of one process do.
+        a transfer. None: CPUs of one process do.
 
     Returns:
       `Run`.
@@ -256,9 +256,9 @@ class _Simulation:
                 else:
                     elsewhere[device] += 1
             for device, count in elsewhere.items():
-                copy = self._run.allocate(node.sizes[index], device, node, index, 'copy')
-                copy.references = count
-                self._held[node.number, index, device] = copy
+                moved = self._run.allocate(node.sizes[index], device, node, index, 'transfer')
+                moved.references = count
+                self._held[node.number, index, device] = moved
         for other, index in self._inputs(node):
             buffer = self._input(other, index, node.device)
             if buffer is not None:

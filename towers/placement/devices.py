@@ -179,7 +179,7 @@ def is_gpu(device):
 def default_variable_device(devices):
     """Where variables live unless the caller says: the CPU, or the GPU when there is just one.
 
-    A single GPU that holds its own variables saves a copy of every parameter and gradient over
+    A single GPU that holds its own variables saves a transfer of every parameter and gradient over
     the bus; with more devices the CPU is the one place that all of them reach.
     """
     if len(devices) == 1:

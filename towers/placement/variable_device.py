@@ -46,7 +46,7 @@ class Placement:
 
         Raises:
           DeviceError, InvalidArgumentError: a name that cannot be parsed; another type; an
-            all-reduce without copies to reduce for.
+            all-reduce without replicas to reduce for.
         """
         self._devices = devices
         self._device_function = None
@@ -73,8 +73,8 @@ class Placement:
         else:
             self.main = canonical_device(variable_device)
         self.of_weights = str(devices[0]) if self.replicated else self.main
-        copies = self.replicated and trains and len(devices) > 1
-        self.all_reduce = (all_reduce or 'copy') if copies else None
+        has_replicas = self.replicated and trains and len(devices) > 1
+        self.all_reduce = (all_reduce or 'copy') if has_replicas else None
         if self.replicated and len(stages_of(devices[0])) > 1:
             raise InvalidArgumentError(
                 "variable_device='replicated' goes with towers of one device each, and these have "
@@ -96,7 +96,7 @@ class Placement:
         if self._device_function is not None:
             return 'placed by a device function'
         if self.all_reduce is not None:
-            return 'every tower (%d copies), all-reduce by %s' % (
+            return 'every tower (%d replicas), all-reduce by %s' % (
                 len(self._devices), self.all_reduce)
         return short_name(self.of_weights)
 

@@ -1,11 +1,11 @@
-"""Makes a finished backward pass compute again what it takes of the forward pass.
+"""Makes a finished backward pass recompute tensors of the forward pass instead of keeping them.
 
-Both passes are there, as the model function and `compute_gradients` have made them. For each
-segment of the forward pass its operations are copied, from what is kept; the operations of the
-backward pass that took a tensor of the segment take the copy's. The copies wait for the gradient
-that comes into the segment: so they are run after the forward pass, when their result is wanted,
-and TensorFlow does not find them to be the same as the first ones and run one of both. Nothing else
-changes: no operation is run that was not, and none that draws, writes or counts is run twice.
+Both passes are there, as the model function and `compute_gradients` have made them. The operations
+of each segment of the forward pass are made a second time, from the kept tensors: these are the
+recomputed operations. Where an operation of the backward pass took a tensor of the segment, it
+takes the recomputed one. Recomputed operations wait for the gradient that comes into their segment:
+so they run after the forward pass, when their result is wanted, and TensorFlow cannot merge them
+with the first ones. Nothing else changes: an operation that draws, writes or counts runs once.
 """
 
 import collections
@@ -21,9 +21,9 @@ from towers.recomputation import segments as cutting
 from towers.recomputation.block import blocks_among
 
 Recomputed = collections.namedtuple('Recomputed', 'segments operations')
-"""How many segments of a tower's forward pass are computed again, and operations in them."""
+"""How many segments of a tower's forward pass are recomputed, and how many operations in them."""
 
-# They take nothing but the size of a tensor, and run as soon as it is there.
+# Operations that take only the size of a tensor, and run as soon as the tensor is there.
 _SIZES = frozenset(['Shape', 'ShapeN', 'Size', 'Rank'])
 
 
@@ -140,10 +140,10 @@ class _Backward:
 
 
 def _rewrite(scope, operations, kept, takers, backward, root, readers):
-    """Copies what the backward pass takes of a segment and makes it take the copies.
+    """Recomputes the tensors of a segment that the backward pass takes, and exchanges them there.
 
     Returns:
-      The number of operations that were copied.
+      The number of recomputed operations.
     """
     graph = operations[0].graph
     wanted = collections.OrderedDict(
@@ -153,28 +153,30 @@ def _rewrite(scope, operations, kept, takers, backward, root, readers):
         return 0
     taking = {op.name: op for name in wanted for op, _ in takers[name]}
     gradients = backward.gradients_into(list(taking.values()))
-    copied = _needed(wanted.values(), {op.name: op for op in operations}, kept)
-    copies = _copy(graph, [op for op in operations if op.name in copied], kept, scope, root)
-    made = {copy.name for copy in copies.values()}
-    for copy in copies.values():
-        if not any(tensor.op.name in made for tensor in copy.inputs):
-            compat.add_control_inputs(copy, [graph.get_operation_by_name(name)
-                                             for name in gradients])
-        for tensor in copy.inputs:
+    needed = _needed(wanted.values(), {op.name: op for op in operations}, kept)
+    recomputed = _recomputed(
+        graph, [op for op in operations if op.name in needed], kept, scope, root)
+    made = {op.name for op in recomputed.values()}
+    for again in recomputed.values():
+        if not any(tensor.op.name in made for tensor in again.inputs):
+            compat.add_control_inputs(again, [graph.get_operation_by_name(name)
+                                              for name in gradients])
+        for tensor in again.inputs:
             if not tensor.op.name.startswith(root):
                 for source in read_from(tensor):
-                    readers[source.name].append(copy)
+                    readers[source.name].append(again)
     for name, tensor in wanted.items():
-        again = copies[tensor.op.name].outputs[tensor.value_index]
+        again = recomputed[tensor.op.name].outputs[tensor.value_index]
         for op, position in takers[name]:
             compat.replace_input(op, position, again)
-    return len(copies)
+    return len(recomputed)
 
 
 def _write_after(readers, gradients):
-    """The gradients, where that of a reference variable waits for what computes with it again.
+    """The gradients; a reference variable's waits for the recomputed operations that read it.
 
-    Its update, which waits for its gradient, is written into the memory that is read there.
+    The update of a reference variable waits for its gradient, and writes into the memory that these
+    operations read.
     """
     found = []
     for gradient, variable in gradients:
@@ -193,7 +195,7 @@ def _write_after(readers, gradients):
 
 
 def _needed(tensors, inside, kept):
-    """Names of the operations of a segment that tensors are computed from."""
+    """Names of the operations of a segment that these tensors are computed from."""
     stack = [tensor.op.name for tensor in tensors]
     needed = set(stack)
     while stack:
@@ -205,9 +207,11 @@ def _needed(tensors, inside, kept):
     return needed
 
 
-def _copy(graph, operations, kept, scope, root):
-    """{name: copy} of the operations of a segment. The copies read kept tensors, and tensors from
-    outside of the segment."""
+def _recomputed(graph, operations, kept, scope, root):
+    """{name of an operation of a segment: its recomputed operation}.
+
+    Recomputed operations read kept tensors, and tensors from outside of the segment.
+    """
     graph_def, outside = tf.GraphDef(), {}
     graph_def.versions.CopyFrom(graph.graph_def_versions)
     names = {op.name: op.name[len(root):] for op in operations}
@@ -226,10 +230,10 @@ def _copy(graph, operations, kept, scope, root):
                 node.input.append(key)
     with tf.name_scope(None):
         tf.import_graph_def(graph_def, dict(outside.values()), name=scope.rstrip('/'))
-    copies = collections.OrderedDict()
+    recomputed = collections.OrderedDict()
     for op in operations:
-        copy = graph.get_operation_by_name(scope + names[op.name])
-        for tensor, again in zip(op.outputs, copy.outputs):
-            again.set_shape(tensor.shape)
-        copies[op.name] = copy
-    return copies
+        again = graph.get_operation_by_name(scope + names[op.name])
+        for old, new in zip(op.outputs, again.outputs):
+            new.set_shape(old.shape)
+        recomputed[op.name] = again
+    return recomputed

@@ -31,7 +31,7 @@ from towers.reduce.combination import add_up, align, dense
 
 METHODS = ('copy', 'collective', 'nccl')
 BUFFER_BYTES = 4 << 20
-"""Gradients are packed together up to this; a larger one is reduced by itself, without a copy."""
+"""Gradients are packed together up to this; a larger one is reduced as it is."""
 
 _DTYPES = {'collective': compat.COLLECTIVE_DTYPES,
            'nccl': (tf.float16, tf.float32, tf.float64)}

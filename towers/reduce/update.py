@@ -22,7 +22,7 @@ Applied = collections.namedtuple('Applied', 'train_op slots counts')
 
 Fields:
   train_op: the operation of one step.
-  slots: the variables that the optimizer made, without those of copies.
+  slots: the variables that the optimizer made, without those of replicas.
   counts: whether the step is counted here, since the optimizer leaves it to its caller.
 """
 
@@ -41,8 +41,8 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
       variables: the model's variables.
       after: what has to have run before the first variable changes: the loss, which reads the
         weights, and the batch-norm updates.
-      replicas: `Replicas`, whose copies are updated in the same call; or None.
-      on_towers: the gradients that the copies get, see `Replicas.pairs`.
+      replicas: `Replicas`, which are updated in the same call; or None.
+      on_towers: the gradients that the replicas get, see `Replicas.pairs`.
       scaled_losses: `ScaledLosses` that has looked at the gradients: if they are not finite, the
         optimizer does nothing, and the step is counted all the same, since it has used up its
         batch; or None.
@@ -53,7 +53,7 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
 
     Raises:
       InvalidArgumentError: the optimizer returned no operation.
-      SharedVariableError: it does not treat copies as the model's own variables.
+      SharedVariableError: it does not treat replicas as the model's own variables.
     """
     graph = tf.get_default_graph()
     slots = []
@@ -83,8 +83,8 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
                 with tf.control_dependencies([applied]), only_device(global_step.device or None):
                     applied = tf.group(applied, tf.assign_add(global_step, uncounted).op)
     if replicas is not None:
-        of_copies = {slot.op.name for slot in replicas.slots}
-        slots = [slot for slot in slots if slot.op.name not in of_copies]
+        of_replicas = {slot.op.name for slot in replicas.slots}
+        slots = [slot for slot in slots if slot.op.name not in of_replicas]
     return Applied(applied if isinstance(applied, tf.Operation) else tf.group(applied), slots,
                    uncounted is not None and scaled_losses is None)
 
@@ -121,7 +121,7 @@ def _apply_if_finite(optimizer, gradients, global_step, scaled_losses, on_skip, 
         with tf.control_dependencies([on_skip()] if on_skip is not None else []):
             return tf.constant(False)
     references = any(variable.op.type != 'VarHandleOp' for _, variable in gradients)
-    # Within a function nobody could see what becomes of copies.
+    # Within a function nobody could see what becomes of replicas.
     with compat.control_flow_v1() if references or replicated else contextlib.nullcontext():
         applied = tf.cond(is_finite, apply, skip)
     with tf.control_dependencies([applied]):

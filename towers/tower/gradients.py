@@ -28,7 +28,7 @@ class TowerGradients:
         Args:
           options: `TowerOptions`.
           placement: `Placement`.
-          replicas: `Replicas` where each tower has a copy of what is trained; else None.
+          replicas: `Replicas` where each tower has a replica of what is trained; else None.
           own_state: `OwnState`.
           graph: the `tf.Graph`.
         """

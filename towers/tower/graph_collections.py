@@ -26,7 +26,7 @@ _OF_EVERY_TOWER = frozenset([
 _OF_MODELS_OWN = frozenset([
     tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES,
     tf.GraphKeys.MODEL_VARIABLES])
-"""Where every tower sees the model's own variables, by their names, though it may read copies."""
+"""Collections in which every tower sees the model's own variables, even if it reads replicas."""
 
 _OF_ALL_CALLS = frozenset([
     tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES,

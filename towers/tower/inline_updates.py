@@ -49,7 +49,7 @@ class InlineUpdates:
                   for name in write.variables}
         return sorted(others - used), sorted(used)
 
-    def settle(self, index, operations, fetches, ignored, copied=frozenset()):
+    def settle(self, index, operations, fetches, ignored, replicated=frozenset()):
         """Makes the tower do what `update_ops` says of it; to be called before gradients are taken.
 
         Args:
@@ -57,11 +57,11 @@ class InlineUpdates:
           operations: the operations that its call of the model function made.
           fetches: what a step needs of them: loss, predictions, metrics; not its updates.
           ignored: names of variables that are each tower's own, or counters of metrics.
-          copied: names of variables that the other towers have copies of.
+          replicated: names of variables that the other towers have replicas of.
 
         Raises:
           SharedVariableError: a write that can neither be left out nor be shared, or that the
-            copies of a variable would not get.
+            the replicas of a variable would not get.
         """
         writes = self._inline(operations, fetches, ignored)
         if index == 0:
@@ -70,9 +70,9 @@ class InlineUpdates:
             return
         used = _used(writes, fetches, {op.name for op in operations})
         for write in writes:
-            if copied.intersection(write.variables) and (
+            if replicated.intersection(write.variables) and (
                     self._update_ops != 'none' or write.op.name in used):
-                _refuse_of_copied(write, sorted(copied.intersection(write.variables))[0])
+                _refuse_replicated(write, sorted(replicated.intersection(write.variables))[0])
         if self._update_ops == 'all':
             self.of_every_tower = sorted({name for write in writes for name in write.variables})
             return
@@ -147,18 +147,18 @@ class InlineUpdates:
         """A `tf.NodeDef` of the first tower without control edges from writes that are left out.
 
         Returns:
-          The node itself where nothing is left out; else a copy.
+          The node itself where nothing is left out; else a changed one.
         """
         if not any(text[1:] in self.left_out for text in node.input if text.startswith('^')):
             return node
-        copy = type(node)()
-        copy.CopyFrom(node)
+        changed = type(node)()
+        changed.CopyFrom(node)
         waits_for = [self._graph.get_operation_by_name(text[1:]) for text in node.input
                      if text.startswith('^')]
         data = [text for text in node.input if not text.startswith('^')]
-        del copy.input[:]
-        copy.input.extend(data + ['^' + op.name for op in _instead(waits_for, self.left_out)])
-        return copy
+        del changed.input[:]
+        changed.input.extend(data + ['^' + op.name for op in _instead(waits_for, self.left_out)])
+        return changed
 
     def wait_for_readers(self, towers):
         """Makes the first tower write after the others have read, as it has itself.
@@ -170,7 +170,7 @@ class InlineUpdates:
             write_after_reads(towers, self._graph)
 
 
-def _refuse_of_copied(write, variable):
+def _refuse_replicated(write, variable):
     raise SharedVariableError(
         "variable_device='replicated', and the forward pass of the first tower writes the "
         'trainable variable %s (operation %s), which the replicas of the other towers would not '

@@ -48,7 +48,7 @@ class TowerLosses:
         self._root = ''  # the first tower's name scope
         self._varying = set()  # names of operations not proven to be the same in every tower
 
-    def note_call(self, index, made, inputs, loss, root, copied=(), name_of_original=None):
+    def note_call(self, index, made, inputs, loss, root, replicated=(), name_of_original=None):
         """To be called when the model function's call for a tower has ended.
 
         Args:
@@ -57,8 +57,8 @@ class TowerLosses:
           inputs: the operations of the tower's shard.
           loss: scalar, as the model function returned it; a dict of several; or None.
           root: the tower's name scope.
-          copied: the variables that later towers have copies of.
-          name_of_original: function from a copy's name to its variable's; None without copies.
+          replicated: the variables that later towers have replicas of.
+          name_of_original: function from a replica's name to its variable's; None without replicas.
 
         Raises:
           ModelFunctionError: the call registered other losses than the first one.
@@ -68,7 +68,7 @@ class TowerLosses:
         if index == 0:
             self._root = root
             self.registered.note_first_tower(
-                self._varying, graph_walk.reachable_from(inputs, made, control=True), copied)
+                self._varying, graph_walk.reachable_from(inputs, made, control=True), replicated)
             return
         if self.registered.missing() < 0:
             self.registered.leave_out_repeated(flat(loss) if loss is not None else [], made,

@@ -31,14 +31,14 @@ class OwnState:
 
     Attributes:
       variables: those of the first tower.
-      copies: those of the other towers.
+      of_other_towers: those of the other towers.
       not_in_step: names of operations that write them, which the step does not run: the model's own
         program does.
     """
 
     def __init__(self, num_towers, graph):
         self.variables = []
-        self.copies = []
+        self.of_other_towers = []
         self.not_in_step = []
         self._graph = graph
         self._num_towers = num_towers
@@ -86,16 +86,16 @@ class OwnState:
 
     def _make(self, variable, there):
         self.variables.append(variable)
-        copies = [_there_or_new(variable, tower, there)
+        others = [_there_or_new(variable, tower, there)
                   for tower in range(1, self._num_towers)]
-        self._of_towers[variable.op.name] = copies
-        self._origin.update((copy.op.name, variable) for copy in copies)
-        self.copies += copies
+        self._of_towers[variable.op.name] = others
+        self._origin.update((other.op.name, variable) for other in others)
+        self.of_other_towers += others
 
     def of_tower(self, variable, tower):
         """Tower number `tower`'s variable for the first tower's; a shared variable itself."""
-        copies = self._of_towers.get(variable.op.name) if tower else None
-        return copies[tower - 1] if copies else variable
+        others = self._of_towers.get(variable.op.name) if tower else None
+        return others[tower - 1] if others else variable
 
     def of_all_towers(self):
         """List of the variables of all towers, by variable and then by tower."""
@@ -128,11 +128,11 @@ class OwnState:
         sources = [op.name for op in read_from(tensor) if op.name in self._of_towers]
         if not sources:
             return tensor
-        copy = self._of_towers[sources[0]][tower - 1]
+        other = self._of_towers[sources[0]][tower - 1]
         if variable_op(tensor) is not None:
-            return copy.op.outputs[0]
-        if len(sources) == 1 and tensor.shape.is_compatible_with(copy.shape):
-            return copy.value()
+            return other.op.outputs[0]
+        if len(sources) == 1 and tensor.shape.is_compatible_with(other.shape):
+            return other.value()
         raise SharedVariableError(
             'variable %s is state of each tower, and %s, made from it before tower %d, is of the '
             'first: read it within the model function.' % (sources[0], tensor.name, tower))
@@ -161,12 +161,12 @@ class OwnState:
 
     def operations_of(self, tower):
         """{name of an operation of the first tower's state: the operation of that tower's}."""
-        return {name: copies[tower - 1].op for name, copies in self._of_towers.items()}
+        return {name: others[tower - 1].op for name, others in self._of_towers.items()}
 
     def updates(self, towers):
         """The updates of the towers after the first that write these towers' own state."""
         writes, found = Writes(self._graph), []
-        names = {copy.op.name for copy in self.copies}
+        names = {other.op.name for other in self.of_other_towers}
         for tower in towers[1:] if names else ():
             frames = Frames(graph_walk.step_operations(tower.updates))
             for update in tower.updates:
@@ -177,7 +177,7 @@ class OwnState:
 
     def slot_creator(self, next_creator, **kwargs):
         """A creator for `tf.variable_creator_scope`: slots of the towers' own are local as well."""
-        by_name = {variable.op.name: variable for variable in self.copies + self.variables}
+        by_name = {variable.op.name: variable for variable in self.of_other_towers + self.variables}
         owner = owner_by_name(kwargs.get('name') or '', by_name)
         if owner is not None and owner.op.name in self._origin:
             kwargs.update(collections=[tf.GraphKeys.LOCAL_VARIABLES], trainable=False)
@@ -229,10 +229,10 @@ def _there_or_new(variable, tower, there):
     if found is not None and found.shape == variable.shape and found.dtype == variable.dtype:
         return found
     with tf.control_dependencies(None), tf.name_scope(None), only_device(variable.device or None):
-        copy = tf.Variable(
+        other = tf.Variable(
             variable.initial_value, trainable=False, name=name,
             collections=[tf.GraphKeys.LOCAL_VARIABLES], dtype=variable.dtype.base_dtype,
             use_resource=variable.op.type == 'VarHandleOp',
             validate_shape=variable.shape.is_fully_defined())
-        compat.initialize_with(copy, variable.initial_value)
-    return copy
+        compat.initialize_with(other, variable.initial_value)
+    return other

@@ -93,13 +93,13 @@ class RegisteredLosses:
         self.make_concrete()
         self._at_creation.extend(_registered()[before:])
 
-    def note_first_tower(self, varying, depend_on_shard, copied=()):
+    def note_first_tower(self, varying, depend_on_shard, replicated=()):
         """Finds which of the first tower's losses are the same in every tower, and which are shown.
 
         Args:
           varying: names of the operations that are not proven to be the same in every tower.
           depend_on_shard: names of the operations that depend on the first tower's shard.
-          copied: the variables that later towers have copies of: a layer takes its copy for a new
+          replicated: the variables that later towers have replicas of: a layer takes one for a new
             variable, and registers the loss of that.
         """
         if any(loss is not None and not isinstance(loss, tf.Tensor) for loss in
@@ -110,10 +110,10 @@ class RegisteredLosses:
         self._count = len(_registered())
         self.invariant = [loss for loss in losses if loss.op.name not in varying]
         at_creation = set(map(id, self._at_creation))
-        of_copied = set(map(id, losses_of_variables(losses, copied)))
+        of_replicated = set(map(id, losses_of_variables(losses, replicated)))
         self.shown = [loss for loss in losses if loss.op.name not in depend_on_shard and (
             id(loss) in at_creation
-            or _LAYERS_LOSS.search(loss.op.name) and id(loss) not in of_copied)]
+            or _LAYERS_LOSS.search(loss.op.name) and id(loss) not in of_replicated)]
 
     def of_tower(self):
         """The registered losses that the present tower sees, but those from before the towers."""
@@ -139,16 +139,16 @@ class RegisteredLosses:
           loss: list of scalars: what the model function returned.
           made: the operations that the tower's call has made.
           roots: the name scopes of the first tower and of this one.
-          name_of_original: function from a copy's name to its variable's; None without copies.
+          name_of_original: function from a replica's name to its variable's; None without replicas.
         """
-        by_hand, of_copies = repeated_losses(
+        by_hand, of_replicas = repeated_losses(
             self._first, self.shown, self.of_tower(), lambda each: bool(
                 _LAYERS_LOSS.search(each.op.name)) and id(each) not in set(
                     map(id, self._at_creation)),
             [functools.partial(_name_within, root) for root in roots], name_of_original)
-        if not left_out_of_sums(by_hand + of_copies, loss, made, roots[1]):
+        if not left_out_of_sums(by_hand + of_replicas, loss, made, roots[1]):
             return
-        repeated = set(map(id, by_hand + of_copies))
+        repeated = set(map(id, by_hand + of_replicas))
         self.shown = [each for each in self.shown if id(each) not in repeated]
         listed = self._graph.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
         listed[:] = [each for each in listed if id(each) not in repeated]

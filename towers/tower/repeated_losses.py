@@ -1,7 +1,7 @@
 """Registered losses that a later tower has on top of those of the first one.
 
 A layer of slim or tf.layers registers the loss of a variable that is new: on one device in the
-first of its calls that share the variable. A tower's copy of a variable is in no list of variables,
+first of its calls that share the variable. A replica of a variable is in no list of variables,
 hence new in each of them, and in a build that reuses another's. And a loss that the model function
 registers by hand, under the name of a layer's, is registered in each call, besides being shown to
 the later ones as a layer's is. Such losses are left out here, also of the sums that the model's own
@@ -30,11 +30,11 @@ def repeated_losses(first, shown, present, of_layers, relative_names, name_of_or
       of_layers: function from a loss to whether a layer may have registered it.
       relative_names: functions from a loss of the first and of the later tower to its name within
         that tower.
-      name_of_original: function from a copy's name to its variable's; None without copies.
+      name_of_original: function from a replica's name to its variable's; None without replicas.
 
     Returns:
-      `(by_hand, of_copies)`: losses of `shown` that the call has registered itself, and losses of
-      copies that the first tower has registered fewer of.
+      `(by_hand, of_replicas)`: losses of `shown` that the call has registered itself, and losses of
+      replicas that the first tower has registered fewer of.
     """
     is_shown = set(map(id, shown))
     own = [loss for loss in present if id(loss) not in is_shown]
@@ -45,14 +45,14 @@ def repeated_losses(first, shown, present, of_layers, relative_names, name_of_or
     is_shown -= set(map(id, by_hand))
     left = collections.Counter(_of_variables(loss, name_of_original) for loss in first
                                if of_layers(loss) and id(loss) not in is_shown)
-    of_copies = []
+    of_replicas = []
     for loss in own:
         if of_layers(loss):
             key = _of_variables(loss, name_of_original)
             left[key] -= 1
             if left[key] < 0:
-                of_copies.append(loss)
-    return by_hand, of_copies
+                of_replicas.append(loss)
+    return by_hand, of_replicas
 
 
 def left_out_of_sums(losses, loss, made, root):

@@ -15,8 +15,8 @@ puts none in. Running the iterator's initializer empties the buffers. A buffer b
 session: what is in it when a run stops is not yet trained on, and a run that resumes where it
 stopped reads it again.
 
-The graph from the iterator to the inputs is copied for `prime` and for `read`; its branches are a
-`Switch` and a `Merge` each, since `tf.cond` is another thing from version to version.
+The graph from the iterator to the inputs is imported once for `prime` and once for `read`. Branches
+are made of `Switch` and `Merge`, since `tf.cond` makes other operations in other versions.
 """
 
 import collections
@@ -79,7 +79,8 @@ def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'
                          for read in reads}
                 with tf.control_dependencies([buffers.clear()]):
                     put = buffers.put(split_batch(
-                        _copy(inputs, region, first, is_empty, 'prime'), len(devices), remainder,
+                        _inputs_from(first, inputs, region, is_empty, 'prime'), len(devices),
+                        remainder,
                         called=called))
             with tf.control_dependencies([put]):
                 primed = tf.identity(is_empty)
@@ -115,7 +116,7 @@ def _read_next(inputs, reads, region, buffers, primed, remainder, num_shards, ca
                 output_types=[out.dtype for out in read.outputs],
                 output_shapes=[out.shape for out in read.outputs], name='value')
                       for read, optional in zip(reads, optionals)}
-            put = buffers.put(split_batch(_copy(inputs, region, values, goes_on, 'ahead'),
+            put = buffers.put(split_batch(_inputs_from(values, inputs, region, goes_on, 'ahead'),
                                           num_shards, remainder, called=called))
         with tf.control_dependencies([put]):
             goes_on = tf.identity(goes_on)
@@ -260,7 +261,7 @@ def _way_of(inputs):
     after = reachable_from(reads, known, control=True)
     region = [op for op in known if op.name in after and op not in reads]
     for op in region:
-        if op.type in ('Enter', 'RefEnter'):  # both copies would run in one frame
+        if op.type in ('Enter', 'RefEnter'):  # `prime` and `read` would run in one frame
             raise _cannot('%r, between the iterator and the inputs, is of a tf.while_loop'
                           % op.name)
     for op in known:
@@ -283,15 +284,15 @@ def _cannot(because):
         'or leave stage_inputs out.' % because)
 
 
-def _copy(inputs, region, values, pivot, name):
-    """The inputs, computed from other values of the iterators.
+def _inputs_from(values, inputs, region, pivot, name):
+    """The inputs, computed from other values in place of those that the iterators give.
 
     Args:
-      inputs: nest of tensors.
-      region: the operations between the iterators and the inputs.
       values: dict from `IteratorGetNext`s to lists of tensors in place of their outputs.
-      pivot: tensor that is alive where this copy is run.
-      name: of the copy's name scope.
+      inputs: nest of tensors.
+      region: the operations between the iterators and the inputs; they are imported once more.
+      pivot: tensor that is alive in the branch in which the imported operations run.
+      name: name scope of the imported operations.
     """
     exchanged = {out.name: value for read, new in values.items()
                  for out, value in zip(read.outputs, new)}
@@ -307,13 +308,13 @@ def _copy(inputs, region, values, pivot, name):
 
 
 def _imported(region, exchanged, pivot, name):
-    """{name of a tensor of the region: its copy}, with the `exchanged` tensors for those before."""
+    """{name of a tensor of the region: the imported one}, which reads the `exchanged` tensors."""
     inside = {op.name for op in region}
     graph_def, outside, waiting = tf.GraphDef(), {}, {}
     for op in region:
         node = graph_def.node.add()
         node.CopyFrom(op.node_def)
-        node.attr.pop('_class', None)  # the operations that it is colocated with are not copied
+        node.attr.pop('_class', None)  # operations that it is colocated with may be outside
         del node.input[:]
         for tensor in op.inputs:
             if tensor.op.name in inside:
@@ -335,13 +336,13 @@ def _imported(region, exchanged, pivot, name):
         scope = graph.unique_name(pivot.op.name.rsplit('/', 1)[0] + '/' + name,
                                   mark_as_used=False)
         tf.import_graph_def(graph_def, outside, name=scope)
-    copies = {}
+    imported = {}
     for op in region:
-        copy = graph.get_operation_by_name('%s/%s' % (scope, op.name))
+        new_op = graph.get_operation_by_name('%s/%s' % (scope, op.name))
         if op.name in waiting:
-            compat.add_control_inputs(copy, [pivot.op] + [
+            compat.add_control_inputs(new_op, [pivot.op] + [
                 other for other in waiting[op.name] if other.type != 'IteratorGetNext'])
-        for old, new in zip(op.outputs, copy.outputs):
+        for old, new in zip(op.outputs, new_op.outputs):
             new.set_shape(old.shape)
-            copies[old.name] = new
-    return copies
+            imported[old.name] = new
+    return imported

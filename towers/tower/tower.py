@@ -36,7 +36,7 @@ class Tower(collections.namedtuple('Tower', [
         'index', 'device', 'name_scope', 'inputs', 'size', 'loss', 'predictions', 'metrics',
         'gradients', 'updates', 'variables', 'data_loss', 'micro_batch', 'backward',
         'has_scope'], defaults=(True,))):
-    """One copy of the model.
+    """The model on one device.
 
     Attributes:
       index: its number, from 0.
@@ -110,7 +110,7 @@ class TowerBuilder:
         Args:
           options: `TowerOptions`.
           placement: `Placement`.
-          replicas: `Replicas` where each tower has a copy of what is trained; else None.
+          replicas: `Replicas` where each tower has a replica of what is trained; else None.
           num_towers: how many towers there will be.
           graph: the `tf.Graph`.
         """
@@ -139,7 +139,7 @@ class TowerBuilder:
 
     @property
     def replicates(self):
-        """Whether every tower has a copy of the variables of its own."""
+        """Whether every tower has a replica of the variables of its own."""
         return self._replicas is not None
 
     @property
@@ -313,7 +313,7 @@ class TowerBuilder:
                        self.random_keys, repeats)
 
     def _check_own_gradients(self, index, output, operations):
-        """Refuses gradients that the model function takes itself, of variables with copies.
+        """Refuses gradients that the model function takes itself, of variables with replicas.
 
         `tf.trainable_variables()` lists the model's own variables, which later towers do not read:
         their gradient is None there, and what the loss made of it is missing, without a word.
@@ -329,7 +329,8 @@ class TowerBuilder:
         elif count < self._gradients_of_first:
             raise SharedVariableError(
                 "variable_device='replicated', and the model function takes gradients of the "
-                'variables that tf.trainable_variables() lists: tower %d reads copies of them, so '
+                'variables that tf.trainable_variables() lists: tower %d reads replicas of them, '
+                'so '
                 'that they are missing from its loss. Take them of the variables that '
                 "tf.get_variable returns, or use another variable_device." % index)
 
@@ -350,9 +351,9 @@ class TowerBuilder:
             self.own_state.move_to(index, operations)
         self.inline_updates.settle(
             index, operations, fetches, {variable.op.name for variable in
-                                         self.own_state.variables + self.own_state.copies
+                                         self.own_state.variables + self.own_state.of_other_towers
                                          + tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)},
-            frozenset() if self._replicas is None else self._replicas.copied())
+            frozenset() if self._replicas is None else self._replicas.names())
 
     def _cut_into_stages(self, index, operations, device, root):
         variables = variables_read(operations, self._shared.owned, self._shared.created)

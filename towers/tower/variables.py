@@ -47,7 +47,7 @@ class SharedVariables:
           scope: name of the variable scope to build under, or None for the one of the caller.
           reuse: for the first tower: None, True or `tf.AUTO_REUSE`, as in `tf.variable_scope`.
           earlier: `DirectVariable`s of an earlier build that the first tower is to be handed.
-          replicas: `Replicas`, whose copies the later towers get; None where all share one set.
+          replicas: `Replicas`, which the later towers get; None where all share one set.
           on_creation: context manager without arguments, entered around each `get_variable` of the
             first tower; or None.
           left_over: `Attempt`, of whose variables the first tower may use some; or None.
@@ -118,10 +118,11 @@ class SharedVariables:
                 if self._replicas is None or 'Unsuccessful at finding variable' not in str(error):
                     raise
                 raise SharedVariableError(
-                    "tower %d has copies of the variables, since variable_device='replicated', and "
+                    "tower %d has replicas of the variables, since variable_device='replicated', "
+                    'and '
                     'a function with a gradient of its own (tf.custom_gradient, tf.recompute_grad) '
                     'uses one: TensorFlow looks for such variables among the global ones, where '
-                    'copies are not. Pass another variable_device, or give the function the '
+                    'replicas are not. Pass another variable_device, or give the function the '
                     "variable's value as an argument." % index) from error
         if index and self._pending:
             self._check_left_out(made.operations)
@@ -217,7 +218,7 @@ class SharedVariables:
         return name
 
     def _for_tower(self, variable):
-        """What the tower uses for a variable that it shares: its own copy where there are any."""
+        """What the tower uses for a variable that it shares: its replica where there is one."""
         return variable if self._replicas is None else self._replicas.of_part(
             variable, self._tower)
 
