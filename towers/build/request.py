@@ -1,4 +1,4 @@
-"""What a call of `build_towers` asks for: checked and resolved before any operation is made."""
+"""The arguments of one `build_towers` call, checked and resolved before any operation is made."""
 
 import collections
 import difflib
@@ -34,30 +34,31 @@ class Request(collections.namedtuple('Request', [
         'learning_rate', 'copies', 'name', 'first_scope', 'name_scopes', 'full_scope_name', 'parts',
         'accumulate', 'schedule', 'placement', 'replicas', 'numerics', 'precision_text',
         'loss_scale', 'on_tower', 'of_tower', 'stage_inputs', 'cluster'])):
-    """What a call asks for; arguments of the call under their own names, and:
+    """The checked arguments of a call; arguments under their own names, and:
 
     Attributes:
       objectives: `Objectives`.
       devices: canonical names.
       factor: 1 for the gradient of the mean over the batch, N for the recipe's sum.
       accumulate: how many micro-batches each tower has.
-      schedule: the order in which they go through the stages; None for one after the other.
-      parts: list of `Part`, in the order of the batch: all towers', micro-batch by micro-batch.
-      name_scopes: full names of the towers' name scopes, and of the name scope for operations that
-        all towers share, such as `'towers'`.
+      schedule: the order of micro-batches in the stages; None for one after the other.
+      parts: list of `Part` of all towers, in the order of the batch: tower by tower, and there
+        micro-batch by micro-batch.
+      name_scopes: full names of the towers' name scopes, and of the name scope of operations for
+        all towers, such as `'towers'`.
       full_scope_name: full name of the model's variable scope.
       placement: `Placement`.
       replicas: `Replicas`, or None where there is one set of variables.
       numerics: `Numerics`.
       precision_text: the plan's line about the precision, or None for float32.
-      loss_scale: `LossScale` or None: the one given, or what goes with the precision.
+      loss_scale: `LossScale` or None: the given one, or the default for the precision.
       of_tower: `TowerOptions`.
     """
     __slots__ = ()
 
 
 Part = collections.namedtuple('Part', 'tower micro_batch device scope')
-"""Where a shard goes.
+"""The place of a shard.
 
 Fields:
   tower: number of the tower.
@@ -76,7 +77,8 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     """Checks the arguments of `build_towers`; makes no operation.
 
     Args:
-      keywords: dict of further keywords, see `options`; the rest as for `build_towers`.
+      keywords: dict of further keywords, see `options`.
+      The others are those of `build_towers`.
 
     Returns:
       `Request`.
@@ -163,7 +165,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
 
 
 def check_none_misplaced(misplaced):
-    """Raises `InvalidArgumentError` for arguments by position that go by name."""
+    """Raises `InvalidArgumentError` for arguments by position that have to be given by name."""
     if misplaced:
         raise InvalidArgumentError(
             '%.80r was given by position, and only model_fn, inputs, optimizer, devices and '
@@ -306,7 +308,7 @@ def _parts(name, devices, accumulate, first_scope):
 
 
 def _name_scopes(graph, name, parts):
-    """Full names of the towers' name scopes, and of the one for what all towers share."""
+    """Full names of the towers' name scopes, and of the scope of operations for all towers."""
     around = graph.get_name_scope()
     return ['%s/%s' % (around, scope) if around else scope for scope in
             [part.scope for part in parts if part.scope is not None] + [name + 's']]

@@ -23,7 +23,7 @@ def build_each_tower(builder, request, shards):
       were built.
 
     Raises:
-      CloneError: `copies='clone'`, and they cannot be clones.
+      CloneError: `copies='clone'`, and the towers cannot be clones.
     """
     towers, because = [], ''
     count = len(request.parts)
@@ -67,7 +67,7 @@ def _clones(builder, request, shards, first, made):
     """All towers but the first, as clones of it.
 
     Raises:
-      CannotClone: they would not be what calls give; then none was made.
+      CannotClone: clones would differ from calls of the model function; none was made.
     """
     cloner = Cloner(first, made, shards, builder)
     clones = []

@@ -14,28 +14,28 @@ from towers.tower.counters import counting_updates
 from towers.tower.objectives import flat, map_shaped, tensors_of
 
 Update = collections.namedtuple('Update', 'train_op train_ops slots gradients rides counts')
-"""What `update_variables` made.
+"""The operations of the update, as `update_variables` returns them.
 
 Fields:
-  train_op: does one step, of all losses; None without an optimizer.
+  train_op: operation of one step of all losses; None without an optimizer.
   train_ops: dict from the name of a loss to the operation of a step of that loss alone; empty where
     there is one loss.
   slots: the variables that the optimizers made.
-  gradients: what each optimizer was given: combined and transformed; list, or dict of such by name.
+  gradients: the combined and transformed gradients: list of pairs, or dict of lists by loss.
   rides: dict from the name of a loss to the count of the first tower's updates on its train op.
   counts: whether the global step is counted here, since the optimizer leaves it to its caller.
 """
 
 
 def update_variables(builder, request, towers, losses, combined):
-    """One update of the shared variables, with what rides on it: `Update`.
+    """Makes one update of the shared variables, and the updates that ride on it: `Update`.
 
     Args:
       builder: the `TowerBuilder`.
       request: `Request`.
       towers: list of `Tower`.
-      losses: of the build: scalar, or dict of scalars by name.
-      combined: `CombinedTowers`, or dict of such by name.
+      losses: the build's loss: scalar, or dict of scalars by name.
+      combined: `CombinedTowers`, or dict of `CombinedTowers` by name.
     """
     if not request.objectives:
         return Update(None, {}, [], [], {}, False)
@@ -65,10 +65,10 @@ def _of_one_loss(builder, request, towers, loss, gradients, combined):
 
 
 def _of_several(builder, request, towers, losses, gradients, combined):
-    """Each loss's own train op, which computes nothing of the others; and that of all.
+    """A train op for each loss, which computes nothing for the others; and one for all losses.
 
-    The latter takes all gradients of the weights before the step, and applies them in the order of
-    the losses: two that train the same variable do not write it at the same time.
+    The train op for all losses takes all gradients at the weights before the step, and applies them
+    in the order of the losses: two optimizers do not write the same variable at the same time.
     """
     updates = _updates(builder, towers, request.of_tower.update_ops)
     riding = _riding(updates, losses, towers)
@@ -100,7 +100,7 @@ def _of_several(builder, request, towers, losses, gradients, combined):
 
 
 def _read_for(gradients, combined):
-    """The tensors of the gradients that the optimizer gets, and of those on each tower."""
+    """The tensors of the gradients that the optimizer gets, and of their replicas on each tower."""
     on_towers = [(gradient, None) for every in (combined.on_towers or {}).values()
                  for gradient in every]
     return tensors_of([pair for pair in list(gradients) + on_towers if pair[0] is not None])
@@ -109,9 +109,9 @@ def _read_for(gradients, combined):
 def _riding(updates, losses, towers):
     """{name of a loss: the updates that ride on its train op}.
 
-    An update, batch norm's say, is computed from activations of its layer. It rides on the train op
-    of a loss if that loss is computed from the same activations: the step then computes nothing
-    more for it.
+    An update, such as batch norm's, is computed from activations of its layer. It rides on the
+    train op of a loss that is computed from the same activations: the step then computes nothing
+    else for it.
     """
     roots = tuple(tower.name_scope for tower in towers)
     known = {name: {op for op in graph_walk.ancestors([loss]) if op.startswith(roots)}

@@ -1,4 +1,4 @@
-"""The graph that is imported for a clone: the first tower's, adapted to each tower."""
+"""The `tf.GraphDef` that is imported for a clone: the first tower's, adapted to each tower."""
 
 import zlib
 
@@ -15,11 +15,11 @@ from towers.tower.stateless_random import key_of
 class Template:
     """Clones of nodes, with names relative to the name scope of their tower.
 
-    Devices, colocations and control inputs from outside are left out: an import could not be told.
+    Devices, colocations and control inputs from outside are left out: an import cannot set them.
 
     Attributes:
-      graph_def: the `tf.GraphDef` to be imported; `adapt` changes it into that of the next clone.
-      outside: {name of a tensor from outside: what `graph_def` calls it}.
+      graph_def: the `tf.GraphDef` to be imported; `adapt` changes it for the next clone.
+      outside: {name of a tensor from outside: its name in `graph_def`}.
       controls: list of `(name, names of operations from outside that it waits for)`.
       colocated: list of `(name, its colocation groups)`.
     """
@@ -30,11 +30,11 @@ class Template:
           nodes: {name: `tf.NodeDef`} of the operations to be cloned, in order.
           root: the name scope of their tower.
           functions: `ClonedFunctions` of these nodes.
-          random_keys: {name of a constant that holds a seed: what it is the seed of}.
-          graph: the graph they are of.
+          random_keys: {name of a constant that holds a seed: name of the random op}.
+          graph: the graph of the nodes.
 
         Raises:
-          CannotClone: they are too large.
+          CannotClone: the nodes are too large.
         """
         self._nodes, self._root, self._functions = nodes, root, functions
         self._random_keys, self._graph_seed = random_keys, graph.seed
@@ -112,7 +112,7 @@ class Template:
                 self._texts.append((setter, text))
 
     def adapt(self, index, root, device):
-        """Makes `graph_def` that of the tower with this number, name scope and device."""
+        """Changes `graph_def` into the graph of the tower of this number, name scope and device."""
         for setter, text in self._texts:
             setter(self._in_text.sub(root, text) if isinstance(text, str)
                    else self._in_text.sub(root, text.decode()).encode())

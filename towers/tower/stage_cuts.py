@@ -1,4 +1,4 @@
-"""Cuts a model's finished forward pass into stages, where the model says nothing of any."""
+"""Cuts a model's finished forward pass into stages, where the model itself names none."""
 
 import collections
 
@@ -15,8 +15,8 @@ StageCuts = collections.namedtuple('StageCuts', 'shares crossing names')
 
 Fields:
   shares: for each stage, its part of the bytes of activations and parameters.
-  crossing: for each cut, bytes of what later stages take of earlier ones; for a batch that is not
-    static, of 16 examples.
+  crossing: for each cut, bytes of the tensors that later stages take from earlier ones; where the
+    batch is not static, for 16 examples.
   names: for each cut, the last operation before it.
 """
 
@@ -33,22 +33,22 @@ def describe(cuts, device):
 def cut_into_stages(operations, variables, device, root, move_variables):
     """Puts the operations of a forward pass, made for one device, on the devices of their tower.
 
-    They are cut in the order in which they were made. Each cut is near the place where the stages
-    before it have their even share of the bytes of activations and parameters: within 7 % of a
-    stage's, where the least crosses.
+    The operations are cut in the order in which they were made. Each cut is near the place where
+    the stages before it have their even share of the bytes of activations and parameters: within
+    7 % of a stage's share, where the fewest bytes cross.
 
     Args:
-      operations: those of the model function's call, in order.
+      operations: the operations of the model function's call, in order.
       variables: the model's variables.
       device: `StagedDevices`.
       root: the tower's name scope.
-      move_variables: whether the variables go where they are first read.
+      move_variables: whether variables go to the stage that reads them first.
 
     Returns:
       `StageCuts`.
 
     Raises:
-      ModelFunctionError: there is too little to cut.
+      ModelFunctionError: there are too few operations to cut.
     """
     stages = stages_of(device)
     mine = [op for op in operations if op.name.startswith(root) and _may_move(op, stages)]
@@ -92,7 +92,7 @@ def cut_into_stages(operations, variables, device, root, move_variables):
 
 
 def _may_move(op, stages):
-    """Whether it was the tower that put an operation on its first device, and nobody else."""
+    """Whether an operation is on the first device because of the tower's scope alone."""
     scopes = compat.device_scopes(op)
     return (op.device == stages[0] and bool(scopes) and isinstance(scopes[0], TowerDevice)
             and not isinstance(scopes[0], StageDevice)
@@ -100,7 +100,7 @@ def _may_move(op, stages):
 
 
 def _bring_along(operations, moved, first):
-    """Moves operations that are colocated with moved ones, as a loop's `Switch`es, with them."""
+    """Moves operations that are colocated with moved ones (a loop's `Switch`es) along with them."""
     places = {op.name: op.device for op in moved}
     for op in operations:
         beside = [group.decode()[len('loc:@'):] for group in op.colocation_groups()]
@@ -111,7 +111,7 @@ def _bring_along(operations, moved, first):
 
 
 def _first_readers(operations, variables):
-    """({operation's name: names of the variables that it is the first to read}, {name: bytes})."""
+    """({operation's name: variables that it reads first, by name}, {variable's name: bytes})."""
     sizes = {variable.op.name: (variable.get_shape().num_elements() or 0)
              * variable.dtype.base_dtype.size for variable in variables}
     found, seen = {}, set()
@@ -130,7 +130,7 @@ def _bytes(op):
 
 
 def _crossing(operations):
-    """For each operation, bytes of what those after it take of it and of those before it."""
+    """For each operation, bytes of the tensors made up to it that later operations take."""
     place = {op.name: index for index, op in enumerate(operations)}
     change, last = [0] * (len(operations) + 1), {}
     for index, op in enumerate(operations):
@@ -150,7 +150,7 @@ def _crossing(operations):
 
 
 def _move_variable(variable, device):
-    """Puts a variable, with what was made as a part of it or is kept with it, on another device."""
+    """Puts a variable on another device, with its parts and the operations colocated with it."""
     there = variable.device
     name = variable.op.name
     own = ('loc:@' + name).encode()

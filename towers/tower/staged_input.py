@@ -9,11 +9,11 @@ it, and puts the shards in. In the step's graph:
     read     get_next_as_optional; if there is a batch, cut it and put it in      (after `prime`)
 
 The train op waits for `read`. So step t trains on batch t as without buffers: batches go through in
-order; the last one is trained on before `prime` meets the end of the data and raises
-`OutOfRangeError` with nothing done; a run of something else than the train op takes a batch, and
-puts none in. Running the iterator's initializer empties the buffers. A buffer belongs to its
-session: what is in it when a run stops is not yet trained on, and a run that resumes where it
-stopped reads it again.
+order; after the last one is trained on, `prime` meets the end of the data and raises
+`OutOfRangeError` with nothing done; a run of something else than the train op takes a batch out of
+the buffers and puts none in. Running the iterator's initializer empties the buffers. A buffer
+belongs to its session: the batch in it is not trained on yet when a run stops, and the run that
+resumes reads it again.
 
 The graph from the iterator to the inputs is imported once for `prime` and once for `read`. Branches
 are made of `Switch` and `Merge`, since `tf.cond` makes other operations in other versions.
@@ -49,15 +49,15 @@ def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'
       inputs, remainder, called: as for `split_batch`; the inputs come from iterators of
         `tf.data`.
       devices: the towers' devices.
-      keeps_first: leave the first batch in the buffers, and give it to every step: what towers
-        consume from their own memory, to measure by.
-      name: prefix of the names of what is made.
+      keeps_first: leave the first batch in the buffers, and give it to every step: to measure how
+        fast towers are with inputs in their own memory.
+      name: prefix of the names of the operations.
 
     Returns:
-      `(shards, staged)`: `Shards`, and `StagedInputs` whose `work` is None yet.
+      `(shards, staged)`: `Shards`, and `StagedInputs` in which `work` is still None.
 
     Raises:
-      InputError: inputs that come from no iterator, or in a way that cannot be read ahead.
+      InputError: inputs that come from no iterator, or by operations that cannot read ahead.
     """
     inputs = with_sparse_tensors(inputs)
     reads, region = _way_of(inputs)
@@ -93,15 +93,14 @@ def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'
     handles = {read.inputs[0].name: read.inputs[0] for read in reads}
     for name in sorted(handles):
         for user in handles[name].consumers():
-            if user.type == 'MakeIterator':  # begins anew: what was read ahead is of the old data
+            if user.type == 'MakeIterator':  # the buffers hold a batch of the old data
                 with tf.device(None), tf.control_dependencies(None):
                     compat.add_control_inputs(user, [buffers.clear()])
     return shards, StagedInputs(read, staged, None)
 
 
 def _read_next(inputs, reads, region, buffers, primed, remainder, num_shards, called):
-    """The reading of the next batch: the operation that reads, and that after which it is
-    staged."""
+    """Reads the next batch: `(operation that reads, operation after which it is staged)`."""
     with tf.device('/cpu:0'):
         with tf.control_dependencies([primed]):
             optionals = [tf.raw_ops.IteratorGetNextAsOptional(
@@ -131,14 +130,14 @@ def _read_next(inputs, reads, region, buffers, primed, remainder, num_shards, ca
 def _switch(data, pred):
     """`data` twice: alive where `pred` is false, and where it is true.
 
-    What waits for the `Switch` itself is run in either case; hence the identities, to wait for.
+    Operations that wait for the `Switch` itself run in either case; they wait for the identities.
     """
     found = tf.raw_ops.Switch(data=data, pred=pred)
     return tf.identity(found.output_false), tf.identity(found.output_true)
 
 
 class _Buffers:
-    """A buffer a tower, and one on the CPU for what is not a tower's or cannot be on a GPU."""
+    """A buffer a tower, and one on the CPU for tensors of no tower or that no GPU can hold."""
 
     def __init__(self, cut, devices, name):
         self._devices = list(devices) + ['/cpu:0']
@@ -152,7 +151,7 @@ class _Buffers:
             self.dtypes[index].append(tensor.dtype)
 
     def _each(self, make):
-        """What `make(index, keywords)` gives for each buffer that holds anything, on its device."""
+        """List of `make(index, keywords)` for each buffer that holds anything, on its device."""
         made = []
         for index, device in enumerate(self._devices):
             if self.dtypes[index]:
@@ -198,8 +197,7 @@ class _Buffers:
 
 
 def _tensors(shards):
-    """[(tower, tensor)] of all tensors of `Shards`; the tower is None for the
-    sizes, the weights and the batch size."""
+    """[(tower, tensor)] of all tensors of `Shards`; sizes, weights and batch size have no tower."""
     found = []
     for index, nest in enumerate(shards.inputs):
         found += [(index, leaf) for leaf in tf.nest.flatten(nest, expand_composites=True)
