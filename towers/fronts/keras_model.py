@@ -18,7 +18,7 @@ from towers.placement.loop_stacks import keep_stacks_with_loops
 
 
 class _OfEveryKeras(type):
-    """Makes a call of the class give an object of a subclass of the model's own Keras' `Model`."""
+    """Makes `ParallelModel(…)` return an instance of a class derived from its Keras' `Model`."""
 
     def __call__(cls, model, devices=None, name=None, check_devices=True,
                  allow_repeated_devices=False):
@@ -44,47 +44,47 @@ class ParallelModel(metaclass=_OfEveryKeras):
         model.compile('sgd', 'mse')
         model.fit(x, y, batch_size=64)
 
-    What it gives is a `Model` of the same Keras as the one it is given: `tf.keras` of TF 1.15 and
-    2.15 or tf_keras, in graph mode, in the default graph and with Keras' session. Inputs are cut
-    on the CPU, the tower of each device calls the model, with its own weights, and outputs
-    are put together in batch order on the CPU, under the model's output names. Losses and metrics
-    are computed from these, so they and the gradients are those of one device on the whole batch,
-    whatever the sizes of the parts: n examples on N devices are cut as `remainder='weight'` of
-    `build_towers` does, and with fewer examples than devices the rest get the first one again,
-    which then counts nothing. Gradients are computed on the devices of the towers.
+    The result is a `Model` of the same Keras as the given model: `tf.keras` of TF 1.15 and 2.15 or
+    tf_keras, in graph mode, in the default graph and with Keras' session. Inputs are cut on the
+    CPU, the tower of each device calls the one model, and outputs are put together in batch order
+    on the CPU, under the model's output names. Losses and metrics are computed from the merged
+    outputs, so they and the gradients are those of one device on the whole batch, whatever the
+    sizes of the parts: n examples on N devices are cut as with `remainder='weight'` of
+    `build_towers`. With fewer examples than devices, the other devices get the first example again,
+    which does not count there. Gradients are computed on the devices of the towers.
 
     Batch norm normalises each part by itself; its moving statistics come from the first tower. A
     loss that layers add counts once: regularizers of weights as they are, `add_loss` of tensors and
-    activity regularizers as the mean over the parts, weighted by their examples. A scalar output, a
-    loss say, becomes [batch, 1]: each example has its part's value, so that their mean is the
-    weighted mean.
+    activity regularizers as the mean over the parts, weighted by their examples. A scalar output,
+    such as a loss, becomes [batch, 1]: each example has the value of its part, so that the mean
+    over the batch is the weighted mean.
 
     `layers`, `get_layer`, `summary`, `save`, `save_weights`, `load_weights`, `get_config`,
-    `to_json` and `to_yaml` are those of the model inside, and so is what callbacks such as
-    `ModelCheckpoint` do: what is saved is a model for one device. Unless the model inside was
-    compiled by itself, its `save` compiles it with this one's optimizer and loss, so that their
-    state is in the file.
+    `to_json` and `to_yaml` are those of the model inside, and callbacks such as `ModelCheckpoint`
+    use them: the saved model is a model for one device. Unless the program has compiled the model
+    inside, `save` compiles it with the optimizer and loss of the `ParallelModel`, so that the
+    optimizer's state is in the file.
 
-    Virtual CPUs exist in sessions that are told so, before the first weight is loaded or trained:
+    Virtual CPUs need a session with this config, set before the first weight is loaded or trained:
 
         keras.backend.set_session(tf.Session(config=towers.session_config(2)))
 
     Args:
       model: a functional or a built `Sequential` model. It stays usable.
       devices: as for `build_towers`: None, a count, or names such as `['/gpu:0', '/gpu:2']`.
-      name: of the model; None for Keras' choice.
+      name: the model's name; None for Keras' choice.
       check_devices: False for a graph that another machine is to run.
       allow_repeated_devices: may two towers share a device?
 
     Attributes:
-      inner_model: the model.
+      inner_model: the given model.
       devices: names of the towers' devices.
-      plan: what was built, to be printed.
+      plan: `Plan` of the towers; print it.
 
     Raises:
-      InvalidArgumentError: no model of such a Keras; one without fixed inputs, with stateful RNNs
-        or with layers that add metrics; one of another graph; TensorFlow executes eagerly.
-      DeviceError: as `build_towers`; when it is first run, a session without these virtual CPUs.
+      InvalidArgumentError: `model` is no model of such a Keras; it has no fixed inputs, stateful
+        RNNs, or layers that add metrics; it is of another graph; TensorFlow executes eagerly.
+      DeviceError: as `build_towers`; at the first run, where the session lacks the virtual CPUs.
       MissingPackageError: a model of Keras 3, whose `fit` does not work in graphs.
     """
 
@@ -159,7 +159,7 @@ def _layer_class(layer):
             self.__dict__['model_towers'] = model_towers
             super().__init__(**keywords)
             self.supports_masking = True
-            # Those of weights: the same whatever the towers are called on.
+            # Losses of weights, which do not depend on the inputs of the towers.
             for _, loss in compat.keras_weight_losses(model_towers.model):
                 self.add_loss(loss)
 
@@ -189,7 +189,7 @@ def _layer_class(layer):
         weights = property(lambda self: self.model_towers.model.weights)
 
     class Merged(layer):
-        """Hands one output on, under its name."""
+        """Passes one output on, under its name."""
 
         def __init__(self, **keywords):
             super().__init__(**keywords)
@@ -203,7 +203,7 @@ def _layer_class(layer):
 
 
 class _NotCloned(InvalidArgumentError, NotImplementedError):
-    """Also what Keras expects of a layer without a config, where it can do without one."""
+    """Also the type that Keras expects from a layer without a config, where it needs none."""
 
 
 def _not_cloned():
@@ -214,7 +214,7 @@ def _not_cloned():
 
 
 def _trainable_of_inner_model():
-    """A property: whether the model is trained. Set to what it is, it leaves its layers alone."""
+    """The property `trainable`, passed on to the inner model; an equal value changes no layer."""
     def get(self):
         model_towers = self.__dict__.get('model_towers')
         return True if model_towers is None else model_towers.model.trainable
@@ -354,7 +354,7 @@ def _parallel_class(base):
 
 
 def _of_inner(name, original):
-    """A method that calls that of the model inside."""
+    """A method that calls the inner model's method of the same name."""
     @functools.wraps(original)
     def call_inner(self, *args, **keywords):
         return getattr(self.inner_model, name)(*args, **keywords)
@@ -363,7 +363,7 @@ def _of_inner(name, original):
 
 @contextlib.contextmanager
 def _set_trainable(flags):
-    """Within it layers are trainable or not as when the model was compiled, as Keras has it."""
+    """The context in which layers have the `trainable` flags from when the model was compiled."""
     before = [(part, part.trainable) for part, _ in flags]
     # A layer sets its parts' flags with its own, and comes before them.
     for part, flag in flags:

@@ -145,7 +145,7 @@ def _with_batch_dimension(output, rows):
 
 
 def _unpadded(output, count, padded):
-    """Without what comes of examples that were repeated; they are the last ones."""
+    """The output without the rows of repeated examples, which are the last ones."""
     if output is None or padded is None or not isinstance(output, tf.Tensor):
         return output
     rows = tf.shape(output)[0]
@@ -156,7 +156,7 @@ def _unpadded(output, count, padded):
 
 
 def _weights(towers, count):
-    """Which part of the batch's examples is each tower's, of those that are not repeated."""
+    """Each tower's share of the batch, without repeated examples."""
     if len(towers) == 1:
         return [1.]
     return [tf.cast(tower.size * tf.cast(tower.index < count, tf.int32), tf.float64)

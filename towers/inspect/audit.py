@@ -23,11 +23,11 @@ Transfers = collections.namedtuple('Transfers', 'source target tensors bytes unk
 
 
 class Audit(collections.namedtuple('Audit', 'broken notes transfers')):
-    """What the audit found.
+    """The findings of the audit.
 
     Attributes:
       broken: list of lines: promises of the plan that do not hold.
-      notes: list of lines: what one may want to know.
+      notes: list of lines: facts that are no faults.
       transfers: list of `Transfers`, the largest first.
     """
     __slots__ = ()
@@ -63,7 +63,8 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     Args:
       built: what `build_towers` returned.
       run_metadata: None to read the graph alone; or the `tf.RunMetadata` of a step that was run
-        with `tf.RunOptions(output_partition_graphs=True)`, to check what was really placed.
+        with `tf.RunOptions(output_partition_graphs=True)`, to check where the runtime has placed
+        operations.
 
     Returns:
       `Audit`. Broken are: a variable, a replica of one, or a slot off its device; an operation or
@@ -71,10 +72,10 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
       the model itself put it there by `tf.device`.
       Notes are: variables that only some towers use, trainable variables without a gradient,
       operations colocated with their variable, or put elsewhere by the model's own `tf.device`,
-      what replicas of variables take.
+      and the bytes of replicas.
 
     Raises:
-      InvalidArgumentError: `run_metadata` without partition graphs; something else than a build.
+      InvalidArgumentError: `run_metadata` has no partition graphs; `built` is something else.
     """
     check_instance('built', built, BuiltTowers, 'what build_towers returned')
     if run_metadata is not None:
@@ -164,7 +165,7 @@ def _check_operations(built, operations, broken, notes):
         for op in of_towers[tower.name_scope]:
             device = operation_device(op)
             if device in stages_of(tower.device) or _follows_input(op, tower) or (
-                    op.type == 'NoOp'):  # what waits for others: it computes nothing
+                    op.type == 'NoOp'):  # it only waits for others
                 continue
             (with_variable if _touches_variable(op, by_name) else
              chosen if choices.include(op, tower) else stray).append((op, device))
@@ -184,7 +185,7 @@ def _check_operations(built, operations, broken, notes):
 def _by_tower(built, items, name_of, operation_of):
     """{name scope of a tower: list of the items whose names are in it}.
 
-    Where the first tower has no scope of its own, those that its device scope was around.
+    Where the first tower has no scope of its own, the items made within its device scope.
     """
     first = built.towers[0]
     found = {tower.name_scope: [] for tower in built.towers}
@@ -210,7 +211,7 @@ def _operation(graph, name):
 def _touches_variable(op, names, depth=3):
     """Whether an operation gets a variable itself, or TF colocated it with one that does.
 
-    One that gets a variable's value is free to be on its tower's device.
+    An operation that gets only a variable's value can be on its tower's device.
     """
     if any(tensor.dtype == tf.resource or tensor.op.name in names for tensor in op.inputs):
         return True
@@ -259,7 +260,7 @@ def _check_runtime(built, run_metadata, broken, notes):
             if op is None:
                 continue  # the runtime's own: a transfer, a folded constant
             if operation_device(op) not in stages_of(tower.device):
-                continue  # the graph's own choice, which the audit of the graph has judged
+                continue  # a device named in the graph, which the audit of the graph has checked
             if any(tensor.dtype == tf.resource for tensor in op.inputs):
                 continue  # has to be where the variable is
             # Integers and strings have few kernels on a GPU; what computes floats has one.

@@ -32,13 +32,14 @@ def recompute(keep, forward, backward, gradients, root):
 
     Args:
       keep: `'auto'`; or list of names of operations and scopes of the model whose results are kept,
-        and all else is computed again; None for the blocks that the model marks, see `block`.
+        while the rest is recomputed; None to recompute the blocks that the model marks, see
+        `block`.
       forward, backward: lists of operations of the tower, in the order in which they were made.
       gradients: list of `(gradient, variable)` that the backward pass computes.
       root: the tower's name scope.
 
     Returns:
-      `(Recomputed, gradients)`: the latter to be used from now on.
+      `(Recomputed, gradients)`; use these gradients from now on.
 
     Raises:
       InvalidArgumentError: a name that the tower does not have.
@@ -67,8 +68,8 @@ def recompute(keep, forward, backward, gradients, root):
 def _takers(backward, forward):
     """{name of a tensor of the forward pass: [(operation, position)] of the backward pass}.
 
-    Those are left out that take no gradient, so that what they wait for is not known: they run with
-    the forward pass, and need nothing later.
+    Operations of the backward pass that wait for no gradient are left out: they run with the
+    forward pass.
     """
     made = {op.name for op in backward}
     takers = collections.defaultdict(list)
@@ -84,7 +85,7 @@ def _takers(backward, forward):
 
 
 def _cuts_after(keep, line, forward, root):
-    """Where to cut so that what these names make is kept: after the last operation of each."""
+    """Where to cut so that the results of these names are kept: after each one's last operation."""
     cuts = set()
     for name in keep:
         full = root + name.rstrip('/')
@@ -101,7 +102,7 @@ def _cuts_after(keep, line, forward, root):
 
 
 def _alike(name, operations, root):
-    """Three scopes of the model with a name like this, or its first ones."""
+    """Up to three scopes of the model with names similar to this one; else its first scopes."""
     scopes = collections.OrderedDict()
     operations = [op for op in operations if op.name.startswith(root)]  # not those of variables
     for op in operations:
@@ -112,7 +113,7 @@ def _alike(name, operations, root):
 
 
 class _Backward:
-    """The operations of a backward pass by what they wait for."""
+    """The operations of a backward pass, and which of them wait for which."""
 
     def __init__(self, operations):
         self._inside = {op.name for op in operations}
@@ -127,7 +128,10 @@ class _Backward:
             [tensor.op.name for tensor in op.inputs] + [each.name for each in op.control_inputs])
 
     def gradients_into(self, operations):
-        """Names of what the first ones among some operations wait for: none waits for another."""
+        """Names of the operations that the first among `operations` wait for.
+
+        The first ones are those that wait for no other one among them.
+        """
         stack = [op.name for op in operations]
         after = set(stack)
         while stack:
