@@ -422,8 +422,7 @@ def in_control_flow(op):
 
 
 def control_flow_context(op):
-    """The loop or branch (of control flow v1) that an operation is of, a thing to compare; or
-    None."""
+    """An object for the loop or branch (v1) around an operation, to be compared; or None."""
     return op._get_control_flow_context()  # pylint: disable=protected-access
 
 

@@ -43,7 +43,7 @@ class HorovodMachines:
 
     @property
     def same_examples(self):
-        """The batch of this machine where that of all has to be the same, else None."""
+        """The examples of this machine where all machines need the same number, else None."""
         return self._shares.same_examples
 
     def combine(self, gradients):

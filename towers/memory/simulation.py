@@ -1,15 +1,15 @@
 """A step as TensorFlow's executors run it: what is in memory after each operation.
 
-What decides the order, in TF 1.15 to 2.21 (`executor.cc`): an operation is ready when the last of
-its inputs is. A thread that has finished one goes on with the cheap ones that this made ready, in
-the order in which they became so, then with the last of the costly ones; the others it puts in
-front of its own queue. A thread without work takes from the front of its own queue, then from the
-back of another's. So costly branches are run depth first, and a second thread takes what has waited
-longest. All CPU devices of a process share these threads. A GPU's operations count as cheap: one
-after the other, first come, first served.
+The order, in TF 1.15 to 2.21 (`executor.cc`): an operation is ready when the last of its inputs is
+ready. A thread that has finished an operation goes on with the cheap operations that this made
+ready, in the order in which they became ready, then with the last of the costly ones; it puts the
+other costly ones in front of its own queue. A thread without work takes from the front of its own
+queue, then from the back of another thread's. So costly branches are run depth first, and a second
+thread takes the operation that has waited longest. All CPU devices of a process share these
+threads. A GPU's operations count as cheap: one after the other, in the order of readiness.
 
-An operation's inputs are let go when it has finished, each output when the last operation that
-takes it has.
+An operation lets go of its inputs when it has finished; an output is freed when the last operation
+that takes it has finished.
 """
 
 import collections
@@ -79,7 +79,7 @@ class Run:
         return buffer
 
     def free(self, buffer):
-        """Lets go of it."""
+        """Frees a buffer."""
         self.events += 1
         buffer.until = self.events
         self._now[buffer.device] -= buffer.size

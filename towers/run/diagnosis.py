@@ -171,10 +171,9 @@ def diagnose(trial, batches, devices, batch_size, stages=None, seconds=5., stage
 
 
 def pipeline_rate(dataset, batch_size, seconds=5., devices=()):
-    """Examples a second that a `tf.data.Dataset` of batches delivers, to the towers' devices if
-    given.
+    """Examples a second that a `tf.data.Dataset` of batches delivers (to the towers' devices).
 
-    What it made ahead before the clock started is used up first.
+    Batches that were made before the clock started are used up first.
     """
     with tf.device('/cpu:0'):
         iterator = tf.data.make_initializable_iterator(dataset)
@@ -238,8 +237,7 @@ class _Steps:
 
 
 def _rate(run, batch_size, seconds, on_start=lambda: None):
-    """Examples a second of a function that does a step, after a warm-up of as long again at
-    most."""
+    """Examples a second of a function that does a step, after a warm-up of at most `seconds`."""
     begin, steps = time.perf_counter(), 0
     while steps < _WARM_UP_STEPS or (time.perf_counter() - begin < seconds / 4 and steps < 1000):
         run()

@@ -18,7 +18,7 @@ from towers.tower.objectives import all_pairs, with_parts
 
 
 class Summaries(collections.namedtuple('Summaries', 'scalars weights custom tower_scope')):
-    """What `SummaryHook` writes.
+    """The summaries that `SummaryHook` writes.
 
     Attributes:
       scalars: dict from tag to scalar tensor, computed along with the step.
