@@ -90,7 +90,7 @@ flags.DEFINE_integer('augment_shift', 0, 'pixels by which training images are sh
                      'at most, before they are resized', lower_bound=0, upper_bound=MOST_PIXELS)
 flags.DEFINE_string('init_from', '', 'checkpoint whose weights to start from, as far as they fit')
 
-flags.DEFINE_integer('num_towers', 2, 'copies of the model, one a device: GPUs where there are '
+flags.DEFINE_integer('num_towers', 2, 'how many towers, one a device: GPUs where there are '
                      'any, else virtual CPUs', lower_bound=1, upper_bound=MOST_TOWERS)
 flags.DEFINE_string('devices', '', "the towers' devices by name, instead of --num_towers: "
                     "'/gpu:0,/gpu:2'")
@@ -131,11 +131,11 @@ flags.DEFINE_enum('stages', '', ['', 'auto'], "'auto' cuts the network into as m
 flags.DEFINE_enum('reduction', 'sum', ['sum', 'mean'], "gradient applied: the towers' sum, or that "
                   'of the mean loss of the whole batch')
 flags.DEFINE_string('variable_device', '', "where variables live: a device, 'balanced', "
-                    "'replicated' (a copy on every tower), or 'auto', which times steps of each; "
-                    'empty: the CPU, or the GPU when there is just one')
+                    "'replicated' (a replica on every tower), or 'auto', which times steps of "
+                    'each; empty: the CPU, or the GPU when there is just one')
 flags.DEFINE_enum('all_reduce', 'copy', ['copy', 'collective', 'nccl'], 'how the gradients get to '
-                  "every tower's copy, with --variable_device=replicated: added on one tower each "
-                  "and sent to the others; by TF's ring; by NCCL (GPUs of one machine)")
+                  "every tower's replica, with --variable_device=replicated: added on one tower "
+                  "each and sent to the others; by TF's ring; by NCCL (GPUs of one machine)")
 flags.DEFINE_enum('copies', 'auto', ['auto', 'clone', 'reuse'], 'towers after the first: clones of '
                   'its graph, a call of the model each, or clones where that gives the same')
 flags.DEFINE_enum('update_ops', 'first', ['first', 'all', 'none'],

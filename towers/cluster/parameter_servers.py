@@ -52,7 +52,7 @@ class ServedMachines:
         return self._shares.same_examples if self._cluster.synchronous else None
 
     def combine(self, gradients):
-        """On the chief the gradients over all machines; elsewhere, or asynchronous, its own ones."""
+        """On the chief the gradients over all machines; elsewhere, or asynchronously, its own."""
         cluster, shares = self._cluster, self._shares
         if not cluster.synchronous or cluster.num_workers == 1:
             return gradients
