@@ -1,8 +1,8 @@
 """Importing TensorFlow without the lines that it logs while it loads, for train.py.
 
 TF_CPP_MIN_LOG_LEVEL silences what TensorFlow logs from then on. Its libraries log before they have
-read it (2.21: "I0000 … oneDNN custom operations are on", "Could not find cuda drivers"), straight to
-file descriptor 2.
+read it (2.21: "I0000 … oneDNN custom operations are on", "Could not find cuda drivers"), straight
+to file descriptor 2.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def without_log_lines():
 
 
 def _pass_on(source, target):
-    """Copies lines from one file descriptor to another, but for log lines, until there are no more."""
+    """Copies lines from one file descriptor to another, but for log lines, until the end."""
     with contextlib.suppress(OSError, KeyboardInterrupt), open(source, 'rb') as lines:
         for line in lines:
             if not _LOG_LINE.match(line):

@@ -1,4 +1,4 @@
-"""What train.py does about its data: which set, what to leave out, and what `--mode=diagnose` runs."""
+"""The data of train.py: which set, which examples to leave out, what `--mode=diagnose` runs."""
 
 import contextlib
 import re

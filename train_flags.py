@@ -53,8 +53,8 @@ flags.DEFINE_enum('mode', 'train',
                   ['train', 'eval', 'predict', 'check_data', 'diagnose', 'memory'],
                   'train; or evaluate the newest checkpoint on the test set; or write its '
                   'predictions; or read the data once and list what is bad; or measure which side '
-                  'holds training back, input or towers; or say where the memory of a training step '
-                  'goes')
+                  'holds training back, input or towers; or say where the memory of a training '
+                  'step goes')
 flags.DEFINE_string('model', 'digits', 'network by name; an unknown one lists those that exist')
 flags.DEFINE_string('dataset', 'digits', 'data set by name; an unknown one lists those that exist; '
                     'or module:function, a tf.data pipeline of your own')
@@ -67,9 +67,10 @@ flags.DEFINE_boolean('background_class', False, 'labels of tfrecords begin at 1,
 flags.DEFINE_enum('augment', 'inception', preprocessing.AUGMENTS, 'of images in files: cut out at '
                   'random, mirrored, colours distorted; or without the colours; or the centre of '
                   'each')
-flags.DEFINE_boolean('convert_colors', False, 'take gray, CMYK and transparent images as the decoder '
-                     'makes them RGB, instead of as bad ones')
-flags.DEFINE_enum('remainder', 'carry', epochs.REMAINDERS, 'the last batch of an epoch: filled with '
+flags.DEFINE_boolean('convert_colors', False, 'take gray, CMYK and transparent images as the '
+                     'decoder makes them RGB, instead of as bad ones')
+flags.DEFINE_enum('remainder', 'carry', epochs.REMAINDERS,
+                  'the last batch of an epoch: filled with '
                   'the next epoch, dropped, padded by repetition, or short and weighted')
 flags.DEFINE_integer('skip_bad', 0, 'how many bad examples to leave out; with the next one the run '
                      'ends', lower_bound=0, upper_bound=MOST_STEPS)
@@ -89,7 +90,7 @@ flags.DEFINE_integer('augment_shift', 0, 'pixels by which training images are sh
                      'at most, before they are resized', lower_bound=0, upper_bound=MOST_PIXELS)
 flags.DEFINE_string('init_from', '', 'checkpoint whose weights to start from, as far as they fit')
 
-flags.DEFINE_integer('num_towers', 2, 'copies of the model, one a device: GPUs where there are '
+flags.DEFINE_integer('num_towers', 2, 'how many towers, one a device: GPUs where there are '
                      'any, else virtual CPUs', lower_bound=1, upper_bound=MOST_TOWERS)
 flags.DEFINE_string('devices', '', "the towers' devices by name, instead of --num_towers: "
                     "'/gpu:0,/gpu:2'")
@@ -111,14 +112,15 @@ class _BatchSizeParser(flags.IntegerParser):
 
 
 flags.DEFINE(_BatchSizeParser(lower_bound=1, upper_bound=MOST_EXAMPLES), 'batch_size', 100,
-             "examples a step, over all towers together; 'auto': the most that --memory_limit holds",
+             "examples a step, over all towers together; 'auto': the most that --memory_limit "
+             "holds",
              serializer=flags.ArgumentSerializer())
 flags.DEFINE_integer('accumulate', 1, "micro-batches that each tower's share of the batch is cut "
                      'into: one after the other in the memory of one, for one update',
                      lower_bound=1, upper_bound=MOST_TOWERS)
 flags.DEFINE_string('recompute', '', "'auto': the backward pass computes the forward pass again, "
-                    'instead of keeping it; or names of operations or scopes, with commas, that are '
-                    'kept')
+                    'instead of keeping it; or names of operations or scopes, with commas, that '
+                    'are kept')
 flags.DEFINE_integer('micro_batches', 1, 'micro-batches that go through the stages of a tower of '
                      "several devices, '/gpu:0+/gpu:1', one behind the other",
                      lower_bound=1, upper_bound=MOST_TOWERS)
@@ -129,11 +131,11 @@ flags.DEFINE_enum('stages', '', ['', 'auto'], "'auto' cuts the network into as m
 flags.DEFINE_enum('reduction', 'sum', ['sum', 'mean'], "gradient applied: the towers' sum, or that "
                   'of the mean loss of the whole batch')
 flags.DEFINE_string('variable_device', '', "where variables live: a device, 'balanced', "
-                    "'replicated' (a copy on every tower), or 'auto', which times steps of each; "
-                    'empty: the CPU, or the GPU when there is just one')
+                    "'replicated' (a replica on every tower), or 'auto', which times steps of "
+                    'each; empty: the CPU, or the GPU when there is just one')
 flags.DEFINE_enum('all_reduce', 'copy', ['copy', 'collective', 'nccl'], 'how the gradients get to '
-                  "every tower's copy, with --variable_device=replicated: added on one tower each "
-                  "and sent to the others; by TF's ring; by NCCL (GPUs of one machine)")
+                  "every tower's replica, with --variable_device=replicated: added on one tower "
+                  "each and sent to the others; by TF's ring; by NCCL (GPUs of one machine)")
 flags.DEFINE_enum('copies', 'auto', ['auto', 'clone', 'reuse'], 'towers after the first: clones of '
                   'its graph, a call of the model each, or clones where that gives the same')
 flags.DEFINE_enum('update_ops', 'first', ['first', 'all', 'none'],
@@ -541,7 +543,8 @@ _PHRASES = [
     (r' \(recover=True\)| \(towers\.init_from\)', ''),
     (r" If only a scope in the names differs, pass a dict from names there to variables\.", ''),
     (r'create_aux_logits=False', '--aux_loss_weight=0'),
-    (r"\brecompute=\['(.*?)'\]", lambda found: '--recompute=' + found.group(1).replace("', '", ',')),
+    (r"\brecompute=\['(.*?)'\]",
+     lambda found: '--recompute=' + found.group(1).replace("', '", ',')),
     (r"\bname one under 'ps'", "name one by --ps_hosts, or under 'ps' of TF_CONFIG"),
     (r"\bpass workers=\['host:port', …\]", 'give --worker_hosts=host:port,…'),
     (r'\bworkers=\(\)', '--worker_hosts'),

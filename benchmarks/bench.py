@@ -6,8 +6,8 @@
     python -m benchmarks.bench report                            the table of what has been measured
 
 Results are merged into one JSON file, cell by cell, so parts can be run one by one; the table of
-all that is in it is printed at the end. Contenders: see `contest.PEERS`; how they take turns: `turns`;
-what they train: `workloads`; what is aimed at: `aims`.
+all that is in it is printed at the end. Contenders: see `contest.PEERS`; how they take turns:
+`turns`; what they train: `workloads`; what is aimed at: `aims`.
 """
 
 import argparse
@@ -52,7 +52,9 @@ class Bench:
         next number, is taken for more.
         """
         cores = os.cpu_count() or 1
-        measured = self._results.values.get('steps', {}).get(name, {}) if WORKLOADS[name].deep else {}
+        measured = {}
+        if WORKLOADS[name].deep:
+            measured = self._results.values.get('steps', {}).get(name, {})
         fewer = [each for each in map(int, measured) if cores <= each < count]
         return measured[str(min(fewer))]['threads'] if fewer else None
 

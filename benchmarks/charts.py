@@ -13,7 +13,8 @@ def pyplot():
     try:
         import matplotlib  # pylint: disable=import-outside-toplevel
     except ImportError:
-        raise SystemExit('Plots need matplotlib: pip install matplotlib (the extra plots), or pass --noplots.')
+        raise SystemExit('Plots need matplotlib: pip install matplotlib (the extra plots), or pass '
+                         '--noplots.')
     matplotlib.use('Agg')
     from matplotlib import pyplot as plt  # pylint: disable=import-outside-toplevel
     plt.rcParams.update({

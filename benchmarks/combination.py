@@ -4,10 +4,10 @@
 
 The time is that of the combination's own operations, from a step's trace, from the first's begin to
 the last's end; gradients are results of other operations, as they are in training, so that a sum
-may be made in the buffer of one of them. Bandwidth is measured with the same access pattern, N reads
-and one write, in turns with it: numpy adds blocks that stay in the cache, one thread a core, in
-blocks of the size that is fastest. Once into the first of the arrays, as the combination does, and
-once into a fresh one: the system hands out zeroed pages, which is traffic too.
+may be made in the buffer of one of them. Bandwidth is measured with the same access pattern, N
+reads and one write, in turns with it: numpy adds blocks that stay in the cache, one thread a core,
+in blocks of the size that is fastest. Once into the first of the arrays, as the combination does,
+and once into a fresh one: the system hands out zeroed pages, which is traffic too.
 """
 
 import concurrent.futures

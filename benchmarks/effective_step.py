@@ -115,7 +115,8 @@ def draw(found, path):
     for plot, optimizer in zip(axes, OPTIMIZERS):
         ends = []
         for reduction, colour in (('mean', charts.COLOURS[0]), ('sum', charts.COLOURS[1])):
-            rows = [row for row in found if (row.optimizer, row.reduction) == (optimizer, reduction)]
+            rows = [row for row in found
+                    if (row.optimizer, row.reduction) == (optimizer, reduction)]
             x, y = [row.towers for row in rows], [row.relative for row in rows]
             plot.plot(x, y, color=colour, marker='o')
             ends.append((x[-1], y[-1], '%s: x %.2g' % (reduction, y[-1]), colour))

@@ -1,9 +1,10 @@
-"""The JPEG pipeline against the bare cost of decoding; a step with it against one on synthetic data.
+"""The JPEG pipeline against decoding alone; a step on its images against one on synthetic data.
 
-    python -m benchmarks.input_pipeline [--seconds=10] [--images=256] [--image_size=224] [--rounds=3]
+    python -m benchmarks.input_pipeline [--seconds=10] [--images=256] [--image_size=224]
+                                        [--rounds=3]
 
-The set is made of generated images, sized like ImageNet's (500 x 375, about 100 kB), in TFRecords in
-a temporary folder. Rates are of the same processors, in turns, medians over the rounds:
+The set is made of generated images, sized like ImageNet's (500 x 375, about 100 kB), in TFRecords
+in a temporary folder. Rates are of the same processors, in turns, medians over the rounds:
 
     decode    read from memory, decode_and_crop_jpeg of the same windows, resize: a parallel map
               over the same bytes with nothing else, batched
@@ -127,7 +128,7 @@ class Rate:
 
 
 def slim_provider(folder, image_size):
-    """Images a second of tf_slim's data provider with the same kind of crop; None where it fails."""
+    """Images a second of tf_slim's data provider with the same crop; None where it fails."""
     try:
         towers.mend_slim()
         import tf_slim as slim

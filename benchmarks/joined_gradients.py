@@ -1,7 +1,8 @@
 """Gradients of dense layers, joined by their factors against added up: where `factors` should join.
 
-    python -m benchmarks.joined_gradients                                the limits' neighbourhood
-    python -m benchmarks.joined_gradients --cells=3x4096:2x16,1x2048:4x8    LAYERSxWIDTH:TOWERSxEXAMPLES
+    python -m benchmarks.joined_gradients     the limits' neighbourhood
+    python -m benchmarks.joined_gradients --cells=3x4096:2x16,1x2048:4x8
+                                              LAYERSxWIDTH:TOWERSxEXAMPLES
 
 A cell is a model of so many dense layers of width x width weights, on so many towers with so many
 examples each. Two graphs train it from the same weights, each in a session of its own: one adds up
@@ -81,7 +82,8 @@ def compare(layers, width, num_towers, examples, rounds, turn_seconds):
                 arm.turn(steps)
         losses = [arm.loss() for arm in (added, joined)]
         if abs(losses[0] - losses[1]) > 1e-3 * abs(losses[0]):
-            raise ValueError('added and joined gradients lead to losses of %r and %r' % tuple(losses))
+            raise ValueError('added and joined gradients lead to losses of %r and %r'
+                             % tuple(losses))
         return (statistics.median(added.seconds), turns.ratios(joined.seconds, added.seconds),
                 turns.ratios(joined.cpu_seconds, added.cpu_seconds))
     finally:

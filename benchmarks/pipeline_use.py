@@ -87,7 +87,8 @@ def _result(count, contender, one_device, whole_batch):
 
 def lines(results):
     """The table of a workload, in Markdown."""
-    yield '| | ms a step | over one device | over 2 stages | use of each stage | mean | predicted | part |'
+    yield ('| | ms a step | over one device | over 2 stages | use of each stage | mean | predicted '
+           '| part |')
     yield '|---|---|---|---|---|---|---|---|'
     for each in results:
         if each['failure'] is not None:
@@ -148,8 +149,9 @@ def draw(results, title, path):
             100 * each['predicted']), fontsize=10)
     panels[-1, 0].set_xlabel('milliseconds of one traced step')
     figure.suptitle(title, fontsize=12, x=0.01, ha='left')
-    figure.legend(handles=[plt.Rectangle((0, 0), 1, 1, color=colour) for colour in _COLOURS.values()],
-                  labels=['forward, sums, update', 'backward'], ncol=2, loc='upper right', fontsize=9)
+    figure.legend(
+        handles=[plt.Rectangle((0, 0), 1, 1, color=colour) for colour in _COLOURS.values()],
+        labels=['forward, sums, update', 'backward'], ncol=2, loc='upper right', fontsize=9)
     figure.tight_layout(rect=(0, 0, 1, 0.97))
     charts.save(figure, path)
     plt.close(figure)

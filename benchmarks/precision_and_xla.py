@@ -6,10 +6,10 @@
 
 Every arm trains the same model from the same weights on the same batch, in a graph and a session of
 its own; the sessions take turns. Printed are ratios to float32 (below 1 is faster), each the median
-over rounds of one turn by float32's of the same round, with the least and the greatest; milliseconds
-a step; seconds from the first build to the end of the first step; the loss after all steps, and how
-far it is from float32's. An arm that TensorFlow has not got here is named with the reason. The
-table goes to --json too.
+over rounds of one turn by float32's of the same round, with the least and the greatest;
+milliseconds a step; seconds from the first build to the end of the first step; the loss after all
+steps, and how far it is from float32's. An arm that TensorFlow has not got here is named with the
+reason. The table goes to --json too.
 """
 
 import json
@@ -128,8 +128,8 @@ class Arm:
         if built.xla:
             self.what_runs = '%d clusters' % sum(clusters(metadata).values())
         elif built.precision != 'float32':
-            self.what_runs = ', '.join('%d %s' % (count, kind) for kind, count in
-                                       converted_operations(metadata, built.precision).most_common(4))
+            converted = converted_operations(metadata, built.precision).most_common(4)
+            self.what_runs = ', '.join('%d %s' % (count, kind) for kind, count in converted)
 
     def turn(self, steps):
         """Times so many steps."""

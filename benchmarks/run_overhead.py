@@ -14,8 +14,9 @@ measure. Steps are run as train.py runs them, by `LoopSession.run_steps`. Each k
 
 and the share at train.py's own rhythm (a log line and a summary in 100 steps, a checkpoint in 500)
 is (step + event / rhythm) / bare step. The spread is that of the rounds' differences. Beside it is
-what a step without an event takes more in processor time, which neighbours disturb less. The control
-is a second session without hooks: what it seems to cost is what two sessions of one graph differ by.
+what a step without an event takes more in processor time, which neighbours disturb less. The
+control is a second session without hooks: what it seems to cost is what two sessions of one graph
+differ by.
 """
 
 import contextlib

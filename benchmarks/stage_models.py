@@ -28,7 +28,8 @@ def _mean_loss(logits, targets):
 
 def _conv(net, name, width, size=3, stride=1, padding='SAME'):
     with tf.variable_scope(name):
-        weights = tf.get_variable('weights', [size, size, net.shape.as_list()[-1], width], net.dtype)
+        channels = net.shape.as_list()[-1]
+        weights = tf.get_variable('weights', [size, size, channels, width], net.dtype)
         biases = tf.get_variable('biases', [width], net.dtype)
     return tf.nn.relu(tf.nn.bias_add(
         tf.nn.conv2d(net, weights, [1, stride, stride, 1], padding), biases))

@@ -37,7 +37,8 @@ def traced_step(metadata):
             len(kernels), ' and '.join(devices) or 'none'))
     first, last = min(each[2] for each in kernels), max(each[3] for each in kernels)
     rows = [[device, what, merged([((begin - first) / 1e3, (end - first) / 1e3)
-                                   for on, of, begin, end in kernels if (on, of) == (device, what)])]
+                                   for on, of, begin, end in kernels
+                                   if (on, of) == (device, what)])]
             for device in devices for what in ('forward', 'backward')]
     use = {device: sum(end - begin for begin, end in merged(
         [each[2:] for each in kernels if each[0] == device])) / float(last - first)

@@ -97,7 +97,7 @@ _NO_EVALUATION = collections.namedtuple('NoEvaluation', 'metrics run')({}, None)
 
 
 def _with_hooks(graph, steps, every, save_every):
-    """The hooks of a run of train.py, without its evaluations, which come when they are asked for."""
+    """The hooks of a run of train.py, without evaluations, which a run has on request only."""
     last, counts = _NEVER, dict(batch_size=1, examples=graph.examples)
     with tempfile.TemporaryDirectory() as directory, open(os.devnull, 'w') as nowhere:
         listeners = [

@@ -4,8 +4,8 @@
 >>> images, labels = digits.load('train')
 >>> batches = datasets.train_batches(images, labels, batch_size=100, seed=1)
 
-A data set that fits in memory needs a load function and an entry in `_IN_MEMORY`; one of image files
-needs a source like `FolderImages` and an entry in `_IN_FOLDERS`.
+A data set that fits in memory needs a load function and an entry in `_IN_MEMORY`; one of image
+files needs a source like `FolderImages` and an entry in `_IN_FOLDERS`.
 """
 
 import collections

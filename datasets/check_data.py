@@ -91,7 +91,8 @@ def _check_split(dataset, split):
     elif hasattr(dataset, 'load'):
         images, labels = dataset.load(split)
         good = (labels >= 0) & (labels < dataset.num_classes) & np.isfinite(images).all((1, 2, 3))
-        report.bad += ['example %d of the %s set has the label %d, or pixels that are not finite' % (
+        report.bad += [
+            'example %d of the %s set has the label %d, or pixels that are not finite' % (
             number, split, labels[number]) for number in np.flatnonzero(~good)]
         report.labels.update(labels[good].tolist())
         report.sizes[images.shape[1:]] += int(good.sum())

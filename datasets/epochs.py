@@ -26,8 +26,8 @@ def dealt(stream, batch_size, share):
     """The part of an endless stream that worker w of W reads: every Wth batch, from the wth on.
 
     The batches that the W workers have in one step are, one after the other, the batch of
-    W * batch_size examples that one machine would have. So nothing is read twice and nothing missed,
-    and the count of examples that all have seen is the place of every one of them.
+    W * batch_size examples that one machine would have. So nothing is read twice and nothing
+    missed, and the count of examples that all have seen is the place of every one of them.
 
     Args:
       stream: a `tf.data.Dataset`; it is cut before anything is read or decoded.

@@ -1,8 +1,8 @@
 """Images in TFRecords of TensorFlow's usual form: `image/encoded` and `image/class/label`.
 
 A folder holds train-* and validation-* (or test-*). Labels are 0 .. n - 1; or, as the conversion
-scripts of slim and TPU write ImageNet, 1 .. n, where 0 is a background class that the network counts
-as one more.
+scripts of slim and TPU write ImageNet, 1 .. n, where 0 is a background class that the network
+counts as one more.
 """
 
 import glob

@@ -1,8 +1,9 @@
 """Images of any size in files, as batches for training and evaluation.
 
-All that is random depends on the seed, the epoch and the example alone, and the order of examples on
-the seed and the epoch (`pipeline.example_order`): a run that is taken up at example i goes on as if
-it had never stopped. A read is at a random place of a file: keep the files on an SSD, or in memory.
+All that is random depends on the seed, the epoch and the example alone, and the order of examples
+on the seed and the epoch (`pipeline.example_order`): a run that is taken up at example i goes on as
+if it had never stopped. A read is at a random place of a file: keep the files on an SSD, or in
+memory.
 
 Memory: `_PREFETCHED` batches that are ready, the one in the making, and an encoded image for each
 of TensorFlow's parallel calls, which are as many as there are processors.

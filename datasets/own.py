@@ -50,13 +50,14 @@ class Own:
         self.name = name
         self.num_classes = fields['num_classes']
         if not _is_count(self.num_classes):
-            raise InvalidArgumentError('%s says of num_classes %.80r: expected a whole number of at '
-                                       'least 1.' % (name, self.num_classes))
+            raise InvalidArgumentError('%s says of num_classes %.80r: expected a whole number of '
+                                       'at least 1.' % (name, self.num_classes))
         self.num_examples = _checked_numbers(name, fields['num_examples'])
         for field, arguments in _ARGUMENTS.items():
             if not _takes(fields[field], **dict.fromkeys(arguments)):
                 raise InvalidArgumentError(
-                    '%s of %s is %.80r: expected a function that takes the arguments %s by name.' % (
+                    '%s of %s is %.80r: expected a function that takes the arguments %s by '
+                    'name.' % (
                         field, name, fields[field], ', '.join(arguments)))
         self._train, self._eval = fields['train_batches'], fields['eval_batches']
 
@@ -142,7 +143,8 @@ class Own:
             found = tf.shape(labels)[0]
             checks.append(_expected(tf.equal(found, batch_size), [
                 '%s gives a batch of ' % what, found,
-                ': expected the %d of its argument batch_size, from drop_remainder=True' % batch_size
+                ': expected the %d of its argument batch_size, from drop_remainder=True'
+                % batch_size
                 ]))
         with tf.control_dependencies(checks):
             images, labels = tf.identity(images), tf.identity(labels)
@@ -213,8 +215,8 @@ def own_set(name, data_dir=None):
     """
     module_name, _, function_name = name.partition(':')
     if not module_name or module_name.startswith('.') or not function_name:
-        raise InvalidArgumentError('--dataset=%s: expected module:function, such as flowers:batches '
-                                   'for the function batches of flowers.py.' % name)
+        raise InvalidArgumentError('--dataset=%s: expected module:function, such as '
+                                   'flowers:batches for the function batches of flowers.py.' % name)
     function = getattr(_module(name, module_name), function_name, None)
     if not callable(function):
         raise InvalidArgumentError('The module %s has no function %r, which --dataset=%s names.' % (

@@ -1,13 +1,14 @@
 """Images from JPEG and PNG files to what a network takes, as the Inception recipe of slim does it.
 
-Training: a crop of 5 to 100 % of the area with an aspect of 3:4 to 4:3, scaled to the size, mirrored
-every other time, its colours distorted; evaluation: the central 87.5 % of height and width, scaled.
-Values are in -1..1. (slim's `inception_preprocessing`; the crop is TensorFlow's
-`sample_distorted_bounding_box` with the whole image as the box, of which a tenth has to be covered.)
+Training: a crop of 5 to 100 % of the area with an aspect of 3:4 to 4:3, scaled to the size,
+mirrored every other time, its colours distorted; evaluation: the central 87.5 % of height and
+width, scaled. Values are in -1..1. (slim's `inception_preprocessing`; the crop is TensorFlow's
+`sample_distorted_bounding_box` with the whole image as the box, of which a tenth has to be
+covered.)
 
-Nothing draws a number here: what is random is given as numbers in [0, 1), `TRAIN_DRAWS` an image, so
-that augmentation is a function of the seed, the epoch and the example. Only what a crop needs of a
-JPEG is decoded, at a half, a quarter or an eighth of its size where the crop is that much larger
+Nothing draws a number here: what is random is given as numbers in [0, 1), `TRAIN_DRAWS` an image,
+so that augmentation is a function of the seed, the epoch and the example. Only what a crop needs of
+a JPEG is decoded, at a half, a quarter or an eighth of its size where the crop is that much larger
 than the target.
 """
 
@@ -113,8 +114,9 @@ def decoded_part(encoded, window_of, image_size, channels, convert=False):
         window = window_of(size[0], size[1])
         larger = tf.reduce_min(window[2:]) / float(image_size)
         by = tf.reduce_sum(tf.cast(larger >= _RATIOS[1:], tf.int32))
-        return tf.switch_case(by, [_scaled_decoder(encoded, window, size, ratio, image_size, channels)
-                                   for ratio in _RATIOS])
+        return tf.switch_case(by, [
+            _scaled_decoder(encoded, window, size, ratio, image_size, channels)
+            for ratio in _RATIOS])
 
     def of_png():
         pixels = tf.image.decode_png(encoded, channels=channels if convert else 0)
@@ -139,7 +141,8 @@ def distorted_colors(image, draws):
     """Brightness, saturation, hue and contrast changed at random, in one of four orders.
 
     Args:
-      image: float32 [height, width, channels] in 0..1; of one channel, only brightness and contrast.
+      image: float32 [height, width, channels] in 0..1; of one channel, only brightness and
+          contrast.
       draws: float32 [5] in [0, 1).
 
     Returns:

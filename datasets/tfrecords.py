@@ -33,8 +33,8 @@ class Records:
 
         Args:
           pattern: of the files' paths, such as '/data/imagenet/train-*', for `glob`.
-          skip_damaged: list what is wrong with a file in `damages`, and use the records before that;
-            False: raise it.
+          skip_damaged: list what is wrong with a file in `damages`, and use the records before
+            that; False: raise it.
 
         Raises:
           DatasetError: no such file, one that cannot be read, is no (uncompressed) TFRecord file,

@@ -1,5 +1,5 @@
-"""What every test gets: a graph of its own, the repository on the path, `--only`; and runs of train.py,
-for those that ask for them."""
+"""What every test gets: a graph of its own, the repository on the path, `--only`; and runs of
+train.py, for those that ask for them."""
 
 import collections
 import os
@@ -44,8 +44,8 @@ def pytest_configure(config):
                                        'out, `make test-all` does not')
     config.addinivalue_line('markers', 'version_independent: nothing of it changes with the '
                                        'version of TensorFlow; where it is slow it runs on one')
-    config.addinivalue_line('markers', 'fast_only(pattern): of its cases, those whose id the regular '
-                                       'expression finds nothing in are slow')
+    config.addinivalue_line('markers', 'fast_only(pattern): of its cases, those whose id the '
+                                       'regular expression finds nothing in are slow')
     # pytest-xdist's own, which may not be installed.
     config.addinivalue_line('markers', 'xdist_group(name): its tests run in one process, for what '
                                        'is made once a process')

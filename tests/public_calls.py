@@ -88,7 +88,8 @@ CALLS = {
         values={'loss': given.loss}, global_step=given.step, path=given.folder + '/m.jsonl',
         **given.counts)),
     'SummaryHook': lambda given: (towers.SummaryHook, dict(
-        summaries=towers.default_summaries(given.built), global_step=given.step, logdir=given.folder, batch_size=4)),
+        summaries=towers.default_summaries(given.built), global_step=given.step,
+        logdir=given.folder, batch_size=4)),
     'default_summaries': lambda given: (towers.default_summaries, dict(built=given.built)),
     'CheckpointHook': lambda given: (towers.CheckpointHook, dict(
         directory=given.folder, global_step=given.step, save_steps=3)),
@@ -131,7 +132,8 @@ CALLS = {
         built=given.built, session=Session())),
     'memory_report': lambda given: (towers.memory_report, dict(build=reached, batch_size=4)),
     'draw_memory': lambda given: (towers.draw_memory, dict(
-        accounts=[Account(4, [], None, [], [], False, False)], path=given.folder + '/none/memory.png')),
+        accounts=[Account(4, [], None, [], [], False, False)],
+        path=given.folder + '/none/memory.png')),
     'largest_batch': lambda given: (towers.largest_batch, dict(
         built=given.built, memory_limit=10 ** 5, most=8)),
     'fit_batch_size': lambda given: (towers.fit_batch_size, dict(build=reached, first=4)),

@@ -1,4 +1,4 @@
-"""README.md and docs/: their programs run as pasted, their commands exist, their errors are real."""
+"""README.md and docs/: programs run as pasted, commands exist, errors are quoted as they are."""
 
 import ast
 import glob
@@ -16,7 +16,6 @@ import tensorflow.compat.v1 as tf
 
 import pages
 import towers
-from towers import compat
 import train
 import train_flags
 from towers import compat
@@ -26,8 +25,8 @@ PAGES_OF_ONE_PROGRAM = [page for page in pages.names()
                         if pages.blocks(page, 'python') and page != 'docs/api.md']
 DIFFS = [block for page in pages.names() for block in pages.blocks(page, 'diff')]
 # For `make test`, which has little time.
-SLOW = ('docs/guide.md', 'docs/stages.md', 'docs/install.md', 'docs/training.md',
-        'docs/estimator.md', 'docs/data.md', 'docs/memory.md')
+SLOW = ('docs/guide.md', 'docs/evaluation.md', 'docs/stages.md', 'docs/install.md',
+        'docs/training.md', 'docs/estimator.md', 'docs/data.md', 'docs/memory.md')
 
 
 def slow_if(condition):
@@ -284,8 +283,9 @@ RUN = [pytest.param(block, command, output, id=command[:60], marks=slow_if(
 def test_commands_print_what_stands_below_them(block, command, output, runner, tmp_path):
     run = runner.start(tmp_path / 'run', train_arguments(command))
     run.status()
-    assert pages.is_printed(output, (run.stdout + run.stderr).splitlines()), '%s: it printed\n%s' % (
-        place(block), run.stdout + run.stderr)
+    printed = run.stdout + run.stderr
+    assert pages.is_printed(output, printed.splitlines()), '%s: it printed\n%s' % (
+        place(block), printed)
 
 
 PLACEHOLDER = re.compile(r'%(?:\.\d+)?[rsdgfe]|\{[^}]*\}')

@@ -18,7 +18,8 @@ from towers.reason import failing_on, reason_of
     "Node: 'a'\nDetected at node 'b' defined at (most recent call last):\nNode: 'b'\n"
     '2 root error(s) found.\n  (0) INVALID_ARGUMENT:  m = 9 is not in [0, 3)\n'
     '\t [[{{node a}}]]\n  (1) CANCELLED:  stopped\n0 successful operations.',
-    '{{function_node __inference_Dataset_map_<lambda>_24}} m = 9 is not in [0, 3)\n\t [[{{node a}}]]',
+    '{{function_node __inference_Dataset_map_<lambda>_24}} m = 9 is not in [0, 3)\n\t '
+    '[[{{node a}}]]',
     'Error in user-defined function passed to MapDataset:2 transformation with iterator: '
     'Iterator::Root::Map: m = 9 is not in [0, 3)',
     '2 root error(s) found.\n  (0) Invalid argument: m = 9 is not in [0, 3)\n'

@@ -23,7 +23,8 @@ def check_number(name, value, least=None, above=None, most=None, expected='a num
 def check_count(name, value):
     """Raises `InvalidArgumentError` unless `value` is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise InvalidArgumentError('%s=%.80r: expected a whole number of at least 1.' % (name, value))
+        raise InvalidArgumentError('%s=%.80r: expected a whole number of at least 1.'
+                                   % (name, value))
 
 
 def check_graph_mode(what):

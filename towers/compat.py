@@ -305,8 +305,8 @@ def _regularizer_of(variable):
 
 # On TF 2 resource variables are instances of the one class and reference variables of the other.
 VARIABLE_TYPES = (tf.Variable, tensorflow.Variable)
-# A data set made through `import tensorflow as tf` is none of the compat.v1 class on TF 2; nor is on
-# 1.15 what some methods of that class return, such as `unbatch`.
+# A data set made through `import tensorflow as tf` is none of the compat.v1 class on TF 2; nor is
+# on 1.15 what some methods of that class return, such as `unbatch`.
 DATASET_TYPES = (tf.data.Dataset, tensorflow.compat.v2.data.Dataset)
 
 
@@ -476,7 +476,7 @@ def in_control_flow(op):
 
 
 def control_flow_context(op):
-    """The loop or branch (of control flow v1) that an operation is of, a thing to compare; or None."""
+    """An object for the loop or branch (v1) around an operation, to be compared; or None."""
     return op._get_control_flow_context()  # pylint: disable=protected-access
 
 

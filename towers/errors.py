@@ -35,7 +35,7 @@ class NameScopeError(TowersError, ValueError):
 
 
 class CloneError(TowersError, ValueError):
-    """`copies='clone'` for towers that cannot be clones of the first one's graph; says why not."""
+    """`copies='clone'` for towers that cannot be clones of the first tower; says why not."""
 
 
 class GradientError(TowersError, ValueError):

@@ -1,4 +1,4 @@
-"""What TensorFlow says of a step that it could not run, in one line."""
+"""TensorFlow's reason why it could not run a step, in one line."""
 
 import contextlib
 import re
@@ -15,7 +15,7 @@ _MOST = 300
 
 
 def reason_of(error):
-    """The line of an error that says why: without where in the program the operation was made."""
+    """The line of an error with its reason, without the place where the operation was made."""
     text = getattr(error, 'message', None) or str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].startswith('Graph execution error'):
@@ -31,10 +31,10 @@ def reason_of(error):
 
 @contextlib.contextmanager
 def failing_on(where):
-    """Within it an error of TensorFlow's runtime becomes a `StepError`, of which it is the cause.
+    """The context in which an error of TensorFlow's runtime becomes the cause of a `StepError`.
 
     Args:
-      where: what the error says of where the step ran: `'on one device'`.
+      where: where the step ran, for the text: `'on one device'`.
     """
     try:
         yield

@@ -34,7 +34,8 @@ def parse(argv):
     add('--learning_rate', type=float, default=0.0005, help='r, the rate of 1 x B')
     add('--optimizer', default='adam', choices=['adam', 'momentum', 'sgd', 'rmsprop'],
         help='update rule')
-    add('--reduction', default='mean', choices=['mean', 'sum'], help="gradient applied; under 'sum' "
+    add('--reduction', default='mean', choices=['mean', 'sum'],
+        help="gradient applied; under 'sum' "
         "momentum's and SGD's rates are N times what the arms say")
     add('--warmup_epochs', type=_numbers, default=[0.], help='lengths of the warm-up: arms whose '
         "rate is scaled run with each; '0,1' for without and with")

@@ -84,7 +84,8 @@ def make_arms(settings, names=None):
     """
     for name in names or ():
         if name not in ARMS:
-            raise InvalidArgumentError('There is no arm %r; there are %s.' % (name, ', '.join(ARMS)))
+            raise InvalidArgumentError('There is no arm %r; there are %s.'
+                                       % (name, ', '.join(ARMS)))
     arms = []
     for name, (on_towers, larger, rule) in ARMS.items():
         if names and name not in names:

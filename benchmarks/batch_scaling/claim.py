@@ -125,7 +125,8 @@ def _beside(results, claim):
                 arms.setdefault(result.arm, []).append(result)
         for arm, runs in arms.items():
             if _pairs(runs, claim):
-                lines.append('%s against %s, %s: %s.' % (claim[0].arm.label, arm.label, words, '; '.join(
+                lines.append('%s against %s, %s: %s.'
+                             % (claim[0].arm.label, arm.label, words, '; '.join(
                     '%s %+.*f%s' % (verdict.measure.name.split(' (')[0], verdict.measure.digits,
                                     verdict.difference, '' if verdict.spread is None else
                                     ' (spread %.*f)' % (verdict.measure.digits, verdict.spread))

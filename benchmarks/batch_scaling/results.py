@@ -8,8 +8,9 @@ import os
 from benchmarks.batch_scaling.arms import Arm
 
 Point = collections.namedtuple('Point', 'examples seconds loss accuracy')
-Point.__doc__ = """One evaluation: after how many examples and seconds of training, loss and accuracy
-on the test set. The seconds leave out the start of the program, evaluations and checkpoints."""
+Point.__doc__ = """One evaluation: after how many examples and seconds of training, loss and
+accuracy on the test set. The seconds leave out the start of the program, evaluations and
+checkpoints."""
 
 RunResult = collections.namedtuple('RunResult', [
     'arm', 'seed', 'status', 'reason', 'points', 'images_per_second', 'initial_weights',

@@ -26,8 +26,8 @@ def parse(argv):
         'inception_resnet_v2, else what the network asks for')
     add('--towers', type=lambda text: [int(each) for each in text.split(',')],
         default=[1, 2, 4, 8], help='numbers of towers')
-    add('--batch_size', type=int, default=8, help='examples a tower where that is fixed; and, times '
-        'the most towers, in all where that is')
+    add('--batch_size', type=int, default=8, help='examples a tower where that is fixed; and, '
+        'times the most towers, in all where that is')
     add('--steps', type=int, default=6, help='timed steps a cell')
     add('--traces', type=int, default=3, help='traced steps a cell')
     add('--quick', action='store_true', help='the digits network, in about a minute')

@@ -12,8 +12,8 @@ KINDS = ('batch a tower', 'batch in all')  # what stays the same while the tower
 def figures(cell):
     """What a row shows of a cell that `measure` measured: a dict of numbers.
 
-    `speed`: images/s, of the median step; `slowest` and `fastest`: of the slowest and of the fastest
-    step.
+    `speed`: images/s, of the median step; `slowest` and `fastest`: of the slowest and of the
+    fastest step.
     """
     seconds = cell['step_seconds']
     return {'speed': cell['batch_size'] / statistics.median(seconds),

@@ -75,8 +75,8 @@ def test_sentences_when_it_did_not_hold():
     assert lines[0].startswith('Here the claim did not hold: 4 x 25')
     assert 'worse by more than twice its standard error, 0.0100.' in lines[1]
     assert lines[4] == ('4 x 25 at 0.002 against 4 x 25 at 0.001, no scaling: test accuracy at the '
-                        'end +0.7100 (spread 0.0200); test loss at the end -0.7100 (spread 0.0200); '
-                        'test accuracy on the way +0.2367 (spread 0.0067).')
+                        'end +0.7100 (spread 0.0200); test loss at the end -0.7100 (spread '
+                        '0.0200); test accuracy on the way +0.2367 (spread 0.0067).')
     assert len(lines) == 5
 
 

@@ -35,7 +35,8 @@ if os.path.exists(path):
         step = [json.loads(line)['step'] for line in log][-1]
 stopped = []
 signal.signal(signal.SIGINT, lambda *_: stopped.append(1))
-batch, last, interval = int(flags['batch_size']), int(flags['train_steps']), int(flags['eval_steps'])
+batch, last = int(flags['batch_size']), int(flags['train_steps'])
+interval = int(flags['eval_steps'])
 order = os.path.join(here, '%s-%s' % (arm, flags['seed']))
 with open(path, 'a') as log:
     if step == 0:

@@ -8,7 +8,7 @@ from benchmarks.results import Results
 
 @pytest.fixture
 def parts(tmp_path, monkeypatch):
-    """A `Bench` with results of ResNet-50 on 1, 2 and 4 towers, and of the dense net, on two cores."""
+    """A `Bench` with results of ResNet-50 on 1, 2 and 4 towers, and of the dense net: 2 cores."""
     monkeypatch.setattr(bench.os, 'cpu_count', lambda: 2)
     results = Results(str(tmp_path / 'results.json'))
     for name, count, threads in (('resnet50', 1, 0), ('resnet50', 4, 4), ('resnet50', 2, 1),

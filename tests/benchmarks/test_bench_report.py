@@ -296,6 +296,6 @@ def test_variants_are_over_the_first_round_by_round():
     """The medians, 10 over 20, would say 2: the first one was slow in other rounds."""
     placements = cell(balanced=0.5)
     placements['ratios']['balanced'] = spread(0.8)
-    line, = [line for line in report(results_of(placements={'dense': {'2': placements}})).split('\n')
-             if ' balanced ' in line]
+    text = report(results_of(placements={'dense': {'2': placements}}))
+    line, = [line for line in text.split('\n') if ' balanced ' in line]
     assert line.split()[-2:] == ['1.25', '20.00']

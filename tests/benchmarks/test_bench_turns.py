@@ -67,7 +67,8 @@ def test_of_each_peer_the_fastest_thread_setting_goes_on():
 
     journal = []
     contenders = [Ready(label, seconds, journal) for label, seconds in (
-        ('towers', 0.5), ('one_device@2', 1.), ('recipe@0', 0.8), ('recipe@1', 0.7), ('slim@0', 0.25), ('slim@1', 1.))]
+        ('towers', 0.5), ('one_device@2', 1.), ('recipe@0', 0.8), ('recipe@1', 0.7),
+        ('slim@0', 0.25), ('slim@1', 1.))]
     for each in contenders:
         each._specs = [{'batch': 16}]
     found = contest.hold(contenders, WORKLOADS['small_conv'], contest.Effort(True),

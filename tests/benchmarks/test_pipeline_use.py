@@ -19,7 +19,8 @@ def test_the_table_and_what_failed_in_it():
 
 
 def test_contenders_that_train_something_else_are_an_error():
-    pipeline_use.check_losses([result(), result(losses=(2.0001, 1.)), result('bad', (), failure='x')])
+    pipeline_use.check_losses(
+        [result(), result(losses=(2.0001, 1.)), result('bad', (), failure='x')])
     with pytest.raises(ValueError, match=r'other has the losses \[2.0, 1.1\], 2 stages has'):
         pipeline_use.check_losses([result(), result('other', (2., 1.1))])
 

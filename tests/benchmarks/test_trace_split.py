@@ -11,7 +11,8 @@ import towers
     ('tower_0/Digits/conv1/Conv2D', 'towers'), ('gradients/tower_3/x_grad/mul', 'towers'),
     ('ArithmeticOptimizer/foo_tower_1/x', 'other'), ('tower_0/split', 'towers'),
     ('combine_gradients/AddN_3', 'combination'),
-    ('combine_gradients/gradients/tower_0/w/Regularizer/L2Loss_grad/mul', 'towers'), ('Adam/update_x/ResourceApplyAdam', 'update'),
+    ('combine_gradients/gradients/tower_0/w/Regularizer/L2Loss_grad/mul', 'towers'),
+    ('Adam/update_x/ResourceApplyAdam', 'update'),
     ('IteratorGetNext', 'input'), ('split', 'input'), ('split_1', 'input'),
     ('towers/add', 'other'), ('AssignAddVariableOp', 'other'), ('Adams/x', 'other')])
 def test_parts(name, part):

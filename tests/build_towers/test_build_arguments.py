@@ -163,8 +163,8 @@ def test_rates_of_another_graph(graph):
     adam = tf.train.AdamOptimizer(rate)
     for text in (error_of(learning_rate=rate), error_of(optimizer=adam),
                  error_of(optimizer={'a': adam})):
-        assert text.endswith('belongs to another graph than the default one: make it and the towers '
-                             'under the same tf.Graph().')
+        assert text.endswith('belongs to another graph than the default one: make it and the '
+                             'towers under the same tf.Graph().')
     assert not graph.get_operations()
 
 

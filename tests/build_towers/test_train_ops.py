@@ -48,7 +48,7 @@ def values(session):
 
 
 def by_hand(model_fn, var_lists, turns):
-    """Plain TF1: the losses are minimized in these turns; `'all'` is both, of the weights before."""
+    """Plain TF1: the losses are minimized in these turns; `'all'`: both, of the weights before."""
     with tf.Graph().as_default():
         step = tf.train.get_or_create_global_step()
         losses = model_fn(tf.constant(BATCH))['loss']
@@ -112,8 +112,9 @@ def test_a_gan_is_trained_as_by_hand(options):
 
 def two_heads(x):
     trunk = tf.tanh(tf.matmul(x, variable('trunk', [3, 2], .4)))
-    return {'loss': {'main': tf.reduce_mean(tf.square(tf.matmul(trunk, variable('a', [2, 1], .5)) - 1)),
-                     'aux': tf.reduce_mean(tf.square(tf.matmul(trunk, variable('b', [2, 1], -.5))))}}
+    main, auxiliary = variable('a', [2, 1], .5), variable('b', [2, 1], -.5)
+    return {'loss': {'main': tf.reduce_mean(tf.square(tf.matmul(trunk, main) - 1)),
+                     'aux': tf.reduce_mean(tf.square(tf.matmul(trunk, auxiliary)))}}
 
 
 @pytest.mark.parametrize('var_lists', [
@@ -251,7 +252,8 @@ SGD = tf.train.GradientDescentOptimizer
     (dict(optimizer={}), 'expected an optimizer for each loss'),
     (dict(optimizer={'a/b': SGD(1.)}), "optimizer has the name 'a/b'"),
     (dict(optimizer={1: SGD(1.)}), 'optimizer has the name 1'),
-    (dict(optimizer={'generator': 'adam'}), "optimizer['generator']='adam' has no compute_gradients"),
+    (dict(optimizer={'generator': 'adam'}),
+     "optimizer['generator']='adam' has no compute_gradients"),
     (dict(optimizer={'generator': None}), '(Keras optimizers are none).'),
     (dict(optimizer={'a': SGD(1.)}), "and the optimizers are for 'a': return {'loss': {'a': ...}}"),
     (dict(optimizer=SGD(1.)), "several losses, 'discriminator', 'generator', and there is one "

@@ -114,7 +114,8 @@ def test_a_worker_that_ends_before_its_server_is_up_is_named():
     one, other = socket.socketpair()
     with contextlib.closing(one):
         other.close()
-        with pytest.raises(ClusterError, match=r'^worker 1 \(b:2\) has ended before the first step'):
+        with pytest.raises(ClusterError,
+                           match=r'^worker 1 \(b:2\) has ended before the first step'):
             all_ready(Cluster('ring', ['a:1', 'b:2']), {1: Lines(one)}, time.monotonic() + 20)
 
 

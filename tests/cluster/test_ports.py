@@ -20,8 +20,9 @@ def test_host_and_port(address, expected):
     assert split_address(address) == expected
 
 
-@pytest.mark.parametrize('address', ['a', ':1', 'a:', 'a:b', 'a:0', 'a:65536', 'a:-1', 'a:1.5', None,
-                                     'http://a:1', 'grpc://10.0.0.1:2222'])
+@pytest.mark.parametrize('address', [
+    'a', ':1', 'a:', 'a:b', 'a:0', 'a:65536', 'a:-1', 'a:1.5', None, 'http://a:1',
+    'grpc://10.0.0.1:2222'])
 def test_what_is_no_address(address):
     with pytest.raises(ClusterError, match="is no address: expected 'host:port'"):
         split_address(address)

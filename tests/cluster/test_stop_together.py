@@ -31,7 +31,8 @@ def test_one_of_several_workers_is_enough_and_it_stays_so():
 
 
 @pytest.mark.parametrize('cluster', [
-    towers.Cluster('ring', ['a:1']), towers.Cluster('ps', ['a:1', 'b:2'], ['c:3'], synchronous=False)])
+    towers.Cluster('ring', ['a:1']),
+    towers.Cluster('ps', ['a:1', 'b:2'], ['c:3'], synchronous=False)])
 def test_where_workers_do_not_wait_for_each_other_each_stops_by_itself(cluster):
     hook, stopped = hook_of(cluster)
     hook.step_done(None)

@@ -1,4 +1,4 @@
-"""Bad examples: named by file and place, or left out, counted, replaced; the same after a resume."""
+"""Bad examples: named by file and place, or left out, counted, replaced; so after a resume, too."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,8 @@ def records(folder, bad=None, at=2, skip_bad=0, **options):
 ])
 def test_what_is_bad_ends_the_step_and_is_named(tmp_path, bad, text):
     found = records(tmp_path, bad)
-    if text in ('is empty', 'has the label -1') or 'CMYK' in text:  # the pipeline's own, seconds each
+    # The pipeline's own, seconds each.
+    if text in ('is empty', 'has the label -1') or 'CMYK' in text:
         with pytest.raises(tf.errors.InvalidArgumentError):
             batches(found.train_batches(batch_size=6, seed=1, image_size=8), 1)
     with pytest.raises(datasets.BadExampleError, match=r'train-00000-of-00001, record 2 at byte '
@@ -127,7 +128,8 @@ def test_missing_features_and_other_bytes(tmp_path):
     found = datasets.get_dataset('tfrecords', str(tmp_path), 4)
     with pytest.raises(datasets.DatasetError, match='record 0 at byte 0 is no tf.train.Example'):
         found.look('train', 0)
-    with pytest.raises(datasets.DatasetError, match="record 1 at byte 33 has no feature 'image/enc"):
+    with pytest.raises(datasets.DatasetError,
+                       match="record 1 at byte 33 has no feature 'image/enc"):
         found.look('train', 1)
 
 

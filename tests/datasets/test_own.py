@@ -73,21 +73,21 @@ def error_of(function, kind=InvalidArgumentError):
 @pytest.mark.parametrize('name', [':', ':f', '.own:f', 'own:'])
 def test_a_name_is_a_module_and_a_function(name):
     assert error_of(lambda: datasets.get_dataset(name)) == (
-        '--dataset=%s: expected module:function, such as flowers:batches for the function batches of '
-        'flowers.py.' % name)
+        '--dataset=%s: expected module:function, such as flowers:batches for the function batches '
+        'of flowers.py.' % name)
 
 
 @pytest.mark.parametrize('name, text', [
-    ('no_argument', 'm:no_argument cannot be called with one argument: expected a function of data_dir, '
-                    'the folder of --data_dir or None.'),
+    ('no_argument', 'm:no_argument cannot be called with one argument: expected a function of '
+                    'data_dir, the folder of --data_dir or None.'),
     ('not_callable', "The module m has no function 'not_callable', which --dataset=m:not_callable "
                      'names.'),
     ('number', "m:number says of num_examples 20: expected a dict such as {'train': 3320, 'test': "
                '350}, how many images each has.'),
     ('no_test', "m:no_test says of num_examples {'train': 20}: expected a dict such as {'train': "
                 "3320, 'test': 350}, how many images each has."),
-    ('negative', "m:negative says of num_examples {'train': -1, 'test': 2}: expected a dict such as "
-                 "{'train': 3320, 'test': 350}, how many images each has."),
+    ('negative', "m:negative says of num_examples {'train': -1, 'test': 2}: expected a dict such "
+                 "as {'train': 3320, 'test': 350}, how many images each has."),
     ('classes', "m:classes says of num_classes 'three': expected a whole number of at least 1."),
     ('no_classes', 'm:no_classes says of num_classes 0: expected a whole number of at least 1.'),
     ('no_function', 'train_batches of m:no_function is None: expected a function that takes the '

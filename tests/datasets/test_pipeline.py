@@ -191,7 +191,7 @@ def test_bad_arguments_are_named_before_any_op_is_made(graph, arguments, text):
     assert not graph.get_operations()
 
 
-# ---- shifts ---------------------------------------------------------------------------------------
+# ---- shifts --------------------------------------------------------------------------------------
 
 def expected_shifts(num_examples, seed, epoch, largest):
     """The shifts of an epoch by the documented formula, in plain Python."""
@@ -261,7 +261,8 @@ def test_images_are_moved_by_the_shifts_of_their_place_in_the_stream(shift, firs
 def test_no_shift_is_as_before():
     assert all(np.array_equal(one[0], other[0]) and np.array_equal(one[1], other[1])
                for one, other in zip(take(pipeline.train_batches(IMAGES, LABELS, 4, 5), 5),
-                                     take(pipeline.train_batches(IMAGES, LABELS, 4, 5, shift=0), 5)))
+                                     take(pipeline.train_batches(IMAGES, LABELS, 4, 5, shift=0),
+                                          5)))
     # A shift changes the images and not their order.
     plain = take(pipeline.train_batches(IMAGES, LABELS, 4, 5), 5)
     shifted = take(pipeline.train_batches(IMAGES, LABELS, 4, 5, shift=1), 5)

@@ -1,4 +1,4 @@
-"""The Inception recipe: windows, colours and decoding, against numpy and against TensorFlow's own."""
+"""The Inception recipe: windows, colours and decoding, against numpy's and TensorFlow's."""
 
 import colorsys
 

@@ -157,7 +157,8 @@ OWN = '''
 import tensorflow.compat.v1 as tf
 
 def batches(count):
-    return tf.data.Dataset.from_tensors((tf.zeros([4, 8, 8, 1]), tf.zeros([4], tf.int64))).repeat(count)
+    batch = tf.zeros([4, 8, 8, 1]), tf.zeros([4], tf.int64)
+    return tf.data.Dataset.from_tensors(batch).repeat(count)
 
 def good(data_dir):
     return dict(num_classes=3, num_examples=dict(train=8, test=4),
@@ -165,9 +166,10 @@ def good(data_dir):
                 eval_batches=lambda **rest: batches(1))
 
 def counted(data_dir):
-    return dict(good(data_dir), num_classes=100, train_batches=lambda first_example, **rest: tf.data.Dataset.range(
-        100).map(lambda number: (tf.zeros([4, 8, 8, 1]), tf.fill([4], number))).skip(
-            first_example // 4))
+    def train_batches(first_example, **rest):
+        return tf.data.Dataset.range(100).map(
+            lambda number: (tf.zeros([4, 8, 8, 1]), tf.fill([4], number))).skip(first_example // 4)
+    return dict(good(data_dir), num_classes=100, train_batches=train_batches)
 
 def lacking(data_dir):
     return dict(num_classes=3)

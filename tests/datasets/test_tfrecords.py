@@ -102,7 +102,8 @@ def test_an_empty_file_and_a_missing_shard_among_others(folder):
     records = Records(str(folder / 'train-*'), skip_damaged=True)
     assert len(records) == 4 and len(records.damages) == 2
     assert 'missing: ' in records.damages[0] and 'train-00003-of-00004' in records.damages[0]
-    assert records.damages[1] == 'The file %s/train-00002-of-00004 is empty. Copy it again.' % folder
+    assert records.damages[1] == (
+        'The file %s/train-00002-of-00004 is empty. Copy it again.' % folder)
 
 
 def test_records_before_a_damage_can_be_used(tmp_path):

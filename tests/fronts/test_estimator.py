@@ -1,4 +1,4 @@
-"""`replicate_model_fn`: by hand, against one device, and against contrib's own where there is one."""
+"""`replicate_model_fn`: by hand, against one device, and against contrib's where that is there."""
 
 import functools
 
@@ -88,7 +88,8 @@ def test_evaluation_counts_over_all_towers():
         one = model_fn(EVAL, {'features': tf.constant(features)}, tf.constant(labels), PARAMS)
         with session(1) as running:
             running.run([update for _, update in one.eval_metric_ops.values()])
-            expected = running.run({name: value for name, (value, _) in one.eval_metric_ops.items()})
+            expected = running.run(
+                {name: value for name, (value, _) in one.eval_metric_ops.items()})
     spec = replicate_model_fn(model_fn, Reduction.SUM, TWO)(
         {'features': features}, labels, EVAL, PARAMS)
     assert len(tf.local_variables()) == 2 + 4
@@ -152,8 +153,9 @@ def test_uneven_batches_train_as_one_device(reduction, sizes):
 @needs_estimator
 def test_a_batch_that_does_not_divide_can_be_refused():
     build = replicate_model_fn(model_fn, devices=TWO, remainder='error')
-    with pytest.raises(towers.InputError, match='a batch of 3 does not divide among 2 towers: use a '
-                       r"batch of 4, or remainder='weight' \(uneven shards, weighted by their size\)\.$"):
+    with pytest.raises(towers.InputError, match=(
+            'a batch of 3 does not divide among 2 towers: use a batch of 4, or '
+            r"remainder='weight' \(uneven shards, weighted by their size\)\.$")):
         build({'features': np.ones([3, 1])}, np.ones([3, 1]), TRAIN, PARAMS)
     given = tf.placeholder(tf.float64, [None, 1])
     spec = build({'features': given}, given, PREDICT, PARAMS)
@@ -165,7 +167,8 @@ def test_a_batch_that_does_not_divide_can_be_refused():
 @needs_estimator
 @pytest.mark.parametrize('features, labels, text', [
     ({'features': np.ones([2, 1]), 'rate': 0.5}, LABELS, r"^features\['rate'\] is a scalar"),
-    (FEATURES, 0.5, '^labels is a scalar'), (np.ones([3, 1]), LABELS, 'features has 3, labels has 2')])
+    (FEATURES, 0.5, '^labels is a scalar'),
+    (np.ones([3, 1]), LABELS, 'features has 3, labels has 2')])
 def test_errors_name_features_and_labels(features, labels, text):
     with pytest.raises(towers.InputError, match=text):
         replicate_model_fn(model_fn, devices=TWO)(features, labels, TRAIN, PARAMS)
@@ -207,8 +210,8 @@ def test_one_device(device, own):
 def test_one_device_and_an_optimizer_that_is_not_wrapped():
     def unwrapped(features, mode):
         loss = tf.reduce_sum(features * tf.get_variable('w', [], tf.float64))
-        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=tf.train.AdamOptimizer().minimize(
-            loss))
+        return tf.estimator.EstimatorSpec(
+            mode, loss=loss, train_op=tf.train.AdamOptimizer().minimize(loss))
     with tf.Graph().as_default():
         assert replicate_model_fn(unwrapped, devices=['/cpu:0'])(np.ones(2), None, TRAIN)
     with pytest.raises(towers.GradientError, match='TowerOptimizer') as raised:
@@ -295,7 +298,8 @@ def test_export_outputs_are_merged():
         assert running.run(outputs['classification'].scores).tolist() == [0., 1., 2.]
         assert running.run(outputs['classification'].classes).tolist() == [b'0', b'1', b'2']
         assert outputs['classes'].scores is None
-        assert running.run(list(outputs['serving_default'].outputs.values()))[0].tolist() == [0, 1, 2]
+        served = list(outputs['serving_default'].outputs.values())
+        assert running.run(served)[0].tolist() == [0, 1, 2]
 
 
 @needs_estimator
@@ -320,8 +324,9 @@ def test_the_plan_knows_the_optimizers_of_the_model_function():
     plans = []
     for reduction in (Reduction.SUM, Reduction.MEAN):
         with tf.Graph().as_default():
-            replicate_model_fn(two_optimizers, reduction, TWO, on_built=lambda _, built: plans.append(
-                ' '.join(str(built.plan).split())))(
+            replicate_model_fn(
+                two_optimizers, reduction, TWO,
+                on_built=lambda _, built: plans.append(' '.join(str(built.plan).split())))(
                     {'features': np.ones(4, np.float32)}, np.ones(4), TRAIN)
     for plan in plans:
         assert 'optimizer AdamOptimizer, GradientDescentOptimizer ' in plan
@@ -348,7 +353,8 @@ def test_nothing_stays_in_collections_and_another_call_has_scopes_of_its_own(new
 @pytest.mark.parametrize('arguments, error, text', [
     (dict(loss_reduction=Reduction.NONE), towers.InvalidArgumentError,
      'loss_reduction=.none.*none reduction is specified: pass'),
-    (dict(loss_reduction='median'), towers.InvalidArgumentError, "loss_reduction='median': expected"),
+    (dict(loss_reduction='median'), towers.InvalidArgumentError,
+     "loss_reduction='median': expected"),
     (dict(loss_reduction=None), towers.InvalidArgumentError, 'loss_reduction=None: expected'),
     (dict(devices=['/cpu:x']), towers.DeviceError, '/cpu:x'),
     (dict(devices='/cpu:0+/cpu:1,/cpu:2+/cpu:3'), towers.DeviceError,
@@ -396,7 +402,7 @@ def test_a_loss_that_waits_for_the_update_is_refused():
         replicate_model_fn(waits, devices=TWO)(np.ones(2), None, TRAIN)
 
 
-# ---- an Estimator's own loop ------------------------------------------------------------------------
+# ---- an Estimator's own loop ---------------------------------------------------------------------
 
 NUMBERS = np.random.RandomState(0)
 X = NUMBERS.randn(23, 5)
@@ -463,7 +469,8 @@ def test_an_estimator_trains_evaluates_predicts_and_exports_as_on_one_device(tmp
     found, expected = map(weights_of, (several, one))
     assert sorted(found) == sorted(expected) and len(found) == 9
     for name in expected:
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-12, atol=1e-14, err_msg=name)
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-12, atol=1e-14,
+                                   err_msg=name)
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-6)
     assert len(results[0][1]) == 23
     np.testing.assert_allclose([each['logits'] for each in results[0][1]],
@@ -492,14 +499,15 @@ def test_a_sync_replicas_optimizer_and_its_hook(new_graph):
             mode, loss=loss, training_hooks=[hook],
             train_op=TowerOptimizer(sync).minimize(loss, tf.train.get_or_create_global_step()))
     spec = replicate_model_fn(synchronized, Reduction.SUM, TWO)(FEATURES, LABELS, TRAIN)
-    with tf.train.MonitoredTrainingSession(  # an Estimator's own waits 120 s for the queue at the end
+    # An Estimator's own session waits 120 s for the queue at the end.
+    with tf.train.MonitoredTrainingSession(
             config=towers.session_config(TWO), hooks=spec.training_hooks,
             stop_grace_period_secs=1) as running:
         running.run(spec.train_op)
         assert running.run(tf.global_variables()[0]) == 7.
 
 
-# ---- canned Estimators ------------------------------------------------------------------------------
+# ---- canned Estimators ---------------------------------------------------------------------------
 
 WORDS = np.array(list('abcdabcdab'), 'S')
 VALUES = np.random.RandomState(0).randn(10, 2).astype(np.float32)
@@ -574,7 +582,7 @@ def example(word, value):
     return made.SerializeToString()
 
 
-# ---- contrib's own ----------------------------------------------------------------------------------
+# ---- contrib's own -------------------------------------------------------------------------------
 
 def contrib():
     import tensorflow
@@ -613,8 +621,8 @@ def test_the_weights_of_contribs_own_canned_estimator(tmpdir):
     first.train(words_and_values, steps=1)
     found = []
     for front in (contrib(), towers):
-        trained = canned(tmpdir.join(front.__name__), front.replicate_model_fn, front.TowerOptimizer,
-                         TWO, first.model_dir)
+        trained = canned(tmpdir.join(front.__name__), front.replicate_model_fn,
+                         front.TowerOptimizer, TWO, first.model_dir)
         trained.train(lambda: dense_words().repeat().batch(4, drop_remainder=True), steps=6)
         found.append(weights_of(trained))
     same = sorted(set(found[0]) & set(found[1]))

@@ -722,7 +722,8 @@ else:
     keras = tf.keras
 numbers = np.random.RandomState(0)
 x, y = numbers.randint(0, 9, (7, 4)), numbers.randn(7, 3)
-backend = towers.compat.keras_backend_of(keras.Sequential([keras.layers.Dense(1, input_shape=(1,))]))
+backend = towers.compat.keras_backend_of(
+    keras.Sequential([keras.layers.Dense(1, input_shape=(1,))]))
 backend.set_session(tf.compat.v1.Session(config=towers.session_config(3)))
 
 def model():
@@ -748,7 +749,8 @@ print('apart', apart(inner.get_weights(), plain.get_weights()))
 @pytest.mark.slow
 def test_rnns_in_the_control_flow_of_tf_1(keras, request):
     # In a process of its own: TensorArrays go with it, and they are chosen once.
-    done = subprocess.run([sys.executable, '-c', LOOPS_OF_TF_1, request.node.callspec.params['keras']],
+    keras_name = request.node.callspec.params['keras']
+    done = subprocess.run([sys.executable, '-c', LOOPS_OF_TF_1, keras_name],
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True,
                           cwd=ROOT, check=False)
     found = dict(re.findall(r'^(moved|apart) (\S+)$', done.stdout, re.M))

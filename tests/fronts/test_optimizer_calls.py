@@ -23,7 +23,7 @@ def new_graph():
 
 
 def replicated(model_fn, inputs, num_towers=2, is_sum=False, remainder='weight'):
-    """`(built, the first tower's train op)` of a model function that returns a loss and a train op."""
+    """`(built, the first tower's train op)` of a model function that returns `(loss, train op)`."""
     graph, train_ops = tf.get_default_graph(), []
     calls = OptimizerCalls(graph, num_towers, is_sum, True)
 
@@ -41,7 +41,8 @@ def replicated(model_fn, inputs, num_towers=2, is_sum=False, remainder='weight')
 
 
 def variable(name, value, **kwargs):
-    return tf.get_variable(name, np.shape(value), tf.float64, tf.constant_initializer(value), **kwargs)
+    return tf.get_variable(name, np.shape(value), tf.float64, tf.constant_initializer(value),
+                           **kwargs)
 
 
 def network(x, ids):
@@ -53,7 +54,8 @@ def network(x, ids):
 
 
 def cross_entropy(logits, labels):
-    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=labels))
+    return tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=labels))
 
 
 def one_optimizer(loss, logits):
@@ -81,7 +83,8 @@ def overlapping(loss, logits):
     optimizers = [TowerOptimizer(tf.train.GradientDescentOptimizer(rate)) for rate in (0.25, 0.125)]
     pairs = [optimizers[0].compute_gradients(loss), optimizers[1].compute_gradients(
         tf.reduce_mean(tf.square(logits)), tf.trainable_variables('out'))]
-    with tf.control_dependencies([g for each in pairs for g, _ in each if isinstance(g, tf.Tensor)]):
+    gradients = [gradient for each in pairs for gradient, _ in each]
+    with tf.control_dependencies([each for each in gradients if isinstance(each, tf.Tensor)]):
         first = optimizers[0].apply_gradients(pairs[0])
     with tf.control_dependencies([first]):
         return optimizers[1].apply_gradients(pairs[1])
@@ -152,14 +155,20 @@ def test_the_same_as_on_one_device(training, resource):
         check_same(losses_and_variables(built.loss, train_op, 3), expected)
 
 
+def tensors_of(inputs, static):
+    """Constants of these arrays, or placeholders of unknown batch size."""
+    if static:
+        return [tf.constant(each) for each in inputs]
+    return [tf.placeholder(each.dtype, [None] + list(each.shape[1:])) for each in inputs]
+
+
 @pytest.mark.parametrize('training, size, num_towers, static', [
     (one_optimizer, 11, 3, True), (own_gradients, 11, 3, False), (one_optimizer, 12, 2, False),
     (own_gradients, 2, 3, True), (one_optimizer, 2, 3, False)])
 def test_uneven_shards_count_by_their_size(training, size, num_towers, static):
     inputs = [each[:size] for each in (X, IDS, Y)]
     expected = one_device(training, inputs)
-    tensors = [tf.constant(each) if static else tf.placeholder(each.dtype, [None] + list(each.shape[1:]))
-               for each in inputs]
+    tensors = tensors_of(inputs, static)
     built, train_op = replicated(model(training), tensors, num_towers)
     feed = None if static else dict(zip(tensors, inputs))
     check_same(losses_and_variables(built.loss, train_op, num_towers, feed), expected)
@@ -172,8 +181,7 @@ def test_losses_that_are_sums_are_added_up(size, static):
             tf.reduce_sum(tf.square(logits)))
     inputs = [each[:size] for each in (X, IDS, Y)]
     expected = one_device(training, inputs)
-    tensors = [tf.constant(each) if static else tf.placeholder(each.dtype, [None] + list(each.shape[1:]))
-               for each in inputs]
+    tensors = tensors_of(inputs, static)
     built, train_op = replicated(model(training), tensors, 3, is_sum=True)
     feed = None if static else dict(zip(tensors, inputs))
     found = losses_and_variables(built.loss, train_op, 3, feed)
@@ -246,7 +254,8 @@ def test_what_an_update_waits_for():
                  for optimizer, each in zip(optimizers, variables)]
         first = tf.no_op('first')
         with tf.control_dependencies([first]):
-            updates = [optimizer.apply_gradients(each) for optimizer, each in zip(optimizers, pairs)]
+            updates = [optimizer.apply_gradients(each)
+                       for optimizer, each in zip(optimizers, pairs)]
         made.append((first, [gradient.op for (gradient, _), in pairs]))
         return loss, tf.group(*updates)
     built, _ = replicated(model_fn, np.array([1., 3.]))
@@ -304,7 +313,8 @@ def test_a_sync_replicas_optimizer_inside():
     for to_start_with in (made[0][1].chief_init_op, made[0][1].ready_for_local_init_op):
         assert built.loss.op not in step_operations([to_start_with])
     with tf.train.MonitoredTrainingSession(
-            config=towers.session_config(2), hooks=[made[0][0]], stop_grace_period_secs=1) as session:
+            config=towers.session_config(2), hooks=[made[0][0]],
+            stop_grace_period_secs=1) as session:
         session.run(train_op)
         session.run(train_op)
         assert session.run(built.variables[0]) == 6.

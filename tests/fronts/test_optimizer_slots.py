@@ -21,7 +21,7 @@ def new_graph():
 
 
 def replicated(model_fn, inputs, num_towers=2):
-    """`(built, the first tower's train op)` of a model function that returns a loss and a train op."""
+    """`(built, the first tower's train op)` of a model function that returns `(loss, train op)`."""
     calls = OptimizerCalls(tf.get_default_graph(), num_towers, False, True)
     train_ops = []
 
@@ -202,7 +202,7 @@ def test_a_build_that_fails_takes_them_along(new_graph):
                                              'net/b/Adam_1']
 
 
-# ---- what is returned in an EstimatorSpec ---------------------------------------------------------
+# ---- what is returned in an EstimatorSpec --------------------------------------------------------
 
 def specified(make_optimizer, **make):
     """A model function whose spec has a scaffold, or hooks, made after the optimizer was called."""

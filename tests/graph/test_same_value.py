@@ -39,6 +39,7 @@ def test_random_numbers_are_never_the_same(graph):
 
 def test_loops(graph):
     weight = tf.get_variable('weight', [2])
-    loss = tf.while_loop(lambda turn, _: turn < 2, lambda turn, total: (turn + 1, total + l2(weight)),
+    loss = tf.while_loop(lambda turn, _: turn < 2,
+                         lambda turn, total: (turn + 1, total + l2(weight)),
                          [0, l2(weight)])[1]
     assert is_computed_from([loss], l2(weight))

@@ -17,8 +17,8 @@ from sample_models import kind_of_variables  # noqa: F401, a fixture
 VECTORS = samples.vectors(4)
 
 
-def of_kind(copies, source, target):
-    return [copy for copy in copies if (copy.source, copy.target) == (
+def of_kind(transfers, source, target):
+    return [pair for pair in transfers if (pair.source, pair.target) == (
         '/device:CPU:%d' % source, '/device:CPU:%d' % target)]
 
 
@@ -71,17 +71,17 @@ def test_a_batch_norm_model_with_regularization():
             assert towers.audit(built).broken == []
 
 
-# ---- copies -------------------------------------------------------------------------------------
+# ---- transfers -----------------------------------------------------------------------------------
 
 def test_copies_by_hand(kind_of_variables):
     built = towers.build_towers(linear, VECTORS, sgd(), 2, reduction='mean')
-    copies = towers.audit(built).copies
+    transfers = towers.audit(built).transfers
     # In: 2 x 6 of x, 2 x 3 of y, 6 x 3 of the kernel. Out: the kernel's gradient and the loss.
-    (there,), (back,) = of_kind(copies, 0, 1), of_kind(copies, 1, 0)
+    (there,), (back,) = of_kind(transfers, 0, 1), of_kind(transfers, 1, 0)
     assert (there.tensors, there.bytes, there.unknown) == (3, 8 * (12 + 6 + 18), 0)
     assert (back.tensors, back.bytes, back.unknown) == (2, 8 * (18 + 1), 0)
-    assert len(copies) == 2
-    assert 'copies  /cpu:0 -> /cpu:1: 288 bytes a step in 3 tensors' in str(towers.audit(built))
+    assert len(transfers) == 2
+    assert 'sent    /cpu:0 -> /cpu:1: 288 bytes a step in 3 tensors' in str(towers.audit(built))
 
 
 def test_a_tensor_that_two_operations_take_is_copied_once():
@@ -89,14 +89,14 @@ def test_a_tensor_that_two_operations_take_is_copied_once():
         loss = two_layers(x, y)
         return loss + tf.reduce_mean(x) + tf.reduce_max(x)  # x is used again
     built = towers.build_towers(model_fn, VECTORS, sgd(), 2, reduction='mean')
-    (there,) = of_kind(towers.audit(built).copies, 0, 1)
+    (there,) = of_kind(towers.audit(built).transfers, 0, 1)
     assert (there.tensors, there.bytes) == (4, 8 * (12 + 6 + 18 + 9))
 
 
 def test_copies_of_unknown_size():
     x = tf.placeholder(tf.float64, [None])
     built = towers.build_towers(slope, x, sgd(), 2)
-    (there,) = of_kind(towers.audit(built).copies, 0, 1)
+    (there,) = of_kind(towers.audit(built).transfers, 0, 1)
     assert there.tensors == 2 and there.unknown == 1 and there.bytes == 8  # the shard; the weight
     assert 'and 1 of unknown size' in str(towers.audit(built))
 
@@ -132,18 +132,18 @@ def test_initial_values_of_a_part_of_the_batch_are_a_note(num_towers):
 
 def test_one_tower_on_its_own_device_copies_its_shard_only():
     built = towers.build_towers(linear, VECTORS, sgd(), ['/gpu:0'], check_devices=False)
-    assert [(copy.source, copy.target, copy.bytes) for copy in towers.audit(built).copies] == [
+    assert [(pair.source, pair.target, pair.bytes) for pair in towers.audit(built).transfers] == [
         ('/device:CPU:0', '/device:GPU:0', 8 * (4 * 6 + 4 * 3))]
 
 
 def test_many_pairs_of_devices_are_summed_up_in_a_line():
     built = towers.build_towers(slope, np.ones(8), sgd(), 8)
     audit = towers.audit(built)
-    assert len(audit.copies) == 14
-    lines = [line for line in str(audit).split('\n') if 'copies' in line]
+    assert len(audit.transfers) == 14 and audit.copies is audit.transfers
+    lines = [line for line in str(audit).split('\n') if line.startswith('  sent')]
     assert len(lines) == 7
     # The six largest are 16 bytes each: 8 of the shard and 8 of the weight, or gradient and loss.
-    assert lines[-1] == '  copies  8 other pairs: 128 bytes a step'
+    assert lines[-1] == '  sent    8 other pairs: 128 bytes a step'
 
 
 # ---- promises broken ----------------------------------------------------------------------------

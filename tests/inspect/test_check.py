@@ -297,8 +297,10 @@ def test_a_step_counts_once_for_decay():
     (dict(var_list=lambda variables: ['w']), "var_list holds 'w' of type str"),
     (dict(transform_gradients=lambda pairs: 0), 'transform_gradients returned 0'),
     (dict(optimizer=None), 'takes no optimizer: expected some of make_optimizer, devices, .* '
-     'make_optimizer= is a function'), (dict(devices=['/cpu:0'] * 2), 'allow_repeated_devices=True'),
-    (dict(reuse=True), 'takes no reuse: expected some of make_optimizer, .*gradient_options.$'), (dict(reduction='avg'), "expected one of 'sum', 'mean'"),
+     'make_optimizer= is a function'),
+    (dict(devices=['/cpu:0'] * 2), 'allow_repeated_devices=True'),
+    (dict(reuse=True), 'takes no reuse: expected some of make_optimizer, .*gradient_options.$'),
+    (dict(reduction='avg'), "expected one of 'sum', 'mean'"),
     (dict(remainder='drop', num_towers=9), 'too few'),
     (dict(same_shards=True, num_towers=9), 'too few'),
     (dict(num_towers=3), 'does not divide')])

@@ -79,7 +79,8 @@ def metadata(*nodes):
 
 def test_what_an_operation_took_for_itself_counts():
     cpu = '/job:localhost/replica:0/task:0/device:CPU:%d'
-    found = measure.peaks_of(metadata((cpu % 0, 'cpu', 1000, 50, 50), (cpu % 1, 'cpu', 900, 300, 100),
+    found = measure.peaks_of(metadata((cpu % 0, 'cpu', 1000, 50, 50),
+                                      (cpu % 1, 'cpu', 900, 300, 100),
                                       (cpu % 1, 'cpu', 0, 5000, 0)))
     assert found == {'': (1100, 'node1')}
 

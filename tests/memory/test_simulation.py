@@ -78,8 +78,9 @@ def test_a_tensor_is_copied_to_another_memory_once():
     with tf.device('/device:GPU:1'):
         taken = [tf.concat([x, x], 0), tf.concat([x, x, x], 0)]
     run = simulate(StepGraph(taken))
-    copies = [(buffer.device, buffer.size) for buffer in run.buffers if buffer.what == 'copy']
-    assert copies == [('/device:GPU:1', KB)]
+    transfers = [(buffer.device, buffer.size) for buffer in run.buffers
+                 if buffer.what == 'transfer']
+    assert transfers == [('/device:GPU:1', KB)]
     assert run.peaks['/device:GPU:0'][0] == KB
     assert run.peaks['/device:GPU:1'][0] == (1 + 3) * KB  # first come first served: 2, then 3
 
@@ -90,7 +91,7 @@ def test_cpus_of_a_process_share_one_memory():
     with tf.device('/device:CPU:1'):
         y = tf.concat([x, x], 0)
     run = simulate(StepGraph([y]))
-    assert not [buffer for buffer in run.buffers if buffer.what == 'copy']
+    assert not [buffer for buffer in run.buffers if buffer.what == 'transfer']
     assert run.peaks[None][0] == 3 * KB
 
 

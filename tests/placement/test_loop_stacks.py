@@ -54,7 +54,8 @@ def gradients(model_fn, arrays, devices, **options):
             found = session.run({v.op.name: gradient for gradient, v in pairs})
             session.run(train_op)
             for v, before in values.items():
-                np.testing.assert_allclose(session.run(v), before - found[v.op.name] / 8, rtol=1e-12)
+                np.testing.assert_allclose(
+                    session.run(v), before - found[v.op.name] / 8, rtol=1e-12)
             return found
 
 

@@ -13,7 +13,8 @@ import towers
 from towers import compat
 from towers.placement import precision
 from towers.errors import AuditError, InvalidArgumentError, PrecisionError
-from towers.placement.precision import converted_operations, rewrite_field, try_precision, use_precision
+from towers.placement.precision import (converted_operations, rewrite_field, try_precision,
+                                        use_precision)
 
 CPUS = ('/device:CPU:0', '/device:CPU:1')
 GPUS = ('/device:GPU:0', '/device:GPU:1')
@@ -101,8 +102,8 @@ def test_another_precision():
 def test_float16_scales_the_loss_and_says_that_it_was_not_tried_out():
     built = build(GPUS, precision='fp16', check_devices=False)
     assert built.precision == 'fp16' and built.scaled_losses.rule == towers.LossScale()
-    assert "\n  precision        fp16 by TensorFlow's rewrite auto_mixed_precision, not tried out\n" in (
-        str(built.plan))
+    assert ("\n  precision        fp16 by TensorFlow's rewrite auto_mixed_precision, not tried "
+            'out\n') in str(built.plan)
     assert '\n  loss scale       loss x 32768 at first, ' in str(built.plan)
 
 
@@ -110,8 +111,8 @@ def test_float16_scales_the_loss_and_says_that_it_was_not_tried_out():
 def test_bfloat16_scales_nothing():
     built = build(CPUS, precision='bf16', check_devices=False)
     assert built.precision == 'bf16' and built.scaled_losses is None
-    assert ('\n  precision        bf16 by TensorFlow\'s rewrite auto_mixed_precision_onednn_bfloat16, '
-            'not tried out\n') in str(built.plan)
+    assert ('\n  precision        bf16 by TensorFlow\'s rewrite '
+            'auto_mixed_precision_onednn_bfloat16, not tried out\n') in str(built.plan)
 
 
 def test_float32_says_nothing():

@@ -188,8 +188,8 @@ def test_no_type_for_a_variable_device(value):
     with pytest.raises(InvalidArgumentError) as caught:
         Placement(value, CPUS)
     assert str(caught.value) == ("variable_device=%r: expected None, a device name, 'balanced', "
-                                 "'replicated', 'stage', or a device function, from an operation to "
-                                 'a device.' % (value,))
+                                 "'replicated', 'stage', or a device function, from an operation "
+                                 'to a device.' % (value,))
 
 
 @pytest.mark.parametrize('given', [0, None, 'nonsense', '/cpu:0/cpu:1', b'/cpu:0', ['/cpu:0']])
@@ -251,7 +251,8 @@ def test_scope_of_a_variable(resource):
 
 
 @pytest.mark.parametrize('device, num_towers, there', [
-    ('/cpu:2', 2, 'the CPU devices /cpu:0 to /cpu:1'), ('/cpu:1', 1, 'the CPU device /cpu:0 alone')])
+    ('/cpu:2', 2, 'the CPU devices /cpu:0 to /cpu:1'),
+    ('/cpu:1', 1, 'the CPU device /cpu:0 alone')])
 def test_a_variable_device_that_the_session_will_not_have(graph, device, num_towers, there):
     def build(**options):
         return build_towers(

@@ -5,8 +5,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from sample_models import (assert_equal_runs, l2_of_kernels, momentum, on_towers, one_device, SAMPLES,
-                           switched)
+from sample_models import (assert_equal_runs, l2_of_kernels, momentum, on_towers, one_device,
+                           SAMPLES, switched)
 from towers.errors import AuditError, InvalidArgumentError
 from towers.placement.xla import _is_to_be_compiled, clusters, describe
 
@@ -87,8 +87,8 @@ def test_initial_values_and_random_numbers_are_as_without():
 
 def test_the_plan_and_the_audit_say_it():
     built, metadata = build(xla=True), tf.RunMetadata()
-    assert ("XLA compiles each tower's forward and backward pass, but for random operations; on CPUs "
-            'that was slower in every model measured' in ' '.join(str(built.plan).split()))
+    assert ("XLA compiles each tower's forward and backward pass, but for random operations; on "
+            'CPUs that was slower in every model measured' in ' '.join(str(built.plan).split()))
     assert describe(['/device:GPU:0', '/device:GPU:1']) == (
         "each tower's forward and backward pass, but for random operations")
     run(built, built.train_op, metadata)

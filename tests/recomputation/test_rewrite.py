@@ -199,8 +199,8 @@ def test_a_reference_variable_is_written_after_it_is_read_again(resource):
         return tf.reduce_mean(convolution(convolution(images, 'c'), 'd'))
     with tf.variable_scope('', use_resource=resource):
         built = towers.build_towers(model, tf.constant(X), tf.train.GradientDescentOptimizer(.1), 1,
-                                    recompute=['c'],
-                                    gradient_options=dict(gate_gradients=tf.train.Optimizer.GATE_NONE))
+                                    recompute=['c'], gradient_options=dict(
+                                        gate_gradients=tf.train.Optimizer.GATE_NONE))
     reads = {}
     for op in tf.get_default_graph().get_operations():
         if op.name.startswith('tower_0/recompute/'):
@@ -240,7 +240,8 @@ def test_what_has_state_or_calls_python_is_run_once():
 def test_a_marked_block_outside_of_towers_is_the_block():
     with tf.Graph().as_default():
         loss = block_model(tf.constant(X))
-        assert all(gradient is not None for gradient in tf.gradients(loss, tf.trainable_variables()))
+        gradients = tf.gradients(loss, tf.trainable_variables())
+        assert all(gradient is not None for gradient in gradients)
     with pytest.raises(towers.InvalidArgumentError, match='expected a function that makes a part'):
         towers.recompute(3)
 
@@ -345,7 +346,8 @@ def test_a_block_that_writes_what_it_reads(resource):
 
 
 def test_a_gradient_that_comes_into_a_block_and_is_a_variables_own():
-    """A reference variable's gradient waits for the copies that read it, and they for that gradient."""
+    """A reference variable's gradient waits for the operations recomputed from its value, and they
+    wait for the gradient that is given to them."""
     def model(images, recompute=towers.recompute):
         x = tf.reshape(images, [8, 108])
         w = variable('w', [8, 108])
@@ -354,7 +356,8 @@ def test_a_gradient_that_comes_into_a_block_and_is_a_variables_own():
     options = dict(gradient_options={'gate_gradients': tf.train.Optimizer.GATE_NONE},
                    optimizer=tf.train.GradientDescentOptimizer(.1))
     wanted, _ = numbers(lambda images: model(images, lambda block: block), None, **options)
-    found, _ = numbers(model, None, **dict(options, optimizer=tf.train.GradientDescentOptimizer(.1)))
+    found, _ = numbers(
+        model, None, **dict(options, optimizer=tf.train.GradientDescentOptimizer(.1)))
     for one, other in zip(wanted[:2], found[:2]):  # plain TF without gates races in later steps
         np.testing.assert_array_equal(one, other)
 

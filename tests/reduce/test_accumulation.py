@@ -207,10 +207,10 @@ def test_loops_and_branches(version):
     (dict(accumulate=2, optimizer=None), 'accumulate=2, and there is no optimizer'),
     (dict(accumulate=10 ** 20), 'accumulate=100000000000000000000 on 1 tower: expected 10000 '
                                 'micro-batches in all at most.'),
-    (dict(accumulate=5001, devices=2), 'accumulate=5001 on 2 towers: expected 10000 micro-batches in '
-                                       'all at most.'),
-    (dict(micro_batches=10 ** 5), 'micro_batches=100000 on 1 tower: expected 10000 micro-batches in '
-                                  'all at most.'),
+    (dict(accumulate=5001, devices=2), 'accumulate=5001 on 2 towers: expected 10000 micro-batches '
+                                       'in all at most.'),
+    (dict(micro_batches=10 ** 5), 'micro_batches=100000 on 1 tower: expected 10000 micro-batches '
+                                  'in all at most.'),
     (dict(accumulate=10000), 'does not divide among 10000 micro-batches'),
     (dict(accumulate=5), 'does not divide among 5 micro-batches'),
     (dict(accumulate=2, optimizer={'a': tf.train.GradientDescentOptimizer(.1)}),

@@ -162,8 +162,8 @@ def test_a_transformation_sees_the_gradient_without_the_scale():
     seen = []
     job = Job(transform_gradients=lambda pairs: seen.extend(pairs) or pairs)
     assert job.session.run(seen[0][0], {job.x: GOOD}) == 3.
-    assert [job.session.run(tower.gradients[0][0], {job.x: GOOD}) for tower in job.built.towers] == [
-        0.75, 2.25]  # shares whose sum is the combined gradient
+    assert [job.session.run(tower.gradients[0][0], {job.x: GOOD})
+            for tower in job.built.towers] == [0.75, 2.25]  # they sum up to the combined gradient
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def build(optimizer, num_towers=2, **options):
     lambda v: v.op.name.endswith('body'), lambda v: v.name.endswith('dy:0'),
     lambda v: v.name.split('/')[0].startswith('body'), lambda v: 'head' not in v.op.name,
     lambda v: v.op.name.split('/')[-1] == 'head', lambda v: len(v.shape) > 1])
-def test_copies_are_chosen_by_name_as_their_variables(is_decayed, kind_of_variables):  # noqa: F811
+def test_replicas_are_chosen_by_name_as_variables(is_decayed, kind_of_variables):  # noqa: F811
     ours = samples.check_against_one_device(
         two_layers, VECTORS, decayed(is_decayed), 3, reduction='mean', variable_device='replicated')
     assert len(ours.built.replicas.variables) == 4
@@ -69,19 +69,19 @@ def by_the_norm_of_all(pairs):
 
 
 @pytest.mark.parametrize('change, text', [
-    (by_list, r'body otherwise than to its copy body_replica_1/body: operation .* against '),
-    (by_another_rate, r'copy body_replica_1/body: operation .*\(Const\) against .*\(Const\)\.'),
-    (by_another_variable, r'copy body_replica_1/body: variable head against body\.'),
-    (with_noise, r'copy body_replica_1/body: operation .*RandomStandardNormal'),
-    (by_the_norm_of_all, r'from the gradients of variables and copies\. .*transform_gradients=')])
-def test_an_optimizer_that_treats_copies_otherwise_is_refused(
+    (by_list, r'body otherwise than to its replica body_replica_1/body: operation .* against '),
+    (by_another_rate, r'replica body_replica_1/body: operation .*\(Const\) against .*\(Const\)\.'),
+    (by_another_variable, r'replica body_replica_1/body: variable head against body\.'),
+    (with_noise, r'replica body_replica_1/body: operation .*RandomStandardNormal'),
+    (by_the_norm_of_all, r'from the gradients of variables and replicas\. .*transform_gradients=')])
+def test_an_optimizer_that_treats_replicas_otherwise_is_refused(
         change, text, kind_of_variables):  # noqa: F811
     with pytest.raises(towers.SharedVariableError, match=text):
         build(lambda: Changed(change))
 
 
 def test_a_norm_over_all_gradients_that_a_transformation_has_changed_is_refused():
-    with pytest.raises(towers.SharedVariableError, match='gradients of variables and copies'):
+    with pytest.raises(towers.SharedVariableError, match='gradients of variables and replicas'):
         build(lambda: Changed(by_the_norm_of_all), transform_gradients=lambda pairs: [
             (2. * gradient, variable) for gradient, variable in pairs])
 
@@ -94,7 +94,7 @@ def test_a_norm_of_each_gradient_is_not():
 
 
 class Clips(tf.train.GradientDescentOptimizer):
-    """Clips what tf.trainable_variables() lists after a step, which copies are not in."""
+    """Clips what tf.trainable_variables() lists after a step, which replicas are not in."""
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         applied = super(Clips, self).apply_gradients(grads_and_vars, global_step, name)

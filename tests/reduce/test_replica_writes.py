@@ -1,4 +1,4 @@
-"""variable_device='replicated', and updates that write trained variables: every copy follows."""
+"""variable_device='replicated', and updates that write trained variables: every replica follows."""
 
 import numpy as np
 import pytest
@@ -56,8 +56,8 @@ def losses_of(built, steps=4, train_op=None):
     with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         losses = [session.run([built.loss, train_op or built.train_op])[0] for _ in range(steps)]
-        for copy in built.replicas.variables:
-            own, theirs = session.run([built.replicas.original(copy), copy])
+        for replica in built.replicas.variables:
+            own, theirs = session.run([built.replicas.original(replica), replica])
             assert own.tobytes() == theirs.tobytes()
         return losses
 
@@ -65,13 +65,13 @@ def losses_of(built, steps=4, train_op=None):
 @pytest.mark.parametrize('way, options', [
     ('collection', {}), ('returned', {}), ('collection', {'update_ops': 'all'}),
     ('collection', {'all_reduce': 'collective'})])
-def test_copies_get_what_an_update_writes(way, options, kind_of_variables):  # noqa: F811
+def test_replicas_get_what_an_update_writes(way, options, kind_of_variables):  # noqa: F811
     built = build(way, **options)
     np.testing.assert_allclose(losses_of(built), plain_losses(), rtol=1e-5)
     assert not towers.audit(built).broken
 
 
-def test_what_depends_on_the_batch_leaves_copies_equal(kind_of_variables):  # noqa: F811
+def test_what_depends_on_the_batch_leaves_replicas_equal(kind_of_variables):  # noqa: F811
     def by_batch(unused_way):
         def model(features, targets):
             weights = tf.get_variable('w', [features.shape[1], 1])
@@ -79,11 +79,11 @@ def test_what_depends_on_the_batch_leaves_copies_equal(kind_of_variables):  # no
             tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(weights, mean))
             return tf.reduce_mean(tf.square(tf.matmul(features, weights) - targets))
         return model
-    # In which order towers read and write is not said; `losses_of` compares the copies.
+    # In which order towers read and write is not said; `losses_of` compares the replicas.
     losses_of(build(None, 3, model=by_batch, update_ops='all', remainder='weight'))
 
 
-def test_each_train_op_of_several_losses_clips_every_copy():
+def test_each_train_op_of_several_losses_clips_every_replica():
     def two_losses(way):
         def model(features, targets):
             output = clipped(way)(features, targets)

@@ -1,4 +1,4 @@
-"""variable_device='replicated': a copy on every tower, the same numbers, the same checkpoints."""
+"""variable_device='replicated': a replica on every tower, equal numbers, equal checkpoints."""
 
 import re
 
@@ -34,8 +34,8 @@ def names(variables):
     return [variable.op.name for variable in variables]
 
 
-def copies_of(built, variable):
-    """The variable and its copies."""
+def replicas_of(built, variable):
+    """The variable and its replicas."""
     return [built.replicas.replica_of(variable, tower.index) for tower in built.towers]
 
 
@@ -43,15 +43,15 @@ def initialize(session):
     session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
 
 
-def assert_copies_are_equal(built, session):
+def assert_replicas_are_equal(built, session):
     """Bit by bit, slots included."""
     own = {v.op.name: v for v in built.variables + built.slots}
     assert built.replicas.variables
-    for copy in built.replicas.variables + built.replicas.slots:
+    for replica in built.replicas.variables + built.replicas.slots:
         # 'w/Adam' of 'w_replica_1/w/Adam'
-        original = own[re.split(r'_replica_\d+/', copy.op.name)[1]]
-        ours, theirs = session.run([original, copy])
-        assert ours.dtype == theirs.dtype and ours.tobytes() == theirs.tobytes(), copy.op.name
+        original = own[re.split(r'_replica_\d+/', replica.op.name)[1]]
+        ours, theirs = session.run([original, replica])
+        assert ours.dtype == theirs.dtype and ours.tobytes() == theirs.tobytes(), replica.op.name
 
 
 # ---- the variables ------------------------------------------------------------------------------
@@ -65,18 +65,18 @@ def test_names_collections_and_devices(kind_of_variables):
     assert names(built.slots) == ['beta1_power', 'beta2_power'] + slots
     assert names(built.replicas.variables) == [
         'body_replica_1/body', 'body_replica_2/body', 'head_replica_1/head', 'head_replica_2/head']
-    of_copies = ['%s_replica_%d/%s' % (slot.split('/')[0], k, slot)
+    of_replicas = ['%s_replica_%d/%s' % (slot.split('/')[0], k, slot)
                  for k in (1, 2) for slot in slots]
-    assert names(built.replicas.slots) == of_copies
-    assert names(tf.local_variables()) == names(built.replicas.variables) + of_copies
+    assert names(built.replicas.slots) == of_replicas
+    assert names(tf.local_variables()) == names(built.replicas.variables) + of_replicas
     towers_devices = ['/device:CPU:2', '/device:CPU:0', '/device:CPU:1']
     for variable in built.variables:
-        copies = copies_of(built, variable)
-        assert copies[0] is variable
-        assert [copy.device for copy in copies] == towers_devices
-        assert {copy.op.type for copy in copies} == {
+        replicas = replicas_of(built, variable)
+        assert replicas[0] is variable
+        assert [replica.device for replica in replicas] == towers_devices
+        assert {replica.op.type for replica in replicas} == {
             'VarHandleOp' if kind_of_variables == 'resource' else 'VariableV2'}
-        assert all(copy.trainable and copy.dtype == variable.dtype for copy in copies)
+        assert all(replica.trainable and replica.dtype == variable.dtype for replica in replicas)
     for slot in built.slots + built.replicas.slots:
         owner = slot.op.name.split('/')[0]
         expected = towers_devices[int(owner[-1])] if 'replica' in owner else towers_devices[0]
@@ -95,7 +95,7 @@ def test_updates_and_sums_are_on_their_towers():
     sums = [op for op in step_operations([built.train_op]) if op.type == 'AddN'
             and op.name.startswith('combine_gradients/')]
     assert sorted(op.device for op in sums) == ['/device:GPU:0', '/device:GPU:1']
-    # A tower reads its own copy and nobody else's.
+    # A tower reads its own replica and nobody else's.
     for tower in built.towers:
         reads = {tensor.op.name.split('/')[0] for op in step_operations([tower.data_loss])
                  if op.name.startswith(tower.name_scope) for tensor in op.inputs}
@@ -105,7 +105,7 @@ def test_updates_and_sums_are_on_their_towers():
         assert [v for _, v in tower.gradients] == built.variables
 
 
-def test_micro_batches_read_the_copy_of_their_tower():
+def test_micro_batches_read_the_replica_of_their_tower():
     built = build(devices=2, accumulate=3)
     assert [tower.index for tower in built.towers] == [0, 0, 0, 1, 1, 1]
     for tower in built.towers:
@@ -123,7 +123,7 @@ def test_gpus_reduce_by_the_op_that_was_asked_for(method, kind):
     reductions = [op for op in step_operations([built.train_op]) if op.type == kind]
     assert sorted(op.device for op in reductions) == ['/device:GPU:%d' % i for i in range(4)]
     for op in step_operations([built.train_op]):
-        if 'ApplyMomentum' in op.type:  # each copy is updated by its own tower's result
+        if 'ApplyMomentum' in op.type:  # each replica is updated by its own tower's result
             gradient, = [tensor.op for tensor in op.inputs
                          if tensor.op.name.startswith('combine_gradients/')]
             assert gradient.device == op.device
@@ -145,7 +145,7 @@ def test_statistics_and_counters_live_once_on_the_main_device():
     assert sorted(name.split('/')[1] for name in names(once)) == [
         'count', 'moving_mean', 'moving_variance', 'total']
     assert {v.device for v in once} == {'/device:CPU:0'}
-    assert all(set(copies_of(built, v)) == {v} for v in once)
+    assert all(set(replicas_of(built, v)) == {v} for v in once)
     assert {v.device for v in built.variables if v.trainable} == {'/device:GPU:0'}
     assert len(built.replicas.variables) == 4  # weights, gamma, beta; biases there are none
     assert not towers.audit(built).broken
@@ -168,7 +168,7 @@ def test_partitioned_variables(kind_of_variables):
     assert not towers.audit(built).broken
 
 
-def test_constraints_hold_for_copies(kind_of_variables):
+def test_constraints_hold_for_replicas(kind_of_variables):
     def model_fn(x):
         w = tf.get_variable('w', [], tf.float64, tf.ones_initializer(),
                             constraint=lambda value: tf.maximum(value, 0.25))
@@ -177,10 +177,10 @@ def test_constraints_hold_for_copies(kind_of_variables):
     with tf.Session(config=towers.session_config(2)) as session:
         initialize(session)
         session.run(built.train_op)
-        assert session.run(copies_of(built, built.variables[0])) == [0.25, 0.25]
+        assert session.run(replicas_of(built, built.variables[0])) == [0.25, 0.25]
 
 
-def test_one_tower_has_no_copies():
+def test_one_tower_has_no_replicas():
     built = build(devices=['/gpu:1'], check_devices=False)
     assert built.replicas is None and not tf.local_variables()
     assert {v.device for v in built.variables + built.slots} == {'/device:GPU:1'}
@@ -226,21 +226,21 @@ def test_batch_norm_agrees_on_equal_shards():
 @pytest.mark.parametrize('method', METHODS)
 @pytest.mark.parametrize('name, optimizer', [
     ('slim', 'rmsprop'), ('embedding', 'sgd'), ('embedding', 'adam'), ('tf.Variable', 'momentum')])
-def test_copies_stay_equal_bit_for_bit(name, optimizer, method, kind_of_variables):
+def test_replicas_stay_equal_bit_for_bit(name, optimizer, method, kind_of_variables):
     sample = samples.SAMPLES[name]
     built = build(sample.model_fn, sample.data(12), OPTIMIZERS[optimizer], 3, all_reduce=method)
     with tf.Session(config=towers.session_config(3)) as session:
         initialize(session)
-        assert_copies_are_equal(built, session)
+        assert_replicas_are_equal(built, session)
         start = session.run(built.variables[0])
         for _ in range(5):
             session.run(built.train_op)
-        assert_copies_are_equal(built, session)
+        assert_replicas_are_equal(built, session)
         assert np.abs(session.run(built.variables[0]) - start).max() > 1e-3
 
 
 def test_repeated_rows_are_added_up_once_for_all():
-    """Else copies could add them in other orders, on their own threads."""
+    """Else replicas could add them in other orders, on their own threads."""
     built = build(samples.embedding, samples.tokens(12), sgd)
     (sparse, _), = [pair for pair in built.gradients if isinstance(pair[0], tf.IndexedSlices)]
     assert sparse.values.shape[0] in (48, None)
@@ -262,7 +262,7 @@ def test_a_step_counts_once_and_what_it_gives_by_hand(method):
         assert slots['beta1_power'] == pytest.approx(0.9 ** 2)  # starts at 0.9
         assert slots['w/Adam'] == pytest.approx(0.1 * 6)
         assert session.run(step) == 1
-        assert session.run(copies_of(built, built.variables[0])) == pytest.approx([1.99] * 2)
+        assert session.run(replicas_of(built, built.variables[0])) == pytest.approx([1.99] * 2)
 
 
 def clip(pairs):
@@ -294,10 +294,10 @@ def test_a_transformation_may_leave_variables_out():
         session.run(built.train_op)
         after = session.run(built.variables)
         assert np.array_equal(before[0], after[0]) and not np.array_equal(before[1], after[1])
-        assert_copies_are_equal(built, session)
+        assert_replicas_are_equal(built, session)
 
 
-def test_variables_that_are_not_trained_are_copied_but_stay():
+def test_replicas_of_variables_that_are_not_trained_stay_as_they_are():
     built = samples.check_against_one_device(
         two_layers, VECTORS, transform=lambda pairs: pairs[:1], variable_device='replicated',
         transform_gradients=lambda pairs: pairs[:1]).built
@@ -311,7 +311,7 @@ def test_variables_that_are_not_trained_are_copied_but_stay():
 
 
 def test_variables_that_the_model_function_keeps_are_read_from_the_first_tower(kind_of_variables):
-    """Every tower's gradient still counts, also where a tower uses its copy as well."""
+    """Every tower's gradient still counts, also where a tower uses its replica as well."""
     def make():
         kept = {}
 
@@ -357,25 +357,25 @@ def test_an_optimizer_whose_slots_cannot_be_paired_is_refused():
     with pytest.raises(towers.InvalidArgumentError) as caught:
         build(optimizer=lambda: Odd(0.1, 0.9))
     assert str(caught.value).startswith(
-        'the optimizer makes slot head_replica_1/head/Momentum for a copy of head, which has no '
-        'such slot of its own to copy: ')
+        'the optimizer makes slot head_replica_1/head/Momentum for a replica of head, which has no '
+        'slot to take the value of: ')
 
 
 # ---- initial values and checkpoints -------------------------------------------------------------
 
-def test_copies_start_as_the_models_own_in_one_run(kind_of_variables):
+def test_replicas_start_as_the_models_own_in_one_run(kind_of_variables):
     """Random initial values, both initializers in one run: in a new session, since in a used one
-    the copies may be given the values from before that run."""
+    the replicas may be given the values from before that run."""
     built = build(optimizer=OPTIMIZERS['adam'], devices=3)
     both = [tf.global_variables_initializer(), tf.local_variables_initializer()]
     for _ in range(10):
         with tf.Session(config=towers.session_config(3)) as session:
             session.run(both)
-            assert_copies_are_equal(built, session)
+            assert_replicas_are_equal(built, session)
 
 
 @pytest.mark.parametrize('train', [False, True])
-def test_copies_start_as_the_models_own_in_two_runs(train, kind_of_variables):
+def test_replicas_start_as_the_models_own_in_two_runs(train, kind_of_variables):
     """Random initial values, one initializer after the other, also in a session in use."""
     built = build(optimizer=OPTIMIZERS['adam'], devices=3)
     globals_, locals_ = tf.global_variables_initializer(), tf.local_variables_initializer()
@@ -389,7 +389,7 @@ def test_copies_start_as_the_models_own_in_two_runs(train, kind_of_variables):
                 session.run(locals_)
                 after = session.run(built.variables + built.slots)
                 assert all(np.array_equal(*both) for both in zip(before, after))
-            assert_copies_are_equal(built, session)
+            assert_replicas_are_equal(built, session)
 
 
 def test_refresh_after_the_weights_were_written(kind_of_variables):
@@ -402,7 +402,7 @@ def test_refresh_after_the_weights_were_written(kind_of_variables):
         assert (session.run(built.replicas.variables[0]) != 7.).any()
         session.run(refresh)
         assert (session.run(built.replicas.variables[0]) == 7.).all()
-        assert_copies_are_equal(built, session)
+        assert_replicas_are_equal(built, session)
 
 
 def decayed_model(x, y):
@@ -426,13 +426,13 @@ def run_in_directory(folder, steps, devices, optimizer, initial_values=None, **o
                               save_steps=100, say=lambda line: None,
                               initial_values=initial_values) as session:
             if built.replicas is not None:
-                session.run_step_fn(lambda step_context: assert_copies_are_equal(
+                session.run_step_fn(lambda step_context: assert_replicas_are_equal(
                     built, step_context.session))
             for _ in range(int(session.run_step_fn(
                     lambda step_context: step_context.session.run(step))), steps):
                 session.run(built.train_op)
             if built.replicas is not None:
-                session.run_step_fn(lambda step_context: assert_copies_are_equal(
+                session.run_step_fn(lambda step_context: assert_replicas_are_equal(
                     built, step_context.session))
     prefix = tf.train.latest_checkpoint(str(folder))
     reader = tf.train.NewCheckpointReader(prefix)
@@ -460,7 +460,7 @@ def test_checkpoints_go_both_ways_and_over_towers(tmp_path, optimizer):
         assert_same_values(values, plain)
 
 
-def test_init_from_reaches_every_copy(tmp_path):
+def test_init_from_reaches_every_replica(tmp_path):
     run_in_directory(tmp_path / 'source', 3, 2, 'momentum')
     both = [run_in_directory(tmp_path / name, 2, 2, 'momentum', str(tmp_path / 'source'), **options)
             for name, options in (('plain', {}), ('copies', dict(variable_device='replicated')))]
@@ -479,7 +479,7 @@ def test_a_plain_session_restores_and_initializes_the_local_variables(tmp_path):
         saver.restore(session, str(tmp_path / 'model'))
         session.run(tf.local_variables_initializer())
         assert all(np.array_equal(*both) for both in zip(wanted, session.run(built.variables)))
-        assert_copies_are_equal(built, session)
+        assert_replicas_are_equal(built, session)
 
 
 # ---- several builds in one graph ----------------------------------------------------------------
@@ -497,7 +497,7 @@ def test_evaluation_reads_the_models_own_variables():
     assert not towers.audit(evaluation.built).broken
 
 
-def test_two_builds_share_their_copies(kind_of_variables):
+def test_two_builds_share_their_replicas(kind_of_variables):
     """As the two steps of a GAN: each trains a part, both read all."""
     def pair(**options):
         first = towers.build_towers(two_layers, VECTORS, sgd(), 2, var_list=lambda v: v[:1],
@@ -523,22 +523,23 @@ def test_two_builds_share_their_copies(kind_of_variables):
                     session.run(second.train_op)
                 results.append(session.run(first.variables))
                 if options:
-                    assert_copies_are_equal(first, session)
+                    assert_replicas_are_equal(first, session)
     for one, other in zip(*results):
         assert samples.relative_difference(one, other) < 1e-12
 
 
-def test_builds_that_would_let_copies_go_stale_are_refused():
+def test_builds_that_would_let_replicas_go_stale_are_refused():
     first = build(variable_device=None)
     with pytest.raises(towers.InvalidArgumentError, match="reuse= is a build that trains the same "
-                       'variables without copies'):
+                       'variables without replicas'):
         build(reuse=first, name='second')
     with tf.Graph().as_default():
         first = build()
-        with pytest.raises(towers.InvalidArgumentError, match='variable body has copies on several '
+        with pytest.raises(towers.InvalidArgumentError,
+                           match='variable body has replicas on several '
                            'towers, of an earlier build'):
             build(reuse=first, name='second', variable_device=None)
-        with pytest.raises(towers.DeviceError, match='variable body has copies on /device:CPU:1 '
+        with pytest.raises(towers.DeviceError, match='variable body has replicas on /device:CPU:1 '
                            'already.*to have some on /device:CPU:2'):
             build(reuse=first, name='third', devices=['/cpu:0', '/cpu:2'])
 
@@ -546,7 +547,7 @@ def test_builds_that_would_let_copies_go_stale_are_refused():
 def test_a_name_that_is_taken():
     tf.constant(1., name='body_replica_1/body')
     with pytest.raises(towers.NameScopeError, match="operation 'body_replica_1/body', which is to "
-                       'be the name of a copy of variable body'):
+                       'be the name of a replica of variable body'):
         build()
 
 
@@ -558,9 +559,9 @@ def test_the_plan():
             plan = build(linear, **options).plan
         return [each for each in str(plan).split('\n') if each.startswith('  variables on')]
     assert line(devices=4) == [
-        '  variables on     every tower (4 copies), all-reduce by copy']
+        '  variables on     every tower (4 replicas), all-reduce by copy']
     assert line(all_reduce='collective') == [
-        '  variables on     every tower (2 copies), all-reduce by collective']
+        '  variables on     every tower (2 replicas), all-reduce by collective']
     assert line(devices=['/gpu:0', '/gpu:1'], check_devices=False, optimizer=None) == [
         '  variables on     /gpu:0']
     with tf.Graph().as_default():
@@ -586,23 +587,24 @@ def test_the_audit_finds_every_promise_kept(name, kind_of_variables):
     audit = towers.audit(built, metadata)
     assert audit.broken == []
     count = len(built.replicas.variables)
-    assert ('%d copies of trainable variables, and their %d slots, take %s on /cpu:0, /cpu:1' % (
+    assert ('%d replicas of trainable variables, and their %d slots, take %s on /cpu:0, /cpu:1' % (
         count, count, '%.1f kB' % (built.replicas.bytes() / 1e3)
         if built.replicas.bytes() >= 1000 else '%d bytes' % built.replicas.bytes())
         in audit.notes)
 
 
-def test_the_audit_finds_a_copy_that_is_not_on_its_tower():
+def test_the_audit_finds_a_replica_that_is_not_on_its_tower():
     built = build(linear, devices=2)
     with tf.device('/cpu:3'):
         stray = tf.get_variable('stray', [6, 3], tf.float64)
         slot = tf.get_variable('kernel_replica_1/kernel/Momentum_5', [6, 3], tf.float64)
     built.replicas.slots.append(slot)
     assert towers.audit(built).broken == [
-        'slot kernel_replica_1/kernel/Momentum_5 is on /cpu:3, its copy of the variable on /cpu:1']
+        'slot kernel_replica_1/kernel/Momentum_5 is on /cpu:3, the replica of its variable on '
+        '/cpu:1']
     built.replicas.slots.pop()
-    built.replicas._copies['kernel'] = [stray]
-    assert towers.audit(built).broken == ["tower 1's copy of kernel is on /cpu:3, not on /cpu:1"]
+    built.replicas._replicas['kernel'] = [stray]
+    assert towers.audit(built).broken == ["tower 1's replica of kernel is on /cpu:3, not on /cpu:1"]
 
 
 @pytest.mark.parametrize('options, error, text', [
@@ -623,12 +625,13 @@ def test_bad_arguments_come_before_any_operation(graph, options, error, text):
     assert not graph.get_operations()
 
 
-def test_two_towers_on_one_device_may_have_a_copy_each():
+def test_two_towers_on_one_device_may_have_a_replica_each():
     built = build(devices=['/cpu:0', '/cpu:0'], allow_repeated_devices=True)
-    assert [copy.device for copy in copies_of(built, built.variables[0])] == ['/device:CPU:0'] * 2
+    assert [replica.device for replica in replicas_of(built, built.variables[0])] == [
+        '/device:CPU:0'] * 2
 
 
-def test_a_placement_of_copies():
+def test_a_placement_of_replicas():
     devices = ('/device:GPU:1', '/device:GPU:0')
     placement = Placement('replicated', devices)
     assert placement.main == '/device:CPU:0' and placement.of_weights == '/device:GPU:1'
@@ -683,9 +686,10 @@ def test_functions_with_a_gradient_of_their_own_are_refused():
         with pytest.raises(towers.SharedVariableError) as caught:
             towers.build_towers(model_fn, tf.ones([4]), sgd(), 2, variable_device='replicated')
         assert str(caught.value) == (
-            "tower 1 has copies of the variables, since variable_device='replicated', and a "
+            "tower 1 has replicas of the variables, since variable_device='replicated', and a "
             'function with a gradient of its own (tf.custom_gradient, tf.recompute_grad) uses one: '
-            'TensorFlow looks for such variables among the global ones, where copies are not. Pass '
+            'TensorFlow looks for such variables among the global ones, where replicas are not. '
+            'Pass '
             "another variable_device, or give the function the variable's value as an argument.")
         with tf.Graph().as_default():
             towers.build_towers(model_fn, tf.ones([4]), sgd(), 1, variable_device='replicated')

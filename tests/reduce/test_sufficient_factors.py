@@ -127,7 +127,8 @@ PASS_ON = {
     'split': lambda thin: tf.split(thin, 1)[0], 'unstack': lambda thin: tf.unstack(thin[None])[0],
     'stack': lambda thin: tf.stack([thin])[0], 'tile': lambda thin: tf.tile(thin, [1, 1]),
     'pad': lambda thin: tf.pad(thin, [[0, 0], [0, 0]]),
-    'transpose': lambda thin: tf.transpose(thin, [0, 1]), 'sum': lambda thin: tf.reduce_sum(thin, []),
+    'transpose': lambda thin: tf.transpose(thin, [0, 1]),
+    'sum': lambda thin: tf.reduce_sum(thin, []),
     'stop_gradient': tf.stop_gradient, 'identity_n': lambda thin: tf.identity_n([thin, 1.])[0],
     'finite': lambda thin: tf.check_numerics(thin, 'thin'), 'cast': lambda thin: tf.cast(
         thin, tf.float32), 'default': lambda thin: tf.placeholder_with_default(thin, [2, WIDTH]),

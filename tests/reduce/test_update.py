@@ -31,8 +31,9 @@ class BertOptimizer(tf.train.Optimizer):
         for grad, param in grads_and_vars:
             if grad is None or param is None:
                 continue
-            m = tf.get_variable(param.op.name + '/adam_m', param.shape.as_list(), param.dtype.base_dtype,
-                                trainable=False, initializer=tf.zeros_initializer())
+            m = tf.get_variable(param.op.name + '/adam_m', param.shape.as_list(),
+                                param.dtype.base_dtype, trainable=False,
+                                initializer=tf.zeros_initializer())
             next_m = 0.5 * m + 0.5 * grad
             assignments.extend([param.assign(param - next_m), m.assign(next_m)])
         return tf.group(*assignments, name=name)
@@ -226,8 +227,8 @@ def test_clipping_by_the_global_norm(resource):
     pairs = checked_transform(clip, gradients_of(variables), placement)
     assert [v for _, v in pairs] == variables
     assert all(gradient.op.name.startswith('transform_gradients/') for gradient, _ in pairs)
-    step, _, _ = apply_update(tf.train.GradientDescentOptimizer(1.), pairs, None, placement, variables,
-                           [])
+    step, _, _ = apply_update(tf.train.GradientDescentOptimizer(1.), pairs, None, placement,
+                              variables, [])
     # The norm of 1, 2, 2, 4 is 5: nothing to clip. Twice as much is halved.
     assert run(step, variables) == [[0., -1.], [-1., -3.]]
     doubled = checked_transform(lambda pairs: [(2. * gradient, v) for gradient, v in pairs],

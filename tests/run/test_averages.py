@@ -46,7 +46,8 @@ def by_hand(values, decay):
 @pytest.mark.parametrize('decay', [0.9, 0.25])
 def test_averages_are_those_worked_out_by_hand(decay):
     built, _, train_op = build(decay)
-    average = {v.op.name: v for v in tf.global_variables() if 'ExponentialMovingAverage' in v.op.name}
+    average = {v.op.name: v for v in tf.global_variables()
+               if 'ExponentialMovingAverage' in v.op.name}
     assert sorted(average) == ['net/b/ExponentialMovingAverage', 'net/w/ExponentialMovingAverage']
     with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run(tf.global_variables_initializer())

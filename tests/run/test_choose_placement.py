@@ -9,8 +9,8 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.run import choose_placement
-from towers.run.choose_placement import (PlacementChoice, Timing, Trial, choose_variable_device, decide,
-                                     placement_candidates, recorded_choice)
+from towers.run.choose_placement import (PlacementChoice, Timing, Trial, choose_variable_device,
+                                         decide, placement_candidates, recorded_choice)
 from towers.errors import CheckpointError, InvalidArgumentError, RunLockedError
 from towers.run.run_lock import hold_directory
 
@@ -115,7 +115,8 @@ def test_candidates_take_turns_and_the_fastest_is_taken(monkeypatch):
                                     warm_up=2)
     assert choice.variable_device == 'balanced' and choice.reason == 'the fastest'
     cpu, balanced = choice.timings
-    assert cpu.seconds == pytest.approx([0.02] * 3) and balanced.seconds == pytest.approx([0.01] * 3)
+    assert cpu.seconds == pytest.approx([0.02] * 3)
+    assert balanced.seconds == pytest.approx([0.01] * 3)
     assert clock.steps == (['/device:CPU:0'] * 2 + ['balanced'] * 2  # warm-up
                            + ['/device:CPU:0'] * 2 + ['balanced'] * 2  # 0.02 s of the fastest
                            + ['balanced'] * 2 + ['/device:CPU:0'] * 2  # the other way round
@@ -240,7 +241,8 @@ def test_a_run_that_goes_on_stays_where_it_began(tmp_path):
     assert text == ('variables on balanced: the fastest\n'
                     '  balanced           500.00 ms a step (500.00 to 500.00)')
     assert recorded_choice(folder, CPUS, never) == (
-        'balanced', 'variables on balanced: as this run began, see %s/variable_device.json' % folder)
+        'balanced',
+        'variables on balanced: as this run began, see %s/variable_device.json' % folder)
     with open(os.path.join(folder, 'variable_device.json')) as record:
         assert json.load(record) == {
             'variable_device': 'balanced', 'devices': list(CPUS), 'reason': 'the fastest',

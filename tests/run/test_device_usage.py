@@ -95,7 +95,8 @@ def test_what_nvml_does_not_know_leaves_nothing_open(nvml):
 
 
 def test_the_error_names_the_extra(no_nvml):
-    with pytest.raises(MissingPackageError, match=r'pip install nvidia-ml-py \(the extra gpu\)$') as caught:
+    with pytest.raises(MissingPackageError,
+                       match=r'pip install nvidia-ml-py \(the extra gpu\)$') as caught:
         GpuUse(['/device:GPU:0'])
     assert isinstance(caught.value, ImportError)
 

@@ -61,13 +61,13 @@ def test_sentences_say_by_how_much_and_what_to_change():
         '  augment                 2 ms an image, 20 %',
         '  batch                 0.5 ms an image, 5 %',
         '  copy                  0.5 ms an image, 5 %',
-        'The input holds the run back: the pipeline delivers 100 of the 400 images/s that the towers '
-        "could take, and the run loses 76 % of their speed; decode takes 60 % of the pipeline's "
-        'time: store the images no larger than the crops need, or give the pipeline more '
-        'processors.']
+        'The input holds the run back: the pipeline delivers 100 of the 400 images/s that the '
+        'towers could take, and the run loses 76 % of their speed; decode takes 60 % of the '
+        "pipeline's time: store the images no larger than the crops need, or give the pipeline "
+        'more processors.']
     assert Diagnosis(1000., 100., 98., 0., STAGES).verdict.startswith(
-        'The towers hold the run back: they take 100 images/s, and the pipeline could deliver 1,000, '
-        '10 times as many, so that a faster input would bring 2 % at most')
+        'The towers hold the run back: they take 100 images/s, and the pipeline could deliver '
+        '1,000, 10 times as many, so that a faster input would bring 2 % at most')
     assert 'together they reach 75, 25 % less' in Diagnosis(300., 100., 75., 0., STAGES).verdict
     assert 'processors that they do not share' in Diagnosis(100., 100., 50., 0., STAGES).verdict
     busy = str(Diagnosis(4000., 100., 40., 0., STAGES))
@@ -75,7 +75,7 @@ def test_sentences_say_by_how_much_and_what_to_change():
 
 
 def measured(input_seconds, step_seconds, seconds=.15, stage_inputs=False):
-    """Pipeline and towers that sleep for so long a batch, which takes no processor from the other."""
+    """Pipeline and towers that sleep for each batch, which takes no processor from the other."""
     def sleeper(duration):
         def sleep(value):
             time.sleep(duration)
@@ -92,7 +92,8 @@ def measured(input_seconds, step_seconds, seconds=.15, stage_inputs=False):
 
         def model_fn(values):
             weight = tf.get_variable('weight', [3, 1], initializer=tf.ones_initializer())
-            return tf.reduce_mean(tf.matmul(tf.stop_gradient(sleeper(step_seconds)(values)), weight))
+            slept = tf.stop_gradient(sleeper(step_seconds)(values))
+            return tf.reduce_mean(tf.matmul(slept, weight))
         built = towers.build_towers(model_fn, iterator.get_next(),
                                     tf.train.GradientDescentOptimizer(.1), ['/cpu:1', '/cpu:2'],
                                     stage_inputs=staging)

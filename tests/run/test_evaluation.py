@@ -109,7 +109,7 @@ def test_what_cannot_be_evaluated(output, text):
     assert str(caught.value) == text
 
 
-# ---- the hook -------------------------------------------------------------------------------------
+# ---- the hook ------------------------------------------------------------------------------------
 
 class Accuracy:
     """Stands for an `Evaluation`: its accuracy is a tenth of the step."""
@@ -321,7 +321,8 @@ def test_the_precision_is_looked_at_beside_trained():
 
 @pytest.mark.parametrize('dataset, text', [
     (lambda: data(7, 3).take(0), 'has no batch: expected one at least.'),
-    (lambda: data(7, 3).filter(lambda x, y: tf.size(x) < 0), 'has no batch: expected one at least.'),
+    (lambda: data(7, 3).filter(lambda x, y: tf.size(x) < 0),
+     'has no batch: expected one at least.'),
     (lambda: data(7, 3).repeat(), 'has no end: expected one that goes through the examples once, '
                                   'without .repeat().')])
 def test_data_that_cannot_be_gone_through_once(dataset, text):

@@ -132,8 +132,8 @@ def test_a_checkpoint_of_another_model_is_refused(checkpoint, tmp_path):
 @pytest.mark.parametrize('returned, text', [
     (lambda: None, 'build returned None: expected (inputs, outputs), two dicts from names to '
                    'tensors.'),
-    (lambda: ({}, {}), 'build returned ({}, {}): expected (inputs, outputs), two dicts from names to '
-                       'tensors.'),
+    (lambda: ({}, {}), 'build returned ({}, {}): expected (inputs, outputs), two dicts from names '
+                       'to tensors.'),
     (lambda: ({'x': 3}, build()[1]), "build returned 3 for the name 'x': expected a tensor of the "
                                      'graph that it is called under.'),
     (lambda: ({'x': tf.zeros([2])}, {'y': tf.zeros([2])}),

@@ -1,4 +1,4 @@
-"""How long steps wait for input: iterators, queues, placeholders; nothing read that no step reads."""
+"""How long steps wait for input: iterators, queues, placeholders. The watch reads no batch."""
 
 import time
 
@@ -126,7 +126,8 @@ def test_lines_of_the_hook():
         for _ in range(5):
             session.run(train_op)
     assert len(said) == 3
-    assert said[0].startswith('input          ') and ' of 2 steps was waiting for input (' in said[0]
+    assert said[0].startswith('input          ')
+    assert ' of 2 steps was waiting for input (' in said[0]
     assert ' of 1 step was ' in said[2]
     assert said[2].endswith(describe_share(hook.latest_share))
 

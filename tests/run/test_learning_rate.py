@@ -46,7 +46,8 @@ def test_constant():
 
 def test_warm_up_goes_from_the_rate_of_one_device_to_the_scaled_one():
     rate = LearningRate(0.001, 4, 'sqrt', warmup_examples=1000)
-    assert_rates(rate, {0: 0.001, 250: 0.00125, 500: 0.0015, 999: 0.001999, 1000: 0.002, 5000: 0.002})
+    assert_rates(rate, {0: 0.001, 250: 0.00125, 500: 0.0015, 999: 0.001999, 1000: 0.002,
+                        5000: 0.002})
 
 
 def test_warm_up_goes_from_zero_where_nothing_was_scaled():

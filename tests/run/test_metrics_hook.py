@@ -191,7 +191,8 @@ def test_several_runs_a_step_write_each_step_once(tmp_path):
 @pytest.mark.parametrize('options, message', [
     (dict(log_every=0), 'log_every=0: expected a whole number of at least 1'),
     (dict(values={'step': 1}), "=1 is a int: expected a scalar tensor"),
-    (dict(values=lambda: {'step': tf.constant(1.)}), "'step' is a name that the metrics log uses itself"),
+    (dict(values=lambda: {'step': tf.constant(1.)}),
+     "'step' is a name that the metrics log uses itself"),
     (dict(batch_size=0), 'batch_size=0'),
     (dict(say=3), 'say=3: expected a function of one text, such as print'),
     (dict(examples_per_epoch=0), 'examples_per_epoch=0: expected more than 0')])

@@ -310,8 +310,10 @@ def test_rows_of_a_sparse_gradient_are_added_up_before_their_norm_is_taken(shape
 
 
 @pytest.mark.parametrize('options, text', [
-    (dict(custom=[3]), 'custom=[3]: expected a list of what tf.summary.scalar and the like return.'),
-    (dict(custom=None), 'custom=None: expected a list of what tf.summary.scalar and the like return.'),
+    (dict(custom=[3]),
+     'custom=[3]: expected a list of what tf.summary.scalar and the like return.'),
+    (dict(custom=None),
+     'custom=None: expected a list of what tf.summary.scalar and the like return.'),
     (dict(learning_rate='x'), "learning_rate='x': expected a scalar tensor, a number, or None."),
     (dict(scalars=np.ones(2)), 'scalars=array([1., 1.]): expected a dict from names to scalar '
                                'tensors.')])

@@ -273,7 +273,8 @@ def built_towers(num_towers=2, **options):
     step = tf.train.get_or_create_global_step()
     return towers.build_towers(
         lambda x: tf.reduce_mean(x * tf.get_variable('w', initializer=1.)),
-        np.ones([4], np.float32), tf.train.GradientDescentOptimizer(1.), num_towers, global_step=step, **options)
+        np.ones([4], np.float32), tf.train.GradientDescentOptimizer(1.), num_towers,
+        global_step=step, **options)
 
 
 @pytest.mark.parametrize('num_towers, cpus', [(1, 1), (2, 2), (4, 4)])

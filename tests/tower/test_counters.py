@@ -1,4 +1,4 @@
-"""Counters of metrics: every tower counts, and an update by a counter's value waits for its turn."""
+"""Counters of metrics: every tower counts; an update that reads a counter waits for its turn."""
 
 import time
 

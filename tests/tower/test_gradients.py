@@ -80,4 +80,5 @@ def test_check_towers_gates_the_one_device_as_well():
     assert report.equal and len(asked) > 1  # of the one device, and of the towers
     assert set(asked) == {options['gate_gradients']}
     with pytest.raises(towers.InvalidArgumentError, match='gate_gradients'):
-        towers.check_towers(regularized, X, lambda: SGD(RATE), gradient_options={'gate_gradients': 9})
+        towers.check_towers(regularized, X, lambda: SGD(RATE),
+                            gradient_options={'gate_gradients': 9})

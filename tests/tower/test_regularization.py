@@ -1,4 +1,4 @@
-"""towers.tower.regularization.split_loss on losses of every shape: data + regularization == loss."""
+"""towers.tower.regularization.split_loss on many losses: data + regularization == loss."""
 
 import uuid
 

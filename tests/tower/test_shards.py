@@ -68,10 +68,11 @@ def test_ten_on_four_is_an_error_before_any_operation(graph):
 
 def test_leaving_examples_out_is_advised_where_some_are_left(graph):
     for size, text in (
-            (1, "a batch of 1 does not divide among 2 towers: use a batch of 2, or remainder='weight' "
-                '(uneven shards, weighted by their size).'),
-            (3, "a batch of 3 does not divide among 2 towers: use a batch of 4, or remainder='weight' "
-                "(uneven shards, weighted by their size) or remainder='drop' (leave 1 out).")):
+            (1, 'a batch of 1 does not divide among 2 towers: use a batch of 2, or '
+                "remainder='weight' (uneven shards, weighted by their size)."),
+            (3, "a batch of 3 does not divide among 2 towers: use a batch of 4, or "
+                "remainder='weight' (uneven shards, weighted by their size) or remainder='drop' "
+                "(leave 1 out).")):
         with pytest.raises(InputError) as caught:
             split_batch(numbers(size), 2)
         assert str(caught.value) == text
@@ -458,17 +459,18 @@ def test_inputs_that_contain_themselves():
     for inputs in ([], {}):
         inputs.append(inputs) if isinstance(inputs, list) else inputs.update(a=inputs)
         assert error_of(inputs, 2) == (
-            'inputs contain themselves, or are nested too deeply: expected the tensors of one batch, '
-            '[batch, ...] each.')
+            'inputs contain themselves, or are nested too deeply: expected the tensors of one '
+            'batch, [batch, ...] each.')
 
 
 def test_device_functions(graph):
-    with pytest.raises(InvalidArgumentError, match="device=.*: expected a device's name, a function "
-                                                   'from an operation to one, or None'):
+    with pytest.raises(InvalidArgumentError, match=(
+            "device=.*: expected a device's name, a function from an operation to one, or None")):
         split_batch(numbers(2), 2, device=lambda: '/cpu:0')
     assert not graph.get_operations()
     with pytest.raises(InvalidArgumentError, match="device=.* returned None for the operation "
-                                                   "shards/.*: expected a device's name, '' for none"):
+                                                   "shards/.*: expected a device's name, '' for "
+                                                   "none"):
         split_batch(numbers(2), 2, device=lambda op: None)
     split_batch(numbers(2), 2, device=lambda op: '')
 

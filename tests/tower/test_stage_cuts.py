@@ -64,8 +64,8 @@ def test_stages_are_even_and_cut_between_layers(count):
         for share in [part.split('%')[0].split()[-1] for part in
                       built.plan.stages.replace('%,', '%|').split('|')]:
             assert abs(float(share) - 100. / count) <= 15. / count
-        crossing = [copy for copy in towers.audit(built).copies
-                    if copy.source == CPUS[0] and copy.target == CPUS[1]]
+        crossing = [pair for pair in towers.audit(built).transfers
+                    if pair.source == CPUS[0] and pair.target == CPUS[1]]
         assert len(crossing) == 1
 
 

@@ -1,4 +1,4 @@
-"""Staged inputs: step t trains on batch t, from the tower's own device, whatever begins and ends."""
+"""Staged inputs: step t trains on batch t, from the tower's own device, also after a restart."""
 
 import re
 

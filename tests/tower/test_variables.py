@@ -77,9 +77,9 @@ def test_a_name_that_one_call_makes_twice(options):
         return tf.reduce_mean(sum(x * tf.get_variable('w', [], initializer=ONE) for _ in range(2)))
     name = 'model/w' if options else 'w'
     assert error_of(model_fn, **options) == (
-        'variable %r is made twice in one call of the model function: where both are to be one, use '
-        'tf.variable_scope(..., reuse=tf.AUTO_REUSE) inside the model function; else give it another '
-        'name.' % name)
+        'variable %r is made twice in one call of the model function: where both are to be one, '
+        'use tf.variable_scope(..., reuse=tf.AUTO_REUSE) inside the model function; else give it '
+        'another name.' % name)
 
     def mended(x):  # as the text says
         with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):

@@ -9,7 +9,8 @@ import pytest
 ENVIRONMENT = {name: value for name, value in os.environ.items()
                if name != 'TF_CPP_MIN_LOG_LEVEL'}  # which tests/conftest.py sets
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-LOGGED = (b'WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\\n'
+LOGGED = (b'WARNING: All log messages before absl::InitializeLog() is called are written to '
+          b'STDERR\\n'
           b'I0000 00:00:1.2 3 port.cc:153] oneDNN custom operations are on.\\n'
           b'W0000 00:00:1.2 3 a.cc:1] rounding\\n').decode()
 PROGRAM = '''

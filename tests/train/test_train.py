@@ -20,7 +20,8 @@ def test_a_run_shows_its_plan_its_audit_and_its_result(reference):
     assert re.match(r'  0 +/cpu:0 +50 +regularization, batch-norm updates$', lines[2])
     assert re.match(r'  1 +/cpu:1 +50 +-$', lines[3])
     assert '  variables        14 (8 trainable), 58,634 parameters, 0.2 MB' in lines
-    assert ('\n  learning rate    0.01, warm-up from 0 over 718 examples, x0.94 every 1,437 examples'
+    assert ('\n  learning rate    0.01, warm-up from 0 over 718 examples, x0.94 every 1,437 '
+            'examples'
             in reference.stdout)
     assert 'audit: every promise kept' in lines
     accuracy = metrics(reference.train_dir)[-1]['test_accuracy']
@@ -57,7 +58,8 @@ def test_a_run_writes_checkpoints_and_metrics(reference):
     for line in lines:
         if 'loss' in line:
             seen = line['step'] * 100
-            assert line['examples'] == seen and line['epoch'] == pytest.approx(seen / 1437, abs=1e-6)
+            assert line['examples'] == seen
+            assert line['epoch'] == pytest.approx(seen / 1437, abs=1e-6)
             # The rate of a step is that of the examples before it.
             rate = 0.01 * min((seen - 100) / 718, 1) * 0.94 ** ((seen - 100) / 1437)
             assert line['learning_rate'] == pytest.approx(rate, rel=1e-6)
@@ -90,7 +92,8 @@ def test_copies_on_every_tower_train_the_same_weights_and_resume_everywhere(runn
     for steps, more in ((3, copies), (6, []), (9, copies + ['--all_reduce=collective',
                                                             '--audit_runtime'])):
         run = runner.run(tmp_path / 'mixed', flags + more + ['--train_steps=%d' % steps])
-        assert ('variables on     every tower (2 copies), all-reduce by ' in run.stdout) == bool(more)
+        assert bool(more) == (
+            'variables on     every tower (2 replicas), all-reduce by ' in run.stdout)
     assert 'BROKEN' not in run.stdout
     ours, theirs = values_of(tmp_path / 'mixed', 9), values_of(tmp_path / 'plain', 9)
     assert sorted(ours) == sorted(theirs)
@@ -399,7 +402,8 @@ def test_a_run_goes_on_with_another_version_of_tensorflow(runner, run_of_this_ve
 def test_a_run_starts_from_what_fits_of_another(runner, reference, tmp_path):
     """Adam's first step is as long as the rate, and this rate is below what float32 resolves."""
     folder = tmp_path / 'run'
-    flags = ['--init_from=%s' % reference.train_dir, '--base_learning_rate=1e-12', '--batch_size=20',
+    flags = ['--init_from=%s' % reference.train_dir,
+             '--base_learning_rate=1e-12', '--batch_size=20',
              '--augment_shift=1', '--save_steps=1']
     run = runner.run(folder, flags + ['--train_steps=1'])
     assert ('\nfrom %s/model.ckpt-30: took 14 of 14 variables (Digits: 14)\n  of no use here: '

@@ -7,7 +7,8 @@ import pytest
 from image_files import jpeg, truncated, write_folder
 from train_runs import metrics, names_that_differ, untimed, values_of
 
-SHORT = ['--batch_size=100', '--train_steps=16', '--log_every=4', '--save_steps=16', '--fingerprint',
+SHORT = ['--batch_size=100', '--train_steps=16', '--log_every=4', '--save_steps=16',
+         '--fingerprint',
          '--summary_steps=0']
 FOLDER = ['--dataset=folder', '--model=digits', '--image_size=8', '--batch_size=4', '--log_every=1',
           '--summary_steps=0', '--save_steps=2', '--augment=crop']

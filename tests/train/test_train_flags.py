@@ -56,7 +56,8 @@ def refusal(capsys, *argv):
      'train'),
     ('--mode=predict --init_from=a', '--init_from is of no use with --mode=predict: it goes with '
      'train'),
-    ('--mode=eval --loss_scale=8', '--loss_scale is of no use with --mode=eval: it goes with train or memory'),
+    ('--mode=eval --loss_scale=8',
+     '--loss_scale is of no use with --mode=eval: it goes with train or memory'),
     ('--mode=eval --xla', '--xla is of no use with --mode=eval: it goes with train or memory'),
     ('--plan_only --variable_device=auto', '--variable_device=auto times steps of training, and '
      '--plan_only runs none'),

@@ -103,7 +103,8 @@ def test_a_run_that_is_killed_ends_as_one_that_is_not(runner, reference, tmp_pat
         in end.stdout
     assert steps_saved(folder) == list(range(31))
     for step in steps_saved(reference.train_dir):
-        assert names_that_differ(values_of(reference.train_dir, step), values_of(folder, step)) == []
+        assert names_that_differ(values_of(reference.train_dir, step),
+                                 values_of(folder, step)) == []
     assert untimed(metrics(folder)) == untimed(metrics(reference.train_dir))
     accuracy = re.findall('test accuracy .*', end.stdout)[-1]  # after the lines of progress
     assert accuracy in reference.stdout

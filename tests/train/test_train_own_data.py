@@ -1,4 +1,4 @@
-"""`train.py` with a data set of the user's own that is broken: one line says which, and what of it."""
+"""`train.py` with a broken data set of the user's own: one line names the set and the fault."""
 
 import pytest
 
@@ -45,8 +45,9 @@ def failing(runner, tmp_path):
     (tmp_path / 'own_data.py').write_text(MODULE)
 
     def run(function, *flags, status=1):
-        done = runner.run(tmp_path / 'run', ['--dataset=own_data:' + function] + SHORT + list(flags),
-                          status=status, before='import sys; sys.path.insert(0, %r)' % str(tmp_path))
+        arguments = ['--dataset=own_data:' + function] + SHORT + list(flags)
+        done = runner.run(tmp_path / 'run', arguments, status=status,
+                          before='import sys; sys.path.insert(0, %r)' % str(tmp_path))
         return done, done.stderr.strip().split('\n')
     return run
 
@@ -77,14 +78,16 @@ def test_training_data_without_a_batch(failing, flags):
 
 def test_a_label_out_of_range_is_one_line(failing):
     _, lines = failing('labels')
-    assert lines == ['train.py: train_batches of own_data:labels gives the label 8: expected 0 to 2']
+    assert lines == [
+        'train.py: train_batches of own_data:labels gives the label 8: expected 0 to 2']
 
 
 @pytest.mark.slow
 def test_what_the_users_function_raises_keeps_its_traceback(failing):
     _, lines = failing('raises')
     assert lines[0] == 'Traceback (most recent call last):' and 'own_data.py' in lines[1]
-    assert lines[-2:] == ["KeyError: 'no such flower'", "train.py: --dataset=own_data:raises: raises "
+    assert lines[-2:] == ["KeyError: 'no such flower'",
+                          "train.py: --dataset=own_data:raises: raises "
                           "raised KeyError: 'no such flower'"]
     _, lines = failing('rotten')
     assert any("raise ValueError('file rotten')" in line for line in lines)

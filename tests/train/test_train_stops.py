@@ -114,9 +114,9 @@ def test_a_run_that_finds_a_nan_says_where_and_saves_nothing_of_it(runner, tmp_p
                               '--log_every=1', '--train_steps=20', '--eval_steps=1',
                               '--export_dir=%s/export' % folder], status=1)
     found = re.search(
-        r'^train\.py: the loss of tower [01] is (NaN|Inf) in step (\d+)\. Nothing of it was saved\. '
-        r'Look at the learning rate, at the inputs of that step, and at logarithms, divisions and '
-        r'square roots of 0 in the model\.\n\Z', run.stderr, re.MULTILINE)
+        r'^train\.py: the loss of tower [01] is (NaN|Inf) in step (\d+)\. Nothing of it was '
+        r'saved\. Look at the learning rate, at the inputs of that step, and at logarithms, '
+        r'divisions and square roots of 0 in the model\.\n\Z', run.stderr, re.MULTILINE)
     assert found, run.stderr
     step = int(found.group(2))
     assert 2 <= step < 20
@@ -283,7 +283,7 @@ def test_ctrl_c_while_importing_leaves_no_traceback(tmp_path):
     assert process.returncode == -signal.SIGINT  # 130 to a shell
 
 
-# ---- checkpoints that cannot be gone on from -------------------------------------------------------
+# ---- checkpoints that cannot be gone on from -----------------------------------------------------
 
 def test_a_checkpoint_of_another_model_is_refused(runner, tmp_path):
     folder = tmp_path / 'run'
@@ -308,7 +308,8 @@ def test_a_checkpoint_of_another_model_is_refused(runner, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.version_independent
-def test_a_damaged_newest_checkpoint_is_named_and_passed_over_when_told(runner, reference, tmp_path):
+def test_a_damaged_newest_checkpoint_is_named_and_passed_over_when_told(
+        runner, reference, tmp_path):
     folder = tmp_path / 'run'
     shutil.copytree(reference.train_dir, str(folder))
     data = folder / 'model.ckpt-30.data-00000-of-00001'
@@ -317,7 +318,8 @@ def test_a_damaged_newest_checkpoint_is_named_and_passed_over_when_told(runner, 
               if name not in ('export', 'run.lock')}
     flags = FLAGS + ['--save_steps=3']
     run = runner.run(folder, flags, status=1)
-    assert run.stderr.startswith('train.py: %s/model.ckpt-30 is damaged: model.ckpt-30.data-' % folder)
+    assert run.stderr.startswith('train.py: %s/model.ckpt-30 is damaged: model.ckpt-30.data-'
+                                 % folder)
     assert run.stderr.endswith(
         'The one to go on from is %s/model.ckpt-27 (step 27), which is whole: --recover '
         'does so. Or bring the files back from a copy.\n' % folder)

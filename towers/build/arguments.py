@@ -1,4 +1,4 @@
-"""Checks of those arguments of `build_towers` that several modules use."""
+"""Checks of arguments of `build_towers`; several modules use them."""
 
 import inspect
 import numbers
@@ -15,7 +15,7 @@ from towers.errors import InvalidArgumentError, ModelFunctionError
 from towers.reduce.loss_scale import LossScale
 from towers.tower.objectives import Objective, Objectives
 
-# As TensorFlow has it for name scopes, at the top of a graph and below.
+# TensorFlow's rules for name scopes, at the top of a graph and below.
 _SCOPE = re.compile(r'[A-Za-z0-9.][A-Za-z0-9_.\\\-]*(/[A-Za-z0-9_.\\\-]+)*')
 
 
@@ -27,7 +27,7 @@ def check_build_arguments(name, variable_scope, reuse, global_step, learning_rat
       name, variable_scope, reuse, global_step, learning_rate, loss_scale, gradient_options,
       on_tower: as for `build_towers`.
       objectives: `Objectives`.
-      flags: dict from the names of those that are True or False to what was given.
+      flags: dict from the names of the arguments that are True or False to their values.
     """
     for flag, value in flags.items():
         check_flag(flag, value)
@@ -98,8 +98,8 @@ def _check_learning_rate(learning_rate, argument='learning_rate'):
 def _check_graph_of(name, value):
     if isinstance(value, tf.Tensor) and (
             getattr(value, 'graph', None) is not tf.get_default_graph()):
-        raise InvalidArgumentError('%s=%.80r belongs to another graph than the default one: make it '
-                                   'and the towers under the same tf.Graph().' % (name, value))
+        raise InvalidArgumentError('%s=%.80r belongs to another graph than the default one: make '
+                                   'it and the towers under the same tf.Graph().' % (name, value))
 
 
 def check_model_fn(model_fn):
@@ -113,8 +113,8 @@ def check_optimizer(optimizer, argument='optimizer', or_else='or None to evaluat
     """Raises `InvalidArgumentError` for what is not used as a `tf.train.Optimizer` is.
 
     Args:
-      argument: what it was given as, for the text.
-      or_else: what else may be given, for the text.
+      argument: the argument's name, for the text.
+      or_else: which other values are allowed, for the text.
     """
     if isinstance(optimizer, type):
         raise InvalidArgumentError('%s=%r is a class: pass an instance, such as '
@@ -174,7 +174,7 @@ def checked_objectives(optimizer, var_list, transform_gradients):
       `Objectives`.
 
     Raises:
-      InvalidArgumentError: an optimizer that is none; names that do not belong together.
+      InvalidArgumentError: a value that is no optimizer; names that differ between arguments.
     """
     if not isinstance(optimizer, dict):
         for argument, given in (('var_list', var_list),
@@ -215,7 +215,7 @@ def checked_objectives(optimizer, var_list, transform_gradients):
 
 
 def _by_name(argument, given, names):
-    """One value for each name: of a dict by name, or the same for all."""
+    """One value for each name: from a dict by name, or the same for all."""
     if not isinstance(given, dict):
         return [given] * len(names)
     if set(given) - set(names):
@@ -225,7 +225,7 @@ def _by_name(argument, given, names):
 
 
 def _named(argument, given, name):
-    """What an argument is called where it is given by name: `var_list['generator']`."""
+    """How an error calls one entry of a dict argument: `var_list['generator']`."""
     return '%s[%r]' % (argument, name) if isinstance(given, dict) else argument
 
 

@@ -19,7 +19,7 @@ from towers.reduce.all_reduce import all_reduce
 from towers.reduce.combination import combine
 from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.pipeline import pipeline
-from towers.reduce.replicas import check_no_copies
+from towers.reduce.replicas import check_no_replicas
 from towers.tower.counters import put_in_order
 from towers.tower.objectives import flat, map_shaped
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
@@ -45,7 +45,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
                  micro_batches: int = 1, schedule: str = 'one_forward_one_backward',
                  stages: typing.Optional[str] = None, stage_inputs: typing.Union[bool, str] = False,
                  cluster: typing.Any = None, **keywords) -> BuiltTowers:
-    """Copies a model onto several devices and trains the copies as one, data-parallel.
+    """Puts a model onto several devices and trains these towers as one, data-parallel.
 
     The batch is cut into one shard a tower on the CPU; each tower computes its shard's loss and
     gradients on its device; `combine_gradients` sums them per variable where the variable lives;
@@ -53,15 +53,14 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
     `n` examples on tower k of N, a loss `L_k` there and regularization R, the gradient of a
     variable is
 
-        mean:  sum_k (n_k / n) dL_k + dR      (that of the full batch's mean loss on one device)
-        sum:   N times that                   (the hand-written recipe's, for equal shards)
+        mean:  sum_k (n_k / n) dL_k + dR      (the full batch's mean loss on one device)
+        sum:   N (sum_k (n_k / n) dL_k + dR)  (the hand-written recipe, for equal shards)
 
     Args:
-      model_fn: called with a tower's shard, once or once per tower, see `copies`: as
-        `model_fn(*inputs)` where `inputs` is a plain tuple or list, else as `model_fn(inputs)`.
-        Returns a scalar loss, the mean over the
-        shard's examples, or a dict or `ModelOutput` with `loss`, `predictions`, `metrics` and
-        `updates`. Ordinary TF1 code.
+      model_fn: ordinary TF1 code, called with a tower's shard, once or once per tower (`copies`):
+        as `model_fn(*inputs)` where `inputs` is a plain tuple or list, else as `model_fn(inputs)`.
+        It returns a scalar loss, the mean over the shard's examples; or a dict or `ModelOutput`
+        with `loss`, `predictions`, `metrics` and `updates`.
       inputs: the batch: a nest of tensors [n, …], dense or sparse, of any dtype.
       optimizer: a `tf.train.Optimizer`, or None for evaluation and prediction. Or a dict from
         names to optimizers, for a model function whose `loss` is a dict of losses by these names (a
@@ -80,50 +79,49 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       numerics: `Numerics`: precision, loss scale, XLA, checks of numbers. Its fields may be given
         directly, as `precision=`, `loss_scale=`, `xla=` and `check_numerics=`.
       name: prefix of the towers' name scopes: `tower_0`, `tower_1`, …; no part of variable names.
-      var_list: the variables to train: a list, or a callable from the list of all trainable
-        variables to those wanted; None for all. With several losses also a dict of these by name.
-      transform_gradients: called with the combined `(gradient, variable)` pairs, returns those to
-        apply: the place for `tf.clip_by_global_norm`. With several losses it is called for each,
+      var_list: the variables to train: a list, or a function from the list of all trainable
+        variables to a list of some; None for all. With several losses also a dict of these by name.
+      transform_gradients: called with the combined `(gradient, variable)` pairs, returns the pairs
+        to apply: the place for `tf.clip_by_global_norm`. With several losses it is called for each,
         or is a dict of functions by name.
       global_step: variable to be increased by one per step, or None.
       regularization: `'none'`: the loss is what the model function returns, as in a plain TF1
-        program. `'add'` adds the registered losses (`REGULARIZATION_LOSSES`, and those of the
-        Keras layers that were called), once, but for those that the model's loss is computed from
-        already. Regularization of either kind is counted once, and computed once a step where that
-        is proven to change no number.
+        program. `'add'` adds each registered loss (`REGULARIZATION_LOSSES`, and losses of the Keras
+        layers that were called) once, unless the model's loss is already computed from it.
+        Regularization of either kind is counted once, and computed once a step where that is
+        proven to change no number.
       update_ops: whose batch-norm updates ride on the train op: the `'first'` tower's, `'all'`
-        towers' or `'none'`. So do, but for `'none'`, the `UPDATE_OPS` that were registered before
-        the towers and are no other build's. The same goes for what the forward pass itself writes
-        (`updates_collections=None`), see `inline_updates`; local variables that it writes are each
-        tower's own, see `own_state`.
-      learning_rate: for the plan: a number, or an object with `describe()`. None: what the
-        optimizer says of itself.
+        towers' or `'none'`. The `UPDATE_OPS` from before the towers that belong to no other build
+        ride on it, too, except with `'none'`. The same goes for writes in the forward pass itself
+        (`updates_collections=None`), see `inline_updates`; local variables that the forward pass
+        writes are each tower's own, see `own_state`.
+      learning_rate: for the plan: a number, or an object with `describe()`. None: the rate that
+        the optimizer has.
       check_devices: False builds the graph for devices that are not on this machine.
       allow_repeated_devices: may two towers share a device?
       stateless_random: dropout and other random ops of the model draw numbers that depend on the
         graph-level seed, the op's name and `global_step` alone, so that a run that resumes draws
-        what it would have drawn; see `stateless_random`.
+        the same numbers as a run without a break; see `stateless_random`.
       copies: how the towers after the first are made. `'reuse'`: a call of the model function each,
-        under `variable_scope` reuse. `'clone'`: copies of the first one's finished graph, forward
-        and backward, which takes a fraction of the time: equal but for names, shards, devices and
-        the seeds of random ops (an op that the model gave a seed gets another one in each
-        clone). The model function is then called once in all, so what it does besides making a
-        graph (counting, printing, keeping tensors in lists) is done once, with the first tower's
-        tensors. `'auto'` clones where that gives what calls would give; where it cannot it calls,
-        and the plan says why: shards of different static sizes, tables, queues, placeholders and
-        Python functions made by the model function, functions with a gradient of their own.
+        under `variable_scope` reuse. `'clone'`: clones of the first tower's finished graph, forward
+        and backward, which takes a fraction of the time. Clones differ in names, shards, devices
+        and the seeds of random ops (an op that the model gave a seed gets another seed in each
+        clone). The model function is then called only once, so its side effects (counting,
+        printing, keeping tensors in lists) happen once, with the first tower's tensors. `'auto'`
+        clones where that gives the same graph as calls. Otherwise it calls, and the plan says why:
+        shards of different static sizes, tables, queues, placeholders and Python functions made by
+        the model function, functions with a custom gradient.
       on_tower: called as `on_tower(index, count)` before each tower is built, see `BuildProgress`;
         hundreds of towers take minutes.
       accumulate: k, into how many micro-batches each tower's shard is cut. They run one after the
-        other, in the memory of one, and one update applies the sum of their gradients: the same
-        gradient as without, and one step for `global_step`, rate and summaries. Batch norm
-        normalizes each micro-batch by itself; the moving averages follow the first one.
+        other, in the memory of one, and one update applies the sum of their gradients: the gradient
+        is the same, and `global_step`, rate and summaries count one step. Batch norm normalizes
+        each micro-batch by itself; its moving averages are updated by the first micro-batch.
         `BuiltTowers.towers` has an entry for each micro-batch.
-      recompute: `'auto'`: the backward pass computes most of the forward pass again, from the
-        results at about as many places as the square root of its length, instead of keeping it
-        all; the same numbers from the same operations, for less memory and about a third more
-        time. A list of names of operations or scopes of the model: their results are kept. See
-        `recomputation`.
+      recompute: `'auto'`: only results at some places of the forward pass are kept, about the
+        square root of its length; the backward pass recomputes the rest from them. The numbers are
+        the same, for less memory and about a third more time. Or a list of names of operations or
+        scopes of the model whose results are kept. See `recomputation`.
       micro_batches: M, into how many micro-batches a tower of several devices cuts its shard: while
         a stage works on one, the stage before works on the next; gradients are added up as
         `accumulate` does.
@@ -131,20 +129,20 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         `stage_order`.
       stages: `'auto'`: the first tower's graph is cut into as many stages as a tower has devices,
         see `cut_into_stages`; None: by the model's own `stage`s.
-      first_scope: False: the first tower's operations have the names that they would have without
-        towers, under no scope `tower_0`, so that a program that asks for some by name finds them.
-        The model function is then called for every tower.
+      first_scope: False: the first tower has no scope `tower_0`: its operations have the names that
+        they would have without towers, so that a program finds operations by name. The model
+        function is then called for every tower.
       stage_inputs: True: the next batch is read, cut and put on the towers' devices while they work
         on this one, see `staged_input`; the inputs come from the `get_next()` of a `tf.data`
-        iterator whose initializer is made before. `'first'`: every step gets the first batch, from
-        the towers' own memory, to measure by. False: a step begins with reading its batch.
+        iterator whose initializer is made before. `'first'`: every step gets the first batch from
+        the towers' own memory, for measurements. False: a step begins with reading its batch.
       cluster: `Cluster`: other machines that train the same model, each with towers of its own.
         `loss`, `predictions` and `metrics` are then those of this machine's batch; the gradient is
         that of all machines' batches. See `join`.
       gradient_options: dict of arguments for `optimizer.compute_gradients`, in every tower:
-        `aggregation_method`, `gate_gradients`, `colocate_gradients_with_ops`; or None. A gradient
-        operation that the latter would put on two devices, its tower's and a variable's, is on its
-        tower's.
+        `aggregation_method`, `gate_gradients`, `colocate_gradients_with_ops`; or None. Where
+        `colocate_gradients_with_ops` would put a gradient operation on two devices, its tower's and
+        a variable's, it is on its tower's.
 
     Returns:
       `BuiltTowers`.
@@ -193,9 +191,9 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
 
 
 def check_arguments(*given, **named):
-    """Raises what `build_towers` raises for these arguments before any op is made.
+    """Raises the errors of `build_towers` for these arguments, before any op is made.
 
-    The inputs are not looked at, so that they can be made after it.
+    The inputs are not checked, so that they can be made later.
     """
     bound = inspect.signature(build_towers).bind(*given, **named)
     bound.apply_defaults()
@@ -205,7 +203,7 @@ def check_arguments(*given, **named):
 
 
 def shards_of_towers(request, inputs):
-    """The towers' parts of the batch, and how they are staged (or None): `Shards`, `StagedInputs`."""
+    """`(shards, staged)`: `Shards` of the batch, one a tower; and `StagedInputs`, or None."""
     called = _called(request)
     if request.stage_inputs is not False:
         return staged_shards(inputs, [part.device for part in request.parts], request.remainder,
@@ -219,7 +217,7 @@ def checked_inputs(request, inputs):
     """The inputs, each `tf.SparseTensorValue` a tensor.
 
     Raises:
-      InputError: a batch that cannot be cut as is asked for; before anything is named.
+      InputError: a batch that cannot be cut as `remainder` says; before any name is taken.
     """
     inputs, parts, called = with_sparse_tensors(inputs), len(request.parts), _called(request)
     size = static_batch_size(inputs, 1, request.remainder, called)
@@ -233,16 +231,16 @@ def checked_inputs(request, inputs):
 
 
 def _called(request):
-    """What errors call the parts of the batch."""
+    """The word for parts of the batch in errors."""
     return 'towers' if request.accumulate == 1 else 'micro-batches'
 
 
 Outputs = collections.namedtuple('Outputs', 'loss predictions metrics')
-"""What the towers computed, over the whole batch; as in `BuiltTowers`."""
+"""Loss, predictions and metrics of the towers over the whole batch; as in `BuiltTowers`."""
 
 
 def merge_outputs(builder, request, towers, shards):
-    """Losses, predictions and metrics of the towers as those of one device: `Outputs`."""
+    """Merges losses, predictions and metrics of all towers, as one device has them: `Outputs`."""
     put_in_order(towers, shards.weights)
     padded = shards.sizes if request.remainder == 'weight' and request.optimizer else None
     with only_device(request.placement.main), tf.name_scope(request.name + 's'):
@@ -268,9 +266,9 @@ Fields:
 
 
 def combine_towers(builder, request, towers):
-    """The towers' gradients and the regularization's, variable by variable: `CombinedTowers`.
+    """Combines gradients of towers and regularization, variable by variable: `CombinedTowers`.
 
-    Of several losses, a dict of such by name.
+    With several losses, a dict of `CombinedTowers` by name.
     """
     if not request.objectives:
         return CombinedTowers([], [], None)
@@ -287,7 +285,7 @@ def _combine(builder, request, of_towers):
         regularization = builder.gradients.of_regularization(
             builder.losses.regularization_loss, request.factor)
         if request.replicas is None:
-            check_no_copies(builder.gradients.trainable)
+            check_no_replicas(builder.gradients.trainable)
             gradients, joined = combine(of_towers, regularization)
             return CombinedTowers(gradients, joined, None)
         gradients, on_towers = all_reduce(request.placement.all_reduce, of_towers, regularization,
@@ -296,7 +294,7 @@ def _combine(builder, request, of_towers):
 
 
 def combine_machines(request, shards, combined):
-    """The gradients over all machines of a cluster, and what combines them (None without one)."""
+    """`(gradients over all machines, object that combines them)`; the latter None without any."""
     if request.cluster is None or not request.objectives:
         return combined, None
     machines = request.cluster.machines(shards.batch_size, request.reduction, len(request.devices))

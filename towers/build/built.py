@@ -12,40 +12,40 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
 
     Attributes:
       train_op: the operation that does one step; None without an optimizer. With several losses
-        it is a step of all: each gradient is that of the weights before the step.
+        it is a step of all losses: each gradient is taken at the weights before the step.
       loss: scalar, the mean over the batch's examples plus the regularization, as one device
-        would compute it; from the weights before the update. With several losses a dict of such
-        by name, as `gradients` is of lists.
+        would compute it from the weights before the update. With several losses a dict of scalars
+        by name; `gradients` is a dict of lists then.
       predictions: nest of tensors [batch, …] in batch order (scalars: [towers]), or None.
       metrics: dict as the model function's, over all towers.
       gradients: list of `(gradient, variable)`: combined and transformed, what the optimizer gets.
-      variables: the variables that the model made, and those it takes gradients of.
+      variables: the variables that the model made or that are trained.
       slots: variables that the optimizer made.
       towers: list of `Tower`.
-      regularization_loss: scalar, what of the loss is computed once for all towers, or None:
-        `loss` is the towers' weighted `data_loss`es and this.
+      regularization_loss: scalar, the part of the loss that is computed once for all towers, or
+        None. `loss` is the weighted sum of the towers' `data_loss` and this.
       global_step: the variable that counts steps, or None.
       devices: the towers' devices.
       placement: `Placement` of the variables.
-      direct_variables: those shared by order of creation, for `reuse=` of a later build.
+      direct_variables: variables shared by order of creation, for `reuse=` of a later build.
       plan: `Plan`; print it.
-      replicas: `Replicas`: the other towers' copies of the trainable variables; None where there
+      replicas: `Replicas`: the other towers' replicas of the trainable variables; None where there
         is one set.
       precision: as given; `use_precision` makes the session's config keep it.
       scaled_losses: `ScaledLosses`, whose `scale` and `skipped_steps` are scalars to be logged with
         a step; or None.
       xla: as given.
       variable_scope: full name of the scope that the model's variables are under, `''` for none.
-      train_ops: with several losses, dict from their names to the operation of a step of that loss
-        alone: to be run one after the other, in turn as the program likes (two in one
-        `session.run` would race: `train_op` is for that). Each computes what its loss needs and
-        counts as one step. An update of batch norm rides on the train op of each loss that is
-        computed from its layer. Empty with one loss.
+      train_ops: with several losses, dict from the name of a loss to the operation of a step of
+        that loss alone. Run them one after the other, in any order; two in one `session.run` would
+        race: use `train_op`. Each computes only what its loss needs, and counts as one step. An
+        update of batch norm rides on the train op of each loss that is computed from its layer.
+        Empty with one loss.
       staged: `StagedInputs`, or None without `stage_inputs`.
-      machines: what combines the gradients across the machines of a cluster; None without one.
-      own_state: list of the variables that each tower has one of, those of all towers, by variable
-        and then by tower: `tf.variables_initializer(built.own_state)` sets all of them back, which
-        the initializer of the model's own does for the first tower alone.
+      machines: the object that combines gradients across the machines of a cluster; None without.
+      own_state: list of the state variables of all towers, by variable and then by tower.
+        `tf.variables_initializer(built.own_state)` resets all of them; the initializer of the
+        model's own variable resets the first tower's alone.
     """
     __slots__ = ()
 

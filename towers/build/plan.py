@@ -28,7 +28,8 @@ _SESSION = 'tf.Session(config=towers.session_config(built.devices)) makes the CP
 
 
 class Plan(collections.namedtuple('Plan', [
-        'towers', 'batch_size', 'remainder', 'reduction', 'optimizer', 'global_step', 'learning_rate',
+        'towers', 'batch_size', 'remainder', 'reduction', 'optimizer', 'global_step',
+        'learning_rate',
         'variable_device', 'num_variables', 'num_trainable', 'parameters', 'parameter_bytes',
         'shared_by_order', 'regularization', 'batch_norm', 'without_gradient', 'how_built',
         'combination', 'stages', 'accumulation', 'recomputation', 'precision', 'loss_scale', 'xla',
@@ -42,35 +43,36 @@ class Plan(collections.namedtuple('Plan', [
       remainder: as given to `build_towers`.
       reduction: as given to `build_towers`.
       optimizer: name of the optimizer's class, or None.
-      global_step: who counts the steps, where the optimizer does not; else None.
-      learning_rate: one line: the rate and what the reduction makes of it.
+      global_step: one line on who counts the steps, where the optimizer does not; else None.
+      learning_rate: one line: the rate, and the effective rate under the reduction.
       variable_device: where variables live, in words.
       num_variables: how many variables the towers share.
       num_trainable: how many of them are trainable.
       parameters: how many numbers they hold.
       parameter_bytes: how many bytes these take.
       shared_by_order: names of variables that were shared by their order of creation.
-      regularization: one line; None where nothing is known of any.
-      batch_norm: one line; None where nothing is known of any.
+      regularization: one line; None where the model has none that is known.
+      batch_norm: one line; None where the model has none that is known.
       without_gradient: names of trainable variables that no tower has a gradient of.
       how_built: one line: calls of the model function, and clones.
       combination: one line about gradients that are not simply added up, or None.
       stages: one line about a model on several devices a tower, or None.
       accumulation: one line about the micro-batches of each tower, or None.
-      recomputation: one line about what the backward pass computes again, or None.
+      recomputation: one line about operations that the backward pass recomputes, or None.
       precision: one line, or None for float32.
       loss_scale: one line, or None for a loss that is not scaled.
       xla: one line, or None where XLA compiles nothing.
-      own_state: names of variables that each tower has one of, see `own_state`.
+      own_state: names of the state variables that each tower has of its own, see `own_state`.
       initial_of_first: names of variables whose initial value is computed from the first tower's
-        part of the batch (data-dependent initialization), where one device has the whole batch's.
+        part of the batch (data-dependent initialization); on one device, from the whole batch.
       inline_updates: one line about the variables that the towers' forward pass writes, or None.
       inputs: one line about inputs that are staged on the towers' devices, or None.
       session: one line: threads and memory that `session_config` gives a session of these devices.
       all_towers: how many towers there are, on all machines.
       cluster: one line about the other machines, or None.
-      cluster_warning: one line about who can reach this one, or None.
-      adds_up: whether losses are sums over the examples, which towers add up: an Estimator's.
+      cluster_warning: one line about who can reach this machine, or None.
+      adds_up: whether losses are sums over the examples, which are added over towers: with
+        `replicate_model_fn` and `Reduction.SUM`.
     """
     __slots__ = ()
 
@@ -206,7 +208,7 @@ def make_plan(builder, towers, shards, request, update, joined, how_built):
 
 
 def _cluster(cluster, batch_size, all_towers):
-    """What the machines are, and what they make of a step together."""
+    """The machines, and the number of towers and examples that a step has on all of them."""
     batch = 'batches of any size'
     if isinstance(batch_size, int):
         batch = ('%d examples here a step' % batch_size if cluster.uneven else
@@ -215,7 +217,7 @@ def _cluster(cluster, batch_size, all_towers):
     return '%s; %d towers in all, %s' % (cluster.describe(), all_towers, batch)
 
 
-# What scales with the gradient, and what (nearly) does not, since it divides by its size.
+# Optimizers whose step scales with the gradient, and those that divide by the gradient's size.
 _SCALES_WITH_GRADIENT = ('GradientDescentOptimizer', 'MomentumOptimizer')
 _IGNORES_SCALE = ('AdamOptimizer', 'RMSPropOptimizer', 'AdagradOptimizer', 'AdadeltaOptimizer',
                   'AdamWeightDecayOptimizer')
@@ -239,12 +241,12 @@ def _num_trainable(builder, request, variables):
 
 
 def _real(optimizer):
-    """The optimizers behind what a build is given as one."""
+    """The optimizers that a build uses: those of the model where it has optimizers of its own."""
     return optimizer.optimizers() if isinstance(optimizer, GradientsOfModel) else [optimizer]
 
 
 def _adds_up(request):
-    """Whether losses are sums over the examples, whose sum over the towers is that of the batch."""
+    """Whether losses are sums over the examples, so that the towers' losses are added up."""
     return request.reduction == 'sum' and any(
         isinstance(each.optimizer, GradientsOfModel) for each in request.objectives)
 
@@ -301,8 +303,8 @@ def _combination(joined):
     if not joined:
         return None
     size = sum(v.get_shape().num_elements() * v.dtype.base_dtype.size for v in joined)
-    return "%d dense layer%s by one product of the towers' factors, which spares %.1f MB a tower" % (
-        len(joined), '' if len(joined) == 1 else 's', size / 1e6)
+    return ("%d dense layer%s by one product of the towers' factors, which spares %.1f MB a tower"
+            % (len(joined), '' if len(joined) == 1 else 's', size / 1e6))
 
 
 def _stages(builder, towers):
@@ -326,8 +328,8 @@ def _accumulation(towers, micro_batches, schedule):
     sizes = sorted({tower.size for tower in towers if isinstance(tower.size, int)})
     if schedule is not None:
         stages = len(stages_of(towers[0].device))
-        return ('%d micro-batches%s a tower through %d stages, %s; of equal stages each waits %.0f%% '
-                'of the time' % (
+        return ('%d micro-batches%s a tower through %d stages, %s; of equal stages each waits '
+                '%.0f%% of the time' % (
                     micro_batches, '' if not sizes else ' of ' + ' or '.join(map(str, sizes[::-1])),
                     stages, schedule.replace('_', ' '),
                     100 * (stages - 1.) / (micro_batches + stages - 1)))
@@ -358,7 +360,7 @@ def _batch_norm(towers, update_ops, before):
 
 
 def _inline_updates(updates, update_ops):
-    """What the forward pass writes of the variables that the towers share."""
+    """The line about shared variables that the forward pass writes."""
     parts = []
     if updates.of_every_tower:
         parts.append('every tower writes ' + _briefly(updates.of_every_tower))
@@ -372,7 +374,7 @@ def _inline_updates(updates, update_ops):
 
 
 def _own_state(names):
-    """The towers' own variables, and how a program sets all of them back."""
+    """The line about the towers' own state, and how a program resets it in all towers."""
     if not names:
         return None
     return '%s; tf.variables_initializer(built.own_state) resets every tower' % _some(names, 56)
@@ -399,7 +401,7 @@ def _briefly(names, limit=2):
 
 
 def _some(names, spare=0):
-    """As many of the names as fit a line, one at least (or its end), and the count of the rest."""
+    """As many names as fit a line, at least one (or its end), and the count of the others."""
     width = _WIDTH - 19 - spare
     if not names:
         return None

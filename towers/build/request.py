@@ -1,4 +1,4 @@
-"""What a call of `build_towers` asks for: checked and resolved before any operation is made."""
+"""The arguments of one `build_towers` call, checked and resolved before any operation is made."""
 
 import collections
 import difflib
@@ -34,30 +34,31 @@ class Request(collections.namedtuple('Request', [
         'learning_rate', 'copies', 'name', 'first_scope', 'name_scopes', 'full_scope_name', 'parts',
         'accumulate', 'schedule', 'placement', 'replicas', 'numerics', 'precision_text',
         'loss_scale', 'on_tower', 'of_tower', 'stage_inputs', 'cluster'])):
-    """What a call asks for; arguments of the call under their own names, and:
+    """The checked arguments of a call; arguments under their own names, and:
 
     Attributes:
       objectives: `Objectives`.
       devices: canonical names.
       factor: 1 for the gradient of the mean over the batch, N for the recipe's sum.
       accumulate: how many micro-batches each tower has.
-      schedule: the order in which they go through the stages; None for one after the other.
-      parts: list of `Part`, in the order of the batch: all towers', micro-batch by micro-batch.
-      name_scopes: full names of the towers' name scopes, and of the name scope for operations that
-        all towers share, such as `'towers'`.
+      schedule: the order of micro-batches in the stages; None for one after the other.
+      parts: list of `Part` of all towers, in the order of the batch: tower by tower, and there
+        micro-batch by micro-batch.
+      name_scopes: full names of the towers' name scopes, and of the name scope of operations for
+        all towers, such as `'towers'`.
       full_scope_name: full name of the model's variable scope.
       placement: `Placement`.
       replicas: `Replicas`, or None where there is one set of variables.
       numerics: `Numerics`.
       precision_text: the plan's line about the precision, or None for float32.
-      loss_scale: `LossScale` or None: the one given, or what goes with the precision.
+      loss_scale: `LossScale` or None: the given one, or the default for the precision.
       of_tower: `TowerOptions`.
     """
     __slots__ = ()
 
 
 Part = collections.namedtuple('Part', 'tower micro_batch device scope')
-"""Where a shard goes.
+"""The place of a shard.
 
 Fields:
   tower: number of the tower.
@@ -76,7 +77,8 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     """Checks the arguments of `build_towers`; makes no operation.
 
     Args:
-      keywords: dict of further keywords, see `options`; the rest as for `build_towers`.
+      keywords: dict of further keywords, see `options`.
+      The others are those of `build_towers`.
 
     Returns:
       `Request`.
@@ -108,12 +110,13 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         raise InvalidArgumentError("stage_inputs=%.80r: expected True, False or 'first'."
                                    % (stage_inputs,))
     if stage_inputs and optimizer is None:
-        raise InvalidArgumentError('stage_inputs=%r needs an optimizer: the next batch is read with '
-                                   'the train op.' % (stage_inputs,))
+        raise InvalidArgumentError('stage_inputs=%r needs an optimizer: the next batch is read '
+                                   'with the train op.' % (stage_inputs,))
     if stage_inputs and objectives.names is not None:
         raise InvalidArgumentError(
-            'stage_inputs=%r, and there are several losses (%s), each with a train op: which of them '
-            'reads the next batch is not known here.' % (stage_inputs, ', '.join(objectives.names)))
+            'stage_inputs=%r, and there are several losses (%s), each with a train op: which of '
+            'them reads the next batch is not known here.'
+            % (stage_inputs, ', '.join(objectives.names)))
     if stateless_random and global_step is None:
         raise InvalidArgumentError('stateless_random=True needs a global_step to draw by.')
     _check_accumulate('accumulate', accumulate, objectives)
@@ -139,7 +142,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         check_all_reduce(variables.all_reduce, names)
     replicas = Replicas(names, accumulate) if placement.all_reduce is not None else None
     if replicas is not None and shares_earlier:
-        _check_earlier_has_copies(reuse)
+        _check_earlier_has_replicas(reuse)
     precision_text = _precision_text(numerics.precision, names, check_devices)
     loss_scale = numerics.loss_scale
     if optimizer is None:
@@ -162,7 +165,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
 
 
 def check_none_misplaced(misplaced):
-    """Raises `InvalidArgumentError` for arguments by position that go by name."""
+    """Raises `InvalidArgumentError` for arguments by position that have to be given by name."""
     if misplaced:
         raise InvalidArgumentError(
             '%.80r was given by position, and only model_fn, inputs, optimizer, devices and '
@@ -228,11 +231,11 @@ def _check_cluster(cluster, objectives, stage_inputs, all_reduce, loss_scale):
     cluster.check_build(all_reduce, loss_scale is not None)
 
 
-def _check_earlier_has_copies(earlier):
+def _check_earlier_has_replicas(earlier):
     if earlier.train_op is not None and earlier.replicas is None:
         raise InvalidArgumentError(
             "variable_device='replicated', but reuse= is a build that trains the same variables "
-            "without copies, so that its updates would not reach this one's: build that one with "
+            "without replicas, so that its updates would not reach this one's: build that one with "
             "variable_device='replicated' on several towers, too.")
 
 
@@ -261,7 +264,8 @@ def _check_accumulate(name, count, objectives):
 
 def _check_not_too_many(name, count, devices):
     if count * len(devices) > MOST_TOWERS:
-        raise InvalidArgumentError('%s=%d on %d tower%s: expected %d micro-batches in all at most.' % (
+        raise InvalidArgumentError(
+            '%s=%d on %d tower%s: expected %d micro-batches in all at most.' % (
             name, count, len(devices), '' if len(devices) == 1 else 's', MOST_TOWERS))
 
 
@@ -269,8 +273,8 @@ def _check_stages(stages, schedule, micro_batches, accumulate):
     check_choice('schedule', schedule, SCHEDULES)
     if stages is not None and not (isinstance(stages, str) and stages == 'auto'):
         raise InvalidArgumentError(
-            "stages=%.80r: expected 'auto', for as many as a tower has devices, or None. Where they "
-            "are cut by hand, the model function says, by towers.stage(number)." % (stages,))
+            "stages=%.80r: expected 'auto', for as many as a tower has devices, or None. Where "
+            "they are cut by hand, the model function says, by towers.stage(number)." % (stages,))
     if micro_batches > 1 and accumulate > 1:
         raise InvalidArgumentError(
             'micro_batches=%d and accumulate=%d: a pipeline adds up the gradients of its '
@@ -285,8 +289,8 @@ def _checked_recompute(recompute, objectives, numerics):
             or isinstance(recompute, (list, tuple)) and recompute
             and all(isinstance(name, str) and name.rstrip('/') for name in recompute)):
         raise InvalidArgumentError(
-            "recompute=%.80r: expected 'auto', a list of names of operations or scopes of the model "
-            'whose results are kept, or None.' % (recompute,))
+            "recompute=%.80r: expected 'auto', a list of names of operations or scopes of the "
+            'model whose results are kept, or None.' % (recompute,))
     if not objectives:
         raise InvalidArgumentError('recompute=%.80r, and there is no optimizer: without a backward '
                                    'pass nothing is kept for it.' % (recompute,))
@@ -304,7 +308,7 @@ def _parts(name, devices, accumulate, first_scope):
 
 
 def _name_scopes(graph, name, parts):
-    """Full names of the towers' name scopes, and of the one for what all towers share."""
+    """Full names of the towers' name scopes, and of the scope of operations for all towers."""
     around = graph.get_name_scope()
     return ['%s/%s' % (around, scope) if around else scope for scope in
             [part.scope for part in parts if part.scope is not None] + [name + 's']]

@@ -23,7 +23,7 @@ def build_each_tower(builder, request, shards):
       were built.
 
     Raises:
-      CloneError: `copies='clone'`, and they cannot be clones.
+      CloneError: `copies='clone'`, and the towers cannot be clones.
     """
     towers, because = [], ''
     count = len(request.parts)
@@ -34,7 +34,7 @@ def build_each_tower(builder, request, shards):
             if not request.first_scope:
                 raise CannotClone('the first tower has no name scope of its own')
             if builder.replicates:
-                raise CannotClone('every tower reads its own copy of the variables')
+                raise CannotClone('every tower reads its own replicas of the variables')
         with Recording(tf.get_default_graph()) as made:
             towers.append(_called(builder, request, shards, 0))
         if clones:
@@ -67,7 +67,7 @@ def _clones(builder, request, shards, first, made):
     """All towers but the first, as clones of it.
 
     Raises:
-      CannotClone: they would not be what calls give; then none was made.
+      CannotClone: clones would differ from calls of the model function; none was made.
     """
     cloner = Cloner(first, made, shards, builder)
     clones = []

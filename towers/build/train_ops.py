@@ -8,34 +8,34 @@ import tensorflow.compat.v1 as tf
 from towers.graph import graph_walk
 from towers.nonfinite import checked_at_least_scale
 from towers.placement.variable_device import only_device
-from towers.reduce.replica_writes import copies_follow
+from towers.reduce.replica_writes import replicas_follow
 from towers.reduce.update import apply_update, checked_transform
 from towers.tower.counters import counting_updates
 from towers.tower.objectives import flat, map_shaped, tensors_of
 
 Update = collections.namedtuple('Update', 'train_op train_ops slots gradients rides counts')
-"""What `update_variables` made.
+"""The operations of the update, as `update_variables` returns them.
 
 Fields:
-  train_op: does one step, of all losses; None without an optimizer.
+  train_op: operation of one step of all losses; None without an optimizer.
   train_ops: dict from the name of a loss to the operation of a step of that loss alone; empty where
     there is one loss.
   slots: the variables that the optimizers made.
-  gradients: what each optimizer was given: combined and transformed; list, or dict of such by name.
+  gradients: the combined and transformed gradients: list of pairs, or dict of lists by loss.
   rides: dict from the name of a loss to the count of the first tower's updates on its train op.
   counts: whether the global step is counted here, since the optimizer leaves it to its caller.
 """
 
 
 def update_variables(builder, request, towers, losses, combined):
-    """One update of the shared variables, with what rides on it: `Update`.
+    """Makes one update of the shared variables, and the updates that ride on it: `Update`.
 
     Args:
       builder: the `TowerBuilder`.
       request: `Request`.
       towers: list of `Tower`.
-      losses: of the build: scalar, or dict of scalars by name.
-      combined: `CombinedTowers`, or dict of such by name.
+      losses: the build's loss: scalar, or dict of scalars by name.
+      combined: `CombinedTowers`, or dict of `CombinedTowers` by name.
     """
     if not request.objectives:
         return Update(None, {}, [], [], {}, False)
@@ -57,7 +57,7 @@ def _of_one_loss(builder, request, towers, loss, gradients, combined):
         if request.numerics.check_numerics:
             on_skip = functools.partial(checked_at_least_scale, combined.gradients, scaled_losses)
     after = [loss] + _updates(builder, towers, request.of_tower.update_ops)
-    after += copies_follow(request.replicas, after[1:], [loss] + _read_for(gradients, combined))
+    after += replicas_follow(request.replicas, after[1:], [loss] + _read_for(gradients, combined))
     applied = apply_update(
         request.objectives[0].optimizer, gradients, request.global_step, request.placement,
         builder.variables, after, request.replicas, combined.on_towers, scaled_losses, on_skip)
@@ -65,21 +65,21 @@ def _of_one_loss(builder, request, towers, loss, gradients, combined):
 
 
 def _of_several(builder, request, towers, losses, gradients, combined):
-    """Each loss's own train op, which computes nothing of the others; and that of all.
+    """A train op for each loss, which computes nothing for the others; and one for all losses.
 
-    The latter takes all gradients of the weights before the step, and applies them in the order of
-    the losses: two that train the same variable do not write it at the same time.
+    The train op for all losses takes all gradients at the weights before the step, and applies them
+    in the order of the losses: two optimizers do not write the same variable at the same time.
     """
     updates = _updates(builder, towers, request.of_tower.update_ops)
     riding = _riding(updates, losses, towers)
     train_ops, slots, applied = collections.OrderedDict(), [], []
     joint_after = flat(losses) + updates + [
         tensor for pairs in flat(gradients) for tensor in tensors_of(pairs)]
-    joint_after += copies_follow(request.replicas, updates, joint_after + [
+    joint_after += replicas_follow(request.replicas, updates, joint_after + [
         tensor for each in flat(combined) for tensor in _read_for([], each)])
     for each in request.objectives:
         after = [losses[each.name]] + riding[each.name]
-        after += copies_follow(
+        after += replicas_follow(
             request.replicas, riding[each.name],
             after + _read_for(gradients[each.name], combined[each.name]))
         train_ops[each.name], made, counts = apply_update(
@@ -100,7 +100,7 @@ def _of_several(builder, request, towers, losses, gradients, combined):
 
 
 def _read_for(gradients, combined):
-    """The tensors of the gradients that the optimizer gets, and of those on each tower."""
+    """The tensors of the gradients that the optimizer gets, and of their replicas on each tower."""
     on_towers = [(gradient, None) for every in (combined.on_towers or {}).values()
                  for gradient in every]
     return tensors_of([pair for pair in list(gradients) + on_towers if pair[0] is not None])
@@ -109,11 +109,11 @@ def _read_for(gradients, combined):
 def _riding(updates, losses, towers):
     """{name of a loss: the updates that ride on its train op}.
 
-    An update, batch norm's say, is computed from activations of its layer. It rides on the train op
-    of a loss if that loss is computed from the same activations: the step then computes nothing
-    more for it. One that needs activations of several losses (an average of both, one group of all
-    updates) would ride nowhere and be lost where losses are trained in turn: it rides on each of
-    those losses.
+    An update, such as batch norm's, is computed from activations of its layer. It rides on the
+    train op of a loss that is computed from the same activations: the step then computes nothing
+    else for it. An update that needs activations of several losses (an average of both, one group
+    of all updates) would ride nowhere and be lost where losses are trained in turn: it rides on
+    each of those losses.
     """
     roots = tuple(tower.name_scope for tower in towers)
     known = {name: {op for op in graph_walk.ancestors([loss]) if op.startswith(roots)}

@@ -2,9 +2,9 @@
 
 `tf.train.Saver` writes a checkpoint, on TF 1.15 as on 2.21, in this order: the data under another
 name, renamed; the index (V2 format) under another name, renamed; the state file `checkpoint`, which
-names the newest one, under another name, renamed; only then does it delete the oldest one. So
-whatever moment a process is killed, what the state file names is whole, and what it does not name
-may be half there. (A `Saver(sharded=True)` writes into a folder first and the index in place, also
+names the newest one, under another name, renamed; only then does it delete the oldest one. So at
+whatever moment a process is killed, a checkpoint that the state file names is whole; another one
+may be incomplete. (A `Saver(sharded=True)` writes into a folder first and the index in place, also
 before the state file.)
 
 TF notices damage when it reads: the blocks of an index, and each tensor, carry a CRC.
@@ -23,7 +23,7 @@ from towers.reason import reason_of
 
 STATE_FILE = 'checkpoint'
 
-# What TF's checkpoint reader raises for damaged files: TF 1.15 mostly DataLossError and
+# The errors of TF's checkpoint reader for damaged files: TF 1.15 mostly DataLossError and
 # OutOfRangeError, TF 2 a plain OpError or, as it translates its own errors, one of Python's.
 READ_ERRORS = (tf.errors.OpError, RuntimeError, IndexError, ValueError)
 
@@ -35,9 +35,9 @@ class Newest(collections.namedtuple('Newest', 'prefix step skipped')):
     """The checkpoint to go on from.
 
     Attributes:
-      prefix: what `Saver.restore` takes.
-      step: the step in its name, else that of its `global_step`, else None.
-      skipped: list of `Damaged`, newest first: what `recover=True` passed over.
+      prefix: the argument for `Saver.restore`.
+      step: the step in its name, else the value of its `global_step`, else None.
+      skipped: list of `Damaged`, newest first: the checkpoints that `recover=True` passed over.
     """
     __slots__ = ()
 
@@ -53,24 +53,23 @@ class Damaged(collections.namedtuple('Damaged', 'prefix step reason')):
 def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[str]:
     """Finds the checkpoint to go on from, and reads every tensor of it to see that it is whole.
 
-    The newest one is the one that the state file `checkpoint` names. Where there is no state file,
-    a lone finished checkpoint is it: so a process leaves a directory that is killed in its first
-    save.
-    Nothing is changed in the directory.
+    The newest checkpoint is the one that the state file `checkpoint` names. Where there is no state
+    file, it is the only finished checkpoint: a process that is killed in its first save leaves such
+    a directory. Nothing is changed in the directory.
 
     Args:
-      directory: where the checkpoints are. One that has been moved or copied is no problem: of
-        the paths in the state file only the last part counts.
-      recover: if the newest one is damaged, or nothing says which it is, take the whole one before
-        it (by the step in its name). What was passed over is in `skipped`.
+      directory: the folder of the checkpoints. It may have been moved or copied: of the paths in
+        the state file only the last part counts.
+      recover: if the newest checkpoint is damaged, or it is not known which it is, take the last
+        whole one (by the step in its name). The ones passed over are in `skipped`.
 
     Returns:
       `Newest`, or None for a directory that is missing or has no checkpoint.
 
     Raises:
-      CheckpointError: without `recover`, if the newest one is damaged or the state file is lost,
-        damaged, or names files that are gone; with it, if there is no whole one. Or `directory` is
-        something else.
+      CheckpointError: without `recover`, if the newest checkpoint is damaged or the state file is
+        lost, damaged, or names files that are gone; with `recover`, if no checkpoint is whole. Or
+        `directory` is no directory.
     """
     directory = directory_name('directory', directory)
     check_flag('recover', recover)
@@ -100,10 +99,10 @@ def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[
 
 
 def newest_named(directory, there):
-    """The newest of the checkpoints `there` as the state file has it, without reading it.
+    """The newest of the checkpoints `there` by the state file; the checkpoint itself is not read.
 
     Returns:
-      (prefix, None); or (None, what is wrong with the state file); or (None, None): there is none.
+      (prefix, None); or (None, the fault of the state file); or (None, None) without a checkpoint.
     """
     state, wrong = read_state(directory)
     if wrong:
@@ -138,7 +137,7 @@ def _last_whole(candidates, skipped):
 
 
 def describe_safe(directory):
-    """What of a directory can be relied on, as a sentence; for errors about writing into it."""
+    """A sentence for errors about writing: which checkpoint of a directory is whole."""
     if not tf.io.gfile.isdir(directory):
         return 'There is no checkpoint there.'
     try:
@@ -169,7 +168,7 @@ def damage(prefix):
         try:
             reader.get_tensor(name)
         except tf.errors.UnimplementedError:
-            continue  # no damage: of a V1 file the reader hands out few types, float16 not
+            continue  # no damage: the reader of V1 files knows few dtypes, and not float16
         except READ_ERRORS as error:
             files = ', '.join(map(os.path.basename, data_files(prefix))) or 'no data file'
             return 'is damaged: %s: tensor %s: %s' % (files, name, first_line(error))
@@ -177,7 +176,7 @@ def damage(prefix):
 
 
 def first_line(error):
-    """What a TF error is about, in one line: without the op and the stack of its creation."""
+    """The text of a TF error in one line, without the op and the stack of its creation."""
     return reason_of(error).rstrip('.')
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint against the variables of a graph: is it theirs, and if not, what of it fits."""
+"""Compares a checkpoint with the variables of a graph: does all of it fit, or which part?"""
 
 import collections.abc
 import os
@@ -47,7 +47,7 @@ def check_fits(prefix: str, variables: typing.Any = None) -> None:
 
 
 def difference(prefix, variables=None):
-    """What `check_fits` raises, as `(text, names that are in the checkpoint only)`.
+    """The error of `check_fits`, as `(text, names that are in the checkpoint only)`.
 
     Args:
       prefix, variables: as for `check_fits`.
@@ -77,10 +77,10 @@ def difference(prefix, variables=None):
 
 
 class InitialValues(object):
-    """What `init_from` takes of a checkpoint; `str` lists it.
+    """The values that `init_from` takes from a checkpoint; `str` lists them.
 
     Attributes:
-      prefix: of the checkpoint.
+      prefix: the checkpoint's prefix.
       taken: sorted list of the names that are taken.
       left: sorted list of `(name, reason)`: variables of the graph that keep their initial value.
       unused: sorted list of the names that are in the checkpoint only.
@@ -110,7 +110,7 @@ class InitialValues(object):
 
 def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence = (),
               optimizer_state: bool = False) -> InitialValues:
-    """Takes from a checkpoint what fits the variables of a graph by name, shape and type.
+    """Takes the tensors from a checkpoint that fit the variables of a graph by name, shape, type.
 
     For published weights, such as an InceptionResNet with another number of classes. Builds the
     ops for it, so call it before the graph is finalized, and `restore` in a session:
@@ -172,7 +172,7 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
 
 
 def _contents(prefix):
-    """Names to shapes, and names to types, of what is in a checkpoint."""
+    """`({name: shape}, {name: type})` of the tensors in a checkpoint."""
     try:
         reader = tf.train.NewCheckpointReader(prefix)
         shapes = reader.get_variable_to_shape_map()
@@ -256,13 +256,13 @@ def _is_under(name, scope):
 
 
 def _is_counter(variable):
-    """The global step, and others that say how far a run is: examples seen, epochs."""
+    """Whether a variable counts the progress of a run: the global step, examples seen, epochs."""
     return (not variable.trainable and variable.dtype.is_integer
             and variable.shape.num_elements() == 1)
 
 
 def _is_optimizer_state(variable, own_names):
-    """Whether a variable's own name, whatever it is in the checkpoint, is below a variable's."""
+    """Whether a variable's name in the graph is below another variable's name (a slot)."""
     if variable.trainable:
         return False
     name = compat.saved_as(variable)[0]

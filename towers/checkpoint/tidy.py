@@ -1,6 +1,6 @@
-"""Order in a directory of checkpoints: what a killed writer left, what is damaged, the state file.
+"""Puts a directory of checkpoints in order: leftovers of a killed writer, damage, the state file.
 
-Under `hold_directory` only, that is, when no other process is writing there.
+Only under `hold_directory`, so that no other process writes there.
 """
 
 import os
@@ -26,16 +26,16 @@ _DATA_FILE = re.compile(r'^(.+\.ckpt(?:-\d+)?)\.data-\d{5}-of-\d{5}$')
 def tidy_directory(directory: str, newest: str) -> typing.List[str]:
     """Brings a directory into order before a run writes into it.
 
-    Removes what a killed writer left: files and folders under the temporary names that TF uses,
-    and data files without an index that the state file does not know. Renames what `recover=True`
-    passed over to `….damaged`, so that nothing takes it for a checkpoint again, and has the state
-    file name `newest`. A whole checkpoint that the state file does not know stays: a process that
-    is killed between writing the state file and deleting the oldest one leaves such, but they are
-    also how one puts a checkpoint by.
+    Removes the leftovers of a killed writer: files and folders under the temporary names that TF
+    uses, and data files without an index that the state file does not know. Renames the checkpoints
+    that `recover=True` passed over to `….damaged`, so that they are not taken for checkpoints
+    again, and writes a state file that names `newest`. A whole checkpoint that the state file does
+    not know stays: a process that is killed between writing the state file and deleting the oldest
+    checkpoint leaves one, but so does a user who keeps a checkpoint on purpose.
 
     Args:
-      directory: where the checkpoints are.
-      newest: what `newest_checkpoint` returned.
+      directory: the folder of the checkpoints.
+      newest: the result of `newest_checkpoint`.
 
     Returns:
       List of lines that say what was done; empty if there was nothing to do.
@@ -67,7 +67,7 @@ def tidy_directory(directory: str, newest: str) -> typing.List[str]:
 
 
 def remove_leftovers(directory):
-    """Removes what a killed writer left in a directory.
+    """Removes the leftovers of a killed writer from a directory.
 
     Returns:
       List of the names that were removed.

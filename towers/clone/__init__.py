@@ -1,1 +1,1 @@
-"""Further towers as copies of the finished graph of the first one."""
+"""Further towers as clones of the finished graph of the first one."""

@@ -1,22 +1,22 @@
-"""Further towers as clones of the first one's finished graph, instead of a call each.
+"""Makes further towers as clones of the first tower's finished graph, instead of by calls.
 
-Building a tower by calling the model function and differentiating what it made takes Python as long
-as the model is large, again for every tower. The graphs that come out differ in names, devices,
-seeds and shards only. So the operations that the first tower's outputs need, forward and backward,
-are copied by `tf.import_graph_def`:
+Calling the model function and differentiating its loss takes time for every tower, the more the
+larger the model is. The graphs of the towers differ only in names, devices, seeds and shards. So
+the operations that the first tower's outputs need, forward and backward, are cloned by
+`tf.import_graph_def`:
 
     tower_0/…   ->  tower_k/…                     names, frames of loops, texts that hold names
     shard 0     ->  shard k                       and its weight
     tower 0's device  ->  tower k's               where it was the tower's scope that said so
     seed        ->  a seed of tower k             of each random op
-    variables and what else is from outside       stay what they are
+    variables, and other tensors from outside     stay what they are
 """
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.clone import limits
-from towers.clone.functions import FunctionCopies
+from towers.clone.functions import ClonedFunctions
 from towers.clone.limits import CannotClone
 from towers.clone.template import Template, colocation, producer_of
 from towers.graph.scopes import inside_text
@@ -36,7 +36,7 @@ class Cloner:
           builder: the `TowerBuilder` that built it, which knows what all towers share.
 
         Raises:
-          CannotClone: it cannot be.
+          CannotClone: a clone would differ from a call of the model function.
         """
         self._tower = tower
         self._shards = shards
@@ -55,7 +55,7 @@ class Cloner:
         self._nodes = {op.name: nodes[op.name] for op in made if op.name in nodes}
         for node in self._nodes.values():
             limits.check_state(node, 'operation')
-        functions = FunctionCopies(list(self._nodes.values()), self._graph, tower.device)
+        functions = ClonedFunctions(list(self._nodes.values()), self._graph, tower.device)
         limits.check_outside(
             outside, made, self._shared, builder.owned, self._root,
             {leaf.op.name for leaf in _leaves(shards.inputs[0])}, self._graph)
@@ -64,12 +64,12 @@ class Cloner:
                                   self._graph)
 
     def tower(self, index, device, scope):
-        """The clone with that number, on that device: a `Tower`.
+        """Makes a clone: a `Tower`.
 
         Args:
-          index: from 1.
-          device: its device.
-          scope: the name of its name scope.
+          index: the clone's number, from 1.
+          device: the clone's device.
+          scope: the name of the clone's name scope.
         """
         with tf.name_scope(scope) as root:
             pass
@@ -92,10 +92,10 @@ class Cloner:
             updates=clones(tower.updates), data_loss=clones(tower.data_loss),
             backward=frozenset(self._in_text.sub(root, name) for name in tower.backward))
 
-    # ---- what is copied -------------------------------------------------------------------------
+    # ---- what is cloned -------------------------------------------------------------------------
 
     def _needed(self, operations):
-        """What these operations need: ({name: NodeDef} within the tower, names outside of it)."""
+        """Ancestors of operations: `({name: NodeDef} within the tower, names outside of it)`."""
         nodes, outside = {}, set()
         stack = [op.name for op in operations]
         while stack:
@@ -112,10 +112,10 @@ class Cloner:
         return nodes, outside
 
     def _tell_devices(self):
-        """{name: device} of what does not simply go from this tower's device to the clone's.
+        """{name: device} of operations that do not move from this tower's device to the clone's.
 
-        A device is a name; `('like', name)` of an operation that is to be followed; or
-        `('moved', name)` where only a part of the device is the tower's.
+        A device is a name; or `('like', name)`: the device of that operation's clone; or `('moved',
+        name)`: the device with the tower's part exchanged.
         """
         devices = {}
         for name, node in self._nodes.items():
@@ -137,9 +137,9 @@ class Cloner:
         return devices
 
     def _was_put(self, name, node):
-        """Whether it is a gradient operation that was put on the tower when it was finished.
+        """Whether an operation is a gradient that was put on the tower after it was made.
 
-        By `place_backward`, with its stage, or by `keep_with_tower`: no device scope says so then.
+        `place_backward` and `keep_with_tower` do so; no device scope tells of it.
         """
         stages = stages_of(self._tower.device)
         return name in self._tower.backward and node.device in stages and (
@@ -176,7 +176,7 @@ class Cloner:
                 for name, key in self._template.outside.items()}
 
     def _finish(self, device, root):
-        """Sets what an import cannot: devices, colocations, and control inputs from outside."""
+        """Sets what an import cannot set: devices, colocations, and control inputs from outside."""
         for name in self._devices:
             compat.set_device(self._clone(name, root), self._device_of(name, device))
         for name, groups in self._template.colocated:
@@ -194,18 +194,18 @@ class Cloner:
         return moved(said[1], self._tower.device, device) if isinstance(said, tuple) else said
 
     def _clone(self, name, root):
-        """The clone's counterpart of an operation of the first tower, by name.
+        """The clone of an operation of the first tower, by name.
 
-        An operation from outside of the tower has none and is returned itself.
+        An operation from outside of the tower is returned itself.
         """
         if name in self._nodes:
             return self._graph.get_operation_by_name(self._in_text.sub(root, name))
         return self._exchanged.get(name) or self._graph.get_operation_by_name(name)
 
     def _clone_of(self, leaf, root):
-        """The clone's counterpart of a tensor or an operation.
+        """The clone of a tensor or an operation.
 
-        What assigning to a variable returns has a variable's type; its counterpart is an operation.
+        Assigning to a variable returns an object of a variable's type; its clone is an operation.
         """
         clone = self._clone(leaf.op.name if hasattr(leaf, 'op') else leaf.name, root)
         if isinstance(leaf, tf.Operation):
@@ -215,7 +215,7 @@ class Cloner:
         if clone is leaf.op:
             return leaf
         clone = clone.outputs[leaf.value_index]
-        clone.set_shape(leaf.shape)  # what Python code said of it is in no GraphDef
+        clone.set_shape(leaf.shape)  # a shape that Python code has set is in no GraphDef
         return clone
 
 

@@ -1,7 +1,7 @@
 """Functions that the operations of a tower call: bodies of loops and branches in control flow v2.
 
-A function without random numbers and devices serves all towers. One that has either needs a copy
-of its own for each clone, and so does one that calls such a function.
+A function without random numbers and devices serves all towers. A function with random numbers or
+devices needs a clone in each tower, and so does a function that calls it.
 """
 
 import re
@@ -14,21 +14,21 @@ from towers.graph.graph_walk import functions_of
 from towers.placement.tower_device import follows_tower, moved, overlaps
 
 
-class FunctionCopies:
-    """The functions that some nodes of a tower call, and copies of them."""
+class ClonedFunctions:
+    """The functions that some nodes of a tower call, and clones of those that need one."""
 
     def __init__(self, nodes, graph, device):
         """
         Args:
           nodes: list of `tf.NodeDef`.
-          graph: the graph they are of.
+          graph: the graph of the nodes.
           device: the tower's device.
 
         Raises:
-          CannotClone: a function that cannot be copied.
+          CannotClone: a function that cannot be cloned.
         """
         self._graph, self._device = graph, device
-        self._library, self._moves, self.copied = {}, {}, set()
+        self._library, self._moves, self.cloned = {}, {}, set()
         called = set().union(*map(functions_of, nodes)) if nodes else set()
         if not called:
             return
@@ -45,27 +45,27 @@ class FunctionCopies:
                 stack.extend(each for each in functions_of(node) if each in known)
         for name, function in self._library.items():
             self._moves[name] = self._that_move(function)
-        self._find_copied()
-        with_gradient = self.copied & {each.function_name for each in definitions.gradient}
+        self._find_cloned()
+        with_gradient = self.cloned & {each.function_name for each in definitions.gradient}
         if with_gradient:
             raise CannotClone('function %s has a gradient function' % min(with_gradient))
 
-    def copies(self, scope, device, new_seed):
-        """The functions that differ for a clone, and the names that they have there.
+    def for_clone(self, scope, device, new_seed):
+        """The functions that differ for a cloned tower, and their names there.
 
         Args:
-          scope: name scope of the clone.
-          device: its device.
+          scope: name scope of the cloned tower.
+          device: the cloned tower's device.
           new_seed: function from `(seed, seed2)` to the seed2 of the clone.
 
         Returns:
-          `(names, library)`: dict from names to those of the copies; a list of `tf.FunctionDef`,
-          as a `tf.GraphDef` holds them.
+          `(names, library)`: dict from names to names of the clones; a list of the clones, each a
+          `FunctionDef` of a `tf.GraphDef`.
         """
         names = {name: '%s__%s' % (name, scope.strip('/').replace('/', '_'))
-                 for name in self.copied}
+                 for name in self.cloned}
         library = []
-        for name in sorted(self.copied):
+        for name in sorted(self.cloned):
             function = tf.GraphDef().library.function.add()
             function.CopyFrom(self._library[name])
             function.signature.name = names[name]
@@ -79,14 +79,14 @@ class FunctionCopies:
         return names, library
 
     def _that_move(self, function):
-        """Names of a function's nodes that are on the tower's device because the tower is there."""
+        """Names of the nodes of a function that move to the cloned tower's device."""
         name, found, operations = function.signature.name, set(), None
         for node in function.node_def:
             if not (node.device and overlaps(node.device, self._device)):
                 continue
             if operations is None:
                 operations = compat.function_operations(self._graph, name)
-            # A node has a number behind its name where an argument of the function has the name.
+            # Where an argument of the function has a node's name, the node's name is numbered.
             op = operations.get(node.name) or operations.get(re.sub(r'_\d+$', '', node.name))
             op = _that_leads(op if op is not None and op.type == node.op else None, operations)
             follows = None if op is None else follows_tower(op)
@@ -100,14 +100,14 @@ class FunctionCopies:
                 found.add(node.name)
         return found
 
-    def _find_copied(self):
-        self.copied = {name for name, function in self._library.items()
+    def _find_cloned(self):
+        self.cloned = {name for name, function in self._library.items()
                        if self._moves[name] or any(map(has_seed, function.node_def))}
         before = None
-        while before != len(self.copied):
-            before = len(self.copied)
-            self.copied |= {name for name, function in self._library.items()
-                            if any(functions_of(node) & self.copied
+        while before != len(self.cloned):
+            before = len(self.cloned)
+            self.cloned |= {name for name, function in self._library.items()
+                            if any(functions_of(node) & self.cloned
                                    for node in function.node_def)}
 
 
@@ -124,9 +124,9 @@ def rename_functions(node, names):
 
 
 def _that_leads(op, operations):
-    """The last operation of a chain of colocations.
+    """The last operation of the chain of colocations that begins at `op`.
 
-    The operation itself where it has none; None where the chain leaves the function.
+    `op` itself where it is colocated with none; None where the chain leaves the function.
     """
     while op is not None:
         groups = [group.decode()[len('loc:@'):] for group in op.colocation_groups()]

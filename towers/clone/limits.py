@@ -1,9 +1,8 @@
 """Operations that cannot be cloned: a clone of them would differ from a call of the model function.
 
-A clone is the same nodes under other names. It falls short where a node is more than its type,
-inputs and attributes say: where it keeps state of its own (a table, a queue), calls back into
-Python, or waits to be fed by whoever holds it. There, towers are built by a call of the model
-function each.
+A clone has the same nodes under other names. That is not enough where a node is more than its type,
+inputs and attributes: where it keeps state of its own (a table, a queue), calls back into Python,
+or is a placeholder. There, towers are built by a call of the model function each.
 """
 
 import tensorflow.compat.v1 as tf
@@ -13,14 +12,14 @@ from towers.graph.variable_access import VARIABLE_OPS
 
 
 class CannotClone(Exception):
-    """Raised within this package; the text is the reason, half a sentence."""
+    """Raised within this package; the text is the reason, a clause that completes a sentence."""
 
 
 def check_shards(shards):
-    """Sizes that are static get into the graph as constants, so all shards have to have one.
+    """Checks that all shards have equal static sizes, which get into the graph as constants.
 
     Raises:
-      CannotClone: they differ.
+      CannotClone: the sizes differ.
     """
     first = _static_shapes(shards.inputs[0])
     for inputs, weight in zip(shards.inputs, shards.weights):
@@ -50,11 +49,11 @@ _ANONYMOUS_STATE = ('Anonymous', 'IteratorFromStringHandle')
 
 
 def check_state(node, where):
-    """Raises `CannotClone` for a node that is more than its type, inputs and attributes say.
+    """Raises `CannotClone` for a node that is more than its type, inputs and attributes.
 
     Args:
       node: `tf.NodeDef`, of a tower or of a function.
-      where: what it is, for the text.
+      where: the node's place, for the text.
     """
     reason = None
     if node.op in _FED:
@@ -70,24 +69,24 @@ def check_state(node, where):
 
 
 def check_outside(names, made, shared, owned, root, inputs, graph):
-    """Looks at what a tower's operations take from outside of its name scope.
+    """Checks the operations outside of a tower's name scope that the tower's operations read.
 
-    What was there before the tower, what was made with a variable as a part of it, and what follows
-    from variables alone and is under a variable's name (the joined parts of a partitioned one, its
-    L2 loss), all towers share. Anything else that the model function's call made there (under
-    `tf.name_scope(None)`, say) another call would have made again.
+    All towers share operations from before the tower, parts of variables, and operations under a
+    variable's name that are computed from variables alone (the joined parts of a partitioned
+    variable, its L2 loss). Any other operation that the model function's call made outside of the
+    scope (under `tf.name_scope(None)` for example) would be made again by another call.
 
     Args:
       names: names of operations outside of the name scope that are used in it.
       made: the operations that building the tower made.
       shared: names of operations that are for all towers.
-      owned: names of operations that were made with variables, as parts of them.
+      owned: names of operations that are parts of variables.
       root: the name scope of the tower.
       inputs: names of the operations of its shard.
       graph: their graph.
 
     Raises:
-      CannotClone: the call made one of them, and not for all towers; or one is within a loop.
+      CannotClone: the call made one of the operations for this tower only; or one is in a loop.
     """
     made = {op.name: op for op in made}
     variables = {variable.op.name for variable in tf.global_variables() + tf.local_variables()}
@@ -112,7 +111,7 @@ def _has_name_of(name, variables):
 
 
 def _follows_from_variables(op, made, owned, root, inputs):
-    """Whether an operation would be the same in each tower: it computes from what they share."""
+    """Whether an operation is the same in each tower: computed from shared variables alone."""
     stack, seen = [op], {op.name}
     while stack:
         op = stack.pop()

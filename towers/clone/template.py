@@ -1,4 +1,4 @@
-"""The graph that is imported for a clone: a copy of the first tower's, adapted to each tower."""
+"""The `tf.GraphDef` that is imported for a clone: the first tower's, adapted to each tower."""
 
 import zlib
 
@@ -13,13 +13,13 @@ from towers.tower.stateless_random import key_of
 
 
 class Template:
-    """Copies of nodes, with names relative to the name scope of their tower.
+    """Clones of nodes, with names relative to the name scope of their tower.
 
-    Devices, colocations and control inputs from outside are left out: an import could not be told.
+    Devices, colocations and control inputs from outside are left out: an import cannot set them.
 
     Attributes:
-      graph_def: the `tf.GraphDef` to be imported; `adapt` changes it into that of the next clone.
-      outside: {name of a tensor from outside: what `graph_def` calls it}.
+      graph_def: the `tf.GraphDef` to be imported; `adapt` changes it for the next clone.
+      outside: {name of a tensor from outside: its name in `graph_def`}.
       controls: list of `(name, names of operations from outside that it waits for)`.
       colocated: list of `(name, its colocation groups)`.
     """
@@ -27,21 +27,21 @@ class Template:
     def __init__(self, nodes, root, functions, random_keys, graph):
         """
         Args:
-          nodes: {name: `tf.NodeDef`} of the operations to be copied, in order.
+          nodes: {name: `tf.NodeDef`} of the operations to be cloned, in order.
           root: the name scope of their tower.
-          functions: `FunctionCopies` of these nodes.
-          random_keys: {name of a constant that holds a seed: what it is the seed of}.
-          graph: the graph they are of.
+          functions: `ClonedFunctions` of these nodes.
+          random_keys: {name of a constant that holds a seed: name of the random op}.
+          graph: the graph of the nodes.
 
         Raises:
-          CannotClone: they are too large.
+          CannotClone: the nodes are too large.
         """
         self._nodes, self._root, self._functions = nodes, root, functions
         self._random_keys, self._graph_seed = random_keys, graph.seed
         self._in_text = inside_text(root)
         self.graph_def = tf.GraphDef()
         self.graph_def.versions.CopyFrom(graph.graph_def_versions)
-        self._called = {name: name for name in self._functions.copied}  # and as the template says
+        self._called = {name: name for name in self._functions.cloned}  # and as the template says
         self.outside, self.controls, self.colocated = {}, [], []
         self._texts = []  # (function that sets a text, the text in the first tower)
         self._seeds, self._keys, self._messages, self._callers = [], [], [], []
@@ -112,7 +112,7 @@ class Template:
                 self._texts.append((setter, text))
 
     def adapt(self, index, root, device):
-        """Makes `graph_def` that of the tower with this number, name scope and device."""
+        """Changes `graph_def` into the graph of the tower of this number, name scope and device."""
         for setter, text in self._texts:
             setter(self._in_text.sub(root, text) if isinstance(text, str)
                    else self._in_text.sub(root, text.decode()).encode())
@@ -123,7 +123,7 @@ class Template:
 
         for value, seed, seed2 in self._seeds:
             value.i = new_seed(seed, seed2)
-        names, library = self._functions.copies(root, device, new_seed)
+        names, library = self._functions.for_clone(root, device, new_seed)
         del self.graph_def.library.function[:]
         self.graph_def.library.function.extend(library)
         exchange = {self._called[name]: names[name] for name in names}

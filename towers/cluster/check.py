@@ -25,10 +25,10 @@ def check_cluster(model_fn: typing.Callable, inputs: typing.Any,
                   seed: int = 0, **options) -> TowersReport:
     """Trains a model some steps on several workers and on one device, and compares the numbers.
 
-    As `check_towers`, whose one device it is. The workers are threads of this process, with a
-    server of TensorFlow each, so what they send goes over loopback. Compared are the losses (weighted by
-    the workers' examples), the gradients of the first step, variables and slots after the last; and
-    with `kind='ring'` that all workers' variables are the same.
+    The run on one device is that of `check_towers`. The workers are threads of this process, with a
+    server of TensorFlow each, and send to each other over loopback. Compared are the losses
+    (weighted by the workers' examples), the gradients of the first step, variables and slots after
+    the last; and with `kind='ring'` that all workers' variables are the same.
 
     Args:
       model_fn, make_optimizer, steps, reduction, tolerance, seed: as for `check_towers`.

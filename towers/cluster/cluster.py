@@ -26,20 +26,20 @@ class Cluster(collections.namedtuple('Cluster', [
     The towers' gradients are combined within each machine, then once across the machines. With
     `n_w` of the step's n examples on worker w of W, and `g_w` the gradient of the mean loss there,
 
-        mean:  sum_w (n_w / n) g_w            (that of all examples' mean loss on one device)
-        sum:   N times that, with N = W * N_w towers in all
+        mean:  sum_w (n_w / n) g_w            (the mean loss of all examples on one device)
+        sum:   N sum_w (n_w / n) g_w          with N = W * N_w towers in all
 
     Attributes:
       kind: `'ring'` (TensorFlow's ring all-reduce: every worker holds the weights), `'ps'`
         (TensorFlow's parameter servers hold them), `'horovod'`.
       workers: tuple of `'host:port'`, the chief first; with Horovod of None.
       ps: tuple of `'host:port'`; empty but for `'ps'`.
-      job: `'worker'`, `'ps'` or `'evaluator'`: what this process is.
-      rank: its number among those.
+      job: `'worker'`, `'ps'` or `'evaluator'`: the job of this process.
+      rank: the number of this process in its job.
       synchronous: for `'ps'`: whether a step waits for the gradients of all workers.
       backup_workers: for synchronous `'ps'`: how many workers' gradients a step does not wait for.
-      uneven: whether workers may have batches of different size. A batch of no static size is
-        taken for uneven; batches of a static one that differ are refused at the start without it.
+      uneven: whether workers may have batches of different size. A batch without a static size
+        counts as uneven; static sizes that differ are refused at the start unless this is True.
       active: float scalar of this process, 1 or 0: with 0 its batch counts as none; see
         `until_all_end`. None: always 1.
       partition_bytes: for `'ps'`: the least bytes of a part, see `partitioner`.
@@ -53,7 +53,7 @@ class Cluster(collections.namedtuple('Cluster', [
         """
         Raises:
           InvalidArgumentError: an argument that makes no sense, or does not go with the kind.
-          ClusterError: an address that is none or occurs twice; a rank that is not there.
+          ClusterError: a malformed address, or one that occurs twice; a rank out of range.
         """
         check_choice('kind', kind, KINDS)
         check_choice('job', job, ('worker', 'ps', 'evaluator'))
@@ -123,8 +123,8 @@ class Cluster(collections.namedtuple('Cluster', [
         Args:
           kind: see the class; None: `'ps'` where there are parameter servers, else `'ring'`.
           environment: dict; None for `os.environ`.
-          **fields: fields that are to be other than `TF_CONFIG` has them; those that are None are
-            left to it.
+          **fields: fields with other values than in `TF_CONFIG`; None leaves the value of
+            `TF_CONFIG`.
 
         Returns:
           A `Cluster`.
@@ -179,7 +179,7 @@ class Cluster(collections.namedtuple('Cluster', [
         return tf.train.ClusterSpec(jobs)
 
     def session_config(self, config):
-        """A `tf.ConfigProto` with what a session or server of this cluster wants, a new one.
+        """A new `tf.ConfigProto` with the settings for a session or server of this cluster.
 
         Args:
           config: a `tf.ConfigProto`, see `towers.session_config`.
@@ -203,17 +203,17 @@ class Cluster(collections.namedtuple('Cluster', [
         return changed
 
     def partitioner(self):
-        """For `tf.get_variable(partitioner=…)`: cuts what is large into one part a server.
+        """For `tf.get_variable(partitioner=…)`: cuts a large variable into parts, one a server.
 
-        A variable gets as many parts of `partition_bytes` at least as it is large enough for, at
-        most one a parameter server. None where there is one server or none.
+        A variable gets as many parts as possible of at least `partition_bytes` each, and at most
+        one for each parameter server. None where there is one server or none.
         """
         if len(self.ps) < 2:
             return None
         return tf.min_max_variable_partitioner(len(self.ps), min_slice_size=self.partition_bytes)
 
     def machines(self, examples, reduction, num_towers):
-        """What combines the gradients of this build across the machines; makes no operation.
+        """The object that combines the build's gradients across machines; makes no operation.
 
         Args:
           examples: the batch of this machine: an int, or an int scalar.

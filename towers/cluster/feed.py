@@ -1,4 +1,4 @@
-"""Each machine's own data: which part it reads, and what it does when that ends before others'."""
+"""The data of each machine: which part it reads, and how it goes on when its part ends first."""
 
 import collections
 import os
@@ -55,9 +55,9 @@ def until_all_end(dataset: typing.Any) -> Feed:
         cluster = cluster._replace(active=feed.active)
         built = towers.build_towers(model_fn, feed.inputs, optimizer, cluster=cluster)
 
-    A worker whose data has ended computes its first batch again, which then weighs nothing. The
-    step in which no worker has data raises `tf.errors.OutOfRangeError` on all of them, as the end of the
-    data does, and changes nothing.
+    A worker whose data has ended computes its first batch again, with weight 0. The
+    step in which no worker has data raises `tf.errors.OutOfRangeError` on all of them, as the end
+    of the data does, and changes nothing.
 
     Args:
       dataset: a `tf.data.Dataset` of batches, this worker's; at least one.

@@ -21,8 +21,9 @@ def load_horovod():
     except (ImportError, ValueError, AttributeError) as error:
         raise MissingPackageError(
             "kind='horovod' needs Horovod, which cannot be loaded: %s. Install it with `pip "
-            "install horovod` (the extra horovod; it builds for TensorFlow 1.15 to 2.18), or use kind='ring', "
-            "TensorFlow's own, which needs nothing." % str(error).split('\n', 1)[0]) from None
+            "install horovod` (the extra horovod; it builds for TensorFlow 1.15 to 2.18), or use "
+            "kind='ring', TensorFlow's own, which needs nothing."
+            % str(error).split('\n', 1)[0]) from None
     return hvd
 
 
@@ -42,7 +43,7 @@ class HorovodMachines:
 
     @property
     def same_examples(self):
-        """The batch of this machine where that of all has to be the same, else None."""
+        """The examples of this machine where all machines need the same number, else None."""
         return self._shares.same_examples
 
     def combine(self, gradients):

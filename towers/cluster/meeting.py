@@ -1,8 +1,8 @@
-"""The workers of a ring meet before the first step, and find out whether they belong together.
+"""The workers of a ring meet before the first step, and compare what they are about to train.
 
 Worker 0 listens at its own address, before TensorFlow's server takes that port; the others connect
-and say what they are about to train. One that is about to train something else is refused, by name.
-The connections stay: `Watch` hears by them who is alive.
+and send their fingerprints. A worker with another fingerprint is refused, by name. The connections
+stay open: `Watch` uses them to know which workers are alive.
 """
 
 import socket

@@ -2,14 +2,15 @@
 
 Synchronous: each worker adds its gradient to TensorFlow's accumulators on the servers; the chief
 takes their sums when enough have come, makes the one update, and gives every other worker a token,
-for which it waits before its next step. That is what `tf.train.SyncReplicasOptimizer` does, but
-for what the contract needs: a worker adds one gradient a step for certain, since each one has
-tokens of its own; gradients are transformed (clipped, say) once, over all workers; rows of sparse
-ones are weighted as dense ones are (its accumulators divide a row by the number of workers that
-have it); batches may be uneven; and nothing hangs on a thread of the chief.
+for which the worker waits before its next step. `tf.train.SyncReplicasOptimizer` works like this,
+too, with these differences. Here a worker adds exactly one gradient a step, since each worker has
+its own tokens; gradients are transformed (clipped) once, over all workers; rows of sparse gradients
+are weighted like dense gradients (the accumulators there divide a row by the number of workers that
+have it); batches may be uneven; and no thread of the chief is needed.
 
-Rounds are even numbers that grow with the time of day, so that what is left over from before a
-restart of the chief is always older than what is new, and is dropped. An odd token is the last.
+The number of a round is even and grows with the time of day, so that gradients and tokens from
+before a restart of the chief are always older than new ones, and are dropped. An odd token is the
+last one.
 """
 
 import json
@@ -34,9 +35,9 @@ class ServedMachines:
     """Combines the gradients of one build over the workers of parameter servers.
 
     Attributes:
-      stops: int32 scalar, of a synchronous training: whether to stop after this step. On the chief
-        when a worker wants to, on the others when the chief has.
-      stop: operation with which a worker says so to the chief.
+      stops: int32 scalar of a synchronous training: whether to stop after this step. It is 1 on the
+        chief when a worker wants to stop, and on the others when the chief has stopped.
+      stop: operation by which a worker tells the chief that it wants to stop.
       hook: for the sessions of a synchronous training; None for an asynchronous one.
     """
 
@@ -49,11 +50,11 @@ class ServedMachines:
 
     @property
     def same_examples(self):
-        """The batch of this machine where that of all has to be the same, else None."""
+        """The examples of this machine where all machines need the same number, else None."""
         return self._shares.same_examples if self._cluster.synchronous else None
 
     def combine(self, gradients):
-        """On the chief the gradients over all machines; elsewhere, and asynchronously, its own."""
+        """On the chief the gradients over all machines; elsewhere, or asynchronously, its own."""
         cluster, shares = self._cluster, self._shares
         if not cluster.synchronous or cluster.num_workers == 1:
             return gradients
@@ -94,7 +95,7 @@ class ServedMachines:
         return self.hook is None or self._cluster.is_chief
 
     def counted(self, examples):
-        """What a step adds here to the examples that all workers have seen, of those seen here."""
+        """The number of examples that this worker adds to the count of all workers in a step."""
         if self.hook is None:
             return examples
         return examples * self._cluster.num_workers if self._cluster.is_chief else 0
@@ -139,13 +140,13 @@ class ServedMachines:
                 collections=[tf.GraphKeys.LOCAL_VARIABLES])
 
     def _summed(self, gradient, shape, name, needed):
-        """Adds a gradient to an accumulator of the current device; what the chief takes of it."""
+        """Adds a gradient to an accumulator on the current device; the sum that the chief takes."""
         local_round = self._own_round.read_value()
         if isinstance(gradient, tf.IndexedSlices):
             if self._cluster.backup_workers:
                 raise ClusterError(
-                    'backup_workers=%d, and the gradient %r is sparse: TensorFlow does not tell how '
-                    'many workers the sum of its rows is of. Leave backup_workers out.' % (
+                    'backup_workers=%d, and the gradient %r is sparse: TensorFlow does not tell '
+                    'how many workers the sum of its rows is of. Leave backup_workers out.' % (
                         self._cluster.backup_workers, name))
             accumulator = tf.SparseConditionalAccumulator(
                 gradient.dtype.base_dtype, shape, shared_name=name, reduction_type='SUM')
@@ -238,12 +239,12 @@ def answer_or_raise(cluster, deadline):
 
 
 def agree(cluster, own, target, config, deadline):
-    """Compares what this worker is about to train with what the chief is.
+    """Compares the fingerprint of this worker with the chief's.
 
-    The chief leaves it on the first parameter server, as JSON in a string variable.
+    The chief stores its fingerprint on the first parameter server, as JSON in a string variable.
 
     Raises:
-      ClusterError: they differ; or the chief, or a server, does not answer in time.
+      ClusterError: the fingerprints differ; or the chief, or a server, does not answer in time.
     """
     outcome = []
 

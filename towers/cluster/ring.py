@@ -20,7 +20,7 @@ _CPU = '/cpu:0'
 
 
 class Collectives:
-    """Makes the collective operations of one worker, with the keys that those of all others get.
+    """Makes the collective operations of one worker, with the same keys on all workers.
 
     Keys count on within a graph, so several builds in one graph do not meet.
     """
@@ -74,10 +74,11 @@ class RingMachines:
     Attributes:
       stops: int32 scalar: how many workers want to stop after this step; the same on all of them.
         None for a ring of one.
-      stop: operation with which this worker says so from its next step on.
-      data_ended: variable: whether no worker had an example in the step; None where that cannot be.
-      examples: float64 scalar: the examples of this step, of all workers; None where it is the same
-        number on each, which is then not counted.
+      stop: operation after which this worker wants to stop, from its next step on.
+      data_ended: variable: whether no worker had an example in the step; None where all always
+        have.
+      examples: float64 scalar: the examples of this step on all workers; None where each has the
+        same number, so that it is not counted.
     """
 
     def __init__(self, cluster, examples, reduction, num_towers):
@@ -89,7 +90,7 @@ class RingMachines:
 
     @property
     def same_examples(self):
-        """The batch of this machine where that of all has to be the same, else None."""
+        """The examples of this machine where all machines need the same number, else None."""
         return self._shares.same_examples
 
     def combine(self, gradients):
@@ -122,7 +123,7 @@ class RingMachines:
     """Whether this worker makes the update; on parameter servers the chief alone does."""
 
     def counted(self, examples):
-        """What a step adds here to the examples that all workers have seen, of those seen here."""
+        """The number of examples that this worker adds to the count of all workers in a step."""
         return examples * self._cluster.num_workers
 
     def train_op(self, update):

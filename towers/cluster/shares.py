@@ -1,4 +1,4 @@
-"""What part of a step's gradient each machine's gradient is."""
+"""The weight of each machine's gradient in the gradient of a step."""
 
 import tensorflow.compat.v1 as tf
 

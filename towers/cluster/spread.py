@@ -1,9 +1,9 @@
-"""Where each operation of a finished graph is, in a cluster with parameter servers.
+"""Puts the operations of a finished graph on the parameter servers and on this worker.
 
-The towers are built as on one machine, their variables on its CPU. Only when the graph is complete
-are its global variables spread over the servers, by size, and everything else put on this worker.
-So gradients are added up within the machine before they go over the wire, and nothing that a
-program makes beside the towers (savers, summaries, input) ends up on a server.
+The towers are built as on one machine, their variables on its CPU. When the graph is complete, its
+global variables are spread over the servers, by size, and all other operations are put on this
+worker. So gradients are added up within the machine before they go over the wire, and the program's
+other operations (savers, summaries, input) are on no server.
 """
 
 import collections
@@ -40,7 +40,7 @@ class SpreadingCreator(tf.train.SessionCreator):
 
 
 def spread_over_servers(cluster, graph, first=()):
-    """Gives every operation of a graph that has none a job and a task.
+    """Gives a job and a task to every operation of a graph that has none.
 
     Args:
       cluster: `Cluster` with parameter servers.

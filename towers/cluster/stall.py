@@ -8,10 +8,10 @@ from towers.cluster.ports import split_address
 
 
 class StallWatch:
-    """A thread that looks, once a step that takes too long, whose port does not answer.
+    """A thread that finds out, once in a step that takes too long, which process does not answer.
 
-    A synchronous step waits for every worker, and TensorFlow without a word. The run is left alone:
-    a worker or server that is started again joins it.
+    A synchronous step waits for every worker, without a message from TensorFlow. The run goes on: a
+    worker or server that is started again joins it.
     """
 
     def __init__(self, cluster, seconds, say):

@@ -15,9 +15,9 @@ class StopTogetherHook(StopOnSignalHook):
     """`StopOnSignalHook` of a worker: the first signal to any has all of them stop, and save.
 
     Without it a worker that stops leaves the others waiting for it in their next step. Use it on
-    all workers, among the hooks that come last; they then need not all know how many steps there
-    are: in a ring all stop when one does, on parameter servers when the chief does, whatever made
-    it. The end of a worker's data is no such stop, see `until_all_end`.
+    all workers, among the hooks that come last; the others then need not know how many steps there
+    are: in a ring all stop when one does, on parameter servers when the chief does, whatever the
+    reason. The end of a worker's data is no such stop, see `until_all_end`.
 
     Attributes:
       received: as there; a worker that stops because another one was told to has None.

@@ -1,1 +1,1 @@
-"""Fronts: the ways that legacy code comes in by."""
+"""Fronts: the interfaces that legacy code keeps: Estimator, Keras, optimizers."""

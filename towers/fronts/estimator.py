@@ -24,9 +24,9 @@ def replicate_model_fn(model_fn: typing.Callable,
                        devices: typing.Union[None, int, str, typing.Sequence] = None, *,
                        remainder: str = 'weight',
                        on_built: typing.Optional[typing.Callable] = None) -> typing.Callable:
-    """Copies the model of an Estimator's model function onto several devices.
+    """Puts the model of an Estimator's model function onto several devices.
 
-    Takes what `tf.contrib.estimator.replicate_model_fn` takes, and does what that does:
+    It has the arguments and the effect of `tf.contrib.estimator.replicate_model_fn`:
 
         def model_fn(features, labels, mode, params):
             …
@@ -43,26 +43,26 @@ def replicate_model_fn(model_fn: typing.Callable,
         Reduction.SUM:  loss = sum_k L_k,            gradient = sum_k dL_k
         any other:      loss = sum_k (n_k / n) L_k,  gradient = sum_k (n_k / n) dL_k
 
-    so that SUM is right for losses that are sums over the examples, the others for means.
+    so that SUM is right for losses that are sums over the examples, the others are for means.
 
     Of the `EstimatorSpec`s the loss, the predictions, the metrics and the export outputs become
-    those of the whole batch: predictions and export outputs in batch order (scalars: [towers]), metrics
-    counted over all towers in one set of counters. Everything else is the first tower's, in each
-    mode: the train op, `training_hooks`, `training_chief_hooks`, `evaluation_hooks`,
+    those of the whole batch: predictions and export outputs in batch order (scalars: [towers]),
+    metrics counted over all towers in one set of counters. Everything else is the first tower's, in
+    each mode: the train op, `training_hooks`, `training_chief_hooks`, `evaluation_hooks`,
     `prediction_hooks` and `scaffold`. Operations of the first tower have the names that they have
-    without towers; so hooks and programs that ask for some by name get the first tower's.
+    without towers; so hooks and programs that look for operations by name get the first tower's.
     Batch-norm updates are the first tower's and ride on the train op, in `UPDATE_OPS` or not.
 
-    On one device the model function is called there, with everything as it is.
+    With one device the model function is called directly, and its `EstimatorSpec` is not changed.
 
     Args:
-      model_fn: a model function of an Estimator. It is called by keyword, with those of `features`,
-        `labels`, `mode`, `params` and `config` that it takes, and returns an `EstimatorSpec`. In
-        training its optimizers are `TowerOptimizer`s.
+      model_fn: a model function of an Estimator. It is called by keyword with the arguments that it
+        has among `features`, `labels`, `mode`, `params` and `config`, and returns an
+        `EstimatorSpec`. In training its optimizers are `TowerOptimizer`s.
       loss_reduction: one of `tf.losses.Reduction` but NONE.
       devices: see `resolve_devices`: None (every GPU, else one CPU), a count, or names. One a
         tower: stages are for `build_towers`.
-      remainder: of a batch that does not divide: `'weight'` (uneven shards, weighted as above), or
+      remainder: for a batch that does not divide: `'weight'` (uneven shards, weighted as above), or
         `'error'`.
       on_built: called as `on_built(mode, built)` with the `BuiltTowers` of each mode, for its plan
         and the audit; not on one device, where nothing is built. `built.train_op` does all of the
@@ -109,7 +109,7 @@ def replicate_model_fn(model_fn: typing.Callable,
         calls.on_late_slots = lambda late: check_saved(specs[0], late)
 
         def of_tower(inputs):
-            spec = function(inputs['features'], inputs['labels'], mode, _copied(params), config)
+            spec = function(inputs['features'], inputs['labels'], mode, _own(params), config)
             specs.append(spec)
             if trains:
                 _check_train_op(calls, len(specs) - 1, spec)
@@ -143,7 +143,7 @@ def _check_reduction(loss_reduction):
 
 
 def _check_train_op(calls, tower, spec):
-    """Raises `GradientError` unless the updates of a tower's spec are those of all towers."""
+    """Raises `GradientError` unless a tower's train op makes its updates by `TowerOptimizer`s."""
     calls.check_train_op(tower, spec.train_op)
     after = calls.after_update()
     for what, tensor in [('loss', spec.loss)] + [
@@ -157,13 +157,13 @@ def _check_train_op(calls, tower, spec):
                 'tf.control_dependencies of the train op.' % (what, op.name))
 
 
-def _copied(params):
-    """Parameters of a tower's own, since a model function may take entries out."""
+def _own(params):
+    """A tower's own parameters, since a model function may remove entries from them."""
     return copy.copy(params)
 
 
 def _free_name(graph):
-    """A name for towers, of scopes that the graph does not have yet."""
+    """A name for towers under which the graph has no scopes yet."""
     for number in itertools.count(1):
         name = 'tower' if number == 1 else 'tower_call_%d' % number
         if all(graph.unique_name(scope, mark_as_used=False) == _in_scope(graph, scope)

@@ -1,4 +1,4 @@
-"""The call of an Estimator's model function, and one `EstimatorSpec` from those of all towers."""
+"""Calls an Estimator's model function, and merges the `EstimatorSpec`s of all towers into one."""
 
 import functools
 import inspect
@@ -15,7 +15,7 @@ _MODES = ('train', 'eval', 'infer')
 
 
 class ModelFunction:
-    """An Estimator's model function, called with those arguments that it takes."""
+    """An Estimator's model function, which is called with the arguments that it has."""
 
     def __init__(self, function):
         """
@@ -44,14 +44,14 @@ class ModelFunction:
         self._function = function
 
     def __call__(self, features, labels, mode, params, config):
-        """Calls it.
+        """Calls the model function.
 
         Returns:
           Its `EstimatorSpec`.
 
         Raises:
-          InvalidArgumentError: labels that it does not take.
-          ModelFunctionError: it returns something else.
+          InvalidArgumentError: there are labels, and the function has no argument for them.
+          ModelFunctionError: the function returns no `EstimatorSpec`.
         """
         if labels is not None and 'labels' not in self._names:
             raise InvalidArgumentError('the model function takes no labels, and labels=%.80r are '
@@ -66,14 +66,14 @@ class ModelFunction:
 
 
 def check_mode(mode):
-    """Raises `InvalidArgumentError` for what is no `tf.estimator.ModeKeys`."""
+    """Raises `InvalidArgumentError` unless `mode` is one of `tf.estimator.ModeKeys`."""
     if mode not in _MODES:
         raise InvalidArgumentError('mode=%.80r: expected one of tf.estimator.ModeKeys, %s.' % (
             mode, ', '.join(map(repr, _MODES))))
 
 
 def mergeable(spec):
-    """What `build_towers` is to merge of a spec: a nest of tensors [shard, …] and scalars."""
+    """The tensors of a spec for `build_towers` to merge: a nest of tensors [shard, …], scalars."""
     return {'predictions': {} if spec.predictions is None else spec.predictions,
             'export': {name: _parts(output)
                        for name, output in (spec.export_outputs or {}).items()}}
@@ -93,7 +93,7 @@ def merged_spec(spec, built, is_sum):
     """The spec over all towers.
 
     Args:
-      spec: the first tower's.
+      spec: the first tower's spec.
       built: `BuiltTowers`, whose predictions are `mergeable`s.
       is_sum: whether the loss is the sum of the towers' losses, or their weighted mean.
 

@@ -6,21 +6,21 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 
-# A Keras optimizer makes them in a scope `gradients` of its own, in which TensorFlow makes another.
+# A Keras optimizer makes gradients in its own scope `gradients`; TensorFlow makes another in it.
 _GRADIENTS = re.compile(r'(?:^|/)(?:gradients(?:_\d+)?/)+')
 
 
 class GradientDevices:
     """A device function, for `tf.device` around code that takes gradients through several towers.
 
-    Keras' optimizers take the gradient of one loss through all copies of a model, without a device
+    Keras' optimizers take the gradient of one loss through all towers of a model, without a device
     or a way to name one. `tf.gradients` names the gradient operations of `<scope>/op` by
     `gradients/<scope>/op_grad/`, and the functions of the gradient of a loop or a branch by the
-    scope with `_` for `/`: so the tower's scope says which device they are for. Gradient operations
-    that are named by a number (zeros for a branch not taken) go where what they read is; those
-    that read of several towers, the sums for a weight, go where the weights are.
+    scope with `_` for `/`: so the tower's scope in the name tells the device. Gradient operations
+    without such a name (zeros for a branch not taken) go to the device of the operations that they
+    read; those that read several towers (the sums for a weight) go to the weights' device.
 
-    An operation whose device is said already, and what is neither, is left alone.
+    An operation that has a device already, and any other operation, is left unchanged.
     """
 
     def __init__(self, builds, merged_on, weights):
@@ -28,7 +28,7 @@ class GradientDevices:
         Args:
           builds: list of `BuiltTowers` that the gradient may go through.
           merged_on: the device where batches are cut and outputs merged.
-          weights: the variables that it is of.
+          weights: the variables that the gradient is taken of.
         """
         self._scopes = []
         for built in builds:
@@ -65,8 +65,9 @@ class GradientDevices:
 
 
 def _of_loop(op):
-    """Whether an operation is in a TF1 loop or leads into one, whose counters are on one device.
+    """Whether an operation is in a TF1 loop or leads into one.
 
-    With some of the counting elsewhere the loops of two towers wait for each other for ever.
+    The counters of a loop have to be on one device: otherwise the loops of two towers wait for each
+    other for ever.
     """
     return op.type == 'Enter' or any(compat.in_control_flow(tensor.op) for tensor in op.inputs)

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_flag, check_graph_mode
 from towers.errors import DeviceError, InvalidArgumentError, MissingPackageError
-from towers.fronts.keras_copies import MERGED_ON, Copies
+from towers.fronts.keras_towers import MERGED_ON, KerasTowers
 from towers.fronts.keras_gradients import GradientDevices
 from towers.graph.graph_walk import Recording
 from towers.placement.devices import (check_one_stage, needs_config, resolve_devices,
@@ -18,7 +18,7 @@ from towers.placement.loop_stacks import keep_stacks_with_loops
 
 
 class _OfEveryKeras(type):
-    """Makes a call of the class give an object of a subclass of the model's own Keras' `Model`."""
+    """Makes `ParallelModel(…)` return an instance of a class derived from its Keras' `Model`."""
 
     def __call__(cls, model, devices=None, name=None, check_devices=True,
                  allow_repeated_devices=False):
@@ -29,9 +29,9 @@ class _OfEveryKeras(type):
         check_one_stage('ParallelModel', devices)
         if name is not None and (not isinstance(name, str) or not name):
             raise InvalidArgumentError('name=%.80r: expected a name, or None.' % (name,))
-        copies = Copies(model, devices, check_devices, allow_repeated_devices)
+        model_towers = KerasTowers(model, devices, check_devices, allow_repeated_devices)
         base = type(keras.Model(model.inputs, model.outputs))  # on 2.15 `Functional`
-        return _parallel_class(base)(keras, copies, name)
+        return _parallel_class(base)(keras, model_towers, name)
 
     def __instancecheck__(cls, instance):
         return getattr(type(instance), 'is_parallel_model', False)
@@ -44,52 +44,53 @@ class ParallelModel(metaclass=_OfEveryKeras):
         model.compile('sgd', 'mse')
         model.fit(x, y, batch_size=64)
 
-    What it gives is a `Model` of the same Keras as the one it is given: `tf.keras` of TF 1.15 and
-    2.15 or tf_keras, in graph mode, in the default graph and with Keras' session. Inputs are cut
-    on the CPU, each device has a copy of the model which reads the model's own weights, and outputs
-    are put together in batch order on the CPU, under the model's output names. Losses and metrics
-    are computed from these, so they and the gradients are those of one device on the whole batch,
-    whatever the sizes of the parts: n examples on N devices are cut as `remainder='weight'` of
-    `build_towers` does, and with fewer examples than devices the rest get the first one again,
-    which then counts nothing. Gradients are computed on the devices of the copies.
+    The result is a `Model` of the same Keras as the given model: `tf.keras` of TF 1.15 and 2.15 or
+    tf_keras, in graph mode, in the default graph and with Keras' session. Inputs are cut on the
+    CPU, the tower of each device calls the one model, and outputs are put together in batch order
+    on the CPU, under the model's output names. Losses and metrics are computed from the merged
+    outputs, so they and the gradients are those of one device on the whole batch, whatever the
+    sizes of the parts: n examples on N devices are cut as with `remainder='weight'` of
+    `build_towers`. With fewer examples than devices, the other devices get the first example again,
+    which does not count there. Gradients are computed on the devices of the towers.
 
-    Batch norm normalises each part by itself; its moving statistics come from the first copy. A
+    Batch norm normalises each part by itself; its moving statistics come from the first tower. A
     loss that layers add counts once: regularizers of weights as they are, `add_loss` of tensors and
-    activity regularizers as the mean over the parts, weighted by their examples. A scalar output, a
-    loss say, becomes [batch, 1]: each example has its part's value, so that their mean is the
-    weighted mean.
+    activity regularizers as the mean over the parts, weighted by their examples. A scalar output,
+    such as a loss, becomes [batch, 1]: each example has the value of its part, so that the mean
+    over the batch is the weighted mean.
 
     `layers`, `get_layer`, `summary`, `save`, `save_weights`, `load_weights`, `get_config`,
-    `to_json` and `to_yaml` are those of the model inside, and so is what callbacks such as
-    `ModelCheckpoint` do: what is saved is a model for one device. Unless the model inside was compiled by itself, its
-    `save` compiles it with this one's optimizer and loss, so that their state is in the file.
+    `to_json` and `to_yaml` are those of the model inside, and callbacks such as `ModelCheckpoint`
+    use them: the saved model is a model for one device. Unless the program has compiled the model
+    inside, `save` compiles it with the optimizer and loss of the `ParallelModel`, so that the
+    optimizer's state is in the file.
 
-    Virtual CPUs exist in sessions that are told so, before the first weight is loaded or trained:
+    Virtual CPUs need a session with this config, set before the first weight is loaded or trained:
 
         keras.backend.set_session(tf.Session(config=towers.session_config(2)))
 
     Args:
       model: a functional or a built `Sequential` model. It stays usable.
       devices: as for `build_towers`: None, a count, or names such as `['/gpu:0', '/gpu:2']`.
-      name: of the model; None for Keras' choice.
+      name: the model's name; None for Keras' choice.
       check_devices: False for a graph that another machine is to run.
-      allow_repeated_devices: may two copies share a device?
+      allow_repeated_devices: may two towers share a device?
 
     Attributes:
-      inner_model: the model.
-      devices: names of the copies' devices.
-      plan: what was built, to be printed.
+      inner_model: the given model.
+      devices: names of the towers' devices.
+      plan: `Plan` of the towers; print it.
 
     Raises:
-      InvalidArgumentError: no model of such a Keras; one without fixed inputs, with stateful RNNs
-        or with layers that add metrics; one of another graph; TensorFlow executes eagerly.
-      DeviceError: as `build_towers`; when it is first run, a session without these virtual CPUs.
+      InvalidArgumentError: `model` is no model of such a Keras; it has no fixed inputs, stateful
+        RNNs, or layers that add metrics; it is of another graph; TensorFlow executes eagerly.
+      DeviceError: as `build_towers`; at the first run, where the session lacks the virtual CPUs.
       MissingPackageError: a model of Keras 3, whose `fit` does not work in graphs.
     """
 
 
 def _checked_keras(model):
-    """The Keras module of a model that can be copied; else raises, see `ParallelModel`."""
+    """The Keras module of a model that towers can call; else raises, see `ParallelModel`."""
     if compat.is_keras_3(model):
         raise MissingPackageError(
             'ParallelModel: %s is a model of Keras 3, which cannot fit, evaluate or predict in '
@@ -104,7 +105,7 @@ def _checked_keras(model):
     check_graph_mode('ParallelModel')
     if not getattr(model, 'inputs', None) or not getattr(model, 'outputs', None):
         raise InvalidArgumentError(
-            'ParallelModel: %s has no inputs yet, so that its copies cannot be made: give the '
+            'ParallelModel: %s has no inputs yet, so that its towers cannot be made: give the '
             'first layer of a Sequential an input_shape=, make a subclassed model a functional one '
             '(keras.Model(x, model(x)) with x = keras.Input(…)), or call the model in the model '
             'function of towers.build_towers.' % _named(model))
@@ -133,13 +134,14 @@ def _check_parts(model, keras):
         if getattr(part, 'stateful', False) and hasattr(part, 'reset_states'):
             raise InvalidArgumentError(
                 'ParallelModel: the layer %r of %s is stateful: it keeps a state for each example '
-                'of a whole batch, and each copy has a part of it. Make it with stateful=False, '
+                'of a whole batch, and each tower has a part of it. Make it with stateful=False, '
                 'and pass the state as initial_state= from an input and out as an output; or call '
-                'the layer in the model function of towers.build_towers, made there, where each tower '
-                'has a state of its own.' % (part.name, _named(model)))
+                'the layer in the model function of towers.build_towers, made there, where each '
+                'tower has a state of its own.' % (part.name, _named(model)))
         if getattr(part, 'metrics', None):
             raise InvalidArgumentError(
-                'ParallelModel: the layer %r of %s adds a metric of its own, which each copy would '
+                'ParallelModel: the layer %r of %s adds a metric of its own, which each tower '
+                'would '
                 'add: make what it is computed from an output, and give the metric to '
                 'compile(metrics=…).' % (part.name, _named(model)))
 
@@ -150,15 +152,15 @@ def _named(model):
 
 @functools.lru_cache(maxsize=None)
 def _layer_class(layer):
-    """A class of layers that hold `Copies`, derived from a Keras' `Layer`."""
+    """A class of layers that hold `KerasTowers`, derived from a Keras' `Layer`."""
 
     class TowersOfModel(layer):  # pylint: disable=missing-docstring
-        def __init__(self, copies, **keywords):
-            self.__dict__['copies'] = copies
+        def __init__(self, model_towers, **keywords):
+            self.__dict__['model_towers'] = model_towers
             super().__init__(**keywords)
             self.supports_masking = True
-            # Those of weights: the same whatever the copies are called on.
-            for _, loss in compat.keras_weight_losses(copies.model):
+            # Losses of weights, which do not depend on the inputs of the towers.
+            for _, loss in compat.keras_weight_losses(model_towers.model):
                 self.add_loss(loss)
 
         # AutoGraph is for the user's layers, not for what makes towers.
@@ -166,7 +168,7 @@ def _layer_class(layer):
         def call(self, inputs, training=None, mask=None):  # pylint: disable=missing-docstring
             inputs = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
             masks = (list(mask) if isinstance(mask, (list, tuple)) else [mask] * len(inputs))
-            outputs, self.__dict__['merged_masks'], losses, updates = self.copies.on(
+            outputs, self.__dict__['merged_masks'], losses, updates = self.model_towers.on(
                 inputs, masks, training)
             for loss in losses:
                 self.add_loss(loss)
@@ -181,13 +183,13 @@ def _layer_class(layer):
         def get_config(self):  # pylint: disable=missing-docstring
             raise _not_cloned()
 
-        trainable = _trainable_of_copies()
-        trainable_weights = property(lambda self: self.copies.model.trainable_weights)
-        non_trainable_weights = property(lambda self: self.copies.model.non_trainable_weights)
-        weights = property(lambda self: self.copies.model.weights)
+        trainable = _trainable_of_inner_model()
+        trainable_weights = property(lambda self: self.model_towers.model.trainable_weights)
+        non_trainable_weights = property(lambda self: self.model_towers.model.non_trainable_weights)
+        weights = property(lambda self: self.model_towers.model.weights)
 
     class Merged(layer):
-        """Hands one output on, under its name."""
+        """Passes one output on, under its name."""
 
         def __init__(self, **keywords):
             super().__init__(**keywords)
@@ -201,26 +203,26 @@ def _layer_class(layer):
 
 
 class _NotCloned(InvalidArgumentError, NotImplementedError):
-    """Also what Keras expects of a layer without a config, where it can do without one."""
+    """Also the type that Keras expects from a layer without a config, where it needs none."""
 
 
 def _not_cloned():
     return _NotCloned(
-        'a ParallelModel p cannot be cloned or made from a config, which would be that of the model '
-        'inside: make keras.models.clone_model(p.inner_model), or p.inner_model.from_config(…), and '
-        'give that to towers.ParallelModel.')
+        'a ParallelModel p cannot be cloned or made from a config, which would be that of the '
+        'model inside: make keras.models.clone_model(p.inner_model), or '
+        'p.inner_model.from_config(…), and give that to towers.ParallelModel.')
 
 
-def _trainable_of_copies():
-    """A property: whether the model is trained. Set to what it is, it leaves its layers alone."""
+def _trainable_of_inner_model():
+    """The property `trainable`, passed on to the inner model; an equal value changes no layer."""
     def get(self):
-        copies = self.__dict__.get('copies')
-        return True if copies is None else copies.model.trainable
+        model_towers = self.__dict__.get('model_towers')
+        return True if model_towers is None else model_towers.model.trainable
 
     def put(self, value):
-        copies = self.__dict__.get('copies')
-        if copies is not None and value != copies.model.trainable:
-            copies.model.trainable = value
+        model_towers = self.__dict__.get('model_towers')
+        if model_towers is not None and value != model_towers.model.trainable:
+            model_towers.model.trainable = value
     return property(get, put)
 
 
@@ -232,26 +234,26 @@ def _parallel_class(base):
         __doc__ = ParallelModel.__doc__
         is_parallel_model = True
 
-        def __init__(self, keras, copies, name):
-            self.__dict__['copies'] = copies
+        def __init__(self, keras, model_towers, name):
+            self.__dict__['model_towers'] = model_towers
             self.__dict__['when_compiled'] = None
-            inner = copies.model
+            inner = model_towers.model
             backend = compat.keras_backend_of(inner)
-            backend.learning_phase()  # here, not on the first copy's device
+            backend.learning_phase()  # here, not on the first tower's device
             towers_layer, merged = _layer_class(keras.layers.Layer)
             name = name or backend.unique_object_name('parallel_model', zero_based=True)
             inputs = list(inner.inputs)
-            made = towers_layer(copies, name=name + '_towers')(
+            made = towers_layer(model_towers, name=name + '_towers')(
                 inputs if len(inputs) > 1 else inputs[0])
             made = list(made) if isinstance(made, (list, tuple)) else [made]
             super().__init__(inputs=inputs, outputs=[
                 merged(name=output_name)(output)
                 for output_name, output in zip(inner.output_names, made)], name=name)
 
-        inner_model = property(lambda self: self.copies.model)
-        devices = property(lambda self: self.copies.devices)
-        plan = property(lambda self: self.copies.builds[0].plan)
-        trainable = _trainable_of_copies()
+        inner_model = property(lambda self: self.model_towers.model)
+        devices = property(lambda self: self.model_towers.devices)
+        plan = property(lambda self: self.model_towers.builds[0].plan)
+        trainable = _trainable_of_inner_model()
 
         # ---- of the model inside ----------------------------------------------------------------
 
@@ -259,11 +261,11 @@ def _parallel_class(base):
         def layers(self):
             if sys._getframe(1).f_code.co_name == 'get_network_config':
                 raise _not_cloned()  # in TF 2's clone_model, which would look for these for ever
-            return self.copies.model.layers
+            return self.model_towers.model.layers
 
-        weights = property(lambda self: self.copies.model.weights)
-        trainable_weights = property(lambda self: self.copies.model.trainable_weights)
-        non_trainable_weights = property(lambda self: self.copies.model.non_trainable_weights)
+        weights = property(lambda self: self.model_towers.model.weights)
+        trainable_weights = property(lambda self: self.model_towers.model.trainable_weights)
+        non_trainable_weights = property(lambda self: self.model_towers.model.non_trainable_weights)
 
         @property
         def metrics_names(self):
@@ -294,7 +296,7 @@ def _parallel_class(base):
                 (part, part.trainable) for part in compat.keras_parts(self.inner_model)]
 
         def get_updates_for(self, inputs):
-            frozen = {op for layer, op in self.copies.updates
+            frozen = {op for layer, op in self.model_towers.updates
                       if not layer.trainable and not getattr(layer, 'stateful', False)}
             return [update for update in super().get_updates_for(inputs)
                     if getattr(update, 'op', update) not in frozen]
@@ -302,7 +304,7 @@ def _parallel_class(base):
         # The session is looked at last: it would take up loops of TF 2 as they are before their
         # gradients are made, and refuse them after that.
         def _make_train_function(self):
-            devices = GradientDevices(self.copies.builds, MERGED_ON, self.weights)
+            devices = GradientDevices(self.model_towers.builds, MERGED_ON, self.weights)
             with _set_trainable(self.when_compiled or ()), devices.scope(), Recording(
                     tf.get_default_graph()) as made:
                 super()._make_train_function()
@@ -358,7 +360,7 @@ def _parallel_class(base):
 
 
 def _of_inner(name, original):
-    """A method that calls that of the model inside."""
+    """A method that calls the inner model's method of the same name."""
     @functools.wraps(original)
     def call_inner(self, *args, **keywords):
         return getattr(self.inner_model, name)(*args, **keywords)
@@ -367,7 +369,7 @@ def _of_inner(name, original):
 
 @contextlib.contextmanager
 def _set_trainable(flags):
-    """Within it layers are trainable or not as when the model was compiled, as Keras has it."""
+    """The context in which layers have the `trainable` flags from when the model was compiled."""
     before = [(part, part.trainable) for part, _ in flags]
     # A layer sets its parts' flags with its own, and comes before them.
     for part, flag in flags:

@@ -1,14 +1,13 @@
-"""The optimizers that a model function calls itself, tower by tower, and their one update each.
+"""Combines the optimizer calls that a model function makes in each tower into one update each.
 
 An Estimator's model function does not return gradients: it calls `optimizer.minimize`, or
 `compute_gradients`, clips, and `apply_gradients`, perhaps for several optimizers, and returns a
-train op. In each tower such a call is noted, and stands for an operation that does nothing yet, its
+train op. In each tower such a call is noted, and returns an operation that does nothing yet, its
 *placeholder*. When all towers are built, the gradients of call number i of all towers are summed
-per variable, the first tower's optimizer applies them, once, and the placeholders of call i
-wait for it. The optimizer's slots are there from the first tower's call on, for what the model
-function makes of them (a `Saver`, an initializer).
-So whatever the model function has made of them (a group, an operation that comes after the update)
-is as it would be on one device.
+per variable, the first tower's optimizer applies them, once, and the placeholders of call i wait
+for this update. So operations that the model function makes from a placeholder (a group, an
+operation after the update) behave as on one device. The optimizer's slots are made in the first
+tower's call, so that a `Saver` or an initializer of the model function has them.
 """
 
 import collections
@@ -26,7 +25,7 @@ from towers.tower.gradients import listed_pairs
 from towers.tower.gradients_of_model import GradientsOfModel
 
 _KEY = ('towers_optimizer_calls',)
-"""Of a collection; no string, as those of TF's own stores, so that no meta graph holds it."""
+"""A collection's key that is no string, like those of TF's stores: no meta graph holds it."""
 
 Call = collections.namedtuple('Call', [
     'optimizer', 'pairs', 'arguments', 'placeholder', 'variable_scope', 'name_scope'])
@@ -34,10 +33,10 @@ Call = collections.namedtuple('Call', [
 
 Fields:
   optimizer: the optimizer that is wrapped.
-  pairs: list of `(gradient, variable)`, weighted: the sum over the towers is the gradient.
+  pairs: list of `(gradient, variable)`, weighted: their sum over the towers is the gradient.
   arguments: dict of the other arguments.
   placeholder: the operation that the model function was given for its result.
-  variable_scope, name_scope: names of those that the call was made in.
+  variable_scope, name_scope: names of the scopes that the call was made in.
 """
 
 
@@ -48,7 +47,7 @@ def calls_of(graph):
 
 
 class OptimizerCalls(GradientsOfModel):
-    """What `build_towers` takes in place of an optimizer; what `TowerOptimizer`s report to.
+    """Stands in place of an optimizer in `build_towers`; `TowerOptimizer`s report their calls here.
 
     With n_k of the batch's n examples on tower k of N, loss L_k there, the gradient of call i is
 
@@ -57,8 +56,8 @@ class OptimizerCalls(GradientsOfModel):
 
     Attributes:
       of_towers: for each tower the list of its `Call`s.
-      on_late_slots: called with a list of `(call, variables)` where an update has made global
-        variables that the first tower's call has not; or None.
+      on_late_slots: called with a list of `(call, variables)` where an update makes global
+        variables that the first tower's call did not make; or None.
     """
 
     def __init__(self, graph, num_towers, is_sum, trains):
@@ -88,7 +87,7 @@ class OptimizerCalls(GradientsOfModel):
 
     @contextlib.contextmanager
     def reported_to(self):
-        """Within it, the graph's `TowerOptimizer`s report here."""
+        """The context in which the graph's `TowerOptimizer`s report to this object."""
         entries = self._graph.get_collection_ref(_KEY)
         entries.append(self)
         try:
@@ -122,7 +121,7 @@ class OptimizerCalls(GradientsOfModel):
                 % (counts[0], counts[index], index))
 
     def weighted(self, loss):
-        """A tower's loss, of which the sum over the towers is that of the batch."""
+        """A tower's loss, weighted: the sum over the towers is the loss of the batch."""
         if not self._trains or self._weight is None:
             return loss
         if callable(loss):
@@ -153,17 +152,17 @@ class OptimizerCalls(GradientsOfModel):
         return placeholder
 
     def of_first_tower(self, optimizer):
-        """The first tower's optimizer for one of this tower: that which has the slots."""
+        """The first tower's optimizer, which has the slots, for an optimizer of this tower."""
         for first, own in zip(self.of_towers[0], self.of_towers[-1]) if self.of_towers else ():
             if own.optimizer is optimizer:
                 return first.optimizer
         return optimizer
 
     def check_train_op(self, index, train_op):
-        """Looks at the train op that a tower's call of the model function returns.
+        """Checks the train op that a tower's call of the model function returns.
 
         Raises:
-          GradientError: it does not come from a `TowerOptimizer`, or not all of it.
+          GradientError: not all updates of the train op come from `TowerOptimizer`s.
         """
         if not self.of_towers[index]:
             raise GradientError(
@@ -195,7 +194,7 @@ class OptimizerCalls(GradientsOfModel):
             gradient for call in self.of_towers[-1] for gradient in _gradients(call)]
 
     def after_update(self):
-        """Names of those operations of the current tower that come after one of its updates."""
+        """Names of the current tower's operations that come after one of its updates."""
         return graph_walk.reachable_from([call.placeholder for call in self.of_towers[-1]],
                                          self._made(), control=True)
 
@@ -210,9 +209,9 @@ class OptimizerCalls(GradientsOfModel):
         return tf.identity(tf.cast(self._weight, dtype))
 
     def _weighted_pairs(self, pairs):
-        """The pairs with those gradients weighted that no weighted loss went into.
+        """The pairs; gradients that are not computed from a weighted loss are weighted here.
 
-        A model function may take them with `tf.gradients`, of the loss that it returns.
+        A model function may take these with `tf.gradients` of the loss that it returns.
         """
         if self._weight is None:
             return pairs
@@ -268,10 +267,10 @@ class OptimizerCalls(GradientsOfModel):
                 for name, variable in listed.items()]
 
     def _before(self, number):
-        """What the update of a call waits for: gradients of the step, which are of the old weights.
+        """The gradients that the update of a call waits for: all that are taken at the old weights.
 
-        Not for its own alone: a reference variable that is updated while the gradient of another
-        one is taken changes that gradient, on one device, too.
+        Not only the call's own gradients: if a reference variable is updated while another gradient
+        is computed, that gradient changes, on one device, too.
         """
         waits_for = []
         for other in self._together if number in self._together else [number]:
@@ -317,7 +316,7 @@ def _checked_pairs(pairs):
 
 
 def share_of_sum(size):
-    """What the loss of a shard of so many examples counts where losses are added up.
+    """The weight of a shard of this size where losses are added up.
 
     Returns:
       1, or 0 for a shard that holds nothing but padding: a float where the size is an int, else a

@@ -1,9 +1,9 @@
-"""The slots of optimizers that a model function calls: there from the first tower's call on.
+"""Makes the slots of a model function's optimizers in the first tower's call.
 
-The one update of all towers comes after the last tower, and the optimizer makes its slots with it.
-But what a model function makes after `minimize` may need them: a `Saver` and an initializer of all
-variables hold those that are there. So they are made where one device makes them, and the update
-takes them up.
+The one update of all towers comes after the last tower, and the optimizer would make its slots
+then. But a `Saver` or an initializer of all variables, which a model function makes after
+`minimize`, holds only the variables that exist. So the slots are made where one device makes them,
+and the update finds them.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ def make_slots(optimizer, variables, placement):
     """Makes the slots of an optimizer, in the first tower's call, as its `apply_gradients` would.
 
     Args:
-      optimizer: a `tf.train.Optimizer`. One with an `apply_gradients` of its own makes its
-        variables there, nobody knows under which scopes, and is left alone.
-      variables: those that it is to update.
+      optimizer: a `tf.train.Optimizer`. An optimizer that overrides `apply_gradients` makes its
+        variables there, under unknown scopes; nothing is made for it.
+      variables: the variables that the optimizer updates.
       placement: `Placement`; slots go to their variables' devices.
 
     Returns:
@@ -50,8 +50,10 @@ def make_slots(optimizer, variables, placement):
 
 
 def _slot_maker(optimizer):
-    """The optimizer that makes the slots, by `_create_slots`, in the scopes in which
-    `apply_gradients` is called; None where that is not known."""
+    """The optimizer whose `_create_slots` makes the slots, in the scopes of `apply_gradients`.
+
+    None where it is not known how the slots are made.
+    """
     if isinstance(optimizer, tf.train.SyncReplicasOptimizer):
         optimizer = optimizer._opt
     if not isinstance(optimizer, tf.train.Optimizer) or 'apply_gradients' in vars(optimizer):
@@ -76,7 +78,7 @@ def apply_call(call, pairs):
 
 
 def _waiting(gradient):
-    """The gradient, after what is waited for here."""
+    """The gradient, which waits for the current control dependencies."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(tf.identity(gradient.values), tf.identity(gradient.indices),
                                 gradient.dense_shape)
@@ -85,11 +87,11 @@ def _waiting(gradient):
 
 @contextlib.contextmanager
 def made_late(call, known, late):
-    """Around the update of a call: notes which global variables it makes or takes up.
+    """The context of the update of a call: notes the global variables that it makes or uses anew.
 
     Args:
       call: `Call`.
-      known: names of the global variables that are known.
+      known: names of the global variables from before the update.
       late: list that `(call, variables)` is appended to, where there are any.
     """
     made = []
@@ -111,11 +113,11 @@ def made_late(call, known, late):
 def check_saved(spec, late):
     """Raises `ModelFunctionError` where a spec saves or initializes all variables but late ones.
 
-    What lacks others that were there when it was made holds a part on purpose, and a saver that is
-    not built yet will hold all.
+    A saver that also lacks older variables holds a part on purpose; one that is not built yet will
+    hold all variables.
 
     Args:
-      spec: the first tower's `EstimatorSpec`.
+      spec: the `EstimatorSpec` of the first tower.
       late: list of `(call, variables)`, see `made_late`.
     """
     graph = tf.get_default_graph()

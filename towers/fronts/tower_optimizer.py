@@ -15,22 +15,24 @@ _OR_ELSE = 'or a function without arguments that returns one'
 
 
 class TowerOptimizer(tf.train.Optimizer):
-    """Wraps an optimizer, so that all towers of `replicate_model_fn` make one update of it.
+    """Wraps an optimizer, so that all towers of `replicate_model_fn` make one update together.
 
         optimizer = towers.TowerOptimizer(tf.train.AdamOptimizer(0.001))
         train_op = optimizer.minimize(loss, global_step=tf.train.get_global_step())
 
     Under `replicate_model_fn` on N > 1 devices `compute_gradients` gives the tower's share of the
-    gradient, of its loss times the weight of its shard (see there): what the model function does to
-    it, such as clipping, it does in each tower to that tower's share. `apply_gradients` returns an
+    gradient: the gradient of the tower's loss times the weight of its shard (see there). Operations
+    of the model function on it, such as clipping, apply to that share. `apply_gradients` returns an
     operation that runs the one update of all towers, by the first tower's optimizer, under the
-    names that its variables would have without towers. Gradients that come from elsewhere, from
-    `tf.gradients` of the loss, are weighted then. In evaluation and prediction it does nothing.
+    names that its variables would have without towers. Gradients that were not computed by
+    `compute_gradients`, but by `tf.gradients` of the loss, are weighted then. In evaluation and
+    prediction it does nothing.
 
-    Anywhere else, on one device too, it only passes on. Several may be used in one model function,
-    of the same loss or of several, if every tower makes the same calls in the same order; those
-    that one train op runs together all take their gradients of the weights from before it. Wrap a
-    `tf.train.SyncReplicasOptimizer` by this, not the other way round.
+    Elsewhere, also on one device, all calls are passed on to the wrapped optimizer. A model
+    function may use several `TowerOptimizer`s, for one loss or for several, if every tower makes
+    the same calls in the same order; updates that one train op runs together all use gradients at
+    the weights from before it. Wrap a `tf.train.SyncReplicasOptimizer` by a `TowerOptimizer`, not
+    the other way round.
     """
 
     def __init__(self, optimizer_or_optimizer_fn: typing.Any):
@@ -49,7 +51,7 @@ class TowerOptimizer(tf.train.Optimizer):
         self._made = None  # (weak reference to a graph, the optimizer that was made for it)
 
     def compute_gradients(self, loss, *args, **kwargs):
-        """As the wrapped optimizer's; in a tower, of the loss times the weight of its shard."""
+        """As the wrapped optimizer's; in a tower, for the loss times the weight of the shard."""
         calls = calls_of(tf.get_default_graph())
         return self._optimizer().compute_gradients(
             loss if calls is None else calls.weighted(loss), *args, **kwargs)
@@ -90,7 +92,7 @@ class TowerOptimizer(tf.train.Optimizer):
 
     def _optimizer(self):
         optimizer = self._given_or_made()
-        # Of one around another the weight of the shard would count twice.
+        # With a `TowerOptimizer` around another one the shard's weight would count twice.
         return optimizer._optimizer() if isinstance(optimizer, TowerOptimizer) else optimizer
 
     def _given_or_made(self):

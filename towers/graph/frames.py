@@ -1,6 +1,6 @@
 """Which operations are within a loop or a branch of control flow v1, told from the graph alone.
 
-What TensorFlow's Python knows of it is not in a GraphDef, so clones do not have it.
+TensorFlow's Python objects for control flow are not in a GraphDef, so clones do not have them.
 """
 
 from towers.graph.graph_walk import CONTROL_FLOW
@@ -9,13 +9,13 @@ _LOOP, _BRANCH = 'loop', 'branch'
 
 
 class Frames:
-    """The loops and branches that each of some operations is in."""
+    """The loops and branches around each of some operations."""
 
     def __init__(self, operations):
         """
         Args:
-          operations: list of operations, of which each is only in loops and branches that have their
-            `Enter`s and `Switch`es among them.
+          operations: list of operations, of which each is only in loops and branches that have
+            their `Enter`s and `Switch`es among them.
         """
         self._around, self._leaves, self._takers = {}, {}, {}
         if not any(op.type in CONTROL_FLOW for op in operations):
@@ -40,28 +40,30 @@ class Frames:
                         ready.append(name)
 
     def is_outside(self, op):
-        """Whether an operation can be told to wait for one that is in no loop or branch.
+        """Whether an operation can wait for one that is in no loop or branch.
 
-        One within cannot: it is run as often as the loop turns. What leads into one can.
+        An operation within a loop cannot, since it runs in each turn. One that leads into a loop
+        can.
         """
         return not self._around.get(op.name)
 
     def always_runs(self, op):
-        """Whether what waits for an operation may count on its being run, once: not within."""
+        """Whether an operation runs exactly once, so that others may wait for it: in no frame."""
         return not self._leaves.get(op.name) and op.type not in ('Switch', 'RefSwitch')
 
     def is_in_branch(self, op):
-        """Whether an operation is in a branch, at any depth; the `Switch`es into one are."""
+        """Whether an operation is in a branch, at any depth; the `Switch`es into it are, too."""
         return _BRANCH in self._leaves.get(op.name, ()) + self._around.get(op.name, ())
 
     def ends(self, op):
-        """The operations to wait for instead of one, which may be within a loop or a branch.
+        """The operations to wait for instead of `op`, which may be within a loop or a branch.
 
-        Where `always_runs(op)` that is the operation itself. Else it is what leads out of all loops
-        and branches after it: these are run whichever branch is taken, and when a loop has ended.
+        Where `always_runs(op)`, it is `op` itself. Else these are the operations by which its
+        results leave all loops and branches: they run whichever branch is taken, and when a loop
+        has ended.
 
         Returns:
-          List of operations; empty if nothing outside follows from it.
+          List of operations; empty if nothing outside depends on `op`.
         """
         stack, seen, found = [op], {op.name}, []
         while stack:
@@ -93,7 +95,7 @@ class Frames:
 
 
 def _before(op):
-    """Names of what an operation waits for, but for the way back of a loop."""
+    """Names of the operations that an operation waits for, without the back edges of a loop."""
     return {tensor.op.name for tensor in op.inputs if not _is_back(tensor.op)} | {
         other.name for other in op.control_inputs if not _is_back(other)}
 

@@ -1,4 +1,4 @@
-"""Questions about a finished piece of graph: what was made here, and what depends on what."""
+"""Questions about a finished piece of graph: which operations were made, what depends on what."""
 
 import tensorflow.compat.v1 as tf
 
@@ -55,7 +55,7 @@ def reachable_from(sources, operations, control=False):
 
 
 def ancestors(tensors):
-    """The set of names of all operations that the tensors are computed from, theirs included."""
+    """The set of names of all operations that tensors are computed from, with the tensors' own."""
     stack = [tensor.op for tensor in tensors]
     seen = {op.name for op in stack}
     while stack:
@@ -73,13 +73,13 @@ def is_random(op):
 
 
 def is_control_flow(op):
-    """Whether an operation is a part of a loop or a branch of control flow v1, its ends included."""
+    """Whether an operation is a part of a loop or branch of control flow v1, ends included."""
     return compat.in_control_flow(op) or op.type in CONTROL_FLOW
 
 
 CONTROL_FLOW = frozenset(prefix + name for prefix in ('', 'Ref') for name in (
     'Switch', 'Merge', 'Enter', 'Exit', 'NextIteration')) | {'LoopCond'}
-"""Types of operations that begin, end or repeat one; some of them are outside of it."""
+"""Types of operations that begin, end or repeat a loop or branch; some are outside of it."""
 
 
 def seed_position(op):
@@ -97,7 +97,7 @@ _RANDOM_PREFIXES = ('Random', 'StatefulRandom', 'StatefulUniform', 'StatefulStan
 
 
 def functions_of(node):
-    """Names that may be functions: those in attributes, and a type of operation unknown to TF."""
+    """Names that may be functions: in attributes, or as a type of operation unknown to TF."""
     names = set() if hasattr(tf.raw_ops, node.op) else {node.op}
     for value in node.attr.values():
         kind = value.WhichOneof('value')

@@ -1,9 +1,9 @@
 """Which operations of a tower provably compute the same value in every tower of a step.
 
 A term of the loss that is the same in every tower may stay in every tower's loss: the towers'
-weights add up to 1 (mean) or N (sum), so it counts once all the same. To compute it once, outside
-of the towers, is an optimisation, and an optimisation needs a proof. So this module looks for
-reasons to doubt, and whatever it does not know is one.
+weights add up to 1 (mean) or N (sum), so it counts once either way. To compute it once, outside of
+the towers, is an optimisation, and an optimisation needs a proof. So this module counts as varying
+every operation that it does not know to be invariant.
 """
 
 import tensorflow.compat.v1 as tf
@@ -13,7 +13,7 @@ from towers.graph import graph_walk
 from towers.graph.variable_access import VARIABLE_OPS
 from towers.graph.variable_writes import Writes
 
-# What reads a resource variable and does nothing else to it.
+# Operations that read a resource variable and do not write it.
 _READS = frozenset(['ReadVariableOp', 'ResourceGather', 'ResourceGatherNd', 'VariableShape'])
 # A branch or a loop may depend on data by control alone. A placeholder may be fed tower by tower.
 _DOUBTFUL = frozenset([
@@ -28,8 +28,8 @@ def varying_operations(made, inputs):
     Everything counts as varying that depends, by data or by control edges, on the shard, on an
     operation made in the tower that is stateful (random numbers, iterators, queues, Python
     functions, assertions), a placeholder, a part of control flow, a call of a function or unknown
-    to TensorFlow, or on a variable that the tower writes. What was there before the tower is the
-    same operation for all of them, hence one value.
+    to TensorFlow, or on a variable that the tower writes. An operation from before the tower is the
+    same one for all towers, hence one value.
 
     Args:
       made: the operations that a call of the model function made.
@@ -71,7 +71,7 @@ def _takes_reference(op):
 
 
 def _is_pure(op):
-    """Whether the value of operations of this type follows from their inputs alone."""
+    """Whether the value of operations of this type depends on their inputs alone."""
     if op.type in VARIABLE_OPS or op.type in _READS:
         return True
     definition = op.op_def

@@ -1,7 +1,7 @@
-"""Whether a tensor computes what another one does: by the same operations from the same variables.
+"""Whether two tensors compute the same value: by the same operations from the same variables.
 
 Keras makes the loss of a weight anew each time that it is asked for its losses. So two tensors may
-be the same loss, and no name tells.
+be the same loss under different names.
 """
 
 from towers.graph.graph_walk import ancestors
@@ -11,7 +11,7 @@ _HAND_ON = frozenset(['Identity', 'ReadVariableOp', 'Enter', 'Switch'])
 
 
 def is_computed_from(tensors, part):
-    """Whether one of some tensors is computed from a value that is computed as another tensor is.
+    """Whether one of some tensors is computed from the value of `part`, or from an equal one.
 
     Args:
       tensors: list of tensors.
@@ -54,7 +54,7 @@ class _Forms:
     def _form(self, op):
         if op.type in VARIABLE_OPS:
             return op.name
-        # What a loop gives back to itself is not known yet.
+        # A loop's back edge leads to an operation without a number yet.
         inputs = tuple((self._known.get(tensor.op.name, tensor.name), tensor.value_index)
                        for tensor in op.inputs)
         if op.op_def.is_stateful or not inputs and op.type != 'Const':
@@ -66,6 +66,6 @@ class _Forms:
 
 
 def _handed_on(op):
-    """The tensor that all outputs of an operation are the value of; or None."""
+    """The tensor whose value all outputs of an operation have; or None."""
     tensor = op.inputs[0] if op.type in _HAND_ON and op.inputs else None
     return None if tensor is None or tensor.value_index else tensor

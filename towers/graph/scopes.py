@@ -16,7 +16,7 @@ def full_scope_name(scope):
 
 
 def scope_to_enter(full_name):
-    """What to give to `tf.variable_scope` here, to enter the scope of that full name.
+    """The argument for `tf.variable_scope` here, to enter the scope of that full name.
 
     Initializers, regularizers and custom getters are the current scope's.
     """
@@ -29,7 +29,7 @@ def scope_to_enter(full_name):
 
 
 def like_current_scope(name, reuse):
-    """A `tf.VariableScope` of another name or reuse flag, otherwise as the current one."""
+    """A `tf.VariableScope` with this name and reuse flag, otherwise like the current one."""
     scope = tf.get_variable_scope()
     return tf.VariableScope(
         reuse, name, scope.initializer, scope.regularizer, scope.caching_device,

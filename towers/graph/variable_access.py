@@ -1,8 +1,8 @@
 """Which variable a tensor is or holds the value of, told by the graph and never by names.
 
-A variable is an operation (`VariableV2`, or `VarHandleOp` for resource variables). What takes its
-output takes the variable itself; what takes the output of a `read` or a `ReadVariableOp` takes its
-value.
+A variable is an operation (`VariableV2`, or `VarHandleOp` for resource variables). An operation
+that takes its output takes the variable itself; one that takes the output of a `read` or a
+`ReadVariableOp` takes its value.
 """
 
 import collections
@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 VARIABLE_OPS = frozenset(['Variable', 'VariableV2', 'VarHandleOp'])
 
-# Operations that hand on the variable itself, into a loop or a branch of control flow v1 say.
+# Operations that pass on the variable itself, into a loop or a branch of control flow v1 say.
 HAND_ON = frozenset([
     'Identity', 'IdentityN', 'Enter', 'Switch', 'Exit', 'Merge', 'NextIteration', 'RefIdentity',
     'RefEnter', 'RefSwitch', 'RefExit', 'RefMerge', 'RefNextIteration'])
@@ -37,8 +37,8 @@ def variable_op(tensor):
 def read_from(tensor):
     """The operations of the variables whose values a tensor consists of; an empty list if none.
 
-    Values that are handed on, cached, or joined (of a partitioned variable) count; those that were
-    computed with do not.
+    A value may be passed on, cached, or joined (of a partitioned variable); it may not be the
+    result of a computation.
     """
     found, stack, seen = [], [tensor], set()
     while stack:
@@ -56,12 +56,12 @@ def read_from(tensor):
 def variables_read(operations, owned=(), others=()):
     """The variables that any of these operations takes, or takes the value of.
 
-    Global, local and trainable ones, and those of `others`, which may be in no such collection.
+    Global, local and trainable variables, and `others`, which may be in no such collection.
 
     Args:
       operations: list of operations.
       owned: names of operations that belong to the variables (initial values, reads that were made
-        with them): these are no use of theirs.
+        with them), which do not count.
       others: list of variables.
     """
     names = count_reads(operations, owned)

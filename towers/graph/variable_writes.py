@@ -2,8 +2,8 @@
 
 An operation that gets a variable itself, and not its value, may read or write it. `tf.cond`,
 `tf.while_loop` and functions get the variable itself when anything inside of them uses it, so it is
-followed to the operations that use it. One that is not known to leave a variable as it is counts as
-writing it.
+followed to the operations inside. An operation that is not known to leave a variable unchanged
+counts as writing it.
 """
 
 import tensorflow.compat.v1 as tf
@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from towers.graph import graph_walk
 from towers.graph.variable_access import HAND_ON, is_variable, variable_op
 
-# Operations that take a resource variable and leave it as it is.
+# Operations that take a resource variable and leave it unchanged.
 _LEAVE = HAND_ON | frozenset([
     'ReadVariableOp', '_ReadVariablesOp', 'ResourceGather', 'ResourceGatherNd',
     'VarIsInitializedOp', 'VariableShape', 'IsVariableInitialized', 'RefSelect'])
@@ -20,9 +20,9 @@ _LEAVE = HAND_ON | frozenset([
 class Writes:
     """Which operations of a graph write which of its variables.
 
-    In control flow v1 the operation that writes is the one in the branch or the loop's body. In
-    control flow v2 these are functions, and the operation that calls them is the one that writes,
-    whether or not a step gets there.
+    In control flow v1 the operation that writes is in the branch or the loop's body. In control
+    flow v2 branch and body are functions; the operation that calls them counts as writing, whether
+    or not a step runs the write.
     """
 
     def __init__(self, graph):
@@ -55,7 +55,7 @@ class Writes:
         return found
 
     def to(self, variable):
-        """The operations that may write a variable, that of its initial value among them.
+        """The operations that may write a variable, its initializer among them.
 
         Args:
           variable: a `tf.Variable` of the graph, reference or resource.
@@ -77,7 +77,7 @@ class Writes:
         return list(found.values())
 
     def within_function(self, op):
-        """Whether it is a function that the operation calls that does the writing."""
+        """Whether an operation writes through a function that it calls."""
         return bool(self._called_by(op.node_def))
 
     def _called_by(self, node):
@@ -116,7 +116,7 @@ class Writes:
 
 
 def _until_stable(nodes, handles):
-    """The nodes of a function, after the names of those that hand a handle on joined `handles`."""
+    """The nodes of a function, once `handles` has the names of all that pass a handle on."""
     grows = True
     while grows:
         before = len(handles)

@@ -1,1 +1,1 @@
-"""Whether what was built keeps its promises: the audit, and a comparison with one device."""
+"""Checks of a build: the audit of the graph, and the comparison with one device."""

@@ -18,19 +18,20 @@ from towers.placement.xla import clusters
 from towers.tower.objectives import all_pairs, flat
 from towers.tower.variables import owner_by_name
 
-Copies = collections.namedtuple('Copies', 'source target tensors bytes unknown')
+Transfers = collections.namedtuple('Transfers', 'source target tensors bytes unknown')
 """Tensors that cross from one device to another in a step; `unknown` have no static size."""
 
 
-class Audit(collections.namedtuple('Audit', 'broken notes copies')):
-    """What the audit found.
+class Audit(collections.namedtuple('Audit', 'broken notes transfers')):
+    """The findings of the audit.
 
     Attributes:
       broken: list of lines: promises of the plan that do not hold.
-      notes: list of lines: what one may want to know.
-      copies: list of `Copies`, the largest first.
+      notes: list of lines: facts that are no faults.
+      transfers: list of `Transfers`, the largest first.
     """
     __slots__ = ()
+    copies = property(lambda self: self.transfers)  # the field's former name
 
     def __str__(self):
         lines = ['audit: %s' % ('%d broken promise%s' % (
@@ -38,15 +39,15 @@ class Audit(collections.namedtuple('Audit', 'broken notes copies')):
             else 'every promise kept')]
         lines += ['  BROKEN  ' + line for line in self.broken]
         lines += ['  note    ' + line for line in self.notes]
-        for copy in self.copies[:6]:
-            lines.append('  copies  %s -> %s: %s a step in %d tensor%s%s' % (
-                short_name(copy.source), short_name(copy.target), _bytes(copy.bytes), copy.tensors,
-                '' if copy.tensors == 1 else 's',
-                ', and %d of unknown size' % copy.unknown if copy.unknown else ''))
-        if len(self.copies) > 6:
-            rest = self.copies[6:]
-            lines.append('  copies  %d other pairs: %s a step' % (
-                len(rest), _bytes(sum(copy.bytes for copy in rest))))
+        for pair in self.transfers[:6]:
+            lines.append('  sent    %s -> %s: %s a step in %d tensor%s%s' % (
+                short_name(pair.source), short_name(pair.target), _bytes(pair.bytes), pair.tensors,
+                '' if pair.tensors == 1 else 's',
+                ', and %d of unknown size' % pair.unknown if pair.unknown else ''))
+        if len(self.transfers) > 6:
+            rest = self.transfers[6:]
+            lines.append('  sent    %d other pairs: %s a step' % (
+                len(rest), _bytes(sum(pair.bytes for pair in rest))))
         return '\n'.join(lines)
 
     def raise_if_broken(self):
@@ -62,18 +63,19 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     Args:
       built: what `build_towers` returned.
       run_metadata: None to read the graph alone; or the `tf.RunMetadata` of a step that was run
-        with `tf.RunOptions(output_partition_graphs=True)`, to check what was really placed.
+        with `tf.RunOptions(output_partition_graphs=True)`, to check where the runtime has placed
+        operations.
 
     Returns:
-      `Audit`. Broken are: a variable, a copy of one, or a slot off its device; an operation or
+      `Audit`. Broken are: a variable, a replica of one, or a slot off its device; an operation or
       gradient operation of a tower on another device, unless it reads or writes a variable there or
       the model itself put it there by `tf.device`.
       Notes are: variables that only some towers use, trainable variables without a gradient,
       operations colocated with their variable, or put elsewhere by the model's own `tf.device`,
-      what copies of variables take.
+      and the bytes of replicas.
 
     Raises:
-      InvalidArgumentError: `run_metadata` without partition graphs; something else than a build.
+      InvalidArgumentError: `run_metadata` has no partition graphs; `built` is something else.
     """
     check_instance('built', built, BuiltTowers, 'what build_towers returned')
     if run_metadata is not None:
@@ -98,13 +100,13 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     if built.plan.inline_updates:
         notes.append('in the forward pass, ' + built.plan.inline_updates)
     if built.replicas is not None:
-        notes.append('%d copies of trainable variables, and their %d slots, take %s on %s' % (
+        notes.append('%d replicas of trainable variables, and their %d slots, take %s on %s' % (
             len(built.replicas.variables), len(built.replicas.slots),
             _bytes(built.replicas.bytes()),
             ', '.join(short_name(device) for device in built.devices[1:])))
     if run_metadata is not None:
         _check_runtime(built, run_metadata, broken, notes)
-    return Audit(_once(broken), _once(notes), _copies(operations))
+    return Audit(_once(broken), _once(notes), _transfers(operations))
 
 
 def _once(lines):
@@ -133,29 +135,29 @@ def _check_variables(built, device_of, broken, notes):
             broken.append('slot %s is on %s, its variable on %s' % (
                 slot.op.name, _named(device_of(slot)), _named(device_of(owner))))
     if built.replicas is not None:
-        _check_copies(built, device_of, broken)
+        _check_replicas(built, device_of, broken)
 
 
-def _check_copies(built, device_of, broken):
+def _check_replicas(built, device_of, broken):
     for variable in built.variables:
         for tower in built.towers[1:]:
-            copy = built.replicas.replica_of(variable, tower.index)
-            if copy is not variable and device_of(copy) != tower.device:
-                broken.append("tower %d's copy of %s is on %s, not on %s" % (
-                    tower.index, variable.op.name, _named(device_of(copy)),
+            replica = built.replicas.replica_of(variable, tower.index)
+            if replica is not variable and device_of(replica) != tower.device:
+                broken.append("tower %d's replica of %s is on %s, not on %s" % (
+                    tower.index, variable.op.name, _named(device_of(replica)),
                     short_name(tower.device)))
-    by_name = {copy.op.name: copy for copy in built.replicas.variables}
+    by_name = {replica.op.name: replica for replica in built.replicas.variables}
     for slot in built.replicas.slots:
         owner = owner_by_name(slot.op.name, by_name)
         if device_of(slot) != device_of(owner):
-            broken.append('slot %s is on %s, its copy of the variable on %s' % (
+            broken.append('slot %s is on %s, the replica of its variable on %s' % (
                 slot.op.name, _named(device_of(slot)), _named(device_of(owner))))
 
 
 def _check_operations(built, operations, broken, notes):
     by_name = {variable.op.name for variable in built.variables}
     if built.replicas is not None:
-        by_name |= {copy.op.name for copy in built.replicas.variables}
+        by_name |= {replica.op.name for replica in built.replicas.variables}
     of_towers = _by_tower(built, operations, lambda op: op.name, lambda op: op)
     choices = ModelsChoices(built)
     for tower in built.towers:
@@ -163,7 +165,7 @@ def _check_operations(built, operations, broken, notes):
         for op in of_towers[tower.name_scope]:
             device = operation_device(op)
             if device in stages_of(tower.device) or _follows_input(op, tower) or (
-                    op.type == 'NoOp'):  # what waits for others: it computes nothing
+                    op.type == 'NoOp'):  # it only waits for others
                 continue
             (with_variable if _touches_variable(op, by_name) else
              chosen if choices.include(op, tower) else stray).append((op, device))
@@ -183,7 +185,7 @@ def _check_operations(built, operations, broken, notes):
 def _by_tower(built, items, name_of, operation_of):
     """{name scope of a tower: list of the items whose names are in it}.
 
-    Where the first tower has no scope of its own, those that its device scope was around.
+    Where the first tower has no scope of its own, the items made within its device scope.
     """
     first = built.towers[0]
     found = {tower.name_scope: [] for tower in built.towers}
@@ -209,7 +211,7 @@ def _operation(graph, name):
 def _touches_variable(op, names, depth=3):
     """Whether an operation gets a variable itself, or TF colocated it with one that does.
 
-    One that gets a variable's value is free to be on its tower's device.
+    An operation that gets only a variable's value can be on its tower's device.
     """
     if any(tensor.dtype == tf.resource or tensor.op.name in names for tensor in op.inputs):
         return True
@@ -256,9 +258,9 @@ def _check_runtime(built, run_metadata, broken, notes):
                 continue
             op = _operation(graph, name)
             if op is None:
-                continue  # the runtime's own: a copy, a folded constant
+                continue  # the runtime's own: a transfer, a folded constant
             if operation_device(op) not in stages_of(tower.device):
-                continue  # the graph's own choice, which the audit of the graph has judged
+                continue  # a device named in the graph, which the audit of the graph has checked
             if any(tensor.dtype == tf.resource for tensor in op.inputs):
                 continue  # has to be where the variable is
             # Integers and strings have few kernels on a GPU; what computes floats has one.
@@ -289,7 +291,7 @@ def _check_runtime(built, run_metadata, broken, notes):
         _operations(placed), ', '.join(short_name(name) for name in sorted(set(placed.values())))))
 
 
-def _copies(operations):
+def _transfers(operations):
     sizes = {}
     for op in operations:
         target = operation_device(op)
@@ -304,9 +306,9 @@ def _copies(operations):
     for (source, target, _), size in sizes.items():
         tensors, total, unknown = totals.get((source, target), (0, 0, 0))
         totals[source, target] = (tensors + 1, total + (size or 0), unknown + (size is None))
-    return sorted((Copies(source, target, tensors, total, unknown)
+    return sorted((Transfers(source, target, tensors, total, unknown)
                    for (source, target), (tensors, total, unknown) in totals.items()),
-                  key=lambda copy: -copy.bytes)
+                  key=lambda pair: -pair.bytes)
 
 
 def _bytes(count):

@@ -26,12 +26,12 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
                  **options) -> TowersReport:
     """Trains a model some steps on N towers and on one device, and compares the numbers.
 
-    The one device is a plain TF1 program, without this package's towers and without what they find
-    out about a graph: the model function on the whole batch, its loss (with `regularization='add'`
-    plus the registered ones), the optimizer, and the update ops. Both start from the same weights
-    (initial values that are computed from the batch are compared). Compared are the loss of each
-    step, the gradients of the first, and variables and optimizer slots after the last. A value that
-    is not finite on either side is neither equal nor different, and is said first.
+    One device runs a plain TF1 program, without this package's towers and their analysis of graphs:
+    the model function on the whole batch, its loss (with `regularization='add'` plus the registered
+    losses), the optimizer, and the update ops. Both sides start from the same weights (initial
+    values that are computed from the batch are compared). Compared are the loss of each step, the
+    gradients of the first step, and variables and optimizer slots after the last step. A value that
+    is not finite on either side is neither equal nor different, and is reported first.
 
     Args:
       model_fn: as for `build_towers`.
@@ -44,10 +44,10 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
       num_towers: how many virtual CPU towers.
       steps: how many steps, all on the same batch.
       reduction: as for `build_towers`; with `'sum'` the one device gets N times its gradient.
-      same_shards: use the batch's first n/N examples N times over, so that all towers see the
-        same. Batch statistics are then those of the whole batch too, hence the way to check a
-        model with batch norm. All but moving variances, which are left out: fused batch norm
-        multiplies the variance of n numbers by n / (n - 1), and n is the shard's.
+      same_shards: use the batch's first n/N examples N times over, so that all towers see the same
+        examples, and the statistics of a shard are those of the whole batch: the way to check a
+        model with batch norm. Moving variances are left out: fused batch norm multiplies the
+        variance of n numbers by n / (n - 1), and n is the size of the shard.
       tolerance: largest relative difference that counts as equal. None: 1e-9 where the model
         computes in float64 throughout, else 1e-4.
       seed: graph-level seed of the initial weights.
@@ -101,8 +101,8 @@ def report_on(one, many, traits, tolerance, sum_of_losses, num_towers, steps, re
 
     Args:
       one, traits: as `run_one_device` returns them.
-      many: such a dict of the towers.
-      sum_of_losses: of the towers, in the first step.
+      many: such a dict of the towers' values.
+      sum_of_losses: the sum of the towers' losses in the first step.
       tolerance, num_towers, steps, reduction, same_shards: as for `check_towers`.
     """
     tolerance = _tolerance(tolerance, traits)
@@ -149,7 +149,8 @@ def check_arguments(caller, model_fn, inputs, make_optimizer, num_towers, steps,
     Args:
       caller: name of the function, for texts.
       options: dict of arguments of `build_towers`.
-      known: names of those that are taken; the rest as for `check_towers`.
+      known: names of the options that are allowed.
+      The others are those of `check_towers`.
     """
     check_model_fn(model_fn)
     check_choice('reduction', reduction, REDUCTIONS)

@@ -1,4 +1,4 @@
-"""What `check_towers` found: differences of two runs, what is left out, the likely cause."""
+"""The report of `check_towers`: differences of two runs, values left out, the likely cause."""
 
 import collections
 
@@ -18,14 +18,14 @@ SHARD_VARIANCE = 'a moving variance, under same_shards'
 class TowersReport(collections.namedtuple('TowersReport', [
         'equal', 'worst', 'tolerance', 'first', 'cause', 'compared', 'towers', 'steps',
         'reduction', 'not_finite', 'left_out'])):
-    """What `check_towers` found; `print(report)`.
+    """The result of `check_towers`; print it.
 
     Attributes:
       equal: whether everything is finite and agrees to within the tolerance.
       worst: the `Difference` with the largest relative value.
       tolerance: the relative difference that counts as equal.
-      first: the first `Difference` beyond it, in the order in which a step computes things; None
-        when equal.
+      first: the first `Difference` beyond the tolerance, in the order in which a step computes
+        values; None when equal.
       cause: the likely cause, one sentence; None when equal.
       compared: number of values compared.
       towers: how many towers were run.
@@ -33,7 +33,7 @@ class TowersReport(collections.namedtuple('TowersReport', [
       reduction: as given.
       not_finite: the first `Difference` of which either side holds a NaN or an infinity, in the
         order in which a step computes things; None where all values are finite.
-      left_out: list of `LeftOut`: the variables that are not compared, nor are their slots.
+      left_out: list of `LeftOut`: the variables that are not compared; nor are their slots.
     """
     __slots__ = ()
 
@@ -57,14 +57,15 @@ class TowersReport(collections.namedtuple('TowersReport', [
 
 
 def not_compared(one, many, noise, same_shards):
-    """The variables that two runs are not compared by: list of `LeftOut`, by name.
+    """The variables that are left out of the comparison of two runs: list of `LeftOut`, by name.
 
     Args:
       one, many: dicts from kind to dict from name to array.
       noise: the largest element of a gradient that rounding alone may make. A bias in front of a
-        batch norm has the gradient zero, computed as the rest of a sum. (Adam makes even such
-        steps as large as any other, which then shows in the moving mean; momentum SGD does not.)
-      same_shards: whether the batch repeats one shard, of which moving variances are.
+        batch norm has the gradient zero, computed as the remainder of a sum. (Adam's step is as
+        large for it as for any other gradient, which shows in the moving mean; that of momentum SGD
+        is not.)
+      same_shards: whether the batch repeats one shard, so that moving variances are the shard's.
     """
     found = {name: ROUNDING for name in set(one['gradient']) & set(many['gradient'])
              if noise and _largest(one['gradient'][name]) <= noise
@@ -80,7 +81,7 @@ def compare(one, many, noise, left_out):
 
     Args:
       one, many: dicts from kind to dict from name to array.
-      noise: what rounding may add to any element of a gradient.
+      noise: the amount that rounding may add to any element of a gradient.
       left_out: names of variables that are not compared, nor are their gradients and slots.
     """
     differences = []

@@ -28,8 +28,9 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
     """Trains on one device without this package's towers.
 
     Args:
-      factor: of the loss: 1, or N for the sum over N towers.
-      options: dict of the arguments of `build_towers`; the rest as for `check_towers`.
+      factor: the factor of the loss: 1, or N for the sum over N towers.
+      options: dict of the arguments of `build_towers`.
+      The others are those of `check_towers`.
 
     Returns:
       (result, `Traits`): a dict with `'loss'`, `'gradient'`, `'variable'` and `'slot'`, each a dict
@@ -67,7 +68,7 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
         pairs = objectives.shaped(_pairs_on_one_device(each, objectives.of(each, loss) * factor,
                                                        options.get('gradient_options') or {})
                                   for each in objectives)
-        # Of several losses, every gradient is that of the weights before the step.
+        # With several losses, every gradient is taken at the weights before the step.
         after = flat(loss) + updates + (
             tensors_of(all_pairs(pairs)) if objectives.names is not None else [])
         for each in objectives:
@@ -117,9 +118,10 @@ def _pairs_on_one_device(objective, loss, gradient_options):
 
 
 def _registering_tensors(getter, *args, **kwargs):
-    """A custom getter: what TF 2 registers of a regularizer becomes a tensor, as TF 1 has it.
+    """A custom getter that makes TF 2 register a tensor for a regularizer, as TF 1 does.
 
-    It makes new operations at each use otherwise, and nobody could tell whether a loss has it.
+    The object that TF 2 registers makes new operations at each use, so that it cannot be told
+    whether a loss has it in it.
     """
     variable = getter(*args, **kwargs)
     listed = tf.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
@@ -136,9 +138,9 @@ def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduct
       initial: list of (name, value) of variables.
 
     Returns:
-      (result, sum of the towers' losses): the result as of `run_one_device`, without `'initial'`;
-      variables under their names on one device. And `'initial value'`: dict from name to array, of
-      those that the towers would have computed from a part of the batch.
+      (result, sum of the towers' losses): the result is that of `run_one_device`, without
+      `'initial'`, variables under their names on one device; and with `'initial value'`: dict from
+      name to array, the initial values that towers compute from a part of the batch.
     """
     with tf.Graph().as_default():
         batch = _map_leaves(_constant, inputs)
@@ -169,9 +171,9 @@ def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduct
 
 
 def _computed_from_batch(session, names):
-    """{name: initial value} of variables that start with something computed from a batch.
+    """{name: initial value} of variables whose initial value is computed from a batch.
 
-    The others have their values already, those of one device: an initial value may need them.
+    The other variables have the values of one device already, which an initial value may need.
     """
     variables = [variable for variable in tf.global_variables() if variable.op.name in names]
     for variable in variables:
@@ -212,7 +214,7 @@ def _train(session, loss, pairs, train_op, steps, names, also=()):
     gradients = [tf.convert_to_tensor(gradient) for gradient, _ in all_pairs(pairs)]
     of_gradients = [label + names[variable.op.name] for label, each in _labelled(pairs)
                     for _, variable in each]
-    # In one run: each forward pass more would write what a model counts or averages once more.
+    # In one run: another forward pass would update the model's counters and averages again.
     gradients, also = session.run([gradients, also])
     result = {'gradient': dict(zip(of_gradients, gradients)), 'loss': {}, 'also': also}
     for step in range(steps):

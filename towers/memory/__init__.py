@@ -1,1 +1,1 @@
-"""Where a step's memory goes: the account, the measurement, what fits, and what if it does not."""
+"""A step's memory: the account, the measurement, the largest batch, and advice when it runs out."""

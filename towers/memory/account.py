@@ -33,7 +33,7 @@ KINDS = collections.OrderedDict([
     ('scratch', 'what a kernel takes for itself while it runs'),
     ('copies', 'of tensors of another device'),
     ('allocator', 'handed out beyond what was asked for')])
-"""What memory is for, in the order in which it is shown."""
+"""The uses of memory, in the order in which they are shown."""
 
 
 class HeldTensor(collections.namedtuple('HeldTensor', 'name layer kind bytes')):
@@ -81,8 +81,9 @@ class MemoryAccount(collections.namedtuple('MemoryAccount', [
       layers: list of `Layer`, in the order in which the model made them.
       unknown: names of operations whose output has a size that could not be told before they run;
         they are counted with that of their largest input.
-      onednn: whether the kernels are taken to be oneDNN's.
-      has_allocator: whether what TensorFlow's allocator loses is in it, see `allocator`.
+      onednn: whether the account assumes oneDNN's kernels.
+      has_allocator: whether the account includes memory that TensorFlow's allocator loses, see
+        `allocator`.
     """
     __slots__ = ()
 
@@ -93,24 +94,24 @@ class MemoryAccount(collections.namedtuple('MemoryAccount', [
 
     @property
     def worst(self):
-        """Bytes that all devices take if each is at its worst moment at the same time, an int.
+        """Bytes of all devices if each is at its worst moment at the same time, an int.
 
-        Towers on CPUs take turns at the threads, so that they rarely are; `together` is how they
-        would by the order that the executor follows.
+        Towers on CPUs take turns at the threads, so that this is rare; `together` is the worst
+        moment in the executor's order.
         """
         return max(self.together.peak, sum(each.peak for each in self.devices) + self.together.kinds
                    .get('allocator', 0) * (len(self.devices) > 1))
 
     @property
     def peak(self):
-        """Bytes at the worst moment of that GPU which has the most; without GPUs, of all CPUs."""
+        """Bytes at the worst moment of the fullest GPU; without GPUs, of all CPUs together."""
         return max(each.peak for each in self.pools())
 
     def pools(self):
         """List of `DeviceAccount`, one for each memory that may be short.
 
-        That is each GPU, or where there is none what the CPUs of the process share. The host's
-        memory beside GPUs is in `devices`.
+        That is the memory of each GPU; without GPUs, the memory that the CPUs of the process share.
+        The host's memory in a program with GPUs is in `devices`.
         """
         return [each for each in self.devices if is_gpu(each.device)] or [self.together]
 
@@ -168,9 +169,9 @@ def memory_account(built: BuiltTowers, batch_size: typing.Optional[int] = None, 
                    best_fit: typing.Optional[bool] = None) -> MemoryAccount:
     """Says where the memory of a training step goes, from its graph alone.
 
-    The step is gone through as TensorFlow's executor would run it: tensors are let go when the
-    last operation that takes them has run, and written over where kernels do that; see
-    `simulation` and `kernels`. What the memory of a device holds is said of its worst moment.
+    The step is simulated as TensorFlow's executor runs it: a tensor is freed when the last
+    operation that takes it has run, and is written over where kernels do that; see `simulation` and
+    `kernels`. The account of a device is that of its worst moment.
 
     Args:
       built: what `build_towers` returned.
@@ -179,11 +180,11 @@ def memory_account(built: BuiltTowers, batch_size: typing.Optional[int] = None, 
       threads: operations that may run at once on CPUs (inter-op threads); None: a thread a core.
       onednn: whether oneDNN's kernels run on CPUs, which take no memory for patches of images;
         None: whether this TensorFlow uses them on this machine.
-      initialized: whether variables get their initial values in the session. Those that are
-        constants (the zeros of slots among them) are then kept by it as long as it lives, beside
-        the variables; in a session that restores a checkpoint they are not.
-      best_fit: whether to count what TensorFlow's own allocator hands out beyond what is asked.
-        None: of GPUs, and of CPUs where `TF_CPU_ALLOCATOR_USE_BFC` is set.
+      initialized: whether variables get their initial values in the session. The session then keeps
+        initial values that are constants (such as the zeros of slots) as long as it lives, in
+        addition to the variables; a session that restores a checkpoint does not.
+      best_fit: whether to count the bytes that TensorFlow's own allocator hands out in excess of
+        those requested. None: for GPUs, and for CPUs where `TF_CPU_ALLOCATOR_USE_BFC` is set.
 
     Returns:
       `MemoryAccount`. Not counted: cuDNN's workspace, weights that oneDNN keeps reordered, input
@@ -288,7 +289,7 @@ def _kept_initial_values(built):
     """Constants of which resource variables take their first value.
 
     The variable and the constant are one memory at first; the first update of the variable makes
-    them two, and the session keeps the constant. Reference variables are copied into.
+    them two, and the session keeps the constant. Reference variables get a copy of its value.
     """
     variables = {variable.op.name: variable for variable in
                  list(built.variables) + list(built.slots)}
@@ -362,7 +363,7 @@ class _Reader:
         return list(found.values())
 
     def _of_gradients(self):
-        """`(name, output)` of what is a parameter's gradient, a part of one, or made of them."""
+        """`(name, output)` of tensors that are gradients of parameters, parts or sums of them."""
         ends = []
         for pairs in [tower.pairs for tower in self._built.towers] + [
                 all_pairs(self._built.gradients)]:
@@ -400,8 +401,8 @@ class _Reader:
             if owner.name in self._parameters:
                 return 'parameters'
             return 'slots' if owner.name in self._slots else 'other variables'
-        if buffer.what in ('scratch', 'copy'):
-            return {'scratch': 'scratch', 'copy': 'copies'}[buffer.what]
+        if buffer.what in ('scratch', 'transfer'):
+            return {'scratch': 'scratch', 'transfer': 'copies'}[buffer.what]
         if owner.name in self._input or kernels.is_fed(owner.type):
             return 'input'
         if (owner.name, output) in self._gradients:
@@ -411,7 +412,7 @@ class _Reader:
         return 'backward'
 
     def _is_kept(self, node):
-        """Whether an operation of the backward pass takes what one of the forward pass made."""
+        """Whether an operation of the backward pass takes an output of this forward operation."""
         if node.number not in self._kept:
             self._kept[node.number] = any(
                 taker.name not in self._forward and not taker.folded

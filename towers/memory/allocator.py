@@ -1,10 +1,9 @@
-"""TensorFlow's best-fit allocator: how much it hands out for what is asked.
+"""TensorFlow's best-fit allocator: how many bytes it hands out for a request.
 
 It serves GPUs always, and CPUs where `TF_CPU_ALLOCATOR_USE_BFC` is set. A request is rounded up to
 256 bytes and gets the smallest free chunk that is large enough; the chunk is cut only if it is at
-least twice as large (or 128 MB larger) than what is asked. So up to half of a chunk is lost for as
-long as it is held: memory that the step's tensors do not have, and the device does not either
-(`bfc_allocator.cc`).
+least twice as large (or 128 MB larger) than the request. So up to half of a chunk is lost for as
+long as it is held: neither the step's tensors nor other requests can use it (`bfc_allocator.cc`).
 """
 
 import bisect
@@ -120,9 +119,9 @@ def handed_out(run, of_allocator, kept=()):
 
     Args:
       run: `simulation.Run`.
-      of_allocator: function from a device to the key of its allocator, None for one that hands out
-        what is asked.
-      kept: list of `(device, bytes)`: what is there before the first step and stays.
+      of_allocator: function from a device to the key of its allocator; None for an allocator that
+        hands out exactly the requested bytes.
+      kept: list of `(device, bytes)`: memory from before the first step that stays.
 
     Returns:
       dict from the allocator's key to bytes.

@@ -2,9 +2,9 @@
 
 A batch of unknown size: the graph is imported into another one, with the size written into the
 operations that the shards come from, and TensorFlow infers the shapes anew. A batch of a known
-size: TensorFlow has made constants of it all over the graph, so the sizes that it has are scaled:
-those of tensors that have the batch among their dimensions. Which these are is followed from the
-shards on, operation by operation.
+size: the graph has constants made from the size in many places, so the sizes of tensors are scaled
+instead, where the batch is one of their dimensions. These tensors are found by following the graph
+from the shards on, operation by operation.
 """
 
 import tensorflow.compat.v1 as tf
@@ -12,15 +12,15 @@ import tensorflow.compat.v1 as tf
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
 
-# Their output has no batch any more, whatever they are computed from.
+# Operations whose output has no batch dimension, whatever their inputs are.
 _CONTRACT = frozenset([
     'BiasAddGrad', 'Conv2DBackpropFilter', 'Conv3DBackpropFilterV2', 'L2Loss', 'Shape', 'ShapeN',
     'DepthwiseConv2dNativeBackpropFilter', 'Size', 'Rank', 'UnsortedSegmentSum', 'ScatterNd',
     'BroadcastGradientArgs', 'InvertPermutation'])
-# Of their outputs, the first alone has a batch.
+# Operations of which only the first output has a batch dimension.
 _FIRST_OUTPUT = ('FusedBatchNorm', 'FusedBatchNormGrad')
 _REDUCTIONS = frozenset(['All', 'Any', 'ArgMax', 'ArgMin', 'Max', 'Mean', 'Min', 'Prod', 'Sum'])
-# They make a tensor of a shape that is given.
+# Operations that make a tensor of a given shape.
 _SHAPED = frozenset(['BroadcastTo', 'Const', 'Fill', 'Tile', 'OnesLike', 'ZerosLike'])
 _WHOLE = -1  # the batch of all towers; others are the shard of a tower
 
@@ -47,8 +47,8 @@ def shard_sizes(built, batch_size):
     if built.plan.remainder == 'drop':
         more = 0
     if not each:
-        raise InvalidArgumentError('batch_size=%d leaves some of %d towers without an example: give '
-                                   '%d at least.' % (batch_size, count, count))
+        raise InvalidArgumentError('batch_size=%d leaves some of %d towers without an example: '
+                                   'give %d at least.' % (batch_size, count, count))
     return [each + (number < more) for number in range(count)]
 
 

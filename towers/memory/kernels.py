@@ -1,8 +1,8 @@
-"""What the kernels of TensorFlow do with memory: which pass it on, write into it, or need more.
+"""How TensorFlow's kernels use memory: which pass it on, write into inputs, or need scratch.
 
-Read from the kernels' sources and held against the allocations that a FULL_TRACE run records, on
-TF 1.15.5 and 2.21. A type of operation that is not named here allocates its outputs and nothing
-else.
+This was read from the kernels' sources and compared with the allocations that a FULL_TRACE run
+records, on TF 1.15.5 and 2.21. A type of operation that is not named here allocates its outputs and
+nothing else.
 """
 
 import tensorflow.compat.v1 as tf
@@ -18,7 +18,7 @@ PASSES_ON = frozenset([
 # Parts of their input along its first dimension, which are memory of the input.
 CUTS = frozenset(['Split', 'SplitV', 'Slice', 'StridedSlice', 'Unpack'])
 
-# They write their output into an input of the same size that nobody else needs any more.
+# They write their output into an input of the same size that no other operation needs any more.
 _UNARY = ['Abs', 'Acos', 'Acosh', 'Asin', 'Asinh', 'Atan', 'Atanh', 'Ceil', 'Conj', 'Cos', 'Cosh',
           'Digamma', 'Elu', 'Erf', 'Erfc', 'Exp', 'Expm1', 'Floor', 'Inv', 'Invert', 'LeakyRelu',
           'Lgamma', 'Log', 'Log1p', 'LogSoftmax', 'LogicalNot', 'Neg', 'Reciprocal', 'Relu',
@@ -68,7 +68,7 @@ def is_variable(kind):
 
 
 def is_fed(kind):
-    """Whether a type of operation stands for what the caller feeds, and keeps for the whole step."""
+    """Whether a type of operation stands for a fed value, which the caller holds for the step."""
     return kind in ('Placeholder', 'PlaceholderV2')
 
 
@@ -80,7 +80,7 @@ def variable_bytes(node):
 
 
 def variable_of(node):
-    """The node of the variable that a handle is of, through what passes it on."""
+    """The node of a handle's variable; nodes that pass the handle on are skipped."""
     while node.inputs and not is_variable(node.type):
         node = node.inputs[0][0]
     return node
@@ -98,7 +98,7 @@ def passes_on(node):
 
 
 def _cuts_first_dimension(node):
-    """Whether each output is a run of rows of the input; so it is, too, where it is all of it."""
+    """Whether each output is a run of rows of the input, or all of its rows."""
     number = 1 if node.type == 'Split' else 0
     whole, parts = _shape(node, number), node.shapes
     if whole is None or any(part is None for part in parts):

@@ -10,9 +10,9 @@ _CGROUPS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_
 
 
 def device_limit(devices, config=None):
-    """Bytes that TensorFlow may use of the least of some devices; CPUs of a process share theirs.
+    """Bytes that TensorFlow may use on the smallest of some devices; CPUs share their memory.
 
-    Asking for a GPU's makes it ready, as a session does.
+    For a GPU this initialises the GPU, as a session does.
 
     Args:
       devices: canonical names.

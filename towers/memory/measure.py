@@ -128,8 +128,8 @@ def checked_start(name, start):
 def peaks_of(metadata):
     """The most that each allocator had in use in a step.
 
-    An operation's record says what is in use when it has ended; within it there was what it took
-    for itself besides, which is the difference of its own peak and what it left.
+    An operation's record has the bytes in use when it has ended. While it ran, its scratch memory
+    was in use, too: the difference of its own peak and the bytes that it left.
 
     Args:
       metadata: `tf.RunMetadata` of a run with FULL_TRACE.

@@ -1,4 +1,4 @@
-"""What to say, and to do, when a step runs out of memory."""
+"""The error, and the advice in it, when a step runs out of memory."""
 
 import collections
 import contextlib
@@ -21,16 +21,15 @@ _NODE = re.compile(r'\{\{node ([^}]+)\}\}|\[\[(?:node )?([^\s\]{]+)')
 _MOST_MICRO_BATCHES = 64
 
 Remedy = collections.namedtuple('Remedy', 'what peak text')
-"""What would help: its name, bytes that a step takes with it (None: it does not help here), and
-that in words."""
+"""A remedy: its name, the bytes of a step with it (None: no help here), and a text."""
 
 
 def remedies(built, limit, batch_size=None, **options):
-    """What accumulation, recomputation, more towers and stages would make of a step's memory.
+    """Estimates a step's memory with accumulation, recomputation, more towers, or stages.
 
-    From the account's numbers: accumulation and more towers are accounts of smaller shards,
-    accumulated gradients added; recomputation keeps about two square roots of the number of kept
-    activations, of their mean size; stages share out what is not input.
+    From the account's numbers: for accumulation and more towers, accounts of smaller shards, plus
+    the accumulated gradients; for recomputation, twice the square root of the number of kept
+    activations times their mean size; for stages, all but the inputs divided among them.
 
     Args:
       built: what `build_towers` returned.
@@ -79,7 +78,7 @@ def remedies(built, limit, batch_size=None, **options):
 
 
 def out_of_memory(error, built, checkpoint=None, memory_limit=None, batch_size=None):
-    """The `OutOfMemoryError` that says what a failed step could not get, and what would help.
+    """The `OutOfMemoryError` with the request that failed in a step, and the remedies.
 
     Args:
       error: `tf.errors.ResourceExhaustedError` that a step ended in.
@@ -122,7 +121,7 @@ def out_of_memory(error, built, checkpoint=None, memory_limit=None, batch_size=N
 def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] = None,
                             memory_limit: typing.Optional[int] = None,
                             batch_size: typing.Optional[int] = None) -> typing.Iterator[None]:
-    """Within it a step that runs out of memory ends in an `OutOfMemoryError` that says more.
+    """The context in which a step that runs out of memory raises an explained `OutOfMemoryError`.
 
     >>> with towers.out_of_memory_explained(built):
     ...     session.run(built.train_op)
@@ -149,9 +148,9 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
 
 
 class OutOfMemoryHook(tf.train.SessionRunHook):
-    """The same for a loop with hooks, such as a `tf.train.MonitoredTrainingSession`'s.
+    """`out_of_memory_explained` for a loop with hooks, such as `tf.train.MonitoredTrainingSession`.
 
-    Hooks are not told of an error, so this one takes the place of the session's own `run`.
+    Hooks are not told of an error, so this one replaces the session's own `run`.
     """
 
     def __init__(self, built: BuiltTowers, directory: typing.Optional[str] = None,

@@ -1,15 +1,15 @@
 """A step as TensorFlow's executors run it: what is in memory after each operation.
 
-What decides the order, in TF 1.15 to 2.21 (`executor.cc`): an operation is ready when the last of
-its inputs is. A thread that has finished one goes on with the cheap ones that this made ready, in
-the order in which they became so, then with the last of the costly ones; the others it puts in
-front of its own queue. A thread without work takes from the front of its own queue, then from the
-back of another's. So costly branches are run depth first, and a second thread takes what has waited
-longest. All CPU devices of a process share these threads. A GPU's operations count as cheap: one
-after the other, first come, first served.
+The order, in TF 1.15 to 2.21 (`executor.cc`): an operation is ready when the last of its inputs is
+ready. A thread that has finished an operation goes on with the cheap operations that this made
+ready, in the order in which they became ready, then with the last of the costly ones; it puts the
+other costly ones in front of its own queue. A thread without work takes from the front of its own
+queue, then from the back of another thread's. So costly branches are run depth first, and a second
+thread takes the operation that has waited longest. All CPU devices of a process share these
+threads. A GPU's operations count as cheap: one after the other, in the order of readiness.
 
-An operation's inputs are let go when it has finished, each output when the last operation that
-takes it has.
+An operation lets go of its inputs when it has finished; an output is freed when the last operation
+that takes it has finished.
 """
 
 import collections
@@ -27,7 +27,7 @@ class Buffer:
       size: bytes.
       device: where it is.
       owners: list of `(event, Node, output)`: whose output it was from that event on.
-      what: 'variable', 'output', 'scratch', 'copy' of a tensor of another device, or 'update', a
+      what: 'variable', 'output', 'scratch', 'transfer' of another device's tensor, or 'update', a
         variable's new memory while the old is still being read.
       variable: the `Node` of the variable that it holds or held; None for anything else.
       since, until: numbers of the events between which it is there; `until` is None at the end.
@@ -79,7 +79,7 @@ class Run:
         return buffer
 
     def free(self, buffer):
-        """Lets go of it."""
+        """Frees a buffer."""
         self.events += 1
         buffer.until = self.events
         self._now[buffer.device] -= buffer.size
@@ -100,7 +100,7 @@ def simulate(step, threads=2, onednn=False, shares_memory=None):
       threads: how many operations may run at once on CPUs.
       onednn: whether oneDNN's kernels run on CPUs.
       shares_memory: function of two devices: whether a tensor goes from one to the other without
-        a copy. None: CPUs of one process do.
+        a transfer. None: CPUs of one process do.
 
     Returns:
       `Run`.
@@ -256,9 +256,9 @@ class _Simulation:
                 else:
                     elsewhere[device] += 1
             for device, count in elsewhere.items():
-                copy = self._run.allocate(node.sizes[index], device, node, index, 'copy')
-                copy.references = count
-                self._held[node.number, index, device] = copy
+                moved = self._run.allocate(node.sizes[index], device, node, index, 'transfer')
+                moved.references = count
+                self._held[node.number, index, device] = moved
         for other, index in self._inputs(node):
             buffer = self._input(other, index, node.device)
             if buffer is not None:

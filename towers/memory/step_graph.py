@@ -9,13 +9,14 @@ _NEVER_FOLDED = frozenset([
     'Placeholder', 'PlaceholderV2', 'PlaceholderWithDefault', 'VarHandleOp', 'Variable',
     'VariableV2', 'Merge', 'Switch', 'Enter', 'RefEnter', 'Exit', 'NextIteration', 'LoopCond',
     'NoOp', 'While', 'StatelessWhile', 'If', 'StatelessIf'])
-# What keeps no memory of its own: a number that stands for something elsewhere.
+# Operations without memory of their own: their output is a handle.
 _HANDLES = (tf.resource, tf.variant)
 
 # `reserve_space_3` holds something on GPUs only, and less than the other outputs.
 _EMPTY_ON_CPUS = frozenset([('FusedBatchNormV3', 5)])
 
-# What is run though nothing of it is taken, besides operations with state (`dependency_optimizer.cc`).
+# Operations that run although no output is taken, besides operations with state
+# (`dependency_optimizer.cc`).
 _ALWAYS_RUN = frozenset(['Assert', 'CheckNumerics', 'CheckNumericsV2', 'Merge', 'Switch', 'Enter',
                          'Exit', 'NextIteration', 'LoopCond', 'RefMerge', 'RefSwitch', 'RefEnter',
                          'RefExit', 'RefNextIteration'])
@@ -32,7 +33,7 @@ class Node:
       sizes: bytes of each output.
       shapes: static shape of each output, a tuple, or None where a dimension is not known.
       folded: whether it is a constant before the step begins.
-      idle: whether only its end is waited for, and nothing of what it computes is taken: grappler's
+      idle: whether other operations only wait for its end, and take no output: grappler's
         dependency optimizer makes an empty operation of it. Its inputs are then among `controls`.
     """
     __slots__ = ('name', 'type', 'device', 'op', 'inputs', 'controls', 'sizes', 'shapes', 'folded',
@@ -54,8 +55,8 @@ class StepGraph:
     Attributes:
       nodes: list of `Node`s; each comes after its inputs, but for the back edges of loops.
       by_name: dict of them.
-      unknown: names of the operations with an output whose size could not be told; what is counted
-        for them is the largest of their inputs, which bounds what picks out some of these.
+      unknown: names of the operations with an output of unknown size; the size of their largest
+        input is counted, which is a bound for operations that select a part of an input.
     """
 
     def __init__(self, fetches, default_device='/device:CPU:0', size_of=None):

@@ -12,8 +12,8 @@ from towers.errors import DeviceError
 def check_job(name, says_how=True):
     """Raises `DeviceError` for a device of a job or task that this program has no session of.
 
-    Without a cluster, TensorFlow has one job, `localhost`, with one task. The cluster is that of
-    the environment's `TF_CONFIG`; one that the program makes itself cannot be seen from here.
+    Without a cluster, TensorFlow has one job, `localhost`, with one task. The cluster is read from
+    `TF_CONFIG` in the environment; one that the program makes itself cannot be seen from here.
 
     Args:
       name: a device, as `canonical_device` gives it.

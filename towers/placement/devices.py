@@ -13,7 +13,8 @@ from towers.errors import DeviceError, InvalidArgumentError
 from towers.placement.cluster import check_job
 from towers.placement.tower_device import StagedDevices, TowerDevice, all_devices, stages_of
 
-MOST_TOWERS = 10000  # beyond it a count is a slip of the keyboard, and a list of it fills the memory
+# A larger count is a slip of the keyboard, and a list of so many devices fills the memory.
+MOST_TOWERS = 10000
 
 
 def visible_gpus() -> typing.Tuple[str, ...]:
@@ -44,16 +45,16 @@ def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = Non
         them, with the config of `session_config`. False lets a graph for another machine, or for a
         cluster that the program itself makes, be built.
       allow_repeated: whether two towers may run on one device.
-      says_how: whether errors name `check_devices=` and `allow_repeated_devices=`, by which most
-        calls let that pass; a call without these passes False.
+      says_how: whether errors name the arguments `check_devices=` and `allow_repeated_devices=`;
+        False for a caller that does not have them.
 
     Returns:
-      A tuple of strings such as `'/device:GPU:0'`, one a tower; of a tower with several devices a
+      A tuple of strings such as `'/device:GPU:0'`, one a tower; for a tower with several devices a
       `StagedDevices`.
 
     Raises:
-      DeviceError: no such device, one that is named twice, a name that TF cannot parse, or none.
-      InvalidArgumentError: a count below 1, or a type that is none of the above.
+      DeviceError: no such device, a device named twice, a name that TF cannot parse, or no name.
+      InvalidArgumentError: a count below 1, or a value of another type.
     """
     check_flag('check', check)
     check_flag('allow_repeated', allow_repeated)
@@ -129,9 +130,9 @@ def check_variable_device(name, devices):
     """Raises `DeviceError` for a device that the towers' session will not have.
 
     Args:
-      name: of the device.
-      devices: the towers' devices. `session_config` of them makes the CPU devices up to the last
-        one that is a tower's.
+      name: the device's name.
+      devices: the towers' devices. `session_config(devices)` makes the CPU devices up to the last
+        one of a tower.
     """
     _check_exists(name, visible_gpus())
     spec = tf.DeviceSpec.from_string(name)
@@ -149,10 +150,10 @@ def check_variable_device(name, devices):
 
 
 def check_one_stage(call, devices):
-    """Raises `DeviceError` for towers of several devices, in a call that knows no stages.
+    """Raises `DeviceError` for towers of several devices, in a call that has no stages.
 
     Args:
-      call: its name, for the text.
+      call: the call's name, for the text.
       devices: what `resolve_devices` returned.
     """
     for device in devices:
@@ -178,7 +179,7 @@ def is_gpu(device):
 def default_variable_device(devices):
     """Where variables live unless the caller says: the CPU, or the GPU when there is just one.
 
-    A single GPU that holds its own variables saves a copy of every parameter and gradient over
+    A single GPU that holds its own variables saves a transfer of every parameter and gradient over
     the bus; with more devices the CPU is the one place that all of them reach.
     """
     if len(devices) == 1:
@@ -194,7 +195,7 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
                    soft_placement: typing.Optional[bool] = None,
                    quick_start: typing.Optional[bool] = None,
                    memory_fraction: typing.Optional[float] = None) -> tf.ConfigProto:
-    """The `ConfigProto` that a graph with towers on these devices wants.
+    """The `ConfigProto` for sessions of a graph with towers on these devices.
 
     Args:
       devices: as for `build_towers`; or the `devices` of what it returned.
@@ -217,8 +218,8 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
       A new `tf.ConfigProto`, yours to change.
 
     Raises:
-      DeviceError, InvalidArgumentError: as `resolve_devices`; a thread count that is negative; a
-        part of the memory that is none.
+      DeviceError, InvalidArgumentError: as `resolve_devices`; a negative thread count; a
+        `memory_fraction` that is no fraction.
     """
     names = all_devices(resolve_devices(devices, check=False, allow_repeated=True))
     for flag, value in (('intra_op_threads', intra_op_threads),
@@ -258,7 +259,7 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
 
 
 def describe_config(config, devices):
-    """What a session's config says of threads and memory, in one line.
+    """A session config's threads and memory, in one line.
 
     Args:
       config: `tf.ConfigProto`.

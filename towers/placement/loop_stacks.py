@@ -1,4 +1,4 @@
-"""Stacks on which a loop of control flow v1 keeps what its gradient needs: where the loop is."""
+"""Puts the stacks on which a loop (v1) keeps values for its gradient on the device of the loop."""
 
 from towers import compat
 from towers.graph.variable_access import HAND_ON
@@ -7,14 +7,14 @@ _ON_STACK = frozenset(['StackPushV2', 'StackPopV2'])
 
 
 def keep_stacks_with_loops(operations):
-    """Puts the stacks of variables' values on the device of what pushes to them and pops from them.
+    """Puts the stacks of variables' values on the device of the operations that push and pop.
 
-    TensorFlow colocates a stack with the value that it is for. A resource variable that is read in
-    the loop is read on its own device, and a stack cannot be on another one than its pushes, which
-    are on the tower's: "Cannot colocate nodes … f_acc" then, when the session runs.
+    TensorFlow colocates a stack with the value that it keeps. A resource variable that is read in
+    the loop is read on the variable's device, but the pushes are on the tower's device, and a stack
+    has to be on the device of its pushes: else the session says "Cannot colocate nodes … f_acc".
 
     Args:
-      operations: those that taking gradients has made.
+      operations: the operations that taking gradients has made.
     """
     for op in operations:
         if op.type != 'StackV2':
@@ -30,19 +30,18 @@ def keep_stacks_with_loops(operations):
 
 
 def _others(op):
-    """The operations that it is colocated with."""
+    """The operations that `op` is colocated with."""
     names = [group.decode()[len('loc:@'):] for group in op.colocation_groups()]
     return [op.graph.get_operation_by_name(name) for name in names if name != op.name]
 
 
 def _is_on_variables_device(op):
-    """Whether TensorFlow moves it to the resource that it takes, whatever device it is made for."""
+    """Whether TensorFlow moves an operation to the resource that it takes, on whatever device."""
     return any(tensor.dtype.name == 'resource' for tensor in op.inputs)
 
 
 def _users(stack):
-    """What hands a stack on into loops and branches, and what pushes to it there and pops from it.
-    """
+    """The operations that pass a stack into loops and branches, or push to it or pop from it."""
     handed_on, users, tensors = [], [], [stack.outputs[0]]
     while tensors:
         for op in tensors.pop().consumers():

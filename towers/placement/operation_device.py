@@ -1,4 +1,4 @@
-"""Where an operation of the graph is, and whether the model itself wants it there."""
+"""The device of an operation, and whether the model itself has put the operation there."""
 
 import os
 import re
@@ -14,16 +14,17 @@ _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 def operation_device(op):
     """The canonical device that an operation asks for.
 
-    One that asks for none goes where the runtime has to put it: to the resource that it reads, to
-    the operation that it is colocated with, to the one that takes its resource (a TensorArray of an
-    RNN, which TF itself leaves open until the first write); a constant, to the one that takes it.
+    An operation that asks for none goes where the runtime has to put it: to the resource that it
+    reads; to the operation that it is colocated with; to the operation that takes its resource (a
+    TensorArray of an RNN, which TF leaves without a device until the first write); a constant, to
+    the operation that takes it.
     """
     decides = _decides_device_of(op, set())
     return '' if decides is None else resolved(decides.device)
 
 
 def _decides_device_of(op, seen):
-    """The operation that says where `op` is: itself, or the one that it has to be near; or None."""
+    """The operation whose device `op` has: itself, or one that it has to be with; or None."""
     if op.device:
         return op
     if op.name in seen:
@@ -48,13 +49,13 @@ def resolved(device):
 
 
 def colocated_with(op):
-    """[(name, operation)] of those that an operation is colocated with."""
+    """`[(name, operation)]` of the operations that `op` is colocated with."""
     names = [group.decode()[len('loc:@'):] for group in op.colocation_groups()]
     return [(name, op.graph.get_operation_by_name(name)) for name in names if name != op.name]
 
 
 def _forward_of(op):
-    """The operation that a gradient operation is of, which TensorFlow names it after; or None."""
+    """The operation whose gradient `op` is, told by the name of `op`; or None."""
     found = re.search(r'(?:^|/)gradients(?:_\d+)?/(.+)_grad/', op.name)
     try:
         return found and op.graph.get_operation_by_name(found.group(1))
@@ -81,7 +82,7 @@ class ModelsChoices:
         forward = _forward_of(decides)
         if forward is not None and operation_device(forward) == device:
             return self.include(forward, tower)
-        if decides.type == 'Identity':  # what hands a value on where it is
+        if decides.type == 'Identity':  # it passes a value on, on the value's device
             source = decides.inputs[0].op
             if source.name.startswith(tower.name_scope) and operation_device(source) == device:
                 return self.include(source, tower)

@@ -1,8 +1,8 @@
 """Half precision by TensorFlow's own graph rewrite: which devices have it, and whether it acts.
 
 The rewrite is a pass of grappler, which the session's config switches on: it casts what goes into
-convolutions and matrix products, and leaves variables, sums and losses in float32. Where it has
-nothing to do it says so in TF's log at most, so it is tried out here before it is promised.
+convolutions and matrix products, and leaves variables, sums and losses in float32. Where it changes
+nothing, only TF's log says so, if anything; so it is tried out here before it is promised.
 """
 
 import collections
@@ -60,7 +60,7 @@ def use_precision(config: tf.ConfigProto, precision: str, devices: typing.Any) -
 
 
 def check_precision(precision):
-    """Raises `InvalidArgumentError` for what is none of `PRECISIONS`."""
+    """Raises `InvalidArgumentError` unless `precision` is one of `PRECISIONS`."""
     check_choice('precision', precision, PRECISIONS)
 
 
@@ -91,7 +91,7 @@ def try_precision(precision, devices):
       devices: the towers' devices; they have to exist.
 
     Returns:
-      One line: how it is done, and what is known to be wrong with it here.
+      One line: the rewrite's name, and known faults of it here.
 
     Raises:
       PrecisionError: there is no such rewrite, or it changes nothing here.

@@ -22,9 +22,9 @@ def stage(number: int) -> typing.Iterator[None]:
     ...     logits = head(net)
 
     With `devices=[['/gpu:0', '/gpu:1'], ['/gpu:2', '/gpu:3']]` stage 1 is on `/gpu:1` in the first
-    tower and on `/gpu:3` in the second one; gradient operations go where the operation is that they
-    are of. What is made outside of stages goes where what it takes comes from: a loss, to the last
-    stage. In a tower of one device, and outside of towers, all stages are in one place.
+    tower and on `/gpu:3` in the second one. A gradient operation goes to the device of its forward
+    operation. An operation outside of stages goes to the last stage among its inputs: a loss, to
+    the last stage. In a tower of one device, and outside of towers, all stages are in one place.
 
     Args:
       number: from 0.
@@ -41,8 +41,8 @@ def stage(number: int) -> typing.Iterator[None]:
         return
     if number >= len(device.stages):
         raise ModelFunctionError(
-            'stage(%d), and the devices of this tower are %s: name %d devices for each tower, or one '
-            'for all stages.' % (number, ' and '.join(device.stages), number + 1))
+            'stage(%d), and the devices of this tower are %s: name %d devices for each tower, or '
+            'one for all stages.' % (number, ' and '.join(device.stages), number + 1))
     with tf.device(StageDevice(device.stages[number], device.stages)):
         yield
 
@@ -54,10 +54,10 @@ def says_stages(operations):
 
 
 def place_forward(operations, device):
-    """Puts what the model function has made outside of stages where the last of its inputs is.
+    """Puts each operation outside of stages on the last stage among its inputs.
 
     Args:
-      operations: those of its call, in order.
+      operations: the operations of the model function's call, in order.
       device: the tower's device, or `StagedDevices`.
     """
     stages = stages_of(device)
@@ -67,7 +67,7 @@ def place_forward(operations, device):
     for op in operations:
         scope = next((each for each in compat.device_scopes(op) if isinstance(each, TowerDevice)),
                      None)
-        # Where the model has a say of its own, or TensorFlow has put it with something, it stays.
+        # An operation in a `tf.device` of the model's own, or colocated by TensorFlow, stays.
         if (scope is None or isinstance(scope, StageDevice) or op.device != stages[0]
                 or compat.device_scopes(op)[0] is not scope or op.colocation_groups() != [
                     b'loc:@' + op.name.encode()]):
@@ -95,10 +95,10 @@ def _stages_of_loops(graph, backward, stages):
 
 
 def check_stages(operations, device):
-    """Raises if a stage takes something of a later one, which a pipeline has no order for.
+    """Raises if a stage takes a tensor of a later stage, for which a pipeline has no order.
 
     Args:
-      operations: those of a forward pass.
+      operations: the operations of a forward pass.
       device: `StagedDevices`.
 
     Raises:
@@ -106,7 +106,7 @@ def check_stages(operations, device):
     """
     stages = stages_of(device)
     for op in operations:
-        # TensorFlow keeps some with a variable, wherever that is.
+        # TensorFlow keeps some operations with a variable, wherever the variable is.
         is_free = op.colocation_groups() == [b'loc:@' + op.name.encode()]
         for tensor in op.inputs if op.device in stages and is_free else ():
             if tensor.dtype != tf.resource and tensor.op.device in stages and (
@@ -126,8 +126,8 @@ def place_backward(operations, loss, device):
     stage to stage once.
 
     Args:
-      operations: those that `compute_gradients` has made, in order.
-      loss: the scalar that they are of.
+      operations: the operations that `compute_gradients` has made, in order.
+      loss: the scalar that is differentiated.
       device: the tower's device, or `StagedDevices`.
     """
     stages = stages_of(device)
@@ -155,11 +155,11 @@ def place_backward(operations, loss, device):
             known = [placed.get(tensor.op.name, tensor.op.device) for tensor in op.inputs
                      if tensor.op.type != 'Const']
             known = [each for each in known if each in stages]
-            # The gradient of a loop of control flow v2 makes the loop anew, for the forward pass.
+            # The gradient of a loop of control flow v2 makes the forward loop anew.
             choose = max if op.name in forward else min
             there = choose(known, key=stages.index) if known else loss.op.device
         if op.device in stages and there in stages:
             placed[op.name] = there
             compat.set_device(op, there)
-            if groups:  # TensorFlow keeps a gradient with what it comes from, which is a stage later
+            if groups:  # TensorFlow colocates a gradient with its source, which is a stage later
                 compat.set_colocation(op, [b'loc:@' + op.name.encode()])

@@ -1,9 +1,9 @@
 """Tells operations that the tower put on its device from those that the model put there itself.
 
-A model that says `tf.device('/cpu:0')` around its embedding wants it there in every tower, and in
-the finished graph such an operation of a first tower on `/cpu:0` looks like any other. TensorFlow
-keeps with each operation the device scopes that it was made under; the tower's own one is told from
-all others by being a `TowerDevice`.
+A model that says `tf.device('/cpu:0')` around its embedding wants it there in every tower. In the
+finished graph of a first tower on `/cpu:0`, operations of the embedding look like all others. But
+TensorFlow keeps with each operation the device scopes that it was made under, and the scope of a
+tower is a `TowerDevice`.
 """
 
 import tensorflow.compat.v1 as tf
@@ -13,7 +13,7 @@ from towers.graph.variable_access import variable_op
 
 
 class StagedDevices(str):
-    """The devices of one tower: a string, the first device's name, with all in `stages`.
+    """The devices of one tower: a string with the first device's name, and all names in `stages`.
 
     Attributes:
       stages: tuple of the names, stage by stage.
@@ -26,7 +26,7 @@ class StagedDevices(str):
 
 
 def stages_of(device):
-    """The devices of a tower, one a stage, as a tuple; a tower without stages has one."""
+    """The devices of a tower, one a stage, as a tuple; one device for a tower without stages."""
     return getattr(device, 'stages', (str(device),))
 
 
@@ -68,22 +68,22 @@ def is_of_a_tower(op):
     for scope in compat.device_scopes(op):
         if isinstance(scope, TowerDevice):
             return True
-        if scope == 'None':  # what was around it has no say any more
+        if scope == 'None':  # it ends the effect of the scopes around it
             return False
     return False
 
 
 def chosen_inside(op, is_models_place=lambda place: False):
-    """Whether a `tf.device` of the model's own, inside the tower's, has a say in an op's device.
+    """Whether a `tf.device` of the model's own, inside the tower's, decides about an op's device.
 
-    Not for operations that are colocated with others, which are where those are.
+    False for operations that are colocated with others, and so have the device of those.
 
     Args:
       op: an operation of a tower that is no clone.
-      is_models_place: called with the place of a `with tf.device`, `(file, line)`, that an
-        operation of the backward pass was made in. An optimizer's own scope there is none of the
-        model; but a model function that is run again for its gradient (`recompute_grad`) goes
-        through the places that it went through before.
+      is_models_place: called with the place `(file, line)` of a `with tf.device` around an
+        operation of the backward pass; returns whether it is the model's. The scope of an
+        optimizer is not; but a model function that runs again for its gradient (`recompute_grad`)
+        passes the same places as in the forward pass.
     """
     inside = []
     for scope, place in zip(compat.device_scopes(op), compat.device_scope_places(op)):
@@ -111,11 +111,11 @@ def places_inside(op):
 def follows_tower(op):
     """Whether an operation would be on another device in another tower.
 
-    Not for operations that are colocated with others, which are where those are.
+    False for operations that are colocated with others, and so have the device of those.
 
     Returns:
-      True; False; or None where it cannot be told: a device function has had a say in it, or it
-      was made under `tf.device(other_op.device)`.
+      True; False; or None where it cannot be told: under a device function, or under
+      `tf.device(other_op.device)`.
     """
     for scope in compat.device_scopes(op):
         if isinstance(scope, TowerDevice):
@@ -133,21 +133,21 @@ def follows_tower(op):
 
 
 def device_like(op):
-    """The device of `op`, for `tf.device` around what is to be wherever `op` is, in any tower."""
+    """An argument for `tf.device` that puts operations on the device of `op`, in any tower."""
     return TowerDevice(op.device) if follows_tower(op) else op.device
 
 
 def keep_with_tower(operations, root):
     """Keeps gradient operations that are colocated with a variable, too, on their tower.
 
-    `colocate_gradients_with_ops` puts a gradient operation with the operation that it is of, and
-    some gradients (that of a gather) are colocated with the variable, too, which may be elsewhere:
+    `colocate_gradients_with_ops` puts a gradient operation with its forward operation, and some
+    gradients (of a gather) are also colocated with the variable, which may be on another device:
     TensorFlow then says "Cannot colocate nodes" when the session runs.
 
     Args:
       operations: the operations of a tower's backward pass.
-      root: the tower's name scope. What is in it stays together, and so, where that is in several
-        places, does what is on an operation's own device.
+      root: the tower's name scope. Colocations within it are kept; where these are on several
+        devices, only the colocations with operations on the operation's own device.
     """
     for op in operations:
         own = 'loc:@' + op.name
@@ -181,9 +181,9 @@ def current_tower_device(graph):
 
 
 def moved(device, source, target):
-    """A device with what it has of tower device `source` exchanged for that of `target`.
+    """A device in which the part of tower device `source` is exchanged for that of `target`.
 
-    Of towers with several devices, the one of a stage is exchanged for the other tower's.
+    In towers with several devices, the device of a stage is exchanged for the same stage's.
 
     >>> moved('/job:a/device:CPU:0', '/device:CPU:0', '/device:GPU:1')
     '/job:a/device:GPU:1'
@@ -206,15 +206,15 @@ def overlaps(device, tower_device):
 
 
 def keep_reads_in_loops(operations):
-    """Puts what takes a reference variable itself, within a loop, where the variable is.
+    """Puts operations within a loop that take a reference variable itself on its device.
 
     `v.read_value()` in a loop of control flow v1 takes the variable from a `RefEnter`. On another
-    device than the variable's it would wait for ever: a reference is not sent from device to device
-    in a loop. What is computed from it is. TensorFlow lets operations of the backward pass take the
-    variable, too, in the place of what was read.
+    device than the variable's it would wait for ever: in a loop a value is sent from device to
+    device, a reference is not. TensorFlow lets operations of the backward pass take the variable
+    instead of the value that was read, so these are moved, too.
 
     Args:
-      operations: those that a model function made, or those of its gradients.
+      operations: the operations that a model function made, or those of its gradients.
     """
     moved_to = {}
     for op in operations:

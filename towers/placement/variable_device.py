@@ -20,9 +20,9 @@ class Placement:
     """Names the device of each variable as it is created.
 
     Attributes:
-      main: the device for what belongs to no single variable: the loss over all towers, merged
-        predictions, statistics where trainable variables are replicated.
-      of_weights: the device for what depends on the weights alone: the regularization.
+      main: the device for operations that belong to no single variable: the loss over all towers,
+        merged predictions; and for statistics where trainable variables are replicated.
+      of_weights: the device for operations that depend on the weights alone: the regularization.
       all_reduce: how replicated variables' gradients are combined; None where none are replicated.
       bytes_on: dict from device to the bytes of variables put there (known sizes only).
     """
@@ -32,21 +32,21 @@ class Placement:
         Args:
           variable_device: None (the CPU; the one GPU when there is just one), a device name,
             `'balanced'` (each variable to the tower device that holds the fewest bytes so far),
-            `'stage'` (where the first tower computes the stage that makes it; so also None, with
-            one tower of several devices),
-            `'replicated'` (each trainable variable on every tower, see `replicas`; the model's
-            own, and all there is of it where one tower or nobody trains, on the first tower's
-            device), or a device function as `tf.device` takes one
+            `'stage'` (each variable on the first tower's device for the stage that makes it; None
+            means the same where there is one tower of several devices),
+            `'replicated'` (each trainable variable on every tower, see `replicas`; the model's own
+            variable on the first tower's device, and no replicas with one tower or without an
+            optimizer), or a device function as `tf.device` takes one
             (`tf.train.replica_device_setter`).
           devices: the towers' devices.
           all_reduce: for `'replicated'`: one of `all_reduce.METHODS`, checked there; None for
             `'copy'`.
           trains: whether there is an optimizer.
-          checks: whether a device of this process, that a function says, has to be there.
+          checks: whether a device of this process has to exist if a device function returns it.
 
         Raises:
           DeviceError, InvalidArgumentError: a name that cannot be parsed; another type; an
-            all-reduce without copies to reduce for.
+            all-reduce without replicas to reduce for.
         """
         self._devices = devices
         self._device_function = None
@@ -73,8 +73,8 @@ class Placement:
         else:
             self.main = canonical_device(variable_device)
         self.of_weights = str(devices[0]) if self.replicated else self.main
-        copies = self.replicated and trains and len(devices) > 1
-        self.all_reduce = (all_reduce or 'copy') if copies else None
+        has_replicas = self.replicated and trains and len(devices) > 1
+        self.all_reduce = (all_reduce or 'copy') if has_replicas else None
         if self.replicated and len(stages_of(devices[0])) > 1:
             raise InvalidArgumentError(
                 "variable_device='replicated' goes with towers of one device each, and these have "
@@ -96,7 +96,7 @@ class Placement:
         if self._device_function is not None:
             return 'placed by a device function'
         if self.all_reduce is not None:
-            return 'every tower (%d copies), all-reduce by %s' % (
+            return 'every tower (%d replicas), all-reduce by %s' % (
                 len(self._devices), self.all_reduce)
         return short_name(self.of_weights)
 
@@ -118,13 +118,13 @@ class Placement:
             self.bytes_on[variable.device] += _bytes(variable)
 
     def note_moved(self, variable, before):
-        """Counts the bytes of a variable where it is, and no more where it was before."""
+        """Counts the bytes of a variable on its device, and no longer on its device before."""
         if variable.device != before:
             self.bytes_on[before] -= _bytes(variable)
             self.note(variable)
 
     def devices(self):
-        """The devices that variables may be on, or None where a function of the caller's says."""
+        """The devices that variables may be on, or None where a device function decides."""
         if self._device_function is not None:
             return None
         if self.replicated:
@@ -134,15 +134,14 @@ class Placement:
         return tuple(self.bytes_on) if self.balanced else (self.main,)
 
     def scope_of(self, variable):
-        """The device scope of what belongs to this variable: its gradient's sum, its slots."""
+        """The device scope for the sum of a variable's gradients and for its slots."""
         return only_device(variable.device or self.main)
 
 
 def _checked_device(function, towers_devices, operation):
-    """What a device function of the caller's says, or an error that names it.
+    """The device that the caller's device function returns, or an error that names the function.
 
-    `towers_devices`, if not None, are those that the device, if it is of this process, is to be
-    one of.
+    If `towers_devices` is not None, a device of this process has to be one of them.
     """
     device = function(operation)
     try:

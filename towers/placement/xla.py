@@ -19,9 +19,9 @@ def compiled(enabled):
     --tf_xla_cpu_global_jit before TensorFlow starts, and on TF 2.15 and later it puts operations
     of several virtual CPUs into one cluster, which then fails ("Multiple CPU devices").
 
-    Left out are random operations, of which XLA draws other numbers; initial values, which are
-    computed once and would be compiled one by one; and what reads and writes variables, which stays
-    with them. (On TF 1.15 a compiled test for being initialised says no.)
+    Left out are random operations, for which XLA draws other numbers; initial values, which are
+    computed once and would be compiled one by one; and reads and writes of variables, which stay on
+    the variables' devices. (On TF 1.15 a compiled `is_variable_initialized` returns False.)
 
     The first steps of a session may run before a cluster is compiled, and sums in a cluster are
     added in another order, so a run that resumes is the same only to rounding.
@@ -37,7 +37,7 @@ def compiled(enabled):
 
 
 def describe(devices):
-    """What the plan says of XLA for towers on these devices."""
+    """The plan's line about XLA for towers on these devices."""
     text = "each tower's forward and backward pass, but for random operations"
     if not all(is_gpu(device) for device in devices):
         # benchmarks/precision_and_xla.py: 1.4 to 6 times the step, with oneDNN's kernels beside it.
@@ -64,7 +64,7 @@ def clusters(run_metadata):
 
 @contextlib.contextmanager
 def explained(enabled):
-    """Turns what TensorFlow says of loops that XLA cannot differentiate into a typed error."""
+    """Turns TensorFlow's error about loops that XLA cannot differentiate into a typed error."""
     try:
         yield
     except ValueError as error:

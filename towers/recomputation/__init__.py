@@ -1,1 +1,1 @@
-"""Recomputation: what the backward pass needs of the forward pass is computed again, not kept."""
+"""Recomputation: the backward pass computes activations again instead of keeping them."""

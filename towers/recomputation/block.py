@@ -1,4 +1,4 @@
-"""A block of a model that is computed again in the backward pass, by the model's own word."""
+"""Blocks that a model marks to be recomputed in the backward pass."""
 
 import collections
 import functools
@@ -11,17 +11,18 @@ from towers.errors import InvalidArgumentError
 from towers.graph.graph_walk import Recording
 
 MARK = '_recomputed_block'
-"""The attribute of operations that says which block they are of. TensorFlow leaves attributes that
-begin with an underscore alone."""
+"""The attribute of operations with the number of their block. TensorFlow ignores attributes that
+begin with an underscore."""
 
 
 def recompute(block: typing.Callable) -> typing.Callable:
-    """A function that is `block`, computed again in the backward pass of `build_towers`.
+    """Wraps `block` so that the backward pass of `build_towers` computes it again.
 
-    What goes into the block and what other operations take of it is kept, nothing in between. Weights,
-    updates, random numbers and results are those of the block as it is: see `recomputation.rewrite`.
-    Variables may be new or reused. Outside a model function of `build_towers`, and where its
-    `recompute=` says for the whole model what to keep, it is just the block.
+    The inputs of the block are kept, and the tensors that other operations take from it; nothing in
+    between. Weights, updates, random numbers and results are the same as without: see
+    `recomputation.rewrite`. Variables may be new or reused. Outside a model function of
+    `build_towers`, and where `recompute=` says for the whole model what to keep, the wrapped
+    function is the block itself.
 
     >>> for width in widths:
     ...     images = towers.recompute(residual_block)(images, width)
@@ -33,7 +34,7 @@ def recompute(block: typing.Callable) -> typing.Callable:
       A function with the same arguments and results.
 
     Raises:
-      InvalidArgumentError: something that cannot be called.
+      InvalidArgumentError: `block` cannot be called.
     """
     if not callable(block):
         raise InvalidArgumentError('recompute(%.80r): expected a function that makes a part of a '

@@ -1,11 +1,11 @@
-"""Makes a finished backward pass compute again what it takes of the forward pass.
+"""Makes a finished backward pass recompute tensors of the forward pass instead of keeping them.
 
-Both passes are there, as the model function and `compute_gradients` have made them. For each
-segment of the forward pass its operations are copied, from what is kept; the operations of the
-backward pass that took a tensor of the segment take the copy's. The copies wait for the gradient
-that comes into the segment: so they are run after the forward pass, when their result is wanted,
-and TensorFlow does not find them to be the same as the first ones and run one of both. Nothing else
-changes: no operation is run that was not, and none that draws, writes or counts is run twice.
+Both passes are there, as the model function and `compute_gradients` have made them. The operations
+of each segment of the forward pass are made a second time, from the kept tensors: these are the
+recomputed operations. Where an operation of the backward pass took a tensor of the segment, it
+takes the recomputed one. Recomputed operations wait for the gradient that comes into their segment:
+so they run after the forward pass, when their result is wanted, and TensorFlow cannot merge them
+with the first ones. Nothing else changes: an operation that draws, writes or counts runs once.
 """
 
 import collections
@@ -21,9 +21,9 @@ from towers.recomputation import segments as cutting
 from towers.recomputation.block import blocks_among
 
 Recomputed = collections.namedtuple('Recomputed', 'segments operations')
-"""How many segments of a tower's forward pass are computed again, and operations in them."""
+"""How many segments of a tower's forward pass are recomputed, and how many operations in them."""
 
-# They take nothing but the size of a tensor, and run as soon as it is there.
+# Operations that take only the size of a tensor, and run as soon as the tensor is there.
 _SIZES = frozenset(['Shape', 'ShapeN', 'Size', 'Rank'])
 
 
@@ -32,13 +32,14 @@ def recompute(keep, forward, backward, gradients, root):
 
     Args:
       keep: `'auto'`; or list of names of operations and scopes of the model whose results are kept,
-        and all else is computed again; None for the blocks that the model marks, see `block`.
+        while the rest is recomputed; None to recompute the blocks that the model marks, see
+        `block`.
       forward, backward: lists of operations of the tower, in the order in which they were made.
       gradients: list of `(gradient, variable)` that the backward pass computes.
       root: the tower's name scope.
 
     Returns:
-      `(Recomputed, gradients)`: the latter to be used from now on.
+      `(Recomputed, gradients)`; use these gradients from now on.
 
     Raises:
       InvalidArgumentError: a name that the tower does not have.
@@ -67,13 +68,14 @@ def recompute(keep, forward, backward, gradients, root):
 def _takers(backward, forward):
     """{name of a tensor of the forward pass: [(operation, position)] of the backward pass}.
 
-    Those are left out that take no gradient, so that what they wait for is not known: they run with
-    the forward pass, and need nothing later.
+    Operations of the backward pass that wait for no gradient are left out: they run with the
+    forward pass.
     """
     made = {op.name for op in backward}
     takers = collections.defaultdict(list)
     for op in backward:
-        others = [tensor.op.name for tensor in op.inputs] + [each.name for each in op.control_inputs]
+        others = [tensor.op.name for tensor in op.inputs]
+        others += [each.name for each in op.control_inputs]
         if op.type in _SIZES or compat.in_control_flow(op) or not made.intersection(others):
             continue
         for position, tensor in enumerate(op.inputs):
@@ -83,15 +85,15 @@ def _takers(backward, forward):
 
 
 def _cuts_after(keep, line, forward, root):
-    """Where to cut so that what these names make is kept: after the last operation of each."""
+    """Where to cut so that the results of these names are kept: after each one's last operation."""
     cuts = set()
     for name in keep:
         full = root + name.rstrip('/')
         own = {op.name for op in forward if op.name == full or op.name.startswith(full + '/')}
         if not own:
             raise InvalidArgumentError(
-                'recompute=%r has %r, and the model has no operation or scope of this name: expected '
-                "names as in the graph, without the tower's %r, such as %s." % (
+                'recompute=%r has %r, and the model has no operation or scope of this name: '
+                "expected names as in the graph, without the tower's %r, such as %s." % (
                     keep, name, root, ' or '.join(
                         repr(each) for each in _alike(name, line.operations or forward, root))))
         places = [index for index, op in enumerate(line.operations) if op.name in own]
@@ -100,7 +102,7 @@ def _cuts_after(keep, line, forward, root):
 
 
 def _alike(name, operations, root):
-    """Three scopes of the model with a name like this, or its first ones."""
+    """Up to three scopes of the model with names similar to this one; else its first scopes."""
     scopes = collections.OrderedDict()
     operations = [op for op in operations if op.name.startswith(root)]  # not those of variables
     for op in operations:
@@ -111,7 +113,7 @@ def _alike(name, operations, root):
 
 
 class _Backward:
-    """The operations of a backward pass by what they wait for."""
+    """The operations of a backward pass, and which of them wait for which."""
 
     def __init__(self, operations):
         self._inside = {op.name for op in operations}
@@ -126,10 +128,10 @@ class _Backward:
             [tensor.op.name for tensor in op.inputs] + [each.name for each in op.control_inputs])
 
     def gradients_into(self, operations):
-        """Names of what the first ones among some operations take: none waits for another.
+        """Names of the operations that the first among `operations` wait for.
 
-        Waiting by way of the copies of another segment counts: two segments would wait for each
-        other for ever.
+        The first ones are those that wait for no other one among them, also not by way of what is
+        recomputed of another segment: two segments would wait for each other for ever.
         """
         stack = [op.name for op in operations]
         after = set(stack)
@@ -148,10 +150,10 @@ class _Backward:
 
 
 def _rewrite(scope, operations, kept, takers, backward, root, readers):
-    """Copies what the backward pass takes of a segment and makes it take the copies.
+    """Recomputes the tensors of a segment that the backward pass takes, and exchanges them there.
 
     Returns:
-      The number of operations that were copied.
+      The number of recomputed operations.
     """
     graph = operations[0].graph
     wanted = collections.OrderedDict(
@@ -162,28 +164,30 @@ def _rewrite(scope, operations, kept, takers, backward, root, readers):
     taking = {op.name: op for name in wanted for op, _ in takers[name]}
     gradients = backward.gradients_into(list(taking.values()))
     backward.note_waiting(taking.values(), gradients)
-    copied = _needed(wanted.values(), {op.name: op for op in operations}, kept)
-    copies = _copy(graph, [op for op in operations if op.name in copied], kept, scope, root)
-    made = {copy.name for copy in copies.values()}
-    for copy in copies.values():
-        if not any(tensor.op.name in made for tensor in copy.inputs):
-            compat.add_control_inputs(copy, [graph.get_operation_by_name(name)
-                                             for name in gradients])
-        for tensor in copy.inputs:
+    needed = _needed(wanted.values(), {op.name: op for op in operations}, kept)
+    recomputed = _recomputed(
+        graph, [op for op in operations if op.name in needed], kept, scope, root)
+    made = {op.name for op in recomputed.values()}
+    for again in recomputed.values():
+        if not any(tensor.op.name in made for tensor in again.inputs):
+            compat.add_control_inputs(again, [graph.get_operation_by_name(name)
+                                              for name in gradients])
+        for tensor in again.inputs:
             if not tensor.op.name.startswith(root):
                 for source in read_from(tensor):
-                    readers[source.name].append(copy)
+                    readers[source.name].append(again)
     for name, tensor in wanted.items():
-        again = copies[tensor.op.name].outputs[tensor.value_index]
+        again = recomputed[tensor.op.name].outputs[tensor.value_index]
         for op, position in takers[name]:
             compat.replace_input(op, position, again)
-    return len(copies)
+    return len(recomputed)
 
 
 def _write_after(readers, gradients):
-    """The gradients, where that of a reference variable waits for what computes with it again.
+    """The gradients; a reference variable's waits for the recomputed operations that read it.
 
-    Its update, which waits for its gradient, is written into the memory that is read there.
+    The update of a reference variable waits for its gradient, and writes into the memory that these
+    operations read.
     """
     found = []
     for gradient, variable in gradients:
@@ -202,7 +206,7 @@ def _write_after(readers, gradients):
 
 
 def _needed(tensors, inside, kept):
-    """Names of the operations of a segment that tensors are computed from."""
+    """Names of the operations of a segment that these tensors are computed from."""
     stack = [tensor.op.name for tensor in tensors]
     needed = set(stack)
     while stack:
@@ -214,9 +218,11 @@ def _needed(tensors, inside, kept):
     return needed
 
 
-def _copy(graph, operations, kept, scope, root):
-    """{name: copy} of the operations of a segment. The copies read kept tensors, and tensors from
-    outside of the segment."""
+def _recomputed(graph, operations, kept, scope, root):
+    """{name of an operation of a segment: its recomputed operation}.
+
+    Recomputed operations read kept tensors, and tensors from outside of the segment.
+    """
     graph_def, outside = tf.GraphDef(), {}
     graph_def.versions.CopyFrom(graph.graph_def_versions)
     names = {op.name: op.name[len(root):] for op in operations}
@@ -235,10 +241,10 @@ def _copy(graph, operations, kept, scope, root):
                 node.input.append(key)
     with tf.name_scope(None):
         tf.import_graph_def(graph_def, dict(outside.values()), name=scope.rstrip('/'))
-    copies = collections.OrderedDict()
+    recomputed = collections.OrderedDict()
     for op in operations:
-        copy = graph.get_operation_by_name(scope + names[op.name])
-        for tensor, again in zip(op.outputs, copy.outputs):
-            again.set_shape(tensor.shape)
-        copies[op.name] = copy
-    return copies
+        again = graph.get_operation_by_name(scope + names[op.name])
+        for old, new in zip(op.outputs, again.outputs):
+            new.set_shape(old.shape)
+        recomputed[op.name] = again
+    return recomputed

@@ -1,12 +1,12 @@
 """Which tensors of a forward pass to keep for the backward pass, and which to compute again.
 
 The operations that can be computed again, in the order in which they were made, are cut into
-segments. At a cut, what later operations take from earlier ones is kept: little where the graph is
-narrow, such as between two blocks. Within a segment nothing is kept; the backward pass, when it
-gets there, computes the segment again from what was kept before it. With n layers of equal size and
-about sqrt(n) segments both what is kept and one segment are about sqrt(n) layers large (Chen et al.
-2016, "Training Deep Nets with Sublinear Memory Cost"). The last segment is where the backward pass
-begins: all of it is kept.
+segments. At a cut, the tensors that later operations take from earlier ones are kept: few where the
+graph is narrow, such as between two blocks. Within a segment nothing is kept; the backward pass,
+when it gets there, computes the segment again from the tensors kept before it. With n layers of
+equal size and about sqrt(n) segments, the kept tensors and one segment are about sqrt(n) layers
+large each (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"). The last segment is
+where the backward pass begins: all of it is kept.
 """
 
 import collections
@@ -22,15 +22,15 @@ from towers.graph.variable_access import read_from
 # Aliases of their input: they take no memory of their own.
 ALIASES = frozenset(['Identity', 'Reshape', 'Squeeze', 'ExpandDims', 'StopGradient',
                       'PreventGradient', 'CheckNumerics'])
-# What is small is kept: shapes, counts, scalars.
+# Smaller tensors are kept: shapes, counts, scalars.
 _SMALL = 1024
 
 
 def is_repeatable(op):
-    """Whether an operation gives the same again and nobody notices that it is run twice.
+    """Whether an operation may run twice: it gives the same result and has no side effects.
 
-    Not one that draws numbers, reads or writes state, is in a loop or a branch, or calls a function
-    (loops and branches of control flow v2, `tf.function`s, Python).
+    Operations that draw numbers, read or write state, are in a loop or a branch, or call a function
+    (loops and branches of control flow v2, `tf.function`s, Python) may not.
     """
     return bool(op.inputs) and bool(op.outputs) and not (
         op.op_def.is_stateful or graph_walk.is_random(op)
@@ -49,8 +49,8 @@ def repeatable_operations(forward, taken):
       taken: names of the tensors that the backward pass takes.
 
     Returns:
-      `OrderedDict` from names to operations: in an order in which each comes after those that it
-      takes something of; without those that nothing taken is computed from.
+      `OrderedDict` from names to operations, each after the operations that it reads. Only
+      operations that a taken tensor is computed from are there.
     """
     place, repeatable = {op.name: index for index, op in enumerate(forward)}, {}
     random = graph_walk.reachable_from([op for op in forward if graph_walk.is_random(op)
@@ -62,7 +62,7 @@ def repeatable_operations(forward, taken):
             continue
         if all(size_of(tensor) <= _SMALL for tensor in op.outputs):
             continue
-        # A mask of what was drawn has a fourth of the size of the numbers drawn.
+        # A mask (bool) has a fourth of the size of the random numbers that it is made from.
         if op.name in random and all(tensor.dtype == tf.bool for tensor in op.outputs):
             continue
         repeatable[op.name] = op
@@ -78,7 +78,7 @@ def repeatable_operations(forward, taken):
 class _Changing:
     """Reference variables that a step writes other than by the optimizer.
 
-    What reads one may read its memory, which holds something else by the time of the backward pass.
+    A recomputed operation would read the memory of such a variable after that write.
     """
 
     def __init__(self, forward):
@@ -95,7 +95,7 @@ class _Changing:
         self._known = {}
 
     def is_read(self, tensor):
-        """Whether a tensor is what such a variable holds, or may be."""
+        """Whether a tensor may be the memory of such a variable."""
         if tensor.op.name in self._inside and tensor.op.type != 'Identity':
             return False
         if tensor.name not in self._known:
@@ -116,12 +116,12 @@ def size_of(tensor, unknown=16):
 
 
 class Line:
-    """The repeatable operations in a row, with what it costs to cut the row anywhere.
+    """The repeatable operations in a row, with the cost of each place to cut.
 
     Attributes:
       operations: list of operations.
-      crossing: for each operation, bytes of what those after it take of it and of those before.
-      weight: for each operation, bytes of it that the backward pass takes.
+      crossing: for each operation, bytes of the tensors made up to it that later operations take.
+      weight: for each operation, bytes of its outputs that the backward pass takes.
     """
 
     def __init__(self, operations, taken):
@@ -152,7 +152,7 @@ class Line:
                        for op in self.operations]
 
     def cuts_at(self, largest):
-        """Places to cut, so that segments are about that large: the narrowest one of each stretch.
+        """Places to cut into segments of about that size, each where the fewest bytes cross.
 
         Returns:
           `(cuts, cost)`: list of indices of the last operations of all segments but the last one;
@@ -175,13 +175,13 @@ class Line:
         return cuts, self.cost(cuts)
 
     def cost(self, cuts):
-        """Bytes that are kept with these cuts: at the cuts, and of the largest segment."""
+        """Bytes kept at these cuts, and bytes of the largest segment: their sum."""
         bounds = [0] + [cut + 1 for cut in cuts] + [len(self.weight)]
         return sum(self.crossing[cut] for cut in cuts) + max(
             sum(self.weight[start:end]) for start, end in zip(bounds, bounds[1:]))
 
     def best_cuts(self):
-        """The cuts that cost least, of those for some thirty sizes of segments; [] is none."""
+        """The cheapest cuts among those for about thirty sizes of segments; [] for no cut."""
         total = sum(self.weight)
         if not total:
             return []
@@ -194,7 +194,7 @@ class Line:
 
 
 def segments(line, cuts):
-    """The segments to be computed again: all but the last one.
+    """The segments to recompute: all but the last one.
 
     Args:
       line: `Line`.
@@ -216,7 +216,7 @@ def segments(line, cuts):
 
 
 def segments_of_blocks(blocks, operations, forward):
-    """The segments that marked blocks are, as `segments`: what others take of a block is kept.
+    """As `segments`, for marked blocks: tensors that other operations take from a block are kept.
 
     Args:
       blocks: list of lists of operations.

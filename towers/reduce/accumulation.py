@@ -1,14 +1,14 @@
 """Gradient accumulation: several micro-batches a tower, one after the other, for one update.
 
-A tower's shard is cut into k micro-batches. Each is a forward and a backward pass of its own on the
-tower's device, and waits until the gradients of the one before it have been added up, so that the
-memory of one is free for the next: the tower holds one sum a variable and the activations of one
-micro-batch, whatever k is.
+A tower's shard is cut into k micro-batches. Each has a forward and a backward pass of its own on
+the tower's device, and waits until the gradients of the micro-batch before it are added up, so that
+its memory is free again: the tower holds one sum a variable and the activations of one micro-batch,
+whatever k is.
 
     sum_j = sum_(j-1) + gradient_j,     micro-batch j + 1 waits for sum_j
 
-The weights of micro-batches by their size are in their losses, as those of towers are, so that the
-plain sum is the tower's gradient.
+The loss of a micro-batch is weighted by its size, as the loss of a tower is, so that the plain sum
+is the tower's gradient.
 """
 
 import tensorflow.compat.v1 as tf
@@ -26,12 +26,12 @@ def accumulate(parts, micro_batches):
     """Runs each tower's micro-batches one after the other and adds up their gradients.
 
     Args:
-      parts: list of `Tower`, one a micro-batch: those of the first tower, then of the next one.
+      parts: list of `Tower`, one a micro-batch: the first tower's, then the next tower's.
       micro_batches: k, how many each tower has.
 
     Returns:
-      List, one entry a tower, of lists of `(gradient, variable)`. Sums of dense gradients are dense;
-      `IndexedSlices` are joined and stay sparse.
+      List, one entry a tower, of lists of `(gradient, variable)`. Sums of dense gradients are
+      dense; `IndexedSlices` are joined and stay sparse.
     """
     totals = []
     for start in range(0, len(parts), micro_batches):
@@ -46,10 +46,11 @@ def accumulate(parts, micro_batches):
 
 
 def _start_after(part, tensors):
-    """Makes everything that a step runs of a micro-batch wait for tensors.
+    """Makes all operations of a micro-batch that a step runs wait for tensors.
 
-    What has an input from within the micro-batch waits for that. Constants do not wait, since they
-    are folded. Nothing that only initializes a variable does: it is no part of a step.
+    Only operations without an input from within the micro-batch need a control edge. Constants get
+    none, since they are folded; nor do operations that only initialize a variable, which are no
+    part of a step.
     """
     with tf.control_dependencies(tensors):
         gate = tf.no_op('next_micro_batch')
@@ -64,7 +65,7 @@ def _start_after(part, tensors):
             compat.add_control_inputs(op, [gate])
 
 
-# What does not wait: constants are folded, variables are only named.
+# Operations that do not wait: constants are folded, and these only name a variable.
 FREE = frozenset(['Const', 'VariableV2', 'Variable', 'VarHandleOp'])
 
 
@@ -77,13 +78,13 @@ def fetches_of(part):
 
 
 def check_order(fetches):
-    """Raises if operations would wait for each other, and the step never end.
+    """Raises if operations would wait for each other, so that the step would never end.
 
-    That a micro-batch waits for the one before it is no harm, unless the model makes an earlier one
-    wait for a later one: the first writes a variable in its forward pass after all have read it.
+    Each micro-batch waits for the one before it. A model may make an earlier one wait for a later
+    one, too: the first writes a variable in its forward pass, after all have read it.
 
     Args:
-      fetches: what a step runs.
+      fetches: the tensors and operations that a step runs.
 
     Raises:
       InvalidArgumentError: names an operation in the circle.
@@ -110,7 +111,7 @@ def check_order(fetches):
 
 
 def waits_for(op):
-    """Names of what an operation waits for; the way back of a loop is no waiting."""
+    """Names of the operations that an operation waits for, without the back edges of a loop."""
     return {tensor.op.name for tensor in op.inputs if tensor.op.type not in _BACK} | {
         other.name for other in op.control_inputs if other.type not in _BACK}
 

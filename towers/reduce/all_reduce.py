@@ -12,8 +12,8 @@ Three ways to the same sums:
 The latter two reduce dense gradients; sparse ones (`IndexedSlices`) are joined as by `'copy'` and
 stay sparse. Small gradients share a buffer, and a tower reduces one buffer after another, in the
 same order on all towers, beginning with the variables made last, whose gradients come first in a
-backward pass. So there is never more than one reduction a tower under way, whose peers are all
-under way or next: with any number of threads none waits for one that cannot start. On TF 2 a
+backward pass. So each tower runs one reduction at a time, and the other towers run the same one, or
+run it next: with any number of threads no reduction waits for one that cannot start. On TF 2 a
 session whose very first step fails cannot use `'collective'` again, and says so; later failures do
 no harm.
 """
@@ -31,18 +31,18 @@ from towers.reduce.combination import add_up, align, dense
 
 METHODS = ('copy', 'collective', 'nccl')
 BUFFER_BYTES = 4 << 20
-"""Gradients are packed together up to this; a larger one is reduced by itself, without a copy."""
+"""Gradients are packed together up to this; a larger one is reduced as it is."""
 
 _DTYPES = {'collective': compat.COLLECTIVE_DTYPES,
            'nccl': (tf.float16, tf.float32, tf.float64)}
 
 Reduced = collections.namedtuple('Reduced', 'gradients on_towers')
-Reduced.__doc__ = """What an all-reduce gives.
+Reduced.__doc__ = """The result of an all-reduce.
 
 Attributes:
   gradients: list of `(gradient, variable)`, as `combine_gradients` returns them: tower 0's result.
-  on_towers: dict from a variable's name to its combined gradient on each tower, the first of which
-    is that in `gradients`.
+  on_towers: dict from a variable's name to the list of its combined gradient on each tower; the
+    first entry is the one in `gradients`.
 """
 
 
@@ -79,7 +79,7 @@ def all_reduce(method, tower_gradients, others, devices):
       method: one of `METHODS`, see `check_all_reduce`.
       tower_gradients: list, one entry a tower, of lists of `(gradient, variable)`; the variables
         are the model's own in every tower.
-      others: list of such lists that are of no tower: the regularization's gradient.
+      others: list of further lists of pairs that belong to no tower: the regularization's gradient.
       devices: the towers' devices.
 
     Returns:
@@ -165,8 +165,10 @@ def buffers_of(aligned):
 
 
 def _of_tower(tower, present, variable, num_towers, device):
-    """A tower's summand: its gradient, or zeros if it has none; tower 0's has the regularization's
-    gradient added, which belongs to no tower."""
+    """A tower's summand: its gradient, or zeros if it has none.
+
+    Gradients that belong to no tower, such as the regularization's, are added to tower 0's.
+    """
     gradients = [gradient for index, gradient in present
                  if index == tower or tower == 0 and index >= num_towers]
     with only_device(device):
@@ -212,7 +214,7 @@ def _has_keys(op):
 
 
 def _nccl(num_towers):
-    """As `_collective`, of `NcclAllReduce`."""
+    """As `_collective`, with `NcclAllReduce`."""
     scope = tf.get_default_graph().unique_name('nccl')
     calls = []
 

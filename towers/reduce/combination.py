@@ -27,14 +27,14 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
 
         combined[v] = sum over the towers k that have a gradient of v of gradients[k][v]
 
-    Gradients are aligned by their variable, not by their place in the list. Dense ones are added
-    (never stacked, which would copy each of them once more); `IndexedSlices` are joined, rows with
-    their values, and stay sparse, those of lookups of different ids (`embedding_lookup_sparse`)
-    with each row once, as one device has them; where one tower's gradient is sparse and another's dense the sum
-    is dense. Those of large dense layers with few examples a tower are not added up but made once
-    for all towers, the same but for rounding, see `sufficient_factors`. A variable that only some
-    towers have
-    a gradient of gets the sum of those; one that has none in any tower is left out.
+    Gradients are aligned by their variable, not by their place in the list. Dense gradients are
+    added, and never stacked: a stack would write and read each of them once more. `IndexedSlices`
+    are joined, rows with their values, and stay sparse; the gradient of a lookup that takes each id
+    once (`embedding_lookup_sparse`) has each row once, as on one device. Where one tower's gradient
+    is sparse and another's is dense, the sum is dense. Gradients of large dense layers with few
+    examples a tower are not added up but made once for all towers, the same but for rounding, see
+    `sufficient_factors`. Where only some towers have a gradient of a variable, their gradients are
+    summed; a variable without a gradient in any tower is left out.
 
     Args:
       tower_gradients: list, one entry a tower (K), of lists of `(gradient, variable)` as
@@ -47,10 +47,10 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
 
     Raises:
       InvalidArgumentError: TensorFlow executes eagerly.
-      GradientError: no tower; an entry that is no pair; a variable twice in one tower; a gradient or
-        a variable of another graph than the default one; gradients of
-        one variable whose shapes or dtypes differ; no gradient at all; towers of which each has
-        variables of its own, alike but for a part of the name, as `t0/w` and `t1/w`.
+      GradientError: no tower; an entry that is no pair; a variable twice in one tower; a gradient
+        or a variable of another graph than the default one; gradients of one variable whose shapes
+        or dtypes differ; no gradient at all; towers of which each has variables of its own, alike
+        but for a part of the name, as `t0/w` and `t1/w`.
     """
     check_graph_mode('what combine_gradients makes')
     if isinstance(tower_gradients, (list, tuple)):
@@ -61,11 +61,12 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
 
 
 def combine(tower_gradients, others=()):
-    """`combine_gradients` with gradients that are no tower's, and word of what was joined.
+    """As `combine_gradients`, with further gradients, and the variables whose products were joined.
 
     Args:
       tower_gradients: as for `combine_gradients`.
-      others: list of further such lists, the regularization's say: added, and never joined.
+      others: list of further lists of pairs that belong to no tower, such as the regularization's:
+        added, and never joined.
 
     Returns:
       `Combined`.
@@ -126,9 +127,9 @@ def align(tower_gradients):
 
 
 def add_up(gradients, variable):
-    """The sum of gradients of one variable, on the current device; one alone is returned as is.
+    """The sum of gradients of one variable, on the current device; a single one is returned as is.
 
-    Dense ones are added, `IndexedSlices` joined; of both kinds the sum is dense.
+    Dense gradients are added, `IndexedSlices` are joined; the sum of both kinds is dense.
     """
     if len(gradients) == 1:
         return gradients[0]
@@ -145,7 +146,7 @@ def dense(gradient, variable):
 
 
 def _check_shared(aligned, num_towers):
-    """Raises for towers that share nothing, and whose variables are alike but for their names."""
+    """Raises where towers share no variable, and their variables are the same but for the names."""
     own = [{} for _ in range(num_towers)]
     for variable, present in aligned:
         if len(present) > 1:
@@ -178,7 +179,7 @@ def _without_element(position):
     return without
 
 
-_DEPTH = 4  # how far out in a name the tower's part may stand
+_DEPTH = 4  # the tower's part is among so many first elements of a name
 _WITHOUT_TOWER = [lambda name: re.sub(r'_?\d+', '', name)] + [
     _without_element(position) for position in range(_DEPTH)]
 
@@ -206,8 +207,8 @@ def _checked(pairs, tower):
                                 % (variable.op.name, tower, type(gradient).__name__))
         if not {variable.graph, variable.graph if gradient is None else gradient.graph} <= {graph}:
             raise GradientError('the gradient of %r in tower %d is of another graph than the '
-                                'default one, or its variable is: combine gradients under the graph '
-                                'that they are in.' % (variable.op.name, tower))
+                                'default one, or its variable is: combine gradients under the '
+                                'graph that they are in.' % (variable.op.name, tower))
         if variable.op.name in found:
             raise GradientError('variable %r occurs twice among the gradients of tower %d: sum '
                                 'them, or leave one out.' % (variable.op.name, tower))
@@ -236,10 +237,11 @@ def _fits(gradient, shape):
 
 
 def _join(slices):
-    """The rows of all, one after the other; of lookups that take each row once, each row once.
+    """The rows of all gradients, one after the other; see `parts_of_lookups` for the exception.
 
-    `tf.nn.embedding_lookup_sparse` looks each different id of its batch up once. So its gradient on
-    one device has no row twice, and a norm of it, taken to clip, counts no row twice.
+    `tf.nn.embedding_lookup_sparse` looks up each id of its batch once. So its gradient on one
+    device has no row twice, and a norm of it, taken for clipping, counts no row twice. Here rows of
+    such lookups are added up, each row once.
     """
     parts = [parts_of_lookups(each) for each in slices]
     kinds = {tuple(part.is_unique for part in of_one) for of_one in parts}

@@ -1,4 +1,4 @@
-"""Loss scaling: gradients that half precision would flush to zero, and steps that it overflows."""
+"""Loss scaling: keeps small gradients above zero in half precision; an overflow skips the step."""
 
 import collections
 import numbers
@@ -37,7 +37,8 @@ class LossScale(collections.namedtuple('LossScale', 'initial growth_steps factor
         for name, value in (('initial', initial), ('factor', factor), ('least', least),
                             ('most', most)):
             if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-                raise InvalidArgumentError('LossScale(%s=%.80r): expected a number.' % (name, value))
+                raise InvalidArgumentError('LossScale(%s=%.80r): expected a number.'
+                                           % (name, value))
         if not 0 < least <= initial <= most <= _LARGEST:
             raise InvalidArgumentError(
                 'LossScale(initial=%r, least=%r, most=%r): expected 0 < least <= initial <= most '
@@ -67,17 +68,17 @@ class ScaledLosses:
 
     Attributes:
       scale: float32 scalar, the scale that the step uses.
-      skipped_steps: int64 scalar, the steps skipped so far, that of the step among them; known
-        after `watch`. Neither changes anything when it is fetched.
-      is_finite: bool scalar, whether the step's gradients are; known after `watch`.
-      variables: those behind them.
+      skipped_steps: int64 scalar, the number of skipped steps so far, this step included; known
+        after `watch`. To fetch `scale` or `skipped_steps` changes nothing.
+      is_finite: bool scalar, whether all gradients of the step are finite; known after `watch`.
+      variables: the variables that hold scale and counts.
     """
 
     def __init__(self, rule, name, placement):
         """
         Args:
           rule: `LossScale`.
-          name: what the variables' names begin with.
+          name: the beginning of the variables' names.
           placement: `Placement`.
         """
         self.rule = rule
@@ -85,7 +86,7 @@ class ScaledLosses:
         self._placement = placement
 
         def variable(last, value, dtype):
-            # A resource variable: what is fetched is then what was read, never what comes after.
+            # A resource variable: a fetched value is the one that was read, never a later one.
             return tf.Variable(value, trainable=False, name='%s/%s' % (name, last), dtype=dtype,
                                use_resource=True)
         with only_device(placement.main):
@@ -96,7 +97,7 @@ class ScaledLosses:
         self.variables = [self._value, self._good_steps, self._skipped]
 
     def scaled(self, loss):
-        """The loss times the scale, in the loss's dtype: its gradients do not depend on its value."""
+        """The loss times the scale, in the loss's dtype."""
         return loss * tf.cast(self.scale, loss.dtype)
 
     def unscaled(self, gradients):
@@ -106,7 +107,7 @@ class ScaledLosses:
           gradients: list of `(gradient, variable)`; dense, `IndexedSlices` or None.
 
         Raises:
-          GradientError: one in 16 bits, in which small numbers would be lost after all.
+          GradientError: a gradient in 16 bits, in which small numbers would be lost after all.
         """
         # Divided: the inverse of a scale above 2 ** 126 would be flushed to zero.
         result = []
@@ -126,10 +127,11 @@ class ScaledLosses:
         return result
 
     def watch(self, gradients):
-        """Looks at the combined gradients: one that is not finite in any tower is not finite here.
+        """Checks the combined gradients: NaN or Inf in any tower is NaN or Inf in the sum.
 
         Args:
-          gradients: list of `(gradient, variable)`, before any transformation, which might hide it.
+          gradients: list of `(gradient, variable)`, before any transformation, which might hide a
+            value that is not finite.
         """
         flags = []
         for gradient, variable in gradients:
@@ -142,7 +144,7 @@ class ScaledLosses:
                 tf.logical_not(self.is_finite), tf.int64)
 
     def at_least(self):
-        """Bool scalar: the scale cannot shrink any further, so that it is not to blame."""
+        """Bool scalar: the scale is at its minimum, so that it does not cause an overflow."""
         return self.scale <= self.rule.least
 
     def update(self):

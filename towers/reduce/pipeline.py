@@ -1,9 +1,9 @@
 """A pipeline: while a stage of a tower works on a micro-batch, the stage before works on the next.
 
-The operations of each micro-batch are there, each on the device of its stage. What a stage does is a
-row of forward and backward passes of micro-batches; each waits for the one before it in the row. That
-is all: what a pass needs of other stages it waits for by its data. Gradients are added up as
-`accumulation` does.
+The operations of each micro-batch are built already, each on the device of its stage. A stage runs
+a row of forward and backward passes of micro-batches; here each pass is made to wait for the one
+before it in the row. For tensors of other stages a pass waits by its data. Gradients are added up
+as in `accumulation`.
 """
 
 import tensorflow.compat.v1 as tf
@@ -31,7 +31,7 @@ def pipeline(parts, micro_batches, schedule):
       schedule: one of `SCHEDULES`.
 
     Raises:
-      ModelFunctionError: a stage takes something of a later one.
+      ModelFunctionError: a stage takes a tensor of a later stage.
     """
     totals = []
     for start in range(0, len(parts), micro_batches):
@@ -40,7 +40,7 @@ def pipeline(parts, micro_batches, schedule):
         groups = [_by_stage(part, stages) for part in of_tower]
         frames = Frames(graph_walk.step_operations(
             [tensor for part in of_tower for tensor in tensors_of(part.pairs) + [part.data_loss]]))
-        # In the order in which they come back, which is the same in all stages.
+        # In the order of the backward passes, which is the same in all stages.
         first, *others = [micro_batch for what, micro_batch in stage_order(
             schedule, 0, len(stages), micro_batches) if what == 'backward']
         total = of_tower[first].gradients
@@ -65,13 +65,13 @@ def pipeline(parts, micro_batches, schedule):
 
 
 def stage_order(schedule, stage, num_stages, micro_batches):
-    """What a stage does, one after the other: list of `('forward' or 'backward', micro-batch)`.
+    """The passes of a stage, in order: list of `('forward' or 'backward', micro-batch)`.
 
-    `'all_forward'`: all forward passes, then all backward ones, the last micro-batch's first. All
-    activations of all micro-batches wait at once (Huang et al. 2019, GPipe).
-    `'one_forward_one_backward'`: as soon as a micro-batch is back, its backward pass, then the next
-    forward pass: a stage holds the activations of as many micro-batches as stages follow, itself
-    included (Narayanan et al. 2019, PipeDream). Both keep each of K stages waiting for
+    `'all_forward'`: all forward passes, then all backward passes, the last micro-batch's first. The
+    activations of all micro-batches are kept at the same time (Huang et al. 2019, GPipe).
+    `'one_forward_one_backward'`: backward and forward passes take turns, as soon as a micro-batch's
+    gradient arrives. Stage s of K keeps the activations of at most K - s micro-batches
+    (Narayanan et al. 2019, PipeDream). Both keep each of K stages waiting for
     (K - 1) / (M + K - 1) of the time, for M micro-batches and stages of equal length.
     """
     if schedule == 'all_forward':
@@ -89,7 +89,7 @@ def stage_order(schedule, stage, num_stages, micro_batches):
 def _by_stage(part, stages):
     """{('forward' or 'backward', stage): operations of a micro-batch that a step runs there}."""
     groups = {(what, stage): [] for what in ('forward', 'backward') for stage in range(len(stages))}
-    # Not what else can be fetched (metrics that are counted): nothing is to run it but its fetch.
+    # Without other fetches (metrics that are counted): only a fetch of them may run them.
     step = [op for op in graph_walk.step_operations(tensors_of(part.pairs) + [part.data_loss])
             if op.name.startswith(part.name_scope) and op.type not in FREE and op.device in stages]
     again = part.name_scope + 'recompute'
@@ -111,10 +111,10 @@ def _added(present, variable):
 
 
 def _follow(before, after, frames):
-    """Makes operations wait until others have run, all of both of one device.
+    """Makes operations of a device wait for other operations of the same device.
 
-    Nothing waits for an operation within a loop or a branch (v1): one of a branch that is not taken
-    never runs, nor would what waits for it. What leaves the loop or the branch is waited for.
+    No operation waits for one within a loop or a branch (v1), since an operation in a branch that
+    is not taken never runs; it waits for the operations that leave the loop or the branch.
     """
     inside, names = {op.name for op in before}, {op.name for op in after}
     before = [op for op in before if frames.always_runs(op)]

@@ -1,10 +1,10 @@
-"""Does an optimizer do to every copy of a variable what it does to the model's own variable?
+"""Does an optimizer do to every replica of a variable what it does to the model's own variable?
 
 An optimizer may look at more than gradients: weight decay goes by a variable's name, or by a list
 of variables that the program has made; a norm may be taken over all gradients that it is given,
-those of copies among them. Then copies drift apart, or all of them go wrong together. So the
-operations that write a copy are compared with those that write the model's own variable: they have
-to be the same, but that each takes its own variable, slots and gradient.
+those of replicas among them. Then replicas drift apart, or all of them go wrong together. So the
+operations that write a replica are compared with those that write the model's own variable: they
+have to be the same, but for the variable, the slots and the gradient that each of them takes.
 """
 
 import tensorflow.compat.v1 as tf
@@ -18,35 +18,36 @@ from towers.tower.variables import owner_by_name
 
 
 def check_updates_alike(replicas, pairs, applied, made):
-    """Raises if `apply_gradients` treats a copy otherwise than the model's own variable.
+    """Raises if `apply_gradients` treats a replica otherwise than the model's own variable.
 
-    What an update calls a function for (control flow v2) is not looked into.
+    Functions that an update calls (control flow v2) are not looked into.
 
     Args:
       replicas: `Replicas`.
-      pairs: what the optimizer was given, see `Replicas.pairs`.
-      applied: the operation or tensor that it returned.
-      made: the operations that it made.
+      pairs: the `(gradient, variable)` pairs that the optimizer was given, see `Replicas.pairs`.
+      applied: the operation or tensor that `apply_gradients` returned.
+      made: the operations that `apply_gradients` made.
 
     Raises:
-      SharedVariableError: names the variable, its copy, and what differs.
+      SharedVariableError: names the variable, its replica, and what differs.
     """
     step = {op.name for op in graph_walk.step_operations([applied])}
     comparison = _Comparison(replicas, pairs, [op for op in made if op.name in step])
-    for copy, variable in replicas.counterparts():
-        found = comparison.difference(variable, copy)
+    for replica, variable in replicas.counterparts():
+        found = comparison.difference(variable, replica)
         if found is not None:
             raise SharedVariableError(
                 "variable_device='replicated', and the optimizer does to %s otherwise than to its "
-                'copy %s: %s. Copies have to stay equal. A copy is named as its variable at the '
-                'beginning and at the end, and is in no list of variables: choose variables by '
-                'how their names begin or end, change gradients in transform_gradients= (decay, '
-                'clipping), which sees each variable once, or use another variable_device.'
-                % (variable.op.name, copy.op.name, found))
+                'replica %s: %s. Replicas have to stay equal. The name of a replica begins and '
+                'ends as that of its variable, and a replica is in no list of variables: choose '
+                'variables by how their names begin or end, change gradients in '
+                'transform_gradients= (decay, clipping), which sees each variable once, or use '
+                'another variable_device.'
+                % (variable.op.name, replica.op.name, found))
 
 
 class _Comparison:
-    """Of the operations that one `apply_gradients` has made."""
+    """Compares the operations that one `apply_gradients` has made for variable and replica."""
 
     def __init__(self, replicas, pairs, made):
         self._replicas = replicas
@@ -64,15 +65,15 @@ class _Comparison:
             self._gradients.update((a.name, b.name) for a, b in zip(
                 gradients.get(origin, ()), tensors))
             (own if origin == name else others).update(tensor.name for tensor in tensors)
-        self._of_copies = others - own
+        self._of_replicas = others - own
         self._seen, self._shared = set(), set()
 
-    def difference(self, variable, copy):
-        """How what writes a copy differs from what writes its variable, in words; or None."""
-        ours, theirs = [self._writes.get(each.op.name, []) for each in (variable, copy)]
+    def difference(self, variable, replica):
+        """How the writes of a replica differ from the writes of its variable, in words; or None."""
+        ours, theirs = [self._writes.get(each.op.name, []) for each in (variable, replica)]
         for a, b in zip(ours, theirs):
             if a.name == b.name:
-                continue  # it calls a function that writes both
+                continue  # the operation calls a function that writes both
             found = self._of_operations(a, b)
             if found is not None:
                 return found
@@ -111,7 +112,7 @@ class _Comparison:
         return None
 
     def _belong_together(self, ours, theirs):
-        """Whether two operations of variables are the same, or one's slot and its copy's."""
+        """Whether two variables' operations are one, variable and replica, or slots of these."""
         if ours.name == theirs.name:
             return True
         owners = [self._trained[op.name] if op.name in self._trained
@@ -119,11 +120,11 @@ class _Comparison:
         known = [owner for owner in owners if owner is not None]
         if len(known) == 2:
             return self._replicas.original(known[1]).op.name == known[0].op.name
-        # An optimizer may keep something for each under a name of its own.
+        # An optimizer may keep a variable for each of them under a name that it has made up.
         return not known and self._made.issuperset([ours.name, theirs.name])
 
     def _mixed(self, op):
-        """Whether something that all updates share is computed from copies, in words; or None."""
+        """Which shared operation is computed from gradients of replicas, in words; or None."""
         stack = [op]
         while stack:
             op = stack.pop()
@@ -131,8 +132,8 @@ class _Comparison:
                 continue
             self._shared.add(op.name)
             for tensor in op.inputs:
-                if tensor.name in self._of_copies:
+                if tensor.name in self._of_replicas:
                     return ('operation %s computes something for both from the gradients of '
-                            'variables and copies' % op.name)
+                            'variables and replicas' % op.name)
                 stack.append(tensor.op)
         return None

@@ -12,16 +12,18 @@ from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 
 
-def copies_follow(replicas, updates, after):
-    """Operations that give the copies what these updates have written: for the optimizer to await.
+def replicas_follow(replicas, updates, after):
+    """Operations that write into the replicas what updates have written into their variables.
+
+    The optimizer has to wait for them.
 
     Args:
       replicas: `Replicas`, or None.
       updates: list of operations or tensors: updates of the step.
-      after: what reads the copies in a step: losses and gradients, tensors or operations.
+      after: tensors or operations that read the replicas in a step: losses and gradients.
 
     Returns:
-      List of operations, one for each copy of a variable that is written.
+      List of operations, one for each replica of a variable that is written.
     """
     if replicas is None or not updates or not replicas.variables:
         return []
@@ -30,16 +32,16 @@ def copies_follow(replicas, updates, after):
         written.update(finder.of(op))
     operations, values = [], {}
     with tf.name_scope('replicas/'), tf.control_dependencies(list(updates) + list(after)):
-        for copy in replicas.variables:
-            variable = replicas.original(copy)
+        for replica in replicas.variables:
+            variable = replicas.original(replica)
             name = variable.op.name
             if name not in written:
                 continue
             if name not in values:
                 with only_device(variable.device):
                     values[name] = variable.read_value()
-            with only_device(copy.device):
+            with only_device(replica.device):
                 operations.append(tf.assign(
-                    copy, values[name],
-                    validate_shape=copy.get_shape().is_fully_defined()).op)
+                    replica, values[name],
+                    validate_shape=replica.get_shape().is_fully_defined()).op)
     return operations

@@ -1,11 +1,12 @@
-"""A copy of each trainable variable on every tower, all kept equal to the model's own.
+"""A replica of each trainable variable on every tower, all kept equal to the model's own.
 
 The model's own variables are tower 0's: they have the model's names, are in its collections and in
-its checkpoints. Tower k > 0 reads a copy, `<name>_replica_<k>/<name>`, on its own device, which is
-a local variable: neither saved nor in any list of trainable variables. Its initial value is what
-the model's variable holds, so `tf.local_variables_initializer`, which `MonitoredSession` runs after
-it has restored a checkpoint, makes the copies agree. The copies' slots are treated alike. Each
-update gives every copy the same combined gradient, so that they stay equal, bit for bit.
+its checkpoints. Tower k > 0 reads a replica, `<name>_replica_<k>/<name>`, on its own device. The
+replica is a local variable: neither saved nor in any list of trainable variables. Its initial value
+is what the model's variable holds, so `tf.local_variables_initializer`, which `MonitoredSession`
+runs after it has restored a checkpoint, makes all replicas equal to the model's variable. The
+slots of replicas are such local variables, too. Each update gives every replica the same combined
+gradient, so that they stay equal, bit for bit.
 """
 
 import collections
@@ -21,32 +22,32 @@ from towers.tower.variables import owner_by_name
 
 
 class Replicas:
-    """The copies of the model's trainable variables on towers 1, 2, …
+    """The replicas of the model's trainable variables on towers 1, 2, …
 
     Attributes:
       devices: the towers' devices.
-      variables: list of the copies, by variable and then by tower.
-      slots: list of the slots that the optimizer made for the copies.
+      variables: list of the replicas, by variable and then by tower.
+      slots: list of the slots that the optimizer made for the replicas.
     """
 
     def __init__(self, devices, micro_batches=1):
         """
         Args:
           devices: the towers' devices.
-          micro_batches: how many of each tower share its copies.
+          micro_batches: how many of each tower share its replicas.
         """
         self.devices = tuple(devices)
         self._micro_batches = micro_batches
         self.variables = []
         self.slots = []
         self._origins_of_slots = []
-        self._copies = {}  # name of the model's variable -> [its copy on tower 1, tower 2, …]
-        self._origin = {}  # name of a copy -> the model's variable
+        self._replicas = {}  # name of the model's variable -> [its replica on tower 1, tower 2, …]
+        self._origin = {}  # name of a replica -> the model's variable
 
     def make(self, variables):
-        """Makes the copies of those variables that are trainable, or finds those there are.
+        """Makes the replicas of those variables that are trainable, or finds those there are.
 
-        Copies that an earlier build in this graph made for the same towers are shared, since an
+        Replicas that an earlier build in this graph made for the same towers are shared, since an
         update by either build has to reach them.
 
         Args:
@@ -54,87 +55,90 @@ class Replicas:
             counters) live once.
 
         Raises:
-          DeviceError: there are copies on other devices.
-          NameScopeError: the graph has another operation of a copy's name.
+          DeviceError: there are replicas on other devices.
+          NameScopeError: the graph has another operation of a replica's name.
         """
         there = {variable.op.name: variable for variable in tf.local_variables()}
         for variable in variables:
             if not variable.trainable or variable.op.name in there or (
-                    variable.op.name in self._copies):
+                    variable.op.name in self._replicas):
                 continue
-            names = [copy_name(variable, tower) for tower in range(1, len(self.devices))]
-            copies = [there.get(name) for name in names]
-            if all(copy is None for copy in copies):
-                copies = _make_copies(variable, names, self.devices[1:])
-            elif [copy is not None and copy.device for copy in copies] != list(self.devices[1:]):
+            names = [replica_name(variable, tower) for tower in range(1, len(self.devices))]
+            replicas = [there.get(name) for name in names]
+            if all(replica is None for replica in replicas):
+                replicas = _make_replicas(variable, names, self.devices[1:])
+            elif [each is not None and each.device for each in replicas] != list(self.devices[1:]):
                 raise DeviceError(
-                    'variable %s has copies on %s already, of an earlier build, and is to have '
+                    'variable %s has replicas on %s already, of an earlier build, and is to have '
                     'some on %s: build both for the same towers.' % (
                         variable.op.name,
-                        ', '.join(copy.device for copy in copies if copy is not None),
+                        ', '.join(replica.device for replica in replicas if replica is not None),
                         ', '.join(self.devices[1:])))
-            self._copies[variable.op.name] = copies
-            self._origin.update((copy.op.name, variable) for copy in copies)
-            self.variables.extend(copies)
+            self._replicas[variable.op.name] = replicas
+            self._origin.update((replica.op.name, variable) for replica in replicas)
+            self.variables.extend(replicas)
 
     def replica_of(self, variable, tower):
-        """What tower number `tower` uses for a variable of the model: its copy, if there is one.
+        """What tower number `tower` reads for a variable of the model.
 
-        A partitioned variable is one of copies of its parts; anything that has no copy, such as a
-        statistic, is returned as it is.
+        That is the tower's replica; for a partitioned variable, a partitioned variable of the
+        replicas of its parts; for anything without a replica, such as a statistic, the variable
+        itself.
         """
         if not tower:
             return variable
         parts = compat.parts_of(variable)
         if parts is not None:
             return compat.partitioned_like(variable, [self.replica_of(p, tower) for p in parts])
-        copies = self._copies.get(getattr(getattr(variable, 'op', None), 'name', None))
-        return copies[tower - 1] if copies else variable
+        replicas = self._replicas.get(getattr(getattr(variable, 'op', None), 'name', None))
+        return replicas[tower - 1] if replicas else variable
 
-    def copied(self):
-        """The names of the model's variables that have copies: a frozenset."""
-        return frozenset(name for name, copies in self._copies.items() if copies)
+    def names(self):
+        """The names of the model's variables that have replicas: a frozenset."""
+        return frozenset(name for name, replicas in self._replicas.items() if replicas)
 
     def of_part(self, variable, part):
-        """The same for a micro-batch, by its number among those of all towers."""
+        """`replica_of` for a micro-batch, given by its number among those of all towers."""
         return self.replica_of(variable, part // self._micro_batches)
 
     def original(self, variable):
-        """The model's own variable of a copy; any other variable as it is."""
+        """The model's own variable of a replica; any other variable as it is."""
         return self._origin.get(variable.op.name, variable)
 
     def counterparts(self):
-        """`(copy, variable)` of all copies, and of the slots of copies that this build made."""
-        return [(copy, self._origin[copy.op.name]) for copy in self.variables] + list(
+        """`(replica, variable)` of all replicas, and `(slot, slot of the model's variable)`."""
+        return [(replica, self._origin[replica.op.name]) for replica in self.variables] + list(
             zip(self.slots, self._origins_of_slots))
 
     def name_of_original(self, name):
-        """A name that begins with a copy's, such as that of its moving average, with the model's own.
+        """The name that belongs to the model's variable in place of one that begins as a replica's.
+
+        So the name of a replica's moving average becomes the name of its variable's.
         """
-        for copy in self.variables:
-            if name == copy.op.name or name.startswith(copy.op.name + '/'):
-                return self._origin[copy.op.name].op.name + name[len(copy.op.name):]
+        for replica in self.variables:
+            if name == replica.op.name or name.startswith(replica.op.name + '/'):
+                return self._origin[replica.op.name].op.name + name[len(replica.op.name):]
         return name
 
     def originals(self, variables):
-        """The model's own variables of these, each once."""
+        """The model's own variables behind these variables and replicas, each once."""
         return list({v.op.name: v for v in map(self.original, variables)}.values())
 
     def sources(self, variables, part, used):
-        """The replicas (and variables) whose gradients a tower takes, to get those of `variables`.
+        """The replicas and variables that a tower differentiates with respect to.
 
         Args:
           variables: list of the model's variables.
-          part: the number of its micro-batch among those of all towers.
-          used: the variables that the tower's operations read. Where the model function has kept
-            the model's own variable (in a Keras layer from around it), that one is among them.
+          part: the number of the tower's micro-batch among those of all towers.
+          used: the variables that the tower's operations read. The model's own variable is among
+            them where the model function keeps it (in a Keras layer made outside).
         """
         used = {variable.op.name for variable in used}
         sources = []
         for variable in variables:
-            copy = self.of_part(variable, part)
-            sources.append(copy)
-            if copy is not variable and variable.op.name in used:
+            replica = self.of_part(variable, part)
+            sources.append(replica)
+            if replica is not variable and variable.op.name in used:
                 sources.append(variable)
         return sources
 
@@ -150,9 +154,9 @@ class Replicas:
                 for variable, gradients in found.values()]
 
     def pairs(self, gradients, on_towers):
-        """The `(gradient, variable)` pairs of all copies, for one `apply_gradients`.
+        """The `(gradient, variable)` pairs of all replicas, for one `apply_gradients`.
 
-        The model's own come first: a copy's slots are made after those that they copy.
+        The model's own come first: a slot of a replica takes the value of the model's slot.
 
         Args:
           gradients: list of `(gradient, variable)`, of the model's own variables: combined, and
@@ -165,24 +169,24 @@ class Replicas:
             every = on_towers[variable.op.name]
             if gradient is not every[0]:  # it was transformed, once, and goes to every tower
                 every = [gradient] * len(self.devices)
-            if isinstance(gradient, tf.IndexedSlices) and variable.op.name in self._copies:
+            if isinstance(gradient, tf.IndexedSlices) and variable.op.name in self._replicas:
                 every = [_without_repeated_rows(gradient)] * len(self.devices)
             ready.append((every, variable))
         pairs = [(every[0], variable) for every, variable in ready]
         for tower in range(1, len(self.devices)):
             pairs += [(_own_tensor(every, tower, self.devices[tower]),
                        self.replica_of(variable, tower))
-                      for every, variable in ready if variable.op.name in self._copies]
+                      for every, variable in ready if variable.op.name in self._replicas]
         return pairs
 
     def slot_creator(self, variables):
         """A creator for `tf.variable_creator_scope` around `apply_gradients`.
 
-        Slots of copies become local variables with the value of the model's slot: the first slot
-        that a copy gets is that of the first slot that its variable has got, and so on.
+        A replica's slots become local variables. The n-th slot of a replica begins with the value
+        of the n-th slot of its variable.
 
         Args:
-          variables: the variables that are trained, copies included.
+          variables: the variables that are trained, replicas included.
         """
         by_name = {variable.op.name: variable for variable in variables}
         values = collections.defaultdict(list)  # of the slots of the model's own variables
@@ -195,15 +199,15 @@ class Replicas:
             origin = self.original(owner)
             if origin is owner:
                 slot = next_creator(**kwargs)
-                if owner.op.name in self._copies:
+                if owner.op.name in self._replicas:
                     values[owner.op.name].append((slot, _value_or_initial_value(slot)))
                 return slot
             number = count[owner.op.name]
             count[owner.op.name] += 1
             if number >= len(values[origin.op.name]):
                 raise InvalidArgumentError(
-                    "the optimizer makes slot %s for a copy of %s, which has no such slot of its "
-                    "own to copy: use a new optimizer, and one that makes the same slots for "
+                    'the optimizer makes slot %s for a replica of %s, which has no slot to take '
+                    'the value of: use a new optimizer, and one that makes the same slots for '
                     "every variable, or another variable_device than 'replicated'."
                     % (kwargs['name'].rstrip('/'), origin.op.name))
             first, value = values[origin.op.name][number]
@@ -217,82 +221,82 @@ class Replicas:
         return create
 
     def refresh(self):
-        """An operation that gives every copy, and every copy's slot, the model's values anew.
+        """An operation that sets every replica and its slots to the values of the model's own.
 
-        That is what `tf.local_variables_initializer` does to them; to be run after anything but
-        the train op has written the model's variables (`Saver.restore` in a plain session).
+        Run it after anything but the train op has written the model's variables (`Saver.restore` in
+        a plain session). `tf.local_variables_initializer` does the same.
         """
-        return tf.group(*[copy.initializer for copy in self.variables + self.slots])
+        return tf.group(*[replica.initializer for replica in self.variables + self.slots])
 
     def bytes(self):
-        """Bytes of all copies and their slots, as far as their shapes are static."""
+        """Bytes of all replicas and their slots, as far as their shapes are static."""
         return sum((each.get_shape().num_elements() or 0) * each.dtype.base_dtype.size
                    for each in self.variables + self.slots)
 
 
-def copy_name(variable, tower):
-    """The name of tower `tower`'s copy.
+def replica_name(variable, tower):
+    """The name of tower `tower`'s replica.
 
-    It begins and ends as the variable's own, which optimizers go by (weight decay for kernels, a
-    rate for each layer). It sorts after the variable's own name with `:0`: Adam puts its powers of
-    beta on the device of the first variable by name: the model's own.
+    It begins and ends as the variable's own name, since optimizers choose variables by the
+    beginning (a rate for each layer) or the end (weight decay for kernels) of a name. It sorts
+    after the variable's own name with `:0`, because Adam puts its powers of beta on the device of
+    the variable that is first by name: that has to be the model's own.
     """
     return '%s_replica_%d/%s' % (variable.op.name, tower, variable.op.name)
 
 
-def check_no_copies(variables):
-    """Raises if an earlier build keeps copies of variables that this one trains without them.
+def check_no_replicas(variables):
+    """Raises if an earlier build keeps replicas of variables that this one trains without them.
 
     Raises:
       InvalidArgumentError: names one of them.
     """
     there = {variable.op.name for variable in tf.local_variables()}
     for variable in variables:
-        if copy_name(variable, 1) in there:
+        if replica_name(variable, 1) in there:
             raise InvalidArgumentError(
-                "variable %s has copies on several towers, of an earlier build with "
+                "variable %s has replicas on several towers, of an earlier build with "
                 "variable_device='replicated', which this build's updates would not reach: build "
                 "this one with variable_device='replicated', too." % variable.op.name)
 
 
-def _make_copies(variable, names, devices):
+def _make_replicas(variable, names, devices):
     value = _value_or_initial_value(variable)
-    copies = []
+    replicas = []
     for name, device in zip(names, devices):
         with tf.control_dependencies(None), tf.name_scope(None), only_device(device):
-            # Trainable, for what asks a variable (custom gradients); but on no list of such.
-            copy = tf.Variable(
+            # Trainable for code that asks the variable itself (custom gradients), yet in no list of
+            # trainable variables.
+            replica = tf.Variable(
                 _any_value(variable), trainable=True, name=name,
                 collections=[tf.GraphKeys.LOCAL_VARIABLES], dtype=variable.dtype.base_dtype,
                 use_resource=variable.op.type == 'VarHandleOp', constraint=variable.constraint,
                 validate_shape=variable.get_shape().is_fully_defined())
-            compat.initialize_with(copy, value)
+            compat.initialize_with(replica, value)
         listed = tf.get_default_graph().get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
-        listed[:] = [each for each in listed if each is not copy]
-        if copy.op.name != name:
+        listed[:] = [each for each in listed if each is not replica]
+        if replica.op.name != name:
             raise NameScopeError('the graph has another operation %r, which is to be the name of a '
-                                 'copy of variable %s: rename that one.'
+                                 'replica of variable %s: rename that one.'
                                  % (name, variable.op.name))
-        copies.append(copy)
-    return copies
+        replicas.append(replica)
+    return replicas
 
 
 def _any_value(variable):
-    """A value of the right shape to create a replica with; `initialize_with` then exchanges it,
-    so it is never computed."""
+    """A value of the variable's shape, which `initialize_with` exchanges before it is computed."""
     if variable.get_shape().is_fully_defined():
         return tf.zeros(variable.get_shape(), variable.dtype.base_dtype)
     return variable.initial_value
 
 
 def _value_or_initial_value(variable):
-    """What a variable holds, or, before it is initialized, what it will be: a tensor.
+    """A tensor: the value of a variable, or its initial value where it is not initialized yet.
 
-    So the copies may be initialized with the model's variables in one run, after a restore, or
-    later. Only a session in which everything is initialized already must run the two initializers
-    one after the other: in one run, the copies might read what the variable held before. As
-    `Variable.initialized_value`, which TF 2 no longer has for resource variables, in fewer
-    operations.
+    So the replicas may be initialized in the same run as the model's variables, after a restore, or
+    later. Only in a session in which everything is initialized already, the two initializers have
+    to run one after the other: in one run, a replica might read the variable's old value. This is
+    `Variable.initialized_value`, which TF 2 lacks for resource variables, in fewer operations.
     """
     with tf.control_dependencies(None), tf.name_scope('replicas/'), only_device(variable.device):
         is_set = tf.is_variable_initialized(variable)
@@ -306,7 +310,7 @@ def _value_or_initial_value(variable):
 
 
 def _own_tensor(every, tower, device):
-    """A copy's gradient; a tensor of its own, so that it is seen who uses it: `replica_updates`."""
+    """A replica's gradient as a tensor of its own: `replica_updates` tells by it who reads it."""
     gradient = every[tower]
     if gradient is not every[0] or not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
         return gradient
@@ -318,6 +322,6 @@ def _own_tensor(every, tower, device):
 
 
 def _without_repeated_rows(slices):
-    """The same gradient with each row once, so that no copy adds them up in another order."""
+    """The gradient with repeated rows added up, so that no replica adds them in another order."""
     with tf.name_scope('replicas/'), only_device(slices.values.device or None):
         return each_row_once(slices)

@@ -12,8 +12,8 @@ Fields:
   is_unique: whether the lookup takes each row once.
 """
 
-# Operations with an output of different numbers, and which output that is. The gradients of sums over
-# segments are those of `embedding_lookup_sparse` on later TensorFlows.
+# Operations with an output in which no number occurs twice, and the output's index. The gradients
+# of segment sums are the gradients of `embedding_lookup_sparse` on later TensorFlows.
 _UNIQUE = {'Unique': 0, 'UniqueV2': 0, 'UniqueWithCounts': 0, 'UniqueWithCountsV2': 0,
            'SparseSegmentSumGradV2': 1, 'SparseSegmentMeanGradV2': 1,
            'SparseSegmentSqrtNGradV2': 1}
@@ -40,7 +40,7 @@ def parts_of_lookups(slices):
 
 
 def _is_unique(indices):
-    """Whether no two of these indices are the same, as far as operations tell."""
+    """Whether no two of these indices are equal, as far as the operations tell."""
     tensor = indices
     while tensor.op.type in _SAME_ROWS:
         tensor = tensor.op.inputs[0]
@@ -50,7 +50,7 @@ def _is_unique(indices):
 
 
 def _follows_from_unique(tensor):
-    """Whether places in parts of a variable are computed from different numbers."""
+    """Whether places in parts of a variable are computed from numbers that are all different."""
     stack, seen = [tensor], set()
     while stack:
         tensor = stack.pop()
@@ -69,8 +69,8 @@ def each_row_once(slices):
       slices: `tf.IndexedSlices`, whose indices may repeat.
 
     Returns:
-      `tf.IndexedSlices` without repeated indices. On the same rows in the same order it is the same
-      bit for bit, where the kernels that apply repeated rows may add them up in any order.
+      `tf.IndexedSlices` without repeated indices. Equal rows in equal order give equal bits, while
+      kernels that apply repeated rows may add them up in any order.
     """
     rows, place = tf.unique(slices.indices)
     return tf.IndexedSlices(

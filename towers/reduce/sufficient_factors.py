@@ -11,27 +11,28 @@ and read again to be added up. These factors are what Xie et al., "Lighter-Commu
 Machine Learning via Sufficient Factor Broadcasting" (UAI 2016), send between machines. Towers on
 the CPUs of one machine have nothing to send; here the traffic to memory is what is saved.
 
-The towers' own products stay in the graph for whoever fetches them (to feed one in changes nothing
-here). A step that does not leaves them out: grappler's dependency optimizer, which is on unless a
-config turns it off, drops a result that nothing but control edges use.
+The towers' own products stay in the graph and can be fetched (to feed one changes nothing here). A
+step that does not fetch them does not compute them: grappler's dependency optimizer, which is on
+unless a config turns it off, drops a result that only control edges use.
 """
 
 import collections
 
 import tensorflow.compat.v1 as tf
 
-# Kernels whose result is memory of its own, or of an input that nobody else holds. A variable holds its
-# own. Many others pass on what they read, at least where there is nothing to do: Reshape, StridedSlice,
-# Tile by 1, Sum over no axis. A layer's inputs and the gradient of its outputs come from one of these
-# within a few steps. The tests write to a variable after each of them has read it.
+# Kernels whose result has memory of its own, or that of an input which nothing else holds; never
+# that of a variable, which the variable holds. Many other kernels pass on the memory that they
+# read, at least where there is nothing to compute: Reshape, StridedSlice, Tile by 1, Sum over no
+# axis. A layer's inputs and the gradient of its outputs come from a kernel of this list within a
+# few operations. The tests write to a variable after each of these kernels has read it.
 _COMPUTE = frozenset([
     'MatMul', 'BatchMatMulV2', 'Conv2D', 'BiasAdd', 'Add', 'AddV2', 'Sub', 'Mul', 'RealDiv', 'Relu',
     'ReluGrad', 'Tanh', 'TanhGrad', 'Sigmoid', 'SigmoidGrad', 'Softmax', 'MaxPool', 'AvgPool',
     'Gather', 'GatherV2'])
 _REFERENCE_VARIABLES = ('Variable', 'VariableV2', 'TemporaryVariable')
 
-# Measured on two cores (BUILD_NOTES.md): up to 32 examples a tower this was the faster way, but for a
-# model of one layer alone; from 64 on towers gain more by multiplying side by side. So would more
+# Measured on two cores (BUILD_NOTES.md): up to 32 examples a tower this was the faster way, but for
+# a model of one layer alone; from 64 on towers gain more by multiplying side by side. So would more
 # cores, which were not there: hence no more rows in all than were measured.
 _MOST_ROWS, _MOST_JOINT_ROWS = 32, 128
 _LEAST_ELEMENTS = 2 ** 20
@@ -59,13 +60,13 @@ def join_products(products):
 def products_of(gradients, variable):
     """The products among gradients of a variable, where joining them pays; makes no operation.
 
-    Left out are products of other sizes than static ones, of small weights and of many rows, what
-    XLA compiles, and what has been made use of already (in a summary, an assertion): that product
-    has to be made in any case.
+    Left out are products whose sizes are not static, products of small weights or of many rows,
+    products that XLA compiles, and products that another operation reads already (a summary, an
+    assertion): these have to be computed in any case.
 
     Args:
       gradients: list of the towers' gradients of the variable, tensors or `IndexedSlices`.
-      variable: it.
+      variable: the variable.
 
     Returns:
       List of `Product`, of two at least, or empty; empty also unless variable and towers are on
@@ -89,7 +90,7 @@ def _product(gradient):
     if not isinstance(gradient, tf.Tensor):
         return None
     op, waits_for = gradient.op, []
-    while op.type == 'Identity':  # tf.gradients puts one after what an operation has several of
+    while op.type == 'Identity':  # tf.gradients puts an identity after an output of several
         waits_for += op.control_inputs
         op = op.inputs[0].op
     if op.type != 'MatMul' or '_XlaCompile' in op.node_def.attr or _is_read(op.outputs[0]):
@@ -103,14 +104,14 @@ def _product(gradient):
 
 
 def _is_read(tensor):
-    """Whether anything takes a tensor in, beyond passing it on."""
+    """Whether an operation reads a tensor, other than to pass it on."""
     return any(op.type != 'Identity' or _is_read(op.outputs[0]) for op in tensor.consumers())
 
 
 def _may_be_of_reference_variable(tensor):
     """Whether a tensor may be the memory of a reference variable, which an update writes to.
 
-    The variable's own gradient makes its update wait for the tower's product, not for the joint one.
+    The update of that variable waits for the tower's own product, not for the joint product.
     """
     stack, seen = [tensor.op], set()
     while stack:
@@ -128,9 +129,9 @@ def _transposed(op):
 
 
 def _is_thin(matmul, elements):
-    """Whether its factors are small compared with a product of so many elements.
+    """Whether the factors of a product are small compared with its elements.
 
-    Joining reads and writes each factor once more; adding up does so with each product.
+    Joining reads and writes each factor once more; adding up reads and writes each product.
     """
     return 2 * sum(tensor.shape.num_elements() for tensor in matmul.inputs) <= elements
 

@@ -1,4 +1,4 @@
-"""The one update of the shared variables, and what rides on it."""
+"""The one update of the shared variables, and the operations that ride on it."""
 
 import collections
 import contextlib
@@ -22,7 +22,7 @@ Applied = collections.namedtuple('Applied', 'train_op slots counts')
 
 Fields:
   train_op: the operation of one step.
-  slots: the variables that the optimizer made, without those of copies.
+  slots: the variables that the optimizer made, without those of replicas.
   counts: whether the step is counted here, since the optimizer leaves it to its caller.
 """
 
@@ -34,18 +34,17 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
     Args:
       optimizer: a `tf.train.Optimizer`.
       gradients: list of `(gradient, variable)`.
-      global_step: variable to increase by one, or None. An optimizer that writes it nowhere
-        (BERT's leaves it to its caller) is helped out; one that does has the count to itself, also
-        if that is in a branch (one that gathers gradients over several steps).
+      global_step: variable to increase by one, or None. Where the optimizer does not write it
+        (BERT's leaves it to the caller), it is increased here. An optimizer that writes it does all
+        the counting, also if it writes within a branch (one that gathers gradients over steps).
       placement: `Placement`; slots go to their variables' devices.
       variables: the model's variables.
-      after: what has to have run before the first variable changes: the loss, which reads the
-        weights, and the batch-norm updates.
-      replicas: `Replicas`, whose copies are updated in the same call; or None.
-      on_towers: the gradients that the copies get, see `Replicas.pairs`.
-      scaled_losses: `ScaledLosses` that has looked at the gradients: if they are not finite, the
-        optimizer does nothing, and the step is counted all the same, since it has used up its
-        batch; or None.
+      after: tensors and operations to run before the first variable changes: the loss, which reads
+        the weights, and the batch-norm updates.
+      replicas: `Replicas`, which are updated in the same call; or None.
+      on_towers: the gradients that the replicas get, see `Replicas.pairs`.
+      scaled_losses: `ScaledLosses` that has checked the gradients: if they are not finite, the
+        optimizer does nothing, and yet the step is counted, since its batch is used up; or None.
       on_skip: function that makes the operations of a step that is skipped; or None.
 
     Returns:
@@ -53,7 +52,7 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
 
     Raises:
       InvalidArgumentError: the optimizer returned no operation.
-      SharedVariableError: it does not treat copies as the model's own variables.
+      SharedVariableError: the optimizer treats replicas otherwise than the model's variables.
     """
     graph = tf.get_default_graph()
     slots = []
@@ -72,7 +71,8 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
                                            replicas is not None)
         if not _is_operation(applied):
             raise InvalidArgumentError('apply_gradients of %r returned %.80r: expected the '
-                                       'operation that updates the variables.' % (optimizer, applied))
+                                       'operation that updates the variables.'
+                                       % (optimizer, applied))
         if replicas is not None:
             check_updates_alike(replicas, pairs, applied, made.operations)
         uncounted = None
@@ -82,8 +82,8 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
                 with tf.control_dependencies([applied]), only_device(global_step.device or None):
                     applied = tf.group(applied, tf.assign_add(global_step, uncounted).op)
     if replicas is not None:
-        of_copies = {slot.op.name for slot in replicas.slots}
-        slots = [slot for slot in slots if slot.op.name not in of_copies]
+        of_replicas = {slot.op.name for slot in replicas.slots}
+        slots = [slot for slot in slots if slot.op.name not in of_replicas]
     return Applied(applied if isinstance(applied, tf.Operation) else tf.group(applied), slots,
                    uncounted is not None and scaled_losses is None)
 
@@ -101,7 +101,7 @@ def _uncounted(applied, made, global_step, scaled_losses):
             tf.logical_not(scaled_losses.is_finite), dtype)
     if writing and not writing.isdisjoint(
             op.name for op in graph_walk.step_operations([applied])):
-        return None  # an operation of before, which is in no branch of this step's
+        return None  # an operation from before this update writes the step
     return tf.ones([], dtype)
 
 
@@ -120,7 +120,7 @@ def _apply_if_finite(optimizer, gradients, global_step, scaled_losses, on_skip, 
         with tf.control_dependencies([on_skip()] if on_skip is not None else []):
             return tf.constant(False)
     references = any(variable.op.type != 'VarHandleOp' for _, variable in gradients)
-    # Within a function nobody could see what becomes of copies.
+    # The check of replicas cannot look into functions (control flow v2).
     with compat.control_flow_v1() if references or replicated else contextlib.nullcontext():
         applied = tf.cond(is_finite, apply, skip)
     with tf.control_dependencies([applied]):
@@ -129,7 +129,7 @@ def _apply_if_finite(optimizer, gradients, global_step, scaled_losses, on_skip, 
 
 @contextlib.contextmanager
 def _scope_without_reuse():
-    """The caller's variable scope; if its reuse flag is on, without it: slots could not be made."""
+    """The caller's variable scope, without its reuse flag: under reuse no slot could be made."""
     scope = tf.get_variable_scope()
     if scope.reuse is not True:
         yield
@@ -145,10 +145,11 @@ def checked_transform(transform, gradients, placement, of_loss=None):
       transform: the function, or None.
       gradients: list of `(gradient, variable)`.
       placement: `Placement`.
-      of_loss: the name of the loss that they are of, among several, for error texts.
+      of_loss: with several losses, the name of the loss of these gradients, for error texts.
 
     Raises:
-      InvalidArgumentError: it does not return pairs of a gradient and one of these variables.
+      InvalidArgumentError: the function does not return pairs of a gradient and one of these
+        variables.
     """
     if transform is None:
         return gradients
@@ -185,7 +186,7 @@ def transformed_pairs(transform, gradients, of_loss=None):
 
 
 def _check_transformed(gradient, variable, called):
-    """Raises for what no optimizer takes for a gradient of that variable."""
+    """Raises for a value that no optimizer takes as a gradient of that variable."""
     kind = variable.dtype.base_dtype
     if gradient is None:
         return
@@ -193,8 +194,8 @@ def _check_transformed(gradient, variable, called):
         graph, dtype = gradient.graph, gradient.dtype.base_dtype
         shape = gradient.shape if isinstance(gradient, tf.Tensor) else None
         if graph is not variable.graph:
-            raise InvalidArgumentError('%s returned a gradient of %r from another graph: make it of '
-                                       'those it was given.' % (called, variable.op.name))
+            raise InvalidArgumentError('%s returned a gradient of %r from another graph: make it '
+                                       'of those it was given.' % (called, variable.op.name))
     elif isinstance(gradient, np.ndarray):
         dtype, shape = tf.as_dtype(gradient.dtype), tf.TensorShape(gradient.shape)
     else:
@@ -206,5 +207,5 @@ def _check_transformed(gradient, variable, called):
         raise InvalidArgumentError(
             '%s returned a gradient of shape %s and dtype %s for %r, which has shape %s and dtype '
             '%s: expected the same.' % (
-                called, 'unknown' if shape is None else shape, dtype.name, variable.op.name, variable.shape,
-                kind.name))
+                called, 'unknown' if shape is None else shape, dtype.name, variable.op.name,
+                variable.shape, kind.name))

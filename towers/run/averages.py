@@ -93,7 +93,7 @@ class WeightAverages:
 
 
 def averages_in(checkpoint, variables):
-    """What to restore variables from: their moving averages, where a checkpoint has them.
+    """The names to restore variables from: moving averages, where a checkpoint has them.
 
     For a graph that was built without `WeightAverages`, to evaluate or to export.
 

@@ -18,22 +18,22 @@ from towers.errors import CheckpointError, InvalidArgumentError
 from towers.run.step_loop import OccasionalHook
 
 
-# Others part folders, are patterns to TensorFlow, or would hide the files.
+# Other characters separate folders, are patterns to TensorFlow, or hide the files.
 _BASENAME = re.compile(r'[\w-][\w .-]*\Z')
 
 
 class CheckpointHook(OccasionalHook):
-    """Saves when the session starts, at a rhythm, and when the session ends in good order.
+    """Saves when the session starts, at regular steps or times, and at the end without an error.
 
-    In place of `tf.train.CheckpointSaverHook`, which saves anew the step that it resumes at, writes
-    the graph each time, forgets the older checkpoints when the session is restored from a file
-    name, and ends on a full disk with a stack of graph code.
+    It takes the place of `tf.train.CheckpointSaverHook`, which saves the step again that it resumes
+    at, writes the graph each time, forgets the older checkpoints when the session is restored from
+    a file name, and ends on a full disk with a stack of graph code.
 
-    * After an exception nothing is saved: MonitoredSession then calls no `end`. (To it,
-      OutOfRangeError is the end of the data and no exception.) A hook that raises for a bad step
-      has to come before this one in the list of hooks.
+    * After an exception nothing is saved, since MonitoredSession then calls no `end`.
+      (OutOfRangeError is the end of the data, not an exception, to MonitoredSession.) A hook that
+      raises for a bad step has to come before this one in the list of hooks.
     * A process that is killed while it saves leaves the former checkpoint as the newest; see
-      `checkpoint_files`. TF calls no fsync, so a loss of power can leave a newest checkpoint that
+      `checkpoint.files`. TF calls no fsync, so a loss of power can leave a newest checkpoint that
       is not whole, which `newest_checkpoint` notices.
 
     It restores nothing, that is for the session's creator; expects the directory to be for this

@@ -36,7 +36,8 @@ _WARM_UP_STEPS = 3
 
 _ADVICE = {
     'read': 'put the files on a faster disk, or in memory',
-    'decode': 'store the images no larger than the crops need, or give the pipeline more processors',
+    'decode': 'store the images no larger than the crops need, or give the pipeline more '
+              'processors',
     'augment': 'distort less (--augment=crop leaves the colours), or give the pipeline more '
                'processors',
     'batch': 'make the batch from fewer copies, or give the pipeline more processors',
@@ -63,7 +64,8 @@ class Diagnosis(collections.namedtuple('Diagnosis', [
         if self.pipeline < _BEHIND * self.towers:
             return 'input'
         if self.towers < _BEHIND * self.pipeline:
-            return 'towers' if max(self.together, self.in_turns) >= _BEHIND * self.towers else 'both'
+            together = max(self.together, self.in_turns)
+            return 'towers' if together >= _BEHIND * self.towers else 'both'
         return 'balanced'
 
     @property
@@ -78,8 +80,8 @@ class Diagnosis(collections.namedtuple('Diagnosis', [
         lost = 100 * max(0., 1 - self.together / self.towers)
         if self.side == 'input':
             return (
-                'The input holds the run back: the pipeline delivers %s of the %s images/s that the '
-                'towers could take, and the run loses %.0f %% of their speed; %s%s.' % (
+                'The input holds the run back: the pipeline delivers %s of the %s images/s that '
+                'the towers could take, and the run loses %.0f %% of their speed; %s%s.' % (
                     _number(self.pipeline), _number(self.towers), lost,
                     '' if slowest is None else '%s takes %.0f %% of the pipeline\'s time: ' % (
                         slowest, 100 * self.stages[slowest] / sum(self.stages.values())),
@@ -100,8 +102,8 @@ class Diagnosis(collections.namedtuple('Diagnosis', [
                     _number(self.pipeline), _number(self.towers), _number(self.together), lost,
                     _ADVICE.get(slowest, _ADVICE[None])))
         return (
-            'Neither side holds the run back alone: the pipeline delivers %s and the towers take %s '
-            'images/s, and together they reach %s; a faster run needs both%s.' % (
+            'Neither side holds the run back alone: the pipeline delivers %s and the towers take '
+            '%s images/s, and together they reach %s; a faster run needs both%s.' % (
                 _number(self.pipeline), _number(self.towers), _number(self.together),
                 ', or processors that they do not share' if self.together < _BEHIND * min(
                     self.pipeline, self.towers) else ''))
@@ -118,8 +120,9 @@ class Diagnosis(collections.namedtuple('Diagnosis', [
             lines.append('  %-14s %10.3g ms an image, %.0f %%' % (
                 name, 1e3 * seconds, 100 * seconds / whole if whole else 0))
         if self.together < _BEHIND * self.in_turns:
-            lines.append('Together they are slower than if they took turns (%s images/s): something '
-                         'else used the processors, so measure again.' % _number(self.in_turns))
+            lines.append('Together they are slower than if they took turns (%s images/s): '
+                         'something else used the processors, so measure again.'
+                         % _number(self.in_turns))
         return '\n'.join(line.rstrip() for line in lines + [self.verdict])
 
 
@@ -168,9 +171,9 @@ def diagnose(trial, batches, devices, batch_size, stages=None, seconds=5., stage
 
 
 def pipeline_rate(dataset, batch_size, seconds=5., devices=()):
-    """Examples a second that a `tf.data.Dataset` of batches delivers, to the towers' devices if given.
+    """Examples a second that a `tf.data.Dataset` of batches delivers (to the towers' devices).
 
-    What it made ahead before the clock started is used up first.
+    Batches that were made before the clock started are used up first.
     """
     with tf.device('/cpu:0'):
         iterator = tf.data.make_initializable_iterator(dataset)
@@ -234,7 +237,7 @@ class _Steps:
 
 
 def _rate(run, batch_size, seconds, on_start=lambda: None):
-    """Examples a second of a function that does a step, after a warm-up of as long again at most."""
+    """Examples a second of a function that does a step, after a warm-up of at most `seconds`."""
     begin, steps = time.perf_counter(), 0
     while steps < _WARM_UP_STEPS or (time.perf_counter() - begin < seconds / 4 and steps < 1000):
         run()

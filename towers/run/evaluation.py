@@ -50,8 +50,8 @@ class Evaluation:
           trained: the `BuiltTowers` whose variables are evaluated; None where the model function
             makes them here, to be restored from a checkpoint.
           name: prefix of the towers' name scopes.
-          variable_device, check_devices, copies, precision, regularization, on_tower, stages: as for
-            `build_towers`; with `trained`, the precision is its.
+          variable_device, check_devices, copies, precision, regularization, on_tower, stages: as
+            for `build_towers`; with `trained`, the precision is its.
 
         Raises:
           InvalidArgumentError: the model function has neither a loss nor metrics, or metrics that

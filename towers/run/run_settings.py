@@ -1,4 +1,4 @@
-"""What a run was started with, kept beside its checkpoints, and what differs when it goes on."""
+"""The settings of a run, kept in a file with its checkpoints, and compared when it goes on."""
 
 import collections
 import json
@@ -19,7 +19,7 @@ KINDS = (HARMLESS, CHANGES, STATE)
 
 
 class Difference(collections.namedtuple('Difference', 'name was now kind text')):
-    """A setting that is another one than when the run was last started.
+    """A setting with another value than when the run was last started.
 
     Attributes:
       name: of the setting.

@@ -124,9 +124,9 @@ class SaveListener(tf.train.CheckpointSaverListener):
 
 
 def rate(begin, end):
-    """Examples a second from one `Mark` to another, above 0; None where there is nothing to measure.
+    """Examples a second from one `Mark` to another, above 0; None without time or examples.
 
-    That is also where a `read` between them has put the count back.
+    It is None also where a `read` between the marks has reduced the count.
     """
     if (begin is None or end is None or end.seconds <= begin.seconds
             or end.examples <= begin.examples):

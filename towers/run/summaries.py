@@ -18,7 +18,7 @@ from towers.tower.objectives import all_pairs, with_parts
 
 
 class Summaries(collections.namedtuple('Summaries', 'scalars weights custom tower_scope')):
-    """What `SummaryHook` writes.
+    """The summaries that `SummaryHook` writes.
 
     Attributes:
       scalars: dict from tag to scalar tensor, computed along with the step.
@@ -67,8 +67,8 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None, norms
         check_flag(flag, value)
     if not isinstance(custom, (list, tuple)) or not all(
             isinstance(each, tf.Tensor) and each.dtype == tf.string for each in custom):
-        raise InvalidArgumentError('custom=%.80r: expected a list of what tf.summary.scalar and the '
-                                   'like return.' % (custom,))
+        raise InvalidArgumentError('custom=%.80r: expected a list of what tf.summary.scalar and '
+                                   'the like return.' % (custom,))
     learning_rate = _checked_rate(learning_rate)
     scope = built.towers[0].name_scope
     fetched = collections.OrderedDict(with_parts('loss', built.loss))

@@ -1,9 +1,9 @@
 """Counters of metrics, which all towers share: every tower counts, and none undoes another's count.
 
-What is added to a counter is in it whichever tower comes first (`tf.metrics`). An update that
-depends on what the counter held before (a running maximum, a covariance, a list that grows) has to
-find what the tower before it has left, as one device's next batch would: so towers update such
-counters one after the other, in their order.
+An addition to a counter may come in any order of towers (`tf.metrics`). An update that depends on
+the counter's value (a running maximum, a covariance, a list that grows) has to see the update of
+the tower before, as the next batch on one device would: so towers update such counters one after
+the other, in their order.
 """
 
 import tensorflow.compat.v1 as tf
@@ -25,9 +25,9 @@ _ADDS = frozenset(['AssignAdd', 'AssignAddVariableOp', 'AssignSub', 'AssignSubVa
 
 
 def counting_updates(towers):
-    """The operations by which updates of the towers after the first count metrics.
+    """The operations among the updates of the towers after the first that count metrics.
 
-    Updates of batch norm and the like come from one tower; those of counters from all.
+    Updates of batch norm and the like come from one tower; updates of counters come from all.
 
     Args:
       towers: list of `Tower`s.
@@ -48,12 +48,12 @@ def counting_updates(towers):
 
 
 def put_in_order(towers, weights):
-    """Makes each tower wait for the one before it where it updates a counter by what that holds.
+    """Makes a tower wait for the one before it where it updates a counter by the counter's value.
 
     Args:
       towers: list of `Tower`s, in the order of their parts of the batch.
-      weights: of their losses; a tower of the weight 0. has nothing but padding, and its metrics are
-        not run.
+      weights: the weights of the towers' losses; a tower of weight 0. has nothing but padding, and
+        its metrics are not run.
     """
     counters = _counters()
     towers = [tower for tower, weight in zip(towers, weights)
@@ -73,7 +73,7 @@ def _counters():
 
 
 class _Users:
-    """What a tower's step and its metrics do with counters."""
+    """Which operations of a tower's step and of its metrics read or write which counters."""
 
     def __init__(self, tower, counters, writes):
         fetches = [update for _, update in metrics_by_kind(tower.metrics)[1]] + list(tower.updates)
@@ -104,7 +104,7 @@ class _Users:
         return found
 
     def updated_by_their_values(self):
-        """The sets of counters that go together, of which some update depends on a value."""
+        """The sets of counters that are updated together, some of them by a counter's value."""
         apart = []
         for op, names in self.written.items():
             read = self._read_for(op)
@@ -115,7 +115,7 @@ class _Users:
         return apart
 
     def _read_for(self, write):
-        """The counters whose values what an operation writes depends on."""
+        """The counters that an operation's written value is computed from."""
         found, stack, seen = set(), [], set()
         for position, tensor in enumerate(write.inputs):
             if position or write.type not in _ADDS:
@@ -129,13 +129,13 @@ class _Users:
             if other.name in seen or other.name not in self._inside:
                 continue
             seen.add(other.name)
-            found.update(self.written.get(other, ()))  # what an update hands on is a value
+            found.update(self.written.get(other, ()))  # the output of an update is a value
             stack.extend((other, place, each) for place, each in enumerate(other.inputs))
         return found
 
 
 def _follow(before, after, names, counters, writes):
-    """Makes what one tower does with some counters wait for what another has written to them."""
+    """Makes one tower's reads and writes of some counters wait for another tower's writes."""
     gates = {}
     for op, written in before.written.items():
         if names.intersection(written):

@@ -1,4 +1,4 @@
-"""Gradients of one tower: of which variables, of each loss, checked, and with recomputation."""
+"""Gradients of one tower, for each loss: chooses the variables, checks, recomputes activations."""
 
 import tensorflow.compat.v1 as tf
 
@@ -17,7 +17,7 @@ class TowerGradients:
     """Takes the gradients of one tower after the other.
 
     Attributes:
-      trainable: the variables to take gradients of, of all losses, known after the first tower.
+      trainable: the variables that any loss is differentiated by, known after the first tower.
       scaled_losses: `ScaledLosses` to take gradients with, to be set before the first tower; or
         None.
       recomputed: list of `Recomputed` of the first tower, one for each loss; or [].
@@ -28,7 +28,7 @@ class TowerGradients:
         Args:
           options: `TowerOptions`.
           placement: `Placement`.
-          replicas: `Replicas` where each tower has a copy of what is trained; else None.
+          replicas: `Replicas` where each tower has replicas of the trained variables; else None.
           own_state: `OwnState`.
           graph: the `tf.Graph`.
         """
@@ -43,11 +43,11 @@ class TowerGradients:
         self._graph = graph
 
     def choose_variables(self):
-        """Sees which variables each loss is for, when the first tower's call has made them.
+        """Chooses the variables that each loss trains, when the first tower's call has made them.
 
         Raises:
-          GradientError: a loss has none.
-          InvalidArgumentError: a `var_list` of something else.
+          GradientError: a loss trains no variable.
+          InvalidArgumentError: `var_list` has something else than trainable variables.
         """
         candidates = tf.trainable_variables()
         for objective in self._options.objectives:
@@ -71,13 +71,13 @@ class TowerGradients:
         Args:
           index: the tower's number.
           device: its device.
-          data_losses: a loss, or a dict of such by name.
-          scale: what the loss is multiplied by: a float, or a scalar.
-          used: the variables that its forward pass reads.
+          data_losses: a loss, or a dict of losses by name.
+          scale: the factor of the loss: a float, or a scalar.
+          used: the variables that the tower's forward pass reads.
 
         Returns:
-          `(gradients, operations)`: lists of `(gradient, variable)`, shaped as the losses are; and
-          the lists of what was made, one for each loss.
+          `(gradients, operations)`: lists of `(gradient, variable)`, one for each loss, shaped as
+          the losses are; and a list of the operations that were made for each loss.
         """
         found = [self._of_objective(index, device, each, data_losses, scale, used)
                  for each in self._options.objectives]
@@ -85,11 +85,11 @@ class TowerGradients:
                 [operations for _, operations in found])
 
     def with_recomputation(self, index, root, forward, backward, gradients):
-        """The gradients, with a backward pass that computes again what it does not keep.
+        """The gradients, from a backward pass that recomputes the activations that are not kept.
 
         Args:
           index: the tower's number.
-          root: its name scope, which this is called in.
+          root: the tower's name scope, which is the current one.
           forward: list of the operations of its forward pass.
           backward: the lists of operations that `of_tower` returned.
           gradients: the gradients that `of_tower` returned.
@@ -101,7 +101,7 @@ class TowerGradients:
         return self._options.objectives.shaped([pairs for _, pairs in done])
 
     def of_regularization(self, loss, factor):
-        """[[(gradient, variable)]] of the regularization, once; [] where there is none.
+        """`[[(gradient, variable)]]` of the regularization, counted once; [] where there is none.
 
         Args:
           loss: scalar, or None.
@@ -123,7 +123,7 @@ class TowerGradients:
         data_loss = self._options.objectives.of(objective, data_losses)
         with graph_walk.Recording(self._graph) as backward:
             pairs = self._pairs(index, objective, data_loss, scale, used)
-            # With a scaled loss, what is not finite skips the step: see `update`.
+            # With a scaled loss, a gradient that is not finite skips the step: see `reduce.update`.
             if self._options.check_numerics and self.scaled_losses is None:
                 pairs = checked_gradients(pairs, data_loss, index)
         place_backward(backward.operations, data_loss, device)
@@ -137,7 +137,7 @@ class TowerGradients:
             data_loss = data_loss * scale
         sources = self._variables_of[objective.name]
         if self._replicas is not None:
-            # The loss may read variables by way of what the first tower registered.
+            # The loss may read variables through losses that the first tower registered.
             read = graph_walk.ancestors([data_loss])
             sources = self._replicas.sources(sources, index, used + [
                 variable for variable in sources if variable.op.name in read])
@@ -195,19 +195,19 @@ def _computed(optimizer, loss, variables, options):
     pairs = listed_pairs(returned)
     if not pairs or any(isinstance(variable, (tf.Tensor, tf.IndexedSlices))
                         for _, variable in pairs):
-        raise GradientError('compute_gradients of %s returned %.200r: expected a list of (gradient, '
-                            'variable) pairs, one for each of its var_list.' % (
+        raise GradientError('compute_gradients of %s returned %.200r: expected a list of '
+                            '(gradient, variable) pairs, one for each of its var_list.' % (
                                 type(optimizer).__name__, returned))
     return pairs
 
 
 def takes_plain_gradients(objectives, gradient_options):
-    """Whether a term of the loss may have its gradient taken by itself, outside of the towers.
+    """Whether the gradient of one term of the loss may be taken by itself, outside of the towers.
 
-    Only where `compute_gradients` is known to give the plain gradient of its loss: one of the
-    optimizer's own, of its class or of the object, may clip it, or add noise, which to a part of
-    the loss is something else. Gated as a whole (`GATE_GRAPH`), no gradient is used before all of
-    them are there. Of several losses nothing is taken out: a term may be in more than one.
+    Only where `compute_gradients` is known to give the plain gradient of its loss. One that the
+    optimizer's class or object defines itself may clip the gradient, or add noise, which gives
+    another result for a part of the loss. With `GATE_GRAPH` no gradient is used before all of them
+    are there. With several losses no term is taken out: it may be in more than one.
     """
     return (objectives.names is None
             and gradient_options.get('gate_gradients') != tf.train.Optimizer.GATE_GRAPH

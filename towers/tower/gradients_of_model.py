@@ -1,16 +1,19 @@
-"""Gradients that the model function takes itself, in the place of an optimizer."""
+"""The interface for gradients that a model function takes itself, in place of an optimizer."""
 
 
 class GradientsOfModel:
-    """What `build_towers` takes for an optimizer where model functions have optimizers of their own.
+    """Stands in place of an optimizer where the model function has optimizers of its own.
 
-    Each tower's call of the model function is made within `call`; what it then hands over as its
-    gradients is what the model function has taken there. Their weights are its business, too.
+    `build_towers` calls the model function of each tower within `call`. `compute_gradients` then
+    returns the gradients that the model function has taken in that call, weighted: their sum over
+    the towers is the combined gradient.
     """
 
     def call(self, index, shards, placement):
-        """The context manager in which tower number `index` of these `Shards` calls the model
-        function; `placement` is the `Placement` of the variables."""
+        """The context of the call of the model function for tower number `index` of these `Shards`.
+
+        `placement` is the `Placement` of the variables.
+        """
         raise NotImplementedError
 
     def optimizers(self):
@@ -22,13 +25,13 @@ class GradientsOfModel:
         raise NotImplementedError
 
     def fetches(self):
-        """Tensors and operations that the call which ended last has made for a step."""
+        """The tensors and operations that the last call has made and that a step runs."""
         raise NotImplementedError
 
     def compute_gradients(self, loss, var_list=None):
-        """The `(gradient, variable)` pairs of that call; of no other loss or variables."""
+        """The `(gradient, variable)` pairs that the last call took, whatever the arguments are."""
         raise NotImplementedError
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-        """The operation that updates the variables, of the combined pairs."""
+        """The operation that updates the variables with the combined pairs."""
         raise NotImplementedError

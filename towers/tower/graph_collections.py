@@ -2,12 +2,12 @@
 
 `tf.losses`, `UPDATE_OPS` and summaries pile up in the graph's collections tower by tower: a
 `tf.losses.get_total_loss()` in the second tower would return the first one's loss as well. Here
-each call sees what was there before the towers, what is shared, and its own; at the end the
-collections hold what one device would have left in them: the first tower's.
+each call sees the entries from before the towers, the shared entries, and its own; at the end the
+collections hold what one device would have left in them: the first tower's entries.
 
-Shared are the variables, in the collections that they joined as they were made: a later call gets
-them without making them. What the model function itself puts into a collection, variables too, it
-puts there in every call.
+Shared entries are the variables, in the collections that they joined as they were made: a later
+call gets the variables without making them. What the model function itself puts into a collection,
+variables too, each call puts there itself.
 """
 
 import collections
@@ -21,20 +21,20 @@ _OF_EVERY_TOWER = frozenset([
     tf.GraphKeys.TABLE_INITIALIZERS, tf.GraphKeys.QUEUE_RUNNERS, tf.GraphKeys.COND_CONTEXT,
     tf.GraphKeys.WHILE_CONTEXT, tf.GraphKeys.ASSET_FILEPATHS, tf.GraphKeys.SAVEABLE_OBJECTS,
     tf.GraphKeys.LOCAL_VARIABLES])
-"""What has to be initialised or exported, whichever tower made it."""
+"""Collections of what has to be initialised or exported, whichever tower made it."""
 
 _OF_MODELS_OWN = frozenset([
     tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES,
     tf.GraphKeys.MODEL_VARIABLES])
-"""Where every tower sees the model's own variables, by their names, though it may read copies."""
+"""Collections in which every tower sees the model's own variables, even if it reads replicas."""
 
 _OF_ALL_CALLS = frozenset([
     tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES,
     tf.GraphKeys.MOVING_AVERAGE_VARIABLES])
-"""Where TensorFlow itself looks for variables, or puts them once only: there they stay."""
+"""Collections in which TensorFlow looks for variables or puts them only once: they stay there."""
 
 _UPDATES_OF_BUILDS = ('towers_update_ops',)
-"""Key, no string as those of TF's own stores, so that no meta graph holds it."""
+"""A key that is no string, like the keys of TF's own stores, so that no meta graph holds it."""
 
 
 class TowerCollections:
@@ -49,12 +49,13 @@ class TowerCollections:
         self._reads = collections.Counter()  # of the first tower, by the variable's name
 
     def enter_tower(self, index, shared=(), of_tower=None):
-        """Hides what earlier towers left, except what is shared.
+        """Hides the entries of earlier towers, except shared ones.
 
         Args:
           index: the tower's number.
-          shared: entries that all towers see besides variables (the weights' L2 losses).
-          of_tower: function from a variable to what this tower reads in its place, or None.
+          shared: further entries that all towers see (the L2 losses of the weights).
+          of_tower: function from a variable to the replica or state that this tower reads in its
+            place; or None.
         """
         if index == 0:
             return
@@ -72,7 +73,7 @@ class TowerCollections:
         self._entered = self._snapshot()
 
     def leave_tower(self, index, operations, joined=(), owned=(), original=None):
-        """Notes what the tower added; `operations` are those that it made.
+        """Notes the entries that the tower added.
 
         Args:
           index: the tower's number.
@@ -86,8 +87,8 @@ class TowerCollections:
           Dict from collection key to the list of entries that are new since `enter_tower`.
 
         Raises:
-          SharedVariableError: it reads a variable less often than the first tower, after it has
-            left it out of a collection that the first tower's call put it into.
+          SharedVariableError: the tower reads a variable less often than the first tower, and has
+            not put it into a collection that the first tower's call put it into.
         """
         now = self._snapshot()
         if index == 0:
@@ -127,22 +128,22 @@ class TowerCollections:
                     '(collections=[…]).' % (variable.op.name, key, index, here, first))
 
     def keep_local_variables(self):
-        """To be called after the first tower, when local variables were made for the others."""
+        """Call this after the first tower, when the other towers' local variables are made."""
         key = tf.GraphKeys.LOCAL_VARIABLES
         self._final[key] = self._graph.get_collection(key)
 
     def updates_before(self):
-        """The `UPDATE_OPS` that were there before the towers: of a preprocessing batch norm, say.
+        """The `UPDATE_OPS` from before the towers, of a batch norm in preprocessing for example.
 
-        Those of towers that were built earlier in this graph are not among them: they belong to
-        that build's step.
+        `UPDATE_OPS` of an earlier build in this graph are not among them: they belong to the step
+        of that build.
         """
         of_builds = set(self._graph.get_collection(_UPDATES_OF_BUILDS))
         return [entry for entry in self._before.get(tf.GraphKeys.UPDATE_OPS, ())
                 if _name_of(entry) not in of_builds]
 
     def finish(self):
-        """Leaves in the collections what one device would have left: the first tower's."""
+        """Leaves in the collections what one device would have left: the first tower's entries."""
         self._put(self._final)
         known = set(map(id, self._before.get(tf.GraphKeys.UPDATE_OPS, ())))
         for entry in self._final.get(tf.GraphKeys.UPDATE_OPS, ()):
@@ -165,7 +166,7 @@ class TowerCollections:
 
 
 def _since(before, now):
-    """The entries of a list that are not among those it had before, each as often as it is new."""
+    """The entries that a list has now and did not have before, each as often as it was added."""
     count = collections.Counter(map(id, before))
     added = []
     for entry in now:
@@ -177,7 +178,7 @@ def _since(before, now):
 
 
 def _is_variable(entry):
-    # Not by the type of the entry: what assigning a resource variable gives is a variable too.
+    # Not by the entry's type: assigning a resource variable returns an object of that type, too.
     return getattr(getattr(entry, 'op', entry), 'type', None) in VARIABLE_OPS
 
 

@@ -1,11 +1,11 @@
-"""What the forward pass of every tower writes of the variables that the towers share.
+"""Writes of shared variables in the forward pass: one tower writes, as on one device.
 
-Batch norm with `updates_collections=None` writes its moving averages in the forward pass: whatever
-needs the loss waits for it. On one device that is one update a step. In towers it would be one in
-each, of the same variable, at the same time. So the towers after the first leave out what only
-waits to be done (`update_ops='first'`), as they leave out their `UPDATE_OPS`; and where the new
-value is used (a counter of steps), they use that which the first tower has written. With
-`update_ops='all'` every tower writes, with `'none'` no tower does.
+Batch norm with `updates_collections=None` writes its moving averages in the forward pass: the loss
+waits for these writes. On one device that is one update a step. In towers each would write the same
+variable, at the same time. So with `update_ops='first'` the towers after the first leave out a
+write whose value is not used, as they leave out their `UPDATE_OPS`; where the new value is used (a
+counter of steps), they use the value that the first tower has written. With `update_ops='all'`
+every tower writes, with `'none'` no tower does.
 """
 
 import collections
@@ -22,7 +22,7 @@ from towers.tower.write_order import write_after_reads
 _CONTROL_FLOW_V2 = frozenset(['If', 'StatelessIf', 'Case', 'StatelessCase', 'While',
                               'StatelessWhile'])
 Write = collections.namedtuple('Write', 'op variables')
-"""An operation, and the names of the variables that it writes."""
+"""An operation that writes, and the names of the variables that it writes."""
 
 
 class InlineUpdates:
@@ -49,19 +49,19 @@ class InlineUpdates:
                   for name in write.variables}
         return sorted(others - used), sorted(used)
 
-    def settle(self, index, operations, fetches, ignored, copied=frozenset()):
-        """Makes the tower do what `update_ops` says of it; to be called before gradients are taken.
+    def settle(self, index, operations, fetches, ignored, replicated=frozenset()):
+        """Leaves out or shares the tower's writes; call this before gradients are taken.
 
         Args:
           index: the tower's number.
-          operations: the operations that its call of the model function made.
-          fetches: what a step needs of them: loss, predictions, metrics; not its updates.
+          operations: the operations that the tower's call of the model function made.
+          fetches: the tensors that a step needs: loss, predictions, metrics; not the updates.
           ignored: names of variables that are each tower's own, or counters of metrics.
-          copied: names of variables that the other towers have copies of.
+          replicated: names of variables that the other towers have replicas of.
 
         Raises:
-          SharedVariableError: a write that can neither be left out nor be shared, or that the
-            copies of a variable would not get.
+          SharedVariableError: a write that can neither be left out nor be shared, or that would not
+            reach the replicas of a variable.
         """
         writes = self._inline(operations, fetches, ignored)
         if index == 0:
@@ -70,9 +70,9 @@ class InlineUpdates:
             return
         used = _used(writes, fetches, {op.name for op in operations})
         for write in writes:
-            if copied.intersection(write.variables) and (
+            if replicated.intersection(write.variables) and (
                     self._update_ops != 'none' or write.op.name in used):
-                _refuse_of_copied(write, sorted(copied.intersection(write.variables))[0])
+                _refuse_replicated(write, sorted(replicated.intersection(write.variables))[0])
         if self._update_ops == 'all':
             self.of_every_tower = sorted({name for write in writes for name in write.variables})
             return
@@ -96,7 +96,7 @@ class InlineUpdates:
         candidates = []
         for op in operations:
             if op.name in initializers or graph_walk.is_random(op):
-                continue  # a generator's own state: each tower draws for itself
+                continue  # the state of a random generator: each tower draws for itself
             names = [name for name in finder.of(op) if name not in ignored]
             if names:
                 candidates.append(Write(op, names))
@@ -123,7 +123,7 @@ class InlineUpdates:
                     write.variables[0], write.op.name, reason, or_else))
 
     def _share(self, index, operations, kept):
-        """Makes the tower use what the first one has written."""
+        """Makes the tower use the values that the first tower has written."""
         first = collections.defaultdict(list)
         for write in self._first:
             if write.op.name in self.shared:
@@ -147,21 +147,21 @@ class InlineUpdates:
         """A `tf.NodeDef` of the first tower without control edges from writes that are left out.
 
         Returns:
-          The node itself where nothing is left out; else a copy.
+          The node itself where nothing is left out; else a changed one.
         """
         if not any(text[1:] in self.left_out for text in node.input if text.startswith('^')):
             return node
-        copy = type(node)()
-        copy.CopyFrom(node)
+        changed = type(node)()
+        changed.CopyFrom(node)
         waits_for = [self._graph.get_operation_by_name(text[1:]) for text in node.input
                      if text.startswith('^')]
         data = [text for text in node.input if not text.startswith('^')]
-        del copy.input[:]
-        copy.input.extend(data + ['^' + op.name for op in _instead(waits_for, self.left_out)])
-        return copy
+        del changed.input[:]
+        changed.input.extend(data + ['^' + op.name for op in _instead(waits_for, self.left_out)])
+        return changed
 
     def wait_for_readers(self, towers):
-        """Makes the first tower write after the others have read, as it has itself.
+        """Makes the first tower's writes wait for the other towers' reads, see `write_order`.
 
         Args:
           towers: all `Tower`s.
@@ -170,13 +170,14 @@ class InlineUpdates:
             write_after_reads(towers, self._graph)
 
 
-def _refuse_of_copied(write, variable):
+def _refuse_replicated(write, variable):
     raise SharedVariableError(
-        "variable_device='replicated', and the forward pass of the first tower writes the trainable "
-        "variable %s (operation %s), which the other towers' copies of it would not get: put the "
-        'update into the collection UPDATE_OPS (and let the loss not wait for it), or return it in '
-        "'updates', which every copy follows; make the variable with trainable=False, which has no "
-        'copies; or use another variable_device.' % (variable, write.op.name))
+        "variable_device='replicated', and the forward pass of the first tower writes the "
+        'trainable variable %s (operation %s), which the replicas of the other towers would not '
+        'get: put the update into the collection UPDATE_OPS (and let the loss not wait for it), or '
+        "return it in 'updates', which every replica follows; make the variable with "
+        'trainable=False, which has no replicas; or use another variable_device.' % (
+            variable, write.op.name))
 
 
 def _used(writes, fetches, made):
@@ -198,8 +199,10 @@ def _used(writes, fetches, made):
 
 
 def _used_by(fetches, dropped, made):
-    """Names of the `dropped` writes whose value a fetch is computed from; to wait for a write by a
-    control edge alone is no use of its value."""
+    """Names of the `dropped` writes whose value a fetch is computed from.
+
+    A control edge from a write does not use its value.
+    """
     found, by_variable = set(), collections.defaultdict(set)
     for name, write in dropped.items():
         for variable in write.variables:
@@ -215,10 +218,10 @@ def _used_by(fetches, dropped, made):
         found.update(other.name for other in takes if other.name in dropped)
         written = set()
         for tensor in op.inputs:
-            source = variable_op(tensor)  # None for a value, which was read somewhere else
+            source = variable_op(tensor)  # None where the tensor is a value, read elsewhere
             if source is not None:
                 written |= by_variable.get(source.name, set())
-        if written:  # it reads what is written: before, or after?
+        if written:  # it reads a variable that is written: before or after the write?
             found |= written & _waits_for(op, written, made)
         for other in takes + _instead(op.control_inputs, dropped):
             if other.name not in seen and other.name not in dropped:
@@ -242,10 +245,10 @@ def _waits_for(op, names, made):
 
 
 def _instead(control_inputs, left_out):
-    """What to wait for instead of operations that are left out: for what these wait for.
+    """What to wait for instead of operations that are left out: the operations that these wait for.
 
-    In a branch of `tf.cond` (v1) also for the values that they would have written: an operation
-    that waits for nothing of its branch would run whichever is taken.
+    In a branch of `tf.cond` (v1) the values to be written are waited for, too: an operation that
+    waits for nothing within its branch would run whichever branch is taken.
     """
     found, stack, seen = [], list(reversed(control_inputs)), set()
     while stack:
@@ -263,7 +266,7 @@ def _instead(control_inputs, left_out):
 
 
 def _unhook(operations, writes):
-    """Makes no operation wait for these writes any more, so that nothing runs them."""
+    """Removes all control edges from these writes, so that nothing runs them."""
     names = {write.op.name for write in writes}
     if not names:
         return

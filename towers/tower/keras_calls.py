@@ -1,8 +1,8 @@
 """Updates, losses and variables of the Keras layers that a block of code calls.
 
 `tf.layers` and tf_slim put their batch-norm updates and regularization losses into collections of
-the graph. Keras layers put them nowhere that a tower loop would look: Keras 2 keeps them in lists
-on each layer, those of every call together, and Keras 3 makes assign ops that nothing runs.
+the graph. Keras layers do not: Keras 2 keeps the updates and losses of all calls of a layer in
+lists on the layer, and Keras 3 makes assign ops that nothing runs.
 """
 
 import collections
@@ -19,7 +19,7 @@ from towers.placement.variable_device import only_device
 
 # Ops that write a variable, reference or resource, given as their first input.
 _WRITES = ('Assign', 'ResourceScatter', 'Scatter')
-# Those of them that replace the whole value whatever it was.
+# Ops among `_WRITES` that replace the whole value, whatever it was.
 _REPLACES = ('Assign', 'AssignVariableOp')
 
 
@@ -29,12 +29,13 @@ def record_keras_calls():
 
     For graph mode: the default graph at the start of the block is the one that counts. Works for
     tf.keras of TF 1.15, Keras 2.15, tf_keras and Keras 3, whether a layer was made in the block or
-    long before, and whether Keras was imported before the block or is in it. Layers of `tf.layers`
-    and tf_slim are left out, as collections have what these say. Imports no Keras.
+    long before, and whether Keras was imported before the block or is imported in it. Layers of
+    `tf.layers` and tf_slim are left out: their updates and losses are in collections. Imports no
+    Keras.
 
-    For the time of the block, in this thread, `__call__`, `add_loss` and `add_update` of the base
-    classes of Keras layers are wrapped, and put back at the end, whatever happens. Blocks can be
-    nested; the outer one records the calls of the inner one too.
+    During the block, in this thread, `__call__`, `add_loss` and `add_update` of the base classes of
+    Keras layers are wrapped; at the end the wrapped methods are put back, whatever happens. Blocks
+    can be nested; the outer one records the calls of the inner one too.
 
     Layers learn from the caller whether they train: batch norm and dropout are in inference mode,
     and have no updates, unless called with `training=True` (or, in Keras 2, under a learning phase
@@ -74,7 +75,7 @@ class KerasCalls(object):
     def layers(self):
         """The layers that were called by other code than a Keras layer; each once, in order.
 
-        Not those that were only called on a `keras.Input`, in order to draw a model.
+        Layers that were only called on a `keras.Input`, to define a model, are not among them.
         """
         return _unique(call.layer for call in self._real_calls())
 
@@ -100,9 +101,10 @@ class KerasCalls(object):
                        + self._keras_3_updates())
 
     def updates_of_layers(self):
-        """`[(layer, op)]`: the updates of Keras 2 layers, of those too that are not trainable now.
+        """`[(layer, op)]`: the updates of Keras 2 layers, whether or not these are trainable now.
 
-        Not only those that can be run: the block may stand in a call of a layer on a `keras.Input`.
+        Updates that cannot be run are among them: the block may be within a call of a layer on a
+        `keras.Input`.
         """
         return [(layer, op) for layer, op, _ in self._updates]
 
@@ -113,8 +115,8 @@ class KerasCalls(object):
     def weight_losses(self):
         """The regularization losses of the weights of `layers`: the same for every tower.
 
-        Makes new ops at each call, where the caller stands. A loss that two of the layers share,
-        say because both contain the layer it is of, is there once.
+        Makes new ops at each call, in the caller's scopes. A loss that two of the layers share,
+        because both contain its layer, is there once.
 
         Returns:
             A list of scalar tensors.
@@ -135,8 +137,8 @@ class KerasCalls(object):
         `tf.cond` or `tf.while_loop`, which cannot be used outside, are not among them.
 
         Args:
-            on_keras_input: the block stands in a call of a layer on a `keras.Input`, so that those
-                which wait for its placeholder are wanted, too.
+            on_keras_input: whether the block is within a call of a layer on a `keras.Input`, so
+                that losses which wait for its placeholder are wanted, too.
 
         Returns:
             A list of scalar tensors, in order.
@@ -148,7 +150,7 @@ class KerasCalls(object):
         losses = []
         for layer, loss in self._activity:
             if loss.op in waiting or not self._can_run(loss.op):
-                continue  # made to draw a model, or within tf.cond
+                continue  # made to define a model, or within tf.cond
             if loss.shape.ndims not in (0, None):
                 raise errors.ModelFunctionError(
                     'The Keras layer %r was given a loss of shape %s by add_loss; a scalar was '
@@ -157,7 +159,7 @@ class KerasCalls(object):
         return _unique(losses)
 
     def trainable_variables(self):
-        """The trainable `tf.Variable`s of `layers`, each once; for Keras 3 what is behind them."""
+        """The trainable `tf.Variable`s of `layers`, each once; of a Keras 3 variable, its value."""
         return _unique(variable for layer in self.layers
                        for variable in compat.keras_variables(layer, trainable=True))
 
@@ -174,11 +176,11 @@ class KerasCalls(object):
 
     @contextlib.contextmanager
     def calling(self, layer, arguments):
-        """Around a call of `layer` on any nest of arguments."""
+        """The context of a call of `layer` on any nest of arguments."""
         call = None
         if not self._depth:
             leaves = tf.nest.flatten(arguments, expand_composites=True)
-            # Keras 3 draws a model by calling it on symbols, and its parts on scratch tensors.
+            # Keras 3 defines a model by calling it on symbols, and its parts on scratch tensors.
             if not any(compat.is_keras_3_symbol(leaf) for leaf in leaves):
                 call = _Call(layer, leaves, self._graph)
                 self._calls.append(call)
@@ -221,8 +223,8 @@ class KerasCalls(object):
     def _waiting_for_keras_input(self):
         """The set of ops that need the placeholder of a Keras 2 `keras.Input` to be fed.
 
-        A functional model is drawn by calling its layers on such placeholders, which in graph mode
-        makes real ops, with updates and losses that can never run.
+        A functional model is defined by calling its layers on these placeholders, which in graph
+        mode makes ops, updates and losses that can never run.
         """
         if self._waiting is not None:
             return self._waiting
@@ -232,13 +234,13 @@ class KerasCalls(object):
             waiting = _dependents([op for op in operations if compat.is_keras_input(op)],
                                   operations)
         if not self._open:
-            self._waiting = waiting  # what is made later does not matter
+            self._waiting = waiting  # later operations do not matter
         return waiting
 
     def _keras_3_updates(self):
         """The ops made in the calls of Keras 3 layers that write a variable.
 
-        Not only the variables that the layers list: the state of a stateful RNN is not among them.
+        Also where the layers do not list the variable, such as the state of a stateful RNN.
         """
         initializers = {compat.initializer_of(variable) for variable in
                         self._graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) +
@@ -290,8 +292,8 @@ def _is_reset(op, made):
 def _dependents(sources, operations):
     """The set of those operations that need any of the sources, by data or control.
 
-    The order in which operations were made is no help: in a `tf.cond` of TF 1 the op that brings in
-    a tensor from outside is made after the op that takes it.
+    The order in which operations were made does not tell: in a `tf.cond` of TF 1 the op that brings
+    in a tensor from outside is made after the op that takes it.
     """
     if not sources:
         return set()
@@ -325,7 +327,7 @@ def _unique(items):
 # ---- the wrapping -------------------------------------------------------------------------------
 
 def _wrap(base, record, undo):
-    """Wraps the methods that class `base` itself defines; `undo` gets how to put them back."""
+    """Wraps the methods that class `base` itself defines; `undo` gets functions to unwrap them."""
     for name, wrapper in (('__call__', _wrapped_call), ('add_loss', _wrapped_add_loss),
                           ('add_update', _wrapped_add_update)):
         original = vars(base).get(name)
@@ -361,7 +363,8 @@ def _wrapped_add_update(original, record):
 
 
 def _watched(update, layer, record):
-    """`update` itself, noted; or, of a function that Keras will call, one that notes its result."""
+    """Notes `update` and returns it; a function is wrapped, to note its result when Keras calls it.
+    """
     if not callable(update):
         record.note_update(layer, update)
         return update
@@ -375,10 +378,10 @@ def _watched(update, layer, record):
 
 
 def _beside_weights(layer):
-    """The device scope for what updates a layer's variables: theirs, where they are on one.
+    """The device scope for updates of a layer's variables: their device, where it is one for all.
 
-    A branch of TF 2's `tf.cond`, which batch norm makes under a learning phase, is otherwise on the
-    tower's device and, as Keras has it, colocated with the variable: "Cannot colocate nodes".
+    Without it, a branch of TF 2's `tf.cond`, which batch norm makes under a learning phase, is on
+    the tower's device and also colocated with the variable by Keras: "Cannot colocate nodes".
     """
     devices = {weight.device for weight in layer.weights}
     if len(devices) != 1 or not tf.control_flow_v2_enabled():
@@ -397,7 +400,7 @@ class _ImportWatcher(importlib.abc.MetaPathFinder):
         self._then = then
 
     def find_spec(self, name, path=None, target=None):
-        """The spec of the finders that come after this one, told to call `then` when loaded."""
+        """The spec that the next finders give, changed to call `then` when the module is loaded."""
         if name not in self._names:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1:]:

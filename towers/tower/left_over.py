@@ -1,12 +1,12 @@
-"""What a build that failed leaves in the graph, and how the next one takes it up again.
+"""The variables of a build that failed, and how the next build uses them again.
 
 TensorFlow cannot remove an operation. After a failed build its variables are in no collection, and
 `tf.get_variable` has forgotten them; but the graph still has operations of their names, so that a
-second attempt would make `w_1` where one device has `w`. So the second attempt is handed those very
-variables, each with the initial value and the collections that it now asks for.
+second attempt would make `w_1` where one device has `w`. So the second attempt gets the variables
+of the first one, with the initial values and the collections that it now asks for.
 
-What the program has kept (a Keras layer, a variable in a dictionary, a template, a moving average,
-an optimizer's slots) it does not ask for again: it reads it. Then the variable goes back into the
+A variable that the program has kept (in a Keras layer, a dictionary, a template, a moving average,
+an optimizer's slots) is not asked for again: it is read. Then the variable goes back into the
 collections that it was in, to be trained, initialised and saved.
 """
 
@@ -28,11 +28,11 @@ _AVERAGED = tf.GraphKeys.MOVING_AVERAGE_VARIABLES
 _VARIABLES = ('towers_left_over_variables',)
 _SCOPES = ('towers_left_over_scopes',)
 _BUILDS = ('towers_builds',)
-"""Keys, no strings as those of TF's own stores, so that no meta graph holds them."""
+"""Keys that are no strings, like those of TF's own stores, so that no meta graph holds them."""
 
 
 def of_the_program(graph):
-    """The operations that were made so far outside of builds, finished or not: a list."""
+    """List of the operations that were made so far outside of all builds, failed ones included."""
     operations, begin, found = graph.get_operations(), 0, []
     for start, end in graph.get_collection(_BUILDS):
         found += operations[begin:start]
@@ -41,7 +41,7 @@ def of_the_program(graph):
 
 
 def left_scopes(graph):
-    """The name scopes of towers that were not finished."""
+    """The name scopes of the towers of failed builds."""
     return set(graph.get_collection(_SCOPES))
 
 
@@ -57,20 +57,20 @@ Fields:
 
 
 class Attempt:
-    """One attempt to build something in a graph."""
+    """One attempt to build towers in a graph."""
 
     def __init__(self, graph):
         self._graph = graph
         self._left = list(graph.get_collection(_VARIABLES))
         self._made = []
         self._requested = {}  # id of a variable made -> the name that was asked for
-        self._remembered = set()  # ids of what `tf.get_variable` was made to find
+        self._remembered = set()  # ids of variables that `tf.get_variable` was made to find
         self._looked_at = set()  # collections that the model function has read
         self._start = len(graph.get_operations())
 
     @contextlib.contextmanager
     def undone_on_error(self, scopes, put_collections_back):
-        """Context of a build: takes up variables of a failed one; on an error undoes itself.
+        """The context of a build: uses the variables of a failed build; is undone on an error.
 
         Args:
           scopes: full names of the name scopes that the build makes.
@@ -100,11 +100,11 @@ class Attempt:
 
     @contextlib.contextmanager
     def first_call(self):
-        """The scope of the model function's first call; afterwards `take_back` what it has read.
+        """The scope of the model function's first call; call `take_back` after it.
 
         Raises:
-          SharedVariableError: at its end, when it has made fewer variables of one name than the
-            build that failed: which of them it has kept nobody knows.
+          SharedVariableError: at the end of the scope, where the call has made fewer variables of
+            one name than the build that failed: it cannot be told which of them it has kept.
         """
         if not self._left:
             yield
@@ -123,10 +123,14 @@ class Attempt:
         self._check_names()
 
     def take_back(self):
-        """Puts back what was read since the attempt began and not asked for: a list of variables.
+        """Puts variables that the attempt read, but did not ask for, back into their collections.
+
+        Returns:
+          List of these variables.
 
         Raises:
-          SharedVariableError: the model function has looked for it in a collection, in vain.
+          SharedVariableError: the model function has read a collection while the variable was
+            missing there.
         """
         free = self._free()
         if not free:
@@ -150,9 +154,9 @@ class Attempt:
         return [left.variable for left in taken]
 
     def remember(self, name):
-        """Makes `tf.get_variable` find a variable by that name, for a template: whether it does.
+        """Makes `tf.get_variable` find a left-over variable of that name; False if there is none.
 
-        Into its collections it goes after the call: a template allows no new variable there.
+        The variable joins its collections after the call, since a template allows no new one there.
         """
         for left in self._free():
             if left.variable.op.name == name and compat.remember_variable(
@@ -165,7 +169,7 @@ class Attempt:
         for key in left.keys:
             self._join(key, left.variable)
         self._made.append(left.variable)
-        # What a moving average is of joins a collection only when the average is made.
+        # A variable joins the collection of averaged variables only when its average is made.
         for other in self._left:
             if _AVERAGED in other.keys and (
                     left.variable.op.name.startswith(other.variable.op.name + '/')):
@@ -229,8 +233,7 @@ class Attempt:
         return variable
 
     def _match(self, name):
-        """The variable left over for that name; where the name is taken, TensorFlow adds numbers.
-        """
+        """The left-over variable that was requested under that name, perhaps numbered since."""
         if not self._left:
             return None
         free = {left.variable.op.name: left.variable for left in self._free()}
@@ -248,8 +251,7 @@ def _without_number(name):
 
 
 def _reads_for_itself(frame):
-    """Whether TensorFlow reads a collection for purposes of its own, not for whoever asked it to.
-    """
+    """Whether TensorFlow reads a collection for itself, and not on behalf of the program."""
     passed_on = ('framework.ops', 'ops.variables')
     while frame is not None and frame.f_globals.get('__name__', '').endswith(passed_on):
         frame = frame.f_back
@@ -257,7 +259,7 @@ def _reads_for_itself(frame):
 
 
 def _taken_up(variable, kwargs):
-    """Gives a variable left over the initial value and the collections that are asked for now."""
+    """Gives a left-over variable the initial value and the collections that are asked for now."""
     initial = kwargs.get('initial_value')
     device = _device_of_the_moment(variable)
     with tf.control_dependencies(None), tf.name_scope(variable.op.name + '/again/'):
@@ -276,7 +278,7 @@ def _taken_up(variable, kwargs):
             wants_resource is not None
             and bool(wants_resource) != (variable.op.type == 'VarHandleOp')):
         raise _new_graph(variable.op.name, 'one of another kind')
-    if device != variable.device:  # other operations are colocated with it there
+    if device != variable.device:  # other operations are colocated with the variable there
         raise _new_graph(variable.op.name, 'one on %s' % short_name(variable.device))
     compat.initialize_with(variable, value, as_initial_value=True)
     keys = list(kwargs.get('collections') or [tf.GraphKeys.GLOBAL_VARIABLES])

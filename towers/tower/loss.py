@@ -12,10 +12,10 @@ from towers.tower.regularization import RegisteredLosses, split_loss
 
 
 class TowerLosses:
-    """Makes the loss that each tower's gradients are of.
+    """Makes the loss that each tower differentiates.
 
-    The loss is what the model function returns; with `regularization='add'` that and each
-    registered loss that is not in it yet. For tower k of weight w_k:
+    The loss is what the model function returns; with `regularization='add'` every registered loss
+    that is not in it yet is added. For tower k of weight w_k:
 
         loss of the build = sum_k w_k data_loss_k + regularization_loss
 
@@ -31,15 +31,15 @@ class TowerLosses:
           placement: `Placement`, which says where `regularization_loss` is computed.
           adds_registered: whether registered losses are added.
           takes_out: whether a term may be computed outside of the towers at all: not if the
-            optimizer makes something other than its gradient of a tower's loss.
+            optimizer's `compute_gradients` gives something else than the plain gradient.
         """
         self.registered = RegisteredLosses(graph)
         self.regularization_loss = None
         self._placement = placement
         self._adds_registered = adds_registered
         self._takes_out = takes_out
-        self._own = None      # what is taken out of the first tower's loss
-        self._added = []      # registered losses, taken out of every tower's
+        self._own = None      # the part that is taken out of the first tower's loss
+        self._added = []      # registered losses, computed once instead of in every tower
         self._num_added = 0
         self._inside = None   # registered losses in the model's own loss; None: not known
         self._num_outside = 0
@@ -48,8 +48,8 @@ class TowerLosses:
         self._root = ''  # the first tower's name scope
         self._varying = set()  # names of operations not proven to be the same in every tower
 
-    def note_call(self, index, made, inputs, loss, root, copied=(), name_of_original=None):
-        """To be called when the model function's call for a tower has ended.
+    def note_call(self, index, made, inputs, loss, root, replicated=(), name_of_original=None):
+        """Call this when the model function's call for a tower has ended.
 
         Args:
           index: the tower's number.
@@ -57,18 +57,18 @@ class TowerLosses:
           inputs: the operations of the tower's shard.
           loss: scalar, as the model function returned it; a dict of several; or None.
           root: the tower's name scope.
-          copied: the variables that later towers have copies of.
-          name_of_original: function from a copy's name to its variable's; None without copies.
+          replicated: the variables that later towers have replicas of.
+          name_of_original: function from a replica's name to its variable's; None without replicas.
 
         Raises:
-          ModelFunctionError: the call registered other losses than the first one.
+          ModelFunctionError: the call registered other losses than the first call.
         """
         self._calls += 1
         self._varying |= varying_operations(made, inputs)
         if index == 0:
             self._root = root
             self.registered.note_first_tower(
-                self._varying, graph_walk.reachable_from(inputs, made, control=True), copied)
+                self._varying, graph_walk.reachable_from(inputs, made, control=True), replicated)
             return
         if self.registered.missing() < 0:
             self.registered.leave_out_repeated(flat(loss) if loss is not None else [], made,
@@ -83,18 +83,18 @@ class TowerLosses:
                 % (index, abs(missing), 'fewer' if missing > 0 else 'more'))
 
     def data_loss(self, index, loss, keras_losses, variables):
-        """The loss that a tower's gradients are of.
+        """The loss that a tower differentiates.
 
         Args:
           index: the tower's number.
           loss: scalar, as the model function returned it; or a dict of several.
-          keras_losses: `(of weights, of activations)`, lists of scalars: of the Keras layers that the
-            call has called; those of weights are made anew each time that Keras is asked, and are
-            there for the first tower at least, which the plan tells of.
+          keras_losses: `(of weights, of activations)`: lists of scalars, the losses of the Keras
+            layers that the call has called. Keras makes losses of weights anew at each request;
+            they are given for the first tower at least, since the plan names them.
           variables: the variables of the model.
 
         Returns:
-          A scalar of the same dtype; of several losses a dict of them.
+          A scalar of the same dtype; with several losses a dict of scalars.
 
         Raises:
           ModelFunctionError: the loss is the same for every shard.
@@ -110,7 +110,7 @@ class TowerLosses:
         if index == 0:
             self._needs_registered = inside is None or bool(inside)
         of_weights, of_activations = keras_losses
-        # A program may have registered what its layers hold.
+        # A program may itself have registered a loss that its Keras layers hold.
         of_weights = [each for each in of_weights if not is_computed_from(losses, each)]
         losses += of_weights + of_activations
         known = graph_walk.ancestors(flat(loss))
@@ -140,18 +140,18 @@ class TowerLosses:
         return tf.add_n([data] + _cast(own, data.dtype)) if own else data
 
     def _inside_of(self, loss, losses):
-        """Those of the registered losses that a loss is computed from; None: not known."""
+        """The registered losses among `losses` that a loss is computed from; None: not known."""
         inside = [self.registered.parts_of(each, losses) for each in flat(loss)]
         return None if None in inside else [part for parts in inside for part in parts]
 
     def finish(self, weight, dtype):
-        """Adds up what is computed once, when all towers are built.
+        """Adds up the regularization that is computed once; call this when all towers are built.
 
         Args:
-          weight: the first tower's weight in the mean: a float or a scalar. Where later towers
-            were called, each has the model's own regularization in its loss, and the first one's
-            counts no more than theirs.
-          dtype: of the loss.
+          weight: the first tower's weight in the mean: a float or a scalar. Where the model
+            function was called for each tower, each tower's loss has the model's own
+            regularization in it, so that the first tower's part counts by its weight only.
+          dtype: the dtype of the loss.
         """
         parts = _cast(self._added, dtype)
         if self._own is not None:

@@ -1,10 +1,10 @@
 """Gives operations and variables of a tower the names that they have on one device.
 
 Some variables are named after an operation or a scope: `<name of the tensor>/<average>`,
-`scope + 'average'`, `op.name.replace('/', '_')`. In tower 0 there is `tower_0/` in them.
+`scope + 'average'`, `op.name.replace('/', '_')`. In tower 0 such names would contain `tower_0/`.
 
-Names are numbered where they are taken. What has a name before the towers are built would have it
-on one device, too: there the model's `fc` becomes `fc_1`, and so it does in the tower.
+TensorFlow numbers a name that is taken. If the program has made an `fc` before the towers, the
+model's `fc` becomes `fc_1` on one device, and so it does in the tower.
 """
 
 import re
@@ -12,7 +12,7 @@ import re
 import tensorflow.compat.v1 as tf
 
 _SEPARATORS = '_-.'
-"""What programs put in place of '/', to make one part of a name."""
+"""Characters that programs put in place of '/' in a name."""
 
 
 class ModelsNames:
@@ -22,11 +22,11 @@ class ModelsNames:
         """
         Args:
           graph: the graph.
-          root: the name scope of the tower's operations, such as `'tower_1/'`; or `outer`, where it
-            has none of its own.
-          outer: the name scope around all towers, `''` or such as `'train/'`.
-          instead: what one device has in place of `root`.
-          owned: set of the names of operations that were made with variables, as parts of them.
+          root: the name scope of the tower's operations, such as `'tower_1/'`; or `outer`, where
+            the tower has no scope of its own.
+          outer: the name scope around all towers: `''`, or for example `'train/'`.
+          instead: the scope that one device has in place of `root`.
+          owned: set of the names of operations that are parts of variables.
         """
         self._graph, self._root, self._outer = graph, root, outer
         self._instead, self._owned = instead, owned
@@ -34,7 +34,7 @@ class ModelsNames:
         self._looked_at = 0  # how many of the graph's operations are in `_joined`
 
     def take(self, names):
-        """Makes names count as used in the tower, whose scope is the current one.
+        """Makes names count as taken in the tower, whose scope is the current one.
 
         Args:
           names: list of names without the tower's scope, as `names_of` gives them.
@@ -46,8 +46,8 @@ class ModelsNames:
     def numbered(self, name):
         """The name of a variable that is made in the current scope, numbered if it is taken.
 
-        The variable is made outside of the tower's scope, where what the tower has made takes no
-        name. From now on the name is taken.
+        The variable is made outside of the tower's scope, where the tower's operations take no
+        names. From now on the name is taken.
         """
         if self._root == self._outer or not name:
             return name
@@ -56,7 +56,7 @@ class ModelsNames:
         return inside[len(scope) + 1:] if scope else inside
 
     def without_tower(self, text):
-        """The text without the tower's scope. A scope of the model's own of that name stays."""
+        """The text without the tower's scope; the model's own scope of that name stays."""
         if self._root == self._outer:
             return text
         if self._root in text:

@@ -1,4 +1,4 @@
-"""What a model is trained for: one loss with its optimizer, or several of them, by name."""
+"""Objectives: one loss with its optimizer, or several losses with theirs, by name."""
 
 import collections
 
@@ -10,7 +10,7 @@ class Objective(collections.namedtuple('Objective', [
     """A loss to be minimized, and how.
 
     Attributes:
-      name: of its loss among those that the model function returns; None of a loss that is alone.
+      name: the name of the loss in the dict that the model function returns; None for one loss.
       optimizer: a `tf.train.Optimizer`.
       var_list, transform_gradients: as for `build_towers`.
     """

@@ -1,4 +1,4 @@
-"""What a model function may return, and how the towers' outputs become one."""
+"""The values that a model function may return, and how the towers' values become one."""
 
 import collections
 import inspect
@@ -13,13 +13,13 @@ from towers.graph.variable_access import is_variable
 
 class ModelOutput(collections.namedtuple('ModelOutput', 'loss predictions metrics updates',
                                          defaults=(None, None, None, ()))):
-    """What a model function returns when a loss alone is not enough.
+    """The value that a model function returns when a loss alone is not enough.
 
     Each field may be left out: `ModelOutput(loss, predictions=logits)`.
 
     Attributes:
-      loss: scalar, the mean over the shard's examples; a dict of such by name where there is an
-        optimizer for each; None for prediction only.
+      loss: scalar, the mean over the shard's examples; a dict of scalars by name where each has an
+        optimizer; None for prediction only.
       predictions: a nest of tensors [shard, …], or scalars.
       metrics: dict from name to a scalar (a mean over the shard), or to the `(value, update_op)`
         pair of `tf.metrics`, whose counters the towers share.
@@ -43,7 +43,7 @@ def call_model_fn(model_fn, inputs):
     try:
         signature = inspect.signature(model_fn)
     except (TypeError, ValueError):
-        signature = None  # some callables of C have none; then Python's own error has to do
+        signature = None  # some callables of C have none; Python raises an error of its own then
     if signature is not None:
         try:
             signature.bind(*arguments)
@@ -63,12 +63,12 @@ def call_model_fn(model_fn, inputs):
 
 
 def to_model_output(returned, tower, needs_loss, names=None):
-    """Checks what the model function returned and gives it as a `ModelOutput`.
+    """Checks the value that the model function returned and makes it a `ModelOutput`.
 
     Args:
       returned: a scalar tensor; a dict or an object with some of the fields of `ModelOutput`.
       tower: the tower's number, for error texts.
-      needs_loss: whether there is something to train, so that a loss has to be there.
+      needs_loss: whether there is an optimizer, so that a loss has to be there.
       names: list of the names of several losses; None for one loss.
 
     Raises:
@@ -114,8 +114,8 @@ def to_model_output(returned, tower, needs_loss, names=None):
     if names is None and needs_loss and isinstance(output.loss, dict):
         raise ModelFunctionError(
             '%s returned several losses, %s, and there is one optimizer: pass one for each, '
-            'optimizer={%s} (to check_towers a make_optimizer= that returns such a dict), or return '
-            'one scalar.' % (where, ', '.join(map(repr, output.loss)),
+            'optimizer={%s} (to check_towers a make_optimizer= that returns such a dict), or '
+            'return one scalar.' % (where, ', '.join(map(repr, output.loss)),
                              ', '.join('%r: …' % (name,) for name in output.loss)))
     if names is None and not (isinstance(output.loss, dict) and not needs_loss):
         return output._replace(loss=_scalar_loss(output.loss, where))
@@ -123,7 +123,7 @@ def to_model_output(returned, tower, needs_loss, names=None):
 
 
 def _named_losses(losses, names, where):
-    """Several losses, in the order of `names`, or, where these are None, as they came."""
+    """Several losses, in the order of `names`; where `names` is None, in their own order."""
     names = names if names is not None else list(losses)
     if not isinstance(losses, dict) or set(losses) != set(names):
         raise ModelFunctionError(
@@ -155,7 +155,7 @@ def _scalar_loss(loss, where):
 
 
 def _registered_losses():
-    """What to return where a model registers its losses, as slim's do; else ''."""
+    """Advice for a model that registers losses (slim's do) and returns none; else ''."""
     count = len(tf.losses.get_losses())
     return '' if not count else (
         ' There %s in the collection LOSSES: if what it returns are predictions, return '
@@ -239,17 +239,19 @@ def merge_metrics(metrics, weights, inputs=()):
     """The towers' metrics as one dict.
 
     A scalar becomes the mean over all examples, `sum_k weight_k * value_k`. A `(value, update_op)`
-    pair of `tf.metrics` stays one: its counters are shared, so any tower's value reads them all,
-    and the update runs every tower's but those that hold nothing but padding. (In training, of a
-    batch whose size is not static and smaller than the number of towers, padding is counted.)
+    pair of `tf.metrics` stays a pair: the counters are shared, so the value of any tower reads the
+    counts of all, and the update runs the updates of all towers but those that hold only padding.
+    (In training, padding is counted where the batch size is not static and the batch has fewer
+    examples than there are towers.)
 
     Args:
-      metrics: of each tower a dict, or None.
-      weights: of each tower, by which means count.
+      metrics: for each tower a dict, or None.
+      weights: for each tower its weight in means.
       inputs: the first tower's shard: a nest of tensors.
 
     Raises:
-      ModelFunctionError: no dict, or values that are neither; a pair with a value of a shard.
+      ModelFunctionError: no dict; a value that is neither a scalar nor a pair; a pair whose value
+        is computed from one shard.
     """
     if metrics[0] is None:
         return {}
@@ -262,8 +264,8 @@ def merge_metrics(metrics, weights, inputs=()):
         if isinstance(values[0], (tuple, list)) and len(values[0]) == 2:
             if len(metrics) > 1 and _is_of_shard(values[0][0], inputs):
                 raise ModelFunctionError(
-                    'metric %r is a pair with the value %r, which is computed from one shard of the '
-                    'batch and not from counters, so that it is none of the whole batch. Pass '
+                    'metric %r is a pair with the value %r, which is computed from one shard of '
+                    'the batch and not from counters, so that it is none of the whole batch. Pass '
                     'tf.metrics.mean(values), of one value for each example; or, to build_towers, '
                     'the scalar alone, for its mean over the towers.' % (name, values[0][0].name))
             merged[name] = (values[0][0], tf.group(*[
@@ -279,7 +281,7 @@ def merge_metrics(metrics, weights, inputs=()):
 
 
 def _is_of_shard(value, inputs):
-    """Whether a value is computed from inputs, but for what the counters on its way have of them."""
+    """Whether a value is computed from inputs by a way that does not lead through counters."""
     of_shard = {leaf.op.name for leaf in tf.nest.flatten(inputs, expand_composites=True)
                 if leaf is not None}
     stack, seen = [value] if isinstance(value, tf.Tensor) else [], set()
@@ -294,7 +296,7 @@ def _is_of_shard(value, inputs):
 
 
 def weighted_mean(values, weights):
-    """`sum_k weight_k * value_k` of scalars; a shard of weight 0 counts nothing, NaN or not."""
+    """`sum_k weight_k * value_k` of scalars; a value of weight 0 is left out, even if it is NaN."""
     if len(values) == 1:
         return tf.identity(values[0])
     terms = []

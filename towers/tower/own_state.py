@@ -1,15 +1,15 @@
 """State: local variables that the forward pass writes, one set for each tower.
 
-The state of an RNN that goes on from step to step is of the tower's own part of the batch. The
-first tower's is the variable that the model makes, under the model's own name; tower k > 0 has
-`<name>_tower_<k>`, a local variable that starts with the same value. The towers' graphs
-are finished with the first tower's variable in them, by a call or as a clone, and then read and
-write their own: so it does not matter which call made the variable, or whether the model function
-keeps it from its first call.
+The state of an RNN that goes on from step to step belongs to one tower's part of the batch. The
+first tower's state is the variable that the model makes, under the model's own name; tower k > 0
+has `<name>_tower_<k>`, a local variable that starts with the same value. The graph of each tower is
+finished with the first tower's variable in it, by a call or as a clone; then its reads and writes
+are moved to the tower's own variable. So it does not matter which call made the variable, or
+whether the model function keeps it from its first call.
 
-Counters of `tf.metrics` count over all towers and stay shared; so does what is global, unless a
-stateful Keras layer says that it is state; and so does what is the same in every tower, as a count
-of steps is.
+Shared are: counters of `tf.metrics`, which count over all towers; global variables, unless they are
+the state of a stateful Keras layer; and variables whose value is the same in every tower, such as a
+count of steps.
 """
 
 import collections
@@ -30,31 +30,32 @@ class OwnState:
     """The state variables of all towers.
 
     Attributes:
-      variables: those of the first tower.
-      copies: those of the other towers.
-      not_in_step: names of operations that write them, which the step does not run: the model's own
-        program does.
+      variables: the state variables of the first tower.
+      of_other_towers: the state variables of the other towers.
+      not_in_step: names of operations that write state and that no step runs: the program runs
+        them itself.
     """
 
     def __init__(self, num_towers, graph):
         self.variables = []
-        self.copies = []
+        self.of_other_towers = []
         self.not_in_step = []
         self._graph = graph
         self._num_towers = num_towers
-        self._of_towers = {}  # name of the first tower's variable -> [that of tower 1, 2, …]
+        self._of_towers = {}  # name of the first tower's variable -> [variable of tower 1, 2, …]
         self._of_one_tower = []
-        self._origin = {}  # name of such a variable -> the first tower's
+        self._origin = {}  # name of another tower's variable -> the first tower's variable
 
     def find(self, operations, step, data_operations, counted, keras_states):
-        """Finds the state among what the first tower writes, and makes that of the others.
+        """Finds the first tower's state among the variables it writes; makes the other towers'.
 
         Args:
           operations: the operations that the model function made.
           step: names of the operations that a step of this tower runs, its updates included.
-          data_operations: names of those that depend on the tower's shard. What writes such a
-            value is run by the model's own program, if not by the step.
-          counted: names of those that `(value, update_op)` metrics run: their counters are shared.
+          data_operations: names of the operations that depend on the tower's shard. An operation
+            that writes such a value is run by the step, or else by the program itself.
+          counted: names of the operations that `(value, update_op)` metrics run: their counters are
+            shared.
           keras_states: variables that Keras layers call their state.
         """
         choices = _choices(keras_states)
@@ -86,16 +87,16 @@ class OwnState:
 
     def _make(self, variable, there):
         self.variables.append(variable)
-        copies = [_there_or_new(variable, tower, there)
+        others = [_there_or_new(variable, tower, there)
                   for tower in range(1, self._num_towers)]
-        self._of_towers[variable.op.name] = copies
-        self._origin.update((copy.op.name, variable) for copy in copies)
-        self.copies += copies
+        self._of_towers[variable.op.name] = others
+        self._origin.update((other.op.name, variable) for other in others)
+        self.of_other_towers += others
 
     def of_tower(self, variable, tower):
-        """Tower number `tower`'s variable for the first tower's; a shared variable itself."""
-        copies = self._of_towers.get(variable.op.name) if tower else None
-        return copies[tower - 1] if copies else variable
+        """Tower number `tower`'s state for the first tower's variable; a shared variable as is."""
+        others = self._of_towers.get(variable.op.name) if tower else None
+        return others[tower - 1] if others else variable
 
     def of_all_towers(self):
         """List of the variables of all towers, by variable and then by tower."""
@@ -104,7 +105,7 @@ class OwnState:
             for each in [variable] + self._of_towers[variable.op.name]]
 
     def originals(self, variables):
-        """For each variable of any tower that of the first tower, each once."""
+        """The first tower's variables for these variables of any tower, each once."""
         return list({v.op.name: v for v in (
             self._origin.get(each.op.name, each) for each in variables)}.values())
 
@@ -119,30 +120,30 @@ class OwnState:
           tower: its number, from 1.
 
         Returns:
-          The variable of that tower for the first tower's, its value for that one's value, else
-          the tensor itself.
+          For the first tower's variable, that tower's variable; for the first tower's value, that
+          tower's value; else the tensor itself.
 
         Raises:
-          SharedVariableError: it was computed with the first tower's state.
+          SharedVariableError: the tensor was computed from the first tower's state.
         """
         sources = [op.name for op in read_from(tensor) if op.name in self._of_towers]
         if not sources:
             return tensor
-        copy = self._of_towers[sources[0]][tower - 1]
+        other = self._of_towers[sources[0]][tower - 1]
         if variable_op(tensor) is not None:
-            return copy.op.outputs[0]
-        if len(sources) == 1 and tensor.shape.is_compatible_with(copy.shape):
-            return copy.value()
+            return other.op.outputs[0]
+        if len(sources) == 1 and tensor.shape.is_compatible_with(other.shape):
+            return other.value()
         raise SharedVariableError(
             'variable %s is state of each tower, and %s, made from it before tower %d, is of the '
             'first: read it within the model function.' % (sources[0], tensor.name, tower))
 
     def move_to(self, tower, operations):
-        """Makes finished operations of tower number `tower` take that tower's state.
+        """Makes finished operations of tower number `tower` read and write that tower's state.
 
         Args:
-          tower: its number, from 1.
-          operations: the operations that its call of the model function made.
+          tower: the tower's number, from 1.
+          operations: the operations that the tower's call of the model function made.
         """
         if not self._of_towers:
             return
@@ -161,12 +162,12 @@ class OwnState:
 
     def operations_of(self, tower):
         """{name of an operation of the first tower's state: the operation of that tower's}."""
-        return {name: copies[tower - 1].op for name, copies in self._of_towers.items()}
+        return {name: others[tower - 1].op for name, others in self._of_towers.items()}
 
     def updates(self, towers):
         """The updates of the towers after the first that write these towers' own state."""
         writes, found = Writes(self._graph), []
-        names = {copy.op.name for copy in self.copies}
+        names = {other.op.name for other in self.of_other_towers}
         for tower in towers[1:] if names else ():
             frames = Frames(graph_walk.step_operations(tower.updates))
             for update in tower.updates:
@@ -176,8 +177,8 @@ class OwnState:
         return sorted(set(found), key=lambda op: op.name)
 
     def slot_creator(self, next_creator, **kwargs):
-        """A creator for `tf.variable_creator_scope`: slots of the towers' own are local as well."""
-        by_name = {variable.op.name: variable for variable in self.copies + self.variables}
+        """A creator for `tf.variable_creator_scope`: slots of other towers' state are local."""
+        by_name = {variable.op.name: variable for variable in self.of_other_towers + self.variables}
         owner = owner_by_name(kwargs.get('name') or '', by_name)
         if owner is not None and owner.op.name in self._origin:
             kwargs.update(collections=[tf.GraphKeys.LOCAL_VARIABLES], trainable=False)
@@ -188,8 +189,10 @@ class OwnState:
 
 
 def _choices(keras_states):
-    """{name: variable} of what may be state: local variables that are no counters of metrics, and
-    the state of Keras layers."""
+    """{name: variable} of the variables that may be state.
+
+    These are local variables that are no counters of metrics, and the state of Keras layers.
+    """
     shared = {id(variable) for key in (tf.GraphKeys.METRIC_VARIABLES, tf.GraphKeys.GLOBAL_VARIABLES)
               for variable in tf.get_collection(key)}
     choices = {v.op.name: v for v in tf.local_variables() if id(v) not in shared}
@@ -198,10 +201,10 @@ def _choices(keras_states):
 
 
 def _differs(op, made, data_operations, state):
-    """Whether what an operation writes may differ from tower to tower.
+    """Whether the value that an operation writes may differ from tower to tower.
 
-    It does not if it follows from constants and from variables that all towers share: a counter of
-    steps is one for all.
+    It does not differ if it is computed from constants and shared variables only: a counter of
+    steps is the same for all towers.
     """
     stack, seen = [op], {op.name}
     while stack:
@@ -211,7 +214,7 @@ def _differs(op, made, data_operations, state):
         if op.name not in made or op.type in VARIABLE_OPS:
             continue
         if op.op_def.is_stateful and not any(is_variable(tensor) for tensor in op.inputs):
-            return True  # it draws random numbers or examples, say
+            return True  # it may draw random numbers or examples
         others = [tensor.op for tensor in op.inputs]
         if compat.in_control_flow(op):
             others += op.control_inputs  # which branch is taken
@@ -223,16 +226,16 @@ def _differs(op, made, data_operations, state):
 
 
 def _there_or_new(variable, tower, there):
-    """A tower's own variable: that of an earlier build for the same state, or a new one."""
+    """A tower's own variable: one that an earlier build made for the same state, or a new one."""
     name = '%s_tower_%d' % (variable.op.name, tower)
     found = there.get(name)
     if found is not None and found.shape == variable.shape and found.dtype == variable.dtype:
         return found
     with tf.control_dependencies(None), tf.name_scope(None), only_device(variable.device or None):
-        copy = tf.Variable(
+        other = tf.Variable(
             variable.initial_value, trainable=False, name=name,
             collections=[tf.GraphKeys.LOCAL_VARIABLES], dtype=variable.dtype.base_dtype,
             use_resource=variable.op.type == 'VarHandleOp',
             validate_shape=variable.shape.is_fully_defined())
-        compat.initialize_with(copy, variable.initial_value)
-    return copy
+        compat.initialize_with(other, variable.initial_value)
+    return other

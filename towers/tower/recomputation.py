@@ -1,13 +1,13 @@
-"""Which random ops of a backward pass have to draw what the forward pass has drawn.
+"""Which random ops of a backward pass have to draw the same numbers as the forward pass.
 
-`tf.recompute_grad`, and whatever else recomputes activations to save memory, calls a function again
-in the backward pass: its dropout makes random ops anew, and the gradient is only right if they draw
-the same mask. In plain TF1 they do where the model gives a seed: two ops of one kind with equal
-seeds draw equal numbers. Without one, two ops draw two masks, and plain TF's own gradient is wrong.
+`tf.recompute_grad`, like other ways to recompute activations, calls a function again in the
+backward pass: its dropout makes new random ops, and the gradient is only right if these draw the
+same mask. In plain TF1 they do where the model gives a seed: two ops of one kind with equal seeds
+draw equal numbers. Without a seed, two ops draw two masks, and plain TF's own gradient is wrong.
 
-A recomputation is told from noise that the gradient itself is to have by a proof: the backward pass
-computes, by the same operations, from the same tensors, what went into an operation with a gradient
-of its own; only the random ops are others.
+The backward pass may also draw noise on purpose. So a random op counts as a recomputation only with
+a proof: the backward pass computes an input of an operation with a custom gradient again, by the
+same operations from the same tensors, and only the random ops are different ones.
 """
 
 import collections
@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
 
-# Those that read a variable and those that draw are stateful, and the same in a recomputation.
+# Operations that read a variable or draw are stateful, and yet the same in a recomputation.
 _READS = frozenset(['ReadVariableOp', 'ResourceGather', 'ResourceGatherNd'])
 
 
@@ -28,8 +28,8 @@ def recomputed_draws(forward, backward):
       forward, backward: lists of operations of one tower, in the order in which they were made.
 
     Returns:
-      {name of the op: name of the one that it repeats}; without those that are no proven
-      recomputation.
+      {name of a random op of the backward pass: name of the op that it repeats}; ops that are not
+      proven to repeat another are left out.
     """
     open_draws = {op.name for op in backward if _draws(op)}
     if not open_draws:
@@ -39,8 +39,8 @@ def recomputed_draws(forward, backward):
         by_type[op.type].append(op)
     custom = [op for op in forward + backward if _has_own_gradient(op)]
     found = {}
-    # The gradient of an operation is made under its name. What is not (a recomputation within
-    # another one) is looked for everywhere.
+    # The gradient of an operation is made under the operation's name. A recomputation within
+    # another one is not, and is looked for everywhere.
     for only_under_name in (True, False):
         candidates = collections.defaultdict(set)
         for op in custom:
@@ -55,7 +55,7 @@ def recomputed_draws(forward, backward):
                         if again in open_draws:
                             candidates[again].add(found.get(one, one))
         for again, origins in candidates.items():
-            if len(origins) == 1:  # of two equal ones it cannot be told which is repeated
+            if len(origins) == 1:  # of two equal ops it cannot be told which one is repeated
                 found[again], = origins
         open_draws -= set(candidates)
     return {again: _origin(again, found) for again in found}
@@ -72,15 +72,15 @@ def _draws(op):
 
 
 def _has_own_gradient(op):
-    """`tf.custom_gradient` marks an operation; a `Defun` is a type of operation of its own."""
+    """Whether an operation has a custom gradient: marked by `tf.custom_gradient`, or a `Defun`."""
     return '_gradient_op_type' in op.node_def.attr or not hasattr(tf.raw_ops, op.type)
 
 
 def _same(one, other):
-    """Whether two tensors are computed alike from the same tensors, but for what is drawn.
+    """Whether two tensors are computed by the same operations from the same tensors and draws.
 
     Returns:
-      List of pairs of names of ops that draw, or None if they are not.
+      List of pairs of names of the ops that draw; None if the tensors differ otherwise.
     """
     pairs, seen = [], set()
     stack = [(one, other)]
@@ -113,8 +113,11 @@ def _is_sum_with_zero(tensor):
 
 
 def _without_zero(tensor):
-    """What a zero was added to. `tf.recompute_grad` adds one that is computed from the gradient, so
-    that nothing is recomputed earlier."""
+    """The tensor that a zero was added to.
+
+    `tf.recompute_grad` adds a zero that is computed from the gradient, so that nothing is
+    recomputed earlier.
+    """
     while _is_sum_with_zero(tensor):
         one, other = tensor.op.inputs
         tensor = _behind_identities(one if _is_zero(other) else other)
@@ -122,7 +125,7 @@ def _without_zero(tensor):
 
 
 def _is_zero(tensor):
-    """Whether a scalar is 0 whatever it is computed from (or NaN)."""
+    """Whether a scalar is 0 (or NaN) whatever values it is computed from."""
     op = tensor.op
     if tensor.shape.ndims != 0:
         return False
@@ -141,6 +144,6 @@ def _may_be_repeated(op):
 
 
 def _attributes(op):
-    """What an operation computes, without notes (`_class`) and the seeds of a new draw."""
+    """The attributes of an operation, without notes (`_class`) and without seeds."""
     return {name: value for name, value in op.node_def.attr.items()
             if not name.startswith('_') and name not in ('seed', 'seed2')}

@@ -1,12 +1,12 @@
 """Finds the regularization in a loss, so that N towers count it once and may compute it once.
 
 A loss is `data + regularization`, where `regularization` is the same in every tower. Left in every
-tower's loss it counts once, since the towers' weights add up to 1 (mean) or N (sum). Where that it
-is the same is proven (`invariance`), it is taken out of the loss of the first tower, hence of its
+tower's loss it counts once, since the towers' weights add up to 1 (mean) or N (sum). Where it is
+proven to be the same (`invariance`), it is taken out of the loss of the first tower, hence of its
 clones, and computed once a step.
 
-Losses that `get_variable`, slim and tf.layers register (`REGULARIZATION_LOSSES`) are registered
-when a variable is made, so in the call for the first tower alone: later calls are shown those.
+`get_variable`, slim and tf.layers register losses (`REGULARIZATION_LOSSES`) when a variable is
+made: in the call for the first tower alone. Later calls are shown the first tower's losses.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from towers.tower.repeated_losses import left_out_of_sums, repeated_losses
 
 
 def split_loss(loss, varying):
-    """Splits a scalar loss into the part that varies from tower to tower and the one that does not.
+    """Splits a scalar loss into the part that varies from tower to tower and the rest.
 
     The loss is followed backwards through operations that are linear in it (sums, differences,
     products and quotients with something that does not vary, casts), which is how models add their
@@ -56,8 +56,8 @@ class RegisteredLosses:
     Attributes:
       invariant: list of the losses of the first tower that are proven to be the same in every
         tower.
-      shown: list of the losses that the later calls of the model function are shown, since they
-        will not register them: those that the first call registered when it made a variable.
+      shown: list of the losses that the first call registered when it made variables. Later calls
+        do not register them, and are shown them.
     """
 
     def __init__(self, graph):
@@ -71,10 +71,10 @@ class RegisteredLosses:
         self._before = _registered()
 
     def make_concrete(self):
-        """Exchanges what TF 2 registers for `get_variable(regularizer=)` for tensors.
+        """Exchanges the objects that TF 2 registers for `get_variable(regularizer=)` for tensors.
 
-        TF 2 registers an object that makes new operations at each use, so that nobody could tell
-        whether a loss has it in it. TF 1 registers a tensor; so it is from here on.
+        Such an object makes new operations at each use, so that it cannot be told whether a loss
+        has it in it. TF 1 registers a tensor.
         """
         if tf.get_default_graph() is not self._graph:
             self._all_known = False  # within a function, whose tensors are its own
@@ -87,20 +87,20 @@ class RegisteredLosses:
 
     @contextlib.contextmanager
     def creation(self):
-        """To be entered around each `get_variable`, to know which losses are registered by it."""
+        """The context of each `get_variable`: notes the losses that are registered in it."""
         before = len(_registered())
         yield
         self.make_concrete()
         self._at_creation.extend(_registered()[before:])
 
-    def note_first_tower(self, varying, depend_on_shard, copied=()):
+    def note_first_tower(self, varying, depend_on_shard, replicated=()):
         """Finds which of the first tower's losses are the same in every tower, and which are shown.
 
         Args:
           varying: names of the operations that are not proven to be the same in every tower.
           depend_on_shard: names of the operations that depend on the first tower's shard.
-          copied: the variables that later towers have copies of: a layer takes its copy for a new
-            variable, and registers the loss of that.
+          replicated: the variables that later towers have replicas of: a layer takes a replica for
+            a new variable, and registers the loss of the replica.
         """
         if any(loss is not None and not isinstance(loss, tf.Tensor) for loss in
                self._graph.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)):
@@ -110,26 +110,26 @@ class RegisteredLosses:
         self._count = len(_registered())
         self.invariant = [loss for loss in losses if loss.op.name not in varying]
         at_creation = set(map(id, self._at_creation))
-        of_copied = set(map(id, losses_of_variables(losses, copied)))
+        of_replicated = set(map(id, losses_of_variables(losses, replicated)))
         self.shown = [loss for loss in losses if loss.op.name not in depend_on_shard and (
             id(loss) in at_creation
-            or _LAYERS_LOSS.search(loss.op.name) and id(loss) not in of_copied)]
+            or _LAYERS_LOSS.search(loss.op.name) and id(loss) not in of_replicated)]
 
     def of_tower(self):
-        """The registered losses that the present tower sees, but those from before the towers."""
+        """The registered losses that the current tower sees, but those from before the towers."""
         before = set(map(id, self._before))
         return [loss for loss in _registered() if id(loss) not in before]
 
     def of_before(self, variables):
         """The losses from before the towers that regularize these variables.
 
-        Not those of activations: these are an earlier build's own.
+        Losses of activations from before the towers belong to an earlier build, and are left out.
         """
         return [loss for loss in losses_of_variables(self._before, variables)
                 if not depends_on_a_batch(loss)]
 
     def missing(self):
-        """How many fewer losses a later tower sees than the first one did; negative if more."""
+        """How many losses fewer than the first tower this tower sees; negative if it sees more."""
         return self._count - len(_registered())
 
     def leave_out_repeated(self, loss, made, roots, name_of_original=None):
@@ -139,16 +139,16 @@ class RegisteredLosses:
           loss: list of scalars: what the model function returned.
           made: the operations that the tower's call has made.
           roots: the name scopes of the first tower and of this one.
-          name_of_original: function from a copy's name to its variable's; None without copies.
+          name_of_original: function from a replica's name to its variable's; None without replicas.
         """
-        by_hand, of_copies = repeated_losses(
+        by_hand, of_replicas = repeated_losses(
             self._first, self.shown, self.of_tower(), lambda each: bool(
                 _LAYERS_LOSS.search(each.op.name)) and id(each) not in set(
                     map(id, self._at_creation)),
             [functools.partial(_name_within, root) for root in roots], name_of_original)
-        if not left_out_of_sums(by_hand + of_copies, loss, made, roots[1]):
+        if not left_out_of_sums(by_hand + of_replicas, loss, made, roots[1]):
             return
-        repeated = set(map(id, by_hand + of_copies))
+        repeated = set(map(id, by_hand + of_replicas))
         self.shown = [each for each in self.shown if id(each) not in repeated]
         listed = self._graph.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
         listed[:] = [each for each in listed if id(each) not in repeated]
@@ -175,7 +175,7 @@ def _name_within(root, loss):
 
 
 def losses_of_variables(losses, variables):
-    """Those of the losses that are computed from at least one of these variables."""
+    """The losses that are computed from at least one of these variables."""
     names = {variable.op.name for variable in variables}
     return [loss for loss in losses if graph_walk.ancestors([loss]) & names]
 
@@ -183,8 +183,8 @@ def losses_of_variables(losses, variables):
 def depends_on_a_batch(loss):
     """Whether a loss is computed from examples: a placeholder or iterator that is no scalar.
 
-    Said of a loss that was registered before the towers, perhaps by an earlier build, whose
-    activations are no business of this one. (A scalar may be the factor of an L2 loss.)
+    A loss that was registered before the towers may be an earlier build's, of its activations. (A
+    placeholder that is a scalar may be the factor of an L2 loss.)
     """
     graph = loss.graph
     sources = [graph.get_operation_by_name(name) for name in graph_walk.ancestors([loss])]
@@ -196,13 +196,13 @@ _PASS = frozenset(['Identity', 'Cast', 'Neg'])
 _ADD = frozenset(['Add', 'AddV2', 'AddN', 'AccumulateNV2', 'Sub'])
 _SCALE = frozenset(['Mul', 'RealDiv', 'Div'])
 
-# A sum that is added to itself again and again has more terms than anyone could take apart.
+# A sum that is added to itself again and again has too many terms to be taken apart.
 _MOST_TERMS = 20000
 _DEEPEST = 50  # products of sums of products
 
 
 class _TooLarge(Exception):
-    """A loss has more terms than are looked at."""
+    """A loss has more terms than `_Split` looks at."""
 
 
 class _Split:
@@ -223,7 +223,7 @@ class _Split:
                 if part is not None:
                     parts.append((part, negative))
         if not data:
-            # An addition that only waits for something that varies is left whole.
+            # An addition that varies only by a control edge is left whole.
             return (tensor, None) if tensor.op.name in self._varying else (None, tensor)
         if not any(_depends_on_a_variable(part) for part, _ in weights):
             return tensor, None
@@ -232,12 +232,12 @@ class _Split:
     def _terms(self, tensor):
         """The terms that a scalar is the sum of, as far as it varies.
 
-        Not by recursion: a loss that was added up in a loop over the variables is as deep as they
-        are many.
+        Not by recursion: a loss that was added up in a Python loop over the variables is as deep as
+        there are variables.
 
         Returns:
-          `(terms, waits_for)`: a list of (term, whether it is subtracted), and what the additions
-          have control dependencies on.
+          `(terms, waits_for)`: a list of (term, whether it is subtracted), and the control inputs
+          of the additions.
         """
         terms, waits_for, stack = [], [], [(tensor, False)]
         while stack:
@@ -304,7 +304,7 @@ def _apply(op, position, part):
 
 
 def _after(waits_for, part):
-    """What the loss waited for, such as an assertion or an update, the data part waits for too."""
+    """The data part, waiting for the control inputs of the loss, such as assertions or updates."""
     if not waits_for:
         return part
     with tf.control_dependencies(waits_for):

@@ -1,10 +1,10 @@
-"""Registered losses that a later tower has on top of those of the first one.
+"""Removes registered losses that a later tower has in addition to those of the first tower.
 
-A layer of slim or tf.layers registers the loss of a variable that is new: on one device in the
-first of its calls that share the variable. A tower's copy of a variable is in no list of variables,
-hence new in each of them, and in a build that reuses another's. And a loss that the model function
-registers by hand, under the name of a layer's, is registered in each call, besides being shown to
-the later ones as a layer's is. Such losses are left out here, also of the sums that the model's own
+A layer of slim or tf.layers registers the loss of a variable if the variable is new: on one device,
+in the first of the calls that share the variable. A replica is in no list of variables, so a layer
+takes it for new in each call, and in a build that reuses another build's variables. A loss that the
+model function registers by hand, under a name like a layer's, is registered in each call, and is
+shown to later calls as well. These losses are left out here, also of the sums that the model's own
 loss makes of them.
 """
 
@@ -21,20 +21,20 @@ _SUMS = frozenset(['Add', 'AddV2', 'AddN', 'AccumulateNV2'])
 
 
 def repeated_losses(first, shown, present, of_layers, relative_names, name_of_original=None):
-    """Finds the losses that a later tower has registered although the first tower's stand for them.
+    """Finds the losses of a later tower that the first tower's registered losses already cover.
 
     Args:
       first: list of the losses that the first tower has registered.
-      shown: list of those among them that the later tower was shown.
+      shown: list of the first tower's losses that the later tower was shown.
       present: list of the losses that the later tower sees after its call.
       of_layers: function from a loss to whether a layer may have registered it.
-      relative_names: functions from a loss of the first and of the later tower to its name within
-        that tower.
-      name_of_original: function from a copy's name to its variable's; None without copies.
+      relative_names: two functions, from a loss of the first tower and from a loss of the later
+        tower to its name within that tower.
+      name_of_original: function from a replica's name to its variable's; None without replicas.
 
     Returns:
-      `(by_hand, of_copies)`: losses of `shown` that the call has registered itself, and losses of
-      copies that the first tower has registered fewer of.
+      `(by_hand, of_replicas)`: losses of `shown` that the call has registered itself; and the
+      losses of replicas in excess of the first tower's losses of the same variables.
     """
     is_shown = set(map(id, shown))
     own = [loss for loss in present if id(loss) not in is_shown]
@@ -45,27 +45,27 @@ def repeated_losses(first, shown, present, of_layers, relative_names, name_of_or
     is_shown -= set(map(id, by_hand))
     left = collections.Counter(_of_variables(loss, name_of_original) for loss in first
                                if of_layers(loss) and id(loss) not in is_shown)
-    of_copies = []
+    of_replicas = []
     for loss in own:
         if of_layers(loss):
             key = _of_variables(loss, name_of_original)
             left[key] -= 1
             if left[key] < 0:
-                of_copies.append(loss)
-    return by_hand, of_copies
+                of_replicas.append(loss)
+    return by_hand, of_replicas
 
 
 def left_out_of_sums(losses, loss, made, root):
-    """Makes a tower's loss not have these registered losses in it.
+    """Removes registered losses from a tower's loss.
 
     Args:
       losses: list of scalars.
       loss: list of scalars: what the model function returned.
-      made: the operations that its call has made.
+      made: the operations that the tower's call has made.
       root: the tower's name scope.
 
     Returns:
-      Whether that is done: it is where nothing but sums of scalars takes them.
+      Whether they were removed: only where nothing but sums of scalars takes them.
     """
     made = {op.name for op in made}
     inside = graph_walk.ancestors(loss)

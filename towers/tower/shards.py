@@ -1,4 +1,4 @@
-"""Cut a batch into one shard a tower, on the CPU."""
+"""Cuts a batch into one shard a tower, on the CPU."""
 
 import collections
 import copy
@@ -95,14 +95,14 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
 
 
 def _checked_device_function(function):
-    check_function('device', function, 1, "a device's name, a function from an operation to one, or "
-                   'None')
+    check_function('device', function, 1,
+                   "a device's name, a function from an operation to one, or None")
 
     def device(op):
         found = function(op)
         if not isinstance(found, str) and not hasattr(found, 'to_string'):
-            raise InvalidArgumentError("device=%.80r returned %.80r for the operation %s: expected a "
-                                       "device's name, '' for none." % (function, found, op.name))
+            raise InvalidArgumentError("device=%.80r returned %.80r for the operation %s: expected "
+                                       "a device's name, '' for none." % (function, found, op.name))
         return found
     return device
 
@@ -126,14 +126,15 @@ def _looked_at(inputs, num_shards, remainder, called):
 
 
 class NamedInputs(dict):
-    """A dict of inputs that the user knows as arguments of these names, which errors are to use.
+    """A dict of inputs whose keys are names of the user's own arguments.
 
-    Nor do errors advise to drop the rest of a batch, which the user's call does not do.
+    Errors use these names, and do not advise to drop the rest of a batch, since the user's call has
+    no argument for it.
     """
 
 
 def with_sparse_tensors(inputs):
-    """The nest with each `tf.SparseTensorValue`, which `tf.nest` would take apart, a tensor.
+    """The nest with each `tf.SparseTensorValue` made a tensor: `tf.nest` would take it apart.
 
     Raises:
       InputError: a list or a dict that contains itself.
@@ -141,8 +142,8 @@ def with_sparse_tensors(inputs):
     try:
         return _with_sparse_tensors(inputs)
     except RecursionError:
-        raise InputError('inputs contain themselves, or are nested too deeply: expected the tensors '
-                         'of one batch, [batch, ...] each.') from None
+        raise InputError('inputs contain themselves, or are nested too deeply: expected the '
+                         'tensors of one batch, [batch, ...] each.') from None
 
 
 def _with_sparse_tensors(inputs):
@@ -163,7 +164,7 @@ def _with_sparse_tensors(inputs):
 
 
 def _leaves(inputs):
-    """[(path for error texts, leaf)], every leaf checked for what can be checked without an op."""
+    """[(path for error texts, leaf)]; every leaf is checked as far as is possible without an op."""
     try:
         flat = tf.nest.flatten(inputs)
     except TypeError as error:
@@ -249,9 +250,9 @@ def _static_shape(path, leaf):
 
 
 def _static_batch_size(leaves):
-    """(the first dimension that all leaves share, the paths of those that do not say it).
+    """(the first dimension of all leaves, the paths of the leaves whose first one is not static).
 
-    The dimension is None where no leaf says it.
+    The dimension is None where no leaf has a static one.
     """
     sizes, unknown = {}, []
     for path, leaf in leaves:
@@ -301,7 +302,7 @@ def _plain(text):
 
 
 def _size_guards(tensors, leaves, static_size, unknown):
-    """Assertions that the leaves which do not say their size have that of those which do."""
+    """Assertions that the leaves without a static size have the size of the others."""
     return [tf.Assert(tf.equal(size, static_size), [
         _plain('towers: the first dimensions of the inputs differ: the others have %d and %s has'
                % (static_size, path)), size])
@@ -392,8 +393,8 @@ def sparse_placeholder(indices, values, dense_shape, static):
     """A sparse tensor of these parts, which can be fed by hand.
 
     Args:
-      indices, values, dense_shape: its parts.
-      static: list of its dimensions, with None for those that are not known; or None.
+      indices, values, dense_shape: the parts of the sparse tensor.
+      static: list of its dimensions, with None for unknown ones; or None.
     """
     return tf.SparseTensor(
         tf.placeholder_with_default(indices, [None, static and len(static)]),

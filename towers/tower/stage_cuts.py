@@ -1,4 +1,4 @@
-"""Cuts a model's finished forward pass into stages, where the model says nothing of any."""
+"""Cuts a model's finished forward pass into stages, where the model itself names none."""
 
 import collections
 
@@ -15,8 +15,8 @@ StageCuts = collections.namedtuple('StageCuts', 'shares crossing names')
 
 Fields:
   shares: for each stage, its part of the bytes of activations and parameters.
-  crossing: for each cut, bytes of what later stages take of earlier ones; for a batch that is not
-    static, of 16 examples.
+  crossing: for each cut, bytes of the tensors that later stages take from earlier ones; where the
+    batch is not static, for 16 examples.
   names: for each cut, the last operation before it.
 """
 
@@ -33,23 +33,23 @@ def describe(cuts, device):
 def cut_into_stages(operations, variables, owned, device, root, move_variables):
     """Puts the operations of a forward pass, made for one device, on the devices of their tower.
 
-    They are cut in the order in which they were made. Each cut is near the place where the stages
-    before it have their even share of the bytes of activations and parameters: within 7 % of a
-    stage's, where the least crosses.
+    The operations are cut in the order in which they were made. Each cut is near the place where
+    the stages before it have their even share of the bytes of activations and parameters: within
+    7 % of a stage's share, where the fewest bytes cross.
 
     Args:
-      operations: those of the model function's call, in order.
+      operations: the operations of the model function's call, in order.
       variables: the model's variables.
       owned: names of the operations that were made with these, as parts of them.
       device: `StagedDevices`.
       root: the tower's name scope.
-      move_variables: whether the variables go where they are first read.
+      move_variables: whether variables go to the stage that reads them first.
 
     Returns:
       `StageCuts`.
 
     Raises:
-      ModelFunctionError: there is too little to cut.
+      ModelFunctionError: there are too few operations to cut.
     """
     stages = stages_of(device)
     mine = [op for op in operations if op.name.startswith(root) and _may_move(op, stages)]
@@ -57,8 +57,8 @@ def cut_into_stages(operations, variables, owned, device, root, move_variables):
     if len(computing) < len(stages):
         raise ModelFunctionError(
             "stages='auto', and there are %d devices a tower for %d operations of the model that "
-            'may be put anywhere: name fewer devices, or leave out towers.stage and tf.device in the '
-            'model function (or stages=).' % (len(stages), len(computing)))
+            'may be put anywhere: name fewer devices, or leave out towers.stage and tf.device in '
+            'the model function (or stages=).' % (len(stages), len(computing)))
     leaders = _leaders(variables)
     first_reader, parameters = _first_readers(
         [op for op in operations if op.name not in owned], mine, variables, leaders)
@@ -75,8 +75,10 @@ def cut_into_stages(operations, variables, owned, device, root, move_variables):
         left = [place for place in computing if not cuts or place > cuts[-1]]
         places = [place for place in range(left[0], left[number - len(stages)])
                   if not is_control_flow(mine[place]) and not is_control_flow(mine[place + 1])]
-        near = [place for place in places if abs(sums[place] - target) <= width] or [
-            min(places or [left[number - len(stages)] - 1], key=lambda place: abs(sums[place] - target))]
+        near = [place for place in places if abs(sums[place] - target) <= width]
+        if not near:
+            near = [min(places or [left[number - len(stages)] - 1],
+                        key=lambda place: abs(sums[place] - target))]
         cuts.append(min(near, key=lambda place: (crossing[place], abs(sums[place] - target))))
     bounds = [-1] + cuts + [len(mine) - 1]
     by_name = {variable.op.name: variable for variable in variables}
@@ -93,7 +95,7 @@ def cut_into_stages(operations, variables, owned, device, root, move_variables):
 
 
 def _may_move(op, stages):
-    """Whether it was the tower that put an operation on its first device, and nobody else."""
+    """Whether an operation is on the first device because of the tower's scope alone."""
     scopes = compat.device_scopes(op)
     return (op.device == stages[0] and bool(scopes) and isinstance(scopes[0], TowerDevice)
             and not isinstance(scopes[0], StageDevice)
@@ -101,7 +103,7 @@ def _may_move(op, stages):
 
 
 def _bring_along(operations, moved, first):
-    """Moves operations that are colocated with moved ones, as a loop's `Switch`es, with them."""
+    """Moves operations that are colocated with moved ones (a loop's `Switch`es) along with them."""
     places = {op.name: op.device for op in moved}
     for op in operations:
         beside = [group.decode()[len('loc:@'):] for group in op.colocation_groups()]
@@ -166,7 +168,7 @@ def _bytes(op):
 
 
 def _crossing(operations):
-    """For each operation, bytes of what those after it take of it and of those before it."""
+    """For each operation, bytes of the tensors made up to it that later operations take."""
     place = {op.name: index for index, op in enumerate(operations)}
     change, last = [0] * (len(operations) + 1), {}
     for index, op in enumerate(operations):
@@ -186,13 +188,13 @@ def _crossing(operations):
 
 
 def _move_variable(graph, name, there, device):
-    """Puts a variable, with what was made as a part of it or is kept with it, on another device.
+    """Puts a variable, with its parts and the operations colocated with it, on another device.
 
     Args:
       graph: the `tf.Graph`.
-      name: that of its operation.
+      name: the name of the variable's operation.
       there: the device that it is on.
-      device: the one that it goes to.
+      device: the device that it goes to.
     """
     own = ('loc:@' + name).encode()
     moved = [op for op in graph.get_operations() if op.device == there and (

@@ -1,22 +1,22 @@
 """Each tower's next shard, on its device before the tower needs it.
 
 Every tower has a buffer on its device (TF's `Stage` and `Unstage`). A step takes batch t out of the
-buffers and, while the towers work on it, reads batch t + 1 from the program's own iterator, cuts it,
-and puts the shards in. In the step's graph:
+buffers and, while the towers work on it, reads batch t + 1 from the program's own iterator, cuts
+it, and puts the shards in. In the step's graph:
 
     prime    if a buffer is empty: get_next, cut, put in          (the first step; after the end)
     take     each tower's shard out of its buffer                 (after `prime`)
     read     get_next_as_optional; if there is a batch, cut it and put it in      (after `prime`)
 
 The train op waits for `read`. So step t trains on batch t as without buffers: batches go through in
-order; the last one is trained on before `prime` meets the end of the data and raises
-`OutOfRangeError` with nothing done; a run of something else than the train op takes a batch, and
-puts none in. Running the iterator's initializer empties the buffers. A buffer belongs to its
-session: what is in it when a run stops is not yet trained on, and a run that resumes where it
-stopped reads it again.
+order; after the last one is trained on, `prime` meets the end of the data and raises
+`OutOfRangeError` with nothing done; a run of something else than the train op takes a batch out of
+the buffers and puts none in. Running the iterator's initializer empties the buffers. A buffer
+belongs to its session: the batch in it is not trained on yet when a run stops, and the run that
+resumes reads it again.
 
-The graph from the iterator to the inputs is copied for `prime` and for `read`; its branches are a
-`Switch` and a `Merge` each, since `tf.cond` is another thing from version to version.
+The graph from the iterator to the inputs is imported once for `prime` and once for `read`. Branches
+are made of `Switch` and `Merge`, since `tf.cond` makes other operations in other versions.
 """
 
 import collections
@@ -49,15 +49,15 @@ def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'
       inputs, remainder, called: as for `split_batch`; the inputs come from iterators of
         `tf.data`.
       devices: the towers' devices.
-      keeps_first: leave the first batch in the buffers, and give it to every step: what towers
-        consume from their own memory, to measure by.
-      name: prefix of the names of what is made.
+      keeps_first: leave the first batch in the buffers, and give it to every step: to measure how
+        fast towers are with inputs in their own memory.
+      name: prefix of the names of the operations.
 
     Returns:
-      `(shards, staged)`: `Shards`, and `StagedInputs` whose `work` is None yet.
+      `(shards, staged)`: `Shards`, and `StagedInputs` in which `work` is still None.
 
     Raises:
-      InputError: inputs that come from no iterator, or in a way that cannot be read ahead.
+      InputError: inputs that come from no iterator, or by operations that cannot read ahead.
     """
     inputs = with_sparse_tensors(inputs)
     reads, region = _way_of(inputs)
@@ -79,7 +79,8 @@ def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'
                          for read in reads}
                 with tf.control_dependencies([buffers.clear()]):
                     put = buffers.put(split_batch(
-                        _copy(inputs, region, first, is_empty, 'prime'), len(devices), remainder,
+                        _inputs_from(first, inputs, region, is_empty, 'prime'), len(devices),
+                        remainder,
                         called=called))
             with tf.control_dependencies([put]):
                 primed = tf.identity(is_empty)
@@ -92,14 +93,14 @@ def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'
     handles = {read.inputs[0].name: read.inputs[0] for read in reads}
     for name in sorted(handles):
         for user in handles[name].consumers():
-            if user.type == 'MakeIterator':  # begins anew: what was read ahead is of the old data
+            if user.type == 'MakeIterator':  # the buffers hold a batch of the old data
                 with tf.device(None), tf.control_dependencies(None):
                     compat.add_control_inputs(user, [buffers.clear()])
     return shards, StagedInputs(read, staged, None)
 
 
 def _read_next(inputs, reads, region, buffers, primed, remainder, num_shards, called):
-    """The reading of the next batch: the operation that reads, and that after which it is staged."""
+    """Reads the next batch: `(operation that reads, operation after which it is staged)`."""
     with tf.device('/cpu:0'):
         with tf.control_dependencies([primed]):
             optionals = [tf.raw_ops.IteratorGetNextAsOptional(
@@ -114,7 +115,7 @@ def _read_next(inputs, reads, region, buffers, primed, remainder, num_shards, ca
                 output_types=[out.dtype for out in read.outputs],
                 output_shapes=[out.shape for out in read.outputs], name='value')
                       for read, optional in zip(reads, optionals)}
-            put = buffers.put(split_batch(_copy(inputs, region, values, goes_on, 'ahead'),
+            put = buffers.put(split_batch(_inputs_from(values, inputs, region, goes_on, 'ahead'),
                                           num_shards, remainder, called=called))
         with tf.control_dependencies([put]):
             goes_on = tf.identity(goes_on)
@@ -129,14 +130,14 @@ def _read_next(inputs, reads, region, buffers, primed, remainder, num_shards, ca
 def _switch(data, pred):
     """`data` twice: alive where `pred` is false, and where it is true.
 
-    What waits for the `Switch` itself is run in either case; hence the identities, to wait for.
+    Operations that wait for the `Switch` itself run in either case; they wait for the identities.
     """
     found = tf.raw_ops.Switch(data=data, pred=pred)
     return tf.identity(found.output_false), tf.identity(found.output_true)
 
 
 class _Buffers:
-    """A buffer a tower, and one on the CPU for what is not a tower's or cannot be on a GPU."""
+    """A buffer a tower, and one on the CPU for tensors of no tower or that no GPU can hold."""
 
     def __init__(self, cut, devices, name):
         self._devices = list(devices) + ['/cpu:0']
@@ -150,7 +151,7 @@ class _Buffers:
             self.dtypes[index].append(tensor.dtype)
 
     def _each(self, make):
-        """What `make(index, keywords)` gives for each buffer that holds anything, on its device."""
+        """List of `make(index, keywords)` for each buffer that holds anything, on its device."""
         made = []
         for index, device in enumerate(self._devices):
             if self.dtypes[index]:
@@ -196,8 +197,7 @@ class _Buffers:
 
 
 def _tensors(shards):
-    """[(tower, tensor)] of all tensors of `Shards`; the tower is None for the
-    sizes, the weights and the batch size."""
+    """[(tower, tensor)] of all tensors of `Shards`; sizes, weights and batch size have no tower."""
     found = []
     for index, nest in enumerate(shards.inputs):
         found += [(index, leaf) for leaf in tf.nest.flatten(nest, expand_composites=True)
@@ -259,8 +259,9 @@ def _way_of(inputs):
     after = reachable_from(reads, known, control=True)
     region = [op for op in known if op.name in after and op not in reads]
     for op in region:
-        if op.type in ('Enter', 'RefEnter'):  # both copies would run in one frame
-            raise _cannot('%r, between the iterator and the inputs, is of a tf.while_loop' % op.name)
+        if op.type in ('Enter', 'RefEnter'):  # `prime` and `read` would run in one frame
+            raise _cannot('%r, between the iterator and the inputs, is of a tf.while_loop'
+                          % op.name)
     for op in known:
         if is_random(op) or functions_of(op.node_def) and any(
                 is_random(inner) for name in functions_of(op.node_def)
@@ -276,20 +277,20 @@ def _way_of(inputs):
 
 def _cannot(because):
     return InputError(
-        'stage_inputs: the next batch of these inputs cannot be read ahead, since %s. Do that within '
-        'the dataset (dataset.map), and pass what the get_next() of its iterator returns; or leave '
-        'stage_inputs out.' % because)
+        'stage_inputs: the next batch of these inputs cannot be read ahead, since %s. Do that '
+        'within the dataset (dataset.map), and pass what the get_next() of its iterator returns; '
+        'or leave stage_inputs out.' % because)
 
 
-def _copy(inputs, region, values, pivot, name):
-    """The inputs, computed from other values of the iterators.
+def _inputs_from(values, inputs, region, pivot, name):
+    """The inputs, computed from other values in place of those that the iterators give.
 
     Args:
-      inputs: nest of tensors.
-      region: the operations between the iterators and the inputs.
       values: dict from `IteratorGetNext`s to lists of tensors in place of their outputs.
-      pivot: tensor that is alive where this copy is run.
-      name: of the copy's name scope.
+      inputs: nest of tensors.
+      region: the operations between the iterators and the inputs; they are imported once more.
+      pivot: tensor that is alive in the branch in which the imported operations run.
+      name: name scope of the imported operations.
     """
     exchanged = {out.name: value for read, new in values.items()
                  for out, value in zip(read.outputs, new)}
@@ -305,13 +306,13 @@ def _copy(inputs, region, values, pivot, name):
 
 
 def _imported(region, exchanged, pivot, name):
-    """{name of a tensor of the region: its copy}, with the `exchanged` tensors for those before."""
+    """{name of a tensor of the region: the imported one}, which reads the `exchanged` tensors."""
     inside = {op.name for op in region}
     graph_def, outside, waiting = tf.GraphDef(), {}, {}
     for op in region:
         node = graph_def.node.add()
         node.CopyFrom(op.node_def)
-        node.attr.pop('_class', None)  # the operations that it is colocated with are not copied
+        node.attr.pop('_class', None)  # operations that it is colocated with may be outside
         del node.input[:]
         for tensor in op.inputs:
             if tensor.op.name in inside:
@@ -333,13 +334,13 @@ def _imported(region, exchanged, pivot, name):
         scope = graph.unique_name(pivot.op.name.rsplit('/', 1)[0] + '/' + name,
                                   mark_as_used=False)
         tf.import_graph_def(graph_def, outside, name=scope)
-    copies = {}
+    imported = {}
     for op in region:
-        copy = graph.get_operation_by_name('%s/%s' % (scope, op.name))
+        new_op = graph.get_operation_by_name('%s/%s' % (scope, op.name))
         if op.name in waiting:
-            compat.add_control_inputs(copy, [pivot.op] + [
+            compat.add_control_inputs(new_op, [pivot.op] + [
                 other for other in waiting[op.name] if other.type != 'IteratorGetNext'])
-        for old, new in zip(op.outputs, copy.outputs):
+        for old, new in zip(op.outputs, new_op.outputs):
             new.set_shape(old.shape)
-            copies[old.name] = new
-    return copies
+            imported[old.name] = new
+    return imported

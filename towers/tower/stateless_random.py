@@ -1,14 +1,14 @@
 """Random numbers of a model that depend on the step alone, so that a resumed run draws the same.
 
-The kernel of a stateful random op (dropout's `RandomUniform`) counts its draws in memory. A run that
-is killed and started again counts from zero, and drops out other units than the run that was never
-killed. Here each such op is replaced by its stateless twin, which computes its numbers from
+The kernel of a stateful random op (dropout's `RandomUniform`) counts its draws in memory. A run
+that is killed and started again counts from zero, and drops out other units than the run that was
+never killed. Here each such op is replaced by its stateless twin, which computes its numbers from
 
     seed = [graph seed x 2^32 + crc32(name of the op), step]
 
-(Philox 4x32-10; Salmon et al. 2011). The name has the tower in it, so no two towers share a mask.
-Ops that draw the same numbers without this still do: those of one kind with equal seeds, and a
-recomputation in the backward pass (see `recomputation`). They all have the name of the first.
+(Philox 4x32-10; Salmon et al. 2011). The name contains the tower, so no two towers share a mask.
+Ops that draw the same numbers without this still do: ops of one kind with equal seeds, and a
+recomputation in the backward pass (see `recomputation`). Their seeds have the name of the first op.
 """
 
 import collections
@@ -22,25 +22,25 @@ from towers.placement.tower_device import device_like
 
 
 def make_stateless(operations, fetches, step, graph_seed, keys=None, repeats=None):
-    """Replaces, for all that reads them, the random ops that the fetches are computed from.
+    """Replaces the random ops that the fetches are computed from, in all ops that read them.
 
-    Initial values of variables are no part of that, and keep their ops.
+    Initial values of variables keep their ops.
 
     Args:
       operations: the operations of one tower, forward and backward.
       fetches: tensors that the tower computes: loss, predictions, updates, gradients.
       step: scalar integer tensor.
       graph_seed: int or None.
-      keys: dict that gets, for each twin, the name of the constant that holds the first number of
-        its seed -> the name of the op that it stands for.
-      repeats: {name of a random op: name of the one whose numbers it has to draw}, see
+      keys: dict to which is added, for each twin: name of the constant with the first number of
+        its seed -> name of the op that the twin replaces.
+      repeats: {name of a random op: name of the op whose numbers it has to draw}, see
         `recomputation`.
 
     Returns:
-      `(replaced, kept)`: numbers of random ops. Kept are those in loops and branches, where a draw
-      depends on more than the step, and kinds that have no stateless twin; also ops that draw the
-      same numbers as one of these. A resumed run draws other numbers there. Loops and branches of
-      control flow v2 are functions of their own, in which nothing is replaced and nothing counted.
+      `(replaced, kept)`: counts of random ops. Kept are ops in loops and branches, where a draw
+      depends on more than the step; kinds that have no stateless twin; and ops that draw the same
+      numbers as one of these. A resumed run draws other numbers there. Loops and branches of
+      control flow v2 are functions, in which nothing is replaced and nothing is counted.
     """
     needed = {op.name for op in graph_walk.step_operations(fetches)}
     draws = [op for op in operations if op.name in needed and graph_walk.is_random(op)]
@@ -62,7 +62,7 @@ def make_stateless(operations, fetches, step, graph_seed, keys=None, repeats=Non
 
 
 def _alike(draws, repeats):
-    """{name of the first: list of ops that draw the same numbers}, in order."""
+    """{name of the first op: list of the ops that draw the same numbers}, in order."""
     groups, first_with, first = collections.OrderedDict(), {}, {}
     for op in draws:
         seeds = tuple(op.get_attr(each) for each in ('seed', 'seed2') if each in op.node_def.attr)
@@ -81,14 +81,15 @@ def give_own_seeds(operations, index, graph_seed, step=None, keys=None, repeats=
     """Gives a tower's random ops seeds of their own where all towers would draw the same numbers.
 
     Keras 3 draws with stateless ops whose seed is a variable that each call counts up. Towers share
-    that variable, and only the first one's count is kept: without this all of them have one dropout
-    mask, or, when another one reads after it was counted up, its next mask early. In the tower
+    that variable, and only the first tower's count is kept: without this, all towers have one
+    dropout mask, or, where a tower reads the variable after it was counted up, the next step's. In
+    the tower
 
         seed = [key, step]                with a step, as for the twins of `make_stateless`
-        seed = state XOR [key, 0]         without; key = 0 in tower 0, which draws what Keras does
+        seed = state XOR [key, 0]         without; key = 0 in tower 0, which draws as Keras does
 
-    Ops with equal seeds draw the same numbers in a tower as well: with a step, those with one seed
-    and those of `repeats` have one key; without, the whole tower has one key.
+    Ops with equal seeds still draw the same numbers in a tower: with a step, ops with one seed and
+    ops of `repeats` have one key; without a step, the whole tower has one key.
 
     A seed that no variable counts up is the model's own, the same in each tower, and stays.
 
@@ -131,7 +132,7 @@ def give_own_seeds(operations, index, graph_seed, step=None, keys=None, repeats=
 
 
 def _source(seed):
-    """The name of the tensor that a seed is, without identities on the way."""
+    """The name of the tensor that a seed is an identity of, by any number of identities."""
     while seed.op.type == 'Identity':
         seed = seed.op.inputs[0]
     return seed.name
@@ -147,7 +148,7 @@ def make_initial_values_stateless(variables, graph_seed):
     starts from other weights on 4 towers than on 1, or with another input pipeline.
 
     Args:
-      variables: those whose initial values are meant.
+      variables: the variables whose initial values are replaced.
       graph_seed: int or None.
 
     Returns:

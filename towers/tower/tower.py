@@ -1,4 +1,4 @@
-"""One tower: the model function's call on one device, its loss taken apart, its gradients."""
+"""One tower: calls the model function on one device, splits its loss, takes its gradients."""
 
 import collections
 import contextlib
@@ -37,27 +37,27 @@ class Tower(collections.namedtuple('Tower', [
         'index', 'device', 'name_scope', 'inputs', 'size', 'loss', 'predictions', 'metrics',
         'gradients', 'updates', 'variables', 'data_loss', 'micro_batch', 'backward',
         'has_scope'], defaults=(True,))):
-    """One copy of the model.
+    """The model on one device.
 
     Attributes:
-      index: its number, from 0.
-      device: where its operations and its gradient operations are.
-      name_scope: the scope of its operations, such as `'tower_0/'`; where that is no scope of its
-        own, that of the caller.
-      inputs: its shard: a nest of `placeholder_with_default`s, to be fed by hand at will.
+      index: the tower's number, from 0.
+      device: the device of its operations and of its gradient operations.
+      name_scope: the scope of its operations, such as `'tower_0/'`; the caller's scope where the
+        tower has none of its own.
+      inputs: its shard: a nest of `placeholder_with_default`s, which can be fed by hand.
       size: examples in the shard: an int, or an int32 scalar.
-      loss: scalar, as the model function returned it: the mean over the shard; of a build with
-        several losses a dict of such by name, as `data_loss` and `gradients` are.
+      loss: scalar, as the model function returned it: the mean over the shard. In a build with
+        several losses it is a dict of scalars by name; `data_loss` and `gradients` are dicts, too.
       predictions: as the model function returned them; [shard, …].
       metrics: as the model function returned them.
-      gradients: list of `(gradient, variable)`: this tower's share of the combined gradient. The
-        combined one is their plain sum (and the regularization's), so a weight that is not 1 is in
-        them already.
+      gradients: list of `(gradient, variable)`: this tower's share of the combined gradient, which
+        is the plain sum of all towers' shares (and of the regularization's gradient). The tower's
+        weight is in its share already.
       updates: operations of this tower for batch-norm statistics and the like.
       variables: the model's variables that its operations read, directly or as a replica.
-      data_loss: scalar, the loss that its gradients are of: without the regularization that is
+      data_loss: scalar, the loss that is differentiated: without the regularization that is
         computed once for all towers.
-      micro_batch: its number among those of its tower, from 0; a tower without any is number 0.
+      micro_batch: the number of this micro-batch in its tower, from 0; 0 where there is only one.
       backward: set of the names of the operations of its backward pass.
       has_scope: whether `name_scope` is its own.
     """
@@ -76,33 +76,34 @@ class Tower(collections.namedtuple('Tower', [
 
 TowerOptions = collections.namedtuple('TowerOptions', [
     'model_fn', 'objectives', 'adds_registered', 'variable_scope', 'reuse', 'earlier',
-    'update_ops', 'gradient_options', 'random_step', 'check_numerics', 'xla', 'recompute', 'stages'])
-"""What all towers of a build are built by: arguments of `build_towers`, and:
+    'update_ops', 'gradient_options', 'random_step', 'check_numerics', 'xla', 'recompute',
+    'stages'])
+"""The options of all towers of a build: arguments of `build_towers`, and:
 
 Fields:
   objectives: `Objectives`.
   adds_registered: whether registered losses are added to the model's own.
   earlier: variables of the earlier build that are to be shared, see `SharedVariables`.
   gradient_options: dict, for `compute_gradients`.
-  recompute: `'auto'`, or list of names of what is kept, see `recomputation.rewrite`; or None.
+  recompute: `'auto'`, or list of names of kept results, see `recomputation.rewrite`; or None.
   stages: `'auto'`, or None.
-  random_step: the global step, by which random ops draw; None where they draw as they are.
+  random_step: the global step, for seeds of random ops; None where these are left as they are.
 """
 
 
 class TowerBuilder:
-    """Builds towers one after the other; the first one makes what the others share.
+    """Builds towers one after the other; the first tower makes the variables that all share.
 
     Attributes:
-      variables: what the towers share, known after the first tower.
+      variables: the shared variables, known after the first tower.
       gradients: `TowerGradients`.
       losses: `TowerLosses`.
       random_ops: `(replaced, kept)` random ops of a tower, see `make_stateless`; or None.
       random_keys: the constants of a tower that hold seeds, see `make_stateless`.
       direct_variables: see `SharedVariables.direct`.
       stage_cuts: `StageCuts` of the first tower, or None.
-      own_state: `OwnState`: variables that each tower has one of.
-      inline_updates: `InlineUpdates`: what the forward pass writes of those that towers share.
+      own_state: `OwnState`: variables that each tower has of its own.
+      inline_updates: `InlineUpdates`: writes of shared variables in the forward pass.
     """
 
     def __init__(self, options, placement, replicas, num_towers, graph):
@@ -110,7 +111,7 @@ class TowerBuilder:
         Args:
           options: `TowerOptions`.
           placement: `Placement`.
-          replicas: `Replicas` where each tower has a copy of what is trained; else None.
+          replicas: `Replicas` where each tower has replicas of the trained variables; else None.
           num_towers: how many towers there will be.
           graph: the `tf.Graph`.
         """
@@ -140,7 +141,7 @@ class TowerBuilder:
 
     @property
     def replicates(self):
-        """Whether every tower has a copy of the variables of its own."""
+        """Whether every tower has replicas of the trained variables."""
         return self._replicas is not None
 
     @property
@@ -149,7 +150,7 @@ class TowerBuilder:
 
     @property
     def owned(self):
-        """Names of the operations that were made with the variables, as parts of them."""
+        """Names of the operations that are parts of the variables."""
         return self._shared.owned
 
     def updates_before(self):
@@ -167,16 +168,15 @@ class TowerBuilder:
             yield
 
     def kept_slots(self):
-        """Slots that the update found there: made within the model function, or those that an
-        optimizer has kept from a build that failed, which now are in their collections."""
+        """Slots from before the update: made in the model function, or kept from a failed build."""
         return self._slots_of_model() + self._attempt.take_back()
 
     def finish(self, towers, weight):
-        """To be called when the last tower is built, before anything else joins collections.
+        """Call this when the last tower is built, before anything else joins collections.
 
         Args:
           towers: list of all `Tower`s.
-          weight: that of the first one's loss in the mean.
+          weight: the weight of the first tower's loss in the mean.
         """
         if towers[0].data_loss is not None:
             self.losses.finish(weight, flat(towers[0].data_loss)[0].dtype)
@@ -273,8 +273,8 @@ class TowerBuilder:
                    _fetches(output) + taken + updates + tensors_of(all_pairs(gradients)))
         if self._options.objectives:
             with tf.name_scope(root), tf.device(BackwardDevice(device)):
-                gradients = self.gradients.with_recomputation(index, root, made.operations, backward,
-                                                         gradients)
+                gradients = self.gradients.with_recomputation(
+                    index, root, made.operations, backward, gradients)
         if self._replicas is not None:
             used = self._replicas.originals(used)
         used = self.own_state.originals(used)
@@ -290,8 +290,7 @@ class TowerBuilder:
             index, shards, self._placement)
 
     def _taken_by_model(self):
-        """What a step runs, besides the loss, of a model function that takes its gradients itself;
-        [] for any other model function."""
+        """What a step runs besides the loss where the model function takes gradients; else []."""
         optimizer = self._gradients_of_model()
         return [] if optimizer is None else optimizer.fetches()
 
@@ -317,10 +316,10 @@ class TowerBuilder:
                        self.random_keys, repeats)
 
     def _check_own_gradients(self, index, output, operations):
-        """Refuses gradients that the model function takes itself, of variables with copies.
+        """Refuses gradients that the model function takes itself of variables with replicas.
 
         `tf.trainable_variables()` lists the model's own variables, which later towers do not read:
-        their gradient is None there, and what the loss made of it is missing, without a word.
+        their gradient is None there, so that a term of the loss would be missing without a warning.
 
         Raises:
           SharedVariableError: a later tower's loss has fewer such operations than the first one's.
@@ -333,7 +332,8 @@ class TowerBuilder:
         elif count < self._gradients_of_first:
             raise SharedVariableError(
                 "variable_device='replicated', and the model function takes gradients of the "
-                'variables that tf.trainable_variables() lists: tower %d reads copies of them, so '
+                'variables that tf.trainable_variables() lists: tower %d reads replicas of them, '
+                'so '
                 'that they are missing from its loss. Take them of the variables that '
                 "tf.get_variable returns, or use another variable_device." % index)
 
@@ -354,9 +354,9 @@ class TowerBuilder:
             self.own_state.move_to(index, operations)
         self.inline_updates.settle(
             index, operations, fetches, {variable.op.name for variable in
-                                         self.own_state.variables + self.own_state.copies
+                                         self.own_state.variables + self.own_state.of_other_towers
                                          + tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)},
-            frozenset() if self._replicas is None else self._replicas.copied())
+            frozenset() if self._replicas is None else self._replicas.names())
 
     def _cut_into_stages(self, index, operations, device, root):
         variables = variables_read(operations, self._shared.owned, self._shared.created)
@@ -369,7 +369,7 @@ class TowerBuilder:
             self.stage_cuts = cuts
 
 def _device_of_loss(loss, device):
-    """Where what is done to the loss is: with it, at the end of a model of several stages."""
+    """The device for operations on the loss: the loss's own in a tower of several stages."""
     there = flat(loss)[0].op.device
     return TowerDevice(there, stages_of(device)) if there in stages_of(device) else (
         TowerDevice(device))

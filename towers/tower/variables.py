@@ -1,9 +1,9 @@
 """One set of variables for all towers, each pinned to its device, whichever call creates it.
 
-`tf.get_variable` shares by name: the later towers run under `reuse=True`. Whatever creates its
-variables directly (`tf.Variable`, Keras layers) knows no reuse: there the later towers are handed
-the first tower's variables in the order in which they were created. `tf.variable_creator_scope`
-sees every creation of either kind, so it is also the one place that pins them.
+`tf.get_variable` shares by name: the later towers run under `reuse=True`. Code that creates its
+variables directly (`tf.Variable`, Keras layers) knows no reuse: there the later towers get the
+first tower's variables in the order in which they were created. `tf.variable_creator_scope` sees
+every creation of either kind, so variables are pinned to their devices there.
 """
 
 import collections
@@ -23,7 +23,7 @@ DirectVariable = collections.namedtuple('DirectVariable', 'requested_name variab
 """A variable that was not made by `get_variable`, and the name that was asked for."""
 
 _IN_A_CALL = ('towers_shared_variables',)
-"""Key, no string as those of TF's own stores, so that no meta graph holds it."""
+"""A key that is no string, like the keys of TF's own stores, so that no meta graph holds it."""
 
 
 class SharedVariables:
@@ -31,10 +31,10 @@ class SharedVariables:
 
     Attributes:
       created: variables that the first tower made, in order.
-      direct: `DirectVariable`s of the first tower, in order of creation; those of an earlier build
-        that it was handed included.
-      owned: names of the operations that were made with the variables, as parts of them: initial
-        values, initializers, reads.
+      direct: `DirectVariable`s of the first tower, in order of creation, with those that it got
+        from an earlier build.
+      owned: names of the operations that are parts of the variables: initial values, initializers,
+        reads.
       joined: set of `(key, id of a variable)`: the collections that variables joined as they were
         made.
     """
@@ -44,13 +44,13 @@ class SharedVariables:
         """
         Args:
           placement: a `Placement`, which names the device of each new variable.
-          scope: name of the variable scope to build under, or None for the one of the caller.
+          scope: name of the variable scope to build under, or None for the caller's scope.
           reuse: for the first tower: None, True or `tf.AUTO_REUSE`, as in `tf.variable_scope`.
-          earlier: `DirectVariable`s of an earlier build that the first tower is to be handed.
-          replicas: `Replicas`, whose copies the later towers get; None where all share one set.
+          earlier: `DirectVariable`s of an earlier build, which the first tower gets.
+          replicas: `Replicas`, which the later towers get; None where all share one set.
           on_creation: context manager without arguments, entered around each `get_variable` of the
             first tower; or None.
-          left_over: `Attempt`, of whose variables the first tower may use some; or None.
+          left_over: `Attempt`, whose left-over variables the first tower may use; or None.
         """
         self.created = []
         self.direct = []
@@ -118,17 +118,20 @@ class SharedVariables:
                 if self._replicas is None or 'Unsuccessful at finding variable' not in str(error):
                     raise
                 raise SharedVariableError(
-                    "tower %d has copies of the variables, since variable_device='replicated', and "
+                    "tower %d has replicas of the variables, since variable_device='replicated', "
+                    'and '
                     'a function with a gradient of its own (tf.custom_gradient, tf.recompute_grad) '
                     'uses one: TensorFlow looks for such variables among the global ones, where '
-                    'copies are not. Pass another variable_device, or give the function the '
+                    'replicas are not. Pass another variable_device, or give the function the '
                     "variable's value as an argument." % index) from error
         if index and self._pending:
             self._check_left_out(made.operations)
 
     def number_slots_on(self):
-        """Lets slots be numbered on from those that the model function has made, with an optimizer
-        of its own, as on one device: that tower's scopes have been forgotten for the others'."""
+        """Continues the numbers of slots after those of the model function's own optimizer.
+
+        So it is on one device; here the scopes of the first tower were reset for the other towers.
+        """
         variables = tuple(variable.op.name + '/' for variable in tf.global_variables())
         compat.note_opened_scopes(self._graph, {
             name: count for name, count in self._opened.items() if name.startswith(variables)})
@@ -167,7 +170,7 @@ class SharedVariables:
         if self._tower and tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ()):
             name = self._local_of_first_tower(name)
         if self._tower and isinstance(kwargs.get('initializer'), tf.Tensor):
-            # Where it makes a variable TF takes the type from it, and the default's to find one.
+            # To make a variable, TF takes the dtype of its initial value; to find one, the default.
             kwargs['dtype'] = kwargs['initializer'].dtype.base_dtype
         self._get_variable_calls.append(name)
         try:
@@ -184,7 +187,7 @@ class SharedVariables:
             self._get_variable_calls.pop()
 
     def _got(self, getter, name, args, kwargs):
-        """What `get_variable` gives; a template may reuse what a build that failed has left."""
+        """What `get_variable` gives; a template may reuse a variable of a build that failed."""
         try:
             return getter(name, *args, **kwargs)
         except ValueError as error:
@@ -206,7 +209,7 @@ class SharedVariables:
     def _local_of_first_tower(self, name):
         """The first tower's name for a local variable that may be named after its tower or call.
 
-        The tower gets that variable, or its own in its place, see `own_state`.
+        The tower gets the variable of that name, or its own one in its place, see `own_state`.
         """
         known = [name for name in self._local if name not in self._asked]
         if name not in self._local:
@@ -217,12 +220,12 @@ class SharedVariables:
         return name
 
     def _for_tower(self, variable):
-        """What the tower uses for a variable that it shares: its own copy where there are any."""
+        """The variable that the tower reads for a shared one: its replica where there is one."""
         return variable if self._replicas is None else self._replicas.of_part(
             variable, self._tower)
 
     def _explain(self, name, first_line):
-        """What to tell of TF's error at a `get_variable`; None if it is not about sharing."""
+        """The text of an error for TF's error at a `get_variable`; None if not about sharing."""
         if 'already exists' in first_line and not self._tower:
             if any(variable.op.name == name or variable.op.name.startswith(name + '/part_')
                    for variable in self.created):
@@ -325,7 +328,7 @@ class SharedVariables:
         return self._for_tower(first.variable)
 
     def _first_that_agrees(self, requested):
-        """The next variable of that name; those before it may be kept by the model function."""
+        """The next variable of that name; the model function may have kept the ones before."""
         for each in self._pending:
             if each.requested_name == requested:
                 return each
@@ -353,9 +356,9 @@ class SharedVariables:
 
 
 def _away_from_operations():
-    """A scope without `tf.colocate_with(activation)`, which would drag a variable to one tower.
+    """A scope without `tf.colocate_with(activation)`, which would put a variable onto one tower.
 
-    With another variable it stays: slots and averages are with theirs.
+    `tf.colocate_with(variable)` stays: slots and averages are on their variable's device.
     """
     graph = tf.get_default_graph()
     if all(op.type in VARIABLE_OPS for op in compat.colocated_with(graph)):
@@ -373,7 +376,7 @@ def _is_trainable(kwargs):
 
 @contextlib.contextmanager
 def outside_of_calls(graph):
-    """Within it, in a tower's call, new variables are none of the model's: an optimizer's slots."""
+    """The scope, in a tower's call, of variables that are not the model's: an optimizer's slots."""
     calls = graph.get_collection_ref(_IN_A_CALL)
     kept = list(calls)
     calls[:] = []
@@ -410,15 +413,15 @@ def slot_creator(placement, variables, created):
 
 
 def owner_by_name(name, by_name):
-    """The variable under whose name a slot's name lies (`dense/kernel` of `dense/kernel/Adam`).
+    """The variable whose name a slot's name extends (`dense/kernel` for `dense/kernel/Adam`).
 
     Args:
       name: the slot's name.
       by_name: dict from operation names of variables to the variables.
 
     Returns:
-      The variable with the longest such name, or None. Scopes around `apply_gradients` come before
-      that name.
+      The variable with the longest such name, or None. Scopes around `apply_gradients` may stand
+      before it.
     """
     parts = name.split('/')
     for start in range(len(parts) - 1):
@@ -430,7 +433,7 @@ def owner_by_name(name, by_name):
 
 
 def _wanted_shape_and_dtype(kwargs, first):
-    """Shape and dtype that a creation without get_variable asks for; its value never runs."""
+    """The shape and dtype that a direct creation asks for; its initial value never runs."""
     initial = kwargs.get('initial_value')
     dtype, shape = kwargs.get('dtype'), kwargs.get('shape')
     if callable(initial) and (shape is None or dtype is None):

@@ -1,8 +1,8 @@
 """The order of reads and writes of shared variables: tower 0 writes after every tower has read.
 
-A model that reads a variable, and then writes it in its forward pass, reads what the step before
-has written. In N towers only the first one writes; here its write is made to wait until all towers
-have read.
+A model that reads a variable, and then writes it in its forward pass, reads the value that the step
+before has written. Of N towers only the first one writes; its write waits until all towers have
+read.
 """
 
 import collections
@@ -19,9 +19,9 @@ from towers.placement.variable_device import only_device
 
 
 def write_after_reads(towers, graph):
-    """Makes the first tower write after the others have read, as it has itself.
+    """Makes each write of the first tower wait for the other towers' reads, as for its own.
 
-    What has read after the write, another tower's included, is left as it is.
+    A read that already waits for the write, in any tower, is left as it is.
 
     Args:
       towers: list of all `Tower`s, two at least.
@@ -49,18 +49,18 @@ def write_after_reads(towers, graph):
     after = graph_walk.reachable_from([gate for _, gate in pairs], operations, control=True)
     waits_for = collections.OrderedDict()
     for end, gate in pairs:
-        if end.name not in after:  # so that nothing comes to wait for itself
+        if end.name not in after:  # else an operation would wait for itself
             waits_for.setdefault(gate, []).extend(to_wait_for(end, finder))
     for gate, waited in waits_for.items():
         compat.add_control_inputs(gate, _each_once(waited))
-    for end, gate in pairs:  # Which may be after another variable's write.
+    for end, gate in pairs:  # `end` may come after another variable's write.
         if end.name in after and gate.name not in {
                 op.name for op in graph_walk.step_operations([end])}:
             compat.add_control_inputs(gate, to_wait_for(end, finder))
 
 
 def _readers(towers, written, frames, finder):
-    """{name of a variable: [(operation that reads it, [what is run once it has])]} of towers."""
+    """{name of a variable: [(operation that reads it, [operations after which it has read])]}."""
     readers = collections.defaultdict(list)
     for tower in towers:
         trains = None
@@ -73,7 +73,7 @@ def _readers(towers, written, frames, finder):
                 continue
             ends = frames.ends(op)
             if ends != [op]:
-                # Not what only predictions need: a step that trains does not run it.
+                # Not operations that only predictions need: a training step does not run them.
                 trains = trains or {each.name for each in graph_walk.step_operations(
                     _fetches(tower._replace(predictions=None)))}
                 ends = [end for end in ends if end.name in trains]
@@ -83,7 +83,7 @@ def _readers(towers, written, frames, finder):
 
 
 def _sources(tensor, tower):
-    """The variables that a tensor is, or that it holds the value of from outside of the tower."""
+    """The variables that a tensor from outside of the tower is or holds the values of."""
     if not tensor.op.name.startswith(tower.name_scope):
         return read_from(tensor)
     source = variable_op(tensor) if is_variable(tensor) else None
@@ -96,9 +96,10 @@ def _hands_on(op):
 
 
 def _gates(op, names, frames):
-    """The operations that have to wait in order that one writes variables later.
+    """The operations that have to wait so that `op` writes its variables later.
 
-    Nothing in a loop can wait for what is outside: there it is what leads the variable in.
+    An operation in a loop cannot wait for one outside: there the operations that lead the variable
+    into the loop wait.
     """
     if frames.is_outside(op):
         return [op]
@@ -115,11 +116,11 @@ def _gates(op, names, frames):
 
 
 def to_wait_for(op, finder):
-    """The operation; of one that calls functions, a branch of control flow v2 say, its values too.
+    """The operations to wait for: `op`, and its values if it calls functions (control flow v2).
 
-    TensorFlow puts the bodies in place of the call. What waits for an `If` then waits for neither
-    the reads nor the writes of its branches (measured on 1.15.5 and 2.21), but for its condition
-    alone; what waits for the values of an `If` waits for what they are computed from.
+    TensorFlow inlines the functions. An operation that waits for an `If` then waits for its
+    condition alone, and for no read or write of its branches (measured on 1.15.5 and 2.21); one
+    that waits for the values of the `If` waits for what they are computed from.
 
     Args:
       op: an operation in no loop and no branch of control flow v1.
@@ -136,7 +137,7 @@ def to_wait_for(op, finder):
 
 
 def _fetches(tower):
-    """What a step needs of a tower besides its updates."""
+    """The tensors that a step needs of a tower besides its updates."""
     leaves = tf.nest.flatten([tower.loss, tower.data_loss, tower.predictions,
                               [gradient for gradient, _ in tower.pairs]],
                              expand_composites=True)

@@ -1,4 +1,4 @@
-"""The copies of a Keras model, one a device: inputs cut, the model called, outputs merged."""
+"""A Keras model in towers, one a device: inputs cut, the model called, outputs merged."""
 
 import tensorflow.compat.v1 as tf
 
@@ -11,15 +11,15 @@ from towers.tower.outputs import weighted_mean
 MERGED_ON = '/device:CPU:0'
 
 
-class Copies:
-    """Copies of one Keras model in the towers of builds without an optimizer.
+class KerasTowers:
+    """One Keras model in the towers of builds without an optimizer.
 
     A plain object, so that Keras, which takes over every layer that is an attribute of a layer,
     does not count the model twice.
 
     Attributes:
-      model: the Keras model, whose weights all copies share.
-      devices: canonical names, one a copy.
+      model: the Keras model, whose weights all towers share.
+      devices: canonical names, one a tower.
       builds: `BuiltTowers` of each call, the one on the model's own inputs first.
       updates: `[(layer, op)]` of the first towers: batch norm's, and what else layers update.
     """
@@ -33,7 +33,7 @@ class Copies:
                              allow_repeated_devices=allow_repeated_devices)
 
     def on(self, inputs, masks, training):
-        """Calls every copy on its part of the batch.
+        """Calls the model in every tower on its part of the batch.
 
         Args:
           inputs: list of tensors [batch, …], in the order of the model's inputs.
@@ -46,7 +46,7 @@ class Copies:
         """
         records = []
 
-        def call_copy(inputs, masks):
+        def call_model(inputs, masks):
             with record_keras_calls() as record, compat.autograph_of_layers():
                 outputs = _call(self.model, inputs, masks, training)
             records.append(record)
@@ -62,7 +62,7 @@ class Copies:
                 inputs, masks = ([_padded(each, padded) for each in nest]
                                  for nest in (inputs, masks))
             # By calls, as clones of loops have no gradient.
-            built = build_towers(call_copy, (inputs, masks), None, self.devices, 'mean',
+            built = build_towers(call_model, (inputs, masks), None, self.devices, 'mean',
                                  remainder='weight', copies='reuse', **self._options)
             with only_device(MERGED_ON):
                 merged = {key: [_unpadded(each, count, padded) for each in built.predictions[key]]
@@ -95,18 +95,18 @@ def _batch_size(tensor):
     return tf.shape(tensor)[0] if static is None else static
 
 
-def _padded_size(tensor, num_copies):
-    """The size of a batch in which every copy has an example, None if this one is such."""
+def _padded_size(tensor, num_towers):
+    """The size of a batch in which every tower has an example; None where this one is as large."""
     size = _batch_size(tensor)
     if isinstance(size, int):
-        return None if size >= num_copies else num_copies
-    return None if num_copies == 1 else tf.maximum(size, num_copies)
+        return None if size >= num_towers else num_towers
+    return None if num_towers == 1 else tf.maximum(size, num_towers)
 
 
 def _padded(tensor, size):
     """The batch, with its first example again at the end as often as is needed for that size.
 
-    No copy is empty then: a mean over nothing, NaN, would stay in batch norm's statistics.
+    No tower is empty then: a mean over nothing, NaN, would stay in batch norm's statistics.
     """
     if tensor is None or size is None:
         return tensor
@@ -128,10 +128,10 @@ def _padded_sparse(tensor, missing):
     size, missing = tensor.dense_shape[0], tf.cast(missing, tf.int64)
     rows = tf.range(missing) + size
     per_row = tf.shape(first)[0]
-    copies = tf.tile(tf.gather(tensor.indices, first), [tf.cast(missing, tf.int32), 1])
+    repeated = tf.tile(tf.gather(tensor.indices, first), [tf.cast(missing, tf.int32), 1])
     new_rows = tf.reshape(tf.tile(rows[:, None], [1, per_row]), [-1, 1])
     return tf.SparseTensor(
-        tf.concat([tensor.indices, tf.concat([new_rows, copies[:, 1:]], 1)], 0),
+        tf.concat([tensor.indices, tf.concat([new_rows, repeated[:, 1:]], 1)], 0),
         tf.concat([tensor.values, tf.tile(tf.gather(tensor.values, first),
                                           [tf.cast(missing, tf.int32)])], 0),
         tf.concat([tensor.dense_shape[:1] + missing, tensor.dense_shape[1:]], 0))
@@ -145,7 +145,7 @@ def _with_batch_dimension(output, rows):
 
 
 def _unpadded(output, count, padded):
-    """Without what comes of examples that were repeated; they are the last ones."""
+    """The output without the rows of repeated examples, which are the last ones."""
     if output is None or padded is None or not isinstance(output, tf.Tensor):
         return output
     rows = tf.shape(output)[0]
@@ -156,7 +156,7 @@ def _unpadded(output, count, padded):
 
 
 def _weights(towers, count):
-    """Which part of the batch's examples is each tower's, of those that are not repeated."""
+    """Each tower's share of the batch, without repeated examples."""
     if len(towers) == 1:
         return [1.]
     return [tf.cast(tower.size * tf.cast(tower.index < count, tf.int32), tf.float64)
