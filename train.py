@@ -133,8 +133,8 @@ START = Position(0, 0)
 def find_position(cluster=None):
     """The `Position` of the run in --train_dir, from its newest checkpoint.
 
-    Workers that save nothing need it as well: where a schedule and the run end goes by it. They only
-    look, while the chief holds the folder; one that does not share it begins at 0.
+    Workers that save nothing need it as well: the end of a schedule and of the run is reckoned from
+    it. They only look, while the chief holds the folder; one that does not share it begins at 0.
     """
     if not os.path.isdir(train_dir()):
         return START

@@ -25,7 +25,7 @@ def build_mirrored_graph(workload, arrays, num_towers, threads=None):
             return loss, optimizer.apply_gradients(
                 optimizer.compute_gradients(loss * (1. / num_towers)))
 
-        losses, trained = _run(strategy)(replica, args=(iterator.get_next(),))
+        losses, trained = run_on_replicas(strategy)(replica, args=(iterator.get_next(),))
         loss = strategy.reduce(tf.distribute.ReduceOp.MEAN, losses, axis=None)
         updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
         train_op = tf.group(*[part for each in [trained] + updates
@@ -70,7 +70,7 @@ class FunctionProgram:
 
         @tf.function(autograph=False)  # the models have no Python control flow to convert
         def step():
-            losses = _run(self._strategy)(replica, args=(next(batches),))
+            losses = run_on_replicas(self._strategy)(replica, args=(next(batches),))
             return self._strategy.reduce(tf.distribute.ReduceOp.MEAN, losses, axis=None)
 
         self._function = step
@@ -124,7 +124,7 @@ def _synchronization(trainable):
     return tf.VariableSynchronization.AUTO
 
 
-def _run(strategy):
+def run_on_replicas(strategy):
     """The method that runs a function on every replica, under its name of this version."""
     return getattr(strategy, 'run', None) or strategy.experimental_run_v2
 

@@ -67,12 +67,23 @@ def measured_peaks(case, num_stages):
                 session.run(built.train_op, dict(zip(inputs, (images, targets))),
                             options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE),
                             run_metadata=metadata)
-                for device in metadata.step_stats.dev_stats:
-                    task = re.search(r'/task:(\d+)/', device.device)
-                    for node in device.node_stats if task else ():
-                        for memory in node.memory:
-                            number = int(task.group(1))
-                            peaks[number] = max(peaks[number], memory.allocator_bytes_in_use)
+                peaks = [max(pair) for pair in zip(peaks, peaks_of(metadata, num_stages))]
+    return peaks
+
+
+def peaks_of(metadata, num_workers):
+    """Bytes in use at the most on each worker, of one traced step; a list by their numbers.
+
+    Raises:
+      ValueError: a worker's allocator said nothing.
+    """
+    peaks = [0] * num_workers
+    for device in metadata.step_stats.dev_stats:
+        task = re.search(r'/task:(\d+)/', device.device)
+        for node in device.node_stats if task else ():
+            for memory in node.memory:
+                number = int(task.group(1))
+                peaks[number] = max(peaks[number], memory.allocator_bytes_in_use)
     if not all(peaks):
         raise ValueError('the allocators of the workers counted %s bytes' % peaks)
     return peaks

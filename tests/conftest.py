@@ -73,7 +73,7 @@ def mark_every_other_kind(items):
         kinds = [values.pop(name) for name in KINDS_OF_VARIABLES if name in values]
         if len(kinds) == 1 and item.get_closest_marker('slow') is None:
             of_both = item.nodeid.partition('[')[0], tuple(
-                (name, id(value)) for name, value in sorted(values.items(), key=lambda each: each[0]))
+                (name, id(values[name])) for name in sorted(values))
             cases.setdefault(of_both, {})[kinds[0] in (True, 'resource')] = item
     turns = collections.Counter()
     for (name, _), pair in cases.items():

@@ -342,7 +342,7 @@ def initialize_with(variable, value, as_initial_value=False):
 def initializer_of(variable):
     """The operation that gives a variable its initial value, or None.
 
-    For a reference variable that `tf.train.init_from_checkpoint` has set, `initializer` is a tensor.
+    Where `tf.train.init_from_checkpoint` has set a reference variable, `initializer` is a tensor.
     """
     return getattr(variable.initializer, 'op', variable.initializer)
 

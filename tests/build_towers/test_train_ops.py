@@ -286,7 +286,8 @@ def test_errors(arguments, text):
 def test_losses_that_are_not_under_loss():
     with tf.Graph().as_default(), pytest.raises(towers.ModelFunctionError) as error:
         towers.build_towers(lambda x: gan(x)['loss'], tf.constant(BATCH), optimizers(), 2)
-    assert ("returned the losses 'discriminator', 'generator' themselves: expected them under 'loss', "
+    assert ("returned the losses 'discriminator', 'generator' themselves: expected them under "
+            "'loss', "
             "return {'loss': {'discriminator': …, 'generator': …}}") in str(error.value)
 
 

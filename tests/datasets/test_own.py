@@ -146,7 +146,8 @@ def test_labels_that_are_no_numbers_of_classes(own):
     ('label', 'train_batches of m:label gives the label 8: expected 0 to 2'),
     ('short', 'train_batches of m:short gives a batch of 2: expected the 4 of its argument '
               'batch_size, from drop_remainder=True'),
-    ('column', 'train_batches of m:column gives labels of rank 2: expected 1, the number of a class '
+    ('column', 'train_batches of m:column gives labels of rank 2: expected 1, the number of a '
+               'class '
                'for each image'),
     ('eval_label', 'eval_batches of m:eval_label gives the label -1: expected 0 to 2')])
 def test_a_batch_that_is_not_what_it_has_to_be(own, name, text):

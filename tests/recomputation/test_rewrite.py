@@ -364,7 +364,7 @@ def test_a_gradient_that_comes_into_a_block_and_is_a_variables_own():
 
 @pytest.mark.parametrize('gate', [tf.train.Optimizer.GATE_NONE, tf.train.Optimizer.GATE_OP])
 def test_segments_do_not_wait_for_each_other(gate):
-    """A small product of two branches: the gradient of each takes what is computed again of both."""
+    """A small product of two branches: the gradient of each takes recomputed values of both."""
     def model(images):
         rows = tf.reshape(images, [36, 24])
         branches = []

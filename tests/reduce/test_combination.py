@@ -123,13 +123,13 @@ def test_one_tower_is_returned_unchanged_without_an_operation():
 @pytest.mark.parametrize('shape', [None, [4, 2]])
 def test_sparse_gradients_stay_sparse_with_their_rows(shape):
     table = variable('table', [4, 2], device='/cpu:2')
-    gradients = [[(rows([[1., 2.], [3., 4.]], [3, 0], shape, 0), table)],
+    gradients = [[(rows([[1., 2.], [3., 4.], [5., 6.]], [3, 0, 3], shape, 0), table)],
                  [(rows([[10., 20.]], [3], shape, 1), table)]]
     ((gradient, _),), made = operations_of(lambda: combine_gradients(gradients))
     assert isinstance(gradient, tf.IndexedSlices)
     values, indices = run([gradient.values, gradient.indices])
-    assert indices.tolist() == [3, 0, 3]
-    assert values.tolist() == [[1., 2.], [3., 4.], [10., 20.]]
+    assert indices.tolist() == [3, 0, 3, 3]
+    assert values.tolist() == [[1., 2.], [3., 4.], [5., 6.], [10., 20.]]
     assert gradient.values.device == gradient.indices.device == '/device:CPU:2'
     assert sorted(op.type for op in made) == ['ConcatV2'] * 2 + ['Const'] * 2  # two axes
     assert (gradient.dense_shape is None) == (shape is None)

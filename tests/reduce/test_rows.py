@@ -32,6 +32,9 @@ def test_each_row_once():
     (lambda ids: tf.reshape(tf.cast(tf.unique(ids)[0], tf.int64), [-1]), True),
     (lambda ids: tf.unique(ids)[1], False),  # places, which repeat
     (lambda ids: ids, False),
+    (lambda ids: tf.range(tf.shape(ids)[0]), True),
+    (lambda ids: tf.reshape(tf.constant([[3, 1], [0, 2]]), [-1]), True),
+    (lambda ids: tf.tile(tf.range(3), [2]), False),
     (lambda ids: tf.dynamic_partition(tf.unique(ids)[0] // 2, tf.unique(ids)[0] % 2, 2)[0], True),
     (lambda ids: tf.dynamic_partition(ids // 2, ids % 2, 2)[0], False),
     (lambda ids: tf.unique(ids)[0] // 2, False)])
@@ -70,8 +73,16 @@ def lookup(ids, table, kind):
     return found
 
 
-@pytest.mark.fast_only('towers-1-(mean|twice|and gather)|accumulate-2-weighted')
-@pytest.mark.parametrize('kind', ['mean', 'mod', 'weighted', 'twice', 'and gather'])
+def by_place(ids, table, kind):
+    """What a model takes of a table for the two places of its ids [n, 2]: [n, 3]."""
+    places = tf.constant([3, 1]) if kind == 'two places' else tf.range(tf.shape(ids)[1])
+    found = tf.nn.embedding_lookup(table, places)
+    return tf.reduce_sum(tf.cast(ids, tf.float64)[:, :, None] * found, 1)
+
+
+@pytest.mark.fast_only('towers-1-(mean|twice|and gather|two places)|accumulate-2-(weighted|places)')
+@pytest.mark.parametrize('kind', ['mean', 'mod', 'weighted', 'twice', 'and gather', 'places',
+                                  'two places'])
 @pytest.mark.parametrize('parts', [1, 2])
 @pytest.mark.parametrize('options', [{'num_towers': 4}, {'num_towers': 2, 'accumulate': 2}],
                          ids=['towers', 'accumulate'])
@@ -79,8 +90,10 @@ def test_a_norm_of_sparse_gradients_is_that_of_one_device(kind, parts, options):
     def model_fn(ids, targets):
         table = tf.get_variable('table', [7, 3], tf.float64, tf.random_normal_initializer(seed=1),
                                 partitioner=tf.fixed_size_partitioner(parts) if parts > 1 else None)
-        return tf.reduce_mean(tf.square(
-            tf.reduce_sum(lookup(ids, table, kind), 1, keepdims=True) - targets))
+        found = (by_place if 'places' in kind else lookup)(ids, table, kind)
+        return tf.reduce_mean(tf.square(tf.reduce_sum(found, 1, keepdims=True) - targets))
+    if kind == 'two places' and parts > 1:
+        pytest.skip('places in the parts of a variable are computed')
 
     def clip(pairs):
         clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 0.1)

@@ -239,9 +239,10 @@ def _fits(gradient, shape):
 def _join(slices):
     """The rows of all gradients, one after the other; see `parts_of_lookups` for the exception.
 
-    `tf.nn.embedding_lookup_sparse` looks up each id of its batch once. So its gradient on one
-    device has no row twice, and a norm of it, taken for clipping, counts no row twice. Here rows of
-    such lookups are added up, each row once.
+    `tf.nn.embedding_lookup_sparse` looks up each id of its batch once, and a lookup of
+    `tf.range(n)`, of places in a text, takes each row once for all examples. So their gradients on
+    one device have no row twice, and a norm of them, taken for clipping, counts no row twice. Here
+    rows of such lookups are added up, each row once.
     """
     parts = [parts_of_lookups(each) for each in slices]
     kinds = {tuple(part.is_unique for part in of_one) for of_one in parts}

@@ -2,6 +2,7 @@
 
 import collections
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 Part = collections.namedtuple('Part', 'slices is_unique')
@@ -14,7 +15,7 @@ Fields:
 
 # Operations with an output in which no number occurs twice, and the output's index. The gradients
 # of segment sums are the gradients of `embedding_lookup_sparse` on later TensorFlows.
-_UNIQUE = {'Unique': 0, 'UniqueV2': 0, 'UniqueWithCounts': 0, 'UniqueWithCountsV2': 0,
+_UNIQUE = {'Range': 0, 'Unique': 0, 'UniqueV2': 0, 'UniqueWithCounts': 0, 'UniqueWithCountsV2': 0,
            'SparseSegmentSumGradV2': 1, 'SparseSegmentMeanGradV2': 1,
            'SparseSegmentSqrtNGradV2': 1}
 _SAME_ROWS = frozenset(['Identity', 'Reshape', 'Cast', 'Squeeze', 'ExpandDims'])
@@ -46,6 +47,9 @@ def _is_unique(indices):
         tensor = tensor.op.inputs[0]
     if tensor.op.type == 'DynamicPartition':
         return _follows_from_unique(tensor.op.inputs[0])
+    if tensor.op.type == 'Const':  # such as the places of words in a text
+        numbers = tf.get_static_value(tensor)
+        return np.unique(numbers).size == numbers.size
     return _UNIQUE.get(tensor.op.type) == tensor.value_index
 
 
