@@ -61,7 +61,8 @@ def deep_stack(images, targets):
     return tf.reduce_mean(tf.square(net[:, 0] - tf.cast(targets, tf.float32)))
 
 
-def _model(name):
+def model_named(name):
+    """The model function of a case, of `(inputs, targets)`."""
     import tensorflow.compat.v1 as tf
     from benchmarks import workloads
 
@@ -107,7 +108,7 @@ def run_case(name, batch_size, num_towers):
     examples = random.randint(1000, size=shape) if tokens else random.rand(*shape)
     inputs = (tf.placeholder(tf.int64 if tokens else tf.float32, shape),
               tf.placeholder(tf.int64, [batch_size]))
-    built = towers.build_towers(_model(name), inputs, tf.train.MomentumOptimizer(1e-4, 0.9),
+    built = towers.build_towers(model_named(name), inputs, tf.train.MomentumOptimizer(1e-4, 0.9),
                                 num_towers, 'mean')
     begin = time.time()
     account = towers.memory_account(built)

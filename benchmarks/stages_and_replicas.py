@@ -27,6 +27,7 @@ class _Contender:
 
     def __init__(self, label, count):
         self.label, self.seconds, self.losses, self.peaks = label, [], [], None
+        self.close = lambda: None  # the session, while its workers are there: else it waits for them
         self.devices = ['/job:worker/task:%d/cpu:0' % task for task in range(count)]
 
     def begin(self, address, case, build):
@@ -45,6 +46,7 @@ class _Contender:
             session = tf.Session(address, config=tf.ConfigProto(allow_soft_placement=False))
             setters = [_set(copies_of(variable)) for variable in tf.global_variables()]
             session.run(setters)
+            self.close = session.close
             self._step = lambda **options: session.run([loss, train_op], feed, **options)[0]
             metadata = tf.RunMetadata()
             self.peaks = [0] * len(self.devices)
@@ -150,7 +152,9 @@ def measure(case, rounds):
     with contextlib.ExitStack() as running:
         for label, count, build in CONTENDERS:
             contender = _Contender(label, count)
-            contender.begin(running.enter_context(workers(count)), case, build)
+            address = running.enter_context(workers(count))
+            contender.begin(address, case, build)
+            running.callback(contender.close)
             contender.turn()
             contender.seconds = []
             found.append(contender)

@@ -94,15 +94,16 @@ def test_towers_without_a_gradient_and_a_gradient_of_no_tower(method):
 def test_sparse_gradients_stay_sparse_and_mixed_ones_become_dense(method, resource):
     table, mixed = variable('table', [4, 2]), variable('mixed', [3, 1])
     reduced = all_reduce(method, [
-        [(rows([[1., 2.], [3., 4.]], [3, 0], 0), table), (rows([[1.], [1.]], [2, 2], 0), mixed)],
+        [(rows([[1., 2.], [3., 4.], [5., 6.]], [3, 0, 3], 0), table),
+         (rows([[1.], [1.]], [2, 2], 0), mixed)],
         [(rows([[10., 20.]], [3], 1), table), (dense([[10.], [20.], [30.]], 1), mixed)]],
         [], cpus(2))
     (sparse, _), (total, _) = reduced.gradients
     assert isinstance(sparse, tf.IndexedSlices) and isinstance(total, tf.Tensor)
     assert all(each is sparse for each in reduced.on_towers['table'])
     values, indices, totals = run([sparse.values, sparse.indices, reduced.on_towers['mixed']], 2)
-    assert indices.tolist() == [3, 0, 3]
-    assert values.tolist() == [[1., 2.], [3., 4.], [10., 20.]]
+    assert indices.tolist() == [3, 0, 3, 3]
+    assert values.tolist() == [[1., 2.], [3., 4.], [5., 6.], [10., 20.]]
     assert [each.tolist() for each in totals] == [[[10.], [20.], [32.]]] * 2
     assert len([op for op in reductions() if op.type == 'CollectiveReduce']) == (
         2 if method == 'collective' else 0)  # of the mixed one

@@ -1,5 +1,7 @@
 """A look at the variables half-way through the model function: in every tower as on one device."""
 
+import threading
+
 import numpy as np
 import pytest
 from sample_models import switched
@@ -91,10 +93,17 @@ def test_what_the_first_call_did_not_look_at_is_seen_whole():
 def test_it_ends_with_the_call():
     def model_fn(x):
         raise KeyError('of the model')
-    before = tf.Graph.get_collection
     with pytest.raises(KeyError):
         build(model_fn, 2)
-    assert tf.Graph.get_collection is before
+    assert tf.get_default_graph().get_collection.__func__ is tf.Graph.get_collection
+
+
+def test_a_look_makes_no_collection():
+    def model_fn(x):
+        assert tf.get_collection('not there') == []
+        return tf.reduce_mean(x) * weight('w', [])
+    build(model_fn, 2, copies='reuse')
+    assert 'not there' not in tf.get_default_graph().get_all_collection_keys()
 
 
 @pytest.mark.parametrize('resource', [True, False])
@@ -121,3 +130,31 @@ def test_weights_from_a_checkpoint(tmpdir, resource, assignment, copies):
         for _ in range(20):
             session.run(built.train_op)
         assert session.run(built.loss) < expected / 2  # and no step loads it again
+
+
+def test_builds_in_threads_do_not_see_each_other():
+    """Each graph is looked at by its own build; none keeps anything of it."""
+    errors, begin = [], threading.Barrier(4)
+
+    def look(x):
+        first = tf.get_variable('first', [], tf.float64, tf.ones_initializer())
+        begin.wait(20)
+        seen = tf.trainable_variables()
+        second = tf.get_variable('second', [], tf.float64, tf.ones_initializer())
+        assert [each.op.name for each in seen] == ['first']
+        return tf.reduce_mean(x) * first * second
+
+    def work():
+        try:
+            with tf.Graph().as_default() as graph:
+                towers.build_towers(look, tf.ones([4], tf.float64),
+                                    tf.train.GradientDescentOptimizer(1.), 2, copies='reuse')
+                assert graph.get_collection.__func__ is tf.Graph.get_collection
+        except BaseException as error:
+            errors.append(error)
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors

@@ -41,23 +41,21 @@ class SeenVariables:
         functions go through; the collections themselves stay whole.
         """
         self._counts = collections.Counter()
-        bottom, kind = sys._getframe(2), _kind_with_get_collection(self._graph)
-        original = kind.get_collection
+        bottom, original = sys._getframe(2), self._graph.get_collection
 
-        def get_collection(graph, name, scope=None):
-            found = original(graph, name, scope)
-            if graph is not self._graph:
-                return found
+        def get_collection(name, scope=None):
+            found = original(name, scope)
             if isinstance(name, str) and name not in _MADE_IF_MISSING and not name.startswith('_'):
                 return self._as_then(index, name, found, bottom)
             if found and compat.is_variable_store_of_checkpoint(name, sys._getframe(1)):
                 return self._store_as_then(index, found, bottom)
             return found
-        kind.get_collection = get_collection
+        # On this graph alone: other threads may be building other graphs.
+        self._graph.get_collection = get_collection
         try:
             yield
         finally:
-            kind.get_collection = original
+            del self._graph.get_collection
             if not index:
                 self._made = {key: self._known(key) for key in {key for key, _, _ in self._noted}}
 
@@ -91,7 +89,8 @@ class SeenVariables:
         """What the call for the first tower has made so far: ids, or names of the store."""
         if key is None:
             return frozenset(compat.variables_by_name(self._graph))
-        return frozenset(id(entry) for entry in self._graph.get_collection_ref(key)
+        # Not `get_collection_ref`, which would make a collection that is not there.
+        return frozenset(id(entry) for entry in type(self._graph).get_collection(self._graph, key)
                          if _is_variable(entry))
 
 
@@ -107,11 +106,6 @@ def _place(bottom):
         place.append((frame.f_code, frame.f_lasti))
         frame = frame.f_back
     return tuple(place)
-
-
-def _kind_with_get_collection(graph):
-    """The class that a graph has the method from; an object of TF 2's takes no method."""
-    return next(kind for kind in type(graph).__mro__ if 'get_collection' in vars(kind))
 
 
 def _is_variable(entry):
