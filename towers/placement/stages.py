@@ -73,6 +73,11 @@ def place_forward(operations, device):
                     b'loc:@' + op.name.encode()]):
             if op.device in stages:
                 placed[op.name] = op.device
+            elif not op.device:  # a TensorArray's, which hands on data of the loop that fills it
+                handed_on = [placed[tensor.op.name] for tensor in op.inputs
+                             if tensor.op.name in placed]
+                if handed_on:
+                    placed[op.name] = max(handed_on, key=stages.index)
             continue
         known = [placed[tensor.op.name] for tensor in op.inputs if tensor.op.name in placed]
         placed[op.name] = max(known, key=stages.index) if known else stages[0]
@@ -109,7 +114,8 @@ def check_stages(operations, device):
         # TensorFlow keeps some operations with a variable, wherever the variable is.
         is_free = op.colocation_groups() == [b'loc:@' + op.name.encode()]
         for tensor in op.inputs if op.device in stages and is_free else ():
-            if tensor.dtype != tf.resource and tensor.op.device in stages and (
+            if tensor.dtype != tf.resource and tensor.op.type != 'Const' and (
+                    tensor.op.device in stages) and (
                     stages.index(tensor.op.device) > stages.index(op.device)):
                 raise ModelFunctionError(
                     'operation %s of stage %d takes %s of stage %d, so that the stages wait for '

@@ -111,9 +111,19 @@ def check_order(fetches):
 
 
 def waits_for(op):
-    """Names of the operations that an operation waits for, without the back edges of a loop."""
-    return {tensor.op.name for tensor in op.inputs if tensor.op.type not in _BACK} | {
+    """Names of the operations that an operation waits for, without the back edges of a loop.
+
+    An operation that leads out of a loop waits for all that leads into the next turn: no turn begins
+    before all of the one `parallel_iterations` earlier is over, pushes onto stacks included.
+    """
+    names = {tensor.op.name for tensor in op.inputs if tensor.op.type not in _BACK} | {
         other.name for other in op.control_inputs if other.type not in _BACK}
+    if op.type in ('Exit', 'RefExit') and len(op.inputs[0].op.inputs) == 2:
+        condition = op.inputs[0].op.inputs[1]  # of the Switch that the loop is left by
+        for switch in condition.consumers():
+            names.update(tensor.op.name for tensor in switch.inputs[0].op.inputs
+                         if tensor.op.type in _BACK)
+    return names
 
 
 _BACK = frozenset(['NextIteration', 'RefNextIteration'])

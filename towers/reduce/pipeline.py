@@ -94,7 +94,7 @@ def _by_stage(part, stages):
             if op.name.startswith(part.name_scope) and op.type not in FREE and op.device in stages]
     again = part.name_scope + 'recompute'
     # The gradient of a loop of control flow v2 makes the loop anew, for the forward pass as well.
-    forward = graph_walk.ancestors([part.data_loss])
+    forward = _needed_by(part.data_loss.op)
     for op in step:
         is_backward = op.name not in forward and (
             op.name in part.backward or op.name.startswith(again))
@@ -102,6 +102,20 @@ def _by_stage(part, stages):
     check_stages([op for (what, _), each in groups.items() if what == 'forward' for op in each],
                  part.device)
     return groups
+
+
+def _needed_by(end):
+    """The names of the operations that have to run before one can, itself included.
+
+    The stacks on which a loop keeps values for its gradient are among them, though the gradient has
+    made them: the loop pushes in every turn.
+    """
+    names, stack = {end.name}, [end]
+    while stack:
+        for name in waits_for(stack.pop()) - names:
+            names.add(name)
+            stack.append(end.graph.get_operation_by_name(name))
+    return names
 
 
 def _added(present, variable):

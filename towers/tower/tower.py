@@ -11,6 +11,7 @@ from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.variable_access import variables_read
 from towers.nonfinite import checked_loss
+from towers.placement.loop_arrays import keep_arrays_with_readers
 from towers.placement.stages import place_forward, says_stages
 from towers.placement.tower_device import (BackwardDevice, TowerDevice, keep_reads_in_loops,
                                            keep_with_tower, stages_of)
@@ -226,6 +227,7 @@ class TowerBuilder:
         if not is_cut or says_stages(made.operations):
             place_forward(made.operations, device)
         keep_reads_in_loops(made.operations)
+        keep_arrays_with_readers(made.operations, device)
         self.losses.note_call(
             index, made.operations, sources, output.loss, root,
             *(() if self._replicas is None else (tf.trainable_variables(),
