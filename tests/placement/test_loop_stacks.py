@@ -74,3 +74,24 @@ def test_as_on_one_device(model_fn, make, options):
     assert sorted(found) == sorted(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+def test_a_loop_of_one_stage_whose_weights_are_on_the_stages():
+    def model_fn(x, y):
+        net = x
+        with tf.variable_scope('net', use_resource=True):
+            for layer in range(3):
+                with tf.variable_scope('layer%d' % layer):
+                    weights = tf.get_variable('weights', [net.shape[-1], 4], tf.float64)
+                    again = tf.get_variable('again', [4, 4], tf.float64)
+                _, net = tf.while_loop(
+                    lambda turn, net: turn < 3,
+                    lambda turn, net, again=again: (turn + 1, tf.tanh(tf.matmul(net, again))),
+                    [0, tf.tanh(tf.matmul(net, weights))])
+        return tf.reduce_mean(tf.square(tf.reduce_sum(net, 1) - y))
+    random = np.random.RandomState(0)
+    with switched('control_flow_v2', False):
+        report = towers.check_towers(
+            model_fn, (random.randn(8, 3), random.randn(8)), stages='auto',
+            variable_device='stage', devices=[['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']])
+    assert report.equal, report

@@ -9,9 +9,10 @@ _ON_STACK = frozenset(['StackPushV2', 'StackPopV2'])
 def keep_stacks_with_loops(operations):
     """Puts the stacks of variables' values on the device of the operations that push and pop.
 
-    TensorFlow colocates a stack with the value that it keeps. A resource variable that is read in
-    the loop is read on the variable's device, but the pushes are on the tower's device, and a stack
-    has to be on the device of its pushes: else the session says "Cannot colocate nodes … f_acc".
+    TensorFlow colocates a stack, and its size, with the value that it keeps. A resource variable
+    that is read in the loop is read on the variable's device, but the pushes are on the tower's
+    device, and a stack has to be on the device of its pushes: else the session says "Cannot
+    colocate nodes … f_acc".
 
     Args:
       operations: the operations that taking gradients has made.
@@ -23,7 +24,8 @@ def keep_stacks_with_loops(operations):
         devices = {user.device for user in users}
         if len(devices) != 1 or '' in devices:
             continue
-        for each in [op] + handed_on:
+        size = [tensor.op for tensor in op.inputs if tensor.op.type == 'Const']
+        for each in [op] + size + handed_on:
             if any(map(_is_on_variables_device, _others(each))):
                 compat.set_device(each, users[0].device)
                 compat.set_colocation(each, [b'loc:@' + each.name.encode()])
