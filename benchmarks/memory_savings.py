@@ -8,7 +8,8 @@ and sixteen times as deep, too, for how the memory of activations grows. Accumul
 and 16 micro-batches of one size. Memory is the peak of TensorFlow's counting allocator, activations
 the peak less what parameters and slots hold between steps. Time is the median of ratios, in turns
 within one process, with the least and the greatest; of accumulation, the gradient of k micro-batches
-over k times the gradient of one, both without the update. A case is a process of its own.
+over k times the gradient of one, both without the update. What is timed together is one process;
+each peak is of a process of its own.
 """
 
 import argparse
@@ -55,7 +56,7 @@ def _model(name):
 
 
 class _Program:
-    """A build in a graph and a session of its own, its memory measured."""
+    """A build in a graph and a session of its own."""
 
     def __init__(self, case, batch, **options):
         import numpy as np
@@ -68,94 +69,107 @@ class _Program:
                       tf.placeholder(tf.int64, [batch]))
             self._feed = {inputs[0]: random.rand(batch, *case.shape),
                           inputs[1]: np.zeros(batch, np.int64)}
-            begin = time.time()
-            built = towers.build_towers(_model(case.model), inputs,
-                                        tf.train.MomentumOptimizer(1e-4, 0.9), 1, 'mean', **options)
-            self.build_seconds = time.time() - begin
-            self.gradients = tf.group(*[gradient for gradient, _ in built.gradients])
-            self.train_op = built.train_op
+            self._built = towers.build_towers(
+                _model(case.model), inputs, tf.train.MomentumOptimizer(1e-4, 0.9), 1, 'mean',
+                **options)
+            self.train_op = self._built.train_op
+            # A number of each: TensorFlow leaves out what is only waited for.
+            self.gradients = tf.add_n([tf.reduce_sum(tf.convert_to_tensor(gradient))
+                                       for gradient, _ in self._built.gradients])
             # What stays between steps: variables, trained or not, and slots.
             self.kept = sum(variable.get_shape().num_elements() * variable.dtype.base_dtype.size
                             for variable in tf.global_variables())
-            self._session = tf.Session(config=towers.session_config(built.devices))
+            self._session = tf.Session(config=towers.session_config(self._built.devices))
             self._session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-            self.peak = towers.measure_memory(built, self._feed, session=self._session).peak
+
+    def peak(self):
+        """Bytes in use at the most, in a step."""
+        import towers
+        return towers.measure_memory(self._built, self._feed, session=self._session).peak
 
     def seconds(self, operation, steps=1):
-        """Seconds a step, after one that is not timed."""
+        """Seconds a step."""
         begin = time.monotonic()
         for _ in range(steps):
             self._session.run(operation, self._feed)
         return (time.monotonic() - begin) / steps
 
-    def close(self):
-        self._session.close()
 
-
-def recomputation(name, rounds):
-    """One network without and with recomputation; a dict."""
+def variants(name):
+    """`(Case, [(batch, options of build_towers)])`: the first is what the others are held to."""
+    if name == 'accumulate':
+        return ACCUMULATED, [(ACCUMULATED.batch * count, {'accumulate': count})
+                             for count in _MICRO_BATCHES]
     case = RECOMPUTED[name]
-    found, programs = {}, []
-    for label, options in (('plain', {}), ('recomputed', {'recompute': 'auto'})):
-        program = _Program(case, case.batch, **options)
-        # Peaks of two sessions of one process would add up: the first one's is known by now.
-        found[label] = dict(peak=program.peak - sum(other.kept for other in programs),
-                            kept=program.kept, build_seconds=program.build_seconds)
-        programs.append(program)
-    seconds = [[], []]
-    for number in range(rounds + 1):
-        for each in ((0, 1) if number % 2 else (1, 0)):
-            taken = programs[each].seconds(programs[each].train_op)
-            if number:
-                seconds[each].append(taken)
-    return dict(found, case=name, ratio=turns.ratios(seconds[1], seconds[0]), seconds=seconds)
+    return case, [(case.batch, {}), (case.batch, {'recompute': 'auto'})]
 
 
-def accumulation(rounds):
-    """Steps of 1, 4 and 16 micro-batches; a dict."""
-    found, programs = [], []
-    for count in _MICRO_BATCHES:
-        program = _Program(ACCUMULATED, ACCUMULATED.batch * count, accumulate=count)
-        found.append(dict(micro_batches=count, kept=program.kept,
-                          peak=program.peak - sum(other.kept for other in programs)))
-        programs.append(program)
+def measured_peak(name, number):
+    """{'peak', 'kept'} of one variant, in this process."""
+    case, builds = variants(name)
+    program = _Program(case, builds[number][0], **builds[number][1])
+    return dict(peak=program.peak(), kept=program.kept)
+
+
+def measured_times(name, rounds):
+    """Seconds of each variant, a list of lists: a step, or a micro-batch's gradient."""
+    case, builds = variants(name)
+    programs = [_Program(case, batch, **options) for batch, options in builds]
     seconds = [[] for _ in programs]
-    for number in range(rounds + 1):
-        for each, program in enumerate(programs):
-            count = _MICRO_BATCHES[each]
-            taken = program.seconds(program.gradients, 16 // count) / count
-            if number:
-                seconds[each].append(taken)
-    for each, one in zip(found, seconds):
-        each['ratio'] = turns.ratios(one, seconds[0])
-    return dict(case='accumulate', found=found)
+    for turn in range(rounds + 1):
+        for number in list(range(len(programs)))[::-1 if turn % 2 else 1]:
+            program, count = programs[number], builds[number][1].get('accumulate')
+            taken = program.seconds(program.train_op) if count is None else program.seconds(
+                program.gradients, max(_MICRO_BATCHES) // count) / count
+            if turn:
+                seconds[number].append(taken)
+    return seconds
 
 
-def _run_case(name, rounds):
+def run_case(name, rounds):
+    """Peaks and times of a case, of processes of its own; a dict.
+
+    Raises:
+      ValueError: one of them failed.
+    """
+    _, builds = variants(name)
+    seconds = _in_a_process('%s,times,%d' % (name, rounds))
+    return dict(case=name, seconds=seconds, ratios=[turns.ratios(each, seconds[0])
+                                                    for each in seconds],
+                memory=[_in_a_process('%s,peak,%d' % (name, number))
+                        for number in range(len(builds))])
+
+
+def _in_a_process(what):
+    counts = {'TF_CPU_ALLOCATOR_USE_BFC': 'true'} if ',peak,' in what else {}
+    done = subprocess.run([sys.executable, '-m', 'benchmarks.memory_savings', '--case=' + what],
+                          env=dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3', **counts),
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    told = [line for line in done.stdout.decode().splitlines() if line.startswith('RESULT ')]
+    if not told:
+        raise ValueError((done.stderr.decode().strip().splitlines() or ['?'])[-1])
+    return json.loads(told[0][len('RESULT '):])
+
+
+def _answer(what):
     import tensorflow.compat.v1 as tf
     import towers
     tf.disable_v2_behavior()
     tf.enable_resource_variables()
     tf.logging.set_verbosity(tf.logging.ERROR)
     towers.mend_slim()
-    return accumulation(rounds) if name == 'accumulate' else recomputation(name, rounds)
+    name, kind, number = what.split(',')
+    return (measured_peak if kind == 'peak' else measured_times)(name, int(number))
 
 
 def lines(result):
     """The rows of a case, in Markdown."""
-    def text(ratio):
-        return '%.2f (%.2f to %.2f)' % (ratio['median'], ratio['least'], ratio['most'])
-    if result['case'] == 'accumulate':
-        for each in result['found']:
-            yield '| %s, %d x %d | %.0f | | %s |' % (
-                ACCUMULATED.what, each['micro_batches'], ACCUMULATED.batch, each['peak'] / 1e6,
-                text(each['ratio']))
-        return
-    plain, recomputed = result['plain'], result['recomputed']
-    yield '| %s, batch %d | %.0f, %.0f | %.0f, %.0f | %s |' % (
-        RECOMPUTED[result['case']].what, RECOMPUTED[result['case']].batch,
-        plain['peak'] / 1e6, recomputed['peak'] / 1e6, (plain['peak'] - plain['kept']) / 1e6,
-        (recomputed['peak'] - recomputed['kept']) / 1e6, text(result['ratio']))
+    case, builds = variants(result['case'])
+    for (batch, options), memory, ratio in zip(builds, result['memory'], result['ratios']):
+        yield '| %s, batch %d | %s | %.0f | %.0f | %.2f (%.2f to %.2f) |' % (
+            case.what, batch, ', '.join('%s=%s' % each for each in options.items()) or 'plain',
+            memory['peak'] / 1e6, (memory['peak'] - memory['kept']) / 1e6, ratio['median'],
+            ratio['least'], ratio['most'])
 
 
 def main(argv):
@@ -168,23 +182,17 @@ def main(argv):
     parser.add_argument('--case', help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.case:
-        print('RESULT ' + json.dumps(_run_case(options.case, options.rounds)))
+        print('RESULT ' + json.dumps(_answer(options.case)))
         return
-    environment = dict(os.environ, TF_CPU_ALLOCATOR_USE_BFC='true', TF_CPP_MIN_LOG_LEVEL='3')
-    print('| | peak without, with, MB | less variables, MB | time, over without |\n|---|---|---|---|',
+    print('| | | peak, MB | less variables, MB | time, over the first |\n|---|---|---|---|---|',
           flush=True)
     results = []
     for name in options.only.split(','):
-        done = subprocess.run(
-            [sys.executable, '-m', 'benchmarks.memory_savings', '--case=' + name,
-             '--rounds=%d' % options.rounds], env=environment, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE)
-        told = [line for line in done.stdout.decode().splitlines() if line.startswith('RESULT ')]
-        if not told:
-            print('| %s | failed: %s |' % (
-                name, (done.stderr.decode().strip().splitlines() or ['?'])[-1]), flush=True)
+        try:
+            results.append(run_case(name, options.rounds))
+        except ValueError as error:
+            print('| %s | failed: %s |' % (name, error), flush=True)
             continue
-        results.append(json.loads(told[0][len('RESULT '):]))
         print('\n'.join(lines(results[-1])), flush=True)
     if options.json:
         with open(options.json, 'w') as opened:
