@@ -20,6 +20,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
+from towers.graph.looks import looks_by
 from towers.graph.variable_access import count_reads
 from towers.placement.devices import short_name
 
@@ -115,11 +116,8 @@ class Attempt:
             if name != tf.GraphKeys.GLOBAL_VARIABLES or not _reads_for_itself(sys._getframe(1)):
                 self._looked_at.add(name)
             return get_collection(name, scope)
-        self._graph.get_collection = noting
-        try:
+        with looks_by(self._graph, noting):
             yield
-        finally:
-            del self._graph.get_collection
         self._check_names()
 
     def take_back(self):
@@ -252,7 +250,7 @@ def _without_number(name):
 
 def _reads_for_itself(frame):
     """Whether TensorFlow reads a collection for itself, and not on behalf of the program."""
-    passed_on = ('framework.ops', 'ops.variables')
+    passed_on = ('framework.ops', 'ops.variables', 'tower.seen_variables')
     while frame is not None and frame.f_globals.get('__name__', '').endswith(passed_on):
         frame = frame.f_back
     return frame is not None and frame.f_globals.get('__name__', '').startswith('tensorflow')

@@ -15,6 +15,7 @@ import sys
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.graph.looks import looks_by
 from towers.graph.variable_access import VARIABLE_OPS
 
 _MADE_IF_MISSING = frozenset([tf.GraphKeys.GLOBAL_STEP])
@@ -50,12 +51,10 @@ class SeenVariables:
             if found and compat.is_variable_store_of_checkpoint(name, sys._getframe(1)):
                 return self._store_as_then(index, found, bottom)
             return found
-        # On this graph alone: other threads may be building other graphs.
-        self._graph.get_collection = get_collection
         try:
-            yield
+            with looks_by(self._graph, get_collection):
+                yield
         finally:
-            del self._graph.get_collection
             if not index:
                 self._made = {key: self._known(key) for key in {key for key, _, _ in self._noted}}
 
