@@ -85,8 +85,8 @@ class StopTogetherHook(StopOnSignalHook):
                 session.run(self._machines.stop)
                 try:
                     session.run(self._train_op)
-                except tf.errors.OutOfRangeError:
-                    pass  # its data are at their end, and so are those of the others
+                except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
+                    pass  # the data are at their end, here or on another one that does the same
         super(StopTogetherHook, self).end(session)
 
     def _say_so(self):
