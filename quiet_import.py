@@ -1,8 +1,8 @@
-"""Importing TensorFlow without the lines that it logs while it loads, for train.py.
+"""Imports TensorFlow without the lines that it logs while it loads, for train.py.
 
-TF_CPP_MIN_LOG_LEVEL silences what TensorFlow logs from then on. Its libraries log before they have
-read it (2.21: "I0000 … oneDNN custom operations are on", "Could not find cuda drivers"), straight
-to file descriptor 2.
+TF_CPP_MIN_LOG_LEVEL silences TensorFlow once it is loaded. Before that its libraries write to file
+descriptor 2 directly (2.21: "I0000 … oneDNN custom operations are on", "Could not find cuda
+drivers").
 """
 
 import contextlib
@@ -16,11 +16,11 @@ _LOG_LINE = re.compile(rb'[IW]0000 |WARNING: All log messages before absl::Initi
 
 @contextlib.contextmanager
 def without_log_lines():
-    """Leaves out of standard error what TensorFlow logs of itself in the block, errors excepted.
+    """A block in which log lines of TensorFlow, but for errors, are left out of standard error.
 
-    To be entered before TensorFlow is imported. Everything else that is written there comes
-    through, also what comes last before a crash: another process reads it, until this one has
-    closed its end. A user who has set TF_CPP_MIN_LOG_LEVEL gets all lines, and nothing is changed.
+    To be entered before TensorFlow is imported. All other text comes through, also the last text
+    before a crash: a process of its own reads what is written, until this process has closed the
+    pipe or ended. If TF_CPP_MIN_LOG_LEVEL is set, by the user, nothing is left out.
     """
     if _LEVEL in os.environ:
         yield
@@ -52,7 +52,7 @@ def without_log_lines():
 
 
 def _pass_on(source, target):
-    """Copies lines from one file descriptor to another, but for log lines, until the end."""
+    """Copies lines from one file descriptor to another, without log lines, until the end."""
     with contextlib.suppress(OSError, KeyboardInterrupt), open(source, 'rb') as lines:
         for line in lines:
             if not _LOG_LINE.match(line):

@@ -1,4 +1,4 @@
-"""What of train.py is for several machines: their flags, and workers that save nothing."""
+"""train.py on several machines: the cluster of its flags, workers, and the evaluator."""
 
 import contextlib
 import os
@@ -13,14 +13,14 @@ import train_data
 import train_flags
 
 FLAGS = flags.FLAGS
-_FOREVER = 10 ** 15  # steps: until the chief stops
+_FOREVER = 10 ** 15  # steps of a worker, which ends when the chief does
 
 
 def make_cluster():
-    """The `Cluster` of --cluster, `TF_CONFIG` and the flags that override it; None without one.
+    """The `Cluster` of --cluster, `TF_CONFIG` and the flags that override it; None of one machine.
 
     Raises:
-      InvalidArgumentError: they make no cluster.
+      InvalidArgumentError: flags and `TF_CONFIG` do not describe a cluster with this process in it.
     """
     if not FLAGS.cluster:
         return None
@@ -36,44 +36,56 @@ def make_cluster():
 
 
 def workers_a_step(cluster):
-    """How many workers' gradients make one step: all, but where nobody waits for the others."""
+    """How many workers' gradients make one step: all but the backup workers; asynchronously 1."""
     return 1 if cluster is None or not cluster.synchronous else (
         cluster.num_workers - cluster.backup_workers)
 
 
-def examples_a_step(cluster):
-    """How far a step goes in the stream of examples, those of backup workers included."""
-    return FLAGS.batch_size * (
+def examples_a_step(cluster, batch_size):
+    """How many examples a step takes from the stream, for backup workers as well: an int.
+
+    Args:
+      cluster: `Cluster`, or None.
+      batch_size: examples a step on each machine.
+    """
+    return batch_size * (
         1 if cluster is None or not cluster.synchronous else cluster.num_workers)
 
 
 def share(cluster):
-    """`share=` of the data sets: which batches of the stream are this worker's."""
+    """This worker's batches of the stream, as `share=` of the data sets: `(rank, workers)`."""
     return (0, 1) if cluster is None else (cluster.rank, cluster.num_workers)
 
 
 def counted(built, examples):
-    """What a step adds to the examples seen, for those of this machine."""
+    """How many examples a step takes on all machines.
+
+    Args:
+      built: `BuiltTowers`.
+      examples: how many it takes on this one, an int or a tensor.
+    """
     return examples if built.machines is None else built.machines.counted(examples)
 
 
-# What changes no number of a step, or is each machine's own matter, or `towers.join` compares.
+# Flags that change no number of a step, or may differ between machines, or that `towers.join`
+# compares itself.
 _OF_ONE_MACHINE = frozenset([
     'num_towers', 'devices', 'batch_size', 'accumulate', 'micro_batches', 'variable_device',
     'all_reduce', 'xla', 'cluster', 'synchronous', 'backup_workers', 'fingerprint'])
 
 
 def compared_flags():
-    """Names of the flags that have to be the same on all workers: all that change a run's numbers.
+    """Names of the flags that have to be the same on all workers, since they change its numbers.
 
-    Each worker makes the updates, or its part of the gradient, by its own flags.
+    Each worker computes its part of the gradient, or updates, by its own flags.
     """
     return [name for kind in (train_flags.CHANGES, train_flags.STATE)
             for name in train_flags.RESUMING[kind] if name not in _OF_ONE_MACHINE]
 
 
 def join(cluster, job):
-    """`towers.join` with what the flags say, and what has to be the same on all workers."""
+    """`towers.join` with the timeouts of the flags, and with the settings that all workers share.
+    """
     settings = {'--' + name: FLAGS[name].value for name in compared_flags()}
     if FLAGS.decay == 'cosine' and not FLAGS.decay_epochs:
         settings['end of the cosine, in examples (--decay_epochs says it where workers share no '
@@ -83,23 +95,37 @@ def join(cluster, job):
 
 
 def joined(cluster, job):
-    """As `join`; without a cluster a context of None."""
+    """As `join`; without a cluster a context whose value is None."""
     return contextlib.nullcontext() if cluster is None else join(cluster, job)
 
 
 def hooks(cluster, job):
-    """Hooks for what only some clusters need: where steps of others count, too."""
+    """The chief's further hooks, a list: of asynchronous workers all count the same global step, so
+    it stops at the last step of the run, however many it has done itself."""
     if cluster is None or cluster.synchronous:
         return []
-    return [tf.train.StopAtStepHook(last_step=job.train_steps)]
+    return [tf.train.StopAtStepHook(last_step=job.counts.last_step)]
 
 
-def work(cluster, job, dataset, input_hook):
-    """Trains until the chief stops, or this worker is told to; returns the signal, or None."""
+def work(cluster, job, input_hook):
+    """Trains as a worker that saves nothing, until the chief stops or a signal comes.
+
+    Args:
+      cluster: `Cluster`.
+      job: `Job`.
+      input_hook: hook that starts the input pipeline.
+
+    Returns:
+      The number of the signal; or None.
+
+    Raises:
+      OwnDataError: the training data ended before the chief did.
+      ClusterError, WorkerLostError: as `towers.join`.
+    """
     signals = towers.StopTogetherHook(cluster, job.built)
     own_hooks = [input_hook]
     if cluster.kind != 'ring' and job.built.machines.stops is None:
-        own_hooks.append(tf.train.StopAtStepHook(last_step=job.train_steps))
+        own_hooks.append(tf.train.StopAtStepHook(last_step=job.counts.last_step))
     ended = None
     try:
         with join(cluster, job) as member:
@@ -107,9 +133,9 @@ def work(cluster, job, dataset, input_hook):
             with member.session(own_hooks + [signals], LoopSession) as session:
                 try:
                     while not session.should_stop():
-                        with train_data.skipping(dataset, job, session, cluster.num_workers):
+                        with train_data.skipping(job, session, cluster.num_workers):
                             session.run_steps(job.train_op, _FOREVER)
-                except tf.errors.OutOfRangeError:  # to the session the end
+                except tf.errors.OutOfRangeError:  # which ends the session without an error
                     ended = train_data.ended_on_worker()
     finally:
         signals.restore()
@@ -120,12 +146,12 @@ def work(cluster, job, dataset, input_hook):
 
 
 def evaluate_checkpoints(evaluate_newest, directory, pause=1.):
-    """Evaluates each new checkpoint of a directory until a signal ends the process.
+    """Evaluates each new checkpoint of a directory; returns never, a signal ends the process.
 
     Args:
-      evaluate_newest: function that evaluates the newest one.
+      evaluate_newest: function without arguments that evaluates the newest checkpoint.
       directory: of the run.
-      pause: seconds between two looks.
+      pause: seconds from one look to the next.
     """
     seen = None
     while True:
@@ -137,4 +163,5 @@ def evaluate_checkpoints(evaluate_newest, directory, pause=1.):
 
 
 def _listed(text):
+    """The parts of a text between commas, a list; None of an empty text."""
     return [each.strip() for each in text.split(',')] if text else None

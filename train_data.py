@@ -1,4 +1,4 @@
-"""The data of train.py: which set, which examples to leave out, what `--mode=diagnose` runs."""
+"""The data of train.py: which data set, bad examples in it, errors of a user's own pipeline."""
 
 import contextlib
 import re
@@ -11,10 +11,9 @@ import datasets
 from datasets.epochs import Epochs
 from datasets.pipeline import epoch_order
 from towers.reason import reason_of
-from towers.run import diagnosis
 from train_flags import FLAGS
 
-# What a step ends in whose input cannot be made.
+# TensorFlow's errors of a step whose batch cannot be made.
 _INPUT_ERRORS = (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.UnknownError,
                  tf.errors.NotFoundError, tf.errors.FailedPreconditionError)
 
@@ -30,14 +29,15 @@ def make_dataset():
 
 
 def staging():
-    """`stage_inputs` of `build_towers`: synthetic images stay on the towers' devices."""
+    """`stage_inputs` of `build_towers`, by the flags; `'first'` for synthetic images, which stay on
+    the towers' devices."""
     if FLAGS.dataset == 'synthetic' and not FLAGS.cluster:
         return 'first'
     return FLAGS.stage_inputs
 
 
 def whole_batch(built):
-    """The batch that the towers work on: `(images, labels)`."""
+    """The batch of all towers, from their shards: tensors `(images, labels)`, [batch, …] each."""
     parts = [tower.inputs for tower in built.towers]
     return tuple(tf.concat(part, 0) if len(part) > 1 else part[0] for part in zip(*parts))
 
@@ -45,7 +45,12 @@ def whole_batch(built):
 # ---- Bad examples -------------------------------------------------------------------------------
 
 def prepare_skipping(dataset, folder, position):
-    """Finds out which test images to leave out, and what the run has left out before."""
+    """Finds the bad test images, with --skip_bad, and the training examples that the run in a
+    folder has left out before `position`; `dataset.skipped` then holds both.
+
+    Raises:
+      BadExampleError: there are more bad examples than --skip_bad allows.
+    """
     if not _can_skip(dataset):
         return
     if FLAGS.mode == 'train' and not FLAGS.plan_only:
@@ -55,22 +60,32 @@ def prepare_skipping(dataset, folder, position):
 
 
 @contextlib.contextmanager
-def skipping(dataset, job, session, workers=1):
-    """Steps whose input may fail: the bad examples are found and left out, or named and raised.
+def skipping(job, session, workers=1):
+    """A block of steps whose input may fail: the bad examples are found, and left out from then on.
+
+    The block ends at the failure; run again, it goes on with the step that failed.
 
     Args:
-      workers: how many share the batches out.
+      job: `Job`.
+      session: the session of the steps.
+      workers: how many workers share the stream of examples.
+
+    Raises:
+      BadExampleError: an example is bad, and there are more than --skip_bad allows.
+      tf.errors.OpError: the step failed for another reason.
     """
+    dataset = job.setup.dataset
     try:
         yield
     except _INPUT_ERRORS:
         if not _can_skip(dataset):
             raise
         first = session.run_step_fn(
-            lambda step_context: int(step_context.session.run(job.examples_seen)))
-        # With staged inputs it may be a batch later than that of the step; and two more are made
-        # ahead, whose bad examples come to light in time.
-        found = dataset.find_bad('train', _upcoming(dataset, first, workers))
+            lambda step_context: int(step_context.session.run(job.counts.examples)))
+        # Looked at are the batches of two steps: with staged inputs the batch that failed may be
+        # the one after the step's. Those that are made further ahead fail in their turn.
+        found = dataset.find_bad('train', _upcoming(dataset, first,
+                                                     workers * job.setup.batch_size))
         if not found:
             with naming_bad_test_images(dataset):
                 raise
@@ -79,19 +94,28 @@ def skipping(dataset, job, session, workers=1):
 
 
 def tell_skipped(dataset):
-    """Prints what was left out."""
+    """Prints which examples were left out, if any."""
     text = dataset.skipped.describe() if _can_skip(dataset) else ''
     if text:
         print(text)
 
 
 def _can_skip(dataset):
+    """Whether the data set can find bad examples: data sets of image files can."""
     return hasattr(dataset, 'find_bad')
 
 
-def _upcoming(dataset, first, workers):
-    """[(place in the stream, number of the example there)], those of two steps of all workers."""
-    batch_size = workers * FLAGS.batch_size
+def _upcoming(dataset, first, batch_size):
+    """The examples of the next two steps.
+
+    Args:
+      dataset: whose training examples.
+      first: place in the stream of examples of the first one.
+      batch_size: examples that one step of all workers takes.
+
+    Returns:
+      List of pairs of ints: place in the stream, and number of the example in the data set.
+    """
     length = Epochs(dataset.num_examples['train'], batch_size, FLAGS.remainder).length
     total = dataset.num_examples['train']
     with tf.Graph().as_default():
@@ -110,7 +134,12 @@ def _upcoming(dataset, first, workers):
 
 @contextlib.contextmanager
 def naming_bad_test_images(dataset):
-    """An evaluation whose input may fail: the error names the image."""
+    """A block of an evaluation whose input may fail: the error then names the bad image.
+
+    Raises:
+      BadExampleError: a test image is bad.
+      tf.errors.OpError: the evaluation failed for another reason.
+    """
     try:
         yield
     except _INPUT_ERRORS:
@@ -123,17 +152,17 @@ def naming_bad_test_images(dataset):
 # ---- A pipeline of the user's own ---------------------------------------------------------------
 
 def is_own():
-    """Whether the data are those of a user's own function."""
+    """Whether --dataset names a function of the user's own, `module:function`."""
     return ':' in FLAGS.dataset
 
 
 def ended(steps, begin, wanted):
-    """The error of training data that ended before the run.
+    """The `OwnDataError` of training data that ended before the run.
 
     Args:
-      steps: how many the run has done.
-      begin: how many it had done when it was started.
-      wanted: how many it is to do.
+      steps: steps that the run has done.
+      begin: steps that it had done when it was started.
+      wanted: the last step of the run.
     """
     what = 'train_batches of %s' % FLAGS.dataset
     if steps == begin:
@@ -144,13 +173,19 @@ def ended(steps, begin, wanted):
 
 
 def ended_on_worker():
-    """The same of a worker whose chief still wants steps of it."""
+    """The `OwnDataError` of training data that ended on a worker before the chief stopped."""
     return datasets.OwnDataError('train_batches of %s ended before the chief did: add .repeat()'
                                  % FLAGS.dataset)
 
 
 def own_failure(error):
-    """What TensorFlow raised for the user's own pipeline, as an `OwnDataError`; None for the rest.
+    """The `OwnDataError` for an error of TensorFlow in the user's own pipeline.
+
+    Args:
+      error: `tf.errors.OpError` of a step.
+
+    Returns:
+      It, or None for an error of another kind.
     """
     text = getattr(error, 'message', None) or str(error)
     if not is_own() or 'IteratorGetNext' not in text:
@@ -168,10 +203,11 @@ def own_failure(error):
 
 
 def show_cause(error):
-    """Prints where the user's own code raised what an `OwnDataError` is about."""
+    """Prints to standard error the traceback in the user's own code that caused an `OwnDataError`.
+    """
     cause = error.__cause__
     if isinstance(cause, tf.errors.OpError):
-        # That of a Python function in the pipeline is a part of the text.
+        # The traceback of a Python function in the pipeline is a part of the error's text.
         found = re.search(r'\nTraceback .*?(?=\n\s*\n\s*\n|\n\s*\[\[|\Z)', cause.message or '',
                           re.S)
         sys.stderr.write(found.group().strip('\n') + '\n' if found else '')
@@ -183,28 +219,7 @@ def show_cause(error):
 
 
 def _is_importing(frame):
-    """Whether it is on the way to the user's code: of `datasets.own`, or of Python's import."""
+    """Whether a frame is of the import of the user's code: of `datasets.own`, or of Python's own.
+    """
     return (frame.f_globals.get('__name__') in (datasets.own.__name__, 'importlib')
             or frame.f_code.co_filename.startswith('<frozen importlib'))
-
-
-# ---- Which side holds the run back --------------------------------------------------------------
-
-def diagnose(dataset, classifier, build_job, session_config):
-    """Measures the pipeline, the towers, and both: a `diagnosis.Diagnosis` to be printed."""
-    def trial(stage_inputs):
-        tf.set_random_seed(FLAGS.seed)
-        job = build_job(stage_inputs)
-        return diagnosis.Trial(job.train_op, [job.iterator.initializer], session_config(job.built),
-                               job.built)
-
-    def batches():
-        return dataset.train_batches(batch_size=FLAGS.batch_size, seed=FLAGS.seed,
-                                     **classifier.image_format)
-    stages = None
-    if hasattr(dataset, 'stages'):
-        def stages():
-            return dataset.stages(FLAGS.batch_size, FLAGS.seed, **classifier.image_format)
-    return diagnosis.diagnose(
-        trial, batches, FLAGS.devices or FLAGS.num_towers, FLAGS.batch_size, stages,
-        FLAGS.diagnose_seconds, staging())

@@ -1,4 +1,4 @@
-"""The flags of train.py: what there is, what contradicts what, and what they stand for."""
+"""The flags of train.py: their definitions, contradictions, and the objects that they describe."""
 
 import collections
 import json
@@ -17,9 +17,9 @@ from towers.run.run_settings import CHANGES, HARMLESS, STATE
 
 FLAGS = flags.FLAGS
 
-# Beyond these a number is a slip of the keyboard, which TensorFlow would meet with a stack of its
-# own code, or no end of work. Steps times examples a step fit into an int64, and a float into a
-# float32.
+# Upper bounds of flags. A larger number is a typing error, which TensorFlow would answer with a
+# traceback of its own, or with endless work. Steps times examples a step fit into an int64, and a
+# float into a float32.
 MOST_PIXELS = 4096
 MOST_TOWERS = 10000
 MOST_EXAMPLES = 10 ** 6
@@ -126,8 +126,9 @@ flags.DEFINE_integer('micro_batches', 1, 'micro-batches that go through the stag
                      lower_bound=1, upper_bound=MOST_TOWERS)
 flags.DEFINE_enum('schedule', 'one_forward_one_backward',
                   ['one_forward_one_backward', 'all_forward'], 'of the micro-batches in a stage')
-flags.DEFINE_enum('stages', '', ['', 'auto'], "'auto' cuts the network into as many stages as a "
-                  'tower has devices')
+flags.DEFINE_enum('stages', '', ['', 'auto', 'time', 'both'], 'cut the network into as many stages '
+                  "as a tower has devices: 'auto' of as much memory each; 'time' of as much time "
+                  "each, measured in some steps before the first run; 'both'")
 flags.DEFINE_enum('reduction', 'sum', ['sum', 'mean'], "gradient applied: the towers' sum, or that "
                   'of the mean loss of the whole batch')
 flags.DEFINE_string('variable_device', '', "where variables live: a device, 'balanced', "
@@ -237,8 +238,21 @@ flags.DEFINE_boolean('audit_runtime', False, 'also check what the runtime really
                      'first step')
 
 
-def make_learning_rate(num_towers, examples_per_epoch, last_example, workers=1):
-    """The learning-rate schedule of the flags, counted in examples; a cosine ends at the last."""
+# ---- What flags describe -------------------------------------------------------------------------
+
+def make_learning_rate(batch_size, num_towers, examples_per_epoch, last_example, workers=1):
+    """The `LearningRate` of the flags.
+
+    Args:
+      batch_size: examples a step on each machine.
+      num_towers: of each machine.
+      examples_per_epoch: examples in one pass over the data.
+      last_example: examples of the whole run, at which a cosine without --decay_epochs ends.
+      workers: how many machines' gradients make one step.
+
+    Raises:
+      InvalidArgumentError: decay and batch flags that do not fit the data.
+    """
     decay_examples = decay_rate = None
     if FLAGS.decay != 'none':
         decay_examples = int(FLAGS.decay_epochs * examples_per_epoch)
@@ -249,21 +263,20 @@ def make_learning_rate(num_towers, examples_per_epoch, last_example, workers=1):
         decay_rate = FLAGS.decay_rate if FLAGS.decay == 'exponential' else None
         if FLAGS.decay == 'cosine' and not decay_examples:
             decay_examples = last_example
-    base_batch_size = FLAGS.base_batch_size or FLAGS.batch_size // (
+    base_batch_size = FLAGS.base_batch_size or batch_size // (
         num_towers * FLAGS.accumulate * FLAGS.micro_batches)
-    if FLAGS.batch_size % base_batch_size:
+    if batch_size % base_batch_size:
         raise towers.InvalidArgumentError(
             '--batch_size=%d is no multiple of --base_batch_size=%d: give one of which it is'
-            % (FLAGS.batch_size, base_batch_size))
+            % (batch_size, base_batch_size))
     return towers.LearningRate(
-        FLAGS.base_learning_rate, workers * FLAGS.batch_size // base_batch_size,
-        FLAGS.lr_scaling,
+        FLAGS.base_learning_rate, workers * batch_size // base_batch_size, FLAGS.lr_scaling,
         warmup_examples=int(FLAGS.warmup_epochs * examples_per_epoch), decay=FLAGS.decay,
         decay_examples=decay_examples, decay_rate=decay_rate)
 
 
 def make_optimizer(learning_rate):
-    """The optimizer of the flags."""
+    """The `tf.train.Optimizer` of --optimizer."""
     return {'sgd': lambda: tf.train.GradientDescentOptimizer(learning_rate),
             'momentum': lambda: tf.train.MomentumOptimizer(learning_rate, FLAGS.momentum),
             'adam': lambda: tf.train.AdamOptimizer(learning_rate),
@@ -272,16 +285,15 @@ def make_optimizer(learning_rate):
 
 
 def memory_options():
-    """The arguments of `build_towers` that say what a tower holds at a time."""
+    """The arguments of `build_towers` about the memory of a tower: a dict."""
     recompute = FLAGS.recompute if FLAGS.recompute == 'auto' else [
         name for name in FLAGS.recompute.split(',') if name]
     return dict(accumulate=FLAGS.accumulate, recompute=recompute or None,
-                micro_batches=FLAGS.micro_batches, schedule=FLAGS.schedule,
-                stages=FLAGS.stages or None)
+                micro_batches=FLAGS.micro_batches, schedule=FLAGS.schedule)
 
 
 def make_loss_scale():
-    """The loss scale of the flags; None for what goes with the precision."""
+    """The `LossScale` of --loss_scale; None: the default one of the precision."""
     first = FLAGS.loss_scale
     if not first:
         return None
@@ -289,26 +301,29 @@ def make_loss_scale():
 
 
 def memory_limit():
-    """Bytes of --memory_limit; None for what the devices have."""
+    """--memory_limit in bytes, an int; None: the memory that the devices have."""
     return int(FLAGS.memory_limit * 1e6) or None
 
 
 def session_options():
-    """The flags of the session as arguments of `towers.session_config`."""
+    """The arguments of `towers.session_config` by the flags: a dict."""
     return {'allow_growth': FLAGS.allow_growth, 'memory_fraction': FLAGS.memory_fraction or None,
             'intra_op_threads': None if FLAGS.intra_op_threads < 0 else FLAGS.intra_op_threads,
             'inter_op_threads': FLAGS.inter_op_threads}
 
 
 def clip(gradients):
-    """Scales the combined gradients down to the global norm of --clip_norm."""
+    """`transform_gradients` of `build_towers`: scales the gradients to the global norm --clip_norm,
+    if theirs is larger."""
     clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in gradients], FLAGS.clip_norm)
     return [(gradient, variable) for gradient, (_, variable) in zip(clipped, gradients)]
 
 
-# What another value of a flag means for a run that goes on; each flag is in one of these lists.
+# ---- Runs that go on -----------------------------------------------------------------------------
+
+# The kind of each flag in `RunSettings`: what another value of it means for a run that goes on.
 RESUMING = collections.OrderedDict([
-    # Of this start of the program, and no part of the run.
+    # Not recorded: about this start of the program, not about the run.
     (None, ['mode', 'data_dir', 'skip_bad', 'stage_inputs', 'diagnose_seconds', 'init_from',
             'train_dir', 'recover', 'predictions', 'export_dir', 'plan_only', 'audit_runtime',
             'memory_limit', 'memory_plot', 'memory_fraction', 'allow_growth', 'intra_op_threads',
@@ -323,28 +338,37 @@ RESUMING = collections.OrderedDict([
                'cluster', 'synchronous', 'backup_workers', 'momentum', 'clip_norm',
                'base_learning_rate', 'base_batch_size', 'lr_scaling', 'warmup_epochs', 'decay',
                'decay_epochs', 'decay_rate', 'seed']),
-    # These make, or do away with, variables that checkpoints hold.
+    # These add or remove variables of the checkpoints.
     (STATE, ['model', 'dataset', 'num_classes', 'background_class', 'image_size',
              'aux_loss_weight', 'precision', 'loss_scale', 'optimizer', 'average_decay',
              'fingerprint'])])
 
 
-def run_settings():
-    """The `RunSettings` of the flags."""
+def run_settings(batch_size):
+    """The `RunSettings` of the flags, with the batch size in place of an 'auto'."""
     kinds = {name: kind for kind, names in RESUMING.items() for name in names}
     if FLAGS.decay == 'cosine' and not FLAGS.decay_epochs:  # the rate falls until the last step
         kinds.update(train_steps=CHANGES, train_epochs=CHANGES)
     names = [name for name in sum(GROUPS.values(), []) if kinds[name] is not None]
     return towers.RunSettings(
-        [(name, FLAGS[name].value) for name in names], {name: kinds[name] for name in names},
-        '--%s=%s', 'Or begin another run in another --train_dir, which --init_from={directory} '
-        'starts with what fits of the weights.')
+        [(name, batch_size if name == 'batch_size' else FLAGS[name].value) for name in names],
+        {name: kinds[name] for name in names}, '--%s=%s',
+        'Or begin another run in another --train_dir, which --init_from={directory} starts with '
+        'what fits of the weights.')
+
+
+def file_options(batch_size):
+    """The arguments of `training_session` about the files of the run: a dict."""
+    return {'save_steps': FLAGS.save_steps, 'keep': FLAGS.keep, 'recover': FLAGS.recover,
+            'settings': run_settings(batch_size)}
 
 
 def train_dir():
     """The folder of the run."""
     return FLAGS.train_dir or os.path.join('runs', FLAGS.model)
 
+
+# ---- Flags that do not go together ---------------------------------------------------------------
 
 def _may_hold_files(folder):
     """Whether a folder is there, or can be made below one that is, and can be written to."""
@@ -355,7 +379,7 @@ def _may_hold_files(folder):
 
 
 def contradiction(given):
-    """What makes no sense about the flags, in one line, or None.
+    """What is wrong about the flags together, a line; None if nothing is.
 
     Args:
       given: names of the flags that were given on the command line.
@@ -393,6 +417,13 @@ def contradiction(given):
             '--plan_only' if FLAGS.plan_only else '--mode=%s' % FLAGS.mode)
     if FLAGS.remainder == 'weight' and FLAGS.fingerprint:
         return '--fingerprint takes batches of one size: not --remainder=weight'
+    if FLAGS.stages in ('time', 'both'):
+        for has, other in ((FLAGS.plan_only, '--plan_only'), (FLAGS.cluster, '--cluster'),
+                           (FLAGS.mode in ('memory', 'diagnose'), '--mode=' + FLAGS.mode),
+                           (FLAGS.batch_size == 'auto', '--batch_size=auto')):
+            if has:
+                return ('--stages=%s times steps of training on one machine, before the run, and '
+                        '%s does not go with that: give --stages=auto' % (FLAGS.stages, other))
     if FLAGS.batch_size == 'auto' and (FLAGS.plan_only or FLAGS.mode != 'train'):
         return '--batch_size=auto runs steps of training, and %s does not train: give a number' % (
             '--plan_only' if FLAGS.plan_only else '--mode=%s' % FLAGS.mode)
@@ -455,7 +486,7 @@ def contradiction(given):
 
 
 def _unclear_machines():
-    """What is wrong about how --cluster and TF_CONFIG go together, in one line, or None."""
+    """What is wrong about --cluster and TF_CONFIG together, a line; None if nothing is."""
     config = os.environ.get('TF_CONFIG', '')
     if FLAGS.cluster in ('ring', 'ps') and not FLAGS.worker_hosts and not config:
         return ('--cluster=%s does not say which machines: set TF_CONFIG, or give --worker_hosts, '
@@ -468,14 +499,14 @@ def _unclear_machines():
         try:
             tasks = sum(len(addresses) for addresses in json.loads(config)['cluster'].values())
         except (ValueError, TypeError, KeyError, AttributeError):
-            return None  # of something else
+            return None  # no TF_CONFIG of a cluster
         if tasks > 1:
             return ('TF_CONFIG names %d tasks, and without --cluster each would train alone: give '
                     '--cluster=ring or --cluster=ps, or unset TF_CONFIG' % tasks)
     return None
 
 
-# What says how a run goes on from step to step, and what a step of it computes.
+# Flags of the run around its steps, of what a step computes, and of the network on its devices.
 _OF_THE_RUN = frozenset(
     'train_steps train_epochs stop_at_accuracy eval_steps save_steps keep log_every summary_steps '
     'fingerprint base_learning_rate base_batch_size lr_scaling warmup_epochs decay decay_epochs '
@@ -493,16 +524,18 @@ _WITHOUT_EFFECT = {'train': frozenset(), 'diagnose': _OF_THE_RUN | {'export_dir'
 
 
 def without_effect():
-    """Flags of the command line that --mode does not look at, in the order of the help.
+    """Names of the flags on the command line that --mode ignores, a list in the order of the help.
 
-    They are told, not refused: a run is evaluated with the flags that it was trained with.
+    They are no error, so that a run can be evaluated with the flags that it was trained with.
     """
     return [name for name in sum(GROUPS.values(), [])
             if name in _WITHOUT_EFFECT[FLAGS.mode] and FLAGS[name].present]
 
 
+# ---- The command line ----------------------------------------------------------------------------
+
 def help_text(summary):
-    """What the program does, and all its flags, by group, one or two lines each."""
+    """The text of --help: a summary, and all flags in groups, one or two lines each."""
     lines = [summary, '']
     for group, names in GROUPS.items():
         lines.append('%s:' % group)
@@ -515,7 +548,18 @@ def help_text(summary):
 
 
 def parse_flags(argv, summary=''):
-    """absl's parsing, but with help by group, and status 2 and one line for what is wrong."""
+    """Parses flags as absl does; shows the help in groups, and errors in one line (status 2).
+
+    Args:
+      argv: list of strings, the program first.
+      summary: first line of the help.
+
+    Returns:
+      The arguments that are no flags: the program alone.
+
+    Raises:
+      SystemExit: after the help, or an error.
+    """
     if {'--help', '--helpshort', '-h', '-help', '-helpshort'} & set(argv[1:]):
         print(help_text(summary))
         sys.exit(0)
@@ -534,7 +578,9 @@ def parse_flags(argv, summary=''):
     return rest
 
 
-# What errors of `towers` say to those who call it, and what that is for those who give flags.
+# ---- Errors --------------------------------------------------------------------------------------
+
+# Advice in errors of `towers` about arguments of calls (a pattern), and the same about flags.
 _PHRASES = [
     (r',? or pass check_devices=False to build the graph for [^.]*', ', or see its plan with '
      '--plan_only'),
@@ -554,7 +600,7 @@ _ARGUMENT = re.compile(r"(?<![\w\-./])([a-z]\w*)=('[^']*'|[\w.+\-]*[\w+](?![\w/]
 
 
 def in_flags(text):
-    """An error's text with flags in place of the Python arguments that they stand for."""
+    """The text of an error of `towers`, with flags in place of the arguments they stand for."""
     for pattern, instead in _PHRASES:
         text = re.sub(pattern, instead, text)
 
@@ -570,11 +616,11 @@ def in_flags(text):
 
 
 def refuse(reason):
-    """Says on one line why the program does not start, and ends it with status 2."""
+    """Prints one line that says why the program does not start, and exits with status 2."""
     say(' '.join(str(reason).split()))
     sys.exit(2)
 
 
 def say(reason):
-    """One line about what is wrong, on standard error."""
+    """Prints an error, or its text, as one line on standard error."""
     sys.stderr.write('train.py: %s\n' % ' '.join(in_flags(str(reason)).splitlines()))

@@ -43,6 +43,24 @@ def dense_model():
         keras.layers.Dense(10)])
 
 
+def recurrent_model():
+    """Images [batch, 28, 28, 1], read row by row; each turn waits for the one before it."""
+    return keras.Sequential([
+        keras.layers.Reshape((28, 28), input_shape=(28, 28, 1)),
+        keras.layers.LSTM(128), keras.layers.Dense(10)])
+
+
+def narrow_model():
+    """Images [batch, 28, 28, 1]; many layers, each too small to keep two cores busy."""
+    model = keras.Sequential([keras.layers.Conv2D(8, 3, strides=2, activation='relu',
+                                                  input_shape=(28, 28, 1))])
+    for _ in range(24):
+        model.add(keras.layers.Conv2D(8, 3, padding='same', activation='tanh'))
+    model.add(keras.layers.Flatten())
+    model.add(keras.layers.Dense(10))
+    return model
+
+
 class _CpusForGpus:
     """TensorFlow's module `ops`, for which `/gpu:1` is `/cpu:1`."""
 
@@ -103,7 +121,7 @@ def main():
         ways.append(('multi_gpu_model', multi_gpu, 2))
     print('TF %s, batch %d, %d cores, load %.1f' % (
         tf.version.VERSION, options.batch_size, os.cpu_count(), os.getloadavg()[0]))
-    for make_model in (conv_model, dense_model):
+    for make_model in (conv_model, dense_model, recurrent_model, narrow_model):
         contenders = [(name, Contender(make_model, wrap, devices, x, y))
                       for name, wrap, devices in ways]
         rounds = [[contender.step_seconds(options.steps) for _, contender in contenders]
@@ -111,7 +129,7 @@ def main():
         of_one = np.array(rounds)
         ratios = of_one / of_one[:, :1]
         for k, (name, _) in enumerate(contenders):
-            print('%-12s %-16s %7.1f ms a step, %.2f of one device (%.2f to %.2f)' % (
+            print('%-15s %-16s %7.1f ms a step, %.2f of one device (%.2f to %.2f)' % (
                 make_model.__name__, name, 1000 * np.median(of_one[:, k]), np.median(ratios[:, k]),
                 ratios[:, k].min(), ratios[:, k].max()))
 

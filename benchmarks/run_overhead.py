@@ -119,16 +119,17 @@ def build():
 
 def make_hooks(kind, directory, step, built, summaries):
     """The hooks of one kind, as train.py makes them."""
-    values, last, every = [('loss', built.loss)], 10 ** 9, FLAGS.interval
+    values, every = [('loss', built.loss)], FLAGS.interval
+    counts = towers.StepCounts(step, FLAGS.batch_size, examples_per_epoch=1437, last_step=10 ** 9)
     if kind == 'logging':
-        return [ProgressHook(values, step, last, FLAGS.batch_size, 1437, every,
-                             open(os.devnull, 'w'), fetch_every_step=True),
-                MetricsHook(values, step, os.path.join(directory, 'metrics.jsonl'),
-                            FLAGS.batch_size, 1437, every, last, fetch_every_step=True)]
+        return [ProgressHook(values, counts, log_every=every, stream=open(os.devnull, 'w'),
+                             fetch_every_step=True),
+                MetricsHook(values, counts, os.path.join(directory, 'metrics.jsonl'),
+                            log_every=every, fetch_every_step=True)]
     if kind == 'summaries':
-        return [SummaryHook(summaries, step, directory, FLAGS.batch_size, every, last)]
+        return [SummaryHook(summaries, counts, directory, summary_steps=every)]
     if kind == 'checkpoints':
-        return [towers.CheckpointHook(directory, step, every, keep=1)]
+        return [towers.CheckpointHook(directory, step, save_steps=every, keep=1)]
     return []
 
 

@@ -25,6 +25,7 @@ from towers.run.checkpoint_hook import CheckpointHook
 from towers.run.evaluation import EvaluationHook
 from towers.run.metrics_log import MetricsHook
 from towers.run.progress import ProgressHook
+from towers.run.step_clock import StepCounts
 from towers.run.step_loop import LoopSession
 from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import Summaries, SummaryHook
@@ -98,16 +99,16 @@ _NO_EVALUATION = collections.namedtuple('NoEvaluation', 'metrics run')({}, None)
 
 def _with_hooks(graph, steps, every, save_every):
     """The hooks of a run of train.py, without evaluations, which a run has on request only."""
-    last, counts = _NEVER, dict(batch_size=1, examples=graph.examples)
+    counts = StepCounts(graph.step, 1, examples_per_epoch=1, last_step=_NEVER,
+                        examples=graph.examples)
     with tempfile.TemporaryDirectory() as directory, open(os.devnull, 'w') as nowhere:
         listeners = [
-            ProgressHook(graph.values, graph.step, last, log_every=every, stream=nowhere,
-                         examples_per_epoch=1, fetch_every_step=True, **counts),
-            MetricsHook(graph.values, graph.step, os.path.join(directory, 'metrics.jsonl'),
-                        log_every=every, last_step=last, examples_per_epoch=1,
-                        fetch_every_step=True, **counts),
-            SummaryHook(Summaries(dict(graph.values), {}, None, ''), graph.step, directory,
-                        summary_steps=every, last_step=last, **counts)]
+            ProgressHook(graph.values, counts, log_every=every, stream=nowhere,
+                         fetch_every_step=True),
+            MetricsHook(graph.values, counts, os.path.join(directory, 'metrics.jsonl'),
+                        log_every=every, fetch_every_step=True),
+            SummaryHook(Summaries(dict(graph.values), {}, None, ''), counts, directory,
+                        summary_steps=every)]
         signals = StopOnSignalHook()
         evaluation = EvaluationHook(_NO_EVALUATION, graph.step, None, listeners,
                                     skip_end=lambda: True)

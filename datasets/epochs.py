@@ -22,6 +22,10 @@ REMAINDERS = ('carry', 'drop', 'pad', 'weight')
 _INT64_MAX = 2 ** 63 - 1
 
 
+# AutoGraph would spend half a second on rewriting functions that have nothing for it.
+plain_python = tf.autograph.experimental.do_not_convert
+
+
 def dealt(stream, batch_size, share):
     """The part of an endless stream that worker w of W reads: every Wth batch, from the wth on.
 
@@ -43,8 +47,10 @@ def dealt(stream, batch_size, share):
     worker, count = checked_share(share)
     if count == 1:
         return stream
-    return stream.batch(batch_size, drop_remainder=True).shard(count, worker).flat_map(
-        lambda *parts: tf.data.Dataset.from_tensor_slices(parts if len(parts) > 1 else parts[0]))
+    @plain_python
+    def elements(*parts):
+        return tf.data.Dataset.from_tensor_slices(parts if len(parts) > 1 else parts[0])
+    return stream.batch(batch_size, drop_remainder=True).shard(count, worker).flat_map(elements)
 
 
 def checked_share(share):
@@ -115,7 +121,7 @@ class Epochs:
         if self.is_static:
             return begin + steps * self._batch
         whole, rest = divmod(self._steps_before(begin) + steps, self._steps_before(self.length))
-        return whole * self.length + min(rest * self._batch, self.length)
+        return whole * self.length + rest * self._batch
 
     def _steps_before(self, place):
         if self.is_static:
@@ -141,7 +147,7 @@ class Epochs:
         """
         def examples(elements):
             return elements if example is None else elements.map(
-                example, tf.data.experimental.AUTOTUNE)
+                plain_python(example), tf.data.experimental.AUTOTUNE)
         if self.is_static:
             own = self._batch // self._share[1]
             return examples(dealt(self.stream(of_epoch, first_example), own, self._share)).batch(
@@ -158,6 +164,7 @@ class Epochs:
                 return tensor[:self.length]
             return tf.gather(tensor, tf.range(self.length) % self._examples)
 
+        @plain_python
         def one(epoch):
             elements = tf.data.Dataset.from_tensor_slices(
                 tf.nest.map_structure(rows, of_epoch(epoch)))

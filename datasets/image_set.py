@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from datasets import preprocessing
 from datasets.bad_examples import Bad, Prober, Skipped
-from datasets.epochs import Epochs, of_workers
+from datasets.epochs import Epochs, of_workers, plain_python
 from datasets.errors import DatasetError
 from datasets.pipeline import epoch_order
 from towers.errors import InvalidArgumentError
@@ -89,6 +89,7 @@ class ImageSet:
         bad = self.skipped.numbers('test')
         numbers = [number for number in range(self.num_examples['test']) if number not in bad]
 
+        @plain_python
         def example(number):
             encoded, label = self._read('test', number)
             return preprocessing.central_image(encoded, image_size, channels, self._convert), label

@@ -1,7 +1,8 @@
 """MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100 as `tf.keras.datasets` has them.
 
-Keras fetches a set once and keeps it in its cache, `~/.keras/datasets` (below `KERAS_HOME`, if that
-is set). Where there is no network, the same files can be put there by hand.
+Keras fetches a set once and keeps it in its cache, `~/.keras/datasets` (of Keras 3: below
+`KERAS_HOME`, if that is set). Where there is no network, the same files can be put there by hand;
+their names differ between versions of Keras, so that the error takes the place from Keras itself.
 """
 
 import collections
@@ -10,6 +11,7 @@ import os
 import numpy as np
 
 from datasets.errors import DatasetError
+from towers import compat
 
 KerasSet = collections.namedtuple('KerasSet', 'num_classes image_shape num_examples files')
 """A set: `files` are `(url, name in the cache)` pairs."""
@@ -47,13 +49,10 @@ def load_keras_set(name, split):
     try:
         parts = dict(zip(('train', 'test'), getattr(keras.datasets, name).load_data()))
     except Exception as error:  # of the network, the archive, the pickle or the zip file
-        wanted = SETS[name].files
-        raise DatasetError(
-            'Cannot load %s: %s. Without a network, fetch %s and put %s into %s%s.' % (
-                name, ' '.join(str(error).split())[:200].rstrip('.') or type(error).__name__,
-                ', '.join(url for url, _ in wanted), 'it' if len(wanted) == 1 else 'them',
-                cache_folder(), ' as ' + ', '.join(os.path.basename(place) if '/' not in place
-                                                   else place for _, place in wanted))) from None
+        urls = [url for url, _ in SETS[name].files]
+        raise DatasetError('Cannot load %s: %s. Without a network, fetch %s and put %s.' % (
+            name, ' '.join(str(error).split())[:200].rstrip('.') or type(error).__name__,
+            ', '.join(urls), _where_to(name, compat.place_of_download(error)))) from None
     images, labels = parts[split]
     if images.ndim == 3:
         images = images[..., np.newaxis]
@@ -67,7 +66,23 @@ def load_keras_set(name, split):
     return images.astype(np.float32) / np.float32(255), labels.reshape(-1).astype(np.int64)
 
 
+def _where_to(name, place):
+    """Where the files of a set have to be put, as text.
+
+    Args:
+      name: one of `SETS`.
+      place: path at which Keras looked for one of them; or None.
+    """
+    files = SETS[name].files
+    if place is None:
+        return '%s into %s as %s' % ('it' if len(files) == 1 else 'them', cache_folder(),
+                                     ', '.join(path for _, path in files))
+    if len(files) == 1:
+        return 'it at %s, under this name' % place
+    return 'them into %s' % os.path.dirname(place)
+
+
 def cache_folder():
-    """Where Keras keeps data sets."""
+    """Where Keras mostly keeps data sets."""
     home = os.environ.get('KERAS_HOME') or os.path.join(os.path.expanduser('~'), '.keras')
     return os.path.join(home, 'datasets')

@@ -18,7 +18,7 @@ import numbers
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from datasets.epochs import Epochs, of_workers
+from datasets.epochs import Epochs, of_workers, plain_python
 from towers.errors import InvalidArgumentError
 
 _KEY_RANGE = 2 ** 62  # a power of two: the modulo in stateless_uniform favours no key
@@ -183,6 +183,7 @@ def _examples(images, labels, batches, prepare, largest_shift=0):
             return [tf.ensure_shape(part, indices.shape.concatenate(array.shape[1:]))
                     for part, array in zip(found, (images, labels))]
 
+    @plain_python
     def gather(indices, shifts=None):
         batch, its_labels = rows(indices)
         if shifts is not None:
@@ -223,7 +224,8 @@ def _image_preparation(shape, image_size, channels):
         if shape[3] not in (1, channels):
             raise InvalidArgumentError(
                 'Got channels=%d for images with %d channels. Only gray images (1 channel) can be '
-                'repeated; leave channels out to keep them as they are.' % (channels, shape[3]))
+                "repeated: choose another network, such as model='inception_v3', or leave channels "
+                'out to keep them as they are.' % (channels, shape[3]))
     repeats = 1 if channels is None else channels // shape[3]
 
     def prepare(images):

@@ -130,6 +130,9 @@ CALLS = {
     'memory_account': lambda given: (towers.memory_account, dict(built=given.built)),
     'measure_memory': lambda given: (towers.measure_memory, dict(
         built=given.built, session=Session())),
+    'operation_times': lambda given: (towers.operation_times, dict(
+        built=given.built, warm_up=1, steps=1)),
+    'AutoStages': lambda given: (towers.AutoStages, {}),
     'memory_report': lambda given: (towers.memory_report, dict(build=reached, batch_size=4)),
     'draw_memory': lambda given: (towers.draw_memory, dict(
         accounts=[Account(4, [], None, [], [], False, False)],
@@ -160,9 +163,10 @@ CALLS = {
 OTHERS = {
     'what calls return, made by nobody else': [
         'Audit', 'BuiltTowers', 'FittedBatch', 'MeasuredMemory', 'Member', 'MemoryAccount',
-        'MemoryReport', 'Plan', 'Tower', 'TowersReport'],
+        'MemoryReport', 'OperationTimes', 'Plan', 'Tower', 'TowersReport'],
     'checked by build_towers, which they are given to': ['Numerics', 'VariablePlacement'],
-    'checked when a model function returns it': ['ModelOutput']}
+    'checked when a model function returns it': ['ModelOutput'],
+    'checked by the hooks that it is given to': ['StepCounts']}
 
 _CONTEXTS = ('hold_directory', 'training_session', 'out_of_memory_explained', 'join', 'stage')
 _MORE = {'build_towers': list(VARIABLES) + list(NUMERICS)}

@@ -120,7 +120,7 @@ def test_what_the_errors_of_a_session_say(tmp_path):
         'directory=None: expected the name of a directory.')
     stop = tf.train.StopAtStepHook(3)
     assert error_of(session, directory=given.folder, global_step=given.step,
-                    hooks=stop).endswith(': expected a list of hooks; of one as well: [hook].')
+                    hooks=stop).endswith(': expected a list of hooks, even for one: [hook].')
     assert error_of(session, directory=given.folder, global_step=given.step,
                     hooks=[tf.train.StopAtStepHook]).endswith(
                         'expected a tf.train.SessionRunHook, not the class.')
@@ -200,7 +200,7 @@ def test_what_a_function_that_builds_returns(graph):
     built = Given('').built
     for returned, text in (
             (built, 'expected (built, start), what build_towers returned and a list'),
-            ((built, built.train_op), 'expected a list of operations, of one as well'),
+            ((built, built.train_op), 'expected a list of operations, even for one'),
             ((built, [3]), 'expected a list of operations, such as [iterator.initializer]')):
         for call_of in (towers.fit_batch_size, towers.memory_report):
             with pytest.raises(towers.InvalidArgumentError) as caught:

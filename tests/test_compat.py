@@ -1,8 +1,18 @@
 """towers.compat: what it says of the TensorFlow that is there."""
 
+import re
+
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+
+
+def test_the_docstring_lists_every_private_name_that_is_used():
+    with open(compat.__file__, encoding='utf-8') as source:
+        body = source.read().split('"""', 2)[2]
+    used = set(re.findall(r'\.(_[a-z]\w+)', body))
+    assert {'_set_device', '_original_op', '_colocation_stack'} <= used
+    assert {name for name in used if '`%s`' % name not in compat.__doc__} == set()
 
 
 def test_version():

@@ -13,7 +13,7 @@ from towers.errors import InvalidArgumentError
 
 
 def check_number(name, value, least=None, above=None, most=None, expected='a number'):
-    """Raises `InvalidArgumentError` unless `value` is a number in these bounds (NaN is in none)."""
+    """Raises `InvalidArgumentError` unless `value` is a number within the bounds; NaN never is."""
     if (isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real) or value != value
             or (least is not None and value < least) or (above is not None and value <= above)
             or (most is not None and value > most)):
@@ -42,13 +42,15 @@ def check_flag(name, value, expected='True or False'):
 
 
 def check_function(name, value, arguments, expected):
-    """Raises `InvalidArgumentError` for what cannot be called with so many arguments.
+    """Raises `InvalidArgumentError` unless `value` is a function of that many arguments.
 
-    A class is no function here, and Python's own functions without a signature are taken to do.
+    A class counts as no function. Built-in functions whose signature Python does not know pass.
 
     Args:
-      arguments: how many, by position.
-      expected: what the error says was expected.
+      name: of the argument, for the error's text.
+      value: the argument.
+      arguments: number of positional arguments that it will be called with.
+      expected: what was expected, for the error's text.
     """
     fits = callable(value) and not isinstance(value, type)
     if fits:
@@ -63,7 +65,7 @@ def check_function(name, value, arguments, expected):
 
 
 def check_say(say, optional=False):
-    """Raises `InvalidArgumentError` unless `say` can be called with a text (or is None)."""
+    """Raises `InvalidArgumentError` unless `say` takes one text, or is None where `optional`."""
     if say is not None or not optional:
         check_function('say', say, 1, 'a function of one text, such as print'
                        + (', or None' if optional else ''))
@@ -77,7 +79,7 @@ def check_config(config):
 
 
 def check_session(session, graph):
-    """Raises `InvalidArgumentError` unless `session` is one of that graph."""
+    """Raises `InvalidArgumentError` unless `session` is a session of `graph`."""
     if not hasattr(session, 'run') or not hasattr(session, 'graph'):
         raise InvalidArgumentError('session=%.80r of type %s: expected a tf.Session.' % (
             session, type(session).__name__))
@@ -87,7 +89,7 @@ def check_session(session, graph):
 
 
 def check_feed(feed_dict):
-    """Raises `InvalidArgumentError` unless `session.run` takes this feed_dict; None is one."""
+    """Raises `InvalidArgumentError` unless `session.run` takes this `feed_dict`, a dict or None."""
     if feed_dict is None:
         return
     check_instance('feed_dict', feed_dict, dict, 'a dict from placeholders to values, or None')
@@ -98,7 +100,10 @@ def check_feed(feed_dict):
 
 
 def check_fetches(name, fetches, expected):
-    """Raises `InvalidArgumentError` unless it is a nest of operations and tensors, not empty."""
+    """Raises `InvalidArgumentError` unless `fetches` is a nest of operations and tensors.
+
+    An empty nest is refused.
+    """
     leaves = tf.nest.flatten(fetches)
     if not leaves or not all(isinstance(each, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES)
                              for each in leaves):
@@ -106,14 +111,14 @@ def check_fetches(name, fetches, expected):
 
 
 def check_choice(name, value, choices):
-    """Raises `InvalidArgumentError` unless `value` is one of these strings."""
+    """Raises `InvalidArgumentError` unless `value` is one of the strings `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise InvalidArgumentError('%s=%.80r: expected one of %s.' % (
             name, value, ', '.join(map(repr, choices))))
 
 
 def check_instance(name, value, kind, expected):
-    """Raises `InvalidArgumentError` unless `value` is an instance of a class (or several)."""
+    """Raises `InvalidArgumentError` unless `value` is of the class `kind`, or of one of several."""
     if not isinstance(value, kind):
         raise InvalidArgumentError('%s=%.80r of type %s: expected %s%s.' % (
             name, value, type(value).__name__, expected,
@@ -121,10 +126,10 @@ def check_instance(name, value, kind, expected):
 
 
 def directory_name(name, value, expected='the name of a directory'):
-    """The name of a directory (or a file) as a string, of a string or a path.
+    """The name of a directory or a file as a string; `value` is a string or an `os.PathLike`.
 
     Raises:
-      InvalidArgumentError: something else, or nothing.
+      InvalidArgumentError: `value` is something else, or empty.
     """
     try:
         path = os.fspath(value)
@@ -136,7 +141,7 @@ def directory_name(name, value, expected='the name of a directory'):
 
 
 def check_step_variable(global_step, name='global_step'):
-    """Raises `InvalidArgumentError` unless it is a scalar variable of the default graph."""
+    """Raises `InvalidArgumentError` unless `global_step` is a scalar variable of this graph."""
     if not isinstance(global_step, compat.VARIABLE_TYPES):
         raise InvalidArgumentError(
             '%s=%.80r of type %s: expected a variable, such as '
@@ -158,10 +163,10 @@ def check_step_variable(global_step, name='global_step'):
 
 
 def listed_hooks(name, hooks):
-    """A list of `SessionRunHook`s.
+    """The hooks as a list of `SessionRunHook`s.
 
     Raises:
-      InvalidArgumentError: no list (a hook alone, say), or with something else in it.
+      InvalidArgumentError: `hooks` is no list (a single hook, say), or holds something else.
     """
     if isinstance(hooks, tf.train.SessionRunHook) or isinstance(hooks, (str, bytes)):
         hooks_found = None
@@ -171,7 +176,7 @@ def listed_hooks(name, hooks):
         except (TypeError, RuntimeError):
             hooks_found = None
     if hooks_found is None:
-        raise InvalidArgumentError('%s=%.80r: expected a list of hooks; of one as well: [hook].'
+        raise InvalidArgumentError('%s=%.80r: expected a list of hooks, even for one: [hook].'
                                    % (name, hooks))
     for hook in hooks_found:
         check_instance('a hook among ' + name, hook, tf.train.SessionRunHook,
@@ -190,8 +195,8 @@ def scalar_tensors(name, values):
       `OrderedDict`.
 
     Raises:
-      InvalidArgumentError: something else, a tensor that is known to be no scalar, or one of no
-        number, such as a string.
+      InvalidArgumentError: something else, a tensor that is known to be no scalar, or a tensor
+        that holds no number (a string).
     """
     try:
         if isinstance(values, (str, bytes, tf.Tensor)):

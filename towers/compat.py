@@ -4,34 +4,40 @@ Importing this module changes nothing and imports neither Keras nor tf_slim.
 
 Names that are not public API, and why each is needed:
 
-* the modules in `_KERAS_LAYERS` and `_LEGACY_LAYERS`: the base classes that every Keras layer and
-  every `tf.layers` layer passes through when it is called. `tf.keras.layers.Layer` is public, but
-  in graph mode Keras 2 swaps it for a sibling in `base_layer_v1` that is not, and naming it would
-  import Keras into programs that do not use it. Looked up in `sys.modules`, never imported.
-* `_callable_losses` of a Keras 2 layer: the public `losses` of a model hold those of its parts, so
+* the modules in `_KERAS_LAYERS` and `_LEGACY_LAYERS`, with the base classes of Keras layers and of
+  `tf.layers` layers. `tf.keras.layers.Layer` is public, but in graph mode Keras 2 exchanges it for
+  a class of `base_layer_v1` that is not, and naming it would import Keras into programs that do not
+  use it. The modules are looked up in `sys.modules`, never imported.
+* `_callable_losses` of a Keras 2 layer: the public `losses` of a model hold its parts' losses, so
   that a part shared by two models, or a `tf.layers` layer inside a model (which has already put
   its loss into a collection), would be counted twice.
-* `_flatten_layers` of a Keras 2.15 layer, `_layers` on 1.15, the parts of a layer for the same
-  purpose: the public `submodules` raises for an LSTM with dropout in graph mode and, on 1.15, for a
-  model that was compiled.
+* `_flatten_layers` of a Keras 2.15 layer, and `_layers` on 1.15: the parts of a layer, for its
+  losses. The public `submodules` raises for an LSTM with dropout in graph mode and, on 1.15, for a
+  compiled model.
 * `_keras_history` of a tensor: whether it comes from a `keras.Input`. No public call tells on all
-  of these versions. `_keras_mask` of one: the mask that Keras' losses and metrics weigh it by.
+  of these versions. `_keras_mask` of a tensor: the mask of Keras' losses and metrics.
 * `get_session` of the modules in `_KERAS_BACKENDS`: the public name is in `tf.compat.v1.keras`,
   which is Keras 3 from TF 2.16 on; tf_keras has none.
 * `_make_train_function`, `_make_test_function` and `_make_predict_function` of a Keras 2 model in
   graph mode, which `ParallelModel` overrides: the one place where Keras makes the gradients, by an
   optimizer that takes no device, and where it starts to need its session.
+* `_is_graph_network` of a Keras 2 model: whether its inputs are `keras.Input`s. A subclassed model
+  has `inputs`, too, once it was called on data or fitted, and no public call tells.
 * AutoGraph's `ag_ctx`: see `autograph_of_layers`.
+* `_local_init_op` of a `tf.train.Scaffold`: see `set_local_init_op`.
 * `_update_input` and `_get_control_flow_context` of an operation: TF has no public way to give an
   operation another input, nor to ask whether it is in a `tf.cond` or `tf.while_loop`.
-* `_device_assignments`, `_set_device`, `_set_attr`, `_add_control_inputs` and
-  `_remove_all_control_inputs` of an operation: a clone of a tower's graph, and the audit, have to
-  know which device scope an operation got its device from; a clone has to set what
-  `tf.import_graph_def` cannot be told: devices, and colocations with operations outside of what is
-  imported, and control inputs from there; and what all towers but the first leave out of their
-  forward pass is only waited for.
-* `_get_function` of a graph: the device scopes in the body of a function, for the same purpose, are
-  not in its definition.
+* `_device_assignments` of an operation, and `_device_function_stack` of a graph: the device scopes
+  that an operation got its device from, and those that are open. Clones of a tower's graph, and the
+  audit, need them.
+* `_set_device`, `_set_attr`, `_add_control_inputs`, `_remove_all_control_inputs` of an operation:
+  `tf.import_graph_def`, by which clones are made, takes no devices, and no colocations with or
+  control inputs from operations outside of the imported graph. Later towers also lose control
+  inputs: from the operations that they leave out of their forward pass.
+* `_original_op` of an operation: the operation whose gradient it is a part of; for stages.
+* `_colocation_stack` of a graph: the open `tf.colocate_with` scopes.
+* `_get_function` of a graph: the operations in the body of a function, for their device scopes,
+  which the function's definition does not have.
 * the prefixes of operations that TensorFlow's runtime puts in place of public ones, `_Mkl…`,
   `_MklNative…` and `_Fused…`: which of them a step has depends on the CPU, see
   `computed_operation`.
@@ -39,9 +45,12 @@ Names that are not public API, and why each is needed:
   its text; this is where `Session.run` turns the mark into the operation and the line that made it.
 * `_get_partitions`, `_get_save_slice_info` and `_set_save_slice_info`: see `partitioned_like`.
 * `_initializer_op` and `_initial_value` of a variable: see `initialize_with`.
-* the collections `('__variable_store',)` and `('__varscope',)` of a graph with what is in them, and
-  Keras' counters of names: a build that failed must leave them as they were, see
-  `keep_variable_stores`.
+* the collections `('__variable_store',)` and `('__varscope',)` of a graph with the stores in them
+  (`_vars`, `_partitioned_vars`), and Keras' counters of names: a build that failed must leave them
+  as they were, see `keep_variable_stores`.
+* `_init_from_checkpoint`, and `add_weight` of a `tf.layers` layer: Python functions of TensorFlow
+  that look for a graph's variables, recognized as callers.
+* `download_target` and `fpath`, variables of Keras' `get_file`: see `place_of_download`.
 * `_lr` and `_learning_rate` of TF's optimizers: no public call tells an optimizer's rate, and the
   plan shows it. Where neither is there the plan says that it does not know.
 """
@@ -64,6 +73,15 @@ def has_estimator():
         return hasattr(tf.estimator, 'EstimatorSpec')  # the package is imported here, not before
     except (AttributeError, ImportError):
         return False
+
+
+def set_local_init_op(scaffold, op):
+    """Gives a `tf.train.Scaffold` another `local_init_op`.
+
+    The public way is a new scaffold, `Scaffold(local_init_op=…, copy_from_scaffold=…)`; but hooks
+    hold the one that there is, and look for its saver.
+    """
+    scaffold._local_init_op = op
 
 
 # ---- tf.layers ----------------------------------------------------------------------------------
@@ -225,16 +243,21 @@ def keras_backend_of(model):
     raise AssertionError('no backend of %r' % model)
 
 
+def is_keras_graph_network(model):
+    """Whether a Keras 2 model is a functional one, or a `Sequential` of known inputs."""
+    return bool(getattr(model, '_is_graph_network', False))
+
+
 def keras_parts(layer):
     """A Keras layer and the Keras layers that it contains, at any depth, each once."""
     return _parts_of(layer)
 
 
 def forget_dropout_masks(layer):
-    """Lets the recurrent layers within a Keras 2 layer draw dropout masks of their own when called.
+    """Makes the recurrent layers within a Keras 2 layer draw new dropout masks in their next call.
 
-    On TF 1.15 the cells of `RNN(cell)` keep the mask of the first call, with its batch size and on
-    its device; those of LSTM and GRU do not, and later Keras forgets all of them.
+    On TF 1.15 the cell of an `RNN(cell)` keeps the mask of the first call, with its batch size and
+    on its device. Cells of LSTM and GRU, and all cells of later versions, draw a mask a call.
     """
     for part in _parts_of(layer):
         cell = getattr(part, 'cell', None)
@@ -251,10 +274,10 @@ def keras_mask(tensor):
 
 @contextlib.contextmanager
 def autograph_of_layers():
-    """Within it Keras converts the `call` of a layer as it does in a program of its own.
+    """A context in which AutoGraph converts the `call` of a user's layer, as Keras has it.
 
-    For calls of a user's layers by a layer whose own `call` is `do_not_convert`, which TensorFlow
-    takes as said of all that it calls; there is no public way to unsay it.
+    For a layer whose own `call` is `do_not_convert` and calls a user's layers: TensorFlow applies
+    `do_not_convert` to all calls within, and has no public way to undo that.
     """
     from tensorflow.python.autograph.core import ag_ctx  # pylint: disable=g-import-not-at-top
     with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.UNSPECIFIED):
@@ -262,10 +285,10 @@ def autograph_of_layers():
 
 
 def keras_weight_losses(layer):
-    """What a Keras layer and its parts add to the loss whatever they are called on.
+    """The losses of a Keras layer and its parts that do not depend on the layers' inputs.
 
-    That is the regularizers of their weights, and losses given to `add_loss` as functions. Parts
-    that are `tf.layers` layers are left out: their losses are in a collection.
+    These are the regularizers of weights, and the functions given to `add_loss`. Parts that are
+    `tf.layers` layers are left out: their losses are in a collection.
 
     Returns:
         A list of (key, function) pairs. Two pairs with equal keys, from two layers, stand for the
@@ -305,13 +328,13 @@ def _regularizer_of(variable):
 
 # On TF 2 resource variables are instances of the one class and reference variables of the other.
 VARIABLE_TYPES = (tf.Variable, tensorflow.Variable)
-# A data set made through `import tensorflow as tf` is none of the compat.v1 class on TF 2; nor is
-# on 1.15 what some methods of that class return, such as `unbatch`.
+# A data set made through `import tensorflow as tf` is no instance of compat.v1's class on TF 2. On
+# 1.15, neither is a data set that a method of that class returns, such as `unbatch`.
 DATASET_TYPES = (tf.data.Dataset, tensorflow.compat.v2.data.Dataset)
 
 
 def map_batches(dataset, function):
-    """`dataset.map`, after which TensorFlow knows as before how many there are: v1's forgets it."""
+    """`dataset.map` that keeps the known number of batches, which the `map` of v1 forgets."""
     return tensorflow.compat.v2.data.Dataset.map(dataset, function)
 
 
@@ -325,11 +348,11 @@ def optimizer_learning_rate(optimizer):
 
 
 def initialize_with(variable, value, as_initial_value=False):
-    """Makes a tensor what a variable's initializer gives it, whatever it was made with.
+    """Replaces the value that a variable's initializer assigns by the tensor `value`.
 
-    A variable that is made with a value which depends on another variable gets TF's rewritten copy
-    of that value's graph, on its own device, where a reference variable of another device cannot
-    be read.
+    A variable whose initial value depends on another variable cannot simply be made with that
+    value: TF rewrites the value's graph and puts the copy on the new variable's device, where a
+    reference variable of another device cannot be read.
     """
     with tf.control_dependencies(None):
         assign = tf.assign(variable, value, validate_shape=value.shape.is_fully_defined())
@@ -348,10 +371,10 @@ def initializer_of(variable):
 
 
 def keep_variable_stores(graph):
-    """Notes what TF and Keras know of a graph's variables besides its collections.
+    """Notes what TF and Keras know of a graph's variables besides the graph's collections.
 
-    That is what `tf.get_variable` finds by name, and the counters that layers and scopes without a
-    name are numbered by.
+    That is the variables that `tf.get_variable` finds by name, and the counters that number layers
+    and scopes without a name.
 
     Returns:
       A function that puts all of it back.
@@ -376,14 +399,14 @@ def opened_scopes(graph):
 
 
 def note_opened_scopes(graph, opened):
-    """Makes scopes count as opened at least so often, see `opened_scopes`."""
+    """Raises the graph's counts of opened scopes to at least the counts of `opened_scopes`."""
     for store in graph.get_collection(('__varscope',)):
         for name, count in opened.items():
             store.variable_scopes_count[name] = max(store.variable_scopes_count.get(name, 0), count)
 
 
 def remember_variable(graph, name, variable):
-    """Makes `tf.get_variable` find a variable by that name; says whether it does, from now on."""
+    """Makes `tf.get_variable` find a variable by a name that is free; says whether it was."""
     for store in graph.get_collection(('__variable_store',)):
         if hasattr(store, '_vars') and name not in store._vars:  # pylint: disable=protected-access
             store._vars[name] = variable  # pylint: disable=protected-access
@@ -398,7 +421,7 @@ def variables_by_name(graph):
 
 
 class VariablesOfStore:
-    """Stands for the store of `tf.get_variable` where `is_variable_store_of_checkpoint`."""
+    """A stand-in for the store of `tf.get_variable`, to be given to `init_from_checkpoint`."""
 
     def __init__(self, variables):
         self._vars = variables
@@ -408,8 +431,8 @@ def is_variable_store_of_checkpoint(key, frame):
     """Whether `tf.train.init_from_checkpoint` asks for the store of `tf.get_variable`.
 
     Args:
-      key: of the collection that is looked at.
-      frame: Python's, of the caller of the graph's `get_collection`.
+      key: key of the collection.
+      frame: the Python frame that calls the graph's `get_collection`.
     """
     if key != ('__variable_store',):
         return False
@@ -418,13 +441,13 @@ def is_variable_store_of_checkpoint(key, frame):
 
 
 def is_making_a_weight(code):
-    """Whether Python code is that by which layers of `tf.layers` make, or share, a weight."""
+    """Whether a code object is the method by which `tf.layers` makes, or shares, a weight."""
     return code.co_name == 'add_weight' and code.co_filename.replace('\\', '/').endswith(
         'layers/base.py')
 
 
 def _variable_stores(graph):
-    """The dicts of `keep_variable_stores`."""
+    """Yields the dicts that `keep_variable_stores` keeps."""
     for key, names in ((('__variable_store',), ('_vars', '_partitioned_vars')),
                        (('__varscope',), ('variable_scopes_count',))):
         for store in graph.get_collection(key):
@@ -448,9 +471,10 @@ def parts_of(variable):
 
 
 def partitioned_like(whole, parts):
-    """A partitioned variable of other parts, cut as `whole` is.
+    """A partitioned variable that consists of other parts, cut as `whole` is.
 
-    TF has no public way to make one of parts that are there, nor to say which part is which.
+    TF has no public way to join existing variables into a partitioned variable, nor to say which
+    part of it each of them is.
     """
     # pylint: disable=protected-access
     for part, original in zip(parts, whole):
@@ -459,11 +483,11 @@ def partitioned_like(whole, parts):
                        variable_list=parts, partitions=whole._get_partitions())
 
 
-# What the kernel of `CollectiveReduce` on CPUs adds.
+# The dtypes that the kernel of `CollectiveReduce` on CPUs takes.
 COLLECTIVE_DTYPES = (tf.float32, tf.float64) + ((tf.float16,) if TF_VERSION >= (2, 0) else ())
 
 
-# Whether `CollectiveGather` takes another number of rows in each step.
+# Whether `CollectiveGather` takes a number of rows that differs from step to step.
 GATHERS_ANY_ROWS = TF_VERSION >= (2, 0)
 
 
@@ -476,7 +500,7 @@ def in_control_flow(op):
 
 
 def control_flow_context(op):
-    """An object for the loop or branch (v1) around an operation, to be compared; or None."""
+    """The object of the loop or branch (v1) around an operation, one for all in it; or None."""
     return op._get_control_flow_context()  # pylint: disable=protected-access
 
 
@@ -549,12 +573,12 @@ def current_device_scopes(graph):
 
 
 def differentiated_operation(op):
-    """The operation whose gradient function has made `op`; None of any other operation."""
+    """The operation whose gradient function made `op`; None where no gradient function did."""
     return op._original_op  # pylint: disable=protected-access
 
 
 def device_scope_places(op):
-    """`(file, line)` of each of these scopes, in the same order."""
+    """`(file, line)` of the scopes of `device_scopes(op)`, in the same order."""
     scopes = op._device_assignments  # pylint: disable=protected-access
     return [(scope.filename, scope.lineno) for scope in scopes]
 
@@ -566,19 +590,23 @@ def set_device(op, device):
 
 def set_colocation(op, groups):
     """Makes a finished operation colocated with others; `groups` are bytes, `b'loc:@name'`."""
-    value = tf.AttrValue(list=tf.AttrValue.ListValue(s=groups))
-    op._set_attr('_class', value)  # pylint: disable=protected-access
+    set_attribute(op, '_class', tf.AttrValue(list=tf.AttrValue.ListValue(s=groups)))
+
+
+def set_attribute(op, name, value):
+    """Gives a finished operation another `tf.AttrValue`."""
+    op._set_attr(name, value)  # pylint: disable=protected-access
 
 
 def colocated_with(graph):
-    """The operations that what is made now in a graph is colocated with."""
+    """The operations that new operations of a graph are colocated with at the moment."""
     # TF 2 has stand-ins among them, for the devices of resource variables.
     stack = graph._colocation_stack.peek_objs()  # pylint: disable=protected-access
     return [op for op in stack if isinstance(op, tf.Operation)]
 
 
 def set_text_attribute(op, name, text):
-    """Gives a finished operation an attribute; one whose name begins with '_' changes nothing."""
+    """Gives a finished operation a text attribute; TF ignores names that begin with '_'."""
     op._set_attr(name, tf.AttrValue(s=text.encode()))  # pylint: disable=protected-access
 
 
@@ -601,13 +629,13 @@ def function_operations(graph, name):
 
 
 def call_in_session(session, function):
-    """Calls a function of `session.make_callable`; its errors are those of `Session.run`."""
+    """Calls a function of `session.make_callable`; its errors look as `Session.run`'s do."""
     return session._do_call(function)  # pylint: disable=protected-access
 
 
 @contextlib.contextmanager
 def control_flow_v1():
-    """Within it `tf.cond` is that of TF 1, whose branches may write reference variables.
+    """A context in which `tf.cond` is TF 1's, whose branches may write reference variables.
 
     The switch is TensorFlow's own, for the whole process; it is put back at the end.
     """
@@ -625,12 +653,34 @@ def control_flow_v1():
 
 
 def saved_as(variable):
-    """Name and shape under which a `Saver` keeps a variable: a part goes under its whole's.
+    """`(name, shape)` by which a `Saver` keeps a variable: for a part, those of the whole variable.
 
-    `_get_save_slice_info` is what `Saver` asks for that; there is no public way from a part of a
-    partitioned variable, as `tf.global_variables` lists them, to the whole.
+    `Saver` asks `_get_save_slice_info`, too: there is no public way from a part of a partitioned
+    variable, as `tf.global_variables` lists it, to the whole.
     """
     info = variable._get_save_slice_info()  # pylint: disable=protected-access
     if info is None:
         return variable.op.name, variable.shape
     return info.full_name, tf.TensorShape(info.full_shape)
+
+
+# ---- Data sets of Keras -------------------------------------------------------------------------
+
+
+def place_of_download(error):
+    """The path at which Keras looked for a file before it failed to fetch it; None if unknown.
+
+    Name and folder differ between the versions of Keras (`cifar-10-batches-py.tar.gz`,
+    `cifar-10-batches-py-target_archive`; a cache that cannot be written to is replaced by one in
+    /tmp), and no public call tells them.
+
+    Args:
+      error: what `load_data` of a module of `tf.keras.datasets` raised.
+    """
+    place, frames = None, error.__traceback__
+    while frames is not None:
+        if frames.tb_frame.f_code.co_name == 'get_file':
+            known = frames.tb_frame.f_locals
+            place = known.get('download_target', known.get('fpath', place))
+        frames = frames.tb_next
+    return place

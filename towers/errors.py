@@ -43,11 +43,11 @@ class GradientError(TowersError, ValueError):
 
 
 class PrecisionError(TowersError):
-    """A precision that TensorFlow has no rewrite to here, or whose rewrite changes nothing."""
+    """A precision for which TensorFlow has no graph rewrite here, or one that changes nothing."""
 
 
 class AuditError(TowersError):
-    """The finished graph, or what the runtime placed, breaks a promise of the plan."""
+    """The finished graph, or the runtime's placement of it, breaks a promise of the plan."""
 
 
 class CheckpointError(TowersError):
@@ -59,7 +59,7 @@ class RunLockedError(TowersError):
 
 
 class LogFileError(TowersError):
-    """A file of what a run did, such as metrics.jsonl, that cannot be read or written."""
+    """A file about a run, such as metrics.jsonl, that cannot be read or written."""
 
 
 class OutputLostError(TowersError):
@@ -71,7 +71,7 @@ class ClusterError(TowersError):
 
 
 class WorkerLostError(ClusterError):
-    """Another machine of the cluster has ended, or does not answer any more; names it."""
+    """Another worker of the ring has ended, or does not answer any more; names it."""
 
 
 class MissingPackageError(TowersError, ImportError):
@@ -79,12 +79,12 @@ class MissingPackageError(TowersError, ImportError):
 
 
 class MeasurementError(TowersError):
-    """Something that TensorFlow does not count here, so that it cannot be measured."""
+    """Memory that cannot be measured, since TensorFlow's allocator does not count it here."""
 
 
 class StepError(TowersError):
-    """A step that TensorFlow could not run: on one device or on the towers, and its reason."""
+    """A step of a check that TensorFlow could not run; says on which devices, and the reason."""
 
 
 class OutOfMemoryError(TowersError):
-    """A step that does not fit into memory: who wanted what, what takes most, what would help."""
+    """A step that does not fit into memory; says who wanted what, what takes most, what helps."""

@@ -1,6 +1,6 @@
 """Starts a cluster on this machine: `python -m towers.launch --workers=2 --ps=1 -- train.py …`.
 
-Each process gets a `TF_CONFIG` of its own. All end when one fails; none is left behind.
+Each process gets a `TF_CONFIG` of its own. When one process fails, all others are ended.
 """
 
 import argparse
@@ -55,10 +55,10 @@ def tasks_of(workers, ps, command, host='127.0.0.1', environment=None):
     """The `Task`s of a cluster on this machine, on ports that are free.
 
     Args:
-      workers, ps: how many.
+      workers, ps: number of workers, number of parameter servers.
       command: list of strings.
-      host: address of all of them.
-      environment: dict; None for this process's.
+      host: the host in all addresses.
+      environment: dict of the tasks' environment variables; None for this process's.
 
     Returns:
       List of `Task`, workers first.
@@ -85,6 +85,7 @@ class StatusLine:
         self._stream, self._shown = stream, ''
 
     def show(self, text):
+        """Exchanges the line's text."""
         text = text[:shutil.get_terminal_size().columns - 1]
         if text != self._shown:
             self._stream.write('\r\x1b[K' + text)
@@ -92,10 +93,12 @@ class StatusLine:
             self._shown = text
 
     def write(self, line):
+        """Writes a line of output above it."""
         self._stream.write('\r\x1b[K' * bool(self._shown) + line + '\n' + self._shown)
         self._stream.flush()
 
     def close(self):
+        """Erases the line."""
         if self._shown:
             self._stream.write('\r\x1b[K')
             self._stream.flush()
@@ -125,7 +128,7 @@ def main(argv):
     except ClusterError as error:
         sys.stderr.write('towers.launch: %s\n' % error)
         return 2
-    except (BrokenPipeError, OSError) as error:  # nobody reads: all have been ended
+    except (BrokenPipeError, OSError) as error:  # nobody reads; `run` has ended all processes
         sys.stderr.write('towers.launch: standard output is lost: %s\n' % error)
         return 1
     finally:

@@ -17,13 +17,15 @@ _FOUND = re.compile(_MARK + r'\[(.*?)\] : Tensor had (NaN|Inf|\S+)')
 
 
 def checked_loss(loss, tower):
-    """The loss, which fails the step when it is not finite (`tf.debugging.check_numerics`)."""
+    """The loss, by a `tf.debugging.check_numerics` that fails the step if it is not finite."""
     return tf.debugging.check_numerics(loss, '%s[the loss of tower %d]' % (_MARK, tower))
 
 
 def checked_gradients(gradients, loss, tower):
-    """The gradients, each of which fails the step, before any update of its variable, when it is
-    not finite. They are looked at after the loss, so that a bad loss is named first.
+    """The gradients, each by a `check_numerics` that fails the step if it is not finite.
+
+    The check runs before the variable is updated, and after the loss was checked, so that the error
+    names a bad loss first.
 
     Args:
       gradients: list of `(gradient, variable)`; dense, `IndexedSlices` or None.
@@ -47,19 +49,28 @@ def checked_gradients(gradients, loss, tower):
 
 
 def message_of_tower(message, tower):
-    """The message of a check that was made for one tower, as it is for another one.
+    """Exchanges the tower's number in the message of a check.
 
-    Any text with such a message in it, as TensorFlow makes for the gradient of a check.
+    Args:
+      message: the message of a check, or a text that contains one: TensorFlow makes such a text for
+        the gradient of a check.
+      tower: the number to put in.
+
+    Returns:
+      The text with the other number.
     """
     return _OF_TOWER.sub(lambda found: '%s%d]' % (found.group(1), tower), message)
 
 
 def checked_at_least_scale(gradients, scaled_losses):
-    """An operation for a step that is skipped: fails it where no smaller loss scale is to be had.
+    """A check for a skipped step: fails the step if the loss scale is at its least already.
 
     Args:
       gradients: list of combined `(gradient, variable)`, dense or `IndexedSlices`.
       scaled_losses: `ScaledLosses`.
+
+    Returns:
+      A bool scalar tensor, to be computed in a skipped step.
     """
     def check():
         checks = []

@@ -15,7 +15,7 @@ _MOST = 300
 
 
 def reason_of(error):
-    """The line of an error with its reason, without the place where the operation was made."""
+    """The line of an error's text that says why; without the place where the operation was made."""
     text = getattr(error, 'message', None) or str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].startswith('Graph execution error'):
@@ -31,7 +31,7 @@ def reason_of(error):
 
 @contextlib.contextmanager
 def failing_on(where):
-    """The context in which an error of TensorFlow's runtime becomes the cause of a `StepError`.
+    """A context that turns an error of TensorFlow's runtime into a `StepError`, as its cause.
 
     Args:
       where: where the step ran, for the text: `'on one device'`.

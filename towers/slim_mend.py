@@ -2,8 +2,8 @@
 
 Names that are not public API, and why each is needed:
 
-* the modules in `_MOVED`, by name, never imported here: tf_slim holds them, and looks for names in
-  them that TensorFlow has moved.
+* the modules in `_MOVED`: tf_slim holds them, and looks in them for names that TensorFlow has
+  moved. They are looked up by name, never imported here.
 * `batch_norm.__closure__` and `batch_norm._key_op` of tf_slim: see `_guard_batch_norm`.
 """
 
@@ -69,11 +69,10 @@ class _ModuleView(types.ModuleType):
 def mend_slim() -> None:
     """Makes tf_slim 1.1.0 work on TF 2.13 to 2.21, without tf-keras. A no-op on TF 1.15.
 
-    TF's own modules stay as they are. The modules of tf_slim that have been imported so far get,
-    in place of the private TF modules they hold, views of them that also have the names which TF
-    moved elsewhere. That reaches every net and every arg_scope, made before or after, as they look
-    these names up when they are called. `tf_slim.nets` uses none of the moved names, so it may be
-    imported later.
+    TF's own modules stay as they are. Each imported module of tf_slim gets views in place of the
+    private TF modules that it holds; a view also has the names that TF has moved. That reaches
+    every net and every arg_scope, made before or after, since slim looks these names up when it is
+    called. `tf_slim.nets` uses none of the moved names, so it may be imported later.
 
     Call it again as often as you like; nothing is mended twice.
 
@@ -123,7 +122,7 @@ def _loaded_under(package):
 
 
 def _guard_batch_norm(batch_norm):
-    """Makes slim's batch norm refuse what its own implementation would silently leave out.
+    """Makes slim's batch norm refuse arguments that its own implementation would ignore.
 
     `slim.batch_norm` is a function made by `add_arg_scope`; the function it wraps is in its closure
     and in no module. Exchanging it there catches every reference to `batch_norm` there is,
@@ -153,7 +152,7 @@ def _guard_batch_norm(batch_norm):
 
 
 def _check_batch_norm(arguments):
-    """Raises for a call of slim's batch norm that would have needed the Keras layer of old."""
+    """Raises `InvalidArgumentError` for a call that only the lost Keras layer could do right."""
     if (arguments['batch_weights'] is not None or arguments['zero_debias_moving_mean'] or
             arguments['updates_collections'] != tf.GraphKeys.UPDATE_OPS):
         return  # slim never used the Keras layer for these

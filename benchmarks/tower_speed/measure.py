@@ -18,8 +18,9 @@ from benchmarks.tower_speed.trace_split import PARTS, split_trace  # noqa: E402
 import datasets  # noqa: E402
 from models import registry  # noqa: E402
 import towers  # noqa: E402
-import train  # noqa: E402
 import train_flags  # noqa: E402
+from train_flags import FLAGS  # noqa: E402
+import train_job  # noqa: E402
 
 _UNTIMED = 3  # steps that build kernels and optimise the graph
 
@@ -31,14 +32,13 @@ def measure(steps, traces):
       steps: how many are timed.
       traces: how many are traced, after those.
     """
-    tf.set_random_seed(train.FLAGS.seed)
+    tf.set_random_seed(FLAGS.seed)
     begin = time.perf_counter()
-    dataset = datasets.get_dataset(train.FLAGS.dataset, train.FLAGS.data_dir or None)
-    classifier = train.make_classifier(registry.get_network(train.FLAGS.model), dataset)
-    job = train.build_job(classifier, dataset, train.FLAGS.variable_device or None,
-                          with_evaluation=False)
+    dataset = datasets.get_dataset(FLAGS.dataset, FLAGS.data_dir or None)
+    setup = train_job.make_setup(registry.get_network(FLAGS.model), dataset)
+    job = train_job.build_job(setup, with_evaluation=False)
     built = time.perf_counter()
-    with tf.Session(config=train.session_config(job.built)) as session:
+    with tf.Session(config=train_job.session_config(job.built)) as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         session.run(job.iterator.initializer)
         session.run(job.train_op)
@@ -54,7 +54,7 @@ def measure(steps, traces):
                         options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE))
             if number:  # the first trace sets up tracing
                 splits.append(split_trace(metadata.step_stats, scopes))
-    return {'towers': len(job.built.towers), 'batch_size': train.FLAGS.batch_size,
+    return {'towers': len(job.built.towers), 'batch_size': FLAGS.batch_size,
             'build_seconds': built - begin, 'first_step_seconds': first - built,
             'step_seconds': seconds, 'traced_step': statistics.median(s.step for s in splits),
             'covered': {part: statistics.median(s.covered[part] for s in splits)

@@ -84,7 +84,7 @@ def test_train_py_makes_that_rate_of_them(name, rate):
     with flagsaver.flagsaver():
         train.FLAGS.unparse_flags()
         train.train_flags.parse_flags(['train.py'] + train_flags(the_settings, arm, 1))
-        made = train.train_flags.make_learning_rate(arm.towers, 1437, 10)
+        made = train.train_flags.make_learning_rate(arm.batch_size, arm.towers, 1437, 10)
     assert made.peak == pytest.approx(rate) and arm.rate == pytest.approx(rate)
     # Where a rate is scaled its warm-up starts from r, on one tower too.
     assert made.at(0) == pytest.approx(0.001)

@@ -374,8 +374,9 @@ def test_an_optimizer_that_makes_slots_with_get_variable(kind_of_variables):
 
 @pytest.mark.parametrize('optimizer, counts', [(AdamWeightDecayOptimizer(0.01), True),
                                                (sgd(), False)])
-def test_the_plan_says_who_counts_the_steps(optimizer, counts):
-    built = towers.build_towers(linear, samples.vectors(6), optimizer, 2,
+@pytest.mark.parametrize('loss_scale', [None, towers.LossScale()])
+def test_the_plan_says_who_counts_the_steps(optimizer, counts, loss_scale):
+    built = towers.build_towers(linear, samples.vectors(6), optimizer, 2, loss_scale=loss_scale,
                                 global_step=tf.train.create_global_step())
     assert ('global step      counted here' in str(built.plan)) == counts
     assert (built.plan.global_step is not None) == counts

@@ -209,5 +209,6 @@ def test_a_variable_twice(graph):
 
 def test_stages_that_are_a_number(graph):
     assert error_of(stages='2') == (
-        "stages='2': expected 'auto', for as many as a tower has devices, or None. Where they are "
-        'cut by hand, the model function says, by towers.stage(number).')
+        "stages='2': expected 'auto', for as many as a tower has devices, towers.AutoStages(…), "
+        'which says what to balance, or None. Where they are cut by hand, the model function says, '
+        'by towers.stage(number).')

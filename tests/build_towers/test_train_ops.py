@@ -255,7 +255,14 @@ SGD = tf.train.GradientDescentOptimizer
     (dict(optimizer={'generator': 'adam'}),
      "optimizer['generator']='adam' has no compute_gradients"),
     (dict(optimizer={'generator': None}), '(Keras optimizers are none).'),
-    (dict(optimizer={'a': SGD(1.)}), "and the optimizers are for 'a': return {'loss': {'a': ...}}"),
+    (dict(optimizer={'a': SGD(1.)}), "returned the losses 'discriminator', 'generator', and the "
+     "optimizers are for 'a': return the loss 'a', or leave its optimizer out; pass "
+     "optimizer={'discriminator': …}, or leave that loss out; pass optimizer={'generator': …}, or"),
+    (dict(optimizer={'generator': SGD(1.)}), "the optimizers are for 'generator': pass "
+     "optimizer={'discriminator': …}, or leave that loss out."),
+    (dict(var_list={'generator': lambda all_: [
+        tf.get_variable('further', [], tf.float64)]}),
+     "the loss 'generator': none of the 1 variables has a gradient in any tower"),
     (dict(optimizer=SGD(1.)), "several losses, 'discriminator', 'generator', and there is one "
      "optimizer: pass one for each, optimizer={'discriminator': …, 'generator': …} (to check_tow"),
     (dict(optimizer=SGD(1.), var_list={'a': []}), 'goes with optimizer= as a dict'),
@@ -281,6 +288,15 @@ def test_errors(arguments, text):
         with pytest.raises(towers.TowersError) as error:
             towers.build_towers(gan, tf.constant(BATCH), **arguments)
         assert text in str(error.value)
+
+
+@pytest.mark.parametrize('losses', [{}, {0: 1}, {'': 1}, {0: 1, 'a': 1}])
+def test_names_of_losses_without_an_optimizer(losses):
+    with tf.Graph().as_default(), pytest.raises(towers.ModelFunctionError) as error:
+        towers.build_towers(lambda x: {'loss': {name: tf.reduce_mean(x) for name in losses}},
+                            tf.constant(BATCH), None, 2)
+    assert "expected a scalar, or a dict of scalars by words such as 'generator'; leave 'loss'" in (
+        str(error.value))
 
 
 def test_losses_that_are_not_under_loss():

@@ -542,13 +542,12 @@ def test_python_functions_that_are_pure_are_cloned():
 # ---- the networks --------------------------------------------------------------------------------
 
 @pytest.mark.fast_only('digits')
-# Of the resnets and the VGGs one stands for all: the others have more of the same layers.
+# Of the inceptions, the resnets and the VGGs one stands for all: the others have more of the same
+# layers, and tests/models builds each.
 @pytest.mark.parametrize('name', [
     'alexnet_v2', 'digits', 'overfeat', 'vgg_a'] + [
     pytest.param(name, marks=pytest.mark.slow) for name in (
-        'inception_resnet_v2', 'inception_v3', 'resnet_v2_50')] + [
-    pytest.param(name, marks=[pytest.mark.slow, pytest.mark.version_independent]) for name in (
-        'inception_v1', 'inception_v2', 'resnet_v1_50')])
+        'inception_resnet_v2', 'inception_v3', 'resnet_v2_50')])
 def test_networks(name, monkeypatch):
     fewer_blocks(monkeypatch)
     network = registry.get_network(name)

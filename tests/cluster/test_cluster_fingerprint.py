@@ -76,3 +76,17 @@ def test_where_the_chief_alone_updates_the_others_have_no_numbers():
     assert of_worker(1, other, **served)['settings'] == {}
     found = of_worker(1, other, synchronous=False, **served)['settings']
     assert list(found.values()) == ['0.200000003']
+
+
+@pytest.mark.parametrize('resource', [True, False])
+def test_gradients_are_no_numbers_of_an_update(resource):
+    """That of a scalar is computed by a few operations from the number of examples."""
+    def settings(examples):
+        with tf.Graph().as_default():
+            cluster = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1'], synchronous=False)
+            built = towers.build_towers(
+                lambda x: tf.reduce_mean(x * tf.get_variable('w', [], use_resource=resource)),
+                tf.ones([examples]), tf.train.GradientDescentOptimizer(0.5), 1, 'mean',
+                cluster=cluster)
+            return fingerprint(cluster, built, None)['settings']
+    assert settings(2) == settings(4) and list(settings(2).values()) == ['0.5']

@@ -119,6 +119,25 @@ def test_a_worker_that_ends_before_its_server_is_up_is_named():
             all_ready(Cluster('ring', ['a:1', 'b:2']), {1: Lines(one)}, time.monotonic() + 20)
 
 
+def test_a_worker_whose_server_is_not_up_in_time_is_named():
+    one, other = socket.socketpair()
+    with contextlib.closing(one), contextlib.closing(other):
+        with pytest.raises(ClusterError, match=r'^worker 1 \(b:2\) has not started its server in '
+                           'time: give a longer start_timeout'):
+            all_ready(Cluster('ring', ['a:1', 'b:2']), {1: Lines(one)}, time.monotonic() + 0.1)
+
+
+def test_a_worker_that_comes_when_worker_0_is_at_work_is_told_so():
+    with contextlib.closing(socket.socket()) as listener:
+        listener.bind(('127.0.0.1', 0))
+        listener.listen(1)
+        threading.Thread(target=lambda: listener.accept()[0].close(), daemon=True).start()
+        workers = ['127.0.0.1:%d' % listener.getsockname()[1]] + addresses(1)
+        with pytest.raises(ClusterError, match=r'^worker 0 \(.*\) has closed the connection: it is '
+                           'at work already, or was ended'):
+            meet(Cluster('ring', workers, rank=1), SAME, time.monotonic() + 20)
+
+
 def test_a_port_in_use_is_a_message():
     with contextlib.closing(socket.socket()) as taken:
         taken.bind(('127.0.0.1', 0))

@@ -8,8 +8,11 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster import member
+from towers import compat
+from towers.cluster import member, ring
 from towers.errors import ClusterError, InvalidArgumentError, WorkerLostError
+from towers.graph.graph_walk import reachable_from
+from towers.reduce import all_reduce
 from towers.run.step_loop import LoopSession
 from one_process import addresses, together, train
 
@@ -73,6 +76,43 @@ def test_gradients_and_weights_are_those_of_one_device(sizes, num_towers, reduct
             assert value.tobytes() == other['last'][name].tobytes(), name
         for name, value in results[0]['gradients'].items():
             assert value.tobytes() == other['gradients'][name].tobytes(), name
+
+
+def test_each_reduction_waits_for_the_one_before(monkeypatch):
+    """Else one worker might wait in one of them for a worker that waits in another."""
+    monkeypatch.setattr(all_reduce, 'BUFFER_BYTES', 64)  # a buffer for each variable
+    rows, targets = batches([4])[0]
+    towers.build_towers(
+        sparse_and_dense, (tf.constant(rows), tf.constant(targets)),
+        tf.train.GradientDescentOptimizer(0.1), 2, 'mean', remainder='weight',
+        cluster=towers.Cluster('ring', ['127.0.0.1:1', '127.0.0.1:2'], uneven=True))
+    operations = tf.get_default_graph().get_operations()
+    reductions = sorted((op for op in operations if op.type.startswith('Collective')),
+                        key=lambda op: op.get_attr('instance_key'))
+    assert len(reductions) == 7  # of examples, 3 dense gradients, counts, rows and values of one
+    for before, after in zip(reductions, reductions[1:]):
+        assert after.name in reachable_from([before], operations, control=True)
+
+
+def test_rows_are_sent_among_zeros_where_tensorflow_gathers_equal_shapes_alone(monkeypatch):
+    """The second of three workers: two rows of zeros, its own two, and two more."""
+    monkeypatch.setattr(compat, 'GATHERS_ANY_ROWS', False)
+    ring.Collectives(1, 3).gather(tf.constant([[1., 2.], [3., 4.]]))
+    padded, = [op.outputs[0] for op in tf.get_default_graph().get_operations() if op.type == 'Pad']
+    with tf.Session() as session:
+        np.testing.assert_array_equal(
+            session.run(padded), [[0., 0.]] * 2 + [[1., 2.], [3., 4.]] + [[0., 0.]] * 2)
+
+
+def test_no_row_on_any_worker():
+    workers = addresses(2)
+    results = together(lambda rank: train(
+        towers.Cluster('ring', workers, rank=rank), sparse_and_dense,
+        (np.zeros([2, 0], np.int64), np.ones([2])),
+        lambda: tf.train.GradientDescentOptimizer(0.125), 1), 2)
+    for result in results:
+        assert (result['gradients']['net/table'] == 0).all()
+        assert result['gradients']['net/bias'] == -2.
 
 
 def test_copies_on_every_tower_get_the_gradient_of_all_machines():

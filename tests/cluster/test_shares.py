@@ -24,5 +24,6 @@ def test_a_worker_without_examples_weighs_nothing():
     for active, total, weight in ((0., 5., 0.), (1., 8., .375), (0., 0., 0.)):
         shares = Shares(CLUSTER._replace(active=tf.constant(active)), 3, 'mean')
         with tf.Session() as session:
+            assert shares.are_weighted and shares.same_examples is None
             assert session.run(shares.own_examples()) == 3 * active
             assert session.run(shares.weight(tf.constant(total, tf.float64))) == weight

@@ -8,6 +8,7 @@ import pytest
 
 from towers import Cluster
 from towers.cluster.stall import StallWatch
+from towers.cluster.watch import Watch
 from one_process import addresses
 
 
@@ -49,3 +50,20 @@ def test_where_all_answer_one_is_slow():
         server.bind((host, int(port)))
         server.listen(5)
         assert 'frozen, or slow' in said(Cluster('ps', addresses(1), ps))
+
+
+def test_a_worker_that_has_just_ended_its_training_is_waited_for():
+    """However long the step takes that this worker is in: it may be the last one of both."""
+    watch, lost = Watch.__new__(Watch), []
+    now = time.monotonic()
+    watch._dead_after, watch._heard, watch._done = 5., {1: now}, {1: now - 1.}
+    watch._lose = lambda rank, why: lost.append(rank)
+    watch._in_step_since = now - 100.
+    watch._look_for_silence(now)
+    assert lost == []
+    watch._done = {1: now - 6.}
+    watch._look_for_silence(now)
+    assert lost == [1]
+    watch._in_step_since = now - 4.
+    watch._look_for_silence(now)
+    assert lost == [1]

@@ -41,6 +41,10 @@ def test_windows_are_inside_and_as_large_and_wide_as_they_may_be(height, width):
         # From a tenth of the area to all that such an aspect has room for.
         shares = part[:, 2] * part[:, 3] / (height * width)
         assert shares.min() < .15 and shares.max() > .85
+        room = part[(part[:, 2] < height) & (part[:, 3] < width)]
+        down, right = [room[:, side] / (whole_side - room[:, side + 2])
+                       for side, whole_side in enumerate((height, width))]
+        assert abs(np.corrcoef(down, right)[0, 1]) < .3  # of some 200 places, drawn each by itself
 
 
 def test_windows_are_distributed_as_those_of_tensorflow():

@@ -1,5 +1,8 @@
 """Folders, TFRecords with any number of classes, Keras' sets, synthetic images, a user's own."""
 
+import os
+import re
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -138,6 +141,31 @@ def test_what_to_fetch_without_a_network(name, monkeypatch, tmp_path):
     text = str(caught.value)
     assert text.startswith('Cannot load %s: no network. Without a network, fetch https://' % name)
     assert '%s/datasets as ' % tmp_path in text
+
+
+@pytest.mark.parametrize('name', ['cifar10', 'fashion_mnist'])
+def test_a_file_put_where_the_error_says_is_where_keras_looks(name, monkeypatch, tmp_path, capsys):
+    import tensorflow
+    get_file = tensorflow.keras.utils.get_file
+
+    def load_data():  # as those of Keras, but for the address and the cache
+        options = {'extract' if hasattr(tensorflow.keras, 'Operation') else 'untar': True}
+        get_file('train-labels' if name == 'fashion_mnist' else 'cifar-10-batches-py',
+                 'http://127.0.0.1:9/set.gz', cache_dir=str(tmp_path), file_hash='0' * 64,
+                 **({} if name == 'fashion_mnist' else options))
+    monkeypatch.setattr(getattr(tensorflow.keras.datasets, name), 'load_data', load_data)
+    with pytest.raises(datasets.DatasetError) as caught:
+        datasets.get_dataset(name).load('train')
+    place = re.search(r' and put (?:it at (.*), under this name|them into (.*))\.$',
+                      str(caught.value))
+    path = place.group(1) or os.path.join(place.group(2), 'train-labels')
+    assert path.startswith(str(tmp_path / 'datasets'))
+    assert 'local file' not in capsys.readouterr().out
+    with open(path, 'wb') as file:
+        file.write(b'another file')
+    with pytest.raises(datasets.DatasetError):
+        datasets.get_dataset(name).load('train')
+    assert 'A local file was found' in capsys.readouterr().out
 
 
 def test_synthetic_images():

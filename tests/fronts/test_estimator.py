@@ -275,6 +275,27 @@ def test_hooks_and_scaffold_are_the_first_towers():
 
 
 @needs_estimator
+def test_the_local_init_op_of_the_scaffold_is_that_of_all_towers(new_graph):
+    def with_tables(features, labels, mode):
+        table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(
+            tf.constant([1, 2], tf.int64), tf.constant([3., 4.])), 0.)
+        state = tf.get_local_variable('state', [], tf.float32, tf.constant_initializer(5.))
+        looked_up = table.lookup(tf.cast(features['features'], tf.int64)) * state
+        scaffold = tf.train.Scaffold(local_init_op=tf.group(
+            tf.tables_initializer(), tf.local_variables_initializer(),
+            tf.get_variable('ran', [], initializer=tf.zeros_initializer()).assign(7.).op))
+        hooks = [tf.train.CheckpointSaverHook('nowhere', save_steps=9, scaffold=scaffold)]
+        return tf.estimator.EstimatorSpec(mode, looked_up, scaffold=scaffold,
+                                          prediction_hooks=hooks)
+    spec = replicate_model_fn(with_tables, devices=TWO)(FEATURES, None, PREDICT)
+    assert spec.prediction_hooks[0]._scaffold is spec.scaffold
+    with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(
+            spec.scaffold, config=towers.session_config(TWO))) as running:
+        assert running.run(spec.predictions).tolist() == [[15.], [20.]]
+        assert running.run(tf.global_variables()) == [7.]
+
+
+@needs_estimator
 def test_export_outputs_are_merged():
     kinds = tf.estimator.export
 
@@ -366,7 +387,12 @@ def test_nothing_stays_in_collections_and_another_call_has_scopes_of_its_own(new
     (dict(remainder='drop'), towers.InvalidArgumentError, "remainder='drop'"),
     (dict(on_built=3), towers.InvalidArgumentError, 'on_built=3 cannot be called'),
     (dict(model_fn=3), towers.ModelFunctionError, 'model_fn=3 cannot be called'),
-    (dict(model_fn=lambda x: x), towers.ModelFunctionError, 'takes no argument features')])
+    (dict(model_fn=lambda x: x), towers.ModelFunctionError, 'takes no argument features'),
+    (dict(model_fn=lambda features, rate: features), towers.ModelFunctionError,
+     r'takes an argument rate: an Estimator gives .*partial\(model_fn, rate=…\), or give'),
+    (dict(model_fn=replicate_model_fn(model_fn)
+          if HAS_ESTIMATOR else model_fn), towers.ModelFunctionError,
+     'model_fn comes from replicate_model_fn, and would be replicated twice')])
 def test_bad_arguments(new_graph, arguments, error, text):
     with pytest.raises(error, match=text):
         replicate_model_fn(**dict(dict(model_fn=model_fn), **arguments))
@@ -389,6 +415,42 @@ def test_bad_calls(function, arguments, error, text, devices):
         return
     with pytest.raises(error, match=text):
         replicate_model_fn(function, devices=devices)(*arguments)
+
+
+@needs_estimator
+@pytest.mark.parametrize('called, made, text', [
+    (TRAIN, PREDICT, "mode 'train' and returned an EstimatorSpec of mode 'infer' without loss and"),
+    (EVAL, PREDICT, "mode 'eval' and returned an EstimatorSpec of mode 'infer' without loss: make"),
+    (PREDICT, EVAL, "mode 'infer' and returned an EstimatorSpec of mode 'eval' without predictio"),
+    (TRAIN, EVAL, "mode 'train' and returned an EstimatorSpec of mode 'eval' without train_op: ")])
+@pytest.mark.parametrize('devices', [TWO, ['/cpu:0']])
+def test_a_spec_of_another_mode(called, made, text, devices):
+    def of_one_mode(features):
+        features = tf.convert_to_tensor(features)
+        loss = tf.reduce_mean(features * tf.get_variable('w', [], tf.float64))
+        TowerOptimizer(tf.train.GradientDescentOptimizer(1.)).minimize(loss)
+        return tf.estimator.EstimatorSpec(
+            made, **({'predictions': features} if made == PREDICT else {'loss': loss}))
+    with pytest.raises(towers.ModelFunctionError, match=text):
+        replicate_model_fn(of_one_mode, devices=devices)(np.ones([2, 1]), None, called)
+
+
+@needs_estimator
+@pytest.mark.parametrize('train, text', [
+    (lambda optimizer, loss: tf.train.SyncReplicasOptimizer(
+        TowerOptimizer(optimizer), 1).minimize(loss, tf.train.get_or_create_global_step()),
+     r'Wrap them the other way round: towers\.TowerOptimizer\(tf\.train\.SyncReplicasOptimizer\('),
+    (lambda optimizer, loss: TowerOptimizer(optimizer).minimize(None), 'was given loss=None'),
+    (lambda optimizer, loss: TowerOptimizer(optimizer).minimize(loss, 3),
+     'global_step=3 of type int: expected a variable')])
+def test_bad_calls_of_a_tower_optimizer(train, text):
+    def trained(features):
+        loss = tf.reduce_mean(features * tf.get_variable('w', [], tf.float64))
+        return tf.estimator.EstimatorSpec(TRAIN, loss=loss, train_op=train(
+            tf.train.GradientDescentOptimizer(1.), loss))
+    with pytest.raises(towers.TowersError, match=text):
+        replicate_model_fn(trained, devices=TWO)(np.ones([2, 1]), None, TRAIN)
+    assert not tf.global_variables()
 
 
 @needs_estimator
@@ -494,7 +556,7 @@ def test_a_sync_replicas_optimizer_and_its_hook(new_graph):
         c = tf.get_variable('c', [], tf.float64, tf.constant_initializer(10.))
         loss = tf.reduce_sum(tf.abs(features['features'] * c - labels))
         sync = tf.train.SyncReplicasOptimizer(tf.train.GradientDescentOptimizer(1.), 1)
-        hook = sync.make_session_run_hook(True)
+        hook = sync.make_session_run_hook(True, num_tokens=0)  # else it may read before the update
         return tf.estimator.EstimatorSpec(
             mode, loss=loss, training_hooks=[hook],
             train_op=TowerOptimizer(sync).minimize(loss, tf.train.get_or_create_global_step()))

@@ -187,6 +187,20 @@ def test_6_several_inputs_and_outputs(keras):
     assert model.input_names == ['one', 'other']
 
 
+def _dict_of_outputs(keras):
+    model = _two_outputs(keras)
+    return keras.Model(dict(zip(['one', 'other'], model.inputs)),
+                       dict(zip(['z', 'a'], model.outputs)))
+
+
+def test_dictionaries_of_inputs_and_outputs(keras):
+    model, plain = _compare(keras, _dict_of_outputs, {'one': X, 'other': Z},
+                            {'first': Y, 'second': Z})
+    assert model.output_names == plain.output_names == ['second', 'first']
+    found, expected = [each.predict({'one': X, 'other': Z}) for each in (model, plain)]
+    _assert_close(found, expected)
+
+
 @check
 def test_7_dictionaries_by_name(keras):
     model, _ = _compare(keras, _two_outputs, {'one': X, 'other': Z}, {'first': Y, 'second': Z},
@@ -301,13 +315,17 @@ def test_15_save_gives_a_model_for_one_device(keras, tmp_path):
     model.compile(_adam(keras), 'mse')
     model.fit(X, Y, batch_size=8, epochs=1, verbose=0)
     model.save(str(tmp_path / 'model.h5'))
-    loaded = keras.models.load_model(str(tmp_path / 'model.h5'))
+    keras.models.save_model(model, str(tmp_path / 'other.h5'))
+    loaded, other = [keras.models.load_model(str(tmp_path / name)) for name in (
+        'model.h5', 'other.h5')]
     assert [layer.name for layer in loaded.layers] == [layer.name for layer in
                                                        model.inner_model.layers]
-    # With the state of the optimizer: both go on alike.
-    for each in (model, loaded):
+    # With the state of the optimizer: all go on alike.
+    for each in (model, loaded, other):
         each.train_on_batch(X, Y)
-    _assert_close(loaded.get_weights(), model.get_weights())
+    for each in (loaded, other):
+        assert isinstance(each, keras.Model) and not isinstance(each, towers.ParallelModel)
+        _assert_close(each.get_weights(), model.get_weights())
 
 
 @check
@@ -609,6 +627,22 @@ def test_models_without_inputs(keras):
                'has no inputs yet', 'input_shape=', 'build_towers')
 
 
+def test_a_subclassed_model_that_has_inputs(keras, session):
+    class Subclassed(keras.Model):
+        def __init__(self):
+            super().__init__(name='mine')
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, inputs):
+            return self.dense(inputs)
+    model = Subclassed()
+    expected = model.predict(X)
+    _error(towers.InvalidArgumentError, lambda: towers.ParallelModel(model, 2),
+           "the model 'mine' is a subclassed model of type Subclassed", 'keras.Model(x, model(x))')
+    x = keras.Input((6,))
+    _assert_close([towers.ParallelModel(keras.Model(x, model(x)), DEVICES).predict(X)], [expected])
+
+
 def test_stages_are_refused(keras):
     inner = _dense_model(keras)
     for devices in ('/cpu:0+/cpu:1', [['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']]):
@@ -623,11 +657,51 @@ def test_model_of_another_graph(keras):
                'another graph')
 
 
+def test_ragged_input(keras):
+    x = keras.Input((None,), ragged=True, name='words')
+    model = keras.Model(x, keras.layers.Lambda(lambda each: each.to_tensor())(x))
+    _error(towers.InvalidArgumentError, lambda: towers.ParallelModel(model, 2),
+           "the input 'words'", 'is a RaggedTensor')
+
+
 def test_an_input_that_is_an_output(keras):
     x = keras.Input((6,), name='both')
     _error(towers.InvalidArgumentError,
            lambda: towers.ParallelModel(keras.Model(x, [x, keras.layers.Dense(2)(x)]), 2),
            "'both'", 'Activation')
+
+
+@pytest.mark.parametrize('name', ['', 3, 'a b', '_a'])
+def test_names_that_a_graph_cannot_hold(keras, name):
+    _error(towers.InvalidArgumentError,
+           lambda: towers.ParallelModel(_dense_model(keras), DEVICES, name=name),
+           'name=%r: expected a name of letters' % (name,))
+
+
+def test_run_in_another_graph(keras):
+    model = towers.ParallelModel(_dense_model(keras), 1)
+    model.compile('sgd', 'mse')
+    model.predict(X)
+    with tf.Graph().as_default():
+        for call in (lambda: model.fit(X, Y, verbose=0), lambda: model.evaluate(X, Y, verbose=0),
+                     lambda: model.predict(X)):
+            _error(towers.InvalidArgumentError, call, 'belongs to another graph than the default',
+                   'make it again from a model that is made there')
+
+
+def test_in_the_model_function_of_build_towers(keras):
+    model = towers.ParallelModel(_dense_model(keras), DEVICES)
+    _error(towers.ModelFunctionError,
+           lambda: towers.build_towers(lambda x: tf.reduce_mean(model(x)), tf.constant(X), None, 2),
+           'the inner_model of a ParallelModel')
+
+
+def test_a_parallel_model_in_a_parallel_model(keras):
+    inputs = keras.Input((6,))
+    part = towers.ParallelModel(_dense_model(keras), DEVICES)
+    outer = keras.Model(inputs, part(inputs))
+    _error(towers.InvalidArgumentError, lambda: towers.ParallelModel(outer, DEVICES),
+           'holds the model %r, which is a ParallelModel already' % part.name)
 
 
 def test_a_parallel_model_again(keras):

@@ -368,7 +368,57 @@ def fewer_calls_in_later_towers(loss):
                       for _ in range(2 if not loss.op.name.startswith('tower_1') else 1)])
 
 
+def gathered(takes_output):
+    """Adds gradients up in variables, and applies these, as programs do that step every k times."""
+    def train(loss):
+        optimizer = TowerOptimizer(tf.train.GradientDescentOptimizer(1.))
+        pairs = [(gradient, variable) for gradient, variable in zip(
+            tf.gradients(loss, tf.trainable_variables()), tf.trainable_variables())]
+        sums = [tf.get_variable('sum_of_' + variable.op.name, variable.shape, variable.dtype,
+                                tf.zeros_initializer(), trainable=False) for _, variable in pairs]
+        added = [tf.assign_add(total, gradient) for total, (gradient, _) in zip(sums, pairs)]
+        train_op = optimizer.apply_gradients([
+            (each, variable) for each, (_, variable) in zip(
+                added if takes_output else sums, pairs)])
+        return train_op if takes_output else tf.group(*added)
+    return train
+
+
+class Gathering(tf.train.GradientDescentOptimizer):
+    """Applies the sum of the gradients of two steps."""
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        gradients, variables = zip(*grads_and_vars)
+        sums = [tf.get_variable('sum_of_' + each.op.name, each.shape, each.dtype,
+                                tf.zeros_initializer(), trainable=False) for each in variables]
+        count = tf.get_variable('count', [], initializer=tf.zeros_initializer(), trainable=False)
+        added = [total.assign_add(each) for total, each in zip(sums, gradients)]
+        with tf.control_dependencies(added + [global_step.assign_add(1)]):
+            is_last = tf.equal(count.assign_add(1) % 2, 0)
+
+        def apply():
+            applied = super(Gathering, self).apply_gradients(
+                [(total.read_value(), each) for total, each in zip(sums, variables)])
+            with tf.control_dependencies([applied]):
+                return tf.group(*[total.assign(tf.zeros_like(total)) for total in sums])
+        return tf.cond(is_last, apply, tf.no_op)
+
+
+def by_gathering(loss, unused_logits):
+    return TowerOptimizer(Gathering(0.25)).minimize(
+        loss, tf.train.get_or_create_global_step(), tf.trainable_variables('net'))
+
+
+def test_an_optimizer_that_gathers_gets_the_gradients_of_all_towers():
+    expected = one_device(by_gathering, (X, IDS, Y))
+    with switched('resource_variables', True):
+        built, train_op = replicated(model(by_gathering), (X, IDS, Y), 3)
+        check_same(losses_and_variables(built.loss, train_op, 3), expected)
+
+
 @pytest.mark.parametrize('train, text', [
+    (gathered(True), "writes gradients of a tower to the variable 'sum_of_w'.*GatheringOptimizer"),
+    (gathered(False), "writes gradients of a tower to the variable 'sum_of_w'"),
     (plain, 'comes from no TowerOptimizer, and there are 2 devices'),
     (lambda loss: tf.group(plain(loss), TowerOptimizer(
         tf.train.GradientDescentOptimizer(1.)).minimize(loss)), 'wrap every optimizer'),

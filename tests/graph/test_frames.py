@@ -32,11 +32,9 @@ def test_what_is_within_neither_waits_for_the_outside_nor_always_runs(frames):
     for name in ('turn', 'other'):
         assert not found.is_outside(by_name[name])
         assert not found.always_runs(by_name[name])
-        assert found.is_in_branch(by_name[name])
     for name in ('x', 'result'):
         assert found.is_outside(by_name[name])
         assert found.always_runs(by_name[name])
-        assert not found.is_in_branch(by_name[name])
 
 
 def test_what_is_run_once_after_an_operation(frames):
@@ -63,4 +61,4 @@ def test_what_takes_something_from_a_branch_and_something_else_is_in_the_branch(
     ops = [tf.add(taken, x).op, tf.add(x, taken).op]
     frames = Frames(step_operations(ops))
     for op in ops:
-        assert frames.is_in_branch(op) and not frames.always_runs(op)
+        assert not frames.is_outside(op) and not frames.always_runs(op)

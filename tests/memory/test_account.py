@@ -45,6 +45,17 @@ def test_kinds_by_hand():
         tensor.bytes for tensor in memory.tensors)
 
 
+@pytest.mark.parametrize('num_towers', [1, 2])
+def test_what_the_allocator_hands_out_beyond_is_counted_once(num_towers):
+    found = account(build(num_towers), best_fit=True)
+    beyond = found.together.kinds['allocator']
+    assert beyond > 0
+    if num_towers == 1:
+        assert found.worst == found.peak == found.devices[0].peak
+    else:  # the devices' worst moments, of which each may be at another time
+        assert found.worst == sum(each.peak for each in found.devices) + beyond
+
+
 def test_a_session_that_restores_keeps_no_initial_values():
     assert 'initial values' not in account(build(), initialized=False).together.kinds
 

@@ -1,11 +1,14 @@
 """The account at another batch size is that of a graph built at that size."""
 
+import types
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
 from towers.errors import InvalidArgumentError
+from towers.memory.batch_size import ScaledSizes
 
 import sample_models
 
@@ -46,6 +49,16 @@ def account(model, batch, at, known=True, num_towers=2, **options):
     with tf.Graph().as_default():
         built = built_with(model, batch, known, num_towers, **options)
         return towers.memory_account(built, at, threads=1, onednn=True, best_fit=False)
+
+
+def test_what_is_as_long_as_a_shard_by_chance_is_not_scaled():
+    """The sizes of two shards of two examples: there are two at any batch size."""
+    built = built_with(recurrent, 4, True, 2)
+    sizes = ScaledSizes(built, [built.train_op], 40)
+    splits = [op for op in tf.get_default_graph().get_operations() if op.type == 'SplitV']
+    assert [sizes(op.inputs[1]) for op in splits] == [2, 2]
+    assert [sizes(op.inputs[0]) for op in splits] == [40 * 5 * 16, 40]
+    assert [sizes(op.outputs[1]) for op in splits] == [20 * 5 * 16, 20]
 
 
 @pytest.mark.parametrize('model', [conv_net, recurrent])
@@ -90,6 +103,20 @@ def test_sizes_that_make_no_sense(size, text):
     with pytest.raises(InvalidArgumentError) as caught:
         account(conv_net, 24, size)
     assert str(caught.value) == text
+
+
+def test_examples_of_each_tower_by_remainder():
+    def sizes(batch_size, remainder):
+        built = types.SimpleNamespace(
+            towers=[None] * 3, plan=types.SimpleNamespace(remainder=remainder))
+        return towers.memory.batch_size.shard_sizes(built, batch_size)
+    assert sizes(6, 'error') == [2, 2, 2]
+    assert sizes(8, 'weight') == [3, 3, 2]
+    assert sizes(8, 'drop') == [2, 2, 2]
+    with pytest.raises(InvalidArgumentError) as caught:
+        sizes(2, 'weight')
+    assert str(caught.value) == (
+        'batch_size=2 leaves some of 3 towers without an example: give 3 at least.')
 
 
 def test_an_unknown_batch_needs_a_size():

@@ -45,7 +45,8 @@ def test_spellings_of_one_device(spelling):
 
 
 def test_the_canonical_name_is_that_of_operations():
-    for spelling in ('/gpu:2', '/job:worker/task:1/gpu:0', '/job:ps/replica:0/task:2/cpu:1'):
+    for spelling in ('/gpu:2', '/job:worker/task:1/gpu:0', '/job:ps/replica:0/task:2/cpu:1',
+                     '/job:localhost/task:1/cpu:0', '/job:localhost/replica:2/cpu:0'):
         with tf.device(spelling):
             assert tf.no_op().device == devices.canonical_device(spelling)
 

@@ -83,8 +83,9 @@ def test_a_circle_through_a_loop_is_found():
         gate = tf.no_op('gate')
         with tf.control_dependencies([gate]):
             taken = tf.identity(tf.ones([]), 'taken')
-        _, total = tf.while_loop(lambda turn, total: turn < 3,
-                                 lambda turn, total: (turn + 1, total + taken), [0, 0.])
+        _, total, _ = tf.while_loop(  # nothing takes the last value: no step computes it
+            lambda turn, *_: turn < 3,
+            lambda turn, total, last: (turn + 1, total + taken, 2 * total), [0, 0., 0.])
     check_order([total])
     compat.add_control_inputs(gate, [total.op])
     with pytest.raises(InvalidArgumentError, match='wait for a later one'):

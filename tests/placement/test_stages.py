@@ -86,6 +86,7 @@ TWO = [['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']]
     ([TWO[0]], dict(accumulate=4)), (TWO, dict(recompute=['add'])),
     ([TWO[0]], dict(micro_batches=4)), ([TWO[0]], dict(micro_batches=4, schedule='all_forward')),
     (TWO, dict(micro_batches=2)), (TWO, dict(micro_batches=3, remainder='weight')),
+    (TWO, dict(micro_batches=2, variable_device='balanced')),
     (2, dict(micro_batches=4))])
 def test_the_numbers_are_those_of_one_device(devices, options):
     one, found = trained(1), trained(devices, **options)
@@ -203,7 +204,17 @@ def test_a_variable_of_two_stages_is_where_it_is_made():
     one, found = trained(1, model_fn=shared), trained([TWO[0]], model_fn=shared, micro_batches=2)
     np.testing.assert_allclose(found['a'], one['a'], rtol=0, atol=1e-12)
     with tf.Graph().as_default():
-        assert built_on([TWO[0]], model_fn=shared).variables[0].device == CPUS[0]
+        built = built_on([TWO[0]], model_fn=shared)
+        assert built.variables[0].device == CPUS[0]
+        assert built.plan.stages.endswith('; a is read in stages 0 and 1 and is on /cpu:0')
+
+
+def test_stages_out_of_order_are_in_the_plan():
+    with tf.Graph().as_default():
+        assert built_on([TWO[0]], model_fn=back_and_forth).plan.stages.endswith(
+            '; stage 0 takes add of stage 1: they wait for each other')
+    with tf.Graph().as_default():
+        assert ';' not in built_on([TWO[0]]).plan.stages
 
 
 def test_a_stage_that_the_model_does_not_have_is_in_the_plan():

@@ -44,12 +44,15 @@ def test_each_tower_has_clusters_of_its_own_with_both_passes():
     assert set(clusters(metadata)) == BOTH
     compiled = {op.name: op.type for op in tf.get_default_graph().get_operations()
                 if '_XlaCompile' in op.node_def.attr and op.get_attr('_XlaCompile')}
+    scopes_of_all = set()
     for tower in built.towers:
         kinds = [kind for name, kind in compiled.items() if name.startswith(tower.name_scope)]
         assert kinds.count('MatMul') == 3 and 'ReluGrad' in kinds  # two of them gradients
         scopes = {op.get_attr('_XlaScope') for op in tf.get_default_graph().get_operations()
                   if op.name in compiled and op.name.startswith(tower.name_scope)}
         assert len(scopes) == 1
+        scopes_of_all |= scopes
+    assert len(scopes_of_all) == 2
     assert all(name.startswith(('tower_0/', 'tower_1/')) for name in compiled)
 
 

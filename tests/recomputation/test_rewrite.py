@@ -1,5 +1,6 @@
 """The backward pass with recomputation: the same numbers, run once and later, of less memory."""
 
+import collections
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.graph.graph_walk import reachable_from, step_operations
+from towers.recomputation import segments
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 X = np.random.RandomState(0).rand(8, 6, 6, 3).astype(np.float32)
@@ -155,6 +157,14 @@ def check_deep(built):
 @pytest.mark.parametrize('copies', ['clone', 'reuse'])
 def test_what_is_run_again_and_when(copies):
     numbers(deep, 'auto', devices=2, copies=copies, check=check_deep, steps=1)
+
+
+def test_masks_of_dropout_are_kept():
+    """They are a quarter of the numbers that they are made of, which cannot be drawn again."""
+    def check(built):
+        again = {op.type for op in step_operations([built.train_op]) if '/recompute/' in op.name}
+        assert 'FusedBatchNormV3' in again and 'GreaterEqual' not in again
+    numbers(deep, 'auto', check=check, steps=1)
 
 
 def block_model(images):
@@ -324,13 +334,23 @@ def test_memory_grows_as_the_root_of_the_depth():
     assert deep_[1] < 2.6 * shallow[1]
 
 
-@pytest.mark.parametrize('resource', [False, True], ids=['reference', 'resource'])
-def test_a_block_that_writes_what_it_reads(resource):
+def test_a_cut_is_in_the_second_half_of_its_segment():
+    line = segments.Line(collections.OrderedDict(), ())
+    line.weight, line.crossing = [4] * 6, [1, 9, 3, 9, 9, 9]
+    # Above 12 with the fourth: of the last two of the four the third has less to be kept.
+    assert line.cuts_at(12) == ([2], 3 + 12)
+    line.weight = [4, 0, 4, 8, 0, 4]  # half of them comes with the third
+    assert line.cuts_at(12) == ([3], 9 + 16)
+
+
+@pytest.mark.parametrize('resource, trainable', [(False, False), (True, False), (False, True)])
+def test_a_block_that_writes_what_it_reads(resource, trainable):
     """Spectral norm: the memory that was read holds something else when the block is run again."""
     def model(images, recompute=towers.recompute):
         def block(x):
-            w = variable('w', [48, 32])
-            u = tf.get_variable('u', [1, 48], initializer=tf.ones_initializer(), trainable=False)
+            w = variable('w', [48, 300])
+            u = tf.get_variable('u', [1, 48], initializer=tf.ones_initializer(),
+                                trainable=trainable)
             v = tf.stop_gradient(tf.nn.l2_normalize(tf.matmul(u, w)))
             after = tf.stop_gradient(tf.nn.l2_normalize(tf.matmul(v, w, transpose_b=True)))
             sigma = tf.reduce_sum(tf.matmul(v, w, transpose_b=True) * after)

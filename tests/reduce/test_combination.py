@@ -251,6 +251,11 @@ def test_a_variable_twice_in_one_tower():
     assert 'tower 0' in error_of([[(None, v), (dense(2.), v)]])
 
 
+def test_an_entry_that_is_no_pair():
+    assert error_of([[3]]) == (
+        'tower 0 has 3 among its gradients: expected a (gradient, variable) pair.')
+
+
 def test_dtypes_that_differ():
     v = variable('v', [])
     assert error_of([[(None, v)], [(dense(1.), v)], [(dense(1., 1, tf.float64), v)]]) == (

@@ -330,6 +330,7 @@ def test_evaluation_has_no_scale(graph):
     (dict(initial=4., most=2.), 'LossScale(initial=4.0, least=1.0, most=2.0): expected 0 < least '
                                 '<= initial <= most in float32.'),
     (dict(initial=float('nan')), 'LossScale(initial=nan, '),
+    (dict(most=1e39), 'LossScale(initial=32768.0, least=1.0, most=1e+39): expected 0 < least'),
     (dict(factor=1.), 'LossScale(factor=1.0): expected more than 1, such as 2.'),
     (dict(growth_steps=-1), 'LossScale(growth_steps=-1): expected a number of steps, 0 for a scale '
                             'that never grows.'),

@@ -59,6 +59,11 @@ def by_another_variable(pairs):
             for g, v in pairs]
 
 
+def by_another_output(pairs):
+    rates = tf.unstack(tf.constant([2., 3.], pairs[0][0].dtype))
+    return [(g * rates[0 if v.op.name == 'body' else 1], v) for g, v in pairs]
+
+
 def with_noise(pairs):
     return [(g + tf.random_normal(g.shape, dtype=g.dtype, seed=1), v) for g, v in pairs]
 
@@ -72,6 +77,7 @@ def by_the_norm_of_all(pairs):
     (by_list, r'body otherwise than to its replica body_replica_1/body: operation .* against '),
     (by_another_rate, r'replica body_replica_1/body: operation .*\(Const\) against .*\(Const\)\.'),
     (by_another_variable, r'replica body_replica_1/body: variable head against body\.'),
+    (by_another_output, r'replica body_replica_1/body: \S*unstack:0 against \S*unstack:1\.'),
     (with_noise, r'replica body_replica_1/body: operation .*RandomStandardNormal'),
     (by_the_norm_of_all, r'from the gradients of variables and replicas\. .*transform_gradients=')])
 def test_an_optimizer_that_treats_replicas_otherwise_is_refused(

@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import kind_of_variables  # noqa: F401, a fixture
+from towers.reduce.replica_writes import replicas_follow
 
 VECTORS = samples.vectors(8)
 
@@ -69,6 +70,12 @@ def test_replicas_get_what_an_update_writes(way, options, kind_of_variables):  #
     built = build(way, **options)
     np.testing.assert_allclose(losses_of(built), plain_losses(), rtol=1e-5)
     assert not towers.audit(built).broken
+
+
+def test_each_replica_is_written_on_its_tower(kind_of_variables):  # noqa: F811
+    built = build('collection', 4)
+    writes = replicas_follow(built.replicas, tf.get_collection(tf.GraphKeys.UPDATE_OPS), [])
+    assert [op.device for op in writes] == ['/device:CPU:%d' % tower for tower in (1, 2, 3)]
 
 
 def test_what_depends_on_the_batch_leaves_replicas_equal(kind_of_variables):  # noqa: F811

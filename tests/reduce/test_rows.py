@@ -31,6 +31,10 @@ def test_each_row_once():
     (lambda ids: tf.unique(ids)[0], True),
     (lambda ids: tf.reshape(tf.cast(tf.unique(ids)[0], tf.int64), [-1]), True),
     (lambda ids: tf.unique(ids)[1], False),  # places, which repeat
+    (lambda ids: tf.unique_with_counts(ids)[0], True),
+    (lambda ids: tf.unique_with_counts(ids)[2], False),  # how often each is there
+    (lambda ids: tf.raw_ops.UniqueV2(x=ids, axis=[0])[0], True),
+    (lambda ids: tf.raw_ops.UniqueWithCountsV2(x=ids, axis=[0])[0], True),
     (lambda ids: ids, False),
     (lambda ids: tf.range(tf.shape(ids)[0]), True),
     (lambda ids: tf.reshape(tf.constant([[3, 1], [0, 2]]), [-1]), True),
@@ -52,6 +56,20 @@ def test_lookups_in_one_variable_are_told_apart():
     values = run([first.slices.values, second.slices.values])
     np.testing.assert_array_equal(values[0], [[1.], [2.]])
     np.testing.assert_array_equal(values[1], [[3.], [4.], [5.]])
+
+
+def test_towers_with_other_numbers_of_lookups_keep_all_their_rows():
+    """One tower has one lookup that takes each row once, the other one such and one more."""
+    table = tf.get_variable('table', [4, 1], initializer=tf.zeros_initializer())
+    once = tf.unique(tf.constant([2, 0, 2]))[0]
+    one = tf.IndexedSlices(tf.constant([[1.], [2.]]), once)
+    two = tf.IndexedSlices(tf.constant([[4.], [8.], [16.], [32.]]),
+                           tf.concat([once, tf.constant([3, 3])], 0))
+    for towers_ in ([one, two], [two, one]):
+        (total, _), = towers.combine_gradients([[(each, table)] for each in towers_])
+        np.testing.assert_array_equal(
+            run(tf.unsorted_segment_sum(total.values, total.indices, 4)),
+            [[10.], [0.], [5.], [48.]])
 
 
 def lookup(ids, table, kind):

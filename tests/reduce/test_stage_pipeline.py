@@ -135,6 +135,20 @@ def test_a_stage_adds_up_gradients_before_its_next_pass():
     assert built.towers[1].loss.op.name not in after
 
 
+def test_constants_of_the_sums_wait_for_nothing():
+    """Such as the axis along which rows of a lookup are joined: TensorFlow folds them."""
+    def model(x, ids):
+        with towers.stage(0):
+            x = x + tf.nn.embedding_lookup(variable('rows', [3, 6]), ids)
+        with towers.stage(1):
+            return tf.reduce_mean(tf.square(dense(x, 'out', 2)))
+    towers.build_towers(model, (tf.constant(X), tf.constant(np.arange(12) % 3)),
+                        tf.train.GradientDescentOptimizer(.1), ONE, micro_batches=3)
+    constants = [op for op in tf.get_default_graph().get_operations()
+                 if 'accumulate_gradients' in op.name and op.type == 'Const']
+    assert constants and not any(op.control_inputs for op in constants)
+
+
 def test_the_row_of_each_stage():
     def row(*arguments):
         return ' '.join('%s%d' % (what[0], number) for what, number in stage_order(*arguments))

@@ -91,6 +91,27 @@ def test_by_seconds(tmpdir, monkeypatch):
     assert saved_steps(str(tmpdir)) == [0, 4, 7, 9]
 
 
+def test_a_step_is_saved_once_however_long_it_takes(tmpdir):
+    step, recorder = tf.train.get_or_create_global_step(), Recorder()
+    tf.get_variable('value', [1], initializer=tf.zeros_initializer())
+    hook = CheckpointHook(str(tmpdir), step, save_seconds=1e-9, listeners=[recorder])
+    with tf.train.MonitoredSession(hooks=[hook]) as session:
+        for _ in range(3):
+            session.run(step)  # gathers gradients, say
+    assert recorder.calls == ['begin', 'before 0', 'after 0', 'end 0']
+
+
+def test_a_run_that_begins_further_on_than_the_directory_saves_its_beginning(tmpdir):
+    directory = str(tmpdir)
+    run(directory, 2, save_steps=10)
+    with tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step()
+        scaffold = tf.train.Scaffold(init_op=step.assign(5))
+        with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold),
+                                       [CheckpointHook(directory, step, save_steps=10)]):
+            assert saved_steps(directory) == [0, 2, 5]
+
+
 def test_a_run_of_several_steps_at_once(tmpdir):
     run(str(tmpdir), 20, save_steps=10, increment=4, keep=10)
     # Each multiple is noticed with the first run that is sure to have passed it.

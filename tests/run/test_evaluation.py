@@ -166,6 +166,22 @@ def test_several_runs_a_step_are_one_step():
     assert [told for told, _ in listener.told] == [3, 6, 7]
 
 
+def test_a_run_that_goes_on_with_several_runs_a_step():
+    """From step 4 on: by its count of runs step 6 is there after two, and it is step 5."""
+    with tf.Graph().as_default():
+        step, half = tf.train.get_or_create_global_step(), tf.Variable(0)
+        generator, discriminator = tf.assign_add(step, 1).op, tf.assign_add(half, 1).op
+        evaluation = Accuracy(step)
+        scaffold = tf.train.Scaffold(init_op=tf.group(step.assign(4), half.initializer))
+        with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold),
+                                       [EvaluationHook(evaluation, step, 3)]) as session:
+            session.run(discriminator)
+            session.run(generator)
+            assert evaluation.steps == []
+            session.run(generator)
+            assert evaluation.steps == [6]
+
+
 def test_every_so_many_steps_and_at_the_end():
     hook, evaluated, told, _ = run(7, every_steps=3)
     assert evaluated == told == [3, 6, 7]

@@ -70,6 +70,44 @@ def test_an_input_slower_than_the_rest_of_a_step():
     assert 3 * SLOW <= span.waited <= span.seconds - 2 * SLOW
 
 
+def test_a_reading_ends_when_it_is_done_and_not_when_a_thread_is_free():
+    """On 1.15 a run of digits that waited for 2 % of its time said 16 to 45."""
+    value = numbers(False)
+    parts = [slow(value + number) for number in range(4)]
+    train_op, _ = training(tf.add_n(parts) + slow(value), False)
+    watch = InputWatch(train_op)
+    with tf.Session(config=tf.ConfigProto(inter_op_parallelism_threads=1,
+                                          use_per_session_threads=True)) as session:
+        session.run([tf.global_variables_initializer(), watch.initializer])
+        for _ in range(2):
+            session.run(train_op)
+        span = watch.span(watch.read(session))
+    assert span.seconds >= 2 * 5 * SLOW and span.waited <= span.seconds / 4
+
+
+@pytest.mark.parametrize('input_takes', [1, 3])
+def test_an_input_that_is_made_ahead_hides_behind_a_step(input_takes):
+    dataset = tf.data.Dataset.range(20)
+    for _ in range(input_takes):
+        dataset = dataset.map(slow)
+    value = tf.data.make_one_shot_iterator(dataset.prefetch(1)).get_next()
+    span, _ = watched(training(value, slow_step=True)[0], 4)
+    if input_takes == 1:  # balanced: the first batch alone is waited for
+        assert span.waited <= span.seconds - 3 * SLOW
+    else:  # a step takes one part of three
+        assert 3 * SLOW + 3 * 2 * SLOW * 0.9 - SLOW <= span.waited <= span.seconds - 3 * SLOW
+
+
+def test_a_reading_and_a_later_one_that_waits_for_work_between_them():
+    first, total = numbers(False), tf.get_variable('sum', [], tf.int64, tf.zeros_initializer())
+    with tf.control_dependencies([tf.assign_add(total, slow(slow(first)))]):
+        second = numbers(True)
+    span, watch = watched(training(second, False)[0], 3)
+    assert len(watch.reads) == 2
+    # 2.21 makes the input ahead of its own accord: the first one alone is waited for.
+    assert SLOW * 0.9 <= span.waited <= span.seconds - 3 * 2 * SLOW * 0.9
+
+
 def test_steps_that_are_fed_wait_between_them():
     value = tf.placeholder(tf.int64, [])
     train_op, _ = training(value, slow_step=True)

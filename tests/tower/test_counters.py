@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import switched
+from towers.graph.graph_walk import reachable_from
 
 NUMBERS = np.arange(64.)[::-1].reshape(64, 1)  # the largest in the first tower's part
 
@@ -53,6 +54,19 @@ def evaluated(metric, devices, times=1, numbers=NUMBERS, **options):
             for _ in range(times):
                 session.run(update)
             return session.run(value)
+
+
+@pytest.mark.parametrize('use_resource', [False, True])
+def test_a_counter_that_is_set_is_set_by_the_last_tower(use_resource):
+    def latest(numbers):
+        kept = counter('latest', use_resource=use_resource)
+        return {'loss': tf.reduce_mean(numbers),
+                'metrics': {'m': (kept.read_value(), tf.assign(kept, numbers[-1, 0]))}}
+    built = towers.build_towers(latest, tf.constant(NUMBERS), None, 2)
+    operations = tf.get_default_graph().get_operations()
+    first, last = [op for tower in built.towers for op in operations
+                   if op.type.startswith('Assign') and op.name.startswith(tower.name_scope)]
+    assert last.name in reachable_from([first], operations, control=True)
 
 
 @pytest.mark.fast_only('1-True-reuse|2-False-clone|4-True-reuse|4-False-reuse')

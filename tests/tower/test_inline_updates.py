@@ -193,6 +193,25 @@ def test_one_tower_is_one_device(kind_of_variables):  # noqa: F811
     assert_equal(train(batch_norm(None), 1), on_one_device(batch_norm(None)))
 
 
+def test_nobody_writes_if_none_is_to():
+    for count in (1, 2):
+        assert train(counts_aside, count, update_ops='none')[1]['count'] == 0.
+
+
+def test_a_step_does_not_run_what_predictions_alone_read():
+    def model_fn(x):
+        w = tf.get_variable('w', [], initializer=ONES)
+        count = tf.get_variable('count', [], initializer=ONES, trainable=False)
+        with tf.name_scope('prediction'):
+            prediction = in_branch(x, lambda: 2. * count)
+        with tf.control_dependencies([tf.assign_add(count, 1.)]):
+            return {'loss': tf.reduce_mean(x) * w, 'predictions': prediction}
+    with switched('control_flow_v2', False):
+        built = train(model_fn, 2, 1)[2]
+    step = samples.step_operations([built.train_op])
+    assert not [op.name for op in step if '/prediction/' in op.name]
+
+
 @both_copies
 def test_all_towers_write_if_they_are_to(kind_of_variables, copies):  # noqa: F811
     built = train(batch_norm(None), 2, 1, copies=copies, update_ops='all')[2]
@@ -297,6 +316,27 @@ def test_what_branches_and_loops_write_waits(kind_of_variables, write, copies): 
         assert_equal(train(model_fn, 2, copies=copies), on_one_device(model_fn))
 
 
+def test_what_a_branch_writes_waits_for_what_a_branch_reads(kind_of_variables):  # noqa: F811
+    model_fn = reads_and_writes(in_branch, write_in_branch)
+    with switched('control_flow_v2', False):
+        assert_equal(train(model_fn, 2), on_one_device(model_fn))
+
+
+def test_a_constant_after_a_write_of_a_branch_is_of_that_branch(kind_of_variables):  # noqa: F811
+    """Of the tower that does not write, too: else it is there whichever branch is taken."""
+    def model_fn(x):
+        w = tf.get_variable('w', [], initializer=ONES)
+        count = tf.get_variable('count', [], initializer=ONES, trainable=False)
+
+        def counted():
+            with tf.control_dependencies([tf.assign_add(count, tf.reduce_sum(x))]):
+                return tf.constant(5.)
+        return tf.reduce_mean(x) * w * tf.cond(
+            tf.reduce_sum(x) > 1e9, counted, lambda: tf.constant(2.) * late(x))
+    with switched('control_flow_v2', False):
+        assert_equal(train(model_fn, 2), on_one_device(model_fn))
+
+
 @pytest.mark.fast_only('reference-clone')
 @both_copies
 def test_it_waits_for_what_is_read_after_another_write(kind_of_variables, copies):  # noqa: F811
@@ -358,3 +398,6 @@ def test_generators_of_random_numbers_draw_in_every_tower(update_ops):
                                     update_ops=update_ops)
         drawn = samples.run(built, built.predictions)
     assert len(set(drawn.tolist())) == 8
+    first = [op for op in samples.step_operations([built.predictions])
+             if op.name.startswith('tower_0/')]
+    assert not any(other.name.startswith('tower_1/') for op in first for other in op.control_inputs)

@@ -356,6 +356,24 @@ def test_values_assigned_while_building_are_no_updates(keras_3):
         np.testing.assert_allclose(session.run(layer.ready.value), [0., 0.])
 
 
+def test_a_loss_of_a_layer_that_the_program_has_registered_counts_once(keras):
+    """The gradient of the mean of x w + w^2 / 2: the mean of 1, 3, 4 and 8, and w."""
+    def model(x):
+        dense = _ones(keras, kernel_regularizer=_l2(keras, 0.5))
+        outputs = dense(x)
+        if registers:
+            tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, dense.losses[0])
+        return tf.reduce_mean(outputs)
+    for registers in (False, True):
+        with tf.Graph().as_default():
+            built = towers.build_towers(
+                model, tf.constant(np.concatenate(EXAMPLES)[:, :1]),
+                tf.train.GradientDescentOptimizer(0.1), 2, 'mean', regularization='add')
+            with tf.Session(config=towers.session_config(2)) as session:
+                session.run(tf.global_variables_initializer())
+                np.testing.assert_allclose(session.run(built.gradients[0][0]), [[4. + 1.]])
+
+
 def test_legacy_layers_are_left_out(keras_2):
     layers = _legacy_layers(keras_2)
     with record_keras_calls() as record:

@@ -12,6 +12,7 @@ import tf_slim as slim
 
 import towers
 from sample_models import keras, kind_of_variables, momentum, sgd, switched  # noqa: F401
+from towers.tower import own_state
 
 LOCAL = [tf.GraphKeys.LOCAL_VARIABLES]
 ZEROS = tf.zeros_initializer()
@@ -361,3 +362,14 @@ def test_an_evaluation_goes_on_with_the_same_state():
     built = towers.build_towers(model_fn, tf.constant(BATCH), momentum(), 2)
     towers.build_towers(model_fn, tf.constant(BATCH), None, 2, reuse=built, name='evaluate')
     assert [v.op.name for v in tf.local_variables()] == ['state', 'state_tower_1']
+
+
+def test_a_variable_of_another_type_is_not_taken_for_a_towers_state():
+    """It may be the program's own; what an earlier build has made of the name is taken again."""
+    state = tf.get_variable('state', [2], tf.float64, ZEROS, collections=LOCAL)
+    for shape, dtype, is_taken in (([2], tf.float32, False), ([3], tf.float64, False),
+                                   ([2], tf.float64, True)):
+        there = tf.Variable(tf.zeros(shape, dtype), name='state_tower_1', collections=LOCAL)
+        found = own_state._there_or_new(state, 1, {'state_tower_1': there})
+        assert (found is there) == is_taken
+        assert found.dtype.base_dtype == tf.float64 and found.shape.as_list() == [2]

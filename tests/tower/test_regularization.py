@@ -189,15 +189,16 @@ def test_noise_on_the_weights_is_data():
 
 @pytest.mark.parametrize('make', [
     lambda model, total: tf.identity(total), lambda model, total: total * 2.,
-    lambda model, total: total + 0., lambda model, total: tf.cast(total, tf.float32)],
-    ids=['identity', 'product', 'sum', 'cast'])
+    lambda model, total: total + 0., lambda model, total: tf.cast(total, tf.float32),
+    lambda model, total: tf.reduce_sum([model.data, model.l2])],
+    ids=['identity', 'product', 'sum', 'cast', 'stack'])
 def test_an_operation_with_a_gradient_of_its_own_is_left_whole(make, graph):
     name = 'Negated' + uuid.uuid4().hex  # TensorFlow keeps them for the whole process
     tf.RegisterGradient(name)(lambda op, gradient: [-gradient] + [None] * (len(op.inputs) - 1))
     model = Model()
     total = model.data + model.l2
     with graph.gradient_override_map({kind: name for kind in (
-            'Identity', 'Mul', 'Add', 'AddV2', 'Cast')}):
+            'Identity', 'Mul', 'Add', 'AddV2', 'Cast', 'Pack')}):
         loss = make(model, total)
     data, weights = model.split(loss)
     assert data is loss and weights is None

@@ -126,6 +126,12 @@ def test_no_example_for_any_tower(size, remainder, least):
                                  'batch of at least %d.' % (size, least))
 
 
+def test_no_example_and_no_word_of_one_tower():
+    with pytest.raises(InputError) as caught:
+        split_batch(numbers(0), 1)
+    assert str(caught.value) == 'a batch of 0 is too small: pass a batch of at least 1.'
+
+
 @pytest.mark.parametrize('remainder', ['error', 'weight', 'drop'])
 def test_one_tower_gets_all(remainder):
     shards = split_batch(tf.constant(numbers(3)), 1, remainder)

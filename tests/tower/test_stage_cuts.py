@@ -1,6 +1,8 @@
 """A model's graph cut into stages by itself."""
 
 import collections
+import contextlib
+import re
 
 import numpy as np
 import pytest
@@ -58,6 +60,7 @@ def test_stages_are_even_and_cut_between_layers(count):
             of_stage.setdefault(variable.device, []).append(variable.op.name)
         assert list(of_stage) == CPUS[:count]
         assert [len(names) for names in of_stage.values()] == [12 // count] * count
+        assert list(built.placement.bytes_on.values()) == [12 // count * 6 * 6 * 8] * count
         assert {slot.device for slot in built.slots} == set(CPUS[:count])
         # A layer is a product, a tanh and a sum; TF 1.15 calls the sums add, and so does 2.
         assert built.plan.stages.count(', after add') == count - 1
@@ -67,6 +70,21 @@ def test_stages_are_even_and_cut_between_layers(count):
         crossing = [pair for pair in towers.audit(built).transfers
                     if pair.source == CPUS[0] and pair.target == CPUS[1]]
         assert len(crossing) == 1
+
+
+def test_what_follows_a_stage_that_the_model_says_goes_there():
+    def says_one(x):
+        for index in range(6):
+            w = tf.get_variable('w%d' % index, [6, 6], tf.float64)
+            with towers.stage(1) if index == 0 else contextlib.nullcontext():
+                x = tf.tanh(tf.matmul(x, w))
+        return tf.reduce_mean(tf.square(x))
+    built = towers.build_towers(says_one, tf.constant(X), tf.train.GradientDescentOptimizer(.1),
+                                '/cpu:0+/cpu:1', 'mean', stages='auto', micro_batches=2)
+    first = built.towers[0]
+    assert [op.device for op in tf.get_default_graph().get_operations()
+            if op.type == 'MatMul' and op.name.startswith(first.name_scope)
+            and op.name not in first.backward] == CPUS[1:2] * 6
 
 
 def test_every_stage_has_an_operation_however_large_one_is():
@@ -166,12 +184,77 @@ def test_a_tied_embedding_and_averages_of_weights(resource):
                     session.run(built.train_op)
                 values = session.run({v.op.name: v for v in tf.global_variables()})
             return devices, values, [op.device for op in tf.get_default_graph().get_operations()
-                                     if op.type == 'Tanh' and op.name.startswith('tower_0/')]
+                                     if re.match(r'tower_0/MatMul(_\d)?$', op.name)]
     _, one, _ = trained_on(1)
     where, found, layers = trained_on([CPUS[:3]], stages='auto', micro_batches=3)
-    assert layers == sorted(layers) and layers[0] == CPUS[0] < layers[-1]
+    assert layers == sorted(layers) and layers[0] < layers[-1]
     for name in ('table', 'w0', 'w3') if resource else ():
         assert where[name] == where[name + '/ExponentialMovingAverage']
-    assert where['table'] == where['w0'] == CPUS[0] and where['w3'] == layers[-1]
+    assert where['table'] == CPUS[0]
+    assert (where['w0'], where['w3']) == (layers[0], layers[3])
     for name in one:
         np.testing.assert_allclose(found[name], one[name], rtol=0, atol=1e-12, err_msg=name)
+
+
+def products_of(shares):
+    """The numbers of the layers' products on each device, for the model's first twelve layers."""
+    devices = [op.device for op in tf.get_default_graph().get_operations()
+               if op.type == 'MatMul' and op.name.startswith('tower_0/MatMul')]
+    assert len(devices) == 12 and devices == sorted(devices)
+    return [devices.count(device) for device in CPUS[:shares]]
+
+
+def layers(seconds):
+    """`OperationTimes` of twelve layers; a layer's product has its name from its number."""
+    return towers.OperationTimes({'MatMul' + ('_%d' % number if number else ''): each
+                                  for number, each in enumerate(seconds)}, {})
+
+
+def test_stages_of_equal_times():
+    """Nine layers that take a second each, then three that take three."""
+    built = build([CPUS[:2]], stages=towers.AutoStages('time', layers([1.] * 9 + [3.] * 3)))
+    assert products_of(2) == [9, 3]
+    assert '/cpu:0 50% of the time, ' in built.plan.stages, built.plan.stages
+    assert '/cpu:1 50% of the time, ' in built.plan.stages
+    assert built.plan.stages.count('% of the memory') == 2
+
+
+@pytest.mark.parametrize('balance, layers_of', [('memory', [6, 6]), ('both', [7, 5])])
+def test_what_else_is_balanced(balance, layers_of):
+    """With times the plan shows both; 7 of 12 layers and 11 of 18 seconds are least for 'both'."""
+    built = build([CPUS[:2]], stages=towers.AutoStages(balance, layers([1.] * 9 + [3.] * 3)))
+    assert built.plan.stages.count('% of the time') == 2
+    assert products_of(2) == layers_of
+
+
+def test_a_time_of_a_variables_update_is_where_it_is_read_first():
+    times = layers([1.] * 12)._replace(variables={'w11': 6.})
+    build([CPUS[:2]], stages=towers.AutoStages('time', times))
+    assert products_of(2) == [9, 3]
+
+
+def test_times_of_another_model():
+    with pytest.raises(towers.InvalidArgumentError, match='for 0% of the measured time; it knows '
+                       'no conv1. Measure the times of this model'):
+        build([CPUS[:2]], stages=towers.AutoStages('time', towers.OperationTimes(
+            {'conv1': 1.}, {})))
+
+
+@pytest.mark.parametrize('given, text', [
+    (('time',), "AutoStages\\('time'\\) needs times="), (('fast',), "balance='fast'"),
+    (('both', {'MatMul': 1.}), 'what operation_times returned')])
+def test_what_cannot_be_balanced(given, text):
+    with pytest.raises(towers.InvalidArgumentError, match=text):
+        towers.AutoStages(*given)
+
+
+def test_an_evaluation_is_cut_where_the_variables_are():
+    """Its own costs would cut it elsewhere: nothing is kept, and nothing is trained."""
+    built = build([CPUS[:2]], stages=towers.AutoStages('time', layers([1.] * 9 + [3.] * 3)))
+    before = {variable.op.name: variable.device for variable in built.variables}
+    evaluated = towers.build_towers(model, tf.constant(X), None, [CPUS[:2]], name='eval',
+                                    allow_repeated_devices=True, reuse=built, stages='auto')
+    assert {variable.op.name: variable.device for variable in built.variables} == before
+    products = [op.device for op in tf.get_default_graph().get_operations()
+                if op.type == 'MatMul' and op.name.startswith('eval_0/')]
+    assert products == [CPUS[0]] * 9 + [CPUS[1]] * 3, evaluated.plan.stages

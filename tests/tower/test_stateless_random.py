@@ -57,6 +57,15 @@ def draw(build, step=7, graph_seed=1):
         return session.run(tensors)
 
 
+def test_under_a_graph_seed_each_op_draws_its_own():
+    """TensorFlow then gives all ops one `seed`, and each a `seed2`."""
+    tf.set_random_seed(1)
+    with tf.Session() as session:
+        one, other = session.run(replaced(
+            lambda: [tf.random.uniform([8]), tf.random.uniform([8])], tf.constant(7, tf.int64))[0])
+    assert not np.isin(one, other).any()
+
+
 def test_every_kind_draws_the_same_on_every_version():
     assert {kind for kind, _, _, _ in KINDS} == set(_TWINS)
     with tf.Graph().as_default() as graph, tf.Session() as session:

@@ -329,6 +329,20 @@ def test_reuse_with_nothing_to_reuse(resource):
         build(model_fn, reuse=earlier)
 
 
+def test_an_earlier_build_with_counters_alone_hands_nothing_over(resource):
+    def counts(x):
+        w = tf.get_variable('w', [], initializer=ONE)
+        return {'loss': tf.reduce_mean(x * w), 'metrics': {'mean': tf.metrics.mean(x)}}
+
+    def makes_more(x):
+        scale = tf.Variable(2., trainable=False, name='scale')
+        return tf.reduce_mean(x * scale * tf.get_variable('w', [], initializer=ONE))
+    earlier = build(counts)
+    assert len(earlier.direct_variables) == 2  # a total and a count
+    again = build(makes_more, reuse=earlier, name='again')
+    assert [each.requested_name for each in again.direct_variables] == ['scale']
+
+
 def test_a_reuse_of_the_models_own_that_finds_nothing(resource):
     """TensorFlow's error is about the model function's own scope, and says so."""
     def model_fn(x):

@@ -58,8 +58,8 @@ def test_graph_and_plan_of_the_claim(command):
         train.FLAGS.unparse_flags()
         train.train_flags.parse_flags(['train.py'] + flags)
         dataset = datasets.get_dataset(train.FLAGS.dataset, train.FLAGS.data_dir)
-        classifier = train.make_classifier(registry.get_network(train.FLAGS.model), dataset)
-        job = train.build_job(classifier, dataset, variable_device=None, with_evaluation=False)
+        setup = train.train_job.make_setup(registry.get_network(train.FLAGS.model), dataset)
+        job = train.train_job.build_job(setup, with_evaluation=False)
     lines = str(job.built.plan).splitlines()
     assert lines[0] == '4 towers, batch 400 = 4 x 100'
     assert [tower.examples for tower in job.built.plan.towers] == [100] * 4

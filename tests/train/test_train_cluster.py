@@ -1,15 +1,16 @@
 """train.py's flags for several machines, as far as one process shows it."""
 
 import json
+import types
 
 from absl.testing import flagsaver
 import pytest
-import tensorflow.compat.v1 as tf
 
 import towers
 import train
 import train_cluster
 import train_flags
+import train_job
 
 
 @pytest.fixture(autouse=True)
@@ -63,28 +64,21 @@ def test_the_rate_sees_all_machines_and_the_step_counts_their_examples():
     with flagsaver.flagsaver(cluster='ring', lr_scaling='linear', batch_size=10, num_towers=2,
                              train_steps=5, base_learning_rate=0.001, warmup_epochs=1):
         cluster = towers.Cluster('ring', ['a:1', 'b:2', 'c:3'], rank=1)
-        classifier = train.make_classifier(registry.get_network('digits'),
-                                           datasets.get_dataset('digits'))
+        setup = train_job.make_setup(registry.get_network('digits'), datasets.get_dataset('digits'))
         towers.mend_slim()
-        job = train.build_job(classifier, datasets.get_dataset('digits'), None, cluster=cluster)
-    assert job.batch_size == 30
+        job = train_job.build_job(setup, cluster=cluster)
+    assert job.counts.batch_size == 30
     assert '0.006 = 0.001 x 6, warm-up from 0.001' in job.built.plan.learning_rate
     assert job.built.machines.counted(10) == 30
     assert job.built.plan.all_towers == 6
 
 
-def test_a_worker_that_saves_nothing_knows_where_the_run_is(tmp_path):
-    """Else the end of a cosine, and of the run, would be another one than the chief's."""
-    with tf.Graph().as_default(), tf.Session() as session:
-        for name, value in (('global_step', 3), ('examples_seen', 150)):
-            tf.get_variable(name, dtype=tf.int64, initializer=tf.constant(value, tf.int64))
-        session.run(tf.global_variables_initializer())
-        tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'), 3)
-    worker = towers.Cluster('ring', ['a:1', 'b:2'], rank=1)
-    with flagsaver.flagsaver(train_dir=str(tmp_path)), towers.hold_directory(str(tmp_path)):
-        assert train.find_position(worker) == train.Position(3, 150)
-    with flagsaver.flagsaver(train_dir=str(tmp_path / 'none')):
-        assert train.find_position(worker) == train.START
+def test_a_step_is_of_as_many_workers_as_it_waits_for():
+    workers, ps = ['a:1', 'b:2', 'c:3'], ['d:4']
+    assert [train_cluster.workers_a_step(cluster) for cluster in (
+        None, towers.Cluster('ring', workers), towers.Cluster('ps', workers, ps),
+        towers.Cluster('ps', workers, ps, backup_workers=1),
+        towers.Cluster('ps', workers, ps, synchronous=False))] == [1, 3, 3, 2, 1]
 
 
 def test_workers_compare_every_flag_that_changes_the_numbers():
@@ -109,3 +103,18 @@ def test_an_evaluator_evaluates_each_checkpoint_once(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         train_cluster.evaluate_checkpoints(lambda: evaluated.append(1), '/', pause=0.)
     assert len(evaluated) == 2
+
+
+def test_a_worker_that_saves_nothing_exports_nothing(monkeypatch, tmp_path):
+    """Else it writes the same SavedModel as the chief, at the same time."""
+    monkeypatch.setattr(train_cluster, 'make_cluster',
+                        lambda: towers.Cluster('ring', ['a:1', 'b:2'], rank=1))
+    monkeypatch.setattr(train_job, 'build_job',
+                        lambda *given, **named: types.SimpleNamespace(iterator=None))
+    monkeypatch.setattr(train_cluster, 'work', lambda *given: None)
+    for name in ('disable_v2_behavior', 'enable_resource_variables'):  # of the whole process
+        monkeypatch.setattr(train.tf, name, lambda: None)
+    with flagsaver.flagsaver(cluster='ring', export_dir=str(tmp_path / 'export'),
+                             train_dir=str(tmp_path / 'none')):
+        assert train.main([]) == 0
+    assert not list(tmp_path.iterdir())

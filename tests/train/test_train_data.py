@@ -1,17 +1,35 @@
 """`train.py` and its data: staging, remainders, bad examples, the modes that look at data."""
 
 import re
+import types
 
+from absl.testing import flagsaver
 import pytest
+import tensorflow.compat.v1 as tf
 
+from datasets.pipeline import epoch_order
 from image_files import jpeg, truncated, write_folder
 from train_runs import metrics, names_that_differ, untimed, values_of
+import train_data
+import train_flags
 
 SHORT = ['--batch_size=100', '--train_steps=16', '--log_every=4', '--save_steps=16',
          '--fingerprint',
          '--summary_steps=0']
 FOLDER = ['--dataset=folder', '--model=digits', '--image_size=8', '--batch_size=4', '--log_every=1',
           '--summary_steps=0', '--save_steps=2', '--augment=crop']
+
+
+def test_where_bad_examples_are_looked_for():
+    """In two batches of all workers: the next one, and one that is read ahead."""
+    with flagsaver.flagsaver():
+        train_flags.FLAGS(['train.py', '--seed=5'])
+        dataset = types.SimpleNamespace(num_examples={'train': 10})
+        found = train_data._upcoming(dataset, 7, 6)
+    with tf.Session() as session:
+        orders = [session.run(epoch_order(10, 5)(tf.constant(epoch, tf.int64))).tolist()
+                  for epoch in (0, 1)]
+    assert found == list(zip(range(7, 19), orders[0][7:] + orders[1][:9]))
 
 
 @pytest.mark.slow

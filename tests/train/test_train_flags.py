@@ -68,6 +68,10 @@ def refusal(capsys, *argv):
     ('--mode=diagnose --plan_only', '--mode=diagnose makes no plan: leave out --plan_only'),
     ('--plan_only --export_dir=a', '--plan_only runs nothing, so there is nothing for --export_dir '
      'to write'),
+    ('--stages=time --plan_only', '--stages=time times steps of training on one machine, before '
+     'the run, and --plan_only does not go with that: give --stages=auto'),
+    ('--stages=both --batch_size=auto', '--stages=both times steps of training on one machine, '
+     'before the run, and --batch_size=auto does not go with that: give --stages=auto'),
     ('--recompute=,', "--recompute=, names nothing: give 'auto', or names"),
     ('--schedule=all_forward', '--schedule is of no use with --micro_batches=1: it orders several'),
     ('--cluster=ring', '--cluster=ring does not say which machines: set TF_CONFIG, or give '
@@ -163,11 +167,23 @@ def test_a_longer_run_is_another_one_only_where_the_rate_falls_until_its_end(arg
         with flagsaver.flagsaver():
             train_flags.FLAGS.unparse_flags()
             train_flags.parse_flags(['train.py'] + list(argv))
-            return train_flags.run_settings()
-    settings('--train_steps=5', *argv).begin(str(tmp_path))
-    (difference,), problem = settings('--train_steps=9', *argv).compare(str(tmp_path))
-    assert problem is None and difference.text == '--train_steps=9, was 5'
-    assert difference.kind == kind
+            return train_flags.run_settings(train_flags.FLAGS.batch_size)
+    for name in ('train_steps', 'train_epochs'):
+        settings('--%s=5' % name, *argv).begin(str(tmp_path))
+        (difference,), problem = settings('--%s=9' % name, *argv).compare(str(tmp_path))
+        assert problem is None and re.match(
+            r'--%s=9(\.0)?, was 5(\.0)?$' % name, difference.text)
+        assert difference.kind == kind
+
+
+def test_clipping_is_by_the_norm_of_all_gradients():
+    with flagsaver.flagsaver():
+        train_flags.FLAGS.unparse_flags()
+        train_flags.parse_flags(['train.py', '--clip_norm=2.5'])
+        first, second = train_flags.clip([(tf.constant([3.]), 'w'), (tf.constant([0., 4.]), 'b')])
+    with tf.Session() as session:
+        assert [each.tolist() for each in session.run([first[0], second[0]])] == [[1.5], [0., 2.]]
+    assert (first[1], second[1]) == ('w', 'b')
 
 
 def test_flags_that_are_good_are_taken(capsys):
@@ -259,7 +275,8 @@ def rate_of(*argv):
     with flagsaver.flagsaver():
         train_flags.FLAGS.unparse_flags()
         train_flags.parse_flags(['train.py'] + list(argv))
-        return train_flags.make_learning_rate(train_flags.FLAGS.num_towers, 1437, 10).peak
+        return train_flags.make_learning_rate(train_flags.FLAGS.batch_size,
+                                              train_flags.FLAGS.num_towers, 1437, 10).peak
 
 
 def test_the_rate_grows_with_the_batch_it_is_meant_for():

@@ -1,4 +1,4 @@
-"""Checks of arguments of `build_towers`; several modules use them."""
+"""Checks of single arguments of `build_towers`."""
 
 import inspect
 import numbers
@@ -21,7 +21,7 @@ _SCOPE = re.compile(r'[A-Za-z0-9.][A-Za-z0-9_.\\\-]*(/[A-Za-z0-9_.\\\-]+)*')
 
 def check_build_arguments(name, variable_scope, reuse, global_step, learning_rate, loss_scale,
                           gradient_options, on_tower, objectives, flags):
-    """Raises `InvalidArgumentError` for an argument of another kind than `build_towers` takes.
+    """Raises `InvalidArgumentError` for an argument of a type or value that `build_towers` refuses.
 
     Args:
       name, variable_scope, reuse, global_step, learning_rate, loss_scale, gradient_options,
@@ -103,18 +103,19 @@ def _check_graph_of(name, value):
 
 
 def check_model_fn(model_fn):
-    """Raises `ModelFunctionError` for what cannot be called."""
+    """Raises `ModelFunctionError` for a model function that cannot be called."""
     if not callable(model_fn):
         raise ModelFunctionError('model_fn=%.80r cannot be called: expected a function from a '
                                  'shard to its loss.' % (model_fn,))
 
 
 def check_optimizer(optimizer, argument='optimizer', or_else='or None to evaluate'):
-    """Raises `InvalidArgumentError` for what is not used as a `tf.train.Optimizer` is.
+    """Raises `InvalidArgumentError` for an object without the methods of a `tf.train.Optimizer`.
 
     Args:
-      argument: the argument's name, for the text.
-      or_else: which other values are allowed, for the text.
+      optimizer: the object.
+      argument: the argument's name, for the error's text.
+      or_else: which other values are allowed, for the error's text.
     """
     if isinstance(optimizer, type):
         raise InvalidArgumentError('%s=%r is a class: pass an instance, such as '
@@ -165,7 +166,7 @@ def check_gradient_options(options, objectives):
 
 
 def checked_objectives(optimizer, var_list, transform_gradients):
-    """What a build trains for.
+    """The losses that a build trains for, each with its optimizer.
 
     Args:
       optimizer, var_list, transform_gradients: as for `build_towers`.
@@ -236,7 +237,12 @@ def _check_transform(transform_gradients, argument='transform_gradients'):
 
 
 def check_var_list(var_list, argument='var_list'):
-    """Raises `InvalidArgumentError` unless it is None, a function, or a list of variables."""
+    """Raises `InvalidArgumentError` unless `var_list` is None, a function, or a list of variables.
+
+    Args:
+      var_list: see `build_towers`.
+      argument: the argument's name, for the error's text.
+    """
     if var_list is None:
         return
     if callable(var_list):

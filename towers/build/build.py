@@ -21,11 +21,13 @@ from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.pipeline import pipeline
 from towers.reduce.replicas import check_no_replicas
 from towers.tower.counters import put_in_order
-from towers.tower.objectives import flat, map_shaped
+from towers.tower.nested_builds import check_not_nested
+from towers.tower.objectives import flat, map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.tower.shards import split_batch, static_batch_size, with_sparse_tensors
 from towers.tower.staged_input import staged_shards
 from towers.tower.tower import TowerBuilder
+from towers.tower.uneven_counts import weigh_additions
 
 
 def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typing.Any,
@@ -43,7 +45,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
                  accumulate: int = 1,
                  recompute: typing.Union[None, str, typing.Sequence[str]] = None,
                  micro_batches: int = 1, schedule: str = 'one_forward_one_backward',
-                 stages: typing.Optional[str] = None, stage_inputs: typing.Union[bool, str] = False,
+                 stages: typing.Any = None, stage_inputs: typing.Union[bool, str] = False,
                  cluster: typing.Any = None, **keywords) -> BuiltTowers:
     """Puts a model onto several devices and trains these towers as one, data-parallel.
 
@@ -69,8 +71,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       reduction: `'sum'` or `'mean'`, as above.
       remainder: a batch that does not divide: `'error'`, `'weight'` (uneven shards, weighted by
         their size), or `'drop'`; see `split_batch`.
-      variable_scope: the model's variables go under a scope of this name; None adds none (and with
-        `reuse=` of an earlier build means its scope).
+      variable_scope: name of a scope for the model's variables. None adds no scope; with `reuse=`
+        of an earlier build, None is the scope of that build.
       reuse: for the first tower: None, True or `tf.AUTO_REUSE` as in `tf.variable_scope`; or what
         an earlier `build_towers` returned, to share its variables, those made without
         `get_variable` included.
@@ -95,8 +97,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         ride on it, too, except with `'none'`. The same goes for writes in the forward pass itself
         (`updates_collections=None`), see `inline_updates`; local variables that the forward pass
         writes are each tower's own, see `own_state`.
-      learning_rate: for the plan: a number, or an object with `describe()`. None: the rate that
-        the optimizer has.
+      learning_rate: for the plan alone: a number, a tensor, or an object with `describe()`. None:
+        the optimizer's own rate. With several losses also a dict of these by name.
       check_devices: False builds the graph for devices that are not on this machine.
       allow_repeated_devices: may two towers share a device?
       stateless_random: dropout and other random ops of the model draw numbers that depend on the
@@ -128,7 +130,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       schedule: of the micro-batches: `'one_forward_one_backward'`, or `'all_forward'`, see
         `stage_order`.
       stages: `'auto'`: the first tower's graph is cut into as many stages as a tower has devices,
-        see `cut_into_stages`; None: by the model's own `stage`s.
+        each with about the same memory; `AutoStages`: the same, with as much time each, say; see
+        `cut_into_stages`. None: by the model's own `stage`s.
       first_scope: False: the first tower has no scope `tower_0`: its operations have the names that
         they would have without towers, so that a program finds operations by name. The model
         function is then called for every tower.
@@ -137,12 +140,12 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         iterator whose initializer is made before. `'first'`: every step gets the first batch from
         the towers' own memory, for measurements. False: a step begins with reading its batch.
       cluster: `Cluster`: other machines that train the same model, each with towers of its own.
-        `loss`, `predictions` and `metrics` are then those of this machine's batch; the gradient is
-        that of all machines' batches. See `join`.
+        `loss`, `predictions` and `metrics` are then of this machine's batch, the gradient is of all
+        machines' batches. See `join`.
       gradient_options: dict of arguments for `optimizer.compute_gradients`, in every tower:
         `aggregation_method`, `gate_gradients`, `colocate_gradients_with_ops`; or None. Where
         `colocate_gradients_with_ops` would put a gradient operation on two devices, its tower's and
-        a variable's, it is on its tower's.
+        a variable's, it goes to its tower's.
 
     Returns:
       `BuiltTowers`.
@@ -159,6 +162,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         stateless_random, variables, numerics, copies, variable_scope, reuse, name, check_devices,
         allow_repeated_devices, on_tower, first_scope, accumulate, recompute, micro_batches,
         schedule, stages, stage_inputs, cluster, keywords)
+    check_not_nested(tf.get_default_graph())
     inputs = checked_inputs(request, inputs)
     builder = TowerBuilder(request.of_tower, request.placement, request.replicas,
                            len(request.parts), tf.get_default_graph())
@@ -191,9 +195,9 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
 
 
 def check_arguments(*given, **named):
-    """Raises the errors of `build_towers` for these arguments, before any op is made.
+    """Raises the errors that `build_towers` raises for these arguments before any op is made.
 
-    The inputs are not checked, so that they can be made later.
+    The inputs are not checked, and may be made later.
     """
     bound = inspect.signature(build_towers).bind(*given, **named)
     bound.apply_defaults()
@@ -214,10 +218,10 @@ def shards_of_towers(request, inputs):
 
 
 def checked_inputs(request, inputs):
-    """The inputs, each `tf.SparseTensorValue` a tensor.
+    """The inputs, with a `tf.SparseTensor` in the place of each `tf.SparseTensorValue`.
 
     Raises:
-      InputError: a batch that cannot be cut as `remainder` says; before any name is taken.
+      InputError: a batch that cannot be cut as `remainder` says; the graph has no new name then.
     """
     inputs, parts, called = with_sparse_tensors(inputs), len(request.parts), _called(request)
     size = static_batch_size(inputs, 1, request.remainder, called)
@@ -231,7 +235,7 @@ def checked_inputs(request, inputs):
 
 
 def _called(request):
-    """The word for parts of the batch in errors."""
+    """The word for the parts of the batch in the texts of errors."""
     return 'towers' if request.accumulate == 1 else 'micro-batches'
 
 
@@ -240,7 +244,7 @@ Outputs = collections.namedtuple('Outputs', 'loss predictions metrics')
 
 
 def merge_outputs(builder, request, towers, shards):
-    """Merges losses, predictions and metrics of all towers, as one device has them: `Outputs`."""
+    """Merges losses, predictions and metrics of all towers into the whole batch's: `Outputs`."""
     put_in_order(towers, shards.weights)
     padded = shards.sizes if request.remainder == 'weight' and request.optimizer else None
     with only_device(request.placement.main), tf.name_scope(request.name + 's'):
@@ -250,9 +254,11 @@ def merge_outputs(builder, request, towers, shards):
                               *[tower.data_loss for tower in towers])
             if builder.losses.regularization_loss is not None:
                 loss += builder.losses.regularization_loss
+        metrics = [tower.metrics for tower in towers]
+        merged = merge_metrics(metrics, shards.weights, shards.inputs[0])
+        weigh_additions(metrics, shards.weights)
         return Outputs(loss, merge_predictions([tower.predictions for tower in towers], padded),
-                       merge_metrics([tower.metrics for tower in towers], shards.weights,
-                                     shards.inputs[0]))
+                       merged)
 
 
 CombinedTowers = collections.namedtuple('CombinedTowers', 'gradients joined on_towers')
@@ -277,11 +283,15 @@ def combine_towers(builder, request, towers):
         gradients = pipeline(towers, request.accumulate, request.schedule)
     elif request.accumulate > 1:
         gradients = accumulate_gradients(towers, request.accumulate)
-    return map_shaped(lambda *of_towers: _combine(builder, request, list(of_towers)), *gradients)
+    if request.objectives.names is None:
+        return _combine(builder, request, gradients)
+    return collections.OrderedDict(
+        (name, _combine(builder, request, [each[name] for each in gradients], name))
+        for name in request.objectives.names)
 
 
-def _combine(builder, request, of_towers):
-    with tf.name_scope('combine_gradients'):
+def _combine(builder, request, of_towers, name=None):
+    with tf.name_scope('combine_gradients'), of_loss(name):
         regularization = builder.gradients.of_regularization(
             builder.losses.regularization_loss, request.factor)
         if request.replicas is None:
@@ -294,7 +304,11 @@ def _combine(builder, request, of_towers):
 
 
 def combine_machines(request, shards, combined):
-    """`(gradients over all machines, object that combines them)`; the latter None without any."""
+    """The gradients over all machines, and the object that combines them.
+
+    Returns:
+      `(CombinedTowers, machines)`; `machines` is None without a cluster.
+    """
     if request.cluster is None or not request.objectives:
         return combined, None
     machines = request.cluster.machines(shards.batch_size, request.reduction, len(request.devices))

@@ -12,12 +12,13 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
 
     Attributes:
       train_op: the operation that does one step; None without an optimizer. With several losses
-        it is a step of all losses: each gradient is taken at the weights before the step.
+        it is a step of all losses, whose gradients are all taken at the weights before the step.
       loss: scalar, the mean over the batch's examples plus the regularization, as one device
         would compute it from the weights before the update. With several losses a dict of scalars
         by name; `gradients` is a dict of lists then.
       predictions: nest of tensors [batch, …] in batch order (scalars: [towers]), or None.
-      metrics: dict as the model function's, over all towers.
+      metrics: dict by the names of the model function's metrics, each over all towers: a scalar, or
+        a pair of value and update for one of `tf.metrics`.
       gradients: list of `(gradient, variable)`: combined and transformed, what the optimizer gets.
       variables: the variables that the model made or that are trained.
       slots: variables that the optimizer made.
@@ -31,7 +32,7 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
       plan: `Plan`; print it.
       replicas: `Replicas`: the other towers' replicas of the trainable variables; None where there
         is one set.
-      precision: as given; `use_precision` makes the session's config keep it.
+      precision: as given; `use_precision` writes it into the session's config.
       scaled_losses: `ScaledLosses`, whose `scale` and `skipped_steps` are scalars to be logged with
         a step; or None.
       xla: as given.

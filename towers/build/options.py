@@ -15,10 +15,10 @@ class VariablePlacement(collections.namedtuple('VariablePlacement', 'device all_
         replica of every trainable variable (the model's own is the first tower's), and updates it
         with the combined gradient. The same numbers, the same checkpoints; the replicas are local
         variables, so a plain session runs `tf.local_variables_initializer()` after it has restored
-        a checkpoint (`MonitoredSession` does so by itself), and a program that writes weights
-        itself then runs `built.replicas.refresh()`, which it makes when it builds the graph. An
-        optimizer whose `apply_gradients` mixes variables (a global norm) is refused, since it would
-        see each variable N times: do that in `transform_gradients`. Without an optimizer no
+        a checkpoint (`MonitoredSession` does so by itself). A program that writes weights itself
+        makes the operation `built.replicas.refresh()` with its graph, and runs it after the write.
+        An optimizer whose `apply_gradients` mixes variables (a global norm) is refused, since it
+        would see each variable N times: mix them in `transform_gradients`. Without an optimizer no
         replicas are made.
       all_reduce: for `device='replicated'`: `'copy'` (the default: each sum is made on one
         of the towers and sent to the others), `'collective'` (TF's ring) or `'nccl'` (GPUs of one
@@ -61,7 +61,7 @@ def with_keywords(name, kind, given, fields, keywords):
       kind: the group's class.
       given: an instance, or None.
       fields: dict from keywords to the fields that they stand for.
-      keywords: dict of keywords that were given; keywords of this group are taken out.
+      keywords: dict of the given keywords; this function removes the keywords of the group.
 
     Returns:
       An instance of `kind`.

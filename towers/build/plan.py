@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph import graph_walk
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
+from towers.placement.stages import remarks_on_stages
 from towers.placement.tower_device import stages_of
 from towers.placement.xla import describe as describe_xla
 from towers.tower.counters import counting_updates
@@ -48,11 +49,11 @@ class Plan(collections.namedtuple('Plan', [
       variable_device: where variables live, in words.
       num_variables: how many variables the towers share.
       num_trainable: how many of them are trainable.
-      parameters: how many numbers they hold.
-      parameter_bytes: how many bytes these take.
+      parameters: how many numbers these variables hold.
+      parameter_bytes: how many bytes these variables take.
       shared_by_order: names of variables that were shared by their order of creation.
-      regularization: one line; None where the model has none that is known.
-      batch_norm: one line; None where the model has none that is known.
+      regularization: one line; None where no regularization of the model is known.
+      batch_norm: one line; None without an optimizer.
       without_gradient: names of trainable variables that no tower has a gradient of.
       how_built: one line: calls of the model function, and clones.
       combination: one line about gradients that are not simply added up, or None.
@@ -241,7 +242,7 @@ def _num_trainable(builder, request, variables):
 
 
 def _real(optimizer):
-    """The optimizers that a build uses: those of the model where it has optimizers of its own."""
+    """The optimizers of a build: the model function's, where it takes gradients by its own."""
     return optimizer.optimizers() if isinstance(optimizer, GradientsOfModel) else [optimizer]
 
 
@@ -309,17 +310,21 @@ def _combination(joined):
 
 def _stages(builder, towers):
     """How the model is spread over the devices of a tower."""
-    device = towers[0].device
+    device, root = towers[0].device, towers[0].name_scope
     if len(stages_of(device)) == 1:
         return None
-    if builder.stage_cuts is not None:
-        return describe_cuts(builder.stage_cuts, device)
     graph = builder.variables[0].graph if builder.variables else tf.get_default_graph()
-    count = collections.Counter(op.device for op in graph.get_operations()
-                                if op.name.startswith(towers[0].name_scope))
-    return ', '.join('%s: %s' % (short_name(name), '%d operations' % count[name] if count[name]
-                                 else 'no stage of the model is there')
-                     for name in stages_of(device))
+    operations = [op for op in graph.get_operations() if op.name.startswith(root)]
+    if builder.stage_cuts is not None:
+        text = describe_cuts(builder.stage_cuts, device)
+    else:
+        count = collections.Counter(op.device for op in operations)
+        text = ', '.join('%s: %s' % (short_name(name), '%d operations' % count[name]
+                                     if count[name] else 'no stage of the model is there')
+                         for name in stages_of(device))
+    return '; '.join([text] + remarks_on_stages(
+        [op for op in operations if op.name not in towers[0].backward], builder.variables, root,
+        device))
 
 
 def _accumulation(towers, micro_batches, schedule):

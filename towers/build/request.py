@@ -16,12 +16,16 @@ from towers.errors import InvalidArgumentError, NameScopeError
 from towers.graph.scopes import full_scope_name, scope_to_enter
 from towers.placement.devices import MOST_TOWERS, check_variable_device, resolve_devices
 from towers.placement.precision import check_precision, rewrite_field, try_precision
+from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import Placement
 from towers.reduce.all_reduce import check_all_reduce
 from towers.reduce.loss_scale import LossScale
-from towers.reduce.pipeline import SCHEDULES
+from towers.reduce.pipeline import SCHEDULES, kept_at_once
 from towers.reduce.replicas import Replicas
+from towers.tower.auto_stages import checked_stages
 from towers.tower.left_over import left_scopes
+from towers.tower.stage_costs import number_of_slots
+from towers.tower.stage_cuts import Cutting
 from towers.tower.tower import TowerOptions
 
 REDUCTIONS = ('sum', 'mean')
@@ -42,8 +46,8 @@ class Request(collections.namedtuple('Request', [
       factor: 1 for the gradient of the mean over the batch, N for the recipe's sum.
       accumulate: how many micro-batches each tower has.
       schedule: the order of micro-batches in the stages; None for one after the other.
-      parts: list of `Part` of all towers, in the order of the batch: tower by tower, and there
-        micro-batch by micro-batch.
+      parts: list of `Part` of all towers, in the order of the batch: tower by tower, and within a
+        tower micro-batch by micro-batch.
       name_scopes: full names of the towers' name scopes, and of the name scope of operations for
         all towers, such as `'towers'`.
       full_scope_name: full name of the model's variable scope.
@@ -78,7 +82,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
 
     Args:
       keywords: dict of further keywords, see `options`.
-      The others are those of `build_towers`.
+      The other arguments are as for `build_towers`.
 
     Returns:
       `Request`.
@@ -121,14 +125,15 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         raise InvalidArgumentError('stateless_random=True needs a global_step to draw by.')
     _check_accumulate('accumulate', accumulate, objectives)
     _check_accumulate('micro_batches', micro_batches, objectives)
-    _check_stages(stages, schedule, micro_batches, accumulate)
+    stages = checked_stages(stages)
+    _check_schedule(schedule, micro_batches, accumulate)
     accumulate, micro_batches = int(accumulate), int(micro_batches)
     schedule = schedule if micro_batches > 1 else None
     accumulate = max(accumulate, micro_batches)
     _check_not_too_many('accumulate' if schedule is None else 'micro_batches', accumulate, names)
     if accumulate > 1 and not first_scope:
         raise InvalidArgumentError('first_scope=False, and %d micro-batches a tower: each needs a '
-                                   'scope of its own. Pass one of both.' % accumulate)
+                                   'scope of its own. Pass one of the two.' % accumulate)
     recompute = _checked_recompute(recompute, objectives, numerics)
     parts = _parts(name, names, accumulate, first_scope)
     name_scopes = _name_scopes(graph, name, parts)
@@ -155,7 +160,9 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         model_fn, objectives, regularization == 'add', variable_scope,
         True if shares_earlier else reuse, reuse.direct_variables if shares_earlier else (),
         update_ops, gradient_options or {}, global_step if stateless_random else None,
-        numerics.check_numerics, numerics.xla, recompute, stages)
+        numerics.check_numerics, numerics.xla, recompute,
+        _cutting(stages, placement, stages_of(names[0]), schedule, accumulate, objectives,
+                 len(names) > 1 or loss_scale is not None or cluster is not None))
     return Request(
         optimizer, objectives, names, reduction,
         1. if reduction == 'mean' else float(len(names)), remainder, global_step, learning_rate,
@@ -226,8 +233,8 @@ def _check_cluster(cluster, objectives, stage_inputs, all_reduce, loss_scale):
             'machines take together is not known here.' % ', '.join(objectives.names))
     if stage_inputs:
         raise InvalidArgumentError(
-            'stage_inputs=%r and cluster=: a batch that is read ahead is of no step yet, and the '
-            'machines count those of a step. Pass one of both.' % (stage_inputs,))
+            'stage_inputs=%r and cluster=: a batch that is read ahead belongs to no step yet, and '
+            'the machines count the examples of a step. Pass one of the two.' % (stage_inputs,))
     cluster.check_build(all_reduce, loss_scale is not None)
 
 
@@ -235,8 +242,8 @@ def _check_earlier_has_replicas(earlier):
     if earlier.train_op is not None and earlier.replicas is None:
         raise InvalidArgumentError(
             "variable_device='replicated', but reuse= is a build that trains the same variables "
-            "without replicas, so that its updates would not reach this one's: build that one with "
-            "variable_device='replicated' on several towers, too.")
+            "without replicas, so that its updates would not reach this build's replicas: pass "
+            "variable_device='replicated' to that build, too, on several towers.")
 
 
 def _precision_text(precision, devices, check_devices):
@@ -269,12 +276,22 @@ def _check_not_too_many(name, count, devices):
             name, count, len(devices), '' if len(devices) == 1 else 's', MOST_TOWERS))
 
 
-def _check_stages(stages, schedule, micro_batches, accumulate):
+def _cutting(stages, placement, devices, schedule, micro_batches, objectives, waits):
+    """`Cutting` into stages; None where the model is not cut."""
+    if stages is None:
+        return None
+    copies = [1] * len(devices) if schedule is None else [
+        kept_at_once(schedule, stage, len(devices), micro_batches)
+        for stage in range(len(devices))]
+    slots = max([number_of_slots(each.optimizer) for each in objectives], default=None)
+    waits = waits or any(each.transform_gradients is not None for each in objectives)
+    gradients = 'add up' if micro_batches > 1 else 'wait' if waits else 'apply'
+    return Cutting(stages.balance, stages.times, copies, gradients, bool(objectives),
+                   slots if placement.by_stage else None)
+
+
+def _check_schedule(schedule, micro_batches, accumulate):
     check_choice('schedule', schedule, SCHEDULES)
-    if stages is not None and not (isinstance(stages, str) and stages == 'auto'):
-        raise InvalidArgumentError(
-            "stages=%.80r: expected 'auto', for as many as a tower has devices, or None. Where "
-            "they are cut by hand, the model function says, by towers.stage(number)." % (stages,))
     if micro_batches > 1 and accumulate > 1:
         raise InvalidArgumentError(
             'micro_batches=%d and accumulate=%d: a pipeline adds up the gradients of its '
@@ -296,7 +313,7 @@ def _checked_recompute(recompute, objectives, numerics):
                                    'pass nothing is kept for it.' % (recompute,))
     if numerics.xla:
         raise InvalidArgumentError('recompute=%.80r and xla=True: XLA decides by itself what it '
-                                   'keeps. Pass one of both.' % (recompute,))
+                                   'keeps. Pass one of the two.' % (recompute,))
     return recompute
 
 

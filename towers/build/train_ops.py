@@ -1,4 +1,4 @@
-"""The train op of a build; of a build with several losses, one for each and one for all of them."""
+"""The train op of a build; with several losses, a train op for each loss and one for all."""
 
 import collections
 import functools
@@ -22,13 +22,14 @@ Fields:
     there is one loss.
   slots: the variables that the optimizers made.
   gradients: the combined and transformed gradients: list of pairs, or dict of lists by loss.
-  rides: dict from the name of a loss to the count of the first tower's updates on its train op.
+  rides: dict from the name of a loss to the number of updates, such as batch norm's, that ride on
+    its train op; empty with one loss.
   counts: whether the global step is counted here, since the optimizer leaves it to its caller.
 """
 
 
 def update_variables(builder, request, towers, losses, combined):
-    """Makes one update of the shared variables, and the updates that ride on it: `Update`.
+    """Makes the update of the shared variables, and puts other updates onto it: `Update`.
 
     Args:
       builder: the `TowerBuilder`.

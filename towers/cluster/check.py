@@ -25,19 +25,20 @@ def check_cluster(model_fn: typing.Callable, inputs: typing.Any,
                   seed: int = 0, **options) -> TowersReport:
     """Trains a model some steps on several workers and on one device, and compares the numbers.
 
-    The run on one device is that of `check_towers`. The workers are threads of this process, with a
-    server of TensorFlow each, and send to each other over loopback. Compared are the losses
-    (weighted by the workers' examples), the gradients of the first step, variables and slots after
-    the last; and with `kind='ring'` that all workers' variables are the same.
+    The run on one device is made as `check_towers` makes it. The workers are threads of this
+    process; each has one of TensorFlow's servers, and they send to each other over loopback. The
+    report compares the losses (weighted by the workers' examples), the gradients of the first step,
+    and the variables and slots after the last step. With `kind='ring'`, the workers' variables also
+    have to be the same bit for bit.
 
     Args:
       model_fn, make_optimizer, steps, reduction, tolerance, seed: as for `check_towers`.
-      inputs: a sample batch, all workers' together: a tuple of arrays [n, …].
-      kind: `'ring'`, or `'ps'`: synchronous, on parameter servers.
-      shares: examples of each worker, as parts of the batch: `(1, 1)` for halves, `(3, 1)`. n has
-        to be a multiple of their sum.
-      num_towers: of each worker.
-      num_ps: parameter servers.
+      inputs: a sample batch of all workers together: a tuple of arrays [n, …].
+      kind: `'ring'`; or `'ps'`, synchronous training on parameter servers.
+      shares: the workers' parts of the batch: `(1, 1)` are two halves, `(3, 1)` three quarters and
+        a quarter. n has to be a multiple of their sum.
+      num_towers: number of towers of each worker.
+      num_ps: number of parameter servers, for `'ps'`.
       **options: more arguments of `build_towers`.
 
     Returns:
@@ -45,7 +46,7 @@ def check_cluster(model_fn: typing.Callable, inputs: typing.Any,
 
     Raises:
       StepError: TensorFlow cannot run the model's step.
-      TowersError: bad arguments, as `build_towers`; or a cluster that cannot be made.
+      TowersError: bad arguments, as for `build_towers`; or a cluster that cannot be made.
     """
     check_choice('kind', kind, ('ring', 'ps'))
     check_count('num_towers', num_towers)
@@ -100,8 +101,8 @@ def _sizes(count, shares):
     if (not isinstance(shares, (tuple, list)) or len(shares) < 2 or not all(
             isinstance(share, int) and not isinstance(share, bool) and share > 0
             for share in shares) or count % sum(shares)):
-        raise InvalidArgumentError('shares=%r of %d examples: expected two or more whole numbers, '
-                                   'of whose sum the examples are a multiple.' % (shares, count))
+        raise InvalidArgumentError('shares=%r of %d examples: expected two or more whole numbers '
+                                   'whose sum divides the number of examples.' % (shares, count))
     return [share * count // sum(shares) for share in shares]
 
 
@@ -126,7 +127,7 @@ def _together(work, count):
 
 def _train(cluster, model_fn, batch, make_optimizer, num_towers, steps, reduction, initial,
            options):
-    """One worker's run: dicts as of `run_one_device`."""
+    """Trains one worker; returns its numbers in the dicts that `run_one_device` returns."""
     with tf.Graph().as_default():
         inputs = tuple(tf.constant(part) for part in batch)
         optimizer = make_optimizer()
@@ -160,7 +161,7 @@ def _train(cluster, model_fn, batch, make_optimizer, num_towers, steps, reductio
 
 
 class _Begin(tf.train.SessionRunHook):
-    """Gives the variables the values that those on one device began with."""
+    """Gives the variables the initial values of the run on one device."""
 
     def __init__(self, cluster, initial):
         self._cluster, self._initial = cluster, initial

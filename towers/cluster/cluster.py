@@ -32,7 +32,7 @@ class Cluster(collections.namedtuple('Cluster', [
     Attributes:
       kind: `'ring'` (TensorFlow's ring all-reduce: every worker holds the weights), `'ps'`
         (TensorFlow's parameter servers hold them), `'horovod'`.
-      workers: tuple of `'host:port'`, the chief first; with Horovod of None.
+      workers: tuple of `'host:port'`, the chief first; with Horovod a None for each worker.
       ps: tuple of `'host:port'`; empty but for `'ps'`.
       job: `'worker'`, `'ps'` or `'evaluator'`: the job of this process.
       rank: the number of this process in its job.
@@ -40,9 +40,9 @@ class Cluster(collections.namedtuple('Cluster', [
       backup_workers: for synchronous `'ps'`: how many workers' gradients a step does not wait for.
       uneven: whether workers may have batches of different size. A batch without a static size
         counts as uneven; static sizes that differ are refused at the start unless this is True.
-      active: float scalar of this process, 1 or 0: with 0 its batch counts as none; see
+      active: float scalar tensor of this process, 1 or 0: with 0 its batch counts as empty; see
         `until_all_end`. None: always 1.
-      partition_bytes: for `'ps'`: the least bytes of a part, see `partitioner`.
+      partition_bytes: for `'ps'`: the least bytes of a part of a variable, see `partitioner`.
     """
     __slots__ = ()
 
@@ -107,7 +107,7 @@ class Cluster(collections.namedtuple('Cluster', [
                                            backup_workers, uneven, active, partition_bytes)
 
     @classmethod
-    def _make(cls, values):  # what namedtuple's _replace goes by: checked, too
+    def _make(cls, values):  # namedtuple's `_replace` calls it: the new tuple is checked, too
         return cls(*values)
 
     @classmethod
@@ -130,7 +130,8 @@ class Cluster(collections.namedtuple('Cluster', [
           A `Cluster`.
 
         Raises:
-          ClusterError: there is no `TF_CONFIG` and nothing in its place, or it makes no sense.
+          ClusterError: `TF_CONFIG` cannot be read or contradicts itself; or there is none, and
+            `fields` names no workers.
         """
         text = (os.environ if environment is None else environment).get('TF_CONFIG') or '{}'
         fields = {name: value for name, value in fields.items() if value is not None}
@@ -153,6 +154,7 @@ class Cluster(collections.namedtuple('Cluster', [
 
     @property
     def num_workers(self):
+        """How many workers there are, the chief included."""
         return len(self.workers)
 
     @property
@@ -189,11 +191,11 @@ class Cluster(collections.namedtuple('Cluster', [
         del changed.device_filters[:]
         own = '/job:%s/task:%d' % (self.job, self.rank)
         if self.kind == 'ring':
-            # Without the filter 1.15 waits for the devices of all, and hangs.
+            # Without this filter, TF 1.15 waits for the devices of all workers, and hangs.
             changed.device_filters.append(own)
             changed.experimental.collective_group_leader = '/job:worker/replica:0/task:0'
         elif self.kind == 'ps':
-            # One that is gone must not keep the others from making a session.
+            # A worker that is gone must not keep the others from making a session.
             changed.device_filters.extend(['/job:ps'] + ([own] if self.job == 'worker' else
                                                          ['/job:worker']))
         else:
@@ -216,9 +218,9 @@ class Cluster(collections.namedtuple('Cluster', [
         """The object that combines the build's gradients across machines; makes no operation.
 
         Args:
-          examples: the batch of this machine: an int, or an int scalar.
+          examples: number of examples in this machine's batch: an int, or an int scalar tensor.
           reduction: as for `build_towers`.
-          num_towers: of this machine.
+          num_towers: number of this machine's towers.
         """
         kind = {'ring': RingMachines, 'ps': ServedMachines, 'horovod': HorovodMachines}[self.kind]
         return kind(self, examples, reduction, num_towers)

@@ -22,10 +22,10 @@ Attributes:
 
 
 def files_of_worker(files: typing.Sequence[str], cluster: typing.Any) -> typing.List[str]:
-    """The files that this worker reads: every Wth of the sorted names, none of them twice.
+    """The files that this worker reads: of W workers, each gets every W-th of the sorted names.
 
     Args:
-      files: list of names, the same on all workers in any order.
+      files: list of names, the same on all workers in any order; a name given twice counts once.
       cluster: `Cluster`.
 
     Returns:
@@ -64,6 +64,9 @@ def until_all_end(dataset: typing.Any) -> Feed:
 
     Returns:
       `Feed`.
+
+    Raises:
+      InvalidArgumentError: `dataset` is no `tf.data.Dataset`.
     """
     check_instance('dataset', dataset, compat.DATASET_TYPES, 'a tf.data.Dataset')
 

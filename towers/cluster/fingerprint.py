@@ -17,10 +17,11 @@ def fingerprint(cluster, built, examples, optimizer=None, settings=None):
     Args:
       cluster: `Cluster`.
       built: `BuiltTowers`.
-      examples: the batch of this machine where all have to have the same, or None.
+      examples: number of examples in this machine's batch, if all machines need the same number;
+        else None.
       optimizer: name of the optimizer's class.
-      settings: dict of what else has to agree, from names to numbers or strings. Where each worker
-        makes the update, the optimizer's numbers are added.
+      settings: dict of further values that have to agree, from names to numbers or strings. The
+        optimizer's hyper-parameters are added to it where each worker makes the update itself.
     """
     return {
         'kind': cluster.kind, 'workers': list(cluster.workers), 'ps': list(cluster.ps),
@@ -35,7 +36,7 @@ def fingerprint(cluster, built, examples, optimizer=None, settings=None):
 
 
 def difference(own, other):
-    """In what another fingerprint differs, one clause; None where it does not."""
+    """How a worker's fingerprint `other` differs from worker 0's, `own`: a clause, or None."""
     for key in ('kind', 'workers', 'ps', 'synchronous', 'backup_workers', 'tensorflow', 'towers',
                 'reduction', 'examples', 'optimizer'):
         if own.get(key) != other.get(key):
@@ -55,15 +56,15 @@ def difference(own, other):
     return None
 
 
-_NOT_NUMBERS = ('var', 'grad', 'delta')  # of the updates' inputs
-_MOST_OPERATIONS = 300  # that a number is computed by; more are the model, not a schedule
+_NOT_NUMBERS = ('var', 'grad', 'delta')  # inputs of an update that are no hyper-parameters
+_MOST_OPERATIONS = 300  # of a schedule; a number of more operations is computed by the model
 
 
 def _numbers_of_updates(cluster, built):
     """Learning rate, momentum and the like, as the graph has them: dict from names to texts.
 
-    Workers that update by other numbers drift apart, and every step goes on. Where the chief alone
-    updates, its numbers are everybody's.
+    Workers whose updates differ in these numbers drift apart without an error. Where the chief
+    makes the one update for all, the dict is empty.
     """
     found = {}
     if cluster.kind == 'ps' and cluster.synchronous:
@@ -81,7 +82,10 @@ def _numbers_of_updates(cluster, built):
 
 
 def _number(tensor):
-    """A constant as text; of what is computed, the constants; None where the model has a part."""
+    """A hyper-parameter as text: its value; of a computed one, the constants in its computation.
+
+    None where the model, or another worker, has a part in it.
+    """
     ops = _made_of(tensor)
     if len(ops) > _MOST_OPERATIONS or any(op.type.startswith('Collective') for op in ops):
         return None
@@ -97,7 +101,7 @@ def _number(tensor):
 
 
 def _made_of(tensor):
-    """The operations that a tensor is computed by; what they wait for is none of them."""
+    """The operations that a tensor is computed by, without those that it only waits for."""
     stack, seen = [tensor.op], {tensor.op.name: tensor.op}
     while stack and len(seen) <= _MOST_OPERATIONS:
         for other in stack.pop().inputs:

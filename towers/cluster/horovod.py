@@ -13,7 +13,7 @@ def load_horovod():
     """`horovod.tensorflow`, initialised.
 
     Raises:
-      MissingPackageError: it is not installed, or not built for this TensorFlow.
+      MissingPackageError: Horovod is not installed, or not built for this TensorFlow.
     """
     try:
         import horovod.tensorflow as hvd
@@ -31,7 +31,7 @@ class HorovodMachines:
     """Combines gradients by Horovod's all-reduce; see `RingMachines`.
 
     Attributes:
-      stops: None: a signal ends the process that gets it, and Horovod the others.
+      stops: always None: a signal ends the process that gets it, and Horovod ends the others.
     """
     stops = stop = hook = None
     updates_here = True
@@ -43,7 +43,7 @@ class HorovodMachines:
 
     @property
     def same_examples(self):
-        """The examples of this machine where all machines need the same number, else None."""
+        """This machine's number of examples, if all machines need the same number; else None."""
         return self._shares.same_examples
 
     def combine(self, gradients):
@@ -69,7 +69,7 @@ class HorovodMachines:
         return examples * self._cluster.num_workers
 
     def train_op(self, update):
-        """The operation of a step."""
+        """The operation of a step: the update, which every worker makes."""
         return update
 
     def broadcast(self):
@@ -78,13 +78,13 @@ class HorovodMachines:
 
 
 def gathered_lines(text):
-    """The texts of all processes, in order of rank, as bytes: nothing is unpickled.
+    """The texts of all processes. They are sent as bytes of UTF-8: nothing is unpickled.
 
     Args:
-      text: a string.
+      text: this process's string.
 
     Returns:
-      List of strings.
+      List of strings, in the order of ranks.
     """
     hvd = load_horovod()
     data = np.frombuffer(text.encode('utf-8'), np.uint8)

@@ -15,12 +15,12 @@ from towers.errors import ClusterError
 
 
 def check_port(address):
-    """Raises `ClusterError` if somebody else uses the port of this process."""
+    """Raises `ClusterError` if another process uses the port of this process's address."""
     _listener(address).close()
 
 
 def meet(cluster, own, deadline, say=print):
-    """Waits until all workers are there, and agree.
+    """Waits until all workers are there and have the same fingerprint.
 
     Args:
       cluster: `Cluster`.
@@ -29,10 +29,11 @@ def meet(cluster, own, deadline, say=print):
       say: called with a line about a worker that is refused.
 
     Returns:
-      Dict from ranks to `Lines`: on worker 0 of all others, elsewhere of worker 0.
+      Dict from ranks to `Lines`: on worker 0 the connections with all other workers, elsewhere the
+      connection with worker 0.
 
     Raises:
-      ClusterError: a port in use, somebody who does not come or answer, another fingerprint.
+      ClusterError: a port in use, a worker that does not come or answer, or another fingerprint.
     """
     if cluster.rank == 0:
         return _receive_all(cluster, own, deadline, say)
@@ -52,10 +53,10 @@ def meet(cluster, own, deadline, say=print):
 
 
 def all_ready(cluster, connections, deadline):
-    """Waits until every worker has called this: its server is up.
+    """Waits until every worker's server is up; a worker calls this when its own server is.
 
     Raises:
-      ClusterError: one is gone, or does not come in time.
+      ClusterError: a worker has ended, or its server is not up in time.
     """
     try:
         if cluster.rank != 0:
@@ -109,7 +110,7 @@ def _receive_all(cluster, own, deadline, say):
                     lines = next(each for each in unknown if each.socket is ready)
                     try:
                         messages = lines.take()
-                    except (EOFError, OSError, ClusterError):  # a stranger: no part of this
+                    except (EOFError, OSError, ClusterError):  # no worker, but a stranger
                         unknown.remove(lines)
                         lines.close()
                         continue
@@ -162,7 +163,7 @@ def _missing(cluster, welcome):
 
 
 def _listener(address):
-    """A socket that listens at an address, on that interface alone where it is one of ours."""
+    """A socket that listens at an address; on all interfaces if none of them has that address."""
     host, port = split_address(address)
     listener = None
     for name in (host, ''):
@@ -179,7 +180,7 @@ def _listener(address):
             if name and error.errno in _NOT_OURS:
                 continue
             raise ClusterError('%s cannot be listened at: %s. Another process uses the port, or '
-                               'the host is another one: give this task another address.' % (
+                               'the host is not this machine: give this task another address.' % (
                                    address, error.strerror or error)) from None
     raise ClusterError('%s cannot be listened at.' % address)
 

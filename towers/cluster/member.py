@@ -55,14 +55,15 @@ class Member:
             self.hooks.append(built.machines.hook)
 
     def session_creator(self, creator, scaffold):
-        """What makes the sessions of a `tf.train.MonitoredSession` in this cluster.
+        """The `tf.train.SessionCreator` for a `tf.train.MonitoredSession` in this cluster.
 
-        In a ring it makes one session alone: `MonitoredSession` makes another one when a machine is
-        lost, which a ring cannot go on with. With parameter servers it spreads the graph first.
+        In a ring it makes only one session: `MonitoredSession` asks for another one when a machine
+        is lost, and a ring cannot go on then. With parameter servers it spreads the graph before
+        it makes the first session.
 
         Args:
           creator: a `tf.train.SessionCreator` for `target` and `config`.
-          scaffold: the `tf.train.Scaffold` that it has.
+          scaffold: the creator's `tf.train.Scaffold`.
         """
         if self.cluster.kind == 'ps':
             return SpreadingCreator(self.cluster, creator, scaffold,
@@ -70,11 +71,12 @@ class Member:
         return _OnceCreator(self, creator) if self.cluster.kind == 'ring' else creator
 
     def session(self, hooks=(), session_class=tf.train.MonitoredSession):
-        """A session of a worker that saves nothing: its variables come from worker 0.
+        """A session that saves nothing; its variables begin with worker 0's values.
 
         Args:
-          hooks: list of hooks.
-          session_class: `tf.train.MonitoredSession`, or one of its kind.
+          hooks: list of hooks, to come after `self.hooks`.
+          session_class: `tf.train.MonitoredSession`, or a class that is made with the same
+            arguments.
         """
         scaffold = tf.train.Scaffold()
         if self.cluster.kind == 'ps' and not self.is_chief:
@@ -87,7 +89,7 @@ class Member:
         """`WorkerLostError` about the worker that is gone, or None.
 
         Args:
-          seconds: how long to wait for word of one.
+          seconds: how long to wait until a loss is known.
         """
         found = self._watch.wait_for_loss(seconds) if self.cluster.kind == 'ring' else None
         return None if found is None else _lost_error(self.cluster, *found)
@@ -109,7 +111,7 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
 
     Args:
       cluster: `Cluster`, the one given to `build_towers`.
-      built: what that returned.
+      built: what `build_towers` returned.
       config: `tf.ConfigProto`; None for `session_config` of the towers.
       start_timeout: seconds to wait for the others.
       dead_after: seconds of silence after which another worker of a ring is gone. The process is
@@ -189,14 +191,14 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
 
 
 def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
-    """Runs a parameter server in this process; it returns never, a signal ends it.
+    """Runs a parameter server in this process. It never returns: a signal ends the process.
 
     Args:
       cluster: `Cluster`, whose job is `'ps'` in this process.
       say: called with a line when the server is up.
 
     Raises:
-      ClusterError: another job; a port in use.
+      ClusterError: this process has another job, or its port is in use.
       InvalidArgumentError: no `Cluster`; `say` cannot be called.
     """
     check_instance('cluster', cluster, Cluster, 'a Cluster')
@@ -274,7 +276,7 @@ class _StepWatchHook(OccasionalHook):
 
 
 class _OnceCreator(tf.train.SessionCreator):
-    """Makes one session, and says who is lost when another one is asked for."""
+    """Makes one session; when it is asked for another one, the error names the lost worker."""
 
     def __init__(self, member, creator):
         self._member, self._creator, self._made = member, creator, False
@@ -291,7 +293,7 @@ class _OnceCreator(tf.train.SessionCreator):
 class _WaitingCreator(tf.train.SessionCreator):
     """Makes sessions when the chief has initialised or restored the variables.
 
-    As `tf.train.WorkerSessionCreator`, which looks every 30 seconds.
+    It looks every second; `tf.train.WorkerSessionCreator` looks every 30 seconds.
     """
 
     def __init__(self, scaffold, target, config):
@@ -313,7 +315,7 @@ def _lost_error(cluster, rank, why):
 
 
 def _lose(error, on_lost, ended):
-    """Ends the process if it does not end by itself: a step whose peer is gone may never."""
+    """Ends the process if it does not end by itself: a step without its peer may never end."""
     if on_lost is not None:
         on_lost(error)
         return

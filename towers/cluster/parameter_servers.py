@@ -1,12 +1,13 @@
 """Synchronous and asynchronous training on TensorFlow's parameter servers.
 
-Synchronous: each worker adds its gradient to TensorFlow's accumulators on the servers; the chief
-takes their sums when enough have come, makes the one update, and gives every other worker a token,
-for which the worker waits before its next step. `tf.train.SyncReplicasOptimizer` works like this,
-too, with these differences. Here a worker adds exactly one gradient a step, since each worker has
-its own tokens; gradients are transformed (clipped) once, over all workers; rows of sparse gradients
-are weighted like dense gradients (the accumulators there divide a row by the number of workers that
-have it); batches may be uneven; and no thread of the chief is needed.
+Synchronous training: each worker adds its gradient to TensorFlow's accumulators on the servers. The
+chief takes the accumulators' sums when enough gradients have come, makes the one update, and gives
+every other worker a token, for which the worker waits before its next step.
+`tf.train.SyncReplicasOptimizer` works alike, with these differences. Here a worker adds exactly one
+gradient a step, since each worker has its own tokens; gradients are transformed (clipped) once,
+over all workers; rows of sparse gradients are weighted like dense gradients
+(`SyncReplicasOptimizer` divides a row by the number of workers that have it); batches may be
+uneven; and the chief needs no thread.
 
 The number of a round is even and grows with the time of day, so that gradients and tokens from
 before a restart of the chief are always older than new ones, and are dropped. An odd token is the
@@ -38,7 +39,7 @@ class ServedMachines:
       stops: int32 scalar of a synchronous training: whether to stop after this step. It is 1 on the
         chief when a worker wants to stop, and on the others when the chief has stopped.
       stop: operation by which a worker tells the chief that it wants to stop.
-      hook: for the sessions of a synchronous training; None for an asynchronous one.
+      hook: hook that every session of a synchronous training needs; None for an asynchronous one.
     """
 
     def __init__(self, cluster, examples, reduction, num_towers):
@@ -50,11 +51,15 @@ class ServedMachines:
 
     @property
     def same_examples(self):
-        """The examples of this machine where all machines need the same number, else None."""
+        """This machine's number of examples, if all machines need the same number; else None."""
         return self._shares.same_examples if self._cluster.synchronous else None
 
     def combine(self, gradients):
-        """On the chief the gradients over all machines; elsewhere, or asynchronously, its own."""
+        """The gradients for the update: list of `(gradient, variable)`.
+
+        In a synchronous training the chief gets the gradients over all machines. Every other
+        worker, and each worker of an asynchronous training, gets its own gradients back.
+        """
         cluster, shares = self._cluster, self._shares
         if not cluster.synchronous or cluster.num_workers == 1:
             return gradients
@@ -70,7 +75,8 @@ class ServedMachines:
             factor = weight
             if weight is None:
                 factor = 1. if shares.is_mean else float(cluster.num_workers)
-                # With backup workers the accumulators divide: more may have come than are needed.
+                # With backup workers more gradients may come than are needed, so the accumulators
+                # divide by the number that came.
                 factor /= 1 if cluster.backup_workers else needed
             tasks = tasks_by_size([variable for _, variable in gradients], len(cluster.ps))
             sums = []
@@ -91,7 +97,7 @@ class ServedMachines:
 
     @property
     def updates_here(self):
-        """Whether this worker makes the update: a synchronous one is the chief's."""
+        """Whether this worker makes the update: in a synchronous training the chief alone does."""
         return self.hook is None or self._cluster.is_chief
 
     def counted(self, examples):
@@ -118,13 +124,13 @@ class ServedMachines:
             with tf.control_dependencies(self._pushes):
                 before = tf.identity(before)
             newest = tf.while_loop(lambda token: token <= before, lambda token: queue.dequeue(),
-                                   [before])  # tokens of rounds that are over are passed over
+                                   [before])  # skips the tokens of earlier rounds
             with tf.control_dependencies([tf.assign(self._own_round, newest)]):
                 self.stops = tf.cast(self._own_round.read_value() % 2, tf.int32)
             return self.stops.op
 
     def _make_rounds(self, scope):
-        """The number of the round, on the first server and here, and the workers' tokens."""
+        """Makes the round's number, on the first server and on this worker, and token queues."""
         with only_device(_FIRST_SERVER):
             self._round = tf.Variable(tf.zeros([], tf.int64), trainable=False, use_resource=True,
                                       collections=['towers_rounds'], name='round')
@@ -140,7 +146,11 @@ class ServedMachines:
                 collections=[tf.GraphKeys.LOCAL_VARIABLES])
 
     def _summed(self, gradient, shape, name, needed):
-        """Adds a gradient to an accumulator on the current device; the sum that the chief takes."""
+        """Adds a gradient to an accumulator on the current device.
+
+        Returns:
+          The accumulator's sum of `needed` gradients, which the chief alone takes.
+        """
         local_round = self._own_round.read_value()
         if isinstance(gradient, tf.IndexedSlices):
             if self._cluster.backup_workers:
@@ -220,9 +230,12 @@ class _RoundsHook(OccasionalHook):
 
 
 def tasks_by_size(variables, num_servers):
-    """Dict from names of variables to the server that each is on: the one with the fewest bytes.
+    """Deals variables out over servers: each goes to the server that has the fewest bytes so far.
 
-    The same on every worker, since it depends on sizes and order alone.
+    Every worker computes the same: it depends on the variables' sizes and order alone.
+
+    Returns:
+      Dict from names of variables to numbers of servers.
     """
     used, tasks = [0] * num_servers, {}
     for variable in variables:
@@ -251,14 +264,14 @@ def agree(cluster, own, target, config, deadline):
     def compare():
         try:
             outcome.append(_compare(cluster, own, target, config, deadline))
-        except tf.errors.OpError as error:  # such as a device that a server of another job has not
+        except tf.errors.OpError as error:  # such as a device that another cluster's server lacks
             outcome.append(ClusterError(
                 '%s cannot use the parameter servers %s: %s. Is there a server of another cluster '
                 'at one of these addresses?' % (
                     cluster.who(cluster.rank), ', '.join(cluster.ps), reason_of(error))))
         except BaseException as error:  # raised again by the caller's thread
             outcome.append(error)
-    # TensorFlow waits for its servers for ever: one of another cluster, or that froze meanwhile.
+    # TensorFlow waits for ever for a server of another cluster, or one that froze meanwhile.
     thread = threading.Thread(target=compare, daemon=True, name='towers-agree')
     thread.start()
     thread.join(max(0., deadline - time.monotonic()) + _SPARE)
@@ -272,7 +285,7 @@ def agree(cluster, own, target, config, deadline):
         raise outcome[0]
 
 
-_SPARE = 1.  # seconds by which an error that is more exact may come later
+_SPARE = 1.  # seconds that a more exact error of the thread has to come after the deadline
 
 
 def _compare(cluster, own, target, config, deadline):
@@ -292,7 +305,7 @@ def _compare(cluster, own, target, config, deadline):
                 if session.run(is_there):
                     why = difference(json.loads(session.run(read).decode('utf-8')), own)
                     tries += 1
-                    # One of an earlier run may still be there for a moment.
+                    # The fingerprint of an earlier run may still be there for a moment.
                     if why is None or tries == 10:
                         break
                 time.sleep(0.3)

@@ -13,19 +13,19 @@ from towers.errors import ClusterError, InvalidArgumentError
 def free_ports(count: int, host: str = '127.0.0.1') -> list:
     """Numbers of ports that nobody uses at the moment.
 
-    They are drawn from those that the system gives to no outgoing connection: else any connection
-    that some process opens before these ports are bound may get one of them.
+    The ports are drawn from a range that the system gives to no outgoing connection: else a
+    connection that some process opens before the ports are bound could take one of them.
 
     Args:
-      count: how many.
-      host: the address that they are to be free on.
+      count: how many ports.
+      host: the address of this machine on which the ports are to be free.
 
     Returns:
       List of ints, all different.
 
     Raises:
-      ClusterError: the host is none of this machine, or it has not so many ports.
-      InvalidArgumentError: a count below 1; a host that is no name.
+      ClusterError: `host` is no address of this machine, or there are not so many ports.
+      InvalidArgumentError: a count below 1; a host that is no string.
     """
     check_count('count', count)
     if not isinstance(host, str) or not host:
@@ -50,12 +50,15 @@ def free_ports(count: int, host: str = '127.0.0.1') -> list:
 
 
 def _lasting_ports(range_file='/proc/sys/net/ipv4/ip_local_port_range'):
-    """The ports from 20,000 on that no outgoing connection gets: a `range`, which may be empty."""
+    """The ports from 20,000 on that the system gives to no outgoing connection: a `range`.
+
+    Empty where the system gives out all of them.
+    """
     try:
         with open(range_file) as lines:
             first = int(lines.read().split()[0])
     except (OSError, ValueError, IndexError):
-        first = 32768  # Linux's own; those of macOS and Windows begin at 49152
+        first = 32768  # Linux' default; on macOS and Windows that range begins at 49152
     return range(20000, min(first, 65536))
 
 
@@ -77,7 +80,7 @@ def split_address(address):
     """`('host', port)` of `'host:port'`.
 
     Raises:
-      ClusterError: there is no port in it, or none from 1 to 65535.
+      ClusterError: the address has no port, or one that is not from 1 to 65535.
     """
     host, _, port = str(address).rpartition(':')
     if not host or '/' in host or not port.isdigit() or not 0 < int(port) < 65536:
@@ -86,7 +89,7 @@ def split_address(address):
     return host.strip('[]'), int(port)
 
 
-# What begins a connection of HTTP/2, which gRPC speaks, and an empty frame of settings.
+# The preface of a connection of HTTP/2, which gRPC speaks, and an empty frame of settings.
 _HTTP2 = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\x04\0\0\0\0\0'
 _SETTINGS = b'\x04'  # the type of the frame that a server answers with
 
@@ -94,8 +97,11 @@ _SETTINGS = b'\x04'  # the type of the frame that a server answers with
 def check_server(address, who, deadline):
     """Waits until one of TensorFlow's servers answers at an address.
 
+    Args:
+      address, who, deadline: as for `wait_for`.
+
     Raises:
-      ClusterError: nobody does in time, or somebody else does; arguments as for `wait_for`.
+      ClusterError: nothing answers in time, or another program does.
     """
     with contextlib.closing(wait_for(address, who, deadline)) as connection:
         received = b''
@@ -125,7 +131,7 @@ def wait_for(address, who, deadline, pause=0.2):
 
     Args:
       address: `'host:port'`.
-      who: what is there, for the error's text.
+      who: name of the task at that address, for the error's text: `'worker 1'`.
       deadline: `time.monotonic()` at which to give up.
       pause: seconds between two tries.
 
@@ -133,7 +139,7 @@ def wait_for(address, who, deadline, pause=0.2):
       A connected `socket.socket`.
 
     Raises:
-      ClusterError: nobody answered in time.
+      ClusterError: nothing answered in time.
     """
     host, port = split_address(address)
     begin, reason = time.monotonic(), 'no time was left'

@@ -16,13 +16,13 @@ Task = collections.namedtuple('Task', 'job index command environment')
 """What to start: `command` a list of strings, `environment` a dict."""
 
 _PR_SET_PDEATHSIG = 1
-_LAST = ('ps',)  # jobs that serve the others: they end when these have, and never by themselves
+_LAST = ('ps',)  # jobs that never end by themselves: they are ended after all others
 
 
 class TaskProcess:
     """One process, in a process group of its own, whose lines go to a queue.
 
-    On Linux the kernel kills it when the process that started it ends, whatever ends that one.
+    On Linux the kernel kills it when the process that started it ends, for whatever reason.
 
     Attributes:
       name: such as `'worker 0'`.
@@ -47,11 +47,12 @@ class TaskProcess:
 
         def before_exec():
             os.setpgid(0, 0)
-            for number in (signal.SIGINT, signal.SIGHUP):  # which Python hands on where ignored
+            # A signal that this process ignores, its children would ignore, too.
+            for number in (signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
             if die_with is not None:
                 die_with()
-                if os.getppid() != parent:  # it ended before the kernel was asked
+                if os.getppid() != parent:  # the parent ended before the kernel was asked
                     os._exit(1)
         try:
             self._process = subprocess.Popen(
@@ -66,10 +67,11 @@ class TaskProcess:
 
     @property
     def pid(self):
+        """The number of the process."""
         return self._process.pid
 
     def status(self):
-        """None while it runs; then its exit status, or 128 plus the signal that ended it."""
+        """None while it runs; then its exit status, or 128 plus the number of the ending signal."""
         code = self._process.poll()
         return code if code is None or code >= 0 else 128 - code
 
@@ -80,10 +82,10 @@ class TaskProcess:
             'was killed by %s' % signal.Signals(-code).name)
 
     def send(self, number):
-        """Sends a signal to its process group; one that is gone is no error."""
+        """Sends a signal to its process group; a group that is gone is no error."""
         try:
             os.killpg(self._process.pid, number)
-        except (ProcessLookupError, PermissionError):  # the latter: nothing but a zombie
+        except (ProcessLookupError, PermissionError):  # PermissionError: nothing but a zombie
             pass
 
     def finish(self):
@@ -104,10 +106,10 @@ class Processes:
                  announce=False):
         """
         Args:
-          tasks: list of `Task`s; the first one's lines are those of the progress line.
+          tasks: list of `Task`s; the progress line shows the last line of the first one.
           restarts: how often each process that fails is started again.
-          linger: seconds between the failure of one and the signal to the others, in which these
-            can notice and say so themselves.
+          linger: seconds between the failure of one process and SIGTERM to the others, in which
+            the others can notice the failure and say so themselves.
           grace: seconds from SIGTERM to SIGKILL.
           write: called with each line of output, prefixed; None for standard output.
           progress: called with the one line that says how things are, or None.
@@ -134,7 +136,7 @@ class Processes:
           the number of the signal that was passed on.
 
         Raises:
-          ClusterError: one cannot be started; the others are ended.
+          ClusterError: a process cannot be started; the others are ended.
         """
         begin, self._last = time.monotonic(), ''
         try:
@@ -212,7 +214,7 @@ class Processes:
         self._write('[launch] ' + text)
 
     def _kill_all(self):
-        """Ends what is left: politely what serves, then by force, with all they have started."""
+        """Ends all running processes: by SIGTERM, and 3 s later by SIGKILL, with their children."""
         for process in self._running():
             process.send(signal.SIGTERM)
         deadline = time.monotonic() + 3.
@@ -228,7 +230,10 @@ class Processes:
 
 
 def _die_with_parent():
-    """A function that has the kernel kill the calling process with its parent; None elsewhere."""
+    """A function by which a process asks the kernel to kill it with its parent.
+
+    None on systems other than Linux.
+    """
     if not sys.platform.startswith('linux'):
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl

@@ -1,9 +1,10 @@
 """Gradients over the machines of a ring, by TensorFlow's collective operations.
 
-Each worker has a session of its own, in which it sees its own devices alone, and every one of them
-runs the same collective operations, brought together by their keys. Dense gradients share buffers,
-the variables made last first, since their gradients come first in a backward pass: the first
-buffers are on their way while it still goes on. Sparse gradients are sent as rows.
+Each worker has a session of its own, which sees this worker's devices alone. All workers run the
+same collective operations; TensorFlow brings them together by their keys. Dense gradients share
+buffers, which are filled in the reverse order of the variables: a backward pass computes the
+gradients of the last variables first, so that the first buffers are sent while the backward pass
+goes on. Sparse gradients are sent as rows.
 """
 
 import tensorflow.compat.v1 as tf
@@ -15,14 +16,14 @@ from towers.placement.variable_device import only_device
 from towers.reduce.all_reduce import buffers_of, unpacked
 from towers.reduce.rows import each_row_once, scaled
 
-_GROUP = 7919  # away from those of `all_reduce`, which count from 1
+_GROUP = 7919  # no group of `all_reduce`, whose keys count from 1
 _CPU = '/cpu:0'
 
 
 class Collectives:
     """Makes the collective operations of one worker, with the same keys on all workers.
 
-    Keys count on within a graph, so several builds in one graph do not meet.
+    Keys are counted on within a graph, so that no two builds of one graph use the same key.
     """
 
     def __init__(self, rank, num_workers):
@@ -42,12 +43,16 @@ class Collectives:
         return reduced
 
     def gather(self, rows):
-        """The workers' tensors [n, …], n the same for all in this step, one after the other."""
+        """The workers' tensors `rows` [n, …] one after the other: [W n, …] for W workers.
+
+        n may differ from step to step, and has to be the same on all workers in a step.
+        """
         if compat.GATHERS_ANY_ROWS:
             return tf.raw_ops.CollectiveGather(
                 input=rows, group_size=self.num_workers, group_key=_GROUP,
                 instance_key=self._next(), shape=[None] + rows.shape.as_list()[1:])
-        # Its kernel on 1.15 wants one number of rows for ever: each worker's own among zeros.
+        # On 1.15 that kernel takes the first step's number of rows for ever. So each worker's rows
+        # stand among zeros here, and are summed up.
         dtype, count = rows.dtype, tf.shape(rows)[0]
         if dtype not in compat.COLLECTIVE_DTYPES:
             rows = tf.cast(rows, tf.float64)
@@ -56,7 +61,7 @@ class Collectives:
         return tf.cast(self.reduce(tf.pad(rows, padding)), dtype)
 
     def broadcast(self, tensor, shape, dtype):
-        """The tensor of worker 0, of static shape, on every worker."""
+        """Worker 0's tensor, of static shape, on every worker."""
         common = dict(group_size=self.num_workers, group_key=_GROUP, instance_key=self._next(),
                       shape=shape)
         if self.rank == 0:
@@ -74,11 +79,12 @@ class RingMachines:
     Attributes:
       stops: int32 scalar: how many workers want to stop after this step; the same on all of them.
         None for a ring of one.
-      stop: operation after which this worker wants to stop, from its next step on.
-      data_ended: variable: whether no worker had an example in the step; None where all always
-        have.
-      examples: float64 scalar: the examples of this step on all workers; None where each has the
-        same number, so that it is not counted.
+      stop: operation by which this worker says that it wants to stop; its next step tells the
+        others.
+      data_ended: bool variable, True after the step in which no worker had an example; None where
+        every worker always has examples.
+      examples: float64 scalar: the number of examples of this step on all workers; None where each
+        worker has the same number, so that nothing is counted.
     """
 
     def __init__(self, cluster, examples, reduction, num_towers):
@@ -90,7 +96,7 @@ class RingMachines:
 
     @property
     def same_examples(self):
-        """The examples of this machine where all machines need the same number, else None."""
+        """This machine's number of examples, if all machines need the same number; else None."""
         return self._shares.same_examples
 
     def combine(self, gradients):
@@ -111,7 +117,7 @@ class RingMachines:
                      if not isinstance(gradient, tf.IndexedSlices)]
             sparse = [(gradient, variable) for gradient, variable in gradients
                       if isinstance(gradient, tf.IndexedSlices)]
-            last = [self.stops]  # one after the other, in one order on all workers
+            last = [self.stops]  # collectives wait for each other, in one order on all workers
             reduced = self._dense(ring, dense, weight, last)
             reduced.update(self._sparse(ring, sparse, weight, last))
             with tf.control_dependencies(last):
@@ -133,7 +139,7 @@ class RingMachines:
     def _count(self, ring):
         """The weight of this worker's gradient, None where all weigh the same; sets `stops`.
 
-        This reduction waits for the batch alone, and so is over before the backward pass is.
+        Its reduction waits for the batch alone, and so ends before the backward pass does.
         """
         stop = tf.Variable(0., trainable=False, dtype=tf.float64, name='wants_to_stop',
                            collections=[tf.GraphKeys.LOCAL_VARIABLES])
@@ -177,7 +183,10 @@ class RingMachines:
         workers = self._cluster.num_workers
         counts = tf.stack([tf.one_hot(self._cluster.rank, workers, dtype=tf.float64) * tf.cast(
             tf.shape(slices.indices)[0], tf.float64) for slices in own])
-        counts = tf.cast(tf.round(ring.reduce(counts)), tf.int32)  # [variables, workers]
+        with tf.control_dependencies(last):
+            counts = ring.reduce(counts)
+        last[:] = [counts]
+        counts = tf.cast(tf.round(counts), tf.int32)  # [variables, workers]
         reduced = {}
         for place, (slices, (_, variable)) in enumerate(zip(own, sparse)):
             of_workers = counts[place]
@@ -202,10 +211,10 @@ class RingMachines:
         return reduced
 
     def _ended(self):
-        """An operation that ends the run, as the end of the data does, when no worker has examples.
+        """An operation that raises `OutOfRangeError` in the step in which no worker has examples.
 
-        None where batches are always full. It comes after all collective operations of the step,
-        which the other workers would wait for.
+        None where batches are always full. It runs after all collective operations of the step:
+        the other workers would wait for these.
         """
         if self.examples is None:
             return None
@@ -221,16 +230,16 @@ class RingMachines:
 
 
 def broadcast_variables(cluster, variables):
-    """An operation that gives these variables the values that they have on worker 0.
+    """An operation that gives variables their values on worker 0.
 
-    Every worker has to run it, at the same time.
+    All workers have to run it at the same time.
 
     Args:
       cluster: `Cluster`, a ring.
       variables: list of variables, the same on every worker, in the same order.
 
     Raises:
-      ClusterError: a variable of a type or a shape that cannot be sent.
+      ClusterError: a variable whose type or shape cannot be sent.
     """
     ring = Collectives(cluster.rank, cluster.num_workers)
     last, done = [], []
@@ -264,6 +273,6 @@ def _same(gradient):
 
 
 def _known(tensor, like):
-    """The tensor with the static shape of another but for the number of rows."""
+    """The tensor, its static shape [None, …] set from another tensor's."""
     tensor.set_shape([None] + like.shape.as_list()[1:])
     return tensor

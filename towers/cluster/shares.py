@@ -3,23 +3,23 @@
 import tensorflow.compat.v1 as tf
 
 
-
 class Shares:
     """The weight of a machine's gradient: w = n_w / n for the mean, W n_w / n for the sum.
 
-    With the same number of examples on each of W workers that is 1 / W and 1, and nothing has to be
-    multiplied. A worker that is not active has n_w = 0.
+    n_w are the examples of worker w, n those of all W workers in the step. With the same number on
+    each worker, w is 1 / W for the mean and 1 for the sum, and nothing has to be multiplied. A
+    worker that is not active has n_w = 0.
 
     Attributes:
       is_mean: whether the reduction is `'mean'`.
-      are_weighted: whether the weights depend on the step.
+      are_weighted: whether the weights differ from step to step.
     """
 
     def __init__(self, cluster, examples, reduction):
         """
         Args:
           cluster: `Cluster`.
-          examples: n_w: an int, or an int scalar.
+          examples: n_w: an int, or an int scalar tensor.
           reduction: `'mean'` or `'sum'`.
         """
         self.is_mean = reduction == 'mean'
@@ -40,10 +40,10 @@ class Shares:
         return examples
 
     def weight(self, total):
-        """The weight, a float64 scalar, of all workers' examples n; 0 where there are none."""
+        """The weight, a float64 scalar, from `total`, all workers' examples n; 0 where n is 0."""
         factor = 1. if self.is_mean else float(self._cluster.num_workers)
         return factor * self.own_examples() / tf.maximum(total, 1.)
 
     def constant(self):
-        """The weight of even shares, a float."""
+        """The weight with the same number of examples on each worker, a float."""
         return 1. / self._cluster.num_workers if self.is_mean else 1.

@@ -13,20 +13,20 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.cluster.parameter_servers import tasks_by_size
 
-# They take handles of variables for what is in their bodies.
+# These take the handles of variables that the functions use which they call.
 _CALLS = ('If', 'StatelessIf', 'While', 'StatelessWhile', 'Case', 'StatelessCase',
           'PartitionedCall', 'StatefulPartitionedCall')
 
 
 class SpreadingCreator(tf.train.SessionCreator):
-    """Makes sessions; before the first one, when nothing more is added to it, spreads the graph."""
+    """Makes sessions; before the first one, when the graph is complete, spreads the graph."""
 
     def __init__(self, cluster, creator, scaffold, first=()):
         """
         Args:
           cluster, first: as for `spread_over_servers`.
-          creator: what makes the sessions.
-          scaffold: the `tf.train.Scaffold` that it makes them by.
+          creator: the `tf.train.SessionCreator` that makes the sessions.
+          scaffold: the creator's `tf.train.Scaffold`.
         """
         self._cluster, self._creator, self._scaffold = cluster, creator, scaffold
         self._first, self._is_spread = first, False
@@ -40,15 +40,15 @@ class SpreadingCreator(tf.train.SessionCreator):
 
 
 def spread_over_servers(cluster, graph, first=()):
-    """Gives a job and a task to every operation of a graph that has none.
+    """Gives a job and a task to each operation of a graph whose device names none.
 
     Args:
       cluster: `Cluster` with parameter servers.
       graph: a `tf.Graph` that no session has run yet.
-      first: variables to be dealt out before all others, in this order.
+      first: list of variables to be dealt out before all others, in this order.
 
     Returns:
-      Dict from names of global variables to the number of their server.
+      Dict from names of global variables to numbers of servers.
     """
     variables = collections.OrderedDict(
         (variable.op.name, variable)
@@ -57,11 +57,11 @@ def spread_over_servers(cluster, graph, first=()):
     sizes = tasks_by_size(_Together.of(variables, owners), len(cluster.ps))
     tasks = {name: sizes[owners[name]] for name in variables}
     worker = tf.DeviceSpec(job='worker', task=cluster.rank)
-    # Operation -> the device of the variable that it is, or is made beside: initial values, too,
-    # which come first.
+    # Name of an operation -> its server: variables here; in the loop below also the operations that
+    # take a variable, or are colocated with one (the operations of initial values are).
     servers = {name: '/job:ps/task:%d/device:CPU:0' % task for name, task in tasks.items()}
     servers.update((op.name, op.device) for op in graph.get_operations()
-                   if '/job:ps' in op.device)  # put there by name: what synchronizes the workers
+                   if '/job:ps' in op.device)  # the accumulators and token queues
     for op in graph.get_operations():
         spec = tf.DeviceSpec.from_string(op.device or '')
         if spec.job is not None:
@@ -80,11 +80,12 @@ def spread_over_servers(cluster, graph, first=()):
 
 
 class _Together(collections.namedtuple('_Together', 'op shape dtype')):
-    """Variables that have to be on one server, as one variable to be dealt out."""
+    """Variables that have to be on one server, in the form of one variable for `tasks_by_size`."""
     __slots__ = ()
 
     @classmethod
     def of(cls, variables, owners):
+        """List of groups, in the order of their first variables; `owners` of `_used_together`."""
         together = collections.OrderedDict()
         for name, variable in variables.items():
             together.setdefault(owners[name], []).append(variable)
@@ -105,10 +106,13 @@ def _global_variables(graph):
 
 
 def _used_together(graph, variables):
-    """Dict from a variable's name to that of the first one of those that one operation writes.
+    """Groups the variables that have to be on one server.
 
-    An optimizer's operation takes a variable and its slots. What is colocated with a variable by
-    name, as Adam's powers of beta are with the first one, is with it, too.
+    An optimizer's operation takes a variable and its slots: they are one group. So are variables
+    that are colocated by name: Adam's powers of beta with the first variable.
+
+    Returns:
+      Dict from the name of each variable to the name of the first variable of its group.
     """
     first = {name: name for name in variables}
 
@@ -130,7 +134,7 @@ def _used_together(graph, variables):
 
 
 def _variables_of(op):
-    """Names of the variables whose memory, or handles, an operation takes; not of values."""
+    """Names of the variables that an operation takes by handle or reference, not by value."""
     by_reference = any(argument.is_ref for argument in op.op_def.input_arg)
     return [_source(tensor).op.name for tensor in op.inputs if tensor.dtype == tf.resource
             or by_reference and tensor.dtype != tensor.dtype.base_dtype]
@@ -147,7 +151,7 @@ def _server_of_inputs(op, servers):
 
 
 def _classes(op):
-    """Names of the operations that an operation has to be on the device of."""
+    """Names of the operations that an operation is colocated with."""
     return [group.decode('utf-8').partition('loc:@')[2] for group in op.colocation_groups()]
 
 

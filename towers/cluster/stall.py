@@ -8,18 +8,18 @@ from towers.cluster.ports import split_address
 
 
 class StallWatch:
-    """A thread that finds out, once in a step that takes too long, which process does not answer.
+    """A thread that says which process does not answer, once in each step that takes too long.
 
-    A synchronous step waits for every worker, without a message from TensorFlow. The run goes on: a
-    worker or server that is started again joins it.
+    A synchronous step waits for every worker, without a message from TensorFlow. The watch ends
+    nothing: a worker or server that is started again joins the run.
     """
 
     def __init__(self, cluster, seconds, say):
         """
         Args:
           cluster: `Cluster` with parameter servers.
-          seconds: how long a step may take before it is spoken of.
-          say: called with one line, in the thread.
+          seconds: how long a step may take before a line is written.
+          say: called with the line, in the thread.
         """
         self._cluster, self._seconds, self._say = cluster, seconds, say
         self._since = None
@@ -28,9 +28,11 @@ class StallWatch:
         self._thread.start()
 
     def step_begins(self):
+        """Notes that a step begins now."""
         self._since = time.monotonic()
 
     def step_ends(self):
+        """Notes that no step is under way."""
         self._since = None
 
     def close(self):

@@ -12,15 +12,15 @@ from towers.run.stopping import StopOnSignalHook
 
 
 class StopTogetherHook(StopOnSignalHook):
-    """`StopOnSignalHook` of a worker: the first signal to any has all of them stop, and save.
+    """`StopOnSignalHook` for a cluster: the first signal to any worker makes all stop, and save.
 
     Without it a worker that stops leaves the others waiting for it in their next step. Use it on
-    all workers, among the hooks that come last; the others then need not know how many steps there
-    are: in a ring all stop when one does, on parameter servers when the chief does, whatever the
-    reason. The end of a worker's data is no such stop, see `until_all_end`.
+    all workers, among the hooks that come last. Then only one of them has to know how many steps
+    there are: in a ring all workers stop when one does, on parameter servers when the chief does,
+    whatever the reason. The end of a worker's data is no such stop, see `until_all_end`.
 
     Attributes:
-      received: as there; a worker that stops because another one was told to has None.
+      received: as in `StopOnSignalHook`; None in a worker that stops because another one does.
     """
 
     def __init__(self, cluster: typing.Any, built: typing.Any, stream: typing.Any = None):
@@ -31,7 +31,7 @@ class StopTogetherHook(StopOnSignalHook):
           stream: as for `StopOnSignalHook`.
 
         Raises:
-          InvalidArgumentError: something else; what was built without a cluster.
+          InvalidArgumentError: an argument of another kind; `built` was made without a cluster.
         """
         check_instance('cluster', cluster, Cluster, 'a Cluster')
         check_instance('built', built, BuiltTowers, 'what build_towers returned')
@@ -49,11 +49,11 @@ class StopTogetherHook(StopOnSignalHook):
         self._session = session
 
     def always_fetched(self):
-        """Whether a worker wants to stop, known to all of them with the same step."""
+        """The tensor to fetch with every step: whether a worker wants to stop, alike on all."""
         return self._machines.stops
 
     def before_run(self, run_context):
-        """Has that fetched along."""
+        """Has that tensor fetched with the step."""
         self._say_so()
         return None if self._machines.stops is None else tf.train.SessionRunArgs(
             self._machines.stops)
@@ -74,9 +74,10 @@ class StopTogetherHook(StopOnSignalHook):
             self._coordinator.request_stop()
 
     def end(self, session):
-        """In a ring, on one that stops by itself: one more step, not saved, that tells the others.
+        """In a ring, a worker that stops by itself runs one more step, which tells the others.
 
-        Others that stop by themselves after the same step, which it does not know of, do the same.
+        That step is not saved. Other workers may stop by themselves after the same step; they then
+        run one more, too.
         """
         if (self._cluster.kind == 'ring' and not self._is_told
                 and self._machines.stops is not None):
@@ -86,7 +87,7 @@ class StopTogetherHook(StopOnSignalHook):
                 try:
                     session.run(self._train_op)
                 except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
-                    pass  # the data are at their end, here or on another one that does the same
+                    pass  # the data have ended, here or on another worker that stops, too
         super(StopTogetherHook, self).end(session)
 
     def _say_so(self):

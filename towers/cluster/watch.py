@@ -1,7 +1,7 @@
 """Notices that another worker has ended, or does not answer any more, and names it.
 
-TensorFlow's ring does not: on 1.15 a step whose peer is gone never ends, and with a peer that is
-frozen (a machine that swaps, SIGSTOP) none does on any version.
+TensorFlow's ring does not notice: on 1.15 a step whose peer is gone never ends, and a step whose
+peer is frozen (a machine that swaps, SIGSTOP) ends on no version.
 """
 
 import threading
@@ -10,13 +10,13 @@ import time
 from towers.cluster.lines import readable
 from towers.errors import ClusterError
 
-_BEATS = 5  # messages in the time after which silence means that a worker is gone
+_BEATS = 5  # messages that a worker sends within `dead_after`
 
 
 class Watch:
     """A thread that says that this worker is alive, and hears whether the others are.
 
-    Worker 0 is connected with all others, and passes on who is lost.
+    Worker 0 is connected with all others, and tells them which worker is lost.
 
     Attributes:
       lost: None, or `(rank, why)` of the worker that is gone.
@@ -28,7 +28,7 @@ class Watch:
           cluster: `Cluster`.
           connections: dict from ranks to `Lines`, see `meet`.
           dead_after: seconds of silence after which a worker is gone.
-          on_lost: called once, in the thread, with the rank and why, when one is lost.
+          on_lost: called once, in the thread, with rank and reason, when a worker is lost.
         """
         self.lost = None
         self._cluster, self._connections = cluster, dict(connections)
@@ -42,10 +42,11 @@ class Watch:
         self._thread.start()
 
     def step_begins(self):
-        """Tells that this worker is in a step, which needs all others."""
+        """Notes that this worker is in a step, which needs all others."""
         self._in_step_since = time.monotonic()
 
     def step_ends(self):
+        """Notes that this worker is in no step."""
         self._in_step_since = None
 
     def wait_for_loss(self, seconds):
@@ -82,7 +83,7 @@ class Watch:
             try:
                 self._connections[rank].send(message)
             except OSError:
-                pass  # what is wrong shows when its messages, or their end, are looked at
+                pass  # `_listen` finds out what is wrong
 
     def _run(self):
         pause, beat_at = self._dead_after / _BEATS, 0.
@@ -120,7 +121,7 @@ class Watch:
             self._lose(rank, 'it sent %s' % error)
 
     def _look_for_silence(self, looked_at):
-        # Not for this process's own: one that was frozen itself has heard nobody meanwhile.
+        # A process that was frozen itself has heard nobody meanwhile: it gives all another chance.
         now = time.monotonic()
         if now - looked_at > self._dead_after / 2:
             self._heard = dict.fromkeys(self._heard, now)

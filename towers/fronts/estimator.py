@@ -10,6 +10,7 @@ from towers import compat
 from towers.arguments import check_choice
 from towers.build.build import build_towers
 from towers.errors import GradientError, InvalidArgumentError, MissingPackageError
+from towers.fronts.estimator_scaffold import ScaffoldOfTowers
 from towers.fronts.estimator_spec import ModelFunction, check_mode, merged_spec, mergeable, metrics
 from towers.fronts.optimizer_calls import OptimizerCalls
 from towers.fronts.optimizer_slots import check_saved
@@ -49,8 +50,10 @@ def replicate_model_fn(model_fn: typing.Callable,
     those of the whole batch: predictions and export outputs in batch order (scalars: [towers]),
     metrics counted over all towers in one set of counters. Everything else is the first tower's, in
     each mode: the train op, `training_hooks`, `training_chief_hooks`, `evaluation_hooks`,
-    `prediction_hooks` and `scaffold`. Operations of the first tower have the names that they have
-    without towers; so hooks and programs that look for operations by name get the first tower's.
+    `prediction_hooks` and `scaffold`, whose `local_init_op`, if the model function gives one, is
+    made to initialize the tables and local variables of the later towers, too. Operations of the
+    first tower have the names that they have without towers; so hooks and programs that look for
+    operations by name get the first tower's.
     Batch-norm updates are the first tower's and ride on the train op, in `UPDATE_OPS` or not.
 
     With one device the model function is called directly, and its `EstimatorSpec` is not changed.
@@ -105,12 +108,13 @@ def replicate_model_fn(model_fn: typing.Callable,
         trains = mode == tf.estimator.ModeKeys.TRAIN
         graph = tf.get_default_graph()
         calls = OptimizerCalls(graph, len(names), is_sum, trains)
-        specs = []
+        specs, scaffolds = [], ScaffoldOfTowers(graph)
         calls.on_late_slots = lambda late: check_saved(specs[0], late)
 
         def of_tower(inputs):
             spec = function(inputs['features'], inputs['labels'], mode, _own(params), config)
             specs.append(spec)
+            scaffolds.note_call()
             if trains:
                 _check_train_op(calls, len(specs) - 1, spec)
             return dict(loss=spec.loss, predictions=mergeable(spec),
@@ -122,11 +126,13 @@ def replicate_model_fn(model_fn: typing.Callable,
                 names, 'sum' if is_sum else 'mean', remainder=remainder, copies='reuse',
                 first_scope=False,
                 name=_free_name(graph))
+        scaffolds.initialize_all_towers(specs[0].scaffold)
         tf.logging.info('%s', built.plan)
         if on_built is not None:
             on_built(mode, built)
         return merged_spec(specs[0], built, is_sum)
 
+    replicated_model_fn.is_replicated = True
     return replicated_model_fn
 
 

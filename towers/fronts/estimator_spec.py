@@ -10,8 +10,10 @@ from towers.fronts.optimizer_calls import share_of_sum
 from towers.placement.variable_device import only_device
 from towers.tower.outputs import weighted_mean
 
-_ALWAYS = ('features', 'labels', 'mode')
-_MODES = ('train', 'eval', 'infer')
+_ARGUMENTS = ('features', 'labels', 'mode', 'params', 'config')
+_ALWAYS = _ARGUMENTS[:3]
+_NEEDED = {'train': ('loss', 'train_op'), 'eval': ('loss',), 'infer': ('predictions',)}
+_MODES = tuple(_NEEDED)
 
 
 class ModelFunction:
@@ -29,7 +31,7 @@ class ModelFunction:
             raise ModelFunctionError('model_fn=%.80r cannot be called as the model function of an '
                                      'Estimator.' % (function,))
         try:
-            parameters = inspect.signature(function).parameters.values()
+            parameters = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError):
             raise ModelFunctionError('model_fn=%.80r does not say which arguments it takes: wrap '
                                      'it in a function that does.' % (function,)) from None
@@ -41,6 +43,19 @@ class ModelFunction:
             raise ModelFunctionError(
                 'model_fn=%.80r takes no argument features: expected the model function of an '
                 'Estimator, model_fn(features, labels, mode, params).' % (function,))
+        unknown = [each.name for each in parameters
+                   if each.name not in _ARGUMENTS and each.name not in bound
+                   and each.default is each.empty
+                   and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+        if unknown:
+            raise ModelFunctionError(
+                'model_fn=%.80r takes an argument %s: an Estimator gives %s. Bind it, by '
+                'functools.partial(model_fn, %s=…), or give it a default.' % (
+                    function, unknown[0], ', '.join(_ARGUMENTS), unknown[0]))
+        if getattr(function, 'is_replicated', False):
+            raise ModelFunctionError('model_fn comes from replicate_model_fn, and would be '
+                                     'replicated twice: pass the model function that it was '
+                                     'given.')
         self._function = function
 
     def __call__(self, features, labels, mode, params, config):
@@ -62,6 +77,14 @@ class ModelFunction:
         if not isinstance(spec, tf.estimator.EstimatorSpec):
             raise ModelFunctionError('the model function returned %.80r of type %s: expected a '
                                      'tf.estimator.EstimatorSpec.' % (spec, type(spec).__name__))
+        # The class itself checks what its own mode needs. No predictions are an empty dict there.
+        missing = [field for field in _NEEDED[mode] if spec.mode != mode
+                   and (getattr(spec, field) is None or getattr(spec, field) == {})]
+        if missing:
+            raise ModelFunctionError(
+                'the model function was called in mode %r and returned an EstimatorSpec of mode '
+                '%r without %s: make the EstimatorSpec of the mode that it is called with.' % (
+                    mode, spec.mode, ' and '.join(missing)))
         return spec
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import re
 import sys
 
 import tensorflow.compat.v1 as tf
@@ -15,6 +16,10 @@ from towers.graph.graph_walk import Recording
 from towers.placement.devices import (check_one_stage, needs_config, resolve_devices,
                                       short_name)
 from towers.placement.loop_stacks import keep_stacks_with_loops
+from towers.tower.nested_builds import check_not_nested
+
+
+_SCOPE = re.compile(r'[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*')
 
 
 class _OfEveryKeras(type):
@@ -27,11 +32,13 @@ class _OfEveryKeras(type):
         keras = _checked_keras(model)
         devices = resolve_devices(devices, check_devices, allow_repeated_devices)
         check_one_stage('ParallelModel', devices)
-        if name is not None and (not isinstance(name, str) or not name):
-            raise InvalidArgumentError('name=%.80r: expected a name, or None.' % (name,))
+        if name is not None and (not isinstance(name, str) or not _SCOPE.fullmatch(name)):
+            raise InvalidArgumentError(
+                'name=%.80r: expected a name of letters, digits, "_", "-", "." and "/", or None.'
+                % (name,))
         model_towers = KerasTowers(model, devices, check_devices, allow_repeated_devices)
         base = type(keras.Model(model.inputs, model.outputs))  # on 2.15 `Functional`
-        return _parallel_class(base)(keras, model_towers, name)
+        return _parallel_class(base, type(model).__name__)(keras, model_towers, name)
 
     def __instancecheck__(cls, instance):
         return getattr(type(instance), 'is_parallel_model', False)
@@ -109,9 +116,21 @@ def _checked_keras(model):
             'first layer of a Sequential an input_shape=, make a subclassed model a functional one '
             '(keras.Model(x, model(x)) with x = keras.Input(…)), or call the model in the model '
             'function of towers.build_towers.' % _named(model))
+    if not compat.is_keras_graph_network(model):
+        raise InvalidArgumentError(
+            'ParallelModel: %s is a subclassed model of type %s, with no graph of layers to call '
+            'for each tower: make it a functional one (keras.Model(x, model(x)) with x = '
+            'keras.Input(…)), or call it in the model function of towers.build_towers.'
+            % (_named(model), type(model).__name__))
     if isinstance(model, ParallelModel):
         raise InvalidArgumentError('ParallelModel: %s is one already: give its inner_model.'
                                    % _named(model))
+    for name, tensor in zip(model.input_names, model.inputs):
+        if not isinstance(tensor, (tf.Tensor, tf.SparseTensor)):
+            raise InvalidArgumentError(
+                'ParallelModel: the input %r of %s is a %s, which cannot be cut by examples here: '
+                'give the model a dense or a sparse input.' % (
+                    name, _named(model), type(tensor).__name__))
     if any(tensor.graph is not tf.get_default_graph() for tensor in model.inputs):
         raise InvalidArgumentError(
             'ParallelModel: %s belongs to another graph than the default one: make both under the '
@@ -129,6 +148,10 @@ def _checked_keras(model):
 
 def _check_parts(model, keras):
     for part in compat.keras_parts(model):
+        if isinstance(part, ParallelModel):
+            raise InvalidArgumentError(
+                'ParallelModel: %s holds %s, which is a ParallelModel already: put the inner_model '
+                'of that one there.' % (_named(model), _named(part)))
         if isinstance(part, keras.Model):
             continue
         if getattr(part, 'stateful', False) and hasattr(part, 'reset_states'):
@@ -227,8 +250,12 @@ def _trainable_of_inner_model():
 
 
 @functools.lru_cache(maxsize=None)
-def _parallel_class(base):
-    """The class of parallel models that derives from a Keras' class of functional models."""
+def _parallel_class(base, name_of_inner):
+    """The class of parallel models that derives from a Keras' class of functional models.
+
+    It has the name of the inner model's class, which `keras.models.save_model` writes beside that
+    model's config and weights: the file is then the same as that of `save`.
+    """
 
     class ParallelModelOfKeras(base):
         __doc__ = ParallelModel.__doc__
@@ -254,6 +281,10 @@ def _parallel_class(base):
         devices = property(lambda self: self.model_towers.devices)
         plan = property(lambda self: self.model_towers.builds[0].plan)
         trainable = _trainable_of_inner_model()
+
+        def __call__(self, *args, **keywords):
+            check_not_nested(tf.get_default_graph())  # here, where AutoGraph rewords no error
+            return super().__call__(*args, **keywords)
 
         # ---- of the model inside ----------------------------------------------------------------
 
@@ -304,6 +335,7 @@ def _parallel_class(base):
         # The session is looked at last: it would take up loops of TF 2 as they are before their
         # gradients are made, and refuse them after that.
         def _make_train_function(self):
+            self._check_graph()
             devices = GradientDevices(self.model_towers.builds, MERGED_ON, self.weights)
             with _set_trainable(self.when_compiled or ()), devices.scope(), Recording(
                     tf.get_default_graph()) as made:
@@ -312,12 +344,22 @@ def _parallel_class(base):
             self._check_session()
 
         def _make_test_function(self):
+            self._check_graph()
             super()._make_test_function()
             self._check_session()
 
         def _make_predict_function(self):
+            self._check_graph()
             super()._make_predict_function()
             self._check_session()
+
+        def _check_graph(self):
+            if any(each.graph is not tf.get_default_graph() for each in self.inputs):
+                raise InvalidArgumentError(
+                    'the ParallelModel %r belongs to another graph than the default one: make it '
+                    'again from a model that is made there (its weights go over by save_weights '
+                    'and load_weights); or leave out keras.backend.clear_session(), or that '
+                    'tf.Graph().as_default(), in between.' % self.name)
 
         def _check_session(self):
             if not needs_config(self.devices):
@@ -355,7 +397,8 @@ def _parallel_class(base):
                  'to_yaml', 'get_weights', 'set_weights', 'count_params'):
         if hasattr(base, name):
             setattr(ParallelModelOfKeras, name, _of_inner(name, getattr(base, name)))
-    ParallelModelOfKeras.__name__ = ParallelModelOfKeras.__qualname__ = 'ParallelModel'
+    ParallelModelOfKeras.__name__ = name_of_inner
+    ParallelModelOfKeras.__qualname__ = 'ParallelModel'
     return ParallelModelOfKeras
 
 

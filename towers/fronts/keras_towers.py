@@ -80,12 +80,11 @@ class KerasTowers:
 
 
 def _call(model, inputs, masks, training):
-    """The model's outputs as a list."""
+    """The model's outputs as a list, in the order of `model.outputs`; a model may return a dict."""
     given = {} if training is None else {'training': training}
     if any(mask is not None for mask in masks):
         given['mask'] = masks if len(masks) > 1 else masks[0]
-    outputs = model(inputs if len(inputs) > 1 else inputs[0], **given)
-    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+    return tf.nest.flatten(model(inputs if len(inputs) > 1 else inputs[0], **given))
 
 
 def _batch_size(tensor):

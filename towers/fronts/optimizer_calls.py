@@ -17,12 +17,15 @@ import re
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.arguments import check_step_variable
 from towers.errors import GradientError
 from towers.fronts.optimizer_slots import apply_call, made_late, make_slots
 from towers.graph import graph_walk
+from towers.graph.variable_writes import Writes
 from towers.reduce.combination import combine
 from towers.tower.gradients import listed_pairs
 from towers.tower.gradients_of_model import GradientsOfModel
+from towers.tower.own_optimizers import OF_GRADIENTS, OPTIMIZER_UPDATES
 
 _KEY = ('towers_optimizer_calls',)
 """A collection's key that is no string, like those of TF's stores: no meta graph holds it."""
@@ -112,6 +115,7 @@ class OptimizerCalls(GradientsOfModel):
         yield
         self._operations.append(self._made())
         if index == 0:
+            self._check_no_gathering()
             self._known = {variable.op.name for variable in tf.global_variables()}
         counts = [len(calls) for calls in self.of_towers]
         if counts[index] != counts[0]:
@@ -126,6 +130,9 @@ class OptimizerCalls(GradientsOfModel):
             return loss
         if callable(loss):
             return lambda: self.weighted(loss())
+        if loss is None:
+            raise GradientError('compute_gradients or minimize of a TowerOptimizer was given '
+                                'loss=None: expected a scalar tensor.')
         loss = tf.convert_to_tensor(loss)
         weight = self._weight_as(loss.dtype)
         self._weighted.append(weight.op)
@@ -135,6 +142,15 @@ class OptimizerCalls(GradientsOfModel):
     def applied(self, optimizer, pairs, **arguments):
         """Notes a call of `apply_gradients`; returns its placeholder."""
         pairs = _checked_pairs(pairs)
+        if arguments.get('global_step') is not None:
+            check_step_variable(arguments['global_step'])
+        gathered = [op.name for op in self._made() if self._trains and _GATHERED.search(op.type)]
+        if gathered:
+            raise GradientError(
+                'a TowerOptimizer applies gradients that come from the accumulator %r, as those of '
+                'a SyncReplicasOptimizer do: each tower would hand its own share over to it. Wrap '
+                'them the other way round: towers.TowerOptimizer(tf.train.SyncReplicasOptimizer('
+                'optimizer, …)).' % gathered[0])
         placeholder = tf.no_op('train_op')
         if not self._trains:
             return placeholder
@@ -172,7 +188,7 @@ class OptimizerCalls(GradientsOfModel):
         step = graph_walk.step_operations([train_op])
         trainable = {variable.op.name for variable in tf.trainable_variables()}
         for op in step:
-            if _UPDATES.search(op.type) and any(
+            if OPTIMIZER_UPDATES.search(op.type) and any(
                     tensor.op.name in trainable for tensor in op.inputs):
                 raise GradientError(
                     'the train_op of the model function has the update %r, which comes from no '
@@ -197,6 +213,31 @@ class OptimizerCalls(GradientsOfModel):
         """Names of the current tower's operations that come after one of its updates."""
         return graph_walk.reachable_from([call.placeholder for call in self.of_towers[-1]],
                                          self._made(), control=True)
+
+    def _check_no_gathering(self):
+        """Raises `GradientError` for gradients that are gathered in a variable, then applied.
+
+        Each tower would add its share of the gradient to the variable that all towers share, and
+        hand over the whole of it; or the first tower's train op would add that tower's share alone.
+        """
+        made = self._made()
+        names = {op.name for op in made}
+        trained = {variable.op.name for variable in tf.trainable_variables()}
+        applied = graph_walk.ancestors([each for call in self.of_towers[-1]
+                                        for each in _gradients(call)])
+        read = {variable.op.name for variable in tf.global_variables()} & applied - trained
+        writes = Writes(self._graph)
+        for op in made if read else ():
+            for name in read.intersection(writes.of(op)):
+                if any(OF_GRADIENTS.search(each) for each in names.intersection(
+                        graph_walk.ancestors([tensor for tensor in op.inputs
+                                              if tensor.op.name != name]))):
+                    raise GradientError(
+                        'the model function writes gradients of a tower to the variable %r, which '
+                        'all towers share, and applies what is computed from it: that would not be '
+                        'the gradient of all towers. Do it in the apply_gradients of an optimizer '
+                        'of your own, which gets the gradients of all towers, and wrap that one: '
+                        'towers.TowerOptimizer(GatheringOptimizer(optimizer)).' % name)
 
     def _made(self):
         return self._graph.get_operations()[self._start:]
@@ -325,8 +366,8 @@ def share_of_sum(size):
     return float(size > 0) if isinstance(size, int) else tf.cast(size > 0, tf.float64)
 
 
-_UPDATES = re.compile(r'^(Resource)?(Sparse)?Apply[A-Z]')
-"""Types of the operations by which TensorFlow's optimizers update a variable."""
+_GATHERED = re.compile(r'Accumulator(Take|Apply)Gradient$')
+"""Types of the operations that gather gradients outside of the graph's tensors."""
 
 
 def _gradients(call):

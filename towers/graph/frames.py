@@ -1,6 +1,7 @@
 """Which operations are within a loop or a branch of control flow v1, told from the graph alone.
 
-TensorFlow's Python objects for control flow are not in a GraphDef, so clones do not have them.
+TensorFlow's Python objects for control flow are not in a GraphDef, so a clone's operations have
+none.
 """
 
 from towers.graph.graph_walk import CONTROL_FLOW
@@ -14,8 +15,8 @@ class Frames:
     def __init__(self, operations):
         """
         Args:
-          operations: list of operations, of which each is only in loops and branches that have
-            their `Enter`s and `Switch`es among them.
+          operations: list of operations. It holds the `Enter`s and `Switch`es of each loop and
+            branch that an operation in it is in.
         """
         self._around, self._leaves, self._takers = {}, {}, {}
         if not any(op.type in CONTROL_FLOW for op in operations):
@@ -40,20 +41,16 @@ class Frames:
                         ready.append(name)
 
     def is_outside(self, op):
-        """Whether an operation can wait for one that is in no loop or branch.
+        """Whether an operation may wait for an operation that is in no loop or branch.
 
-        An operation within a loop cannot, since it runs in each turn. One that leads into a loop
-        can.
+        An operation within a loop may not, since it runs in each turn. An operation that leads into
+        a loop may.
         """
         return not self._around.get(op.name)
 
     def always_runs(self, op):
-        """Whether an operation runs exactly once, so that others may wait for it: in no frame."""
+        """Whether an operation is in no loop or branch: it runs once; others may wait for it."""
         return not self._leaves.get(op.name) and op.type not in ('Switch', 'RefSwitch')
-
-    def is_in_branch(self, op):
-        """Whether an operation is in a branch, at any depth; the `Switch`es into it are, too."""
-        return _BRANCH in self._leaves.get(op.name, ()) + self._around.get(op.name, ())
 
     def ends(self, op):
         """The operations to wait for instead of `op`, which may be within a loop or a branch.

@@ -32,7 +32,7 @@ def reachable_from(sources, operations, control=False):
       sources: operations.
       operations: the operations to look at, in any order. (The order in which they were made is
         no help: TF 1's `tf.cond` and `tf.while_loop` make the operation that brings in a tensor
-        from outside after the one that takes it.)
+        from outside after the operation that takes it.)
       control: whether control edges count as well as data edges.
 
     Returns:
@@ -55,7 +55,7 @@ def reachable_from(sources, operations, control=False):
 
 
 def ancestors(tensors):
-    """The set of names of all operations that tensors are computed from, with the tensors' own."""
+    """The names of the operations that compute some tensors, directly or through others: a set."""
     stack = [tensor.op for tensor in tensors]
     seen = {op.name for op in stack}
     while stack:
@@ -73,13 +73,13 @@ def is_random(op):
 
 
 def is_control_flow(op):
-    """Whether an operation is a part of a loop or branch of control flow v1, ends included."""
+    """Whether an operation is in, enters or leaves a loop or a branch of control flow v1."""
     return compat.in_control_flow(op) or op.type in CONTROL_FLOW
 
 
 CONTROL_FLOW = frozenset(prefix + name for prefix in ('', 'Ref') for name in (
     'Switch', 'Merge', 'Enter', 'Exit', 'NextIteration')) | {'LoopCond'}
-"""Types of operations that begin, end or repeat a loop or branch; some are outside of it."""
+"""Types of operations that enter, leave or repeat a loop or a branch."""
 
 
 def seed_position(op):
@@ -97,7 +97,10 @@ _RANDOM_PREFIXES = ('Random', 'StatefulRandom', 'StatefulUniform', 'StatefulStan
 
 
 def functions_of(node):
-    """Names that may be functions: in attributes, or as a type of operation unknown to TF."""
+    """Names of functions that a `NodeDef` may call.
+
+    They stand in its attributes; or the type of the operation is one, where TF knows no such type.
+    """
     names = set() if hasattr(tf.raw_ops, node.op) else {node.op}
     for value in node.attr.values():
         kind = value.WhichOneof('value')

@@ -25,11 +25,15 @@ _DOUBTFUL = frozenset([
 def varying_operations(made, inputs):
     """The names of the operations that may differ from tower to tower.
 
-    Everything counts as varying that depends, by data or by control edges, on the shard, on an
-    operation made in the tower that is stateful (random numbers, iterators, queues, Python
-    functions, assertions), a placeholder, a part of control flow, a call of a function or unknown
-    to TensorFlow, or on a variable that the tower writes. An operation from before the tower is the
-    same one for all towers, hence one value.
+    An operation counts as varying if it depends, by data or by control edges, on
+
+    * the shard;
+    * an operation made in the tower that is stateful (random numbers, iterators, queues, Python
+      functions, assertions), a placeholder, a part of control flow, a call of a function, or of a
+      type unknown to TensorFlow;
+    * a variable that the tower writes.
+
+    An operation from before the towers has one value for all of them.
 
     Args:
       made: the operations that a call of the model function made.
@@ -53,7 +57,7 @@ def varying_operations(made, inputs):
 
 
 def written_variables(made):
-    """The operations of the variables that any of these operations may write.
+    """The operations of the variables that any of the operations `made` may write.
 
     The operation that gives a variable its initial value does not count.
     """

@@ -5,14 +5,14 @@ import contextlib
 
 @contextlib.contextmanager
 def looks_by(graph, get_collection):
-    """A scope in which whatever looks at a collection of a graph does so by another function.
+    """A context in which every look at a graph's collections goes through `get_collection`.
 
-    All of TensorFlow's functions go through the graph's `get_collection`. It is replaced on this
-    graph alone, since other threads may be building other graphs; such scopes may be nested.
+    TensorFlow's functions all call the graph's method `get_collection`. It is replaced on this
+    graph alone, since other threads may be building other graphs. Such contexts may be nested.
 
     Args:
       graph: `tf.Graph`.
-      get_collection: function of `(name, scope=None)`.
+      get_collection: function of `(name, scope=None)` that returns a list.
     """
     before = graph.get_collection
     graph.get_collection = get_collection

@@ -1,7 +1,7 @@
 """Whether two tensors compute the same value: by the same operations from the same variables.
 
-Keras makes the loss of a weight anew each time that it is asked for its losses. So two tensors may
-be the same loss under different names.
+Keras makes the loss of a weight anew each time that a program asks for a layer's losses. So two
+tensors may be the same loss under different names.
 """
 
 from towers.graph.graph_walk import ancestors
@@ -11,7 +11,7 @@ _HAND_ON = frozenset(['Identity', 'ReadVariableOp', 'Enter', 'Switch'])
 
 
 def is_computed_from(tensors, part):
-    """Whether one of some tensors is computed from the value of `part`, or from an equal one.
+    """Whether any of `tensors` is computed from `part`, or from a tensor that computes the same.
 
     Args:
       tensors: list of tensors.
@@ -24,7 +24,7 @@ def is_computed_from(tensors, part):
 
 
 class _Forms:
-    """A number for each operation, the same for those that compute the same."""
+    """A number for each operation; operations that compute the same value have the same number."""
 
     def __init__(self, graph):
         self._graph = graph
@@ -32,6 +32,7 @@ class _Forms:
         self._known = {}    # name of an operation -> number
 
     def of(self, op):
+        """The number of an operation."""
         stack, entered = [op], set()
         while stack:
             op = stack[-1]

@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 
 def full_scope_name(scope):
-    """The full name of the scope that `tf.variable_scope(scope)` enters here; None: the current."""
+    """The full name of the scope that `tf.variable_scope(scope)` enters; None: the current one."""
     current = tf.get_variable_scope().name
     if scope is None:
         return current
@@ -16,9 +16,9 @@ def full_scope_name(scope):
 
 
 def scope_to_enter(full_name):
-    """The argument for `tf.variable_scope` here, to enter the scope of that full name.
+    """The argument by which `tf.variable_scope` enters the scope `full_name` from the current one.
 
-    Initializers, regularizers and custom getters are the current scope's.
+    Initializer, regularizer and custom getter stay those of the current scope.
     """
     current = tf.get_variable_scope().name
     if full_name == current:
@@ -39,5 +39,5 @@ def like_current_scope(name, reuse):
 
 
 def inside_text(root):
-    """A regular expression for a name scope at the start of a name, and of one within a text."""
+    """A regular expression that finds the name scope `root` where a name begins, in a text too."""
     return re.compile(r'(?<![\w.\-])' + re.escape(root))

@@ -1,8 +1,8 @@
-"""Which variable a tensor is or holds the value of, told by the graph and never by names.
+"""Which variable a tensor stands for, or has the value of, told by the graph and never by names.
 
 A variable is an operation (`VariableV2`, or `VarHandleOp` for resource variables). An operation
-that takes its output takes the variable itself; one that takes the output of a `read` or a
-`ReadVariableOp` takes its value.
+that takes the output of this operation takes the variable itself; an operation that takes the
+output of an `Identity` named `read`, or of a `ReadVariableOp`, takes the variable's value.
 """
 
 import collections
@@ -12,16 +12,16 @@ import tensorflow.compat.v1 as tf
 
 VARIABLE_OPS = frozenset(['Variable', 'VariableV2', 'VarHandleOp'])
 
-# Operations that pass on the variable itself, into a loop or a branch of control flow v1 say.
+# Operations that pass on the variable itself: into a loop or a branch of control flow v1, say.
 HAND_ON = frozenset([
     'Identity', 'IdentityN', 'Enter', 'Switch', 'Exit', 'Merge', 'NextIteration', 'RefIdentity',
     'RefEnter', 'RefSwitch', 'RefExit', 'RefMerge', 'RefNextIteration'])
-# Operations whose output is (a part of) the value of the variable that they take.
+# Operations whose output is the value, or a part of the value, of the variable that they take.
 _READ = frozenset(['ReadVariableOp', 'ConcatV2', 'Concat'])
 
 
 def variable_op(tensor):
-    """The operation of the variable that a tensor is: its handle or its reference; else None."""
+    """The operation of the variable whose handle or reference a tensor is; else None."""
     seen = set()
     while tensor.op.name not in seen:
         op = tensor.op
@@ -37,8 +37,8 @@ def variable_op(tensor):
 def read_from(tensor):
     """The operations of the variables whose values a tensor consists of; an empty list if none.
 
-    A value may be passed on, cached, or joined (of a partitioned variable); it may not be the
-    result of a computation.
+    The tensor may be a value that was passed on or cached, or the joined parts of a partitioned
+    variable; it may not be the result of a computation.
     """
     found, stack, seen = [], [tensor], set()
     while stack:
@@ -54,15 +54,18 @@ def read_from(tensor):
 
 
 def variables_read(operations, owned=(), others=()):
-    """The variables that any of these operations takes, or takes the value of.
+    """The variables that any of some operations takes, itself or by its value.
 
-    Global, local and trainable variables, and `others`, which may be in no such collection.
+    They are looked for among the global, local and trainable variables, and in `others`.
 
     Args:
       operations: list of operations.
-      owned: names of operations that belong to the variables (initial values, reads that were made
-        with them), which do not count.
-      others: list of variables.
+      owned: names of operations that do not count, since they belong to the variables (initial
+        values, and reads that were made with the variables).
+      others: list of variables that may be in none of these collections.
+
+    Returns:
+      List of variables.
     """
     names = count_reads(operations, owned)
     known = collections.OrderedDict()
@@ -73,7 +76,7 @@ def variables_read(operations, owned=(), others=()):
 
 
 def count_reads(operations, owned=()):
-    """How often these operations take each variable or its value: a `Counter` by its name.
+    """How often some operations take each variable or its value: a `Counter` by variables' names.
 
     Args:
       operations: list of operations.
@@ -92,5 +95,5 @@ def count_reads(operations, owned=()):
 
 
 def is_variable(tensor):
-    """Whether a tensor may be a variable itself, by its type: a resource or a reference."""
+    """Whether a tensor may be a variable itself: its type is a resource or a reference."""
     return tensor.dtype == tf.resource or tensor.dtype != tensor.dtype.base_dtype

@@ -1,9 +1,9 @@
 """Which operations write which variables: also in branches, in loops and in functions.
 
-An operation that gets a variable itself, and not its value, may read or write it. `tf.cond`,
-`tf.while_loop` and functions get the variable itself when anything inside of them uses it, so it is
-followed to the operations inside. An operation that is not known to leave a variable unchanged
-counts as writing it.
+An operation that takes a variable itself, and not its value, may read or write it. `tf.cond`,
+`tf.while_loop` and functions take the variable itself when an operation inside of them uses it; the
+variable is then followed to the operations inside. An operation that is not known to leave a
+variable unchanged counts as writing it.
 """
 
 import tensorflow.compat.v1 as tf
@@ -116,7 +116,7 @@ class Writes:
 
 
 def _until_stable(nodes, handles):
-    """The nodes of a function, once `handles` has the names of all that pass a handle on."""
+    """The nodes of a function; adds to `handles` the names of all nodes that pass a handle on."""
     grows = True
     while grows:
         before = len(handles)

@@ -22,7 +22,7 @@ KINDS = collections.OrderedDict([
     ('parameters', "the model's variables"),
     ('slots', "the optimizer's variables"),
     ('other variables', 'counters and the like'),
-    ('initial values', 'constants that the session keeps, of which variables were initialized'),
+    ('initial values', 'constants that variables were initialized from, kept by the session'),
     ('constants', 'of the graph'),
     ('input', 'the batch and its shards'),
     ('activations', 'results of the forward pass that the backward pass still needs'),
@@ -40,8 +40,8 @@ class HeldTensor(collections.namedtuple('HeldTensor', 'name layer kind bytes')):
     """A tensor that is in memory at the worst moment.
 
     Attributes:
-      name: of the operation that made it, or of the variable.
-      layer: the part of the model that it belongs to, without the tower.
+      name: name of the operation that made it, or of the variable.
+      layer: the model's scope that it belongs to, without the tower's scope.
       kind: one of `KINDS`.
       bytes: an int.
     """
@@ -52,10 +52,10 @@ class DeviceAccount(collections.namedtuple('DeviceAccount', 'device kinds moment
     """The worst moment of a device.
 
     Attributes:
-      device: its name; '' for all of them together.
+      device: its name; '' for all devices together.
       kinds: dict from `KINDS` to bytes at that moment, an int each.
       moment: name of the operation that begins then.
-      tensors: list of `HeldTensor`: all that are there, the largest first.
+      tensors: list of `HeldTensor`: all tensors in memory then, the largest first.
     """
     __slots__ = ()
 
@@ -79,11 +79,11 @@ class MemoryAccount(collections.namedtuple('MemoryAccount', [
       together: `DeviceAccount` of all devices, at the moment that is the worst for their sum. CPUs
         of one process share one memory, so that this is what counts there.
       layers: list of `Layer`, in the order in which the model made them.
-      unknown: names of operations whose output has a size that could not be told before they run;
-        they are counted with that of their largest input.
+      unknown: names of operations whose output has a size that is not known before they run; the
+        size of their largest input is counted.
       onednn: whether the account assumes oneDNN's kernels.
-      has_allocator: whether the account includes memory that TensorFlow's allocator loses, see
-        `allocator`.
+      has_allocator: whether the account includes memory that TensorFlow's allocator hands out in
+        excess, see `allocator`.
     """
     __slots__ = ()
 
@@ -171,12 +171,12 @@ def memory_account(built: BuiltTowers, batch_size: typing.Optional[int] = None, 
 
     The step is simulated as TensorFlow's executor runs it: a tensor is freed when the last
     operation that takes it has run, and is written over where kernels do that; see `simulation` and
-    `kernels`. The account of a device is that of its worst moment.
+    `kernels`. The account of a device is of the device's worst moment.
 
     Args:
       built: what `build_towers` returned.
-      batch_size: examples of a step, over all towers; None for the batch that it was built with.
-        Any size will do, whatever the one that it was built with.
+      batch_size: examples of a step, over all towers: any size, whatever size the towers were built
+        with; None for that size.
       threads: operations that may run at once on CPUs (inter-op threads); None: a thread a core.
       onednn: whether oneDNN's kernels run on CPUs, which take no memory for patches of images;
         None: whether this TensorFlow uses them on this machine.
@@ -286,10 +286,10 @@ def _kept_constants(step):
 
 
 def _kept_initial_values(built):
-    """Constants of which resource variables take their first value.
+    """The constants that resource variables take their first values from.
 
-    The variable and the constant are one memory at first; the first update of the variable makes
-    them two, and the session keeps the constant. Reference variables get a copy of its value.
+    The variable and the constant share memory at first. The first update of the variable takes new
+    memory, and the session keeps the constant. A reference variable gets a copy of the constant.
     """
     variables = {variable.op.name: variable for variable in
                  list(built.variables) + list(built.slots)}
@@ -309,11 +309,11 @@ def _kept_initial_values(built):
     return kept
 
 
-_LEAST_KEPT = 4096  # smaller ones are many, and take no memory to speak of
+_LEAST_KEPT = 4096  # bytes; smaller constants are many, and take no memory to speak of
 
 
 class _Reader:
-    """Tells what the memory of a simulated step is for."""
+    """Finds out what the memory of a simulated step is for."""
 
     def __init__(self, built, step):
         self._built, self._step = built, step
@@ -332,7 +332,7 @@ class _Reader:
         self._kept = {}
 
     def account(self, run, device, kept):
-        """The `DeviceAccount` of a device, None for all together."""
+        """The `DeviceAccount` of a device; with `device=None`, of all devices together."""
         tensors = [HeldTensor(each.name, self._layer(each.name), each.kind, each.bytes)
                    for each in kept]
         _, event, node = run.peaks.get(device, (0, 0, None))
@@ -363,7 +363,7 @@ class _Reader:
         return list(found.values())
 
     def _of_gradients(self):
-        """`(name, output)` of tensors that are gradients of parameters, parts or sums of them."""
+        """`(name, output)` of gradients of parameters, of their parts and of their sums."""
         ends = []
         for pairs in [tower.pairs for tower in self._built.towers] + [
                 all_pairs(self._built.gradients)]:
@@ -422,7 +422,7 @@ class _Reader:
         return self._kept[node.number]
 
     def _layer(self, name):
-        """The model's scope that an operation belongs to, of its gradient as well."""
+        """The model's scope that an operation, or the operation that it is a gradient of, is in."""
         scopes = '|'.join(re.escape(tower.name_scope) for tower in self._built.towers)
         name = re.sub('^(?:%s)?(?:gradients[^/]*/)?(?:%s)?' % (scopes, scopes), '', name)
         parts = name.split('/')

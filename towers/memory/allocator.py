@@ -41,7 +41,7 @@ class BestFitAllocator:
         self._bins = [[] for _ in range(_BINS)]
 
     def allocate(self, size):
-        """The chunk for that many bytes, to be given back by `free`."""
+        """The chunk for a request of `size` bytes, to be given back by `free`."""
         size = -(-max(size, 1) // _UNIT) * _UNIT
         chunk = self._found(size)
         if chunk is None:
@@ -115,7 +115,7 @@ def _bin_number(size):
 def handed_out(run, of_allocator, kept=()):
     """The most bytes that the allocators of a step's devices hand out.
 
-    The step is gone through twice: in the second one variables are where the first has put them.
+    The step is replayed twice: in the second step, variables are where the first step put them.
 
     Args:
       run: `simulation.Run`.
@@ -153,7 +153,7 @@ def handed_out(run, of_allocator, kept=()):
                 chunks[buffer] = contents[buffer.variable]
             else:
                 chunks[buffer] = pool(buffer.device).allocate(buffer.size)
-        for buffer in list(chunks):  # what is left are the variables, and what the caller feeds
+        for buffer in list(chunks):  # left at the end: the variables, and fed values
             chunk = chunks.pop(buffer)
             if buffer.what in ('variable', 'update'):
                 contents[buffer.variable] = chunk

@@ -1,10 +1,10 @@
-"""The sizes of a step's tensors at another batch size than the one that it was built for.
+"""The sizes of a step's tensors at another batch size than the towers were built with.
 
-A batch of unknown size: the graph is imported into another one, with the size written into the
-operations that the shards come from, and TensorFlow infers the shapes anew. A batch of a known
-size: the graph has constants made from the size in many places, so the sizes of tensors are scaled
-instead, where the batch is one of their dimensions. These tensors are found by following the graph
-from the shards on, operation by operation.
+Built with a batch of unknown size: the graph is imported into another one, with the size written
+into the operations that the shards come from, and TensorFlow infers the shapes anew. Built with a
+batch of static size: constants in many places of the graph were made from that size, so the sizes
+of the tensors that hold the batch are scaled instead. These tensors are found by following the
+graph from the shards on, operation by operation.
 """
 
 import tensorflow.compat.v1 as tf
@@ -22,16 +22,16 @@ _FIRST_OUTPUT = ('FusedBatchNorm', 'FusedBatchNormGrad')
 _REDUCTIONS = frozenset(['All', 'Any', 'ArgMax', 'ArgMin', 'Max', 'Mean', 'Min', 'Prod', 'Sum'])
 # Operations that make a tensor of a given shape.
 _SHAPED = frozenset(['BroadcastTo', 'Const', 'Fill', 'Tile', 'OnesLike', 'ZerosLike'])
-_WHOLE = -1  # the batch of all towers; others are the shard of a tower
+_WHOLE = -1  # stands for the batch of all towers; other numbers for the shard of that tower
 
 
 def shards_of(built):
-    """The examples of each tower, as built: a list of ints, None where that is not known."""
+    """The number of examples that each tower was built with: list of ints, None if not static."""
     return [tower.size if isinstance(tower.size, int) else None for tower in built.towers]
 
 
 def shard_sizes(built, batch_size):
-    """The examples of each tower for a batch of that size, a list of ints.
+    """The number of examples of each tower for a batch of `batch_size`: list of ints.
 
     Raises:
       InvalidArgumentError: the batch does not divide among the towers.
@@ -53,13 +53,13 @@ def shard_sizes(built, batch_size):
 
 
 def shard_operations(built):
-    """The operations that towers take their shards from: list of lists."""
+    """The operations that towers take their shards from: a list of operations for each tower."""
     return [[tensor.op for tensor in tf.nest.flatten(tower.inputs, expand_composites=True)
              if isinstance(tensor, tf.Tensor)] for tower in built.towers]
 
 
 def rebuilt(built, fetches, batch_size):
-    """The same fetches in a graph in which a batch of unknown size has that size.
+    """The same fetches in a copy of the graph in which the batch has the size `batch_size`.
 
     Args:
       built: `BuiltTowers`, whose batch has no static size.
@@ -67,9 +67,9 @@ def rebuilt(built, fetches, batch_size):
       batch_size: an int.
 
     Returns:
-      `(fetches, given)`: operations of another graph, which they keep alive; and a dict from names
-      of tensors to numbers of elements that shape inference could not know: the parts that the
-      batch is cut into.
+      `(fetches, given)`: operations of the copy, which they keep alive; and a dict from names of
+      tensors to their numbers of elements, for the parts that the batch is cut into: shape
+      inference cannot know these.
     """
     sizes = dict()
     for ops, count in zip(shard_operations(built), shard_sizes(built, batch_size)):
@@ -118,7 +118,7 @@ class ScaledSizes:
         self._new = shard_sizes(built, batch_size)
         self._old_batch, self._new_batch = built.plan.batch_size, batch_size
         self._scopes = [tower.name_scope for tower in built.towers]
-        self._batch = {}  # name of a tensor: the tower whose shard is in its shape
+        self._batch = {}  # name of a tensor: the tower whose number of examples is in its shape
         operations = graph_walk.step_operations(fetches)
         order = {op.name: number for number, op in enumerate(operations[0].graph.get_operations())}
         operations.sort(key=lambda op: order[op.name])
@@ -152,7 +152,7 @@ class ScaledSizes:
                 self._batch[tensor.name] = tower
 
     def _note_source(self, op):
-        """What comes before the shards: the whole batch, or a tower's part of it."""
+        """Notes an operation before the shards: it has the whole batch, or a tower's part of it."""
         for tensor in op.outputs:
             first = tensor.shape.as_list()[0] if tensor.shape.ndims else None
             if first == self._old_batch:
@@ -184,7 +184,7 @@ class ScaledSizes:
             int(axis) % max(rank, 1) == 0 for axis in axes.reshape([-1]))
 
     def _made_here(self, op):
-        """A tensor of a shape that TensorFlow computed when the graph was made."""
+        """Notes an operation without the batch among its inputs whose static shape has it."""
         if not (op.type in _SHAPED or graph_walk.is_random(op) or op.type.startswith('Stateless')):
             return
         for number, scope in enumerate(self._scopes):

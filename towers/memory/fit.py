@@ -13,7 +13,7 @@ from towers.memory.account import memory_account
 from towers.memory.limits import device_limit
 from towers.memory.measure import checked_start, measure_memory
 
-MOST_PER_TOWER = 1 << 16  # examples; beyond it nobody looks
+MOST_PER_TOWER = 1 << 16  # examples, the end of the search
 _TRIES = 6
 
 
@@ -24,10 +24,10 @@ class FittedBatch(collections.namedtuple('FittedBatch', 'batch_size per_tower li
     Attributes:
       batch_size: examples of a step, over all towers.
       per_tower: examples of each tower, in all its micro-batches.
-      limit: bytes that there are.
-      account: `MemoryAccount` at that batch.
-      measured: `MeasuredMemory`, None where it was not run or TensorFlow did not count.
-      micro_batches: that each tower's examples are cut into.
+      limit: bytes of memory that a step may take.
+      account: `MemoryAccount` of that batch.
+      measured: `MeasuredMemory`; None where no step was run, or TensorFlow did not count.
+      micro_batches: how many micro-batches each tower's examples are cut into.
     """
     __slots__ = ()
 
@@ -46,17 +46,17 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[int] = None,
 
     Args:
       built: what `build_towers` returned, at any batch size.
-      memory_limit: bytes of each memory (a GPU's, or that which all CPUs of the process share);
-        None: what the devices have.
-      most: examples that there are, or None.
-      **options: of `memory_account`.
+      memory_limit: bytes that a step may take of each memory (of a GPU's, or of the one memory that
+        all CPUs of the process share); None: all that the devices have.
+      most: the largest batch to consider (the size of the data set, say), or None.
+      **options: further arguments of `memory_account`.
 
     Returns:
       `FittedBatch` of equal shards.
 
     Raises:
       OutOfMemoryError: not one example a tower, or a micro-batch, fits.
-      InvalidArgumentError: `most` is less than one example for each.
+      InvalidArgumentError: `most` is less than one example a tower, or a micro-batch.
     """
     check_instance('built', built, BuiltTowers, 'what build_towers returned')
     limit = _limit(memory_limit, built)
@@ -104,23 +104,23 @@ def fit_batch_size(build: typing.Callable, first: int, memory_limit: typing.Opti
                    say: typing.Optional[typing.Callable] = None,
                    config: typing.Optional[typing.Callable] = None,
                    most: typing.Optional[int] = None, **options) -> FittedBatch:
-    """The largest batch that fits, found from the account and confirmed by running it.
+    """The largest batch that fits, found by the account and confirmed by running a step.
 
     Args:
       build: called as `build(batch_size)`, under a graph of its own; returns `(built, start)`:
         what `build_towers` returned for real input, and a list of operations to be run once after
-        the variables' initial values (of the input's iterator).
-      first: batch size to build for the account, any that divides among the towers.
+        the variables are initialized (the initializer of the input's iterator).
+      first: batch size to build for the account: any that divides among the towers.
       memory_limit: see `largest_batch`.
-      say: called with each line about what was found; None for no one.
+      say: called with each line about what was found; None for silence.
       config: function from `built` to the `tf.ConfigProto` of a session; None for
         `session_config`'s.
       most: see `largest_batch`.
-      **options: of `memory_account`.
+      **options: further arguments of `memory_account`.
 
     Returns:
-      `FittedBatch`; `measured` is None where TensorFlow's allocator does not count: that it ran is
-      then all that is known.
+      `FittedBatch`; `measured` is None where TensorFlow's allocator does not count: all that is
+      known then is that the step ran.
 
     Raises:
       OutOfMemoryError: nothing fits, or what should fit did not in several tries.

@@ -13,12 +13,12 @@ PASSES_ON = frozenset([
     'CheckNumerics', 'CheckNumericsV2', 'Snapshot', 'Enter', 'Exit', 'Switch', 'Merge',
     'NextIteration', 'RefEnter', 'RefExit', 'RefSwitch', 'RefMerge', 'RefIdentity',
     'RefNextIteration', 'PlaceholderWithDefault', 'EnsureShape', 'Bitcast',
-    'LoopCond',    'TensorArrayWriteV3', 'StackPushV2', 'StackPush'])
+    'LoopCond', 'TensorArrayWriteV3', 'StackPushV2', 'StackPush'])
 
-# Parts of their input along its first dimension, which are memory of the input.
+# The outputs are parts of the input along its first dimension, in the input's memory.
 CUTS = frozenset(['Split', 'SplitV', 'Slice', 'StridedSlice', 'Unpack'])
 
-# They write their output into an input of the same size that no other operation needs any more.
+# These write their output into an input of the same size that no other operation needs any more.
 _UNARY = ['Abs', 'Acos', 'Acosh', 'Asin', 'Asinh', 'Atan', 'Atanh', 'Ceil', 'Conj', 'Cos', 'Cosh',
           'Digamma', 'Elu', 'Erf', 'Erfc', 'Exp', 'Expm1', 'Floor', 'Inv', 'Invert', 'LeakyRelu',
           'Lgamma', 'Log', 'Log1p', 'LogSoftmax', 'LogicalNot', 'Neg', 'Reciprocal', 'Relu',
@@ -30,7 +30,7 @@ _BINARY = ['Add', 'AddV2', 'Atan2', 'BitwiseAnd', 'BitwiseOr', 'Div', 'DivNoNan'
            'EluGrad', 'InvGrad', 'LeakyReluGrad', 'ReciprocalGrad', 'Relu6Grad', 'ReluGrad',
            'RsqrtGrad', 'SeluGrad', 'SigmoidGrad', 'SoftplusGrad', 'SoftsignGrad', 'SqrtGrad',
            'TanhGrad']
-# Type: the inputs that it may write into, for its output of that number.
+# Type: {number of an output: numbers of the inputs that it may be written into}.
 REUSES = dict([(kind, {0: (0,)}) for kind in _UNARY] + [(kind, {0: (0, 1)}) for kind in _BINARY])
 REUSES.update({
     'AddN': {0: tuple(range(10000))}, 'AccumulateNV2': {0: tuple(range(10000))},
@@ -39,11 +39,11 @@ REUSES.update({
     'FusedBatchNormV3': {0: (0,)}, 'SoftmaxCrossEntropyWithLogits': {1: (0,)},
     'SparseSoftmaxCrossEntropyWithLogits': {1: (0,)}, 'TensorScatterUpdate': {0: (0,)}})
 
-# They write a resource variable, whose old memory has to be left to those who still read it.
+# These write a resource variable; its old memory is left to operations that still read it.
 UPDATES = ('ResourceApply', 'AssignVariableOp', 'AssignAddVariableOp', 'AssignSubVariableOp',
            'ResourceScatter', 'ResourceSparseApply')
 
-_CACHE_FLOATS = (30 << 20) // 4  # what the convolutions' gradients work on at a time
+_CACHE_FLOATS = (30 << 20) // 4  # floats that a convolution's gradient works on at a time
 
 
 def is_update(kind):
@@ -52,9 +52,9 @@ def is_update(kind):
 
 
 def updated_inputs(node):
-    """Numbers of the inputs that are handles of the variables which an update writes in place."""
+    """Numbers of the inputs with the handles of the variables that an update writes in place."""
     if node.type == 'AssignVariableOp':
-        return ()  # which takes over the value's memory
+        return ()  # the variable takes over the value's memory
     last = {'ResourceApplyMomentum': 2, 'ResourceApplyKerasMomentum': 2, 'ResourceApplyAdam': 3,
             'ResourceApplyRMSProp': 3, 'ResourceApplyAdagrad': 2, 'ResourceApplyAdagradV2': 2,
             'ResourceApplyAdadelta': 3, 'ResourceApplyFtrl': 3, 'ResourceApplyCenteredRMSProp': 4
@@ -113,13 +113,13 @@ def _cuts_first_dimension(node):
 def scratch(node, threads=2, onednn=False):
     """Bytes that a kernel on a CPU takes for itself while it runs, without oneDNN.
 
-    A convolution's gradient lays out patches of some images at once, as many as fill 30 MB
-    together with the other factors (`conv_grad_filter_ops.cc`, `conv_grad_input_ops.h`); that of a
-    maximum pooling looks for the maxima again (`maxpooling_op.cc`).
+    A convolution's gradient lays out the patches of some images at a time, of as many as fill 30 MB
+    together with the other factors (`conv_grad_filter_ops.cc`, `conv_grad_input_ops.h`). The
+    gradient of a maximum pooling looks for the maxima again (`maxpooling_op.cc`).
 
     Args:
       node: `Node`.
-      threads: of one operation.
+      threads: number of threads that the operation has.
       onednn: whether oneDNN's convolutions run, which take next to nothing.
     """
     if node.idle:
@@ -149,7 +149,7 @@ def scratch(node, threads=2, onednn=False):
 
 
 def seconds(node):
-    """About how long an operation takes on one core; only the order of ends is made of it."""
+    """About how long an operation takes on one core; it decides which operation ends first."""
     if node.idle:
         return 2e-6
     moved = sum(node.sizes) + sum(other.sizes[index] for other, index in node.inputs

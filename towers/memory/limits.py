@@ -10,13 +10,13 @@ _CGROUPS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_
 
 
 def device_limit(devices, config=None):
-    """Bytes that TensorFlow may use on the smallest of some devices; CPUs share their memory.
+    """Bytes that TensorFlow may use on the device with the least memory; all CPUs share theirs.
 
-    For a GPU this initialises the GPU, as a session does.
+    GPUs among the devices are initialised, as by a session.
 
     Args:
-      devices: canonical names.
-      config: `tf.ConfigProto` of the session that is to run on them; None for `session_config`'s.
+      devices: list of canonical names.
+      config: `tf.ConfigProto` of the session to run on the devices; None for `session_config`'s.
     """
     limits = []
     if any(not is_gpu(device) for device in devices):

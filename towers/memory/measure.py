@@ -18,23 +18,23 @@ class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments bat
     """The peak of each allocator in a step.
 
     Attributes:
-      peaks: dict from an allocator's device, '' for that of the CPUs of this process, to bytes.
-      moments: dict from the same to the name of the operation that ran then.
+      peaks: dict from an allocator's device ('' for all CPUs of this process) to bytes.
+      moments: dict from the same devices to the name of the operation that ran at the peak.
       batch_size: examples of the step, None where it is not known.
     """
     __slots__ = ()
 
     @property
     def peak(self):
-        """Bytes of the device that has the most, an int."""
+        """The largest of the peaks, in bytes, an int."""
         return max(self.peaks.values())
 
     def error_of(self, account):
-        """By how much an account misses the measured peak, relative: 0.1 is 10 % too much."""
+        """The relative error of a `MemoryAccount`: 0.1 is 10 % more than measured."""
         return account.peak / float(self.peak) - 1.
 
     def against(self, account):
-        """A line that holds a `MemoryAccount` against what was measured."""
+        """A line with the peak of a `MemoryAccount`, the measured peak, and the error."""
         return 'batch %s: predicted %.1f MB, measured %.1f MB, error %+.1f %%' % (
             '?' if account.batch_size is None else account.batch_size, account.peak / 1e6,
             self.peak / 1e6, 100 * self.error_of(account))
@@ -54,13 +54,14 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
     Args:
       built: what `build_towers` returned.
       feed_dict: for `session.run`.
-      session: a session whose variables are initialized; None for one of its own, which it
-        initializes and closes.
-      train_op: what a step is; None for `built.train_op`.
-      warm_up: steps before it looks, at least 1: what the first ones allocate stays.
-      steps: how many are looked at; the largest counts.
-      start: operations that the session of its own runs after the initializers: of the input.
-      config: `tf.ConfigProto` of that session; None for `session_config`'s.
+      session: a session whose variables are initialized; None: one is made, initialized and closed.
+      train_op: the operation of a step; None for `built.train_op`.
+      warm_up: steps before the measured ones, at least 1: the first steps allocate memory that
+        stays.
+      steps: how many steps are measured; the largest peak counts.
+      start: operations that a session made here runs once after the initializers, such as the
+        initializer of the input's iterator.
+      config: `tf.ConfigProto` of a session made here; None for `session_config`'s.
 
     Returns:
       `MeasuredMemory`.
@@ -88,18 +89,8 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
             if config is None:
                 config = use_precision(session_config(built.devices), built.precision,
                                        built.devices)
-            session = stack.enter_context(tf.Session(graph=built.loss.graph, config=config))
-            with built.loss.graph.as_default():
-                begin = [tf.global_variables_initializer(), tf.local_variables_initializer(),
-                         tf.tables_initializer()]
-            for operation in begin + start:
-                session.run(operation)
-        for _ in range(warm_up):
-            session.run(step, feed_dict)
-        for _ in range(steps):
-            metadata = tf.RunMetadata()
-            session.run(step, feed_dict, options=tf.RunOptions(
-                trace_level=tf.RunOptions.FULL_TRACE), run_metadata=metadata)
+            session = stack.enter_context(initialized_session(built.loss.graph, config, start))
+        for metadata in traced_steps(session, step, feed_dict, warm_up, steps):
             for device, (bytes_, name) in peaks_of(metadata).items():
                 if bytes_ > peaks.get(device, 0):
                     peaks[device], moments[device] = bytes_, name
@@ -110,15 +101,44 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
     return MeasuredMemory(peaks, moments, built.plan.batch_size)
 
 
+@contextlib.contextmanager
+def initialized_session(graph, config, start):
+    """A session of a graph, closed at the end, in which variables and tables are initialized.
+
+    Args:
+      graph: `tf.Graph`.
+      config: `tf.ConfigProto`.
+      start: operations that it runs after the initializers.
+    """
+    with tf.Session(graph=graph, config=config) as session:
+        with graph.as_default():
+            begin = [tf.global_variables_initializer(), tf.local_variables_initializer(),
+                     tf.tables_initializer()]
+        for operation in begin + start:
+            session.run(operation)
+        yield session
+
+
+def traced_steps(session, step, feed_dict, warm_up, steps):
+    """Runs some steps, then yields the `tf.RunMetadata` of each of `steps` more, traced in full."""
+    for _ in range(warm_up):
+        session.run(step, feed_dict)
+    for _ in range(steps):
+        metadata = tf.RunMetadata()
+        session.run(step, feed_dict, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE),
+                    run_metadata=metadata)
+        yield metadata
+
+
 def checked_start(name, start):
     """A list of operations that a session runs once, after the initializers.
 
     Raises:
-      InvalidArgumentError: something else.
+      InvalidArgumentError: `start` is no list of operations.
     """
     if not isinstance(start, (list, tuple)):
-        raise InvalidArgumentError('%s=%.80r of type %s: expected a list of operations, of one as '
-                                   'well: [iterator.initializer].' % (
+        raise InvalidArgumentError('%s=%.80r of type %s: expected a list of operations, even for '
+                                   'one: [iterator.initializer].' % (
                                        name, start, type(start).__name__))
     if start:
         check_fetches(name, start, 'a list of operations, such as [iterator.initializer]')
@@ -128,8 +148,8 @@ def checked_start(name, start):
 def peaks_of(metadata):
     """The most that each allocator had in use in a step.
 
-    An operation's record has the bytes in use when it has ended. While it ran, its scratch memory
-    was in use, too: the difference of its own peak and the bytes that it left.
+    An operation's record has the bytes in use at its end. While the operation ran, its scratch
+    memory was in use, too: the difference of its own peak and the bytes that it left.
 
     Args:
       metadata: `tf.RunMetadata` of a run with FULL_TRACE.

@@ -27,15 +27,15 @@ Remedy = collections.namedtuple('Remedy', 'what peak text')
 def remedies(built, limit, batch_size=None, **options):
     """Estimates a step's memory with accumulation, recomputation, more towers, or stages.
 
-    From the account's numbers: for accumulation and more towers, accounts of smaller shards, plus
-    the accumulated gradients; for recomputation, twice the square root of the number of kept
-    activations times their mean size; for stages, all but the inputs divided among them.
+    For accumulation: an account of the micro-batch, plus the accumulated gradients. For
+    recomputation: 2 sqrt(n) of the n kept activations stay, of their mean size. For twice as many
+    towers: an account of half of the batch. For two stages: half of the peak.
 
     Args:
       built: what `build_towers` returned.
       limit: bytes of each memory.
-      batch_size: examples of a step; None for the one that it was built with.
-      **options: of `memory_account`.
+      batch_size: examples of a step; None for the size that the towers were built with.
+      **options: further arguments of `memory_account`.
 
     Returns:
       List of `Remedy`.
@@ -81,10 +81,10 @@ def out_of_memory(error, built, checkpoint=None, memory_limit=None, batch_size=N
     """The `OutOfMemoryError` with the request that failed in a step, and the remedies.
 
     Args:
-      error: `tf.errors.ResourceExhaustedError` that a step ended in.
+      error: the `tf.errors.ResourceExhaustedError` that the step raised.
       built: what `build_towers` returned.
-      checkpoint: the newest checkpoint of the run, or None where that is not known.
-      memory_limit: bytes of each memory; None: what the devices have.
+      checkpoint: name of the run's newest checkpoint, or None where it is not known.
+      memory_limit: bytes of each memory; None: all that the devices have.
       batch_size: examples of the step, needed where the batch has no static size.
 
     Returns:
@@ -121,7 +121,7 @@ def out_of_memory(error, built, checkpoint=None, memory_limit=None, batch_size=N
 def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] = None,
                             memory_limit: typing.Optional[int] = None,
                             batch_size: typing.Optional[int] = None) -> typing.Iterator[None]:
-    """The context in which a step that runs out of memory raises an explained `OutOfMemoryError`.
+    """A context in which a step that runs out of memory raises an `OutOfMemoryError` with advice.
 
     >>> with towers.out_of_memory_explained(built):
     ...     session.run(built.train_op)
@@ -150,13 +150,13 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
 class OutOfMemoryHook(tf.train.SessionRunHook):
     """`out_of_memory_explained` for a loop with hooks, such as `tf.train.MonitoredTrainingSession`.
 
-    Hooks are not told of an error, so this one replaces the session's own `run`.
+    TensorFlow tells hooks nothing of an error, so this one replaces the session's own `run`.
     """
 
     def __init__(self, built: BuiltTowers, directory: typing.Optional[str] = None,
                  memory_limit: typing.Optional[int] = None,
                  batch_size: typing.Optional[int] = None):
-        """Args as of `out_of_memory_explained`."""
+        """Takes the arguments of `out_of_memory_explained`."""
         _check_arguments(built, directory, memory_limit, batch_size)
         self._arguments = built, directory, memory_limit, batch_size
 

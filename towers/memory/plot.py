@@ -17,14 +17,14 @@ _COLOURS = {'parameters': '#0072B2', 'slots': '#56B4E9', 'other variables': '#9a
 
 def draw_memory(accounts: typing.Sequence, path: str, measured: typing.Sequence = (),
                 limit: typing.Optional[float] = None, title: str = 'memory of a step') -> None:
-    """Writes a PNG: the kinds stacked, what was measured as points, the limit as a line.
+    """Writes a PNG: the kinds of memory stacked, measured peaks as points, the limit as a line.
 
     Args:
       accounts: list of `MemoryAccount` at different batch sizes.
-      path: of the file.
+      path: name of the file.
       measured: list of `(batch size, bytes)`.
-      limit: bytes that there are, or None.
-      title: of the picture.
+      limit: bytes that a step may take, or None.
+      title: title of the picture.
 
     Raises:
       MissingPackageError: matplotlib is not installed.
@@ -49,7 +49,7 @@ def draw_memory(accounts: typing.Sequence, path: str, measured: typing.Sequence 
     unit, name = (1e9, 'GB') if highest >= 2e9 else (1e6, 'MB')
     kinds = [kind for kind in KINDS if any(  # those that can be seen
         each.kinds.get(kind, 0) > 0.003 * highest for each in fullest)]
-    figure = Figure(figsize=(8.4, 4.8), dpi=110)  # no pyplot: nothing of the program's is touched
+    figure = Figure(figsize=(8.4, 4.8), dpi=110)  # without pyplot, whose state is the program's
     backend_agg.FigureCanvasAgg(figure)
     axes = figure.add_subplot(111)
     rows = [[each.kinds.get(kind, 0) / unit for each in fullest] for kind in kinds]
@@ -91,7 +91,7 @@ def draw_memory(accounts: typing.Sequence, path: str, measured: typing.Sequence 
     handles, names = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], names[::-1], loc='center left', bbox_to_anchor=(1.01, 0.5),
                 frameon=False, fontsize=9)
-    picture = io.BytesIO()  # whole before the file is opened, and an error of the file is seen
+    picture = io.BytesIO()  # the picture is complete before the file is opened
     figure.savefig(picture, bbox_inches='tight', format='png')
     try:
         with open(path, 'wb') as opened:
@@ -103,13 +103,13 @@ def draw_memory(accounts: typing.Sequence, path: str, measured: typing.Sequence 
 def _check_arguments(accounts, measured, limit, title):
     if not isinstance(accounts, (list, tuple)) or isinstance(accounts, MemoryAccount) or (
             not accounts):
-        raise InvalidArgumentError('accounts=%.80r of type %s: expected a list of MemoryAccount, '
-                                   'of one at least.' % (accounts, type(accounts).__name__))
+        raise InvalidArgumentError('accounts=%.80r of type %s: expected a list of at least one '
+                                   'MemoryAccount.' % (accounts, type(accounts).__name__))
     for account in accounts:
         check_instance('one of accounts', account, MemoryAccount, 'what memory_account returned')
         if account.batch_size is None:
-            raise InvalidArgumentError('one of accounts is of no batch size: give memory_account '
-                                       'one.')
+            raise InvalidArgumentError('one of accounts has no batch size: pass batch_size= to '
+                                       'memory_account.')
     pairs = measured if isinstance(measured, (list, tuple)) else [measured]
     for pair in pairs:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:

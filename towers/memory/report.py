@@ -1,4 +1,4 @@
-"""A step's memory at several batch sizes: the account, what was measured, and the picture."""
+"""A step's memory at several batch sizes: the account, the measurement, and the picture."""
 
 import collections
 import os
@@ -14,20 +14,21 @@ from towers.memory.limits import device_limit
 from towers.memory.measure import measure_memory
 from towers.memory.plot import draw_memory
 
+
 class MemoryReport(collections.namedtuple('MemoryReport', 'accounts measured limit path')):
     """Account and measurement at several batch sizes.
 
     Attributes:
       accounts: list of `MemoryAccount`, one a batch size.
-      measured: list of `(batch size, bytes)` of those that were run.
-      limit: bytes that there are, or None.
-      path: of the picture, or None.
+      measured: list of `(batch size, bytes)`, for the batch sizes that were run.
+      limit: bytes that a step may take.
+      path: name of the picture's file, or None.
     """
     __slots__ = ()
 
 
 def count_on_cpus():
-    """Has TensorFlow's allocator on CPUs count, if this is said before the first session."""
+    """Makes TensorFlow's allocator on CPUs count; to be called before the first session."""
     os.environ.setdefault('TF_CPU_ALLOCATOR_USE_BFC', 'true')
 
 
@@ -35,16 +36,16 @@ def memory_report(build: typing.Callable, batch_size: int,
                   memory_limit: typing.Optional[int] = None, path: typing.Optional[str] = None,
                   config: typing.Optional[typing.Callable] = None,
                   say: typing.Callable = print) -> MemoryReport:
-    """Predicts and measures a step's memory at a quarter, a half, the whole and twice a batch.
+    """Predicts and measures a step's memory at 1/4, 1/2, 1 and 2 times a batch size.
 
     Args:
       build: as for `fit_batch_size`.
       batch_size: examples.
-      memory_limit: bytes of a device; None: what it says itself.
-      path: of the PNG to write, or None.
+      memory_limit: bytes that a step may take; None: all that the devices have.
+      path: name of the PNG to write, or None.
       config: function from `built` to the `tf.ConfigProto` of a session; None for
         `session_config`'s.
-      say: called with each text.
+      say: called with each text: plan, account, a line for each batch size.
 
     Returns:
       `MemoryReport`.

@@ -27,8 +27,8 @@ class Buffer:
       size: bytes.
       device: where it is.
       owners: list of `(event, Node, output)`: whose output it was from that event on.
-      what: 'variable', 'output', 'scratch', 'transfer' of another device's tensor, or 'update', a
-        variable's new memory while the old is still being read.
+      what: 'variable', 'output', 'scratch', 'transfer' (a copy of another device's tensor), or
+        'update' (a variable's new memory while its old memory is still being read).
       variable: the `Node` of the variable that it holds or held; None for anything else.
       since, until: numbers of the events between which it is there; `until` is None at the end.
     """
@@ -41,7 +41,7 @@ class Buffer:
         self.references, self.variable = 0, None
 
     def owner(self, event):
-        """`(Node, output)` that it holds at an event."""
+        """`[Node, output]`: the output that the buffer holds at an event."""
         return [owner for since, *owner in self.owners if since <= event][-1]
 
 
@@ -52,7 +52,7 @@ class Run:
       buffers: list of `Buffer`, in order of allocation: the step's variables first. Constants are
         not among them.
       events: how many there were.
-      peaks: dict from a device to `(bytes, event, Node)`; under None those of all together.
+      peaks: dict from a device to `(bytes, event, Node)`; under None for all devices together.
     """
 
     def __init__(self):
@@ -63,7 +63,7 @@ class Run:
         self._node = None
 
     def at(self, node):
-        """Notes that the buffers allocated and freed from now on are those of one operation."""
+        """Notes the operation that allocates and frees buffers from now on."""
         self._node = node
 
     def allocate(self, size, device, node, output=0, what='output'):
@@ -176,12 +176,12 @@ class _Simulation:
 
     @staticmethod
     def _inputs(node):
-        """Inputs that the step computes, without the back edges of loops, which are run once."""
+        """Inputs that the step computes, without the back edges of loops: a loop is run once."""
         return [(other, index) for other, index in node.inputs if not other.folded
                 and not (node.type in _MERGES and other.type in _BACK)]
 
     def _input(self, other, index, device):
-        """The `Buffer` of an input as a device has it; None where it takes no memory."""
+        """The `Buffer` of an input on a device; None where it takes no memory."""
         return self._held.get((other.number, index, device),
                               self._held.get((other.number, index, None)))
 
@@ -198,7 +198,7 @@ class _Simulation:
             self._held[node.number] = scratch
         for index, buffer in enumerate(buffers):
             if buffer is not None:
-                buffer.references += 1  # until its takers are told
+                buffer.references += 1  # until `_end` has counted the takers
                 self._held[node.number, index, None] = buffer
 
     def _take_over(self, node, handle):
@@ -293,7 +293,7 @@ class _Workers:
         self._queues[worker].append(node)
 
     def take_all(self):
-        """List of `(worker, Node)`: what those without work begin with."""
+        """List of `(worker, Node)`: the operations that workers without work begin with."""
         begun = []
         for worker in sorted(self._idle):
             node = self._take(worker)
@@ -303,7 +303,7 @@ class _Workers:
         return begun
 
     def finished(self, worker, ready, seconds):
-        """A worker is done with an operation, which made others ready."""
+        """Notes that a worker has ended an operation, and which operations that made ready."""
         self._idle.add(worker)
         costly = None
         for node in ready:

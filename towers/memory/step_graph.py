@@ -9,10 +9,10 @@ _NEVER_FOLDED = frozenset([
     'Placeholder', 'PlaceholderV2', 'PlaceholderWithDefault', 'VarHandleOp', 'Variable',
     'VariableV2', 'Merge', 'Switch', 'Enter', 'RefEnter', 'Exit', 'NextIteration', 'LoopCond',
     'NoOp', 'While', 'StatelessWhile', 'If', 'StatelessIf'])
-# Operations without memory of their own: their output is a handle.
+# Types of tensors that are handles and take no memory.
 _HANDLES = (tf.resource, tf.variant)
 
-# `reserve_space_3` holds something on GPUs only, and less than the other outputs.
+# `reserve_space_3` takes memory on GPUs only, and less than the other outputs.
 _EMPTY_ON_CPUS = frozenset([('FusedBatchNormV3', 5)])
 
 # Operations that run although no output is taken, besides operations with state
@@ -26,15 +26,17 @@ class Node:
     """One operation of a step.
 
     Attributes:
-      name, type, device: of the operation; the device is its canonical name, '' for none.
+      name, type: the operation's.
+      device: canonical name of the operation's device.
       op: the `tf.Operation`.
+      number: the node's place in `StepGraph.nodes`.
       inputs: list of `(Node, output number)`.
-      controls: list of `Node`s that it waits for.
+      controls: list of `Node`s that the operation only waits for.
       sizes: bytes of each output.
       shapes: static shape of each output, a tuple, or None where a dimension is not known.
       folded: whether it is a constant before the step begins.
-      idle: whether other operations only wait for its end, and take no output: grappler's
-        dependency optimizer makes an empty operation of it. Its inputs are then among `controls`.
+      idle: whether other operations wait for its end but take no output: grappler's dependency
+        optimizer makes an empty operation of it. Its inputs are then among `controls`.
     """
     __slots__ = ('name', 'type', 'device', 'op', 'inputs', 'controls', 'sizes', 'shapes', 'folded',
                  'number', 'idle')
@@ -54,7 +56,7 @@ class StepGraph:
 
     Attributes:
       nodes: list of `Node`s; each comes after its inputs, but for the back edges of loops.
-      by_name: dict of them.
+      by_name: dict from names to `Node`s.
       unknown: names of the operations with an output of unknown size; the size of their largest
         input is counted, which is a bound for operations that select a part of an input.
     """
@@ -63,9 +65,9 @@ class StepGraph:
         """
         Args:
           fetches: operations or tensors of one graph.
-          default_device: of operations without a device.
-          size_of: function from a tensor to its number of elements, or None where that is not
-            known; None for the static shape's. See `batch_size`.
+          default_device: the device of operations that name none.
+          size_of: function from a tensor to its number of elements (None where it is not known),
+            see `batch_size`; None to count the elements of static shapes.
         """
         ops = graph_walk.step_operations(fetches)
         graph = ops[0].graph
@@ -88,7 +90,7 @@ class StepGraph:
         self._leave_out_idle([getattr(fetch, 'op', fetch).name for fetch in fetches])
 
     def _in_order(self):
-        """Inputs first; operations of a loop in the order in which they were made."""
+        """The nodes, inputs first; in a loop, in the order in which the operations were made."""
         done, result = set(), []
         for start in self.nodes:
             stack = [(start, iter(start.inputs))]
@@ -128,8 +130,7 @@ class StepGraph:
 
     def _keep_order_of_folded(self):
         """Moves control inputs of folded constants to the operations that take the constants."""
-        waits = {}  # of a folded operation: {number: Node}
-
+        waits = {}  # number of a folded operation: {number: Node} that it waits for
         for node in self._in_order():
             found = {}
             for other, _ in node.inputs:

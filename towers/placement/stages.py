@@ -1,5 +1,6 @@
 """Stages: parts of one model on several devices of a tower."""
 
+import collections
 import contextlib
 import numbers
 import typing
@@ -9,6 +10,9 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import InvalidArgumentError, ModelFunctionError
 from towers.graph.graph_walk import ancestors, is_control_flow
+from towers.graph.variable_access import read_from
+from towers.placement.devices import short_name
+from towers.placement.function_devices import MovedFunctions
 from towers.placement.tower_device import StageDevice, TowerDevice, current_tower_device, stages_of
 
 
@@ -64,6 +68,7 @@ def place_forward(operations, device):
     if len(stages) == 1:
         return
     placed = {}
+    functions = MovedFunctions(operations[0].graph) if operations else None
     for op in operations:
         scope = next((each for each in compat.device_scopes(op) if isinstance(each, TowerDevice)),
                      None)
@@ -83,6 +88,7 @@ def place_forward(operations, device):
         placed[op.name] = max(known, key=stages.index) if known else stages[0]
         if known:
             compat.set_device(op, placed[op.name])
+            functions.move(op, stages[0], placed[op.name])
 
 
 def _stages_of_loops(graph, backward, stages):
@@ -110,18 +116,59 @@ def check_stages(operations, device):
       ModelFunctionError: names one such tensor.
     """
     stages = stages_of(device)
+    for op, tensor in _against_the_order(operations, stages):
+        raise ModelFunctionError(
+            'operation %s of stage %d takes %s of stage %d, so that the stages wait for '
+            'each other in a circle: with micro_batches= data goes from a stage to later '
+            'ones only.' % (op.name, stages.index(op.device), tensor.name,
+                            stages.index(tensor.op.device)))
+
+
+def _against_the_order(operations, stages):
+    """Pairs of an operation and a tensor of a later stage that it takes."""
     for op in operations:
         # TensorFlow keeps some operations with a variable, wherever the variable is.
         is_free = op.colocation_groups() == [b'loc:@' + op.name.encode()]
         for tensor in op.inputs if op.device in stages and is_free else ():
             if tensor.dtype != tf.resource and tensor.op.type != 'Const' and (
                     tensor.op.device in stages) and (
-                    stages.index(tensor.op.device) > stages.index(op.device)):
-                raise ModelFunctionError(
-                    'operation %s of stage %d takes %s of stage %d, so that the stages wait for '
-                    'each other in a circle: with micro_batches= data goes from a stage to later '
-                    'ones only.' % (op.name, stages.index(op.device), tensor.name,
-                                    stages.index(tensor.op.device)))
+                    stages.index(tensor.op.device) > stages.index(op.device)) and not (
+                    read_from(tensor)):
+                yield op, tensor
+
+
+def remarks_on_stages(operations, variables, root, device):
+    """What is allowed and costs copies, for the plan: a list of texts.
+
+    Args:
+      operations: those of a tower's forward pass.
+      variables: the model's variables.
+      root: the tower's name scope.
+      device: `StagedDevices`.
+    """
+    names = {variable.op.name for variable in variables}
+    stages, readers, remarks = stages_of(device), collections.OrderedDict(), []
+    for op in operations:
+        for tensor in op.inputs if op.device in stages else ():
+            for variable in read_from(tensor):
+                readers.setdefault(variable, set()).add(stages.index(op.device))
+    shared = [(variable, sorted(found)) for variable, found in readers.items()
+              if len(found) > 1 and variable.name in names]
+    for variable, found in shared[:_MOST_NAMED]:
+        remarks.append('%s is read in stages %s and is on %s' % (
+            variable.name, ' and '.join(map(str, found)), short_name(variable.device)))
+    if len(shared) > _MOST_NAMED:
+        remarks.append('so are %d variables more' % (len(shared) - _MOST_NAMED))
+    back = collections.OrderedDict()
+    for op, tensor in _against_the_order(operations, stages):
+        back.setdefault((stages.index(op.device), stages.index(tensor.op.device)), tensor)
+    for (stage, later), tensor in list(back.items())[:_MOST_NAMED]:
+        remarks.append('stage %d takes %s of stage %d: they wait for each other' % (
+            stage, tensor.op.name[len(root):], later))
+    return remarks
+
+
+_MOST_NAMED = 3
 
 
 def place_backward(operations, loss, device):
@@ -142,6 +189,7 @@ def place_backward(operations, loss, device):
     placed = {}
     of_loops = _stages_of_loops(loss.graph, operations, stages)
     forward = ancestors([loss])
+    functions = MovedFunctions(loss.graph)
     for op in operations:
         groups = [group.decode()[len('loc:@'):] for group in op.colocation_groups()]
         groups = [name for name in groups if name != op.name]
@@ -167,5 +215,8 @@ def place_backward(operations, loss, device):
         if op.device in stages and there in stages:
             placed[op.name] = there
             compat.set_device(op, there)
+            functions.move(op, stages[0], there)
+            if of is not None and of.device in stages:  # what the gradient has added to its body
+                functions.move(of, stages[0], of.device)
             if groups:  # TensorFlow colocates a gradient with its source, which is a stage later
                 compat.set_colocation(op, [b'loc:@' + op.name.encode()])

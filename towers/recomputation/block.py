@@ -11,18 +11,18 @@ from towers.errors import InvalidArgumentError
 from towers.graph.graph_walk import Recording
 
 MARK = '_recomputed_block'
-"""The attribute of operations with the number of their block. TensorFlow ignores attributes that
-begin with an underscore."""
+"""The attribute that marks the operations of a block: the name of the block's first operation.
+TensorFlow ignores attributes whose name begins with an underscore."""
 
 
 def recompute(block: typing.Callable) -> typing.Callable:
     """Wraps `block` so that the backward pass of `build_towers` computes it again.
 
-    The inputs of the block are kept, and the tensors that other operations take from it; nothing in
-    between. Weights, updates, random numbers and results are the same as without: see
-    `recomputation.rewrite`. Variables may be new or reused. Outside a model function of
-    `build_towers`, and where `recompute=` says for the whole model what to keep, the wrapped
-    function is the block itself.
+    Only the block's inputs, and the tensors that other operations take from the block, are kept in
+    memory until the backward pass. Weights, updates, random numbers and results stay the same: see
+    `recomputation.rewrite`. Variables may be new or reused. The wrapper changes nothing outside of
+    a model function of `build_towers`, nor where `recompute=` of the build says for the whole model
+    what to keep.
 
     >>> for width in widths:
     ...     images = towers.recompute(residual_block)(images, width)
@@ -52,7 +52,7 @@ def recompute(block: typing.Callable) -> typing.Callable:
 
 
 def blocks_among(forward):
-    """The marked blocks among operations: list of lists of operations, in order."""
+    """The operations of each marked block: list of lists, in the order of `forward`."""
     found = collections.OrderedDict()
     for op in forward:
         if MARK in op.node_def.attr:

@@ -1,11 +1,12 @@
 """Makes a finished backward pass recompute tensors of the forward pass instead of keeping them.
 
-Both passes are there, as the model function and `compute_gradients` have made them. The operations
-of each segment of the forward pass are made a second time, from the kept tensors: these are the
-recomputed operations. Where an operation of the backward pass took a tensor of the segment, it
-takes the recomputed one. Recomputed operations wait for the gradient that comes into their segment:
-so they run after the forward pass, when their result is wanted, and TensorFlow cannot merge them
-with the first ones. Nothing else changes: an operation that draws, writes or counts runs once.
+The model function has made the forward pass, and `compute_gradients` the backward pass. The
+operations of each segment of the forward pass are made a second time, from the kept tensors: these
+are the recomputed operations. Where an operation of the backward pass took a tensor of the segment,
+it takes the recomputed tensor. Recomputed operations wait for the gradient that comes into their
+segment: so they run after the forward pass, when their results are wanted, and TensorFlow cannot
+merge them with the original operations. Nothing else changes: an operation that draws random
+numbers, writes or counts runs once.
 """
 
 import collections
@@ -39,10 +40,10 @@ def recompute(keep, forward, backward, gradients, root):
       root: the tower's name scope.
 
     Returns:
-      `(Recomputed, gradients)`; use these gradients from now on.
+      `(Recomputed, gradients)`: these gradients take the place of the given ones.
 
     Raises:
-      InvalidArgumentError: a name that the tower does not have.
+      InvalidArgumentError: `keep` has a name that no operation or scope of the tower has.
     """
     blocks = blocks_among(forward) if keep is None else []
     if keep is None and not blocks:
@@ -58,7 +59,7 @@ def recompute(keep, forward, backward, gradients, root):
     if not parts:
         return Recomputed(0, 0), gradients
     order, readers = _Backward(backward), collections.defaultdict(list)
-    scope = forward[0].graph.unique_name('recompute')  # in the tower's
+    scope = forward[0].graph.unique_name('recompute')  # within the tower's scope
     count = sum(_rewrite('%s/segment_%d/' % (scope, number), part, kept, takers, order, root,
                          readers)
                 for number, part in enumerate(parts))
@@ -85,7 +86,7 @@ def _takers(backward, forward):
 
 
 def _cuts_after(keep, line, forward, root):
-    """Where to cut so that the results of these names are kept: after each one's last operation."""
+    """The places to cut that keep the results of some names: after the last operation of each."""
     cuts = set()
     for name in keep:
         full = root + name.rstrip('/')
@@ -104,7 +105,7 @@ def _cuts_after(keep, line, forward, root):
 def _alike(name, operations, root):
     """Up to three scopes of the model with names similar to this one; else its first scopes."""
     scopes = collections.OrderedDict()
-    operations = [op for op in operations if op.name.startswith(root)]  # not those of variables
+    operations = [op for op in operations if op.name.startswith(root)]  # without variables'
     for op in operations:
         parts = op.name[len(root):].split('/')[:-1]
         scopes.update(('/'.join(parts[:end + 1]), None) for end in range(len(parts)))
@@ -128,10 +129,11 @@ class _Backward:
             [tensor.op.name for tensor in op.inputs] + [each.name for each in op.control_inputs])
 
     def gradients_into(self, operations):
-        """Names of the operations that the first among `operations` wait for.
+        """Names of the operations that the first operations among `operations` wait for.
 
-        The first ones are those that wait for no other one among them, also not by way of what is
-        recomputed of another segment: two segments would wait for each other for ever.
+        An operation is a first one if it waits for no other operation of the list: neither
+        directly, nor through the recomputed operations of another segment. Else two segments would
+        wait for each other for ever.
         """
         stack = [op.name for op in operations]
         after = set(stack)
@@ -144,13 +146,13 @@ class _Backward:
         return sorted(set().union(*map(self.before, first)))
 
     def note_waiting(self, operations, gradients):
-        """From now on these operations wait for these, by way of the copies that they take."""
+        """Notes that `operations` now wait for `gradients`, through recomputed operations."""
         for name in gradients:
             self._takers[name].extend(op.name for op in operations)
 
 
 def _rewrite(scope, operations, kept, takers, backward, root, readers):
-    """Recomputes the tensors of a segment that the backward pass takes, and exchanges them there.
+    """Recomputes the tensors that the backward pass takes of a segment, and gives them to it.
 
     Returns:
       The number of recomputed operations.
@@ -206,7 +208,7 @@ def _write_after(readers, gradients):
 
 
 def _needed(tensors, inside, kept):
-    """Names of the operations of a segment that these tensors are computed from."""
+    """Names of the operations of a segment that compute some tensors from kept ones."""
     stack = [tensor.op.name for tensor in tensors]
     needed = set(stack)
     while stack:

@@ -5,8 +5,8 @@ segments. At a cut, the tensors that later operations take from earlier ones are
 graph is narrow, such as between two blocks. Within a segment nothing is kept; the backward pass,
 when it gets there, computes the segment again from the tensors kept before it. With n layers of
 equal size and about sqrt(n) segments, the kept tensors and one segment are about sqrt(n) layers
-large each (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"). The last segment is
-where the backward pass begins: all of it is kept.
+large each (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"). The backward pass
+begins with the last segment, so all of that segment is kept.
 """
 
 import collections
@@ -19,10 +19,10 @@ from towers.graph import graph_walk
 from towers.graph.graph_walk import functions_of
 from towers.graph.variable_access import read_from
 
-# Aliases of their input: they take no memory of their own.
+# Operations whose output is the memory of their input.
 ALIASES = frozenset(['Identity', 'Reshape', 'Squeeze', 'ExpandDims', 'StopGradient',
                       'PreventGradient', 'CheckNumerics'])
-# Smaller tensors are kept: shapes, counts, scalars.
+# Bytes; tensors up to this size are kept: shapes, counts, scalars.
 _SMALL = 1024
 
 
@@ -106,7 +106,7 @@ class _Changing:
 
 
 def size_of(tensor, unknown=16):
-    """Bytes of a tensor; a dimension that is not static counts as 16, a rank as a kilobyte."""
+    """Bytes of a tensor; an unknown dimension counts as 16, a tensor of unknown rank as 2 kB."""
     if tensor.shape.ndims is None:
         return 2 * _SMALL
     size = tensor.dtype.size
@@ -152,18 +152,18 @@ class Line:
                        for op in self.operations]
 
     def cuts_at(self, largest):
-        """Places to cut into segments of about that size, each where the fewest bytes cross.
+        """Places to cut into segments of about `largest` bytes, each where the fewest bytes cross.
 
         Returns:
-          `(cuts, cost)`: list of indices of the last operations of all segments but the last one;
-          bytes that are kept, and the largest segment.
+          `(cuts, cost)`: the indices of the last operations of all segments but the last one, a
+          list; and their `cost`.
         """
         cuts, start, total = [], 0, 0
         for index, weight in enumerate(self.weight):
             total += weight
             if total <= largest or index + 1 == len(self.weight):
                 continue
-            # In the second half of the stretch: more cuts cost more, too.
+            # The cut is in the second half of the stretch, since more cuts cost more, too.
             half, seen = start, 0
             while half < index and seen < total / 2:
                 seen += self.weight[half]
@@ -175,13 +175,13 @@ class Line:
         return cuts, self.cost(cuts)
 
     def cost(self, cuts):
-        """Bytes kept at these cuts, and bytes of the largest segment: their sum."""
+        """The bytes that are kept at some cuts plus the bytes of the largest segment."""
         bounds = [0] + [cut + 1 for cut in cuts] + [len(self.weight)]
         return sum(self.crossing[cut] for cut in cuts) + max(
             sum(self.weight[start:end]) for start, end in zip(bounds, bounds[1:]))
 
     def best_cuts(self):
-        """The cheapest cuts among those for about thirty sizes of segments; [] for no cut."""
+        """The cuts of the least cost among those for thirty sizes of segments; [] for no cut."""
         total = sum(self.weight)
         if not total:
             return []
@@ -216,12 +216,15 @@ def segments(line, cuts):
 
 
 def segments_of_blocks(blocks, operations, forward):
-    """As `segments`, for marked blocks: tensors that other operations take from a block are kept.
+    """The segments of marked blocks; tensors that other operations take from a block are kept.
 
     Args:
       blocks: list of lists of operations.
       operations: `OrderedDict` of `repeatable_operations`.
       forward: list of all operations of the forward pass.
+
+    Returns:
+      As `segments`.
     """
     block_of = {op.name: number for number, block in enumerate(blocks) for op in block}
     kept = {tensor.name for op in forward for tensor in op.inputs

@@ -90,10 +90,12 @@ def check_order(fetches):
       InvalidArgumentError: names an operation in the circle.
     """
     operations = graph_walk.step_operations(fetches)
-    left = {op.name: len(waits_for(op)) for op in operations}
-    takers = {}
+    runs = {op.name for op in operations}  # a loop may have turns' values that nothing takes
+    left, takers = {}, {}
     for op in operations:
-        for name in waits_for(op):
+        awaited = waits_for(op) & runs
+        left[op.name] = len(awaited)
+        for name in awaited:
             takers.setdefault(name, []).append(op.name)
     ready = [name for name, count in left.items() if not count]
     while ready:

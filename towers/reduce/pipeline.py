@@ -77,13 +77,18 @@ def stage_order(schedule, stage, num_stages, micro_batches):
     if schedule == 'all_forward':
         return ([('forward', each) for each in range(micro_batches)]
                 + [('backward', each) for each in reversed(range(micro_batches))])
-    ahead = min(num_stages - stage, micro_batches)
+    ahead = kept_at_once(schedule, stage, num_stages, micro_batches)
     order = [('forward', each) for each in range(ahead)]
     for each in range(micro_batches):
         order.append(('backward', each))
         if ahead + each < micro_batches:
             order.append(('forward', ahead + each))
     return order
+
+
+def kept_at_once(schedule, stage, num_stages, micro_batches):
+    """How many micro-batches' activations a stage keeps at the same time, at the most."""
+    return micro_batches if schedule == 'all_forward' else min(num_stages - stage, micro_batches)
 
 
 def _by_stage(part, stages):

@@ -75,9 +75,9 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
                                        % (optimizer, applied))
         if replicas is not None:
             check_updates_alike(replicas, pairs, applied, made.operations)
-        uncounted = None
+        is_left = False
         if global_step is not None:
-            uncounted = _uncounted(applied, made.operations, global_step, scaled_losses)
+            uncounted, is_left = _uncounted(applied, made.operations, global_step, scaled_losses)
             if uncounted is not None:
                 with tf.control_dependencies([applied]), only_device(global_step.device or None):
                     applied = tf.group(applied, tf.assign_add(global_step, uncounted).op)
@@ -85,7 +85,7 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
         of_replicas = {slot.op.name for slot in replicas.slots}
         slots = [slot for slot in slots if slot.op.name not in of_replicas]
     return Applied(applied if isinstance(applied, tf.Operation) else tf.group(applied), slots,
-                   uncounted is not None and scaled_losses is None)
+                   is_left)
 
 
 def _is_operation(applied):
@@ -93,16 +93,19 @@ def _is_operation(applied):
 
 
 def _uncounted(applied, made, global_step, scaled_losses):
-    """What to add to the step after an update; None where the optimizer does all the counting."""
+    """(what to add to the step after an update, whether the optimizer leaves the step alone).
+
+    The former is None where the optimizer does all the counting.
+    """
     dtype = global_step.dtype.base_dtype
     writing = {op.name for op in Writes(global_step.graph).to(global_step)}
     if not writing.isdisjoint(op.name for op in made):
         return None if scaled_losses is None else tf.cast(
-            tf.logical_not(scaled_losses.is_finite), dtype)
+            tf.logical_not(scaled_losses.is_finite), dtype), False
     if writing and not writing.isdisjoint(
             op.name for op in graph_walk.step_operations([applied])):
-        return None  # an operation from before this update writes the step
-    return tf.ones([], dtype)
+        return None, False  # an operation from before this update writes the step
+    return tf.ones([], dtype), True
 
 
 def _apply_if_finite(optimizer, gradients, global_step, scaled_losses, on_skip, replicated):

@@ -26,7 +26,7 @@ class WeightAverages:
         """
         Args:
           decay: in (0, 1), such as 0.999.
-          global_step: the variable that counts steps; early averages follow the weights faster.
+          global_step: the variable that counts steps: t of the formula.
 
         Raises:
           InvalidArgumentError: a decay outside of (0, 1).
@@ -40,11 +40,17 @@ class WeightAverages:
         self._by_name = {}
 
     def update_after(self, train_op, variables):
-        """The train op that also brings the averages up to date, after the weights have changed.
+        """Makes the averages of some variables, and the operation that updates them after a step.
 
         Args:
           train_op: operation that updates the weights.
-          variables: the variables to average, those that are trained.
+          variables: list of the variables to average, the trained ones.
+
+        Returns:
+          The operation of a step: runs `train_op`, then updates the averages.
+
+        Raises:
+          InvalidArgumentError: no operation, or no list of variables.
         """
         check_instance('train_op', train_op, (tf.Operation, tf.Tensor), 'an operation')
         if not isinstance(variables, (list, tuple)) or not variables:
@@ -63,12 +69,13 @@ class WeightAverages:
     def instead_of_weights(self):
         """A scope in which `get_variable` gives the average of a variable that has one.
 
-        For the towers of an evaluation: it covers models that make their variables with
-        `get_variable` (slim and `tf.layers` do).
+        For the towers of an evaluation whose model makes its variables with `get_variable` (slim
+        and `tf.layers` do).
 
         Raises:
-          InvalidArgumentError: at the end of the block, if what was built in it reads a weight
-            itself, as it does where weights were made by `tf.Variable` or by Keras.
+          InvalidArgumentError: at the end of the block, if an operation made in it reads a weight
+            that has an average, as with variables of `tf.Variable` or Keras; at its begin, if
+            `update_after` was not called.
         """
         if not self._by_name:
             raise InvalidArgumentError('there are no averages yet: call update_after first.')
@@ -93,9 +100,9 @@ class WeightAverages:
 
 
 def averages_in(checkpoint, variables):
-    """The names to restore variables from: moving averages, where a checkpoint has them.
+    """From which names of a checkpoint to restore variables: their moving averages, if it has them.
 
-    For a graph that was built without `WeightAverages`, to evaluate or to export.
+    For a graph without `WeightAverages` that evaluates or exports.
 
     Args:
       checkpoint: prefix of a checkpoint.
@@ -103,7 +110,7 @@ def averages_in(checkpoint, variables):
 
     Returns:
       `(names, count)`: a dict from names in the checkpoint to variables, for `tf.train.Saver`, and
-      how many of the names are those of averages.
+      how many of the names are of averages.
     """
     there = {name for name, _ in tf.train.list_variables(checkpoint)}
     names = {}

@@ -1,4 +1,4 @@
-"""Says how far a long build is: `building tower 17 of 1,000`."""
+"""Shows the progress of a long build: `building tower 17 of 1,000`."""
 
 import time
 import typing
@@ -9,9 +9,10 @@ from towers.run.output_stream import OutputStream, progress_stream
 
 
 class BuildProgress:
-    """For `build_towers(on_tower=…)`: on a terminal a line that is written over, else lines.
+    """Shows which tower is built, for `build_towers(on_tower=…)`.
 
-    Nothing is shown of builds that take less than some seconds.
+    On a terminal one line that is overwritten, from the third second of the build on; elsewhere a
+    line now and then.
     """
 
     _PATIENCE, _REDRAW_SECONDS = 3., 0.1  # on a terminal
@@ -19,9 +20,12 @@ class BuildProgress:
     def __init__(self, stream: typing.Any = None, every: float = 10., what: str = 'tower'):
         """
         Args:
-          stream: where to; None as in `ProgressHook`.
-          every: seconds to the first line, and from one to the next, where it is no terminal.
-          what: what is built: `'building <what> 17 of 1,000'`.
+          stream: text stream to write to; None: as in `ProgressHook`.
+          every: where the stream is no terminal, seconds to the first line and between lines.
+          what: a word for what is built: `'building <what> 17 of 1,000'`.
+
+        Raises:
+          InvalidArgumentError: `stream` is no text stream, `every` below 0, `what` no string.
         """
         check_number('every', every, least=0, expected='seconds, 0 at least')
         check_instance('what', what, str, 'a word')

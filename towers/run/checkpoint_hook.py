@@ -1,4 +1,4 @@
-"""Saving in a session: `CheckpointHook`."""
+"""`CheckpointHook`, which saves checkpoints during a session."""
 
 import numbers
 import os
@@ -18,16 +18,16 @@ from towers.errors import CheckpointError, InvalidArgumentError
 from towers.run.step_loop import OccasionalHook
 
 
-# Other characters separate folders, are patterns to TensorFlow, or hide the files.
+# Not allowed: separators of folders, TensorFlow's glob characters, and a leading dot or space.
 _BASENAME = re.compile(r'[\w-][\w .-]*\Z')
 
 
 class CheckpointHook(OccasionalHook):
     """Saves when the session starts, at regular steps or times, and at the end without an error.
 
-    It takes the place of `tf.train.CheckpointSaverHook`, which saves the step again that it resumes
-    at, writes the graph each time, forgets the older checkpoints when the session is restored from
-    a file name, and ends on a full disk with a stack of graph code.
+    It takes the place of `tf.train.CheckpointSaverHook`, which saves the restored step again,
+    writes the graph with each checkpoint, does not delete the checkpoints of earlier runs where the
+    session is restored from a file name, and on a full disk ends with a traceback of graph code.
 
     * After an exception nothing is saved, since MonitoredSession then calls no `end`.
       (OutOfRangeError is the end of the data, not an exception, to MonitoredSession.) A hook that
@@ -36,23 +36,24 @@ class CheckpointHook(OccasionalHook):
       `checkpoint.files`. TF calls no fsync, so a loss of power can leave a newest checkpoint that
       is not whole, which `newest_checkpoint` notices.
 
-    It restores nothing, that is for the session's creator; expects the directory to be for this
-    process alone (`hold_directory`); and relies on `Saver` for writing and deleting.
+    It restores nothing, which the session's creator does; it needs a directory that no other
+    process writes to (`hold_directory`); `tf.train.Saver` writes and deletes the files.
     """
 
     def __init__(self, directory: str, global_step: typing.Optional[tf.Variable],
-                 save_steps: typing.Optional[int] = None,
+                 save_steps: typing.Optional[int] = None, *,
                  save_seconds: typing.Optional[float] = None, keep: int = 5,
                  saver: typing.Optional[tf.train.Saver] = None, listeners: typing.Sequence = (),
                  basename: str = 'model.ckpt', write_meta_graph: bool = False):
         """
         Args:
-          directory: where to; made if it is missing.
+          directory: of the checkpoints; made if it is missing.
           global_step: the variable that counts steps.
-          save_steps: saves at the multiples of so many steps (at the first step that the session
-            comes back from at or after one), whether or not the run was interrupted; or None.
-          save_seconds: saves when the last save is so long ago; or None.
-          keep: how many of the newest checkpoints to keep, those of earlier runs included; None
+          save_steps: saves at the multiples of so many steps, the same ones whether or not the run
+            was interrupted (where one `session.run` does several steps, after the first run that
+            reaches a multiple); or None.
+          save_seconds: saves when so many seconds have passed since the last save; or None.
+          keep: how many of the newest checkpoints to keep, earlier runs' included; None
             keeps all. Set in the saver's `saver_def`.
           saver: a `tf.train.Saver`; None for the one in the collection `SAVERS`, else one of all
             the variables there are at `begin`, which is put there, so that a `Scaffold` without a
@@ -65,8 +66,8 @@ class CheckpointHook(OccasionalHook):
             `import_meta_graph`; it takes seconds for a large one.
 
         Raises:
-          InvalidArgumentError: a rhythm or `keep` below 1, or no rhythm; a `basename` that would
-            name files elsewhere.
+          InvalidArgumentError: `save_steps`, `save_seconds` or `keep` out of range, or neither of
+            the first two; a `basename` that names files elsewhere.
           CheckpointError: from the methods: a save failed, or the directory cannot be made, or
             holds a later step than the session starts from.
         """
@@ -102,13 +103,15 @@ class CheckpointHook(OccasionalHook):
         self._basename = basename
         self._write_meta_graph = write_meta_graph
         self._saved_step = self._saved_at = None
-        self._step = 0  # the step that the latest run began with, or came to, and one more
-        self._advance = 1  # steps from one run to the next
-        self._surplus = []  # checkpoints of earlier runs, more than `keep`
+        # The step that was fetched with the latest run, plus 1. The fetch may read the step before
+        # or after the update, so the run came to `_step + _advance - 1` at most.
+        self._step = 0
+        self._advance = 1  # steps that one run does
+        self._surplus = []  # checkpoints of earlier runs beyond `keep`, to be removed
 
     def begin(self):
         """Makes the directory and, if there is none, the saver."""
-        names_in(self._directory)  # TF 1.15 takes a file for a directory that is there
+        names_in(self._directory)  # raises for a file, which makedirs of TF 1.15 accepts
         try:
             tf.io.gfile.makedirs(self._directory)
         except tf.errors.OpError as error:
@@ -135,12 +138,12 @@ class CheckpointHook(OccasionalHook):
             self._save(session, step)
 
     def before_run(self, run_context):
-        """Has the step fetched along, as it was before or after the update."""
+        """Fetches the global step with the run, from before or after its update."""
         return tf.train.SessionRunArgs(self._global_step)
 
     def after_run(self, run_context, run_values):
-        """Saves when it is time."""
-        # The step that was fetched shows, in most runs, that no checkpoint is due yet.
+        """Saves if the run has come to a step to save."""
+        # Reading the exact step costs another `session.run`: only where it may be one to save.
         self._note(run_values.results)
         if not self._is_time(self._step + self._advance - 1):
             return
@@ -149,15 +152,15 @@ class CheckpointHook(OccasionalHook):
             run_context.request_stop()
 
     def is_due(self):
-        """Whether the coming step may be one to save."""
+        """Whether the coming run may reach a step to save."""
         return self._is_time(self._step + 2 * self._advance - 1)
 
     def step_done(self, fetched):
-        """Notes a step that is none to save."""
+        """Notes the step that was fetched with a run after which nothing is saved."""
         self._note(fetched)
 
     def always_fetched(self):
-        """The step."""
+        """The global step."""
         return self._global_step
 
     def end(self, session):
@@ -169,11 +172,12 @@ class CheckpointHook(OccasionalHook):
             listener.end(session, step)
 
     def _note(self, fetched):
-        """Takes in the step that was fetched with a run: that before the update or after it."""
+        """Updates `_step` and `_advance` from the global step that a run has fetched."""
         step = int(fetched) + 1
         self._step, self._advance = step, max(1, step - self._step)
 
     def _is_time(self, step):
+        """Whether a checkpoint is due at this step, by `save_steps` or `save_seconds`."""
         if step == self._saved_step:
             return False
         if (self._save_steps is not None
@@ -183,7 +187,11 @@ class CheckpointHook(OccasionalHook):
                 and time.monotonic() - self._saved_at >= self._save_seconds)
 
     def _save(self, session, step):
-        """Saves; returns whether a listener wants the run to stop."""
+        """Saves this step; returns whether a listener asks the run to stop.
+
+        Raises:
+          CheckpointError: it could not be written.
+        """
         for listener in self._listeners:
             listener.before_save(session, step)
         path = os.path.join(self._directory, self._basename)
@@ -202,7 +210,7 @@ class CheckpointHook(OccasionalHook):
         return any([listener.after_save(session, step) for listener in self._listeners])
 
     def _failure(self, step, error):
-        """One line: what failed, what is safe, what to do. Removes what is half-written."""
+        """One line: what failed, what is safe, what to do. Removes the half-written files."""
         text = 'step %d could not be saved in %s: %s.' % (step, self._directory, first_line(error))
         try:
             remove_leftovers(self._directory)
@@ -214,7 +222,14 @@ class CheckpointHook(OccasionalHook):
                             if safe.startswith('Safe') else ('', '.')))
 
     def _earlier_checkpoints(self, step):
-        """Checkpoints in the directory that the state file knows, the newest one last."""
+        """Prefixes of the directory's checkpoints that its state file lists, the newest one last.
+
+        Args:
+          step: the step that the session starts from.
+
+        Raises:
+          CheckpointError: the state file is damaged, or lists a later step than the session's.
+        """
         there = list_checkpoints(self._directory)
         newest, wrong = newest_named(self._directory, there)
         if wrong:
@@ -233,7 +248,8 @@ class CheckpointHook(OccasionalHook):
         return [path for path in known if path != newest] + [newest]
 
     def _remove_surplus(self):
-        """Removes what of earlier runs is too much, now that the state file does not name it."""
+        """Removes the surplus checkpoints of earlier runs, once the state file lists them no more.
+        """
         surplus, self._surplus = self._surplus, []
         for prefix in surplus:
             for path in files_of(prefix):

@@ -1,4 +1,4 @@
-"""Where variables should live, found out by timing a few steps of each placement."""
+"""Chooses where variables live, by timing a few steps of each placement."""
 
 import collections
 import json
@@ -18,25 +18,30 @@ from towers.reason import reason_of
 from towers.run.run_lock import hold_directory
 
 Trial = collections.namedtuple('Trial', 'train_op start config')
-"""What is timed: the operation of a step, a list of operations to run once after the variables'
-initial values (of the input's iterator), and the `tf.ConfigProto` of the session."""
+"""A training to be timed.
+
+Fields:
+  train_op: the operation of a step.
+  start: list of operations to run once after the variables' initializers, such as the iterator's.
+  config: `tf.ConfigProto` of the session.
+"""
 
 RECORD = 'variable_device.json'
 
 
 class Timing(collections.namedtuple('Timing', 'variable_device seconds problem')):
-    """How one placement did.
+    """The measurement of one placement; `str(timing)` is its line of the table.
 
     Attributes:
       variable_device: as `build_towers` takes it.
-      seconds: list of seconds a step, one a turn; empty where it could not be run.
-      problem: why not, or None.
+      seconds: list of floats, seconds a step in each turn; empty where the placement failed.
+      problem: the reason of the failure, a string; or None.
     """
     __slots__ = ()
 
     @property
     def median(self):
-        """Seconds a step."""
+        """Seconds a step, the median of the turns."""
         return statistics.median(self.seconds)
 
     def __str__(self):
@@ -48,12 +53,12 @@ class Timing(collections.namedtuple('Timing', 'variable_device seconds problem')
 
 
 class PlacementChoice(collections.namedtuple('PlacementChoice', 'variable_device reason timings')):
-    """The placement that was taken; `print(choice)` is a small table.
+    """The placement that was chosen; `print(choice)` is a small table.
 
     Attributes:
       variable_device: as `build_towers` takes it.
       reason: why, in words.
-      timings: list of `Timing`, the simplest placement first.
+      timings: list of the `Timing`s of all candidates, in their order.
     """
     __slots__ = ()
 
@@ -66,7 +71,11 @@ def placement_candidates(devices: typing.Any) -> typing.List[str]:
     """The placements worth a try for towers on these devices, the simplest first.
 
     Args:
-      devices: the towers' devices, as `resolve_devices` gives them.
+      devices: the towers' devices, as `build_towers` takes them.
+
+    Returns:
+      List of `variable_device`s: the CPU, the first tower's device, `'balanced'`, and, of several
+      towers, `'replicated'` (of towers that are stages, `'stage'`).
     """
     devices = resolve_devices(devices, check=False)
     candidates = ['/device:CPU:0', str(devices[0]), 'balanced']
@@ -79,27 +88,27 @@ def placement_candidates(devices: typing.Any) -> typing.List[str]:
 
 def choose_variable_device(build: typing.Callable, candidates: typing.Sequence, turns: int = 5,
                            turn_seconds: float = 0.3, warm_up: int = 3) -> PlacementChoice:
-    """Times a few steps of each placement and says which is fastest.
+    """Times a few steps of each placement and chooses one.
 
-    Each candidate gets a graph and a session of its own; then they take turns, so that what else
-    the machine does meets all of them alike. Nothing is written anywhere, and when it returns all
-    sessions are closed. Until then there are as many sets of variables as there are candidates.
+    Each candidate has a graph and a session of its own, and all of them take turns, so that other
+    load on the machine slows all of them alike. Memory holds the variables of all candidates at a
+    time. No file is written, and all sessions are closed at the end.
 
-    The fastest by its median wins; but of those whose difference from it is within the spread of
-    the turns (one's median lies between the other's least and greatest) it is the first in the
-    list.
+    Chosen is the first candidate in the list that is as fast as the fastest one: the candidate with
+    the least median, or one that differs from it by less than the spread of the turns (its least
+    time is at most the fastest median, or its median at most the fastest one's greatest time).
 
     Args:
       build: called once a candidate, as `build(variable_device)`, under a graph of its own; returns
         a `Trial`, with real input.
       candidates: list of placements as `build_towers(variable_device=)` takes them, the simplest
         first; see `placement_candidates`.
-      turns: of each candidate.
-      turn_seconds: how long a turn should take at least; it has one step at least, and 50 at most.
-      warm_up: steps before the first turn.
+      turns: how many each candidate has.
+      turn_seconds: length of a turn, within 1 to 50 steps of the fastest candidate.
+      warm_up: steps of each candidate before its first turn.
 
     Returns:
-      `PlacementChoice`. A candidate that cannot be built or run is in its table, with the reason.
+      `PlacementChoice`. Candidates that cannot be built or run are in its table, with the reason.
 
     Raises:
       InvalidArgumentError: no candidates, one twice, or fewer than one turn or warm-up step.
@@ -120,7 +129,7 @@ def choose_variable_device(build: typing.Callable, candidates: typing.Sequence, 
     failures, seconds = {}, {candidate: [] for candidate in candidates}
 
     def attempt(candidate, action, *arguments):
-        """Does it, or takes the candidate out; what no other placement would mend is raised."""
+        """What `action` returns; or None if it failed, and the candidate is out of the choice."""
         try:
             return action(*arguments)
         except NonFiniteError:
@@ -149,7 +158,7 @@ def choose_variable_device(build: typing.Callable, candidates: typing.Sequence, 
 
 
 def decide(timings):
-    """The `PlacementChoice` that these timings, the simplest placement first, lead to."""
+    """The `PlacementChoice` that follows from a list of `Timing`s, the simplest placement first."""
     run = [timing for timing in timings if timing.problem is None]
     fastest = min(run, key=lambda timing: timing.median)
     taken = next(timing for timing in run if _within_spread(timing, fastest))
@@ -164,19 +173,19 @@ def decide(timings):
 
 
 def recorded_choice(directory, devices, choose):
-    """The placement of the run in a directory: the one that it began with, else a new choice.
+    """The placement of the run in a directory: the recorded one; for a new run a new choice.
 
-    On other devices sums may be rounded otherwise, so a run that goes on, bit for bit, has to stay
-    where it was, however fast the machine is today. The choice lies beside the checkpoints, in
-    `variable_device.json`; with other towers it is made anew.
+    A run that goes on keeps its placement, whatever is faster today: on other devices sums may be
+    rounded otherwise, and the run would not be the same to the last bit. The choice is recorded
+    beside the checkpoints, in `variable_device.json`, and made anew for towers on other devices.
 
     Args:
-      directory: of the checkpoints; made if need be, and held while this runs.
+      directory: of the checkpoints; made if it is missing, and locked meanwhile.
       devices: the towers' devices.
-      choose: called without arguments where there is nothing to go by; returns a `PlacementChoice`.
+      choose: function without arguments that makes a new `PlacementChoice`.
 
     Returns:
-      `(variable_device, text)`: text is to be shown.
+      `(variable_device, text)`, of which the text is to be shown.
 
     Raises:
       RunLockedError: another process has the directory.
@@ -196,7 +205,11 @@ def recorded_choice(directory, devices, choose):
 
 
 class _Runner:
-    """One candidate's graph and session."""
+    """One candidate's graph and session.
+
+    Attributes:
+      step_seconds: of the last step of the warm-up; None before `start`.
+    """
 
     def __init__(self, warm_up):
         self.step_seconds = None
@@ -205,7 +218,7 @@ class _Runner:
         self._number = 0
 
     def start(self, build, candidate):
-        """Builds, initializes, and runs the first steps, the last of which gives `step_seconds`."""
+        """Builds the candidate's `Trial`, initializes it, and runs the warm-up."""
         with tf.Graph().as_default() as graph:
             trial = build(candidate)
             check_instance('what build(%r) returned' % (candidate,), trial, Trial, 'a Trial')
@@ -219,7 +232,11 @@ class _Runner:
                 self.step_seconds = self.time(1)
 
     def time(self, steps):
-        """Seconds a step; raises `NonFiniteError` for what a check of the towers found."""
+        """Runs steps; returns seconds a step.
+
+        Raises:
+          NonFiniteError: `build_towers(check_numerics=True)` found a NaN or an infinity.
+        """
         begin = time.perf_counter()
         for _ in range(steps):
             self._number += 1
@@ -230,21 +247,27 @@ class _Runner:
         return (time.perf_counter() - begin) / steps
 
     def close(self):
-        """Gives its memory back."""
+        """Closes the session."""
         if self._session is not None:
             self._session.close()
 
 
-# What a placement that does not suit a model or a machine ends in.
+# Errors of a placement that does not suit the model or the machine.
 _FAILURES = (TowersError, tf.errors.OpError, ValueError, TypeError, RuntimeError)
 
 
 def _within_spread(one, fastest):
+    """Whether the times of one `Timing` overlap with the median of the other."""
     return (one is fastest or min(one.seconds) <= fastest.median
             or one.median <= max(fastest.seconds))
 
 
 def _read(path):
+    """The record in a file, a dict; None if there is no such file.
+
+    Raises:
+      CheckpointError: it cannot be read, or is no record.
+    """
     if not os.path.exists(path):
         return None
     try:

@@ -1,4 +1,4 @@
-"""How busy the devices are: processor time of this process, use and memory of GPUs (NVML)."""
+"""Use of the devices: processor time of this process, use and memory of GPUs (by NVML)."""
 
 import collections
 import importlib.util
@@ -21,7 +21,7 @@ class CpuUse:
         self._since = time.perf_counter(), time.process_time()
 
     def percent(self):
-        """Use since the last call: 100 is one core, 400 are four; None if no time has passed."""
+        """Use since the last call: 100. is one core, 400. four; None if no time has passed."""
         now, busy = time.perf_counter(), time.process_time()
         seconds, worked = now - self._since[0], busy - self._since[1]
         if seconds <= 0:
@@ -33,16 +33,16 @@ class CpuUse:
 class GpuUse:
     """Reads use and memory of some of TensorFlow's GPUs through NVML (package nvidia-ml-py).
 
-    TensorFlow numbers the GPUs that `CUDA_VISIBLE_DEVICES` leaves, NVML all of them in the order of
-    the bus. CUDA's own order is the same unless the machine has GPUs of several kinds; set
-    `CUDA_DEVICE_ORDER=PCI_BUS_ID` there.
+    TensorFlow numbers the GPUs that `CUDA_VISIBLE_DEVICES` names; NVML numbers all GPUs in the
+    order of the PCI bus. The two orders agree unless the machine has GPUs of several kinds; there
+    `CUDA_DEVICE_ORDER=PCI_BUS_ID` makes them agree.
     """
 
     def __init__(self, devices):
         """
         Args:
-          devices: device names as in `BuiltTowers.devices`; those that are no GPU of this process
-            are left out.
+          devices: device names as in `BuiltTowers.devices`; all but GPUs of this process are left
+            out.
 
         Raises:
           MissingPackageError: pynvml is not installed.
@@ -61,7 +61,11 @@ class GpuUse:
             raise
 
     def read(self):
-        """List of `GpuReading`, one for each GPU; raises `pynvml.NVMLError` if one got lost."""
+        """List of `GpuReading`, one for each GPU.
+
+        Raises:
+          pynvml.NVMLError: a GPU does not answer any more.
+        """
         readings = []
         for handle in self._handles:
             try:
@@ -73,10 +77,11 @@ class GpuUse:
         return readings
 
     def close(self):
-        """Lets go of NVML."""
+        """Ends the use of NVML by this object."""
         self._nvml.nvmlShutdown()
 
     def _handle(self, index):
+        """NVML's handle of TensorFlow's GPU of this number."""
         visible = [name.strip() for name in os.environ.get('CUDA_VISIBLE_DEVICES', '').split(',')]
         name = visible[index] if index < len(visible) and visible[index] else str(index)
         if name.isdigit():
@@ -90,13 +95,13 @@ class GpuUse:
 
 
 class DeviceUse:
-    """A few words about how busy the devices are, for a line that is written again and again.
+    """A few words about the use of the devices, for a line that is often redrawn.
 
     Attributes:
-      problem: why GPUs are not read though there are some and pynvml is installed, or None.
+      problem: where NVML fails, a string that says why no use of GPUs is shown; else None.
     """
 
-    _KEPT_SECONDS = 1.  # readings of a shorter time jump about, and NVML's take some of it
+    _KEPT_SECONDS = 1.  # readings over a shorter time vary much, and reading NVML takes time
 
     def __init__(self, devices=()):
         """
@@ -112,7 +117,7 @@ class DeviceUse:
             self._gpus = self._guarded(GpuUse, devices)
 
     def describe(self):
-        """A pair such as `('GPU 97% 10.2/16 GB', 'CPU 187%')`; `''` for what is not known (yet)."""
+        """Two strings such as `('GPU 97% 10.2/16 GB', 'CPU 187%')`; `''` for an unknown one."""
         now = time.perf_counter()
         if self._read_at is None or now - self._read_at >= self._KEPT_SECONDS:
             self._read_at = now
@@ -123,13 +128,16 @@ class DeviceUse:
         return self._said
 
     def close(self):
-        """Lets go of NVML; nothing can be read afterwards."""
+        """Ends the use of NVML; GPUs are not read any more."""
         if self._gpus is not None:
             self._gpus.close()
             self._gpus = None
 
     def _guarded(self, function, *args):
-        """Calls into NVML; what it cannot do is told in `problem` and is no reason to end a run."""
+        """What a function that uses NVML returns; None if NVML fails, which `problem` then says.
+
+        Nothing is raised: a run goes on without these figures.
+        """
         from pynvml import NVMLError  # pylint: disable=import-outside-toplevel
         try:
             return function(*args)

@@ -1,11 +1,11 @@
-"""Which side holds a training back, input or towers: both are measured alone, and then together.
+"""Measures which side limits a training, input or towers: each alone, and both together.
 
     pipeline   examples a second that the input pipeline delivers when nothing else runs
     towers     examples a second that the towers take from their own devices' memory
     together   examples a second of the training itself
 
-The lower of the first two bounds the third. Where pipeline and towers use the same processors they
-slow each other down, at worst to 1 / (1 / pipeline + 1 / towers): with two that take turns.
+The third is at most the lower of the first two. Where pipeline and towers use the same processors
+they slow each other down, at worst to 1 / (1 / pipeline + 1 / towers), as if they took turns.
 """
 
 import collections
@@ -23,15 +23,15 @@ Trial = collections.namedtuple('Trial', 'train_op initializers config built')
 
 Fields:
   train_op: the operation of a step.
-  initializers: operations to run after the variables' initializers, as the iterator's.
+  initializers: list of operations to run after the variables' initializers, as the iterator's.
   config: of the session.
   built: what `build_towers` returned.
 """
 
-# Below this share of the other's speed, or of its own alone, a side is said to be behind.
+# A speed below this share of another one counts as slower.
 _BEHIND = 0.9
-_LEAST_STEPS = 2
-_ROUNDS = 3
+_LEAST_STEPS = 2  # of a measurement
+_ROUNDS = 3  # of measuring the towers alone, then together with the pipeline
 _WARM_UP_STEPS = 3
 
 _ADVICE = {
@@ -49,18 +49,19 @@ _ADVICE = {
 
 class Diagnosis(collections.namedtuple('Diagnosis', [
         'pipeline', 'towers', 'together', 'waiting', 'stages'])):
-    """What was measured; `print(diagnosis)`.
+    """The measured speeds; `print(diagnosis)` shows them, with a verdict.
 
     Attributes:
       pipeline, towers, together: examples a second.
-      waiting: share of the time of the steps that they waited for input, together; 0..1.
+      waiting: share of the steps' time that was waiting for input in the training itself, 0..1.
       stages: `OrderedDict` from the pipeline's stages to seconds an example.
     """
     __slots__ = ()
 
     @property
     def side(self):
-        """`'input'`, `'towers'`, `'balanced'`, or `'both'` where they share the processors."""
+        """The slower side: `'input'` or `'towers'`; `'both'` where they slow each other down on the
+        same processors; `'balanced'` where they are about as fast as each other."""
         if self.pipeline < _BEHIND * self.towers:
             return 'input'
         if self.towers < _BEHIND * self.pipeline:
@@ -70,12 +71,12 @@ class Diagnosis(collections.namedtuple('Diagnosis', [
 
     @property
     def in_turns(self):
-        """Examples a second if pipeline and towers took turns: the least that they can reach."""
+        """Examples a second if pipeline and towers took turns: the lower bound of `together`."""
         return 1. / (1. / self.pipeline + 1. / self.towers)
 
     @property
     def verdict(self):
-        """One sentence: which side holds the run back, by how much, and what to change."""
+        """One sentence: which side limits the run, by how much, and what to change."""
         slowest = max(self.stages, key=self.stages.get) if self.stages else None
         lost = 100 * max(0., 1 - self.together / self.towers)
         if self.side == 'input':
@@ -126,18 +127,20 @@ class Diagnosis(collections.namedtuple('Diagnosis', [
         return '\n'.join(line.rstrip() for line in lines + [self.verdict])
 
 
-def diagnose(trial, batches, devices, batch_size, stages=None, seconds=5., stage_inputs=False):
-    """Measures pipeline, towers, and both together.
+def diagnose(trial, batches, devices, batch_size, stages=None, *, seconds=5., stage_inputs=False):
+    """Measures the pipeline, the towers, and both together.
 
     Args:
-      trial: function from a `stage_inputs` of `build_towers` to a `Trial` in the default graph.
-      batches: function that makes the `tf.data.Dataset` of the training's batches.
+      trial: function that builds the training in the default graph: takes a `stage_inputs` of
+        `build_towers`, returns a `Trial`.
+      batches: function without arguments that makes the `tf.data.Dataset` of training batches.
       devices: the towers' devices, as for `build_towers`.
       batch_size: examples a step.
-      stages: function that makes an ordered dict from names to datasets: the pipeline up to each of
-        its stages, of which an element stands for `batch_size` examples; or None.
-      seconds: how long each measurement takes at least, after the warm-up.
-      stage_inputs: how the training stages its inputs.
+      stages: function without arguments that makes an `OrderedDict` from the names of the
+        pipeline's stages to datasets, each of them the pipeline up to that stage, with elements of
+        `batch_size` examples; or None.
+      seconds: least length of each measurement, without its warm-up.
+      stage_inputs: the training's own `stage_inputs`.
 
     Returns:
       `Diagnosis`.
@@ -162,7 +165,7 @@ def diagnose(trial, batches, devices, batch_size, stages=None, seconds=5., stage
     with contextlib.ExitStack() as sessions:
         alone, both = [sessions.enter_context(_Steps(trial, staging, batch_size))
                        for staging in ('first', stage_inputs)]
-        # In turns, so that what else the machine does meets both.
+        # In turns, so that other load on the machine slows both alike.
         for _ in range(_ROUNDS):
             for steps in (alone, both):
                 steps.measure(seconds / _ROUNDS)
@@ -171,9 +174,15 @@ def diagnose(trial, batches, devices, batch_size, stages=None, seconds=5., stage
 
 
 def pipeline_rate(dataset, batch_size, seconds=5., devices=()):
-    """Examples a second that a `tf.data.Dataset` of batches delivers (to the towers' devices).
+    """Examples a second, a float, that a `tf.data.Dataset` of batches delivers.
 
-    Batches that were made before the clock started are used up first.
+    The warm-up takes the batches that were prefetched before the clock started.
+
+    Args:
+      dataset: of elements of `batch_size` examples.
+      batch_size: an int.
+      seconds: least length of the measurement.
+      devices: the towers' devices, to which the batch then is copied in shards; `()`: not copied.
     """
     with tf.device('/cpu:0'):
         iterator = tf.data.make_initializable_iterator(dataset)
@@ -192,7 +201,7 @@ def pipeline_rate(dataset, batch_size, seconds=5., devices=()):
 
 
 class _Steps:
-    """The steps of a training, in a graph and a session of their own."""
+    """The steps of a training, in a graph and a session of their own; a context manager."""
 
     def __init__(self, trial, stage_inputs, batch_size):
         self._batch_size = batch_size
@@ -217,7 +226,7 @@ class _Steps:
         self._session.close()
 
     def measure(self, seconds):
-        """Runs steps for so long."""
+        """Runs steps for so many seconds, and takes their rate and their waiting time."""
         marks = []
         self._rates.append(_rate(lambda: self._session.run(self._train_op), self._batch_size,
                                  seconds, lambda: marks.append(self._watch.read(self._session))))
@@ -232,12 +241,19 @@ class _Steps:
 
     @property
     def waiting(self):
-        """Share of the time that steps waited for input."""
+        """Share of the steps' time that was waiting for input, 0..1, over all measurements."""
         return min(1., self._waited / self._seconds) if self._seconds else 0.
 
 
 def _rate(run, batch_size, seconds, on_start=lambda: None):
-    """Examples a second of a function that does a step, after a warm-up of at most `seconds`."""
+    """Examples a second of a function that does a step, after a warm-up.
+
+    Args:
+      run: function without arguments that does a step of `batch_size` examples.
+      batch_size: an int.
+      seconds: least length of the measurement.
+      on_start: function without arguments, called between warm-up and measurement.
+    """
     begin, steps = time.perf_counter(), 0
     while steps < _WARM_UP_STEPS or (time.perf_counter() - begin < seconds / 4 and steps < 1000):
         run()
@@ -251,4 +267,5 @@ def _rate(run, batch_size, seconds, on_start=lambda: None):
 
 
 def _number(rate):
+    """A rate as text: `'1,234'`, `'3.4'`."""
     return ('{:,.0f}' if rate >= 10 else '{:.2g}').format(rate)

@@ -1,4 +1,4 @@
-"""Metrics over a whole data set, on all towers, exact whether or not the batches divide."""
+"""Metrics over a whole data set, on all towers, exact also where the last batch is short."""
 
 import collections
 import contextlib
@@ -22,22 +22,21 @@ from towers.tower.objectives import with_parts
 class Evaluation:
     """A model function that is evaluated on every example of a data set, once.
 
-    The towers share the variables of an earlier build, if there is one. Each batch is cut into
-    shards weighted by their size (`remainder='weight'`), and batches are weighted by their size in
-    turn:
+    Each batch is cut into shards that are weighted by their size (`remainder='weight'`), and the
+    batches b are weighted by their size n_b as well:
 
         metric = sum_b n_b * metric_b / sum_b n_b
 
-    so that a short last batch, or one with fewer examples than towers, counts just its examples.
+    so that a short last batch, or one with fewer examples than towers, counts only its examples.
 
     Attributes:
       built: the `BuiltTowers` of the evaluation.
-      metrics: dict from the names of what is evaluated, `'loss'` included, to scalar tensors.
+      metrics: dict from names of metrics, and `'loss'`, to scalar tensors of one batch.
     """
 
     def __init__(self, model_fn: typing.Callable, dataset: typing.Any,
                  devices: typing.Union[None, int, str, typing.Sequence] = None,
-                 trained: typing.Any = None, name: str = 'eval_tower',
+                 trained: typing.Any = None, *, name: str = 'eval_tower',
                  variable_device: typing.Any = None, check_devices: bool = True,
                  copies: str = 'auto', precision: str = 'float32', regularization: str = 'none',
                  on_tower: typing.Optional[typing.Callable] = None,
@@ -45,18 +44,18 @@ class Evaluation:
         """
         Args:
           model_fn: as for `build_towers`; its `metrics` are scalars, means over the shard.
-          dataset: a `tf.data.Dataset` that ends, of batches `(inputs..., )` as `model_fn` takes.
-          devices: as for `build_towers`; None for those of `trained`.
-          trained: the `BuiltTowers` whose variables are evaluated; None where the model function
-            makes them here, to be restored from a checkpoint.
+          dataset: a `tf.data.Dataset` that ends, of batches as `build_towers` takes them.
+          devices: as for `build_towers`; None: the devices of `trained`.
+          trained: the `BuiltTowers` whose variables are evaluated; None: the model function makes
+            the variables here, to be restored from a checkpoint.
           name: prefix of the towers' name scopes.
           variable_device, check_devices, copies, precision, regularization, on_tower, stages: as
-            for `build_towers`; with `trained`, the precision is its.
+            for `build_towers`; with `trained`, its precision is taken.
 
         Raises:
-          InvalidArgumentError: the model function has neither a loss nor metrics, or metrics that
-            are no scalars, or no numbers; `trained` is of another graph.
-          InputError: the data set gives single examples, no batches.
+          InvalidArgumentError: the model function returns neither a loss nor metrics, or metrics
+            that are no scalars or no numbers; `trained` is of another graph.
+          InputError: the elements of the data set are single examples, no batches.
         """
         check_instance('dataset', dataset, compat.DATASET_TYPES, 'a tf.data.Dataset')
         check_precision(precision)
@@ -90,14 +89,14 @@ class Evaluation:
         """Goes through the data set once.
 
         Args:
-          session: a session with the variables initialised; a raw one, not a monitored one, whose
-            hooks would take this for training steps.
+          session: `tf.Session` with the variables initialised; no `MonitoredSession`, whose hooks
+            would take the batches for training steps.
 
         Returns:
-          Dict from metric names, `'loss'` and `'examples'` (how many there were) to numbers.
+          Dict from metric names and `'loss'` to floats, and from `'examples'` to their number.
 
         Raises:
-          InvalidArgumentError: no session, or one of another graph.
+          InvalidArgumentError: no session, or a session of another graph.
           InputError: the data set has no batch, or no end.
         """
         self.check_examples(session)
@@ -113,10 +112,14 @@ class Evaluation:
         return result
 
     def predict(self, session):
-        """Goes through the data set once and yields the predictions of each batch.
+        """Predictions of all examples, in their order.
 
-        Yields:
-          Nests of arrays [batch, …], as the model function's predictions, in the data's order.
+        Args:
+          session: as for `run`.
+
+        Returns:
+          A generator of a nest of arrays [batch, …] for each batch, like the predictions that the
+          model function returns.
 
         Raises:
           InvalidArgumentError: the model function returned no predictions; as `run`.
@@ -129,11 +132,14 @@ class Evaluation:
         return (predictions for _, predictions in self._batches(session, self.built.predictions))
 
     def check_examples(self, session, read=False):
-        """Raises `InputError` for a data set that is known to be empty, or to have no end.
+        """Checks that the data set has a batch and an end, as far as TensorFlow knows its length.
 
         Args:
           session: as for `run`.
-          read: whether to read the first batch where TensorFlow does not know how many there are.
+          read: where the length is not known, whether to read the first batch.
+
+        Raises:
+          InputError: the data set is empty, or has no end.
         """
         check_session(session, self._size.graph)
         known = session.run(self._batches_known)
@@ -145,6 +151,7 @@ class Evaluation:
             raise InputError(_NO_BATCH)
 
     def _batches(self, session, fetches):
+        """Yields, for each batch of the data set, its number of examples and the fetched values."""
         session.run(self._iterator.initializer)
         while True:
             try:
@@ -159,7 +166,7 @@ _NO_BATCH = 'the data set to be evaluated has no batch: expected one at least.'
 
 @contextlib.contextmanager
 def _iterators_put_back():
-    """On an error takes the iterators made within it out of their collection."""
+    """If the block fails, removes the iterators that it made from the graph's collection."""
     before = len(tf.get_collection('iterators'))
     try:
         yield
@@ -170,7 +177,7 @@ def _iterators_put_back():
 
 @contextlib.contextmanager
 def _advising_trained(trained):
-    """The advice of an error about variables that exist already is `trained=`, not `reuse=`."""
+    """Errors about existing variables advise `trained=`, instead of `reuse=` of `build_towers`."""
     try:
         yield
     except SharedVariableError as error:
@@ -182,7 +189,11 @@ def _advising_trained(trained):
 
 
 def _checked_metrics(built):
-    """What is evaluated by its name, `'loss'` included."""
+    """`Evaluation.metrics` of a build: a dict from names to scalar tensors.
+
+    Raises:
+      InvalidArgumentError: there are none, or one is no number.
+    """
     metrics = dict(built.metrics)
     if built.loss is not None:
         metrics.update(with_parts('loss', built.loss))
@@ -203,7 +214,11 @@ def _checked_metrics(built):
 
 
 def listed_listeners(listeners):
-    """A list of what is told of evaluations; `InvalidArgumentError` for anything else."""
+    """The listeners of evaluations as a list.
+
+    Raises:
+      InvalidArgumentError: no list, or one with an object without a method `evaluated`.
+    """
     if not isinstance(listeners, (list, tuple)) or not all(
             hasattr(listener, 'evaluated') for listener in listeners):
         raise InvalidArgumentError('listeners=%.80r: expected a list of hooks with evaluated(step, '
@@ -212,14 +227,14 @@ def listed_listeners(listeners):
 
 
 class EvaluationHook(OccasionalHook):
-    """Evaluates every so many steps and at the end of training, each step at most once.
+    """Evaluates at multiples of `every_steps` and at the end of training, each step at most once.
 
-    A run that `stop_at` has ended is over: started again, it evaluates the step that it is at, and
-    ends.
+    A run that `stop_at` has ended stays ended: started again, it evaluates the step that it is at,
+    and stops.
 
     Attributes:
-      latest: dict of the latest evaluation, or None.
-      reached: whether `stop_at` ended the training.
+      latest: what `Evaluation.run` returned last, a dict; or None.
+      reached: whether the latest evaluation has reached `stop_at`.
     """
 
     def __init__(self, evaluation: typing.Any, global_step: typing.Optional[tf.Variable],
@@ -230,16 +245,17 @@ class EvaluationHook(OccasionalHook):
         Args:
           evaluation: `Evaluation`.
           global_step: the variable that counts steps.
-          every_steps: evaluate at the multiples of so many steps; None: at the end only.
-          listeners: hooks to tell, by their `evaluated(step, results, seconds)`: `ProgressHook`,
-            `MetricsHook`, `SummaryHook`. Put them before this hook, and the one that saves after.
-          stop_at: `(metric, value)`: stop when the metric is at least that; or None.
-          skip_end: function that tells, when the session ends, whether to leave out the evaluation
-            of what is not yet the end of training: `lambda: signals.received is not None`, for a
-            process that is told to stop has little time; or None.
+          every_steps: steps from one evaluation to the next; None: at the end only.
+          listeners: list of hooks that get the results, by `evaluated(step, results, seconds)`:
+            `ProgressHook`, `MetricsHook`, `SummaryHook`. In the list of the session's hooks they
+            come before this hook, and the hook that saves after it.
+          stop_at: `(metric, value)`: training stops when the metric is at least the value; or None.
+          skip_end: function without arguments, called at the end of the session: if it returns
+            True, the last evaluation is left out. `lambda: signals.received is not None` leaves it
+            out in a process that was told to stop. Or None.
 
         Raises:
-          InvalidArgumentError: `stop_at` without `every_steps`, or of a metric that there is not;
+          InvalidArgumentError: `stop_at` without `every_steps`, or with an unknown metric;
             `every_steps` below 1.
         """
         if isinstance(evaluation, type) or not (hasattr(evaluation, 'run')
@@ -269,50 +285,51 @@ class EvaluationHook(OccasionalHook):
         self._listeners = list(listeners)
         self._stop_at = stop_at
         self._skip_end = skip_end
-        self._step = 0  # as counted: a run a step
-        self._since = 0  # the step from which on multiples of every_steps are to be evaluated
+        self._step = 0  # counted, as if each run of the session did one step
+        self._since = 0  # the step of the latest evaluation that was due, or the restored one
         self._evaluated_step = None
 
     def after_create_session(self, session, coord):
-        """Starts from the step that was restored, and ends there if it is one that ended it."""
+        """Takes over the restored step; if `stop_at` is reached there, asks the session to stop."""
         self._step = self._since = int(session.run(self._global_step))
         self._evaluated_step = None
-        if hasattr(self._evaluation, 'check_examples'):  # or it would show after the training
+        if hasattr(self._evaluation, 'check_examples'):  # else found when the training is done
             self._evaluation.check_examples(session)
         if self._stop_at is not None and self._step and self._step % self._every_steps == 0:
-            self._evaluate(session, listeners=())  # they were told before the step was saved
+            self._evaluate(session, listeners=())  # they had the results before the step was saved
             if self._is_reached():
                 coord.request_stop()
 
     def after_run(self, run_context, run_values):
-        """Evaluates when the step is one to evaluate."""
+        """Evaluates if the run has come to a multiple of `every_steps`."""
         due = self.is_due()
         self._step += 1
         if not due:
             return
         self._step = int(run_context.session.run(self._global_step))
         if self._step // self._every_steps <= self._since // self._every_steps:
-            return  # with several runs a step, its time is yet to come
+            return  # several runs make a step here, and the counted step is ahead
         self._since = self._step
         self._evaluate(run_context.session, self._listeners)
         if self._is_reached():
             run_context.request_stop()
 
     def is_due(self):
-        """Whether the coming step is one to evaluate after."""
+        """Whether the coming run may reach a multiple of `every_steps`."""
         return self._every_steps is not None and (self._step + 1) % self._every_steps == 0
 
     def step_done(self, fetched):
-        """Counts a step that is none to evaluate after."""
+        """Counts a run after which nothing is evaluated."""
         self._step += 1
 
     def end(self, session):
-        """Evaluates the final weights, unless that has just been done."""
+        """Evaluates the final weights, unless this step has been, or `skip_end` says otherwise."""
         self._step = int(session.run(self._global_step))
         if self._evaluated_step != self._step and not (self._skip_end and self._skip_end()):
             self._evaluate(session, self._listeners)
 
     def _evaluate(self, session, listeners):
+        """Evaluates the current step, and gives the results and their seconds to the listeners."""
         begin = time.perf_counter()
         self.latest = self._evaluation.run(session)
         self._evaluated_step = self._step
@@ -320,6 +337,7 @@ class EvaluationHook(OccasionalHook):
             listener.evaluated(self._step, self.latest, time.perf_counter() - begin)
 
     def _is_reached(self):
+        """Whether the latest evaluation has reached `stop_at`; sets `reached`."""
         if self._stop_at is None:
             return False
         metric, least = self._stop_at

@@ -19,25 +19,25 @@ _SIGNATURE = tf.saved_model.signature_constants.DEFAULT_SERVING_SIGNATURE_DEF_KE
 def export_saved_model(build: typing.Callable, checkpoint: str, directory: str) -> str:
     """Writes a SavedModel that TF Serving and `tf.saved_model.load` read.
 
-    The model is built anew in a graph of its own, on no device in particular, and its variables
-    are restored by their names: a checkpoint of N towers has those of the model alone. Where the
-    checkpoint has moving averages of the weights, these are what is exported.
+    The model is built in a graph of its own, without devices, and its variables are restored by
+    their names, which are the same in a checkpoint of N towers and of one device. Where the
+    checkpoint has moving averages of weights, the averages are exported as the weights.
 
     Args:
       build: called without arguments under a fresh graph; returns `(inputs, outputs)`, two dicts
         from the names in the signature to tensors.
       checkpoint: prefix of the checkpoint with the weights.
-      directory: where versions of the model are kept. The new one goes into a folder named by the
-        checkpoint's global step, as TF Serving expects (the highest number is served).
+      directory: of all versions of the model. The new one goes into a folder in it, named by the
+        checkpoint's global step: TF Serving serves the highest number.
 
     Returns:
       The folder that was written. Its signature is `'serving_default'`, method
       `tensorflow/serving/predict`.
 
     Raises:
-      InvalidArgumentError: that version is there already, or the directory cannot be written to;
+      InvalidArgumentError: this version exists already, or the directory cannot be written to;
         `build` returned something else, or made no variable.
-      CheckpointError: the checkpoint is of another model.
+      CheckpointError: the checkpoint cannot be read, has no global step, or is of another model.
     """
     check_function('build', build, 0, 'a function without arguments that returns (inputs, outputs)')
     checkpoint = directory_name('checkpoint', checkpoint, 'the prefix of a checkpoint')
@@ -47,7 +47,7 @@ def export_saved_model(build: typing.Callable, checkpoint: str, directory: str) 
     if os.path.exists(target):
         raise InvalidArgumentError('%s exists already: an export of step %d. Remove it, or export '
                                    'elsewhere.' % (target, step))
-    # Under another name first, since a server takes a folder with a number as soon as it sees it.
+    # Under another name first: a server loads a folder with a number as soon as it sees it.
     unfinished = target + '.unfinished'
     with tf.Graph().as_default():
         inputs, outputs = _checked_signature(build())
@@ -77,7 +77,7 @@ def _checked_signature(built):
     """`(inputs, outputs)` of what the caller's function built in the default graph.
 
     Raises:
-      InvalidArgumentError: it is something else, or has no variable.
+      InvalidArgumentError: `built` is no such pair, or the graph has no variable.
     """
     if not isinstance(built, (tuple, list)) or len(built) != 2 or not all(
             isinstance(part, dict) and part for part in built):
@@ -97,6 +97,11 @@ def _checked_signature(built):
 
 
 def _step_in(checkpoint):
+    """The global step in a checkpoint, an int.
+
+    Raises:
+      CheckpointError: it cannot be read, or has none.
+    """
     try:
         return int(tf.train.load_variable(checkpoint, 'global_step'))
     except READ_ERRORS as error:

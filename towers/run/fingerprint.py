@@ -11,11 +11,11 @@ from towers.run.step_loop import OccasionalHook
 _PRIME = 2 ** 31 - 1  # products of two remainders fit into an int64
 _BASE = 1000003
 _PIXEL_BASE = 69621
-_MOST_PIXELS = 1024  # of an image that are looked at; all of them would cost as much as a layer
+_MOST_PIXELS = 1024  # of an image that are summed; all of them would cost as much as a layer
 
 
 def weights_checksum(values):
-    """SHA-256 over names, types, shapes and bytes of the values, as 16 hexadecimal digits.
+    """SHA-256 over names, types, shapes and bytes of the values: its first 16 hexadecimal digits.
 
     Args:
       values: dict from variable names to arrays.
@@ -33,11 +33,11 @@ class ExamplesChecksum:
 
         checksum(e_1 .. e_n) = sum_i d(e_i) B^(n - i)  mod p        p = 2^31 - 1, B = 1,000,003
 
-    where d(e) is the same sum over the label and over the pixels in steps of 1/16,384 (of an image
-    with more than 1,024 numbers: over some 1,024 of them, evenly spaced). It depends on every
-    example and on their order, and on nothing else: batches of 25 and of 100 that hold the same
-    examples in the same order come to the same number. It is a variable, so that a run that
-    resumes counts on; examples differ unnoticed by a chance of about 1 in 10^9.
+    where d(e) is the same sum over an example's pixels, in units of 1/16,384, and its label. (Of an
+    image with more than 1,024 numbers it takes at most 1,024, evenly spaced.) It depends on the
+    examples and their order alone, so batches of 25 and of 100 with the same examples in the same
+    order give the same number. Two different streams have the same checksum with a probability of
+    about 1 in 10^9. It is kept in a variable, so that a run that is resumed goes on with it.
 
     Attributes:
       variable: int64 scalar, saved with the run.
@@ -79,22 +79,22 @@ class ExamplesChecksum:
 class FingerprintHook(OccasionalHook):
     """Writes the checksum of a new run's initial weights into the line of step 0 of its log.
 
-    Those of a run that resumes are in the file already.
+    In a run that is resumed it does nothing: the line is in the file already.
     """
 
     def __init__(self, variables, global_step, log):
         """
         Args:
-          variables: those to checksum.
+          variables: list of the variables of the checksum.
           global_step: the variable that counts steps.
-          log: `MetricsLog`; put this hook after the `MetricsHook` whose log it is.
+          log: the `MetricsLog` of a `MetricsHook`, which comes before this hook in the list.
         """
         self._variables = {variable.op.name: variable for variable in variables}
         self._global_step = global_step
         self._log = log
 
     def after_create_session(self, session, coord):
-        """Called when the weights have been initialised or restored."""
+        """Writes the checksum if the run is at step 0."""
         if int(session.run(self._global_step)) == 0:
             checksum = weights_checksum(session.run(self._variables))
             self._log.add(0, {'examples': 0, 'initial_weights': checksum})

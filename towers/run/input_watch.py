@@ -1,21 +1,23 @@
-"""How long a step waits for its input, measured in the graph: in any session, on any device.
+"""Measures in the graph how long a step waits for its input: in any session, on any device.
 
-Where a step reads its input by operations (an iterator's `get_next`, a queue's `dequeue`), it notes
-the time before and after them, and its own begin and end:
+Where a step reads its input by operations (an iterator's `get_next`, a queue's `dequeue`), the time
+of their end is noted, and the begin and end of the step:
 
     waited = end of the last of these operations - begin of the step
+             (of one that comes after work on another one's batch: end - end of that work)
     share  = sum of waited / sum of (end of the step - begin of the step)
 
-Towers whose inputs are staged read the next batch while they work, so for them
+Towers with staged inputs read the next batch while they compute, so for them
 
-    waited = max(0, when the next batch is there - when the rest of the step is done)
+    waited = max(0, time when the next batch is read - time when the rest of the step is done)
 
 Where a step is fed through placeholders, the program makes the batch between the steps:
 
-    waited = begin of the step - end of the step before,   share = waited / (waited + in steps)
+    waited = begin of the step - end of the step before
+    share  = sum of waited / sum of (waited + end of the step - begin of the step)
 
-The notes are additions to a variable that the train op waits for: some microseconds a step, nothing
-to fetch, and no batch read that the step itself would not read.
+The train op waits for additions to a variable that counts these seconds. That costs some
+microseconds a step; nothing has to be fetched, and no further batch is read.
 """
 
 import collections
@@ -27,12 +29,12 @@ from towers import compat
 from towers.arguments import check_count, check_graph_mode, check_instance, check_say
 from towers.errors import InvalidArgumentError
 from towers.graph.frames import Frames
-from towers.graph.graph_walk import step_operations
+from towers.graph.graph_walk import reachable_from, step_operations
 from towers.run.step_clock import SaveListener
 from towers.run.step_loop import OccasionalHook
 from towers.tower.staged_input import StagedInputs
 
-# Shares of the steps' time from which on TensorFlow's own profiler calls a run so.
+# Shares of waiting from which TensorFlow's profiler calls a run highly and moderately input-bound.
 HIGHLY, MODERATELY = 0.2, 0.05
 
 _READS = frozenset([
@@ -41,17 +43,22 @@ _READS = frozenset([
     'QueueDequeueManyV2', 'QueueDequeueUpTo', 'QueueDequeueUpToV2', 'Unstage'])
 
 Reading = collections.namedtuple('Reading', 'waited in_steps between steps')
-"""What was counted so far, in seconds; `between` is the time from one step to the next."""
-
+"""The counts since the initializer: seconds waited, within steps, between steps; and steps."""
 
 
 class Span(collections.namedtuple('Span', 'waited seconds steps')):
-    """Some steps: how long they waited for input, how long they took, how many they were."""
+    """Some steps of a run.
+
+    Attributes:
+      waited: seconds that they waited for input.
+      seconds: seconds that they took.
+      steps: how many they are.
+    """
     __slots__ = ()
 
     @property
     def share(self):
-        """The share of the time that was waiting, in 0..1; None of no time."""
+        """The share of the seconds that was waiting, 0..1; None if there are no seconds."""
         return min(max(self.waited / self.seconds, 0.), 1.) if self.seconds > 0 else None
 
 
@@ -68,19 +75,19 @@ class InputWatch:
             print(watch.span(watch.read(session)).share)
 
     Attributes:
-      initializer: operation that sets all counts to 0; run it before the first step.
-      reads: names of the operations that a step reads its input by; empty for one that is fed.
+      initializer: operation that sets all counts to 0, to be run before the first step.
+      reads: list of names of the operations that read a step's input; empty if the step is fed.
     """
 
     def __init__(self, train_op: typing.Any, staged: typing.Any = None):
         """
         Args:
           train_op: the operation (or tensor) of a step.
-          staged: `BuiltTowers.staged` of towers with staged inputs; or None.
+          staged: `BuiltTowers.staged`, of towers with staged inputs; else None.
 
         Raises:
-          InvalidArgumentError: `train_op` is none of this graph, or is within a `tf.cond` or
-            `tf.while_loop`, where nothing can be added to it.
+          InvalidArgumentError: `train_op` is no operation of the default graph, or it, or the
+            operations that read its input, are within a `tf.cond` or `tf.while_loop`.
         """
         check_graph_mode('an InputWatch')
         op = getattr(train_op, 'op', train_op)
@@ -96,13 +103,16 @@ class InputWatch:
                                        'it.' % op.name)
         if staged is not None:
             check_instance('staged', staged, StagedInputs, 'BuiltTowers.staged, or None')
-        reads = [] if staged is not None else _reads(op)
+        step = step_operations([op])
+        reads = [] if staged is not None else _reads(step)
+        takers = _takers(reads, step)
+        begins, ends = {}, {}
         ahead = staged is not None and staged.read is not None
         self.reads = [staged.read.name] if ahead else [read.name for read in reads]
         self._is_fed = staged is None and not reads
         with tf.device(None), tf.device('/cpu:0'), tf.control_dependencies(None), \
                 tf.name_scope('input_watch/'):
-            # No collection: not saved, not the model's, and nobody else initializes it.
+            # In no collection: it is not saved, and only `initializer` initializes it.
             self._counts = tf.Variable(tf.zeros([4], tf.float64), trainable=False, collections=[],
                                        use_resource=True, name='counts')
             latest_end = tf.Variable(tf.zeros([], tf.float64), trainable=False, collections=[],
@@ -111,12 +121,18 @@ class InputWatch:
             self._value = self._counts.read_value()
             begin = tf.timestamp(name='begin')
             gap = begin - latest_end.read_value()
-            work = [each.op for each in op.inputs] + list(op.control_inputs)
+            work = _before(op)
             if ahead:
                 waited = tf.maximum(_time_after([staged.read, staged.staged], 'staged')
                                     - _time_after([staged.work], 'worked'), 0.)
             elif reads:
-                waited = _time_after(reads, 'read') - begin
+                turns = _turns(takers, step)
+                begins.update((read, begin) for read in turns[0])
+                begins.update((read, _time_after(_before(read), 'ready'))
+                              for turn in turns[1:] for read in turn)
+                ends.update((read, _time_after([read], 'read')) for read in reads)
+                waited = tf.add_n([tf.reduce_max(tf.stack(
+                    [ends[read] - begins[read] for read in turn])) for turn in turns])
             else:
                 waited = tf.zeros([], tf.float64)
             end = _time_after(work or reads, 'end')
@@ -124,28 +140,32 @@ class InputWatch:
                 noted = [self._counts.assign_add(tf.stack([
                     waited, end - begin, tf.where(gap < begin, gap, tf.zeros_like(gap)),
                     tf.ones([], tf.float64)])).op, latest_end.assign(end).op]
-        # What the runtime could start before `begin` would count as having taken no time.
-        first = reads if staged is None else [
-            each for each in step_operations([op]) if each.type == 'StageSize']
-        for each in first:
-            compat.add_control_inputs(each, [begin.op])
+        # Else the runtime could read before `begin`, and the reading would seem to take no time.
+        for each in step if staged is not None else ():
+            if each.type == 'StageSize':
+                compat.add_control_inputs(each, [begin.op])
+        for read in reads:
+            compat.add_control_inputs(read, [begins[read].op])
+            # Else the end could be noted long after it: a thread with more than one operation to do
+            # takes the newest first, and the towers' work is newer than the note.
+            for taker in takers[read]:
+                compat.add_control_inputs(taker, [ends[read].op])
         compat.add_control_inputs(op, noted)
 
     def read(self, session):
-        """`Reading` of a session: a raw one, not a monitored one, whose hooks would count it."""
+        """The `Reading` of a `tf.Session` (of a `MonitoredSession` the hooks would count a step).
+        """
         waited, in_steps, between, steps = session.run(self._value)
         return Reading(float(waited), float(in_steps), float(between), int(steps))
 
     def span(self, reading, since=NOTHING, away=0.):
-        """What was counted from one `Reading` to another.
+        """The `Span` from one `Reading` to another.
 
         Args:
           reading: the later one.
-          since: the earlier one; of another session, which counted for itself, it does not matter.
-          away: seconds between steps that were no waiting: of evaluations, checkpoints.
-
-        Returns:
-          `Span`.
+          since: the earlier one. A reading of an earlier session, whose count began at 0 as well,
+            is left out of account.
+          away: seconds between steps that were no waiting: evaluations, checkpoints.
         """
         if reading.steps < since.steps:
             since = NOTHING
@@ -157,16 +177,16 @@ class InputWatch:
 
 
 class InputWatchHook(OccasionalHook):
-    """Says every so many steps what share of the time went by waiting for input.
+    """Says every so many steps which share of the time was waiting for input.
 
         with tf.train.MonitoredSession(hooks=[towers.InputWatchHook(train_op)]) as session: ...
 
     Attributes:
       watch: `InputWatch`.
-      latest_share: of the steps of the latest line, 0..1; None before it.
-      away_seconds: what `away` was told in all.
-      listener: a `CheckpointSaverListener` for the hook that saves: where steps are fed, the time
-        between them is the waiting, and checkpoints are not.
+      latest_share: share of waiting in the latest line, 0..1; None before the first line.
+      away_seconds: sum of the seconds given to `away`.
+      listener: a `CheckpointSaverListener` for the hook that saves, which leaves the time of
+        checkpoints out: where steps are fed, the time between them counts as waiting.
     """
 
     def __init__(self, train_op: typing.Any, every_steps: typing.Optional[int] = 100,
@@ -175,8 +195,8 @@ class InputWatchHook(OccasionalHook):
         Args:
           train_op: as for `InputWatch`; or what `build_towers` returned.
           every_steps: steps from one line to the next.
-          say: called with each line; None for none, where other hooks show the share.
-          staged: as for `InputWatch`; with what `build_towers` returned it is known.
+          say: called with each line; None: no lines, where other hooks show the share.
+          staged: as for `InputWatch`; taken from what `build_towers` returned, if that is given.
 
         Raises:
           InvalidArgumentError: `every_steps` below 1, or as `InputWatch`.
@@ -195,36 +215,36 @@ class InputWatchHook(OccasionalHook):
         self._window = Window(self)
 
     def after_create_session(self, session, coord):
-        """Starts to count."""
+        """Sets all counts to 0."""
         session.run(self.watch.initializer)
         self._runs = 0
 
     def after_run(self, run_context, run_values):
-        """Counts the step, and says how much of the time went by waiting."""
+        """Counts the step, and says the share where a line is due."""
         due = self.is_due()
         self._runs += 1
         if due:
             self._tell(run_context.session)
 
     def is_due(self):
-        """Whether the coming step is one to say something after."""
+        """Whether a line is due after the coming step."""
         return self._say is not None and (self._runs + 1) % self._every_steps == 0
 
     def step_done(self, fetched):
-        """Counts a step that nothing is said of."""
+        """Counts a step after which no line is due."""
         self._runs += 1
 
     def end(self, session):
-        """Says what is left to be said."""
+        """Says the share of the steps since the latest line."""
         if self._say is not None:
             self._tell(session)
 
     def away(self, seconds):
-        """Leaves time between steps out of the waiting, as of an evaluation or a checkpoint."""
+        """Leaves these seconds between steps out of the waiting: an evaluation or a checkpoint."""
         self.away_seconds += seconds
 
     def evaluated(self, step, results, seconds=0., name='test'):
-        """Leaves the time of an evaluation out, see `EvaluationHook`."""
+        """Leaves the seconds of an evaluation out of the waiting, see `EvaluationHook`."""
         self.away(seconds)
 
     def _tell(self, session):
@@ -240,14 +260,14 @@ class InputWatchHook(OccasionalHook):
 
 
 class Window:
-    """One span of steps after another, each from where the one before it ended."""
+    """Consecutive spans of an `InputWatchHook`'s steps, each from the end of the one before."""
 
     def __init__(self, hook):
         self._hook = hook
         self._since, self._away = NOTHING, 0.
 
     def next(self, session):
-        """`Span` since the last call, or the begin."""
+        """The `Span` since the last call, or since the session was made."""
         hook = self._hook
         reading, away = hook.watch.read(session), hook.away_seconds
         span = hook.watch.span(reading, self._since, away - self._away)
@@ -256,7 +276,11 @@ class Window:
 
 
 def checked_watch(input_watch):
-    """A `Window` of an `InputWatchHook`, or None of None; `InvalidArgumentError` for all else."""
+    """A `Window` of an `InputWatchHook`; None of None.
+
+    Raises:
+      InvalidArgumentError: something else.
+    """
     if input_watch is None:
         return None
     check_instance('input_watch', input_watch, InputWatchHook, 'an InputWatchHook')
@@ -264,15 +288,18 @@ def checked_watch(input_watch):
 
 
 def describe_share(share):
-    """What TensorFlow's profiler calls a run that waits for input for so much of its time."""
+    """The words of TensorFlow's profiler for a run with this share of waiting."""
     if share >= HIGHLY:
         return 'highly input-bound'
     return 'moderately input-bound' if share >= MODERATELY else 'not input-bound'
 
 
-def _reads(op):
-    """The operations that a step reads its input by, but for those that it may leave out."""
-    step = step_operations([op])
+def _reads(step):
+    """The operations of a step that read its input, without those in branches and loops; a list.
+
+    Raises:
+      InvalidArgumentError: all of them are in branches or loops.
+    """
     found = [each for each in step
              if each.type in _READS and not _is_token(each)]
     if not found:
@@ -286,6 +313,31 @@ def _reads(op):
     return sorted(certain, key=lambda each: each.name)
 
 
+def _before(op):
+    """The operations that an operation waits for; a list."""
+    return [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+
+
+def _takers(reads, step):
+    """{operation that reads: list of the operations of the step that wait for it}."""
+    found = {read.name: [] for read in reads}
+    for op in step:
+        for name in {each.name for each in _before(op)}:
+            if name in found:
+                found[name].append(op)
+    return {read: found[read.name] for read in reads}
+
+
+def _turns(takers, step):
+    """Lists of the operations that read: those of each list come after some of the list before."""
+    turns, reads = [], list(takers)
+    while reads:
+        after = reachable_from([op for read in reads for op in takers[read]], step, control=True)
+        turns.append([read for read in reads if read.name not in after])
+        reads = [read for read in reads if read.name in after]
+    return turns
+
+
 def _is_token(op):
     """Whether a queue holds no examples but one number: `SyncReplicasOptimizer`'s tokens."""
     return (op.type.startswith('QueueDequeue') and len(op.outputs) == 1
@@ -293,5 +345,6 @@ def _is_token(op):
 
 
 def _time_after(operations, name):
+    """The time when these operations are done, a float64 scalar tensor in seconds."""
     with tf.control_dependencies(operations):
         return tf.timestamp(name=name)

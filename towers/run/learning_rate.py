@@ -1,8 +1,8 @@
-"""The learning rate: scaled to the number of towers, and a schedule counted in examples.
+"""The learning rate: scaled to the number of towers, with a schedule counted in examples.
 
-N towers with the batch of one device each make the batch N times as large and the steps N times as
-few. The scaling rules say what that does to the rate; a schedule counted in examples (not in steps)
-says the same for every number of towers.
+N towers, each with the batch of one device, make the batch N times as large, and an epoch has one
+N-th of the steps. The scaling rules give the rate for that batch; a schedule counted in examples,
+not in steps, is the same for every number of towers.
 """
 
 import math
@@ -40,7 +40,7 @@ def scale_learning_rate(base: float, num_towers: int, rule: str) -> float:
       A float.
 
     Raises:
-      InvalidArgumentError: an argument that is not as said above.
+      InvalidArgumentError: an argument out of range.
     """
     _check_number('base', base)
     _check_int('num_towers', num_towers, 1)
@@ -68,27 +68,33 @@ class LearningRate(object):
         'cosine'       (1 + cos(pi * min(e / decay_examples, 1))) / 2       (Loshchilov and Hutter
                        2016, arXiv:1608.03983, without restarts)
 
-    Properties: `base`, `num_towers`, `rule`, `peak` (the scaled rate, before warm-up and decay).
-
-    Args:
-      base: the rate of one device, a float > 0.
+    Attributes:
+      base: the rate of one device.
       num_towers: by how many times the batch is larger than the one `base` was tuned for.
-      rule: 'none', 'sqrt' or 'linear', see `scale_learning_rate`.
-      warmup_examples: length of the ramp in examples, 0 for none.
-      decay: 'none', 'exponential', 'piecewise' or 'cosine'.
-      decay_examples: examples for one factor of decay_rate ('exponential') or until the rate is 0
-        ('cosine'), an int >= 1; for 'piecewise' a list of such ints, rising.
-      decay_rate: in (0, 1]; for 'exponential' and 'piecewise'.
-      staircase: whether 'exponential' decays in jumps.
-
-    Raises:
-      InvalidArgumentError: an argument out of range, missing for this decay, or unused by it.
+      rule: 'none', 'sqrt' or 'linear'.
+      peak: the scaled rate, before warm-up and decay.
     """
 
-    def __init__(self, base: float, num_towers: int = 1, rule: str = 'none',
+    def __init__(self, base: float, num_towers: int = 1, rule: str = 'none', *,
                  warmup_examples: int = 0, decay: str = 'none',
-                 decay_examples: typing.Optional[int] = None,
+                 decay_examples: typing.Union[None, int, typing.Sequence[int]] = None,
                  decay_rate: typing.Optional[float] = None, staircase: bool = False):
+        """
+        Args:
+          base: the rate of one device, a float > 0.
+          num_towers: by how many times the batch is larger than the one `base` was tuned for, an
+            int >= 1.
+          rule: 'none', 'sqrt' or 'linear', see `scale_learning_rate`.
+          warmup_examples: length of the ramp in examples, 0 for none.
+          decay: 'none', 'exponential', 'piecewise' or 'cosine'.
+          decay_examples: examples for one factor of decay_rate ('exponential') or until the rate is
+            0 ('cosine'), an int >= 1; for 'piecewise' a list of such ints, rising.
+          decay_rate: in (0, 1]; for 'exponential' and 'piecewise'.
+          staircase: whether 'exponential' decays in jumps.
+
+        Raises:
+          InvalidArgumentError: an argument out of range, missing for this decay, or unused by it.
+        """
         self.peak = scale_learning_rate(base, num_towers, rule)
         self.base, self.num_towers, self.rule = float(base), int(num_towers), rule
         _check_int('warmup_examples', warmup_examples, 0)
@@ -109,7 +115,7 @@ class LearningRate(object):
         return float(self._rate(np.float64(examples_seen), np))
 
     def tensor(self, examples_seen):
-        """The rate as a scalar float32 tensor: that of `at`, to 1e-6 of it.
+        """The rate as a scalar float32 tensor, equal to `at` to a relative 1e-6.
 
         Args:
           examples_seen: a scalar tensor or variable of an integer type: the examples of all steps
@@ -132,8 +138,8 @@ class LearningRate(object):
     def _rate(self, examples, lib):
         """The formula of the class, in float64; `lib` is numpy or tensorflow.
 
-        float64 counts examples exactly, which the jumps need, and keeps what is left of a cosine
-        near its end.
+        float64 counts examples exactly, as the jumps need it, and is precise enough for a cosine
+        near its end, a small difference of numbers near 1.
         """
         rate = self.peak
         if self._warmup_examples:

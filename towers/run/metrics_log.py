@@ -1,8 +1,8 @@
-"""`metrics.jsonl`: what a run measured, one JSON object a line, exact over kills and restarts.
+"""`metrics.jsonl`: the figures of a run, one JSON object a line, exact over kills and restarts.
 
     {"step": 100, "epoch": 0.2, "examples": 10000, "loss": 1.93, …, "wall_time": 1760000000.123}
 
-One line a step, in order, flat: `pandas.read_json(path, lines=True)` reads it as it is.
+One flat object for each logged step, in order, as `pandas.read_json(path, lines=True)` reads it.
 """
 
 import contextlib
@@ -20,42 +20,43 @@ from towers.arguments import (check_count, check_flag, check_number, check_say, 
 from towers.checkpoint.files import list_checkpoints
 from towers.errors import InvalidArgumentError, LogFileError
 from towers.run.input_watch import checked_watch
-from towers.run.step_clock import SaveListener, StepClock, rate
+from towers.run.step_clock import SaveListener, StepClock, counts_of, rate
 from towers.run.step_loop import OccasionalHook
 from towers.run.whole_file import moved_aside
 
 
 class MetricsLog:
-    """The file. What is known of the latest step is kept back until it is complete, so that an
-    evaluation joins the line of its step.
+    """The file. The line of the latest step is kept back, so that an evaluation can be added to it.
 
-    JSON has no NaN and no Inf: they are null, and spelled out as in `"non_finite": "loss=inf"`. A
-    float32 is written with the digits that tell it from the next.
+    JSON has no NaN and no infinity: they are written as null, and named in a further value, such as
+    `"non_finite": "loss=inf"`. A float32 is written with the fewest digits that give it again.
     """
 
     def __init__(self, path):
         """
         Args:
-          path: of the file, on a file system of the operating system's (no `gs://`).
+          path: of the file, on a local file system (no `gs://`).
         """
         self.path = directory_name('path', path, 'the name of a file')
         self._pending = None
         self._written = {'step': -1}
 
     def resume(self, step, is_new=False):
-        """Makes the file that of a run that is at `step`: cuts the lines of later steps, and a last
-        line that is only half there. It is replaced in one go, if at all, and made if need be.
+        """Prepares the file for a run that goes on from a step.
+
+        Cuts the lines of later steps, and a last line that was written by half; the file is
+        replaced by renaming another one. Makes the file if it is missing.
 
         Args:
           step: the step that the run goes on from.
-          is_new: whether it is a run that begins, so that what is in the file is another one's: the
-            file is then renamed to `metrics.jsonl.1`, or the first such name that is free.
+          is_new: whether the run begins, so that steps in the file are of another run: the file is
+            then renamed to `metrics.jsonl.1`, or `.2`, …, the first name that is free.
 
         Returns:
-          A line about what was cut or renamed, to be shown; or None.
+          A line that says what was cut or renamed, to be shown; or None.
 
         Raises:
-          LogFileError: it cannot be read or written, or has lines that are no such objects.
+          LogFileError: the file cannot be read or written, or has a line that is no such object.
         """
         self._pending = None
         self._written = {'step': -1}
@@ -88,6 +89,7 @@ class MetricsLog:
             'that step is' if len(cut) == 1 else 'those steps are')
 
     def _begin_anew(self, content):
+        """Renames the file, which has this content, and begins an empty one; says so in a line."""
         count = len([line for line in content.split(b'\n') if line.strip()])
         aside = moved_aside(self.path)
         self._append(b'')
@@ -95,15 +97,15 @@ class MetricsLog:
             self.path, count, '' if count == 1 else 's', aside))
 
     def add(self, step, values):
-        """Adds to the line of a step: the latest one, or a later one.
+        """Adds values to the line of the latest step, or begins the line of a later one.
 
         Args:
           step: an int.
-          values: dict from names to numbers (or strings).
+          values: dict from names to numbers or strings.
 
         Raises:
-          InvalidArgumentError: a value that is neither, or a step before the latest one.
-          LogFileError: as `flush`.
+          InvalidArgumentError: a value of another kind, or a step before the latest one.
+          LogFileError: the file cannot be written.
         """
         values = {name: _plain(name, value) for name, value in values.items()}
         if self._pending is not None and self._pending['step'] == step:
@@ -118,17 +120,17 @@ class MetricsLog:
             self._pending = dict({'step': step}, **values)
 
     def flush(self):
-        """Writes what was kept back; from then on no kill can undo it, but a power cut can.
+        """Writes the line that is kept back. A kill cannot undo that, a loss of power can.
 
         Raises:
-          LogFileError: the disk is full, or the like.
+          LogFileError: the file cannot be written.
         """
         if self._pending is not None:
             self._append(_encode(self._pending))
             self._written, self._pending = self._pending, None
 
     def sync(self):
-        """As `flush`, and makes sure that all of it is on the disk."""
+        """As `flush`, and waits until the disk has all of the file."""
         self.flush()
         if os.path.exists(self.path):
             with self._explained(), open(self.path, 'ab') as log:
@@ -142,12 +144,13 @@ class MetricsLog:
                 return log.read()
 
     def _append(self, line):
-        # Opened for each line: that is some 20 microseconds in the steps that write, and nothing
-        # is left open when a run ends in an error.
+        # Opened for each line, which takes some 20 microseconds: so no open file is left when a run
+        # ends in an error.
         with self._explained(), open(self.path, 'ab') as log:
             log.write(line)
 
     def _rewrite_last(self, values):
+        """Adds values to the last line of the file."""
         complete = dict(self._written, **values)
         if complete == self._written:
             return
@@ -157,6 +160,7 @@ class MetricsLog:
         self._written = complete
 
     def _replace(self, content):
+        """Replaces the content of the file by renaming another one, whole or not at all."""
         path = os.path.realpath(self.path)
         with self._explained():
             with open(path + '.new', 'wb') as log:
@@ -167,6 +171,7 @@ class MetricsLog:
 
     @contextlib.contextmanager
     def _explained(self):
+        """Raises `LogFileError` for an `OSError` of the block."""
         try:
             yield
         except OSError as error:
@@ -174,6 +179,7 @@ class MetricsLog:
                 self.path, error.strerror or error, self._advice())) from error
 
     def _advice(self):
+        """End of the text of a `LogFileError`: what to do, and which lines are safe."""
         step, folder = self._written['step'], os.path.dirname(os.path.abspath(self.path))
         if os.path.isdir(self.path):
             return ' It is a folder: move it away, or give another path.'
@@ -188,64 +194,68 @@ class MetricsLog:
 class MetricsHook(OccasionalHook):
     """Writes a line of `metrics.jsonl` at each multiple of `log_every` steps and at the last step.
 
-    Which steps have a line depends on the step alone, and a run that goes on from an earlier step
-    cuts what came after it, so that after a kill the file has the lines of a run that never was
-    killed. For that the line of a step has to be on the disk before a checkpoint of that step
-    counts: give `listener` to the hook that saves, and put this hook (and that which evaluates)
-    before it in the list of hooks. (`tf.train.MonitoredTrainingSession` puts a saver of its own
-    first: pass it `save_checkpoint_steps=None` and `save_checkpoint_secs=None`, and a
+    After a kill the file has the lines of a run that was never killed: which steps have a line
+    depends on the step alone, and a run that goes on from a step cuts the lines of later ones. For
+    that the line of a step has to be on the disk before its checkpoint is: give `listener` to the
+    hook that saves, and put this hook and the hook that evaluates before it in the list of hooks.
+    (`tf.train.MonitoredTrainingSession` puts a saver of its own first: pass it
+    `save_checkpoint_steps=None` and `save_checkpoint_secs=None`, and a
     `tf.train.CheckpointSaverHook` as the last hook.)
 
     Attributes:
       listener: a `CheckpointSaverListener`.
     """
 
+    # Names of values that the hook and the log add.
     _OWN = ('step', 'epoch', 'examples', 'images_per_second', 'input_wait', 'wall_time',
             'non_finite')
 
     def __init__(self, values: typing.Any, global_step: typing.Optional[tf.Variable], path: str,
-                 batch_size: int, examples_per_epoch: int, log_every: int = 100,
-                 last_step: typing.Optional[int] = None, examples: typing.Any = None,
+                 batch_size: typing.Optional[int] = None,
+                 examples_per_epoch: typing.Optional[float] = None, log_every: int = 100,
+                 last_step: typing.Optional[int] = None, *, examples: typing.Any = None,
                  fetch_every_step: bool = False, say: typing.Callable = print,
                  input_watch: typing.Any = None):
         """
         Args:
           values: dict (or list of pairs) from names to scalar tensors, fetched with the steps that
             have a line: `loss`, `learning_rate`, ….
-          global_step: the variable that counts steps.
+          global_step: `StepCounts` with `examples_per_epoch`, whose `last_step`, if given, has a
+            line whatever its number; or the variable that counts steps.
           path: of the file, such as `train_dir + '/metrics.jsonl'`.
-          batch_size: examples a step.
-          examples_per_epoch: examples in one pass over the data.
+          batch_size, examples_per_epoch, last_step, examples: with a variable, the other fields of
+            `StepCounts`.
           log_every: steps from one line to the next.
-          last_step: the step at which training ends, which has a line whatever its number; or None.
-          examples: variable that counts examples; None: the step times `batch_size`.
           fetch_every_step: as in `ProgressHook`.
-          say: called with the line about what was cut from the file or renamed, see
-            `MetricsLog.resume`. A run is new at step 0, where there is no checkpoint beside the
-            file.
-          input_watch: `InputWatchHook` of the same session: the lines get `input_wait`, the share
-            of the time since the last line that was spent waiting for input, 0..1; or None.
+          say: called with the line about what was cut or renamed, see `MetricsLog.resume`. A run
+            is new if it is at step 0 and there is no checkpoint beside the file.
+          input_watch: `InputWatchHook` of the same session, for `input_wait` in each line: the
+            share of the time since the line before that was waiting for input, 0..1; or None.
 
         Raises:
-          InvalidArgumentError: a number below 1, or a name that the log itself uses.
+          InvalidArgumentError: a number below 1, or missing; a field beside `StepCounts`; a name
+            that the log itself uses.
         """
+        counts = counts_of(global_step, batch_size=batch_size, last_step=last_step,
+                           examples_per_epoch=examples_per_epoch, examples=examples)
         check_count('log_every', log_every)
-        if last_step is not None:
-            check_count('last_step', last_step)
+        if counts.last_step is not None:
+            check_count('last_step', counts.last_step)
         check_flag('fetch_every_step', fetch_every_step)
         check_say(say)
-        check_number('examples_per_epoch', examples_per_epoch, above=0, expected='more than 0')
+        check_number('examples_per_epoch', counts.examples_per_epoch, above=0,
+                     expected='more than 0')
         self._arguments = tf.train.SessionRunArgs(dict(scalar_tensors('values', values)))
         for name in self._arguments.fetches:
             if name in self._OWN:
                 raise InvalidArgumentError('%r is a name that the metrics log uses itself: give '
                                            'that value another one.' % name)
         self.log = MetricsLog(path)
-        self._clock = StepClock(global_step, batch_size, examples)
+        self._clock = StepClock(counts.global_step, counts.batch_size, counts.examples)
         self.listener = SaveListener(self._clock, self._before_save)
-        self._examples_per_epoch = examples_per_epoch
+        self._examples_per_epoch = counts.examples_per_epoch
         self._log_every = log_every
-        self._last_step = last_step
+        self._last_step = counts.last_step
         self._fetches_always = fetch_every_step
         self._say = say
         self._waiting = checked_watch(input_watch)
@@ -255,7 +265,7 @@ class MetricsHook(OccasionalHook):
         self._mark = None
 
     def after_create_session(self, session, coord):
-        """Cuts what the file has of steps after the restored one; of another run, renames it."""
+        """Cuts the lines of steps after the restored one; renames the file of another run."""
         self._clock.restart(session)
         self._since, self._mark = self._clock.step, None
         self._writes = self._ended = False
@@ -267,12 +277,12 @@ class MetricsHook(OccasionalHook):
             self._say(told)
 
     def before_run(self, run_context):
-        """Fetches the values when the next step is one to write."""
+        """Fetches the values if the coming step has a line."""
         self._writes = self.is_due()
         return self._arguments if self._writes or self._fetches_always else None
 
     def after_run(self, run_context, run_values):
-        """Counts the step, and notes the values where it is one to write."""
+        """Counts the step, and puts its line, if it has one, into the log."""
         clock = self._clock
         self._count()
         if not self._writes:
@@ -295,7 +305,9 @@ class MetricsHook(OccasionalHook):
         self.log.add(clock.step, line)
 
     def is_due(self):
-        """Whether the coming step has a line; writes that of the step before, should this one fail.
+        """Whether the coming step has a line.
+
+        Also writes the line of the step before, which would be lost if the coming step failed.
         """
         self.log.flush()
         return self._clock.comes_to(self._log_every, self._last_step)
@@ -305,29 +317,29 @@ class MetricsHook(OccasionalHook):
         self._count()
 
     def always_fetched(self):
-        """The values, with `fetch_every_step`."""
+        """The values, with `fetch_every_step`; else None."""
         return self._arguments.fetches if self._fetches_always else None
 
     def end(self, session):
-        """Writes what is kept back."""
+        """Writes the line that is kept back."""
         self._ended = True
         self.log.sync()
 
     def evaluated(self, step, results, seconds=0., name='test'):
-        """Puts the results of an evaluation into the step's line: `test_accuracy`, ….
+        """Adds the results of an evaluation to the step's line: `test_accuracy`, ….
 
         Args:
           step: the step whose weights were evaluated: the current one.
           results: dict from names to numbers, as `Evaluation.run` returns it.
-          seconds: how long it took; left out of `images_per_second`.
-          name: what the names of the results begin with.
+          seconds: duration of the evaluation; left out of `images_per_second`.
+          name: prefix of the names of the results.
 
         Raises:
           InvalidArgumentError: a step before the latest one in the file.
         """
         self._clock.away(seconds)
         self.log.add(step, {'%s_%s' % (name, key): value for key, value in results.items()})
-        if self._ended:  # by a hook whose `end` comes after this one's
+        if self._ended:  # the `end` of the hook that evaluates came after this one's
             self.log.sync()
 
     def _count(self):
@@ -344,6 +356,7 @@ class MetricsHook(OccasionalHook):
 
 
 def _parse(line):
+    """The object of a line of bytes, a dict with an int `step`; None if it is something else."""
     try:
         entry = json.loads(line.decode('utf-8'))
     except ValueError:
@@ -352,11 +365,15 @@ def _parse(line):
 
 
 def _plain(name, value):
-    """A number of numpy's, or an array of one, as Python's own."""
+    """A value as JSON has it: numbers of numpy, or arrays of one, become Python's.
+
+    Raises:
+      InvalidArgumentError: neither a number nor a string.
+    """
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.reshape(())[()]
     if isinstance(value, np.generic) and tf.as_dtype(value.dtype).is_floating:
-        # The shortest digits that give the same float32 (or bfloat16) again.
+        # The fewest digits that give the same float32 (or bfloat16) again.
         return float(value) if value.dtype == np.float64 else float(str(value))
     if isinstance(value, (np.integer, np.bool_)):
         return value.item()
@@ -369,6 +386,7 @@ def _plain(name, value):
 
 
 def _encode(entry):
+    """The line of an object, bytes."""
     line = dict(entry)
     odd = line.pop('non_finite', '').split()
     for name, value in line.items():

@@ -1,5 +1,6 @@
-"""Standard output whose reader may go away: `train.py | head -3`, a terminal that is closed, a full
-disk. A run that has done an hour of steps then ends in good order, and not in the line it printed.
+"""Standard output that can be lost: `train.py | head -3`, a closed terminal, a full disk.
+
+A long run then saves and ends in good order, instead of failing in the line that it prints.
 """
 
 import contextlib
@@ -12,20 +13,21 @@ from towers.errors import OutputLostError
 
 
 class OutputStream:
-    """A text stream that is written to for as long as that is possible.
+    """A text stream whose first failed write is reported once, and whose later text is discarded.
 
-    The first write that fails calls `on_lost`; what is written after it goes nowhere. Everything
-    else is the stream's own. Two streams may write to one place, such as a bar beside plain lines.
+    All other attributes are those of the stream. Several of these may write to one stream, such as
+    a bar and plain lines.
 
     Attributes:
-      lost: the `OSError` of the write that failed, or None.
-      on_lost: called with that error, once; None raises `OutputLostError` there and then.
+      lost: the `OSError` of the write that failed; or None.
+      on_lost: function that is called with that error, once; None: the write raises
+        `OutputLostError`.
     """
 
     def __init__(self, stream, on_lost=None):
         """
         Args:
-          stream: a text stream; None, which is what Python has for a closed one, takes nothing.
+          stream: a text stream; None, Python's value for a closed one, discards all text.
           on_lost: see above.
         """
         self.lost = None
@@ -36,7 +38,7 @@ class OutputStream:
         return getattr(self._stream, name)
 
     def write(self, text):
-        """Writes text where it can."""
+        """Writes a text; returns its length, also where it is discarded."""
         self._attempt('write', text)
         return len(text)
 
@@ -45,7 +47,7 @@ class OutputStream:
         self.write(''.join(lines))
 
     def flush(self):
-        """Sends on what has been written."""
+        """Flushes the stream."""
         self._attempt('flush')
 
     def isatty(self):
@@ -53,6 +55,7 @@ class OutputStream:
         return self._stream is not None and self._stream.isatty()
 
     def _attempt(self, method, *arguments):
+        """Calls a method of the stream; an `OSError` makes it lost."""
         if self._stream is None or self.lost is not None:
             return
         try:
@@ -65,31 +68,35 @@ class OutputStream:
             self.on_lost(error)
 
     def _send_nowhere(self):
-        """Points the descriptor at /dev/null: else Python writes its buffer again at exit."""
+        """Points the stream's descriptor at /dev/null, since Python writes its buffer at exit."""
         try:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
             os.close(nowhere)
         except (OSError, ValueError):
-            pass  # no file of the system's
+            pass  # no file of the operating system
 
 
 def progress_stream():
-    """Standard output, but for a bar on a terminal standard error, as is the custom of bars."""
+    """The stream for progress: standard error if that and standard output are terminals, as
+    progress bars use it; else standard output."""
     both = sys.stdout, sys.stderr
     return sys.stderr if all(stream and stream.isatty() for stream in both) else sys.stdout
 
 
 @contextlib.contextmanager
 def lasting_output(say):
-    """Makes `sys.stdout` and `sys.stderr` `OutputStream`s while a program's main runs.
+    """Runs a program's main with `OutputStream`s as `sys.stdout` and `sys.stderr`, and exits.
 
-    Where standard output is lost the program ends with the status that a shell expects: 141 (128
-    plus SIGPIPE) and no word where nobody reads it any more, as of any program in a pipe; else 1,
-    and a line. A status of the program's own that says more stays, such as that of a signal.
+    If standard output is lost, the exit status is 141 (128 plus SIGPIPE) where its reader is gone,
+    as a shell expects of a program in a pipe; else 1, and `say` is called. Another status that the
+    program itself exits with, such as after a signal, stays.
 
     Args:
-      say: called with that line, for standard error.
+      say: called with a line for standard error.
+
+    Raises:
+      SystemExit: always.
     """
     former = sys.stdout, sys.stderr
     sys.stdout = output = OutputStream(sys.stdout)
@@ -112,5 +119,5 @@ def lasting_output(say):
 
 
 def status_of(error):
-    """The exit status of a program whose output ended with this error."""
+    """The exit status of a program whose output was lost with this `OSError`."""
     return 128 + signal.SIGPIPE if error.errno in (errno.EPIPE, errno.EIO) else 1

@@ -1,4 +1,4 @@
-"""The view of a running training: one bar on a terminal, plain lines anywhere else."""
+"""Shows the progress of a training: one bar on a terminal, plain lines anywhere else."""
 
 import collections
 import os
@@ -12,27 +12,29 @@ from towers.errors import InvalidArgumentError
 from towers.run.device_usage import DeviceUse
 from towers.run.input_watch import checked_watch
 from towers.run.output_stream import OutputStream, progress_stream
-from towers.run.step_clock import SaveListener, StepClock, rate
+from towers.run.step_clock import SaveListener, StepClock, counts_of, rate
 from towers.run.step_loop import OccasionalHook
 
 Throughput = collections.namedtuple('Throughput', 'examples seconds')
+"""Examples of some steps, and the seconds that they took."""
 
 Field = collections.namedtuple('Field', 'text priority')
-"""A part of the bar's line; where there is no room, the highest priority number goes first."""
+"""A part of the bar's line. Where there is no room, the fields with the highest number are left out
+first; those with 0 never are."""
 
 
 class ProgressHook(OccasionalHook):
     """Shows step, epoch, values such as the loss, examples per second, time left, and device use.
 
-    Where standard output and error are a terminal, one bar there, drawn anew a few times a second;
-    else one line every `log_every` steps on standard output, so that `| tee log` and `> log` have
-    them. Where that can no longer be written the run goes on without them. Rates are those of the
-    last seconds, without evaluations that `evaluated` is told of and checkpoints that `listener` is
-    told of.
+    Where standard output and standard error are terminals it shows a bar, redrawn a few times a
+    second; else it writes a line every `log_every` steps to standard output, for `| tee log` and
+    `> log`. If the lines can no longer be written, the run goes on without them. Rates are of the
+    last ten seconds, without the evaluations that `evaluated` and the checkpoints that `listener`
+    are called for.
 
-    The values are fetched with a step only where they are shown. A session optimises the graph anew
-    for each set of things that is fetched, which takes some 10 s for InceptionResNet-v2 on two
-    CPU towers, so give all hooks the same tensors for the same things.
+    The values are fetched only with the steps that are shown. TensorFlow optimises the graph once
+    for each set of fetches, some 10 s for InceptionResNet-v2 on two CPU towers: so give all hooks
+    the same tensor for the same value.
 
     Attributes:
       listener: a `CheckpointSaverListener`, to be given to the hook that saves.
@@ -42,43 +44,48 @@ class ProgressHook(OccasionalHook):
     _RATE_SECONDS = 10.
 
     def __init__(self, values: typing.Any, global_step: typing.Optional[tf.Variable],
-                 train_steps: int, batch_size: int, examples_per_epoch: int, log_every: int = 100,
-                 stream: typing.Any = None, devices: typing.Sequence[str] = (),
+                 train_steps: typing.Optional[int] = None,
+                 batch_size: typing.Optional[int] = None,
+                 examples_per_epoch: typing.Optional[float] = None, log_every: int = 100,
+                 stream: typing.Any = None, *, devices: typing.Sequence[str] = (),
                  examples: typing.Any = None, fetch_every_step: bool = False,
                  input_watch: typing.Any = None):
         """
         Args:
           values: dict (or list of pairs) from a short name to a scalar tensor, shown in that order.
-          global_step: the variable that counts steps.
-          train_steps: the step at which training ends.
-          batch_size: examples a step.
-          examples_per_epoch: examples in one pass over the data.
+          global_step: `StepCounts` with `last_step` and `examples_per_epoch`; or the variable that
+            counts steps.
+          train_steps, batch_size, examples_per_epoch, examples: with a variable, the other fields
+            of `StepCounts`; `train_steps` is its `last_step`.
           log_every: steps from one plain line to the next, at least 1.
-          stream: where to write: the bar if it is a terminal, else lines. None: the bar to
-            standard error if that and standard output are terminals, else lines to the latter.
-          devices: the towers' devices; use and memory of the GPUs among them are shown, if pynvml
+          stream: text stream: gets the bar if it is a terminal, else lines. None: the bar goes to
+            standard error if that and standard output are terminals, else lines go to the latter.
+          devices: the towers' devices; use and memory of the GPUs among them are shown if pynvml
             is installed (`pip install nvidia-ml-py`, the extra gpu).
-          examples: variable that counts examples; None: the step times `batch_size`.
-          fetch_every_step: fetch the values with every step, so that the graph is optimised for
-            one set of fetches less; some microseconds a step more.
-          input_watch: `InputWatchHook` of the same session: the share of the time since the last
-            line that was spent waiting for input is shown; or None.
+          fetch_every_step: whether to fetch the values with every step: TensorFlow then optimises
+            the graph for one set of fetches less, and a step takes some microseconds more.
+          input_watch: `InputWatchHook` of the same session, to show the share of the time since the
+            line before that was waiting for input; or None.
 
         Raises:
-          InvalidArgumentError: a number below 1.
+          InvalidArgumentError: a number below 1, or missing; a field beside `StepCounts`.
         """
+        counts = counts_of(global_step, 'train_steps', last_step=train_steps,
+                           batch_size=batch_size, examples_per_epoch=examples_per_epoch,
+                           examples=examples)
         check_count('log_every', log_every)
-        check_count('train_steps', train_steps)
+        check_count('last_step' if counts is global_step else 'train_steps', counts.last_step)
         check_flag('fetch_every_step', fetch_every_step)
         check_instance('devices', devices, (list, tuple), "a list of devices, as the towers'")
         if stream is not None and not (hasattr(stream, 'write') and hasattr(stream, 'isatty')):
             raise InvalidArgumentError('stream=%.80r: expected a text stream.' % (stream,))
-        check_number('examples_per_epoch', examples_per_epoch, above=0, expected='more than 0')
-        self._clock = StepClock(global_step, batch_size, examples)
+        check_number('examples_per_epoch', counts.examples_per_epoch, above=0,
+                     expected='more than 0')
+        self._clock = StepClock(counts.global_step, counts.batch_size, counts.examples)
         self.listener = SaveListener(self._clock)
         self._arguments = tf.train.SessionRunArgs(scalar_tensors('values', values))
-        self._train_steps = train_steps
-        self._examples_per_epoch = examples_per_epoch
+        self._train_steps = counts.last_step
+        self._examples_per_epoch = counts.examples_per_epoch
         self._log_every = log_every
         self._fetches_always = fetch_every_step
         self._waiting = checked_watch(input_watch)
@@ -95,14 +102,14 @@ class ProgressHook(OccasionalHook):
 
     @property
     def throughput(self):
-        """`Throughput` since the end of the second step, or None before the third."""
+        """`Throughput` of all steps of the session after the second; None before the third."""
         begin, end = self._first_mark, self._clock.mark
         if begin is None or end is None or end.examples <= begin.examples:
             return None
         return Throughput(end.examples - begin.examples, end.seconds)
 
     def after_create_session(self, session, coord):
-        """Starts from the step that was restored."""
+        """Takes over the restored step, and draws the bar."""
         self._clock.restart(session)
         self._first_mark = self._shown_at = None
         self._marks.clear()
@@ -113,12 +120,12 @@ class ProgressHook(OccasionalHook):
             self._draw([])
 
     def before_run(self, run_context):
-        """Fetches the values when this step is one to show."""
+        """Fetches the values if the coming step is shown."""
         self._shows = self.is_due()
         return self._arguments if self._shows or self._fetches_always else None
 
     def after_run(self, run_context, run_values):
-        """Counts the step, and shows it where it is one to show."""
+        """Counts the step, and shows it if it is due."""
         clock = self._clock
         self._count()
         if not self._shows:
@@ -126,7 +133,7 @@ class ProgressHook(OccasionalHook):
         clock.read(run_context.session)
         values = []
         for number, (name, value) in enumerate(run_values.results.items()):
-            if getattr(value, 'size', 1) != 1:  # its shape was not known before
+            if getattr(value, 'size', 1) != 1:  # its static shape was not known
                 raise InvalidArgumentError('the value %r of a ProgressHook has the shape %s: '
                                            'expected one number.' % (name, list(value.shape)))
             text = '%.4g' % value if number else ('%#.4g' % value).rstrip('.')
@@ -141,7 +148,7 @@ class ProgressHook(OccasionalHook):
         self._shown_at = time.perf_counter()
 
     def is_due(self):
-        """Whether the coming step is one to show."""
+        """Whether the coming step is shown."""
         following = self._clock.step + 1
         if self._shown_at is None or following == self._train_steps:
             return True
@@ -154,16 +161,19 @@ class ProgressHook(OccasionalHook):
         self._count()
 
     def always_fetched(self):
-        """The values, with `fetch_every_step`."""
+        """The values, with `fetch_every_step`; else None."""
         return self._arguments.fetches if self._fetches_always else None
 
     def end(self, session):
-        """Leaves the last state of the bar on the screen."""
+        """Closes the bar; its last state stays on the screen."""
         self.close()
 
     def close(self):
-        """Ends the line of the bar. `end` does it; call it where an error ends the session, so that
-        what is written about the error starts on a line of its own. May be called twice."""
+        """Ends the line of the bar; may be called twice.
+
+        `end` does it. A program calls it where an error ends the session, so that the text of the
+        error begins on a line of its own.
+        """
         if self._bar is not None:
             self._bar.n = self._clock.step
             self._bar.left = self._position()
@@ -172,7 +182,8 @@ class ProgressHook(OccasionalHook):
         self._use.close()
 
     def write(self, text):
-        """Writes lines above the bar, or just writes them; so this can stand for a stream."""
+        """Writes lines, above the bar if there is one: with `flush`, a hook can stand for a stream.
+        """
         text = text.strip('\n') + '\n'
         if self._bar is not None:
             self._bar.clear()
@@ -192,8 +203,8 @@ class ProgressHook(OccasionalHook):
         Args:
           step: the step whose weights were evaluated.
           results: dict from names to numbers, as `Evaluation.run` returns it.
-          seconds: how long it took; left out of the rates.
-          name: what the results are of.
+          seconds: duration of the evaluation; left out of the rates.
+          name: of the evaluated data, at the begin of the line.
         """
         self._clock.away(seconds)
         shown = ', '.join('%s %.4g' % item for item in results.items() if item[0] != 'examples')
@@ -208,6 +219,7 @@ class ProgressHook(OccasionalHook):
             self._marks.append(self._clock.mark)
 
     def _draw(self, values):
+        """Redraws the bar, with a list of `Field`s for the values."""
         bar, use = self._bar, self._fields_of_use()
         bar.n = self._clock.step
         bar.left = self._position()
@@ -215,21 +227,24 @@ class ProgressHook(OccasionalHook):
         bar.refresh()
 
     def _write_line(self, values):
+        """Writes a plain line, with a list of `Field`s for the values."""
         fields = self._position() + values + self._fields_of_rate() + self._fields_of_use()
         self.write('step ' + '  '.join(field.text for field in fields))
 
     def _position(self):
-        # Right-aligned on a terminal, so that what follows stands still.
+        """`Field`s of step and epoch."""
+        # Right-aligned in a bar, so that the text behind it does not move.
         width = len(str(self._train_steps)) if self._bar is not None else 0
         return [Field(self._of_all(self._clock.step, width), 0),
                 Field('epoch %.1f' % (self._clock.examples / self._examples_per_epoch), 5)]
 
     def _of_all(self, step, width=0):
-        """The step and the number of the last one, unless the run has gone on beyond that."""
+        """`'8/10'`, step and last step; `'12'` where the run has gone on beyond the last step."""
         return '%*d' % (width, step) + (
             '/%d' % self._train_steps if step <= self._train_steps else '')
 
     def _fields_of_use(self):
+        """`Field`s of the use of the devices; writes, once, why GPUs are not read."""
         gpus, cpu = self._use.describe()
         if self._use.problem and not self._problem_told:
             self._problem_told = True
@@ -237,8 +252,9 @@ class ProgressHook(OccasionalHook):
         return [Field(text, priority) for text, priority in ((gpus, 3), (cpu, 6)) if text]
 
     def _fields_of_rate(self):
+        """`Field`s of examples a second over the last seconds, and of the time left."""
         marks, mark = self._marks, self._clock.mark
-        # The last mark that is old enough to measure from, or the oldest of all.
+        # Keeps, as the first, the latest mark that is at least `_RATE_SECONDS` old.
         while len(marks) > 1 and mark.seconds - marks[1].seconds >= self._RATE_SECONDS:
             marks.popleft()
         speed = rate(marks[0], mark) if marks else None
@@ -248,24 +264,24 @@ class ProgressHook(OccasionalHook):
             marks.append(mark)
         fields = [Field(('{:,.0f}' if speed >= 10 else '{:.2g}').format(speed) + ' images/s', 2)]
         steps_left = self._train_steps - self._clock.step
-        if steps_left >= 0:  # a loop of the program's own may go on for longer
+        if steps_left >= 0:  # a program's own loop may go on beyond the last step
             seconds_left = steps_left * self._clock.batch_size / speed
             fields.append(Field('%s left' % describe_time(seconds_left), 1))
         return fields
 
 
 def _can_show_bar(stream):
-    """Whether a stream is a terminal with rows and columns (one in a container may have none)."""
+    """Whether a stream is a terminal of known size (in a container it may have 0 columns)."""
     if not stream.isatty() or os.environ.get('TERM') == 'dumb':
         return False
     try:
         return min(os.get_terminal_size(stream.fileno())) > 0
-    except (AttributeError, OSError):  # a stream of a program's own that says it is a terminal
+    except (AttributeError, OSError):  # a program's own stream, which says that it is a terminal
         return True
 
 
 def describe_time(seconds):
-    """`'0:34'`, `'1:02:03'` or `'3 d 04:05'`."""
+    """A number of seconds as text: `'0:34'`, `'1:02:03'` or `'3 d 04:05'`."""
     minutes, seconds = divmod(int(round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     if hours >= 24:
@@ -281,7 +297,7 @@ def fit(left, right, width):
       width: columns for both.
 
     Returns:
-      Pair of strings.
+      List of two strings.
     """
     while True:
         texts = [' '.join(field.text for field in fields) for fields in (left, right)]
@@ -293,19 +309,20 @@ def fit(left, right, width):
 
 
 def _new_bar(stream, total, initial):
+    """tqdm's bar of `total` steps that begins at step `initial`, with `Field`s on both sides."""
     from tqdm import tqdm  # pylint: disable=import-outside-toplevel
 
     class Bar(tqdm):
-        """tqdm's bar between texts that are cut to the terminal's width."""
+        """A bar between two texts that are cut to the terminal's width."""
 
-        monitor_interval = 0  # of a thread that wakes bars up which count by themselves
+        monitor_interval = 0  # no thread that redraws: the hook does
         _FRAME_AND_BAR = 9
 
         left, right = (), ()
 
         @property
         def format_dict(self):
-            """What the bar's format is filled in with."""
+            """The values that tqdm fills into the bar's format, a dict."""
             values = super(Bar, self).format_dict
             width = (values['ncols'] or 80) - self._FRAME_AND_BAR
             values['left'], values['right'] = fit(list(self.left), list(self.right), width)

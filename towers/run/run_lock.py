@@ -1,4 +1,4 @@
-"""One process at a time on a directory."""
+"""Locks a directory, so that one process at a time has a run in it."""
 
 import contextlib
 import errno
@@ -22,7 +22,7 @@ from towers.errors import CheckpointError, RunLockedError
 
 LOCK_FILE = 'run.lock'
 
-# What flock says where the file system, or the server of a network one, has no locks.
+# Errors of flock on file systems that have no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 
@@ -34,13 +34,13 @@ def hold_directory(directory: str) -> typing.Iterator[bool]:
             newest = towers.newest_checkpoint(train_dir)
             ...
 
-    The kernel's lock (`flock`) on the file `run.lock` in it, which it releases when the process
-    ends, whatever ends it, SIGKILL too; so a file that is left says nothing. Processes forked from
-    the holder hold it too. Between machines that share a file system it works where that passes
-    locks on (NFS does, from Linux 2.6.12 on).
+    It takes the kernel's lock (`flock`) on the file `run.lock` in the directory, which is released
+    when the process ends, by SIGKILL too; so a file that is left over does no harm. Processes
+    forked from the holder hold it as well. It works between machines where their file system
+    passes locks on (NFS does, from Linux 2.6.12 on).
 
     Where there is no flock (some network file systems; paths such as gs://…; Windows) it goes on
-    without, and says so by a `RuntimeWarning`.
+    without a lock, and warns by a `RuntimeWarning`.
 
     Args:
       directory: made if it is missing.
@@ -49,8 +49,9 @@ def hold_directory(directory: str) -> typing.Iterator[bool]:
       Whether the directory is locked: False where there is no flock.
 
     Raises:
-      RunLockedError: another run has it; says which process, on which machine, since when.
+      RunLockedError: another run has the directory: which process, on which machine, since when.
       CheckpointError: `directory` is a file, or cannot be made or written to.
+      InvalidArgumentError: `directory` is no name of a directory.
     """
     directory = directory_name('directory', directory)
     if fcntl is None or '://' in directory:
@@ -63,8 +64,8 @@ def hold_directory(directory: str) -> typing.Iterator[bool]:
         return
     try:
         os.makedirs(directory, exist_ok=True)
-        # Unbuffered, so that a full disk shows in the write. Programs that are started do not
-        # inherit it (PEP 446).
+        # Unbuffered, so that a full disk is an error of the write. Programs that this process
+        # starts do not inherit the file (PEP 446).
         lock_file = open(os.path.join(directory, LOCK_FILE), 'a+b', buffering=0)
     except OSError as error:
         raise _unwritable(directory, error.strerror)
@@ -89,13 +90,13 @@ def hold_directory(directory: str) -> typing.Iterator[bool]:
 
 
 def _description():
-    """What the holder writes into the file about itself."""
+    """What the holder writes into the file about itself, a line of JSON."""
     return json.dumps({'pid': os.getpid(), 'host': socket.gethostname(),
                        'started': time.strftime('%Y-%m-%d %H:%M:%S')}) + '\n'
 
 
 def _holder(lock_file):
-    """Who holds the lock, by what it wrote into the file."""
+    """Who holds the lock, in words, from what the holder has written into the file."""
     lock_file.seek(0)
     try:
         found = json.loads(lock_file.read().decode())
@@ -111,6 +112,7 @@ def _holder(lock_file):
 
 
 def _is_alive(pid):
+    """Whether there is a process of this number on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -121,12 +123,14 @@ def _is_alive(pid):
 
 
 def _unwritable(directory, reason):
+    """The `CheckpointError` of a directory that cannot be written to."""
     return CheckpointError(
         '%s cannot be written to: %s. Nothing was written. %s Give a directory that can be made '
         'and written to.' % (directory, reason, describe_safe(directory)))
 
 
 def _warn_unlocked(directory, reason):
+    """Warns that a directory is not locked."""
     warnings.warn('%s is not locked, as %s: see to it yourself that no other run uses it.'
                   % (directory, reason), RuntimeWarning,
-                  stacklevel=4)  # whoever has the `with`, past contextlib
+                  stacklevel=4)  # the line of the `with` statement, past contextlib

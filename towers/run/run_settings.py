@@ -1,4 +1,4 @@
-"""The settings of a run, kept in a file with its checkpoints, and compared when it goes on."""
+"""The settings of a run, in a file beside its checkpoints, compared at each later start."""
 
 import collections
 import json
@@ -25,7 +25,7 @@ class Difference(collections.namedtuple('Difference', 'name was now kind text'))
       name: of the setting.
       was, now: its values.
       kind: one of `KINDS`.
-      text: `'--seed=2, was 1'`.
+      text: such as `'--seed=2, was 1'`.
     """
     __slots__ = ()
 
@@ -41,14 +41,14 @@ class RunSettings:
             {'seed': 1, 'log_every': 100, 'optimizer': 'adam'},
             {'seed': CHANGES, 'log_every': HARMLESS, 'optimizer': STATE})
 
-    The file `settings.json` in the directory of the checkpoints says with which the run was begun
-    and what has changed since, at which step. A run that goes on says each difference in a line, by
-    its kind:
+    The file `settings.json` in the directory of the checkpoints has the settings of the latest
+    start, and each change of a setting, with its step. A run that goes on says each difference in a
+    line, by the setting's kind:
 
     * `HARMLESS`: the numbers stay those of a run that was never stopped: how often to log.
-    * `CHANGES`: the run becomes another one from here on: seed, rate, batch, number of towers.
-    * `STATE`: as `CHANGES`; but where the graph's variables are not those of the checkpoint, so
-      that state would be dropped or is not there, the refusal names these settings as the reason.
+    * `CHANGES`: the numbers are others from here on: seed, rate, batch, number of towers.
+    * `STATE`: as `CHANGES`; and where the variables of the graph and of the checkpoint differ, the
+      error names these settings as the reason: optimizer, model.
     """
 
     def __init__(self, values: typing.Any, kinds: dict, form: str = '%s=%s', advice: str = ''):
@@ -56,12 +56,12 @@ class RunSettings:
         Args:
           values: dict (or list of pairs) from names to numbers, strings, booleans or None.
           kinds: dict from each of these names to one of `KINDS`.
-          form: how a setting is spelled, from name and value: `'--%s=%s'` for flags.
-          advice: end of a refusal: how to begin another run; `'{directory}'` in it is the
-            directory of this one.
+          form: format of a name and a value in messages: `'--%s=%s'` for flags.
+          advice: end of the error of a refused run: how to begin another one; `'{directory}'` in it
+            is replaced by the directory of the refused one.
 
         Raises:
-          InvalidArgumentError: a name without a kind, or a value that is none of these.
+          InvalidArgumentError: a name without a kind, or a value of another type.
         """
         check_instance('advice', advice, str, 'a text')
         check_instance('form', form, str, "a text such as '--%s=%s'")
@@ -90,10 +90,13 @@ class RunSettings:
                                            'False or None.' % (name, value))
 
     def begin(self, directory):
-        """Writes the file for a run that begins; returns lines to be shown.
+        """Writes the file of a new run. An older file is renamed.
+
+        Returns:
+          List of lines to be shown.
 
         Raises:
-          LogFileError: it cannot be written.
+          LogFileError: the file cannot be written.
         """
         path, lines = os.path.join(directory, FILE), []
         if os.path.lexists(path):
@@ -103,13 +106,11 @@ class RunSettings:
         return lines
 
     def compare(self, directory):
-        """What differs from the settings that the run in a directory was last started with.
-
-        Changes nothing.
+        """Compares these settings with those of the latest start in a directory; writes nothing.
 
         Returns:
           `(differences, problem)`: a list of `Difference`, and None; or, where the file is missing
-          or damaged, `([], a line that says so)`.
+          or damaged, `[]` and a line that says so.
         """
         path = os.path.join(directory, FILE)
         try:
@@ -126,15 +127,20 @@ class RunSettings:
                 if name in former and not _same(former[name], value)], None
 
     def record(self, directory, step, differences):
-        """Notes in the file that the run goes on from a step with these differences.
+        """Writes these settings and their differences into the file of a run that goes on.
 
-        A damaged file is renamed, and written anew.
+        A damaged file is renamed, and a new one is written.
+
+        Args:
+          directory: of the run.
+          step: that it goes on from.
+          differences: list of `Difference` from `compare`.
 
         Returns:
-          Lines to be shown.
+          List of lines to be shown.
 
         Raises:
-          LogFileError: it cannot be written.
+          LogFileError: the file cannot be written.
         """
         path, changes, lines = os.path.join(directory, FILE), [], []
         try:
@@ -156,7 +162,7 @@ class RunSettings:
         Args:
           directory: of the run.
           differences: what `compare` found.
-          reason: what would happen, a sentence without its full stop.
+          reason: what would be lost, a sentence without its full stop.
         """
         guilty = [each for each in differences if each.kind == STATE]
         advice = self._advice.replace('{directory}', directory)
@@ -174,7 +180,7 @@ class RunSettings:
 
 
 def recorded_setting(directory, name):
-    """A setting of the run in a directory, as last started; None where there is no record of it."""
+    """The value of a setting at the latest start in a directory; None if it is not recorded."""
     try:
         return _read(os.path.join(directory, FILE))['settings'].get(name)
     except (OSError, ValueError):
@@ -182,6 +188,12 @@ def recorded_setting(directory, name):
 
 
 def _read(path):
+    """The object in a file of settings, a dict with `settings` and `changes`.
+
+    Raises:
+      OSError: the file cannot be read.
+      ValueError: it holds something else.
+    """
     with open(path) as opened:
         found = json.load(opened)
     if not (isinstance(found, dict) and isinstance(found.get('settings'), dict)
@@ -191,9 +203,10 @@ def _read(path):
 
 
 def _same(former, value):
-    """Equal, and both booleans or neither; of a float that was written as 1 either is the same."""
+    """Whether two values are equal, where 1 and 1.0 are, and 1 and True are not."""
     return former == value and isinstance(former, bool) == isinstance(value, bool)
 
 
 def _shown(value, quoted=False):
+    """A value as text; the empty string, if `quoted`, as two quotes."""
     return "''" if quoted and value == '' else str(value)

@@ -1,4 +1,4 @@
-"""Which step a hooked session is at and how fast it goes, without asking it at every step."""
+"""Counts a session's steps, examples and seconds, without fetching the global step each time."""
 
 import collections
 import time
@@ -6,37 +6,79 @@ import time
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_count, check_step_variable
+from towers.errors import InvalidArgumentError
+
+
+class StepCounts(collections.namedtuple('StepCounts', [
+        'global_step', 'batch_size', 'examples_per_epoch', 'last_step', 'examples'],
+                                        defaults=(None, None, None))):
+    """What a run counts its steps and examples by: one argument for all hooks that show or log it.
+
+        counts = towers.StepCounts(global_step, 32, examples_per_epoch=1000, last_step=500)
+        hooks = [towers.ProgressHook(values, counts), towers.MetricsHook(values, counts, path)]
+
+    Attributes:
+      global_step: the variable that counts steps.
+      batch_size: examples a step, an int of at least 1.
+      examples_per_epoch: examples in one pass over the data, above 0; `SummaryHook` needs none.
+      last_step: the step at which training ends, an int of at least 1; None where no hook needs it.
+      examples: the variable that counts examples, for runs whose batch size has changed on the way;
+        None: the step times `batch_size`.
+    """
+    __slots__ = ()
+
+
+def counts_of(global_step, last_step_name='last_step', **fields):
+    """The `StepCounts` that a hook was given, as one argument or field by field.
+
+    Args:
+      global_step: `StepCounts`, or the variable that counts steps.
+      last_step_name: the hook's own name of the argument `last_step`, for the error.
+      fields: the other fields of `StepCounts`; None for those that were not given.
+
+    Raises:
+      InvalidArgumentError: `StepCounts`, and a field beside it.
+    """
+    if not isinstance(global_step, StepCounts):
+        return StepCounts(global_step, **fields)
+    for name, value in fields.items():
+        if value is not None:
+            raise InvalidArgumentError('%s=%.80r is given twice, since StepCounts holds it: leave '
+                                       'it out.' % (last_step_name if name == 'last_step' else name,
+                                                    value))
+    return global_step
+
 
 Mark = collections.namedtuple('Mark', 'seconds examples')
 """A point of a run: seconds of training and examples so far; differences of two give rates."""
 
 
 class StepClock:
-    """Counts the runs of a session as steps, and the time they take.
+    """Counts the runs of a session as steps, and the seconds that they take.
 
-    Fetching the global step costs more than all else that a hook does in most steps, and what is
-    fetched along with the update may be the step before it or after it. So a hook counts, acts on
-    the count, and asks the session (`read`) only where it has something to write. Where runs and
-    steps are not the same, as with several runs a step or with other things that are run in the
-    session, `read` puts the count right, and the hook finds that its step is yet to come.
+    To fetch the global step costs more than all other work of a hook in most steps, and fetched
+    with the update it may be the value before or after it. So a hook counts the runs, acts on the
+    count, and reads the exact step (`read`) only where it has something to write. Where runs are
+    not steps (several runs make a step, or other operations are run in the session) the count is
+    ahead; `read` corrects it, and the hook waits for its step (`passed` is False).
 
     Attributes:
       step: the step that the latest run has finished, as counted.
-      examples: examples in all steps so far.
+      examples: examples of all steps so far, as counted.
+      batch_size: examples a step.
     """
 
-    _UNTIMED_RUNS = 2
+    _UNTIMED_RUNS = 2  # which build kernels and optimise the graph
 
     def __init__(self, global_step, batch_size, examples=None):
         """
         Args:
           global_step: the variable that counts steps.
           batch_size: examples a step, an int of at least 1.
-          examples: variable that counts examples, for runs whose batch size changed on the way;
-            None: the step times `batch_size`.
+          examples: as of `StepCounts`.
 
         Raises:
-          InvalidArgumentError: a batch size below 1.
+          InvalidArgumentError: a batch size below 1, or no variable of the default graph.
         """
         check_count('batch_size', batch_size)
         check_step_variable(global_step)
@@ -52,22 +94,22 @@ class StepClock:
         self._away = self._away_since = 0.
 
     def restart(self, session):
-        """Starts from the step that the session was restored to."""
+        """Takes over the step of a session that was made anew, and begins to measure again."""
         self.read(session)
         self._runs = 0
         self._away = self._away_since = 0.
 
     def comes_to(self, every, last=None):
-        """Whether the next step is a multiple of `every`, or is `last`."""
+        """Whether the coming step is a multiple of `every`, or is `last`."""
         step = self.step + 1
         return step % every == 0 or step == last
 
     def passed(self, since, every, last=None):
-        """Whether the step has come to a multiple of `every`, or to `last`, after step `since`."""
+        """Whether a multiple of `every`, or `last`, is among the steps after `since`."""
         return self.step > since and (self.step // every > since // every or self.step == last)
 
     def count(self):
-        """Counts one run, which has just ended."""
+        """Counts a run that has just ended."""
         self.step += 1
         self.examples += self.batch_size
         self._runs += 1
@@ -81,52 +123,55 @@ class StepClock:
     def mark(self):
         """`Mark` at the end of the latest run; None until the end of the second one.
 
-        The first two build kernels and optimise the graph, with and without what is fetched now and
-        then: they are no measure of anything.
+        The first two runs build kernels and optimise the graph, for the fetches of most steps and
+        of some: their time is no measure.
         """
         if self._runs < self._UNTIMED_RUNS:
             return None
         return Mark(self._latest - self._start - self._away, self.examples)
 
     def read(self, session):
-        """Asks the session for the step and the examples; `session` is a raw one, without hooks."""
+        """Reads step and examples from a `tf.Session` without hooks, and corrects the counts."""
         values = session.run(self._counters)
         self.step = int(values['step'])
         self.examples = int(values.get('examples', self.step * self.batch_size))
 
     def away(self, seconds):
-        """Leaves time out of the marks: of an evaluation or a checkpoint since the latest run."""
+        """Leaves seconds since the latest run out of the marks: an evaluation, a checkpoint."""
         self._away_since += seconds
 
 
 class SaveListener(tf.train.CheckpointSaverListener):
-    """Calls a function before each checkpoint, and leaves the time of both out of a clock.
-
-    For the `listeners` of `tf.train.CheckpointSaverHook`. The function is given the step.
-    """
+    """Calls a function before each checkpoint, and leaves the time of both out of a clock."""
 
     def __init__(self, clock, before_save=None):
+        """
+        Args:
+          clock: an object with `away(seconds)`, such as a `StepClock`.
+          before_save: function of the step; or None.
+        """
         self._clock = clock
         self._before_save = before_save
         self._began = None
 
     def before_save(self, session, global_step_value):
-        """Called when the values are about to be written."""
+        """Calls the function, before the variables are read."""
         self._began = time.perf_counter()
         if self._before_save is not None:
             self._before_save(global_step_value)
 
     def after_save(self, session, global_step_value):
-        """Called when the checkpoint is complete."""
+        """Tells the clock how long the checkpoint took."""
         if self._began is not None:
             self._clock.away(time.perf_counter() - self._began)
             self._began = None
 
 
 def rate(begin, end):
-    """Examples a second from one `Mark` to another, above 0; None without time or examples.
+    """Examples a second from one `Mark` to another, a float above 0.
 
-    It is None also where a `read` between the marks has reduced the count.
+    None if one of them is None, or the second is not later and of more examples (a `read` between
+    them may have reduced the count).
     """
     if (begin is None or end is None or end.seconds <= begin.seconds
             or end.examples <= begin.examples):

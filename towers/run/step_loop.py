@@ -1,9 +1,9 @@
-"""Steps by a prepared callable, and with the session's hooks only where one has something to do.
+"""A loop of steps that calls the session's hooks only in the steps in which one of them is due.
 
-A step of `tf.train.MonitoredSession.run` is some hundreds of microseconds of Python, whatever the
-graph: a new description of what is fetched, every hook asked and told. Most hooks act in one step
-of hundreds. Those that can tell (`OccasionalHook`) are asked in a fraction of a microsecond, and
-where none has anything to do `LoopSession.run_steps` calls the step that it prepared once.
+A step of `tf.train.MonitoredSession.run` takes some hundreds of microseconds of Python, whatever
+the graph: the fetches are described anew, and `before_run` and `after_run` of every hook are
+called. Most hooks act in one step of hundreds. An `OccasionalHook` says so, in a fraction of a
+microsecond; where none is due, `LoopSession.run_steps` runs the step by a prepared callable.
 """
 
 import tensorflow.compat.v1 as tf
@@ -14,28 +14,28 @@ from towers import compat
 class OccasionalHook(tf.train.SessionRunHook):
     """A hook that knows whether it has something to do in the coming step.
 
-    In any session but a `LoopSession` it is a hook like any other, called at every step.
+    In a session that is no `LoopSession` it is called at every step, as any hook is.
     """
 
     def is_due(self):
         """Whether `before_run` and `after_run` have to be called for the coming step.
 
-        Asked before every step, after everything that the step before it called for.
+        Called before every step, when all hooks have done their work of the step before.
         """
         return True
 
     def step_done(self, fetched):
-        """Called in their place, after a step in which no hook was due.
+        """Called instead of `before_run` and `after_run`, after a step in which no hook was due.
 
         Args:
           fetched: the values of `always_fetched`; None where that is None.
         """
 
     def always_fetched(self):
-        """What `before_run` asks for in every step, due or not: a nest of tensors, or None.
+        """The fetches of `before_run` that it asks for in every step: a nest of tensors, or None.
 
-        It is fetched with every step, so that the session optimises the graph for one set of
-        fetches less.
+        Steps in which no hook is due fetch them, too. With the same fetches in all steps TensorFlow
+        optimises the graph once.
         """
 
 
@@ -52,16 +52,16 @@ class LoopSession(tf.train.MonitoredSession):
     def run_steps(self, train_op, steps):
         """Runs a number of training steps; fewer if a hook, or the end of the data, ends training.
 
-        Where all hooks of the session are `OccasionalHook`s, those steps in which none is due are
-        run by a callable. With any other hook among them each step is as `run(train_op)`.
+        Where all hooks of the session are `OccasionalHook`s, the steps in which none is due are run
+        by a callable. With another hook among them each step is as `run(train_op)`.
 
         Args:
           train_op: the operation of a step.
-          steps: how many, an int. Runs are counted: a session that is made anew after the loss of a
-            machine goes on counting, whatever step it was restored to.
+          steps: how many, an int. What is counted are runs of `train_op`, also where the session
+            was lost with a machine and made anew from an earlier step.
 
         Returns:
-          How many steps were run.
+          How many steps were run, an int.
         """
         hooks, done = self._loop_hooks, 0
         can_pass = all(isinstance(hook, OccasionalHook) for hook in hooks)
@@ -73,7 +73,7 @@ class LoopSession(tf.train.MonitoredSession):
                 if not can_pass or any([hook.is_due() for hook in hooks]):
                     step_context.run_with_hooks(train_op)
                 else:
-                    # Not step_context's: after a lost machine that is still the lost session.
+                    # Not step_context.session, which is the lost one after the loss of a machine.
                     alone = alone or _prepared(self._newest.session, train_op, hooks)
                     for hook, fetched in zip(hooks, alone()):
                         hook.step_done(fetched)
@@ -84,16 +84,21 @@ class LoopSession(tf.train.MonitoredSession):
 
 
 class _NewestSession(tf.train.SessionRunHook):
-    """Knows the session that runs now, without hooks."""
+    """Keeps the `tf.Session` that was made last, without hooks.
+
+    Attributes:
+      session: it; None before the first.
+    """
 
     session = None
 
     def after_create_session(self, session, coord):
+        """Takes the session."""
         self.session = session
 
 
 def _prepared(session, train_op, hooks):
-    """Function that runs one step and returns what each hook always fetches, a list."""
+    """A function that runs one step and returns a list: each hook's value of `always_fetched`."""
     wanted = [hook.always_fetched() for hook in hooks]
     places = [place for place, fetches in enumerate(wanted) if fetches is not None]
     step = session.make_callable([train_op] + [wanted[place] for place in places])

@@ -1,4 +1,4 @@
-"""Ends a run in good order on SIGTERM, SIGINT and SIGHUP."""
+"""Stops a run after the current step on SIGTERM, SIGINT and SIGHUP, so that it can save."""
 
 import contextlib
 import os
@@ -14,25 +14,25 @@ from towers.run.step_loop import OccasionalHook
 
 
 class StopOnSignalHook(OccasionalHook):
-    """Finishes the step, and lets the session end and save, when the process is told to stop.
+    """Stops the session after the current step when the process receives a signal.
 
-    The first SIGTERM, SIGINT (Ctrl-C) or SIGHUP (the terminal is closed, the connection lost) asks
-    the session to stop after the current step; its other hooks then save as at any end. A SIGHUP
-    that the process was started to ignore, as by `nohup`, stays ignored.
+    The first SIGTERM, SIGINT (Ctrl-C) or SIGHUP (closed terminal, lost connection) asks the session
+    to stop after the current step; the other hooks then save as at any end. A SIGHUP that the
+    process was started to ignore, as by `nohup`, stays ignored.
 
-    A second one ends the process at once, with exit status 128 plus the signal's number; also in
-    the middle of a step, where Python's own handlers would wait for the end of it. The same signal
-    again within half a second is still the first one: `timeout` and `make` pass on what the whole
-    process group has got already.
+    A second signal ends the process at once, with exit status 128 plus the signal's number; also in
+    the middle of a step, where a Python handler would run only at its end. The same signal within
+    half a second counts as the first: `timeout` and `make` pass on a signal that the whole process
+    group has received already.
 
-    The handlers are installed when the session starts, which has to be in the main thread, and the
-    former ones are put back when it ends: so put this hook after those that save, for a signal that
-    comes while they do (`training_session(last_hooks=…)`). Processes forked meanwhile have the
-    former ones.
+    The handlers are installed when the session is made, which has to be in the main thread, and the
+    former handlers are put back at its end. So this hook comes after the hooks that save, in case a
+    signal comes while they save (`training_session(last_hooks=…)`). Processes that are forked
+    meanwhile have the former handlers.
 
     Attributes:
-      received: the number of the signal that stopped the run, or None. A program that ends
-        because of it exits with 128 + `received`, by convention.
+      received: the number of the signal that stopped the run; or None. By convention such a
+        program exits with status 128 + `received`.
     """
 
     _SIGNALS = (signal.SIGTERM, signal.SIGINT) + (
@@ -42,7 +42,10 @@ class StopOnSignalHook(OccasionalHook):
     def __init__(self, stream: typing.Any = None):
         """
         Args:
-          stream: where the one line about the signal goes; None for standard error.
+          stream: text stream for the line about the signal; None: standard error.
+
+        Raises:
+          InvalidArgumentError: `stream` is no text stream.
         """
         if stream is not None and not hasattr(stream, 'write'):
             raise InvalidArgumentError('stream=%.80r: expected a text stream.' % (stream,))
@@ -74,8 +77,10 @@ class StopOnSignalHook(OccasionalHook):
             self._watch()
 
     def stop(self, number):
-        """Does what the first signal of that number does, for a program that has another reason,
-        such as output that nobody reads any more (SIGPIPE)."""
+        """Stops the session as the signal of that number would.
+
+        For other reasons to stop, such as output that nobody reads any more (SIGPIPE).
+        """
         if self.received is None:
             self.received, self._since = number, time.monotonic()
 
@@ -98,41 +103,44 @@ class StopOnSignalHook(OccasionalHook):
         self.restore()
 
     def restore(self):
-        """Puts the former handlers back; for a run that ended in an error, where no `end` is."""
+        """Puts the former handlers back. To be called after an error, when `end` is not called."""
         for number, former in self._former.items():
             signal.signal(number, former)
         if self._watcher is not None:
             signal.set_wakeup_fd(self._former_fd)
-            os.close(self._pipe_end)  # at which the watcher ends, when it has said what came in
+            os.close(self._pipe_end)  # the watcher reads what is left in the pipe, and ends
             self._watcher.join(5.)
             self._watcher = None
         self._former = {}
 
     def _handle(self, number, unused_frame):
-        """Runs in the main thread, once the step that is in TensorFlow has ended."""
+        """Python's handler: runs in the main thread, when TensorFlow has returned from a step."""
         if self.received is None:
             self.stop(number)
         elif not self._is_echo(number, self.received, self._since):
             os._exit(128 + number)
 
     def _is_echo(self, number, first, since):
+        """Whether a signal is the first one again, less than half a second after it."""
         return number == first and time.monotonic() - since < self._ECHO_SECONDS
 
     def _watch(self):
-        """Starts a thread that hears of signals at once, through a pipe that C's handler fills."""
+        """Starts a thread that learns of signals at once, by a pipe that the C handler writes to.
+        """
         read_end, self._pipe_end = os.pipe()
         os.set_blocking(self._pipe_end, False)
         self._watcher = threading.Thread(target=self._wait_for_signals, args=(read_end,),
                                          daemon=True)
         self._watcher.start()
         self._former_fd = signal.set_wakeup_fd(self._pipe_end)
-        # A forked process would fill the same pipe with its signals. Python never forgets what it
-        # is to call after a fork, and drops it only when it ends, too late to close what a hook
-        # still holds (3.7 crashes there): so that call must not keep this one alive.
+        # A forked process would write its signals to the same pipe. Python keeps a function that
+        # is registered here until the interpreter ends, too late to free what the hook holds (3.7
+        # crashes then): so the function holds the hook weakly.
         restore = weakref.WeakMethod(self.restore)
         os.register_at_fork(after_in_child=lambda: (restore() or _nothing)())
 
     def _wait_for_signals(self, read_end):
+        """The thread: says the first signal in a line, and ends the process at a second one."""
         first, since = None, None
         with open(read_end, 'rb', buffering=0) as pipe:
             for byte in iter(lambda: pipe.read(1), b''):
@@ -152,12 +160,12 @@ class StopOnSignalHook(OccasionalHook):
                          % signal.Signals(number).name)
             stream.flush()
         except (OSError, ValueError):
-            pass  # whoever read it is gone; the run still has to end in good order
+            pass  # the stream cannot be written any more; the run has to end in good order
 
 
 @contextlib.contextmanager
 def interruptible():
-    """Makes Ctrl-C a `KeyboardInterrupt`, as it is in Python, unless it is to be ignored."""
+    """Makes Ctrl-C a `KeyboardInterrupt` in the block, unless the process ignores it."""
     former = signal.getsignal(signal.SIGINT)
     if former is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -168,10 +176,10 @@ def interruptible():
 
 
 def _is_left_ignored(number):
-    """Whether this is the SIGHUP of a process that `nohup` started."""
+    """Whether a signal is a SIGHUP that the process was started to ignore, as by `nohup`."""
     return (number == getattr(signal, 'SIGHUP', None)
             and signal.getsignal(number) is signal.SIG_IGN)
 
 
 def _nothing():
-    """What is left to do after a fork when the hook is gone."""
+    """Called after a fork if the hook is gone."""

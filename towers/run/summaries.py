@@ -1,4 +1,4 @@
-"""TensorBoard summaries of a training with towers: one set, under the model's own names."""
+"""TensorBoard summaries of a training with towers, under the model's own names."""
 
 import collections
 import os
@@ -12,7 +12,7 @@ from towers.arguments import (check_count, check_flag, check_instance, check_num
                               scalar_tensors)
 from towers.errors import InvalidArgumentError
 from towers.placement.variable_device import only_device
-from towers.run.step_clock import SaveListener, StepClock, rate
+from towers.run.step_clock import SaveListener, StepClock, counts_of, rate
 from towers.run.step_loop import OccasionalHook
 from towers.tower.objectives import all_pairs, with_parts
 
@@ -21,10 +21,10 @@ class Summaries(collections.namedtuple('Summaries', 'scalars weights custom towe
     """The summaries that `SummaryHook` writes.
 
     Attributes:
-      scalars: dict from tag to scalar tensor, computed along with the step.
-      weights: dict from tag to scalar tensor that reads nothing but variables, computed after it.
-      custom: a string tensor, a serialized `tf.Summary` of the model's own; or None.
-      tower_scope: name scope to be taken out of the custom tags, such as `'tower_0/'`.
+      scalars: dict from tags to scalar tensors, fetched with the step.
+      weights: dict from tags to scalar tensors that depend on variables alone, fetched after it.
+      custom: the model's own summaries, a string tensor with a serialized `tf.Summary`; or None.
+      tower_scope: name scope that is taken out of the tags of `custom`, such as `'tower_0/'`.
     """
     __slots__ = ()
 
@@ -32,9 +32,9 @@ class Summaries(collections.namedtuple('Summaries', 'scalars weights custom towe
 def default_summaries(built: typing.Any, learning_rate: typing.Any = None, norms: bool = True,
                       norm_of_each: bool = False, scalars: typing.Optional[dict] = None,
                       custom: typing.Sequence = ()) -> Summaries:
-    """Summaries of a built training. Makes operations, so call it before the session is made.
+    """The summaries of a training. Makes operations: to be called before the session is made.
 
-        loss                      over all towers, as `BuiltTowers.loss`
+        loss                      `BuiltTowers.loss`
         learning_rate             if given
         gradient_norm             sqrt(sum_v |g_v|^2) of the gradients that the optimizer gets; rows
                                   of a sparse gradient that occur several times are summed first
@@ -45,17 +45,17 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None, norms
       built: `BuiltTowers`, of a training.
       learning_rate: scalar tensor (or a number), or None.
       norms: whether to write norms.
-      norm_of_each: whether to write those of each variable as well.
-      scalars: dict from more tags to scalar tensors.
-      custom: results of `tf.summary.scalar`, `histogram`, `image`, … to write besides those that
-        the model function made in the first tower, which are of that tower's shard.
+      norm_of_each: whether to write the norms of each variable as well.
+      scalars: dict from further tags to scalar tensors.
+      custom: list of results of `tf.summary.scalar`, `histogram`, `image`, …. Those that the model
+        function made in the first tower, of its shard, are written in any case.
 
     Returns:
       `Summaries`.
 
     Raises:
-      InvalidArgumentError: `built` has no loss, as it was built to evaluate; a rate that is no
-        number; summaries that are none.
+      InvalidArgumentError: `built` was built without an optimizer; a learning rate that is no
+        number; a `custom` that is no list of summaries.
     """
     if isinstance(built, type) or not hasattr(built, 'train_op'):
         raise InvalidArgumentError('built=%.80r: expected what build_towers returned.' % (built,))
@@ -94,6 +94,11 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None, norms
 
 
 def _checked_rate(rate):
+    """The learning rate: a scalar tensor, a number, or None.
+
+    Raises:
+      InvalidArgumentError: something else.
+    """
     if isinstance(rate, (tf.Tensor,) + compat.VARIABLE_TYPES):
         return scalar_tensors('learning_rate', {'rate': rate})['rate']
     if rate is not None:
@@ -102,8 +107,15 @@ def _checked_rate(rate):
 
 
 def without_tower(tag, scope):
-    """A tag without a tower's part: `'train/tower_0/conv'` of scope `'train/tower_0/'` as
-    `'train/conv'`. A family stands before the scope; any other tag is left as it is."""
+    """A tag without the tower's part of its scope.
+
+    Args:
+      tag: such as `'train/tower_0/conv'`; a summary's `family` may stand before the scope.
+      scope: the tower's, such as `'train/tower_0/'`.
+
+    Returns:
+      A tag such as `'train/conv'`; `tag` itself if the scope is not in it.
+    """
     parts = scope.rstrip('/').split('/')
     outer = '/'.join(parts[:-1] + [''])
     return re.sub('(^|/)' + re.escape(scope), lambda match: match.group(1) + outer, tag, count=1)
@@ -112,41 +124,43 @@ def without_tower(tag, scope):
 class SummaryHook(OccasionalHook):
     """Writes summaries at each multiple of `summary_steps` steps and at the last step.
 
-    They are fetched with the step itself, so there is no second forward pass; the norms of the
-    weights are taken right after it, of the weights that it left. `images_per_second` and the
-    results of evaluations (`evaluated`) join them. A tag of the model's own that is among those
-    written here keeps its name, and the one here becomes `towers/<tag>`.
+    They are fetched with the step itself, without a second forward pass; norms of weights are
+    computed after it, from the updated weights. `images_per_second` and the results of evaluations
+    (`evaluated`) are added. Where the model itself has a summary with a tag of these, its own keeps
+    the tag, and the one here becomes `towers/<tag>`.
 
-    A run that goes on from an earlier step writes a new file that begins with `SessionLog.START`,
-    at which TensorBoard drops later steps of the earlier files.
+    Each start writes a new file that begins with `SessionLog.START` at the step after the restored
+    one, at which TensorBoard drops the later steps of earlier files.
 
     Attributes:
-      listener: a `CheckpointSaverListener` to be given to the hook that saves: what was written up
-        to a checkpoint is then in the file before it counts.
+      listener: a `CheckpointSaverListener` to be given to the hook that saves: it flushes the file
+        before each checkpoint.
     """
 
     def __init__(self, summaries: typing.Any, global_step: typing.Optional[tf.Variable],
-                 logdir: str, batch_size: int, summary_steps: int = 100,
-                 last_step: typing.Optional[int] = None, examples: typing.Any = None,
+                 logdir: str, batch_size: typing.Optional[int] = None, summary_steps: int = 100,
+                 last_step: typing.Optional[int] = None, *, examples: typing.Any = None,
                  graph: typing.Optional[tf.Graph] = None):
         """
         Args:
           summaries: `Summaries`.
-          global_step: the variable that counts steps.
+          global_step: `StepCounts`, whose `last_step`, if given, is written whatever its number; or
+            the variable that counts steps.
           logdir: folder of the event files.
-          batch_size: examples a step.
+          batch_size, last_step, examples: with a variable, the other fields of `StepCounts`.
           summary_steps: steps from one summary to the next.
-          last_step: the step at which training ends, which is written whatever its number; or None.
-          examples: variable that counts examples; None: the step times `batch_size`.
           graph: a `tf.Graph` for TensorBoard to draw, written once; or None.
 
         Raises:
-          InvalidArgumentError: a number below 1; a `logdir` that is a file.
+          InvalidArgumentError: a number below 1, or missing; a field beside `StepCounts`; a
+            `logdir` that is a file.
         """
+        counts = counts_of(global_step, batch_size=batch_size, last_step=last_step,
+                           examples=examples)
         check_instance('summaries', summaries, Summaries, 'what default_summaries returned')
         check_count('summary_steps', summary_steps)
-        if last_step is not None:
-            check_count('last_step', last_step)
+        if counts.last_step is not None:
+            check_count('last_step', counts.last_step)
         scalar_tensors('scalars', summaries.scalars)
         logdir = directory_name('logdir', logdir)
         if os.path.exists(logdir) and not os.path.isdir(logdir):
@@ -161,9 +175,9 @@ class SummaryHook(OccasionalHook):
         self._summaries = summaries
         self._logdir = logdir
         self._summary_steps = summary_steps
-        self._last_step = last_step
+        self._last_step = counts.last_step
         self._graph = graph
-        self._clock = StepClock(global_step, batch_size, examples)
+        self._clock = StepClock(counts.global_step, counts.batch_size, counts.examples)
         self.listener = SaveListener(self._clock, self._before_save)
         self._writer = None
         self._writes = False
@@ -171,27 +185,27 @@ class SummaryHook(OccasionalHook):
         self._mark = None
 
     def after_create_session(self, session, coord):
-        """Opens the event file and marks the step from which it goes on."""
+        """Opens an event file and writes its `SessionLog.START`."""
         self._clock.restart(session)
         step = self._clock.step
         self._since, self._mark, self._writes = step, None, False
         if self._writer is None:
-            # A file's name has the second and the host; TF 1.15 would write over that of a run
-            # which ended within this second.
+            # The name of an event file has the second and the host: without more TF 1.15 would
+            # overwrite the file of a run that ended within the same second.
             self._writer = tf.summary.FileWriter(
                 self._logdir, filename_suffix='.from_%d.%d' % (step, os.getpid()))
             if self._graph is not None:
                 self._writer.add_graph(self._graph, step)
-        # What was written of `step` itself is of before the checkpoint, and stays.
+        # From the next step on: the summaries of `step` itself were written before its checkpoint.
         self._writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START), step + 1)
 
     def before_run(self, run_context):
-        """Fetches the summaries when the next step is one to write."""
+        """Fetches the summaries if they are due after the coming step."""
         self._writes = self.is_due()
         return self._arguments if self._writes else None
 
     def after_run(self, run_context, run_values):
-        """Counts the step, and writes the summaries where it is one to write."""
+        """Counts the step, and writes its summaries if they are due."""
         clock = self._clock
         self._count()
         if not self._writes:
@@ -214,15 +228,15 @@ class SummaryHook(OccasionalHook):
         self._writer.add_summary(summary, clock.step)
 
     def is_due(self):
-        """Whether the coming step is one to write."""
+        """Whether summaries of the coming step are written."""
         return self._clock.comes_to(self._summary_steps, self._last_step)
 
     def step_done(self, fetched):
-        """Counts a step that is not written."""
+        """Counts a step without summaries."""
         self._count()
 
     def end(self, session):
-        """Brings what was written to the disk."""
+        """Flushes the file."""
         self._writer.flush()
 
     def evaluated(self, step, results, seconds=0., name='test'):
@@ -231,8 +245,8 @@ class SummaryHook(OccasionalHook):
         Args:
           step: the step whose weights were evaluated.
           results: dict from names to numbers, as `Evaluation.run` returns it.
-          seconds: how long it took; left out of `images_per_second`.
-          name: what the tags of the results begin with.
+          seconds: duration of the evaluation; left out of `images_per_second`.
+          name: prefix of the tags of the results.
         """
         self._clock.away(seconds)
         self._writer.add_summary(tf.Summary(value=[
@@ -241,6 +255,7 @@ class SummaryHook(OccasionalHook):
         self._writer.flush()
 
     def _custom(self, serialized):
+        """A `tf.Summary` of the model's own summaries, without the tower's scope in the tags."""
         if serialized is None:
             return tf.Summary()
         summary = tf.Summary.FromString(serialized)
@@ -259,7 +274,15 @@ class SummaryHook(OccasionalHook):
 
 
 def _add_norms(scalars, tag, pairs, placement, norm_of_each):
-    """Adds the norm of each (tensor, variable) pair's tensor, and that of all of them."""
+    """Adds norms to a dict of scalars, computed on the devices of the variables.
+
+    Args:
+      scalars: dict from tags to scalar tensors.
+      tag: of the norm of all tensors together.
+      pairs: list of (tensor, variable).
+      placement: `BuiltTowers.placement`.
+      norm_of_each: whether to add `<tag>/<variable>`, the norm of each tensor, as well.
+    """
     squares = []
     for tensor, variable in pairs:
         with placement.scope_of(variable):
@@ -272,7 +295,8 @@ def _add_norms(scalars, tag, pairs, placement, norm_of_each):
 
 
 def _squared_norm(tensor):
-    """The sum of squares, summed in float64 over variables, of which there may be hundreds."""
+    """The sum of squares of a tensor, a float64 scalar: sums over hundreds of variables are exact
+    enough in float64. Rows of `IndexedSlices` that occur several times are summed first."""
     if isinstance(tensor, tf.IndexedSlices):
         rows, places = tf.unique(tensor.indices)
         tensor = tf.math.unsorted_segment_sum(tensor.values, places, tf.size(rows))

@@ -23,50 +23,51 @@ from towers.run.step_loop import LoopSession, OccasionalHook
 
 @contextlib.contextmanager
 def training_session(directory: str, global_step: typing.Optional[tf.Variable],
-                     hooks: typing.Iterable, config: typing.Optional[tf.ConfigProto] = None,
-                     save_steps: typing.Optional[int] = 500, keep: int = 5, recover: bool = False,
-                     initial_values: typing.Any = None, listeners: typing.Sequence = (),
-                     saver: typing.Optional[tf.train.Saver] = None, say: typing.Callable = print,
-                     last_hooks: typing.Iterable = (), settings: typing.Optional[dict] = None,
-                     built: typing.Any = None, memory_limit: typing.Optional[int] = None,
-                     member: typing.Any = None) -> typing.Iterator:
+                     hooks: typing.Iterable, config: typing.Optional[tf.ConfigProto] = None, *,
+                     last_hooks: typing.Iterable = (), save_steps: typing.Optional[int] = 500,
+                     keep: int = 5, saver: typing.Optional[tf.train.Saver] = None,
+                     listeners: typing.Sequence = (), recover: bool = False,
+                     initial_values: typing.Any = None,
+                     settings: typing.Optional[RunSettings] = None, built: typing.Any = None,
+                     memory_limit: typing.Optional[int] = None, member: typing.Any = None,
+                     say: typing.Callable = print) -> typing.Iterator:
     """A `LoopSession` for a run that can be killed at any moment and started again.
 
-    In this order: takes the directory for this process alone; finds the newest checkpoint and
-    reads it wholly; removes what a killed writer left; compares the checkpoint with the graph's
-    variables; and only then makes the session, with `CheckpointHook` after the hooks given.
+    In this order: locks the directory for this process; finds the newest checkpoint and reads all
+    of it; removes what a killed writer left; compares the checkpoint with the graph's variables;
+    and only then makes the session, with a `CheckpointHook` after `hooks` and before `last_hooks`.
 
     Args:
       directory: of the checkpoints.
       global_step: the variable that counts steps.
-      hooks: list of `SessionRunHook`s. They come before the one that saves, so that one that
-        raises for a bad step keeps it from being saved.
-      config: `tf.ConfigProto`, see `session_config`. None: that of the towers in the default graph,
-        if it has any.
-      save_steps, keep: see `CheckpointHook`.
-      recover: go on from the checkpoint before a damaged newest one.
-      initial_values: `InitialValues` to start from where the directory has no checkpoint; or None.
-      listeners: `CheckpointSaverListener`s.
-      saver: a `tf.train.Saver`; None for one of all variables.
-      say: called with each line about what was found.
-      last_hooks: hooks that come after the one that saves: `StopOnSignalHook`, which then still
-        keeps a signal from cutting the last save short.
+      hooks: list of `SessionRunHook`s. They come before the `CheckpointHook`, so that one that
+        raises for a bad step keeps this step from being saved.
+      config: `tf.ConfigProto`, see `session_config`. None: the config of the towers in the default
+        graph, if it has any.
+      last_hooks: hooks that come after the `CheckpointHook`: `StopOnSignalHook`, whose handlers
+        then are still installed during the last save.
+      save_steps, keep, saver, listeners: see `CheckpointHook`; without `saver` it is one of all
+        variables.
+      recover: where the newest checkpoint is damaged, whether to go on from the one before it.
+      initial_values: what `init_from` returned, to start from where the directory has no
+        checkpoint; or None.
       settings: `RunSettings` that the program was started with, or None. They are written beside
-        the checkpoints when the run begins or does the first step of this start; a run that goes on
-        says which are others than before, and is refused where that would drop state that the
-        newest checkpoint holds. Without them, such state is said.
-      built: what `build_towers` returned, for what is said when memory runs out; or None.
-      memory_limit: bytes that a device has, for the same; None: what it says itself.
-      member: `Member`, the chief of a cluster, in which the session then is; or None.
+        the checkpoints when the run begins, and again with the first step of each start. A run that
+        goes on says which of them have changed, and is refused where the change would drop state
+        that the newest checkpoint holds. Without `settings` such state is said, and dropped.
+      built: what `build_towers` returned, for the advice when a step runs out of memory; or None.
+      memory_limit: bytes that a device has, for the same advice; None: what the device reports.
+      member: `Member`, if this process is the chief of a cluster; or None.
+      say: called with each line about what was found in the directory.
 
     Yields:
-      The session, a `tf.train.MonitoredSession` that has `run_steps` as well, see `step_loop`.
+      The `LoopSession`: a `tf.train.MonitoredSession` with `run_steps`.
 
     Raises:
-      InvalidArgumentError: an argument of another kind, before anything is touched.
+      InvalidArgumentError: an argument of another kind, before the directory is touched.
       RunLockedError: another process has the directory.
       CheckpointError: the newest checkpoint is damaged, or is of another model, or has state that
-        would be dropped; or, while it runs, a checkpoint could not be written.
+        would be dropped; or, during the run, a checkpoint could not be written.
       LogFileError: the settings cannot be written.
       OutOfMemoryError: a step ran out of memory (with `built`).
       NonFiniteError: a step found a NaN or an infinity (`build_towers(check_numerics=True)`).
@@ -91,26 +92,11 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
     check_function('say', say, 1, 'a function of a line of text, such as print')
     if initial_values is not None:
         check_instance('initial_values', initial_values, InitialValues, 'what init_from returned')
-    # What is wrong with the arguments of this hook shows before the directory is touched.
+    # Made for its checks alone: an error about its arguments comes before the directory is touched.
     CheckpointHook(directory, global_step, save_steps, keep=keep, saver=saver, listeners=listeners)
     with hold_directory(directory):
-        newest = newest_checkpoint(directory, recover)
-        told, differences = [], []
-        if newest is not None:
-            told, differences = _check_state(directory, newest, settings)
-            for damaged in newest.skipped:
-                say('passed over %s' % (damaged,))  # a tuple itself
-            say('going on from %s' % newest.prefix)
-        for line in told + tidy_directory(directory, newest):
-            say(line)
-        init_fn = None
-        if newest is None and initial_values is not None:
-            say(str(initial_values))
-
-            def init_fn(unused_scaffold, session):
-                initial_values.restore(session)
-        elif initial_values is not None:
-            say('initial values are not taken: the run has a checkpoint, from which it goes on')
+        newest, differences = _checked_newest(directory, recover, settings, say)
+        init_fn = _init_fn(initial_values, newest, say)
         saver = saver or tf.train.Saver(save_relative_paths=True)
         checkpoints = CheckpointHook(directory, global_step, save_steps, keep=keep, saver=saver,
                                      listeners=listeners)
@@ -137,14 +123,52 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
             raise reason from None
 
 
-def _check_state(directory, newest, settings):
-    """Compares the newest checkpoint with the graph, and the settings with those of the run.
+def _checked_newest(directory, recover, settings, say):
+    """Finds the newest checkpoint, compares it with the graph, and tidies the directory.
 
     Returns:
-      (lines to be shown, list of the settings' `Difference`s).
+      `(newest, differences)`: what `newest_checkpoint` returned, and the list of `Difference`s
+      between `settings` and the settings of the last start.
 
     Raises:
-      CheckpointError: going on would drop state, or state is missing.
+      CheckpointError: the newest checkpoint is damaged, is of another model, or has state that
+        would be dropped.
+    """
+    newest = newest_checkpoint(directory, recover)
+    told, differences = [], []
+    if newest is not None:
+        told, differences = _check_state(directory, newest, settings)
+        for damaged in newest.skipped:
+            say('passed over %s' % (damaged,))  # `damaged` is a tuple
+        say('going on from %s' % newest.prefix)
+    for line in told + tidy_directory(directory, newest):
+        say(line)
+    return newest, differences
+
+
+def _init_fn(initial_values, newest, say):
+    """The `init_fn` of the session's `Scaffold`: restores the `InitialValues` of a new run.
+
+    None where there are none, or where the run goes on from a checkpoint.
+    """
+    if initial_values is None:
+        return None
+    if newest is not None:
+        say('initial values are not taken: the run has a checkpoint, from which it goes on')
+        return None
+    say(str(initial_values))
+    return lambda unused_scaffold, session: initial_values.restore(session)
+
+
+def _check_state(directory, newest, settings):
+    """Compares the newest checkpoint with the graph, and the settings with the last start's.
+
+    Returns:
+      `(lines, differences)`: lines to be shown, and the list of the settings' `Difference`s.
+
+    Raises:
+      CheckpointError: a variable of the graph is not in the checkpoint; or, with `settings`, state
+        in the checkpoint is not in the graph.
     """
     differences, problem = [], None
     if settings is not None:
@@ -167,10 +191,11 @@ def _check_state(directory, newest, settings):
 
 
 class _NewestCheckpoint(tf.train.SessionCreator):
-    """Makes sessions from the newest checkpoint; the first one from that which was checked.
+    """Makes sessions from the newest checkpoint.
 
-    A session that is lost (`AbortedError`, `UnavailableError`) is made anew by `MonitoredSession`,
-    and by then the run has saved others.
+    The first session is restored from the checkpoint that was checked. When a session is lost
+    (`AbortedError`, `UnavailableError`), `MonitoredSession` makes another one, and by then the run
+    has saved later checkpoints.
     """
 
     def __init__(self, directory, newest, scaffold, config, target):
@@ -179,6 +204,7 @@ class _NewestCheckpoint(tf.train.SessionCreator):
         self._scaffold, self._config = scaffold, config
 
     def create_session(self):
+        """A `tf.Session` with the restored (or initialised) variables."""
         newest = self._newest if self._is_first else newest_checkpoint(self._directory)
         self._is_first = False
         return tf.train.ChiefSessionCreator(
@@ -187,11 +213,11 @@ class _NewestCheckpoint(tf.train.SessionCreator):
 
 
 class _WriteSettings(OccasionalHook):
-    """Writes the settings of a run when it really begins, or really goes on.
+    """Writes the settings beside the checkpoints, once for each start of the program.
 
-    A new run's, once there is a session and before the first checkpoint is saved; those of a run
-    that goes on, before its first step. So a start that ends earlier, or that finds no step left to
-    do, leaves none behind.
+    For a new run when the session has been made, before the first checkpoint is saved; for a run
+    that goes on before its first step. So a start that fails earlier, or has no step left to do,
+    writes nothing.
     """
 
     def __init__(self, settings, directory, newest, differences, say):
@@ -200,14 +226,17 @@ class _WriteSettings(OccasionalHook):
         self._written = False
 
     def after_create_session(self, session, coord):
+        """Writes the settings of a new run."""
         if self._newest is None:
             self._write(lambda: self._settings.begin(self._directory))
 
     def before_run(self, run_context):
+        """Adds what has changed to the settings of a run that goes on."""
         self._write(lambda: self._settings.record(self._directory, self._newest.step,
                                                   self._differences))
 
     def is_due(self):
+        """Whether the settings are still to be written."""
         return not self._written
 
     def _write(self, write):
@@ -218,20 +247,28 @@ class _WriteSettings(OccasionalHook):
 
 
 class _StepsDone(OccasionalHook):
-    """Knows the number of the last step that went well, also when the session is gone."""
+    """Counts the steps that have succeeded, for an error that is raised when the session is closed.
+
+    Attributes:
+      number: of the last step that succeeded.
+    """
 
     def __init__(self, global_step):
         self.number = 0
         self._global_step = global_step
 
     def after_create_session(self, session, coord):
+        """Takes the step from the session's variables."""
         self.number = int(session.run(self._global_step))
 
     def after_run(self, run_context, run_values):
+        """Counts a step."""
         self.number += 1
 
     def is_due(self):
+        """Never: `step_done` counts as well."""
         return False
 
     def step_done(self, fetched):
+        """Counts a step."""
         self.number += 1

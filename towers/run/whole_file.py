@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Writes files whole or not at all."""
 
 import contextlib
 import os
@@ -9,26 +9,26 @@ from towers.errors import LogFileError, TowersError
 
 @contextlib.contextmanager
 def written_whole(path, advice='', **options):
-    """A file that takes the place of `path` when the `with` block has ended well.
+    """A file that replaces `path` when the `with` block ends without an error.
 
         with written_whole('predictions.csv', newline='') as table:
             csv.writer(table).writerows(rows)
 
-    It is written beside `path` under another name, synced and renamed, so that neither a full disk
-    nor a kill leaves half of it or takes what was there before. What is no plain file, such as a
-    pipe or `/dev/stdout`, is written to directly.
+    It is written beside `path` under another name, synced and renamed: a full disk or a kill leaves
+    neither half a file nor destroys the former one. A path that is no plain file, such as a pipe or
+    `/dev/stdout`, is written to directly.
 
     Args:
       path: of the file; a symbolic link is followed.
-      advice: end of the error's text: what to do.
-      options: as of `open`, for text.
+      advice: what to do, as the end of the error's text.
+      options: of `open`, for text.
 
     Yields:
       The open file.
 
     Raises:
-      LogFileError: it cannot be made, written or renamed.
-      BrokenPipeError: whoever read a pipe is gone.
+      LogFileError: the file cannot be made, written or renamed.
+      BrokenPipeError: the reader of a pipe is gone.
     """
     try:
         target = os.path.realpath(path)
@@ -55,7 +55,7 @@ def written_whole(path, advice='', **options):
 
 
 def _is_special(path, target):
-    """Whether a path is that of a device or a pipe, or of a file that a process has open."""
+    """Whether a path is a device, a pipe, or a file that a process has open (`/proc/…/fd/…`)."""
     return (os.path.abspath(path).startswith(('/dev/', '/proc/'))
             or os.path.exists(target) and not stat.S_ISREG(os.stat(target).st_mode))
 

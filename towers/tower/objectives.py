@@ -1,8 +1,11 @@
 """Objectives: one loss with its optimizer, or several losses with theirs, by name."""
 
 import collections
+import contextlib
 
 import tensorflow.compat.v1 as tf
+
+from towers.errors import GradientError
 
 
 class Objective(collections.namedtuple('Objective', [
@@ -52,6 +55,17 @@ def map_shaped(function, *shaped):
 def flat(shaped):
     """The parts of a shaped value as a list."""
     return list(shaped.values()) if isinstance(shaped, dict) else [shaped]
+
+
+@contextlib.contextmanager
+def of_loss(name):
+    """The context in which errors about gradients say of which of several losses they are."""
+    try:
+        yield
+    except GradientError as error:
+        if name is None:
+            raise
+        raise GradientError('the loss %r: %s' % (name, error)) from None
 
 
 def all_pairs(gradients):

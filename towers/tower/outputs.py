@@ -124,8 +124,23 @@ def to_model_output(returned, tower, needs_loss, names=None):
 
 def _named_losses(losses, names, where):
     """Several losses, in the order of `names`; where `names` is None, in their own order."""
-    names = names if names is not None else list(losses)
-    if not isinstance(losses, dict) or set(losses) != set(names):
+    if names is None:
+        names = list(losses)
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise ModelFunctionError(
+                "%s returned {'loss': %.80r}: expected a scalar, or a dict of scalars by words "
+                "such as 'generator'; leave 'loss' out where there is none." % (where, losses))
+    if isinstance(losses, dict) and set(losses) != set(names):
+        missing, further = ([name for name in some if name not in others] for some, others
+                            in ((names, losses), (losses, names)))
+        raise ModelFunctionError(
+            '%s returned the losses %s, and the optimizers are for %s: %s.' % (
+                where, ', '.join(map(repr, losses)) or '{}', ', '.join(map(repr, names)),
+                '; '.join(['return the loss %r, or leave its optimizer out' % (name,)
+                           for name in missing] +
+                          ['pass optimizer={%r: …}, or leave that loss out' % (name,)
+                           for name in further])))
+    if not isinstance(losses, dict):
         raise ModelFunctionError(
             "%s returned the loss %.80r, and the optimizers are for %s: return {'loss': {%s}}." % (
                 where, losses, ', '.join(map(repr, names)),
@@ -241,8 +256,8 @@ def merge_metrics(metrics, weights, inputs=()):
     A scalar becomes the mean over all examples, `sum_k weight_k * value_k`. A `(value, update_op)`
     pair of `tf.metrics` stays a pair: the counters are shared, so the value of any tower reads the
     counts of all, and the update runs the updates of all towers but those that hold only padding.
-    (In training, padding is counted where the batch size is not static and the batch has fewer
-    examples than there are towers.)
+    Where the batch size is not static these add nothing, see `uneven_counts`; but a running maximum
+    and the like sees the padding, in training.
 
     Args:
       metrics: for each tower a dict, or None.

@@ -278,8 +278,10 @@ def _check_divides(size, num_shards, remainder, called, may_drop):
     if size is None:
         return
     if size == 0 or (remainder == 'drop' and size < num_shards):
-        raise InputError('a batch of %d is too small for %d %s: pass a batch of at least '
-                         '%d.' % (size, num_shards, called,
+        # One shard: before the number of towers is looked at.
+        raise InputError('a batch of %d is too small%s: pass a batch of at least '
+                         '%d.' % (size, ' for %d %s' % (num_shards, called)
+                                  if num_shards > 1 else '',
                                   num_shards if remainder == 'drop' else 1))
     if remainder == 'error' and size % num_shards:
         # 'drop' leaves nothing of a batch that is smaller than the number of shards.

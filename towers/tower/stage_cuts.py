@@ -3,39 +3,55 @@
 import collections
 
 from towers import compat
-from towers.errors import ModelFunctionError
-from towers.graph.graph_walk import is_control_flow
+from towers.errors import InvalidArgumentError
 from towers.graph.variable_access import HAND_ON, VARIABLE_OPS, read_from
 from towers.placement.devices import short_name
+from towers.placement.function_devices import MovedFunctions
 from towers.placement.tower_device import StageDevice, TowerDevice, stages_of
-from towers.recomputation.segments import ALIASES, size_of
+from towers.tower.even_cuts import StageCost, check_enough, cut_between, cut_evenly
+from towers.tower.stage_costs import kept_bytes, pieces_of, variable_bytes
 
-StageCuts = collections.namedtuple('StageCuts', 'shares crossing names')
+StageCuts = collections.namedtuple('StageCuts', 'memory times crossing names')
 """How a forward pass was cut.
 
 Fields:
-  shares: for each stage, its part of the bytes of activations and parameters.
+  memory: for each stage, its part of the sum of the bytes that all stages have at their worst
+    moments, an estimate.
+  times: for each stage, its part of the measured time; None where none was measured.
   crossing: for each cut, bytes of the tensors that later stages take from earlier ones; where the
     batch is not static, for 16 examples.
   names: for each cut, the last operation before it.
 """
 
+Cutting = collections.namedtuple('Cutting', 'balance times copies gradients trains slots')
+"""How to cut.
+
+Fields:
+  balance, times: as of `AutoStages`.
+  copies: for each stage, micro-batches whose activations it keeps at the same time.
+  gradients: one of `GRADIENTS`.
+  trains: whether there is a backward pass.
+  slots: as of `number_of_slots`; None where stages have no variables that are trained.
+"""
+
 
 def describe(cuts, device):
     """One line for the plan."""
+    shares = ['%s%.0f%%%s' % ('' if cuts.times is None else '%.0f%% of the time, ' % (
+        100 * cuts.times[number]), 100 * share, '' if cuts.times is None else ' of the memory')
+              for number, share in enumerate(cuts.memory)]
     names = [short_name(name) for name in stages_of(device)]
-    text = '%s %.0f%%' % (names[0], 100 * cuts.shares[0])
-    for name, share, size, operation in zip(names[1:], cuts.shares[1:], cuts.crossing, cuts.names):
-        text += ', after %s (%.1f MB cross) %s %.0f%%' % (operation, size / 1e6, name, 100 * share)
+    text = '%s %s' % (names[0], shares[0])
+    for name, share, size, operation in zip(names[1:], shares[1:], cuts.crossing, cuts.names):
+        text += ', after %s (%.1f MB cross) %s %s' % (operation, size / 1e6, name, share)
     return text
 
 
-def cut_into_stages(operations, variables, owned, device, root, move_variables):
+def cut_into_stages(operations, variables, owned, device, root, movable, cutting):
     """Puts the operations of a forward pass, made for one device, on the devices of their tower.
 
-    The operations are cut in the order in which they were made. Each cut is near the place where
-    the stages before it have their even share of the bytes of activations and parameters: within
-    7 % of a stage's share, where the fewest bytes cross.
+    The operations are cut in the order in which they were made, see `cut_evenly`. Where no variable
+    may be moved and all are on stages already, the cuts are between those that they are on.
 
     Args:
       operations: the operations of the model function's call, in order.
@@ -43,55 +59,112 @@ def cut_into_stages(operations, variables, owned, device, root, move_variables):
       owned: names of the operations that were made with these, as parts of them.
       device: `StagedDevices`.
       root: the tower's name scope.
-      move_variables: whether variables go to the stage that reads them first.
+      movable: names of variables that go to the stage that reads them first.
+      cutting: `Cutting`.
 
     Returns:
       `StageCuts`.
 
     Raises:
       ModelFunctionError: there are too few operations to cut.
+      InvalidArgumentError: the times are those of another model.
     """
     stages = stages_of(device)
     mine = [op for op in operations if op.name.startswith(root) and _may_move(op, stages)]
-    computing = [place for place, op in enumerate(mine) if op.type != 'Const']
-    if len(computing) < len(stages):
-        raise ModelFunctionError(
-            "stages='auto', and there are %d devices a tower for %d operations of the model that "
-            'may be put anywhere: name fewer devices, or leave out towers.stage and tf.device in '
-            'the model function (or stages=).' % (len(stages), len(computing)))
     leaders = _leaders(variables)
-    first_reader, parameters = _first_readers(
-        [op for op in operations if op.name not in owned], mine, variables, leaders)
-    costs = [_bytes(op) + sum(parameters[name] for name in first_reader.get(op.name, ()))
-             for op in mine]
-    crossing = _crossing(mine)
-    total, sums = sum(costs), []
-    for cost in costs:
-        sums.append((sums[-1] if sums else 0) + cost)
-    cuts = []
-    for number in range(1, len(stages)):
-        target, width = total * number / len(stages), .07 * total / len(stages)
-        # Each stage has something to compute. Loops and branches (v1) stay in one piece.
-        left = [place for place in computing if not cuts or place > cuts[-1]]
-        places = [place for place in range(left[0], left[number - len(stages)])
-                  if not is_control_flow(mine[place]) and not is_control_flow(mine[place + 1])]
-        near = [place for place in places if abs(sums[place] - target) <= width]
-        if not near:
-            near = [min(places or [left[number - len(stages)] - 1],
-                        key=lambda place: abs(sums[place] - target))]
-        cuts.append(min(near, key=lambda place: (crossing[place], abs(sums[place] - target))))
-    bounds = [-1] + cuts + [len(mine) - 1]
+    first_reader = _first_readers(
+        [op for op in operations if op.name not in owned], mine, leaders)
     by_name = {variable.op.name: variable for variable in variables}
+    beside = collections.defaultdict(list)
+    for name, leader in leaders.items():
+        beside[leader].append(by_name[name])
+    read_first = {reader: [each for name in names for each in beside[name]]
+                  for reader, names in first_reader.items()}
+    check_times(cutting.times, operations, root)
+    pieces, ends = pieces_of(
+        mine, len(stages), _kept(operations, mine, stages[0]) if cutting.trains else {},
+        {reader: [variable_bytes(each, cutting.slots) for each in found]
+         for reader, found in read_first.items()},
+        lambda op: _seconds(cutting.times, op, root, read_first), cutting.gradients)
+    check_enough(len(pieces), len(stages))
+    cuts = None
+    if variables and not movable:
+        cuts = _as_variables_are(mine, pieces, ends, read_first, stages)
+    if cuts is None:
+        cuts = cut_evenly(pieces, cutting.copies, cutting.balance)
+    bounds = [-1] + [ends[cut] for cut in cuts] + [len(mine) - 1]
+    functions = MovedFunctions(mine[0].graph)
+    companions = _companions(mine[0].graph) if movable else {}
     for stage, (before, last) in enumerate(zip(bounds, bounds[1:])):
         for op in mine[before + 1:last + 1]:
             compat.set_device(op, stages[stage])
-            for name in first_reader.get(op.name, ()) if move_variables else ():
-                _move_variable(mine[0].graph, name, by_name[name].device, stages[stage])
+            functions.move(op, stages[0], stages[stage])
+            for name in first_reader.get(op.name, ()):
+                if name in movable:
+                    _move_variable(functions, companions, name, by_name[name].device,
+                                   stages[stage])
     _bring_along(operations, mine, stages[0])
-    shares = [sum(costs[before + 1:last + 1]) / max(total, 1)
-              for before, last in zip(bounds, bounds[1:])]
-    return StageCuts(shares, [crossing[cut] for cut in cuts],
-                     [mine[cut].name[len(root):] for cut in cuts])
+    costs = [StageCost(copies, pieces[first:last]) for copies, first, last in zip(
+        cutting.copies, [0] + [cut + 1 for cut in cuts], [cut + 1 for cut in cuts] + [None])]
+    return StageCuts(
+        _parts([cost.memory for cost in costs]),
+        None if cutting.times is None else _parts([cost.seconds for cost in costs]),
+        [pieces[cut].crossing for cut in cuts],
+        [mine[ends[cut]].name[len(root):] for cut in cuts])
+
+
+def _kept(operations, mine, first):
+    """`kept_bytes`; those of an operation beside a variable are of the next that may be moved."""
+    kept, movable, waiting = kept_bytes(operations), {op.name for op in mine}, 0
+    for op in operations:
+        if op.name in movable:
+            kept[op.name] += waiting
+            waiting = 0
+        elif op.device == first:
+            waiting += kept[op.name]
+    return kept
+
+
+def _parts(costs):
+    return [cost / (sum(costs) or 1.) for cost in costs]
+
+
+def check_times(times, operations, root):
+    """Raises `InvalidArgumentError` unless the times are of these operations, by their names."""
+    if times is None:
+        return
+    names = {op.name[len(root):] for op in operations if op.name.startswith(root)}
+    known = sum(seconds for name, seconds in times.operations.items() if name in names)
+    if known < _LEAST_KNOWN * sum(times.operations.values()) or not known:
+        raise InvalidArgumentError(
+            'stages=AutoStages(…, times): the model has operations for %.0f%% of the measured '
+            'time; it knows no %s. Measure the times of this model, by operation_times.' % (
+                100 * known / (sum(times.operations.values()) or 1.),
+                next((name for name in times.operations if name not in names), 'operation')))
+
+
+_LEAST_KNOWN = .5
+
+
+def _seconds(times, op, root, read_first):
+    return 0 if times is None else times.operations.get(op.name[len(root):], 0) + sum(
+        times.variables.get(variable.op.name, 0) for variable in read_first.get(op.name, ()))
+
+
+def _as_variables_are(mine, pieces, ends, read_first, stages):
+    """Cuts between variables that are on the stages already; None where they are on others."""
+    place_of, piece = {}, 0
+    for place, op in enumerate(mine):
+        place_of[op.name] = piece
+        piece += place == ends[min(piece, len(ends) - 1)]
+    found = [set() for _ in pieces]
+    for reader, variables in read_first.items():
+        for variable in variables:
+            if variable.device not in stages:
+                return None
+            found[place_of[reader]].add(stages.index(variable.device))
+    cuts = cut_between(pieces, found)
+    return cuts if cuts is not None and len(cuts) == len(stages) - 1 else None
 
 
 def _may_move(op, stages):
@@ -124,7 +197,7 @@ def _leaders(variables):
     return leaders
 
 
-def _first_readers(operations, mine, variables, leaders):
+def _first_readers(operations, mine, leaders):
     """Where the variables are read first, each with those that are kept with it.
 
     What TensorFlow keeps with a variable, such as an embedding's lookup, reads it where the next
@@ -133,16 +206,11 @@ def _first_readers(operations, mine, variables, leaders):
     Args:
       operations: all of the model function's call, in order, without the variables' own.
       mine: those that may be put anywhere, in order.
-      variables: the model's variables.
       leaders: as `_leaders` returns.
 
     Returns:
-      `({operation's name: names of the variables that it is the first to read}, {name: bytes})`.
+      {operation's name: names of the variables that it is the first to read}.
     """
-    sizes = collections.Counter()
-    for variable in variables:
-        sizes[leaders[variable.op.name]] += (variable.get_shape().num_elements() or 0
-                                             ) * variable.dtype.base_dtype.size
     found, seen, waiting = {}, set(), []
     movable = {op.name for op in mine}
     for op in operations:
@@ -159,48 +227,40 @@ def _first_readers(operations, mine, variables, leaders):
             found[op.name], waiting = waiting, []
     if waiting:
         found.setdefault(mine[-1].name, []).extend(waiting)
-    return found, sizes
-
-
-def _bytes(op):
-    return 0 if op.type in ALIASES or op.type == 'Const' else sum(
-        size_of(tensor) for tensor in op.outputs if tensor.dtype.is_floating)
-
-
-def _crossing(operations):
-    """For each operation, bytes of the tensors made up to it that later operations take."""
-    place = {op.name: index for index, op in enumerate(operations)}
-    change, last = [0] * (len(operations) + 1), {}
-    for index, op in enumerate(operations):
-        for tensor in op.inputs:
-            if tensor.op.name in place:
-                last[tensor.name] = index
-    for index, op in enumerate(operations):
-        for tensor in op.outputs:
-            if last.get(tensor.name, index) > index and op.type != 'Const':
-                change[index] += size_of(tensor)
-                change[last[tensor.name]] -= size_of(tensor)
-    found, now = [], 0
-    for each in change[:-1]:
-        now += each
-        found.append(now)
     return found
 
 
-def _move_variable(graph, name, there, device):
+def _companions(graph):
+    """{variable's name: operations that go where it goes}: it, its parts, those colocated with it.
+
+    Read once for all variables: a large network has thousands of them in 10,000s of operations.
+    """
+    operations = graph.get_operations()
+    found = {op.name: [] for op in operations if op.type in VARIABLE_OPS}
+    for op in operations:
+        parts = op.name.split('/')
+        names = {'/'.join(parts[:count]) for count in range(1, len(parts) + 1)}
+        names.update(group.decode()[len('loc:@'):] for group in op.colocation_groups())
+        for name in names:
+            if name in found:
+                found[name].append(op)
+    return found
+
+
+def _move_variable(functions, companions, name, there, device):
     """Puts a variable, with its parts and the operations colocated with it, on another device.
 
     Args:
-      graph: the `tf.Graph`.
+      functions: `MovedFunctions`.
+      companions: `_companions`.
       name: the name of the variable's operation.
       there: the device that it is on.
       device: the device that it goes to.
     """
-    own = ('loc:@' + name).encode()
-    moved = [op for op in graph.get_operations() if op.device == there and (
-        op.name == name or op.name.startswith(name + '/') or own in op.colocation_groups())]
+    moved = [op for op in companions[name] if op.device == there]
     for op in moved:
         compat.set_device(op, device)
+        functions.move(op, there, device)
     for op in moved:  # a moving average's initial value is with that
         if op.type in VARIABLE_OPS and op.name != name:
-            _move_variable(graph, op.name, there, device)
+            _move_variable(functions, companions, op.name, there, device)

@@ -24,10 +24,13 @@ from towers.tower.inline_updates import InlineUpdates
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.left_over import Attempt
 from towers.tower.loss import TowerLosses
+from towers.tower.nested_builds import call_of_model_fn
 from towers.tower.objectives import all_pairs, flat, map_shaped, tensors_of
 from towers.tower.outputs import call_model_fn, metrics_by_kind, to_model_output
+from towers.tower.own_optimizers import check_no_own_optimizer
 from towers.tower.own_state import OwnState
 from towers.tower.recomputation import recomputed_draws
+from towers.tower.scoped_looks import looks_within
 from towers.tower.seen_variables import SeenVariables
 from towers.tower.stage_cuts import cut_into_stages
 from towers.tower.stateless_random import give_own_seeds, make_stateless
@@ -78,7 +81,7 @@ class Tower(collections.namedtuple('Tower', [
 TowerOptions = collections.namedtuple('TowerOptions', [
     'model_fn', 'objectives', 'adds_registered', 'variable_scope', 'reuse', 'earlier',
     'update_ops', 'gradient_options', 'random_step', 'check_numerics', 'xla', 'recompute',
-    'stages'])
+    'cutting'])
 """The options of all towers of a build: arguments of `build_towers`, and:
 
 Fields:
@@ -87,7 +90,7 @@ Fields:
   earlier: variables of the earlier build that are to be shared, see `SharedVariables`.
   gradient_options: dict, for `compute_gradients`.
   recompute: `'auto'`, or list of names of kept results, see `recomputation.rewrite`; or None.
-  stages: `'auto'`, or None.
+  cutting: `Cutting`; None where the model is not cut into stages.
   random_step: the global step, for seeds of random ops; None where these are left as they are.
 """
 
@@ -211,7 +214,8 @@ class TowerBuilder:
                 tf.name_scope(outer if scope is None else scope) as root:
             with self._shared.tower(index, root, outer), record_keras_calls() as keras, \
                     compiled(self._options.xla), self._models_gradients(index, shards), \
-                    self._seen_variables.call(index):
+                    looks_within(self._graph, root, outer), self._seen_variables.call(index), \
+                    call_of_model_fn(self._graph):
                 returned = call_model_fn(self._options.model_fn, inputs)
             output = to_model_output(returned, index, bool(self._options.objectives),
                                      self._options.objectives.names)
@@ -221,7 +225,7 @@ class TowerBuilder:
                             keras.activity_losses() if adds else [])
         sources = [leaf.op for leaf in tf.nest.flatten(inputs, expand_composites=True)
                    if leaf is not None]
-        is_cut = self._options.stages == 'auto' and len(stages_of(device)) > 1
+        is_cut = self._options.cutting is not None and len(stages_of(device)) > 1
         if is_cut:
             self._cut_into_stages(index, made.operations, device, root)
         if not is_cut or says_stages(made.operations):
@@ -252,6 +256,9 @@ class TowerBuilder:
         taken = self._taken_by_model()
         self._settle_writes(index, made.operations, output, taken, updates, data_operations, used,
                             keras.states())
+        if not index and self._gradients_of_model() is None:
+            check_no_own_optimizer(self._graph, made.operations, _fetches(output) + (
+                updates if self._options.objectives else []))
         data_loss = None
         if output.loss is not None:
             with tf.name_scope(root), only_device(_device_of_loss(output.loss, device)):
@@ -363,8 +370,11 @@ class TowerBuilder:
     def _cut_into_stages(self, index, operations, device, root):
         variables = variables_read(operations, self._shared.owned, self._shared.created)
         made_on = [variable.device for variable in variables]
-        cuts = cut_into_stages(operations, variables, self._shared.owned, device, root,
-                               not index and self._placement.by_stage)
+        # Variables of an earlier build stay where its towers have them.
+        movable = {variable.op.name for variable in self._shared.created
+                   } if not index and self._placement.by_stage else ()
+        cuts = cut_into_stages(operations, variables, self._shared.owned, device, root, movable,
+                               self._options.cutting)
         for variable, before in zip(variables, made_on):
             self._placement.note_moved(variable, before)
         if not index:

@@ -44,8 +44,7 @@ def write_after_reads(towers, graph):
     readers = _readers(towers[1:], written, frames, finder)
     pairs = [(end, gate) for op, names in writes for gate in _gates(op, names, frames)
              for name in names for reader, ends in readers[name] if reader is not op
-             # Of two branches often one alone is taken, such as in training and in evaluation.
-             and not (frames.is_in_branch(op) and frames.is_in_branch(reader)) for end in ends]
+             for end in ends]
     after = graph_walk.reachable_from([gate for _, gate in pairs], operations, control=True)
     waits_for = collections.OrderedDict()
     for end, gate in pairs:

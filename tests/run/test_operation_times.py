@@ -1,0 +1,102 @@
+"""Seconds of operations from a trace, and what they belong to."""
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.run.operation_times import (RECORD, kernel_seconds, recorded_times,
+                                         times_of_model)
+
+X = np.random.RandomState(0).rand(16, 6)
+
+
+def model(x):
+    for name in ('a', 'b'):
+        w = tf.get_variable(name, [6, 6], tf.float64, tf.ones_initializer())
+        x = x + tf.tanh(tf.matmul(x, w, name='%s_product' % name), name='%s_tanh' % name)
+    return tf.reduce_mean(x, name='loss')
+
+
+def build(devices=1, stages=None):
+    return towers.build_towers(model, tf.constant(X), tf.train.MomentumOptimizer(.1, .9), devices,
+                               'mean', stages=stages)
+
+
+def trace(devices):
+    """`RunMetadata` of `{device: [(name, label, microseconds)]}`."""
+    metadata = tf.RunMetadata()
+    for device, nodes in devices.items():
+        stats = metadata.step_stats.dev_stats.add(device=device)
+        for name, label, microseconds in nodes:
+            stats.node_stats.add(node_name=name, timeline_label=label, op_start_rel_micros=5,
+                                 op_end_rel_micros=5 + microseconds)
+    return metadata
+
+
+def test_kernels_of_cpus_and_of_streams():
+    found = kernel_seconds(trace({
+        '/job:localhost/replica:0/task:0/device:CPU:0': [
+            ('a', 'a = MatMul(x)', 100), ('a', 'a = MatMul(x)', 50),  # in a loop, say
+            ('c', 'c = _Recv()', 900), ('d', 'd = _HostSend(a)', 900)],
+        '/job:localhost/replica:0/task:0/device:GPU:0': [('b', 'b = MatMul(x)', 7)],  # launched
+        '/job:localhost/replica:0/task:0/device:GPU:0/stream:all': [('b:MatMul', 'kernel', 2000)],
+        '/job:localhost/replica:0/task:0/device:GPU:0/stream:13': [('b:MatMul', 'kernel', 2000)]}))
+    assert found == pytest.approx({'a': 150e-6, 'b': 2e-3})
+
+
+def test_what_the_time_of_an_operation_belongs_to():
+    built = build()
+    graph = tf.get_default_graph()
+    backward = {op.name for op in graph.get_operations() if op.name in built.towers[0].backward}
+    products = sorted(name for name in backward if 'a_product_grad/MatMul' in name)
+    sums = [name for name in backward if graph.get_operation_by_name(name).type == 'AddN']
+    updates = [op.name for op in graph.get_operations()
+               if 'ApplyMomentum' in op.type and 'update_b/' in op.name]
+    assert len(products) == 2 and len(sums) == 1 and len(updates) == 1
+    times = times_of_model({
+        'tower_0/a_product': 1., products[0]: 2., products[1]: 4., 'tower_0/b_tanh/inner/of_it': 8.,
+        sums[0]: 16., updates[0]: 32., 'elsewhere': 64., 'towers/loss': 128.}, built)
+    # The gradient of a's sum comes from b's product and from b's sum; the product is the first.
+    assert times.operations == {'a_product': 7., 'b_tanh': 8., 'b_product': 16.}
+    assert times.variables == {'b': 32.}
+    assert times.seconds == 63.
+
+
+def test_the_times_of_a_real_step_cut_the_model():
+    with tf.Graph().as_default():
+        times = towers.operation_times(build(), warm_up=1, steps=1)
+    assert {'a_product', 'a_tanh', 'b_product', 'b_tanh'} <= set(times.operations)
+    assert 0 < times.seconds < 60 and set(times.variables) == {'a', 'b'}
+    built = build('/cpu:0+/cpu:1', towers.AutoStages('time', times))
+    shares = [int(each) for each in re.findall(r'(\d+)% of the time', built.plan.stages)]
+    assert len(shares) == 2 and 99 <= sum(shares) <= 101
+    assert {op.device for op in tf.get_default_graph().get_operations()
+            if op.name.startswith('tower_0/')} >= {'/device:CPU:0', '/device:CPU:1'}
+
+
+def test_a_run_goes_on_with_the_times_that_it_began_with(tmp_path):
+    first, second = (towers.OperationTimes({'a': seconds}, {'w': .5}) for seconds in (1.5, 2.5))
+    times, text = recorded_times(str(tmp_path), {'batch_size': 4}, lambda: first)
+    assert times == first and text == 'times of operations: 2000.0 ms a step, measured now'
+    times, text = recorded_times(str(tmp_path), {'batch_size': 4}, lambda: second)
+    assert times == first and 'as this run began' in text
+    assert recorded_times(str(tmp_path), {'batch_size': 8}, lambda: second)[0] == second
+    for wrong in ('{', '[]', '{"about": {}, "times": {"operations": {}}}',
+                  '{"about": {}, "times": {"operations": {"a": "b"}, "variables": {}}}'):
+        (tmp_path / RECORD).write_text(wrong)
+        with pytest.raises(towers.CheckpointError, match='delete it to measure anew'):
+            recorded_times(str(tmp_path), {}, lambda: second)
+
+
+@pytest.mark.parametrize('options, text', [
+    (dict(steps=0), 'steps=0'), (dict(feed_dict=3), 'feed_dict'),
+    (dict(start='init'), "start='init'")])
+def test_misuse(options, text):
+    built = build()
+    with pytest.raises(towers.InvalidArgumentError, match=text):
+        towers.operation_times(built, **options)
+    with pytest.raises(towers.InvalidArgumentError, match='what build_towers returned'):
+        towers.operation_times(built.train_op)

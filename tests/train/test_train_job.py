@@ -1,0 +1,83 @@
+"""train_job: the graph that `train.py` runs, and where in the stream of examples it begins."""
+
+from absl.testing import flagsaver
+import pytest
+import tensorflow.compat.v1 as tf
+
+import datasets
+from models import registry
+import towers
+from towers.graph.graph_walk import step_operations
+import train_flags
+import train_job
+
+
+@pytest.fixture(autouse=True)
+def parsed():
+    with flagsaver.flagsaver():
+        train_flags.FLAGS(['train.py'])
+        yield
+
+
+def make_setup(**changed):
+    towers.mend_slim()
+    return train_job.make_setup(registry.get_network('digits'),
+                                datasets.get_dataset('digits'))._replace(**changed)
+
+
+def test_the_batch_of_the_setup_is_built_whatever_the_flag():
+    with flagsaver.flagsaver(batch_size='auto', lr_scaling='linear', base_batch_size=10,
+                             train_epochs=2.):
+        job = train_job.build_job(make_setup(batch_size=40), with_evaluation=False)
+    assert str(job.built.plan).startswith('2 towers, batch 40 = 2 x 20\n')
+    assert '0.004 = 0.001 x 4' in job.built.plan.learning_rate
+    assert job.evaluation is None and job.checksum is None
+    counts = job.counts
+    assert (counts.batch_size, counts.examples_per_epoch, counts.last_step) == (40, 1437, 72)
+    assert [variable.op.name for variable in (counts.global_step, counts.examples)] == [
+        'global_step', 'examples_seen']
+    with tf.Session(config=train_job.session_config(job.built)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(job.iterator.initializer)
+        for _ in range(2):
+            session.run(job.train_op)
+        assert session.run([counts.global_step, counts.examples]) == [2, 80]
+
+
+def test_the_worker_that_updates_the_weights_updates_their_averages():
+    found = []
+    for rank in (0, 1):
+        with tf.Graph().as_default(), flagsaver.flagsaver(
+                cluster='ps', average_decay=.9, train_steps=5):
+            job = train_job.build_job(
+                make_setup(batch_size=10), with_evaluation=False,
+                cluster=towers.Cluster('ps', ['a:1', 'b:2'], ['c:3'], rank=rank))
+            found.append(sum('ExponentialMovingAverage' in op.name and op.type.startswith('Assign')
+                             for op in step_operations([job.train_op])))
+    assert found == [8, 0]
+
+
+@pytest.mark.parametrize('flags, position, end', [
+    (dict(train_steps=7), (0, 0), (7, 700)),
+    (dict(train_epochs=2.), (0, 0), (29, 2900)),
+    (dict(train_epochs=2.), (10, 400), (35, 2900)),  # ten steps of 40 before
+    (dict(train_epochs=2.), (80, 3200), (80, 3200))])
+def test_the_end_of_a_run_is_counted_from_its_position(flags, position, end):
+    from datasets.epochs import Epochs
+    with flagsaver.flagsaver(**flags):
+        assert train_job._end_of_run(Epochs(1437, 100, 'carry'),
+                                     train_job.Position(*position)) == end
+
+
+def test_a_worker_that_saves_nothing_knows_where_the_run_is(tmp_path):
+    """Else the end of a cosine, and of the run, would be another one than the chief's."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        for name, value in (('global_step', 3), ('examples_seen', 150)):
+            tf.get_variable(name, dtype=tf.int64, initializer=tf.constant(value, tf.int64))
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'), 3)
+    worker = towers.Cluster('ring', ['a:1', 'b:2'], rank=1)
+    with flagsaver.flagsaver(train_dir=str(tmp_path)), towers.hold_directory(str(tmp_path)):
+        assert train_job.find_position(worker) == train_job.Position(3, 150)
+    with flagsaver.flagsaver(train_dir=str(tmp_path / 'none')):
+        assert train_job.find_position(worker) == train_job.START

@@ -1,0 +1,67 @@
+"""What `build_towers(stages=…)` takes besides `'auto'`: what to balance, and measured times."""
+
+import collections
+import typing
+
+from towers.arguments import check_choice, check_instance
+from towers.errors import InvalidArgumentError
+from towers.tower.even_cuts import BALANCES
+
+
+class OperationTimes(collections.namedtuple('OperationTimes', 'operations variables')):
+    """How long a step is busy with each operation of a model; see `operation_times`.
+
+    Attributes:
+      operations: dict from the names of the model's operations, without the tower's scope, to
+        seconds: their own, and those of the operations of the backward pass that belong to them.
+      variables: dict from the names of variables to the seconds of their updates.
+    """
+    __slots__ = ()
+
+    @property
+    def seconds(self):
+        """All together."""
+        return sum(self.operations.values()) + sum(self.variables.values())
+
+
+class AutoStages(collections.namedtuple('AutoStages', 'balance times')):
+    """How `build_towers` cuts a model into stages by itself.
+
+    >>> with tf.Graph().as_default():
+    ...     times = towers.operation_times(build(devices=1))
+    >>> built = build(devices='/gpu:0+/gpu:1', stages=towers.AutoStages('time', times))
+
+    Attributes:
+      balance: what is made even among the stages: `'memory'`, as `stages='auto'` does; `'time'`,
+        which a pipeline wants; or `'both'`: the fullest stage and the slowest one are as near as
+        possible to what they are with the others.
+      times: `OperationTimes` of the same model; None for `'memory'`.
+    """
+    __slots__ = ()
+
+    def __new__(cls, balance: str = 'memory',
+                times: typing.Optional[OperationTimes] = None):
+        check_choice('balance', balance, BALANCES)
+        if times is not None:
+            check_instance('times', times, OperationTimes, 'what operation_times returned')
+        elif balance != 'memory':
+            raise InvalidArgumentError(
+                'AutoStages(%r) needs times=, what towers.operation_times(built) returned of this '
+                'model on one device.' % (balance,))
+        return super(AutoStages, cls).__new__(cls, balance, times)
+
+
+def checked_stages(stages):
+    """`AutoStages`, or None, of the argument `stages` of `build_towers`.
+
+    Raises:
+      InvalidArgumentError: something else.
+    """
+    if stages is None or isinstance(stages, AutoStages):
+        return stages
+    if isinstance(stages, str) and stages == 'auto':
+        return AutoStages()
+    raise InvalidArgumentError(
+        "stages=%.80r: expected 'auto', for as many as a tower has devices, towers.AutoStages(…), "
+        'which says what to balance, or None. Where they are cut by hand, the model function says, '
+        'by towers.stage(number).' % (stages,))

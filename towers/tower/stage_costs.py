@@ -1,0 +1,178 @@
+"""What each operation of a forward pass costs its stage, before there is a backward pass.
+
+Which results the backward pass keeps is told by the types of the operations: a gradient function
+takes the inputs of its operation, its outputs, or neither.
+"""
+
+import collections
+import itertools
+
+import tensorflow.compat.v1 as tf
+
+from towers.graph.graph_walk import is_control_flow, reachable_from
+from towers.graph.variable_access import read_from
+from towers.recomputation.segments import ALIASES, size_of
+from towers.tower.even_cuts import Piece
+
+# The gradient takes shapes at the most.
+_TAKES_NOTHING = ALIASES | frozenset([
+    'Add', 'AddN', 'AddV2', 'AvgPool', 'AvgPool3D', 'BatchToSpaceND', 'BiasAdd', 'BroadcastTo',
+    'Cast', 'Concat', 'ConcatV2', 'Const', 'DepthToSpace', 'Fill', 'Mean', 'MirrorPad', 'Neg',
+    'OnesLike', 'Pack', 'Pad', 'PadV2', 'Rank', 'ResizeBilinear', 'ResizeNearestNeighbor',
+    'Reverse', 'ReverseV2', 'Shape', 'ShapeN', 'Size', 'Slice', 'SpaceToBatchND', 'SpaceToDepth',
+    'Split', 'SplitV', 'StridedSlice', 'Sub', 'Sum', 'Tile', 'Transpose', 'Unpack', 'ZerosLike'])
+_TAKES_OUTPUTS = frozenset([
+    'Elu', 'Exp', 'Inv', 'LogSoftmax', 'Reciprocal', 'Relu', 'Relu6', 'Rsqrt', 'Selu', 'Sigmoid',
+    'Softmax', 'SoftmaxCrossEntropyWithLogits', 'SparseSoftmaxCrossEntropyWithLogits', 'Sqrt',
+    'Tanh'])
+_TAKES_BOTH = frozenset(['LRN', 'Max', 'MaxPool', 'MaxPool3D', 'Min', 'Pow', 'Prod'])
+# An input is taken for the gradient of the other one only.
+_PRODUCTS = frozenset([
+    'BatchMatMul', 'BatchMatMulV2', 'BatchMatMulV3', 'Conv2D', 'Conv3D', 'DepthwiseConv2dNative',
+    'Einsum', 'MatMul', 'Mul'])
+
+# Variables that an optimizer keeps for each one that it trains.
+_SLOTS = {
+    'AdadeltaOptimizer': 2, 'AdagradDAOptimizer': 2, 'AdagradOptimizer': 1, 'AdamOptimizer': 2,
+    'FtrlOptimizer': 2, 'GradientDescentOptimizer': 0, 'MomentumOptimizer': 1,
+    'ProximalAdagradOptimizer': 1, 'ProximalGradientDescentOptimizer': 0, 'RMSPropOptimizer': 2}
+
+
+def number_of_slots(optimizer):
+    """How many slots an optimizer makes for a variable; 1 for one that is not known here."""
+    for kind in type(optimizer).__mro__:
+        if kind.__name__ in _SLOTS:
+            return _SLOTS[kind.__name__]
+    inner = getattr(optimizer, '_optimizer', None) or getattr(optimizer, '_opt', None)
+    return 1 if inner is None else number_of_slots(inner)
+
+
+def variable_bytes(variable, slots):
+    """`(held, gradient)`: bytes of a variable with its slots; and of its gradient.
+
+    Args:
+      variable: a variable.
+      slots: as of `number_of_slots`; None where its slots and its gradient are elsewhere.
+    """
+    size = (variable.get_shape().num_elements() or 0) * variable.dtype.base_dtype.size
+    if slots is None or not getattr(variable, 'trainable', True):
+        return size, 0
+    return size * (1 + 2 * slots), size  # the session keeps the zeros that slots began with, too
+
+
+def kept_bytes(operations):
+    """How many bytes of each operation's results the backward pass needs: a `Counter` by its name.
+
+    Args:
+      operations: those of a model function's call.
+    """
+    trained = reachable_from([op for op in operations if any(map(read_from, op.inputs))],
+                             operations)
+    taken = {}
+    for op in operations:
+        if op.name in trained and op.type not in _TAKES_NOTHING:
+            found = []
+            if op.type in _TAKES_OUTPUTS or op.type in _TAKES_BOTH:
+                found += op.outputs
+            if op.type in _PRODUCTS:
+                has_gradient = [tensor.op.name in trained or bool(read_from(tensor))
+                                for tensor in op.inputs]
+                found += [tensor for place, tensor in enumerate(op.inputs) if any(
+                    has_gradient[:place] + has_gradient[place + 1:])]
+            elif op.type not in _TAKES_OUTPUTS:
+                found += op.inputs
+            for tensor in map(_original, found):
+                taken[tensor.name] = tensor
+    kept = collections.Counter()
+    for tensor in taken.values():
+        if tensor.dtype != tf.resource and tensor.op.type != 'Const' and not read_from(tensor):
+            kept[tensor.op.name] += size_of(tensor)
+    return kept
+
+
+def crossing_bytes(operations):
+    """For each operation, bytes of the tensors made up to it that later operations take.
+
+    What others make (the input, a variable's value) counts from the first operation that takes it.
+    """
+    place = {op.name: index for index, op in enumerate(operations)}
+    made, last, tensors = {}, {}, {}
+    for index, op in enumerate(operations):
+        for tensor in op.inputs:
+            if tensor.op.type != 'Const' and tensor.dtype != tf.resource:
+                tensors[tensor.name] = tensor
+                made.setdefault(tensor.name, place.get(tensor.op.name, index))
+                last[tensor.name] = index
+    change = [0] * (len(operations) + 1)
+    for name, tensor in tensors.items():
+        if last[name] > made[name]:
+            change[made[name]] += size_of(tensor)
+            change[last[name]] -= size_of(tensor)
+    return list(itertools.accumulate(change[:-1]))
+
+
+def pieces_of(mine, least, kept, variables_of, seconds_of, gradients):
+    """The pieces that a line of operations may be cut into, with what they cost.
+
+    Each has something to compute. Loops and branches of control flow v1 stay in one piece.
+
+    Args:
+      mine: the operations that may be put anywhere, in order.
+      least: how many pieces there should be.
+      kept: as `kept_bytes` returns; {} where there is no backward pass.
+      variables_of: {operation's name: list of `variable_bytes` of those that it reads first}.
+      seconds_of: function from an operation to its seconds.
+      gradients: one of `GRADIENTS`.
+
+    Returns:
+      `(pieces, ends)`: list of `Piece`, and the place of the last operation of each.
+    """
+    crossing, pieces, begin = crossing_bytes(mine), [], 0
+    ends = _ends(mine, any)
+    if len(ends) < least:  # next to a loop
+        ends = _ends(mine, all)
+    for place in ends:
+        own = mine[begin:place + 1]
+        variables = [each for one in own for each in variables_of.get(one.name, ())]
+        sizes = [gradient for _, gradient in variables]
+        held, transient = sum(held for held, _ in variables), max(map(_transient, own))
+        if gradients != 'wait':
+            transient = max([transient] + sizes)
+            held += sum(sizes) * (gradients == 'add up')
+        pieces.append(Piece(
+            held, sum(kept.get(one.name, 0) for one in own), sum(sizes) * (gradients == 'wait'),
+            transient, sum(map(seconds_of, own)), crossing[place]))
+        begin = place + 1
+    return pieces, ends
+
+
+GRADIENTS = ('apply', 'wait', 'add up')
+"""What becomes of a variable's gradient: it is applied at once; it waits for others (of other
+towers, for their norm); it is added to the sum of earlier micro-batches, which is held."""
+
+
+def _ends(mine, inside):
+    """Places of the last operations of pieces.
+
+    Args:
+      mine: operations.
+      inside: `any`, or `all`: of two neighbours, how many are of loops where both are in one piece.
+    """
+    computing = [place for place, op in enumerate(mine) if op.type != 'Const']
+    return [place for place in computing[:-1]
+            if not inside(map(is_control_flow, mine[place:place + 2]))] + [
+                len(mine) - 1] * bool(computing)
+
+
+def _transient(op):
+    """Bytes that an operation takes while it runs: results and inputs, or their gradients."""
+    return 0 if op.type in ALIASES or op.type == 'Const' else sum(
+        size_of(tensor) for tensor in list(op.inputs) + list(op.outputs)
+        if tensor.dtype.is_floating)
+
+
+def _original(tensor):
+    """The tensor whose memory a tensor is."""
+    while tensor.op.type in ALIASES and tensor.op.inputs:
+        tensor = tensor.op.inputs[0]
+    return tensor

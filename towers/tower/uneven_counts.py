@@ -1,0 +1,77 @@
+"""Counters of metrics that count calls, where the shards of a batch differ in size.
+
+`tf.metrics.mean(loss)` of a scalar adds the loss to one counter and 1 to another one, whatever the
+size of the batch. A tower adds the same 1 for its shard, so that a shard of one example would count
+as much as one of ten. In a metric of which some counter gets the same constant from every tower,
+each tower's additions are weighted as losses are: with n_k of the batch's n examples on tower k,
+
+    counter += sum_k (n_k / n) addition_k
+
+so that a batch adds to it what it adds on one device, if the addition is a mean over the examples.
+Whatever a metric counts, a shard without an example adds nothing: a mean over nothing, NaN, would
+stay in the counters.
+"""
+
+import collections
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.graph import graph_walk
+from towers.graph.variable_writes import Writes
+
+_ADD = frozenset(['AssignAdd', 'AssignAddVariableOp'])
+
+
+def weigh_additions(metrics, weights):
+    """Weighs the additions to counters of metrics; call this when all towers are built.
+
+    Args:
+      metrics: for each tower its dict of metrics, of the same names; or None.
+      weights: each tower's share of the batch: floats, or float64 scalars.
+    """
+    counters = {variable.op.name for variable in tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)}
+    if all(weight is weights[0] for weight in weights) or not counters:
+        return
+    writes, done = Writes(tf.get_default_graph()), set()
+    for name, pair in (metrics[0] or {}).items():
+        if not isinstance(pair, (tuple, list)) or not isinstance(pair[0], tf.Tensor):
+            continue
+        read = counters & graph_walk.ancestors([pair[0]])
+        of_towers = [_additions(of_tower[name][1], read, writes) for of_tower in metrics]
+        counts_calls = any(_same_constant([additions[counter] for additions in of_towers])
+                           for counter in of_towers[0])
+        for additions, weight in zip(of_towers, weights):
+            for op in {op.name: op for every in additions.values() for op in every}.values():
+                if op.name not in done:
+                    done.add(op.name)
+                    _weigh(op, weight, counts_calls)
+
+
+def _additions(update, counters, writes):
+    """{name of a counter: the operations of an update that add floats to it}."""
+    found = collections.defaultdict(list)
+    for op in graph_walk.step_operations([update]):
+        if (op.type in _ADD and op.inputs[1].dtype.is_floating
+                and not compat.in_control_flow(op)):
+            for name in counters.intersection(writes.of(op)):
+                found[name].append(op)
+    return found
+
+
+def _same_constant(of_towers):
+    """Whether every tower adds to a counter once, and all the same constant."""
+    added = [tf.get_static_value(op.inputs[1]) for operations in of_towers for op in operations]
+    return all(len(operations) == 1 for operations in of_towers) and all(
+        each is not None and np.array_equal(each, added[0]) for each in added)
+
+
+def _weigh(op, weight, counts_calls):
+    addition = op.inputs[1]
+    if isinstance(weight, float):  # a tower without an example is not run then
+        if counts_calls:
+            compat.replace_input(op, 1, addition * tf.constant(weight, addition.dtype))
+        return
+    weighed = addition * tf.cast(weight, addition.dtype) if counts_calls else addition
+    compat.replace_input(op, 1, tf.where_v2(weight > 0, weighed, tf.zeros_like(addition)))

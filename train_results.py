@@ -1,0 +1,108 @@
+"""What train.py makes of the newest checkpoint: an evaluation, predictions, a SavedModel."""
+
+import contextlib
+import csv
+
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.run.averages import averages_in
+from towers.run.export import export_saved_model
+from towers.run.whole_file import written_whole
+import train_data
+from train_flags import FLAGS, train_dir
+from train_job import START, make_evaluation, session_config, show
+
+
+def report(throughput, evaluation):
+    """Prints the test accuracy, and images a second.
+
+    Args:
+      throughput: `Throughput`; or None.
+      evaluation: dict that `Evaluation.run` returned.
+    """
+    print('test accuracy  %.4f on %d images' % (evaluation['accuracy'], evaluation['examples']))
+    if throughput is not None:
+        print('speed          {:,.0f} images/s'.format(throughput.examples / throughput.seconds))
+
+
+def evaluate_or_predict(setup):
+    """Shows the plan of an evaluation; unless --plan_only, evaluates or predicts (--mode), and
+    exports."""
+    if not FLAGS.plan_only:
+        newest_or_refuse()  # before a network is built for nothing
+    train_data.prepare_skipping(setup.dataset, train_dir(), START)
+    with tf.Graph().as_default():
+        tf.set_random_seed(FLAGS.seed)
+        evaluation = make_evaluation(setup)
+        show(evaluation.built)
+        if not FLAGS.plan_only:
+            with train_data.naming_bad_test_images(setup.dataset):
+                {'eval': evaluate, 'predict': predict}[FLAGS.mode](evaluation)
+    if FLAGS.export_dir and not FLAGS.plan_only:
+        export(setup.classifier)
+
+
+def evaluate(evaluation):
+    """Evaluates the newest checkpoint on the test set, and prints the result."""
+    with restored_session(evaluation.built) as session:
+        report(None, evaluation.run(session))
+
+
+def evaluate_in_graph(setup):
+    """As `evaluate`, in a graph of its own."""
+    with tf.Graph().as_default():
+        evaluate(make_evaluation(setup))
+
+
+def predict(evaluation):
+    """Writes --predictions: a row for each test image, with its number, label, prediction and the
+    probability of the prediction."""
+    with restored_session(evaluation.built) as session, \
+            written_whole(FLAGS.predictions, 'Give another --predictions.', newline='') as table:
+        rows = csv.writer(table)
+        rows.writerow(['image', 'label', 'predicted', 'probability'])
+        number = 0
+        for batch in evaluation.predict(session):
+            for label, predicted, probability in zip(batch['label'], batch['predicted'],
+                                                     batch['probability']):
+                rows.writerow([number, label, predicted, '%.6f' % probability])
+                number += 1
+    print('predictions    %s, %d images' % (FLAGS.predictions, number))
+
+
+@contextlib.contextmanager
+def restored_session(built):
+    """A session with the weights of the newest checkpoint, or with their moving averages if the
+    checkpoint has some.
+
+    Raises:
+      CheckpointError: there is no checkpoint, or it is damaged or of another model.
+    """
+    prefix = newest_or_refuse()
+    names, averages = averages_in(prefix, tf.global_variables())
+    towers.check_fits(prefix, names)
+    saver = tf.train.Saver(names)
+    with tf.Session(config=session_config(built)) as session:
+        saver.restore(session, prefix)
+        print('checkpoint     %s%s' % (prefix, ', moving averages' if averages else ''), flush=True)
+        yield session
+
+
+def newest_or_refuse():
+    """The prefix of the newest checkpoint of --train_dir, which is only read.
+
+    Raises:
+      CheckpointError: there is none, or it is damaged.
+    """
+    newest = towers.newest_checkpoint(train_dir(), FLAGS.recover)
+    if newest is None:
+        raise towers.CheckpointError('%s holds no checkpoint: train first, or give the --train_dir '
+                                     'of a run.' % train_dir())
+    return newest.prefix
+
+
+def export(classifier):
+    """Writes the SavedModel of the newest checkpoint, without towers."""
+    print('SavedModel     %s' % export_saved_model(classifier.serving, newest_or_refuse(),
+                                                   FLAGS.export_dir))
