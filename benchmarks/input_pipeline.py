@@ -8,6 +8,7 @@ in a temporary folder. Rates are of the same processors, in turns, medians over 
 
     decode    read from memory, decode_and_crop_jpeg of the same windows, resize: a parallel map
               over the same bytes with nothing else, batched
+    records   the same, from the same files by TensorFlow's TFRecordDataset, in their order
     pipeline  datasets.ImageSet with the same windows (--augment=crop), batched
     full      the same with colour distortion (--augment=inception)
     slim      tf_slim's DatasetDataProvider with the same decoding, where it runs
@@ -79,17 +80,33 @@ def decode_alone(dataset, image_size):
         everything = tf.constant(encoded)
 
         def example(epoch, number):
-            draws = _draws(1, epoch, number, count)
-            data = everything[number]
-            size = tf.cast(tf.image.extract_jpeg_shape(data)[:2], tf.float32)
-            window = tf.cast(preprocessing.random_window(draws[:4 * preprocessing.ATTEMPTS],
-                                                         size[0], size[1]), tf.int32)
-            pixels = tf.image.decode_and_crop_jpeg(data, window, channels=3)
-            return tf.raw_ops.ResizeBilinear(images=pixels[tf.newaxis],
-                                             size=[image_size, image_size],
-                                             half_pixel_centers=True)[0]
+            return _cropped(everything[number], _draws(1, epoch, number, count), image_size)
         return Epochs(count, BATCH).batches(
             lambda epoch: (tf.fill([count], epoch), order(epoch)), 0, example).prefetch(2)
+
+
+def read_and_decode(dataset, folder, image_size):
+    """As `decode_alone`, by TensorFlow's reader."""
+    count = dataset.num_examples['train']
+
+    def example(number, record):
+        data = tf.io.parse_single_example(
+            record, {'image/encoded': tf.FixedLenFeature([], tf.string)})['image/encoded']
+        return _cropped(data, _draws(1, number // count, number % count, count), image_size)
+    with tf.device('/cpu:0'):
+        records = tf.data.TFRecordDataset(os.path.join(folder, 'train-00000-of-00001')).repeat()
+        numbered = tf.data.Dataset.zip((tf.data.Dataset.range(2 ** 62), records))
+        return numbered.map(example, tf.data.experimental.AUTOTUNE).batch(
+            BATCH, drop_remainder=True).prefetch(2)
+
+
+def _cropped(data, draws, image_size):
+    size = tf.cast(tf.image.extract_jpeg_shape(data)[:2], tf.float32)
+    window = tf.cast(preprocessing.random_window(draws[:4 * preprocessing.ATTEMPTS],
+                                                 size[0], size[1]), tf.int32)
+    pixels = tf.image.decode_and_crop_jpeg(data, window, channels=3)
+    return tf.raw_ops.ResizeBilinear(images=pixels[tf.newaxis], size=[image_size, image_size],
+                                     half_pixel_centers=True)[0]
 
 
 class Rate:
@@ -192,6 +209,8 @@ def main():
                 batch_size=BATCH, seed=1, image_size=size)
         pipelines = [('decode', Rate(lambda: decode_alone(
             datasets.get_dataset('imagenet', folder), options.image_size))),
+                     ('records', Rate(lambda: read_and_decode(
+                         datasets.get_dataset('imagenet', folder), folder, options.image_size))),
                      ('pipeline', Rate(lambda: batches('crop'))),
                      ('full', Rate(lambda: batches('inception')))]
         for _ in range(options.rounds):
