@@ -105,6 +105,8 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
 def initialized_session(graph, config, start):
     """A session of a graph, closed at the end, in which variables and tables are initialized.
 
+    The threads that fill the graph's queues (`tf.train.batch`) run in it.
+
     Args:
       graph: `tf.Graph`.
       config: `tf.ConfigProto`.
@@ -116,7 +118,18 @@ def initialized_session(graph, config, start):
                      tf.tables_initializer()]
         for operation in begin + start:
             session.run(operation)
-        yield session
+        coordinator = tf.train.Coordinator()
+        with graph.as_default():
+            threads = tf.train.start_queue_runners(session, coordinator)
+        try:
+            yield session
+        finally:
+            coordinator.request_stop()  # closes the queues, so that the threads end
+            for thread in threads:
+                thread.join(_SECONDS_TO_STOP)
+
+
+_SECONDS_TO_STOP = 2
 
 
 def traced_steps(session, step, feed_dict, warm_up, steps):
