@@ -103,9 +103,7 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
 
 @contextlib.contextmanager
 def initialized_session(graph, config, start):
-    """A session of a graph, closed at the end, in which variables and tables are initialized.
-
-    The threads that fill the graph's queues (`tf.train.batch`) run in it.
+    """A session of a graph, initialized, with queues that are filled; closed at the end.
 
     Args:
       graph: `tf.Graph`.
@@ -118,15 +116,22 @@ def initialized_session(graph, config, start):
                      tf.tables_initializer()]
         for operation in begin + start:
             session.run(operation)
-        coordinator = tf.train.Coordinator()
-        with graph.as_default():
-            threads = tf.train.start_queue_runners(session, coordinator)
-        try:
+        with filled_queues(session):
             yield session
-        finally:
-            coordinator.request_stop()  # closes the queues, so that the threads end
-            for thread in threads:
-                thread.join(_SECONDS_TO_STOP)
+
+
+@contextlib.contextmanager
+def filled_queues(session):
+    """Within this the threads run that fill the queues of a session's graph (`tf.train.batch`)."""
+    coordinator = tf.train.Coordinator()
+    with session.graph.as_default():
+        threads = tf.train.start_queue_runners(session, coordinator)
+    try:
+        yield
+    finally:
+        coordinator.request_stop()  # closes the queues, so that the threads end
+        for thread in threads:
+            thread.join(_SECONDS_TO_STOP)
 
 
 _SECONDS_TO_STOP = 2
