@@ -130,6 +130,18 @@ def test_initial_values_of_a_part_of_the_batch_are_a_note(num_towers):
     assert ("initial values of tower 0's part of the batch: scale" in notes) == (num_towers == 2)
 
 
+def test_a_lookup_that_the_model_keeps_on_the_cpu(kind_of_variables):
+    """In clones, too: the lookup is with its variable, and the model says where its result is."""
+    def model_fn(x):
+        with tf.device('/cpu:0'):
+            table = tf.get_variable('table', [3, 2])
+            rows = tf.nn.embedding_lookup(table, tf.cast(x[:, 0], tf.int32) % 3)
+        return tf.reduce_mean(tf.square(rows))
+    built = towers.build_towers(model_fn, tf.constant(VECTORS[0]), tf.train.AdamOptimizer(),
+                                ['/cpu:1', '/cpu:2'], copies='clone')
+    assert towers.audit(built).broken == []
+
+
 def test_one_tower_on_its_own_device_copies_its_shard_only():
     built = towers.build_towers(linear, VECTORS, sgd(), ['/gpu:0'], check_devices=False)
     assert [(pair.source, pair.target, pair.bytes) for pair in towers.audit(built).transfers] == [

@@ -89,3 +89,23 @@ def test_a_read_in_a_loop_is_with_its_variable_and_does_not_wait_for_ever(graph,
         # d/df of mean(x) f^3, at f = 1.5
         assert loss == 2 * 1.5 ** 3
         np.testing.assert_allclose(session.run(built.variables[0]), 1.5 - 0.125 * 2 * 3 * 1.5 ** 2)
+
+
+@pytest.mark.parametrize('devices', [['/cpu:1', '/cpu:2'], [['/cpu:0', '/cpu:1'],
+                                                            ['/cpu:2', '/cpu:3']]])
+def test_rows_of_gathered_rows_of_a_resource_variable(devices):
+    """TensorFlow 2 colocates a shape in the gradient with the first gather, then moves that."""
+    def model(ids):
+        table = tf.get_variable('table', [5, 3], tf.float64, tf.ones_initializer(),
+                                use_resource=True)
+        words, places = tf.unique(ids)
+        return tf.reduce_mean(tf.gather(tf.gather(table, words), places))
+    built = towers.build_towers(model, tf.constant(np.arange(8) % 3),
+                                tf.train.GradientDescentOptimizer(1.), devices, 'mean',
+                                variable_device='/cpu:0')
+    assert not towers.audit(built).broken
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+        found = session.run(built.variables[0])
+    np.testing.assert_allclose(found[:, 0], 1 - np.array([3, 3, 2, 0, 0]) / 24., atol=1e-12)

@@ -312,3 +312,29 @@ def test_the_plan_counts_variables_on_the_stage_that_they_were_moved_to():
         assert used == sum(variable.shape.num_elements() * 8 for variable in built.variables
                            if variable.device == device)
     assert len({variable.device for variable in built.variables}) == 2
+
+
+def with_table(x, words):
+    """The keys of the table are computed by operations that a step runs, too."""
+    keys = tf.range(5, dtype=tf.int64) + 0
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(
+        keys, tf.constant([4, 3, 2, 1, 0], tf.int64)), -1)
+    found = model(x, table.lookup(words))
+    found['loss'] += 0. * tf.cast(keys[0], tf.float64)
+    return found
+
+
+@pytest.mark.parametrize('devices, options', [
+    (1, dict(accumulate=2)), (2, dict(accumulate=2)), ([['/cpu:0', '/cpu:1']], dict(
+        micro_batches=2, stages='auto'))], ids=['one device', 'two towers', 'stages'])
+def test_a_table_is_filled_before_the_first_step(devices, options):
+    """What names the table of a later micro-batch waits for no step: its initializer runs it."""
+    def run(devices, accumulate=1, **options):
+        with tf.Graph().as_default():
+            built = towers.build_towers(
+                with_table, (tf.constant(X), tf.constant(WORDS)), tf.train.MomentumOptimizer(.1, .9),
+                devices, 'mean', accumulate=accumulate, **options)
+            with tf.Session(config=towers.session_config(built.devices)) as session:
+                session.run([tf.global_variables_initializer(), tf.tables_initializer()])
+                return [session.run([built.loss, built.train_op])[0] for _ in range(3)]
+    np.testing.assert_allclose(run(devices, **options), run(1), rtol=0, atol=1e-12)

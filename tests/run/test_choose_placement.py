@@ -108,6 +108,22 @@ def build(candidate, clock=None, devices=CPUS):
     return Trial(train_op, [iterator.initializer], towers.session_config(built.devices))
 
 
+def test_queues_are_filled():
+    """`tf.train.batch`: without its threads the first step would wait for ever."""
+    def queued(candidate):
+        with tf.device('/cpu:0'):
+            x = tf.train.batch([tf.ones([])], 4)
+        built = towers.build_towers(
+            lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), x,
+            tf.train.MomentumOptimizer(0.1, 0.9), CPUS, variable_device=candidate)
+        config = towers.session_config(built.devices)
+        config.operation_timeout_in_ms = 20000
+        return Trial(built.train_op, [], config)
+    choice = choose_variable_device(queued, ['/device:CPU:0', 'balanced'], turns=1,
+                                    turn_seconds=0.01, warm_up=1)
+    assert [timing.problem for timing in choice.timings] == [None, None]
+
+
 def test_candidates_take_turns_and_the_fastest_is_taken(monkeypatch):
     clock = Clock(monkeypatch, cpu=0.02, balanced=0.01)
     choice = choose_variable_device(lambda candidate: build(candidate, clock),

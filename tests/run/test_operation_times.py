@@ -100,3 +100,13 @@ def test_misuse(options, text):
         towers.operation_times(built, **options)
     with pytest.raises(towers.InvalidArgumentError, match='what build_towers returned'):
         towers.operation_times(built.train_op)
+
+
+def test_queues_are_filled():
+    """`tf.train.batch`: without its threads the first step would wait for ever."""
+    batch = tf.train.batch([tf.constant(X[0])], 16)
+    built = towers.build_towers(model, batch, tf.train.GradientDescentOptimizer(.1), 1)
+    config = towers.session_config(built.devices)
+    config.operation_timeout_in_ms = 20000
+    times = towers.operation_times(built, warm_up=1, steps=1, config=config)
+    assert {'a_product', 'b_product'} <= set(times.operations)

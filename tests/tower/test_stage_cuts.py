@@ -258,3 +258,54 @@ def test_an_evaluation_is_cut_where_the_variables_are():
     products = [op.device for op in tf.get_default_graph().get_operations()
                 if op.type == 'MatMul' and op.name.startswith('eval_0/')]
     assert products == [CPUS[0]] * 9 + [CPUS[1]] * 3, evaluated.plan.stages
+
+
+def test_micro_batches_are_cut_where_the_first_one_is():
+    """Each by a call of the model function: a table. The first stage has no variable."""
+    def looked_up(x):
+        table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(
+            tf.range(10, dtype=tf.int64), tf.range(10, dtype=tf.int64)), 0)
+        ids, width = table.lookup(tf.cast(10 * x[:, 0], tf.int64)), 4
+        with tf.variable_scope('parts', partitioner=tf.fixed_size_partitioner(3)):
+            rows = tf.get_variable('rows', [10, width], tf.float64)
+        x = tf.nn.embedding_lookup(rows, ids, 'div')
+        for name in 'ab':
+            w = tf.get_variable(name, [width, 6], tf.float64)
+            x, width = tf.nn.softplus(tf.matmul(x, w)), 6
+        return tf.reduce_mean(x)
+    built = towers.build_towers(looked_up, tf.constant(X), tf.train.AdagradOptimizer(.1),
+                                [CPUS[:2]], stages='auto', micro_batches=2)
+    assert {variable.device for variable in built.variables} == {CPUS[1]}
+    first, second = [[op.device for op in tf.get_default_graph().get_operations()
+                      if op.type in ('LookupTableFindV2', 'DynamicPartition', 'MatMul', 'Softplus')
+                      and op.name.startswith(tower.name_scope) and op.name not in tower.backward]
+                     for tower in built.towers]
+    assert first == second and set(first) == set(CPUS[:2])
+
+
+@pytest.fixture
+def control_flow_v1():
+    was = tf.control_flow_v2_enabled()
+    tf.disable_control_flow_v2()
+    yield
+    if was:
+        tf.enable_control_flow_v2()
+
+
+def test_an_initial_value_that_reads_another_variable(control_flow_v1):
+    """Its parts are with that variable, or with what that is initialized by."""
+    def initialized(x):
+        w = tf.Variable(tf.ones([6, 6], tf.float64), name='w', use_resource=False)
+        v = tf.Variable(w.initialized_value() * .5, name='v', use_resource=False)
+        for weights in (w, w, w, v, v, v):
+            x = tf.tanh(tf.matmul(x, weights))
+        return tf.reduce_mean(x)
+    built = towers.build_towers(initialized, tf.constant(X), tf.train.GradientDescentOptimizer(.1),
+                                [CPUS[:2]], stages='auto', variable_device='stage')
+    assert {variable.device for variable in built.variables} == set(CPUS[:2])
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        w, v = session.run(list(built.variables))
+        session.run(built.train_op)
+    np.testing.assert_array_equal(w, np.ones([6, 6]))
+    np.testing.assert_array_equal(v, w * .5)

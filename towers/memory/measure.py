@@ -103,7 +103,7 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
 
 @contextlib.contextmanager
 def initialized_session(graph, config, start):
-    """A session of a graph, closed at the end, in which variables and tables are initialized.
+    """A session of a graph, initialized, with queues that are filled; closed at the end.
 
     Args:
       graph: `tf.Graph`.
@@ -116,7 +116,25 @@ def initialized_session(graph, config, start):
                      tf.tables_initializer()]
         for operation in begin + start:
             session.run(operation)
-        yield session
+        with filled_queues(session):
+            yield session
+
+
+@contextlib.contextmanager
+def filled_queues(session):
+    """Within this the threads run that fill the queues of a session's graph (`tf.train.batch`)."""
+    coordinator = tf.train.Coordinator()
+    with session.graph.as_default():
+        threads = tf.train.start_queue_runners(session, coordinator)
+    try:
+        yield
+    finally:
+        coordinator.request_stop()  # closes the queues, so that the threads end
+        for thread in threads:
+            thread.join(_SECONDS_TO_STOP)
+
+
+_SECONDS_TO_STOP = 2
 
 
 def traced_steps(session, step, feed_dict, warm_up, steps):

@@ -84,8 +84,9 @@ class ModelsChoices:
             return self.include(forward, tower)
         if decides.type == 'Identity':  # it passes a value on, on the value's device
             source = decides.inputs[0].op
-            if source.name.startswith(tower.name_scope) and operation_device(source) == device:
-                return self.include(source, tower)
+            if (source.name.startswith(tower.name_scope) and operation_device(source) == device
+                    and self.include(source, tower)):
+                return True  # a lookup, which is with its variable, was put nowhere by the model
         original = self._original(decides, tower)
         if original is None:
             return False

@@ -164,6 +164,27 @@ def keep_with_tower(operations, root):
             compat.set_device(op, _device_of(op, (kept or inside)[0]))
 
 
+def keep_off_resources(operations, root):
+    """Frees gradient operations that are colocated with the gather of a resource variable.
+
+    The gradient of `tf.gather(x, …)` takes the shape of `x` where `x` is. Where that is the gather
+    of a resource variable itself, TensorFlow moves the gather to the variable, and says "Cannot
+    colocate nodes … GatherV2_grad/Shape" when the session runs.
+
+    Args:
+      operations: the operations of a tower's backward pass.
+      root: the tower's name scope.
+    """
+    for op in operations:
+        names = [group[len('loc:@'):] for group in map(bytes.decode, op.colocation_groups())]
+        kept = [name for name in names if not name.startswith(root) or name == op.name or (
+            op.graph.get_operation_by_name(name).type != 'ResourceGather')]
+        if len(kept) < len(names) and not any(tensor.dtype == tf.resource for tensor in op.inputs):
+            there = op.device
+            compat.set_colocation(op, [('loc:@' + name).encode() for name in kept or [op.name]])
+            compat.set_device(op, there)
+
+
 def _reads_resource_outside(graph, name, root):
     """Whether TensorFlow moves an operation to a variable, whatever device it was made for."""
     return any(tensor.dtype == tf.resource and not tensor.op.name.startswith(root)

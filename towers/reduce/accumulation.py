@@ -33,31 +33,31 @@ def accumulate(parts, micro_batches):
       List, one entry a tower, of lists of `(gradient, variable)`. Sums of dense gradients are
       dense; `IndexedSlices` are joined and stay sparse.
     """
-    totals = []
+    totals, to_begin = [], needed_to_begin(tf.get_default_graph())
     for start in range(0, len(parts), micro_batches):
         total = parts[start].gradients
         for part in parts[start + 1:start + micro_batches]:
             with tf.name_scope('accumulate_gradients'), only_device(part.device):
-                _start_after(part, tensors_of(total))
+                _start_after(part, tensors_of(total), to_begin)
                 total = [(add_up([gradient for _, gradient in present], variable), variable)
                          for variable, present in align([total, part.gradients])]
         totals.append(total)
     return totals
 
 
-def _start_after(part, tensors):
+def _start_after(part, tensors, to_begin):
     """Makes all operations of a micro-batch that a step runs wait for tensors.
 
-    Only operations without an input from within the micro-batch need a control edge. Constants get
-    none, since they are folded; nor do operations that only initialize a variable, which are no
-    part of a step.
+    Only operations without an input from within the micro-batch need a control edge. Operations
+    that only initialize a variable get none, since they are no part of a step; nor do those that
+    `may_wait` excepts.
     """
     with tf.control_dependencies(tensors):
         gate = tf.no_op('next_micro_batch')
     step = graph_walk.step_operations(fetches_of(part))
     frames = Frames(step)
     step = [op for op in step if op.name.startswith(part.name_scope)]
-    waiting = {op.name for op in step if op.type not in FREE}
+    waiting = {op.name for op in step if may_wait(op, to_begin)}
     for op in step:
         before = [tensor.op for tensor in op.inputs] + list(op.control_inputs)
         if (op.name in waiting and frames.is_outside(op)
@@ -65,8 +65,30 @@ def _start_after(part, tensors):
             compat.add_control_inputs(op, [gate])
 
 
-# Operations that do not wait: constants are folded, and these only name a variable.
-FREE = frozenset(['Const', 'VariableV2', 'Variable', 'VarHandleOp'])
+def may_wait(op, to_begin):
+    """Whether an operation of a micro-batch may be made to wait for other operations of a step.
+
+    Constants may not, since they are folded. What only names a variable, a table or a queue may
+    not, since it runs outside of steps, too: to initialize it, to fill it, to look at it.
+
+    Args:
+      op: an operation.
+      to_begin: `needed_to_begin`.
+    """
+    names_state = not op.inputs and op.outputs and all(
+        tensor.dtype == tf.resource or tensor.dtype != tensor.dtype.base_dtype  # a reference
+        for tensor in op.outputs)
+    return op.type != 'Const' and not names_state and op.name not in to_begin
+
+
+def needed_to_begin(graph):
+    """Names of what a session runs before the first step: initializers, and all that they need."""
+    holders = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) + graph.get_collection(
+        tf.GraphKeys.LOCAL_VARIABLES)
+    initializers = graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS) + [
+        getattr(holder, 'initializer', None) for holder in holders]
+    return {op.name for op in graph_walk.step_operations(
+        [each for each in initializers if isinstance(each, (tf.Operation, tf.Tensor))])}
 
 
 def fetches_of(part):

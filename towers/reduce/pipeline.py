@@ -14,7 +14,7 @@ from towers.graph.frames import Frames
 from towers.placement.stages import check_stages
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import only_device
-from towers.reduce.accumulation import FREE, waits_for
+from towers.reduce.accumulation import may_wait, needed_to_begin, waits_for
 from towers.reduce.combination import add_up, align
 from towers.tower.objectives import tensors_of
 
@@ -33,11 +33,11 @@ def pipeline(parts, micro_batches, schedule):
     Raises:
       ModelFunctionError: a stage takes a tensor of a later stage.
     """
-    totals = []
+    totals, to_begin = [], needed_to_begin(tf.get_default_graph())
     for start in range(0, len(parts), micro_batches):
         of_tower = parts[start:start + micro_batches]
         stages = stages_of(of_tower[0].device)
-        groups = [_by_stage(part, stages) for part in of_tower]
+        groups = [_by_stage(part, stages, to_begin) for part in of_tower]
         frames = Frames(graph_walk.step_operations(
             [tensor for part in of_tower for tensor in tensors_of(part.pairs) + [part.data_loss]]))
         # In the order of the backward passes, which is the same in all stages.
@@ -51,7 +51,7 @@ def pipeline(parts, micro_batches, schedule):
                 total = [(_added(present, variable), variable)
                          for variable, present in align([total, part.gradients])]
             for op in made.operations:
-                if op.device in stages and op.type != 'Const':
+                if op.device in stages and may_wait(op, to_begin):
                     groups[micro_batch]['backward', stages.index(op.device)].append(op)
         for stage, device in enumerate(stages):
             order = [groups[micro_batch][what, stage] for what, micro_batch in stage_order(
@@ -91,12 +91,13 @@ def kept_at_once(schedule, stage, num_stages, micro_batches):
     return micro_batches if schedule == 'all_forward' else min(num_stages - stage, micro_batches)
 
 
-def _by_stage(part, stages):
+def _by_stage(part, stages, to_begin):
     """{('forward' or 'backward', stage): operations of a micro-batch that a step runs there}."""
     groups = {(what, stage): [] for what in ('forward', 'backward') for stage in range(len(stages))}
     # Without other fetches (metrics that are counted): only a fetch of them may run them.
     step = [op for op in graph_walk.step_operations(tensors_of(part.pairs) + [part.data_loss])
-            if op.name.startswith(part.name_scope) and op.type not in FREE and op.device in stages]
+            if op.name.startswith(part.name_scope) and may_wait(op, to_begin)
+            and op.device in stages]
     again = part.name_scope + 'recompute'
     # The gradient of a loop of control flow v2 makes the loop anew, for the forward pass as well.
     forward = _needed_by(part.data_loss.op)

@@ -1,6 +1,7 @@
 """Chooses where variables live, by timing a few steps of each placement."""
 
 import collections
+import contextlib
 import json
 import os
 import statistics
@@ -11,6 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_count, check_function, check_instance, check_number
 from towers.errors import CheckpointError, InvalidArgumentError, TowersError
+from towers.memory.measure import filled_queues
 from towers.nonfinite import NonFiniteError, explained
 from towers.placement.devices import resolve_devices, short_name
 from towers.placement.tower_device import stages_of
@@ -215,6 +217,7 @@ class _Runner:
         self.step_seconds = None
         self._warm_up = warm_up
         self._session = self._step = None
+        self._open = contextlib.ExitStack()
         self._number = 0
 
     def start(self, build, candidate):
@@ -227,6 +230,7 @@ class _Runner:
             self._session = tf.Session(graph=graph, config=trial.config)
             for operation in begin + list(trial.start):
                 self._session.run(operation)
+            self._open.enter_context(filled_queues(self._session))
             self._step = self._session.make_callable(trial.train_op)
             for _ in range(self._warm_up):
                 self.step_seconds = self.time(1)
@@ -248,6 +252,7 @@ class _Runner:
 
     def close(self):
         """Closes the session."""
+        self._open.close()
         if self._session is not None:
             self._session.close()
 

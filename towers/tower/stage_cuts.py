@@ -47,7 +47,7 @@ def describe(cuts, device):
     return text
 
 
-def cut_into_stages(operations, variables, owned, device, root, movable, cutting):
+def cut_into_stages(operations, variables, owned, device, root, movable, cutting, first=None):
     """Puts the operations of a forward pass, made for one device, on the devices of their tower.
 
     The operations are cut in the order in which they were made, see `cut_evenly`. Where no variable
@@ -61,6 +61,8 @@ def cut_into_stages(operations, variables, owned, device, root, movable, cutting
       root: the tower's name scope.
       movable: names of variables that go to the stage that reads them first.
       cutting: `Cutting`.
+      first: `StageCuts` of the build's first tower: its other towers and micro-batches are cut at
+        the same operations, where they have these. None for the first one itself.
 
     Returns:
       `StageCuts`.
@@ -87,8 +89,8 @@ def cut_into_stages(operations, variables, owned, device, root, movable, cutting
          for reader, found in read_first.items()},
         lambda op: _seconds(cutting.times, op, root, read_first), cutting.gradients)
     check_enough(len(pieces), len(stages))
-    cuts = None
-    if variables and not movable:
+    cuts = None if first is None else _as_first(mine, ends, [root + name for name in first.names])
+    if cuts is None and variables and not movable:
         cuts = _as_variables_are(mine, pieces, ends, read_first, stages)
     if cuts is None:
         cuts = cut_evenly(pieces, cutting.copies, cutting.balance)
@@ -149,6 +151,13 @@ _LEAST_KNOWN = .5
 def _seconds(times, op, root, read_first):
     return 0 if times is None else times.operations.get(op.name[len(root):], 0) + sum(
         times.variables.get(variable.op.name, 0) for variable in read_first.get(op.name, ()))
+
+
+def _as_first(mine, ends, names):
+    """The cuts after operations of these names; None where not all of them end a piece."""
+    piece_of = {mine[end].name: piece for piece, end in enumerate(ends)}
+    cuts = [piece_of.get(name) for name in names]
+    return cuts if None not in cuts and cuts == sorted(cuts) else None
 
 
 def _as_variables_are(mine, pieces, ends, read_first, stages):
@@ -238,13 +247,19 @@ def _companions(graph):
     operations = graph.get_operations()
     found = {op.name: [] for op in operations if op.type in VARIABLE_OPS}
     for op in operations:
-        parts = op.name.split('/')
-        names = {'/'.join(parts[:count]) for count in range(1, len(parts) + 1)}
-        names.update(group.decode()[len('loc:@'):] for group in op.colocation_groups())
-        for name in names:
+        beside = {group.decode()[len('loc:@'):] for group in op.colocation_groups()} - {op.name}
+        # An initial value that another variable is read for has parts that are with that one.
+        for name in (beside & found.keys()) or set.intersection(
+                *(_scopes_of(each) for each in beside | {op.name})):
             if name in found:
                 found[name].append(op)
     return found
+
+
+def _scopes_of(name):
+    """The name and those of all scopes around it."""
+    parts = name.split('/')
+    return {'/'.join(parts[:count]) for count in range(1, len(parts) + 1)}
 
 
 def _move_variable(functions, companions, name, there, device):

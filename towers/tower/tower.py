@@ -13,8 +13,8 @@ from towers.graph.variable_access import variables_read
 from towers.nonfinite import checked_loss
 from towers.placement.loop_arrays import keep_arrays_with_readers
 from towers.placement.stages import place_forward, says_stages
-from towers.placement.tower_device import (BackwardDevice, TowerDevice, keep_reads_in_loops,
-                                           keep_with_tower, stages_of)
+from towers.placement.tower_device import (BackwardDevice, TowerDevice, keep_off_resources,
+                                           keep_reads_in_loops, keep_with_tower, stages_of)
 from towers.placement.variable_device import only_device
 from towers.placement.xla import compiled, explained
 from towers.tower.gradients import TowerGradients, takes_plain_gradients
@@ -277,6 +277,7 @@ class TowerBuilder:
         keep_reads_in_loops(sum(backward, []))
         if self._options.gradient_options.get('colocate_gradients_with_ops'):
             keep_with_tower(sum(backward, []), root)
+        keep_off_resources(sum(backward, []), root)
         # Only now, since a recomputation in the backward pass has to draw what was drawn before.
         self._seed(index, len(shards.inputs), made.operations, sum(backward, []),
                    _fetches(output) + taken + updates + tensors_of(all_pairs(gradients)))
@@ -374,7 +375,7 @@ class TowerBuilder:
         movable = {variable.op.name for variable in self._shared.created
                    } if not index and self._placement.by_stage else ()
         cuts = cut_into_stages(operations, variables, self._shared.owned, device, root, movable,
-                               self._options.cutting)
+                               self._options.cutting, self.stage_cuts)
         for variable, before in zip(variables, made_on):
             self._placement.note_moved(variable, before)
         if not index:
