@@ -124,8 +124,10 @@ def initialized_session(graph, config, start):
 def filled_queues(session):
     """Within this the threads run that fill the queues of a session's graph (`tf.train.batch`)."""
     coordinator = tf.train.Coordinator()
-    with session.graph.as_default():
-        threads = tf.train.start_queue_runners(session, coordinator)
+    threads = []
+    if session.graph.get_collection(tf.GraphKeys.QUEUE_RUNNERS):  # else only a deprecation warning
+        with session.graph.as_default():
+            threads = tf.train.start_queue_runners(session, coordinator)
     try:
         yield
     finally:
