@@ -163,11 +163,44 @@ class InlineUpdates:
     def wait_for_readers(self, towers):
         """Makes the first tower's writes wait for the other towers' reads, see `write_order`.
 
+        A later micro-batch reads when the gradients of the first one are there. So these wait no
+        more for a write that waits for that read: the write becomes one of the tower's updates.
+
         Args:
-          towers: all `Tower`s.
+          towers: list of all `Tower`s, of which the first may be replaced.
         """
-        if self._update_ops == 'first' and len(towers) > 1:
-            write_after_reads(towers, self._graph)
+        if self._update_ops != 'first' or len(towers) < 2:
+            return
+        before = {write.op: write.op.control_inputs for write in self._first
+                  if write.op.name in self.left_out and not compat.in_control_flow(write.op)}
+        write_after_reads(towers, self._graph)
+        late = [op for op in before if len(op.control_inputs) > len(before[op])]
+        if late and any(tower.micro_batch for tower in towers):
+            towers[0] = _with_updates(towers[0], {op: before[op] for op in late})
+
+
+def _with_updates(tower, writes):
+    """The tower with some writes of its forward pass among its updates: nothing else waits for them.
+
+    Args:
+      tower: `Tower`.
+      writes: dict from operations to the operations that whoever waits for them waits for instead.
+    """
+    nest = [tower.loss, tower.data_loss, tower.predictions, tower.metrics,
+            [gradient for gradient, _ in tower.pairs]]
+    fetches = [leaf for leaf in tf.nest.flatten(nest, expand_composites=True)
+               if isinstance(getattr(leaf, 'op', leaf), tf.Operation)]
+    for op in graph_walk.step_operations(fetches):
+        if any(other in writes for other in op.control_inputs):
+            found, stack = [], list(reversed(op.control_inputs))
+            while stack:
+                other = stack.pop()
+                if other in writes:
+                    stack.extend(writes[other])
+                elif other not in found:
+                    found.append(other)
+            compat.set_control_inputs(op, found)
+    return tower._replace(updates=tower.updates + list(writes))
 
 
 def _refuse_replicated(write, variable):
