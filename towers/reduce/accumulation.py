@@ -25,12 +25,14 @@ from towers.reduce.combination import add_up, align
 from towers.tower.objectives import tensors_of
 
 
-def accumulate(parts, micro_batches):
+def accumulate(parts, micro_batches, late=()):
     """Runs each tower's micro-batches one after the other and adds up their gradients.
 
     Args:
       parts: list of `Tower`, one a micro-batch: the first tower's, then the next tower's.
       micro_batches: k, how many each tower has.
+      late: operations that the first tower's whole sum waits for, but no micro-batch: writes of
+        variables that all micro-batches read.
 
     Returns:
       List, one entry a tower, of lists of `(gradient, variable)`. Sums of dense gradients are
@@ -40,10 +42,12 @@ def accumulate(parts, micro_batches):
     for start in range(0, len(parts), micro_batches):
         total = parts[start].gradients
         for part in parts[start + 1:start + micro_batches]:
+            is_last_of_first = part is parts[micro_batches - 1]
             with tf.name_scope('accumulate_gradients'), only_device(part.device):
                 _start_after(part, tensors_of(total))
-                total = [(add_up([gradient for _, gradient in present], variable), variable)
-                         for variable, present in align([total, part.gradients])]
+                with tf.control_dependencies(late if is_last_of_first else ()):
+                    total = [(add_up([gradient for _, gradient in present], variable), variable)
+                             for variable, present in align([total, part.gradients])]
         totals.append(total)
     return totals
 
