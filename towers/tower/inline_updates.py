@@ -32,9 +32,9 @@ class InlineUpdates:
       left_out: names of the first tower's operations that the other towers do without.
       shared: names of the first tower's operations whose value all towers use.
       of_every_tower: names of the variables that every tower writes.
-      late: dict from `'loss'`, `'predictions'`, `'metrics'` and `'gradients'` to the operations that
-        these have to wait for when they are merged or added up, since the first micro-batch's do
-        not, see `wait_for_readers`.
+      late: dict from `'loss'`, `'predictions'`, `'metrics'` and `'gradients'` to the operations
+        that these have to wait for when they are merged or added up, since the first micro-batch's
+        do not, see `wait_for_readers`.
     """
 
     def __init__(self, graph, update_ops, num_towers):
