@@ -140,6 +140,9 @@ def test_ancestors_reach_the_variable_whatever_its_kind(use_resource):
     lambda: tf.random.experimental.Generator.from_seed(1).uniform([2]),
     lambda: tf.nn.log_uniform_candidate_sampler(tf.constant([[1]], tf.int64), 1, 1, True, 10),
     lambda: tf.image.sample_distorted_bounding_box([9, 9, 3], [[[0., 0., 1., 1.]]], seed=1),
+    lambda: tf.nn.fractional_max_pool(tf.zeros([1, 9, 9, 1]), [1., 1.4, 1.4, 1.]),
+    lambda: tf.nn.fractional_avg_pool(tf.zeros([1, 9, 9, 1]), [1., 1.4, 1.4, 1.]),
+    lambda: tf.image.extract_glimpse(tf.zeros([1, 9, 9, 1]), [4, 4], [[1., 1.]]),
 ])
 def test_what_draws_random_numbers(make, graph):
     with graph_walk.Recording(graph) as made:

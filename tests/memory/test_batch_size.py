@@ -106,9 +106,10 @@ def test_sizes_that_make_no_sense(size, text):
 
 
 def test_examples_of_each_tower_by_remainder():
-    def sizes(batch_size, remainder):
+    def sizes(batch_size, remainder, devices=3):
         built = types.SimpleNamespace(
-            towers=[None] * 3, plan=types.SimpleNamespace(remainder=remainder))
+            towers=[None] * 3, devices=['/device:CPU:0'] * devices,
+            plan=types.SimpleNamespace(remainder=remainder))
         return towers.memory.batch_size.shard_sizes(built, batch_size)
     assert sizes(6, 'error') == [2, 2, 2]
     assert sizes(8, 'weight') == [3, 3, 2]
@@ -117,6 +118,22 @@ def test_examples_of_each_tower_by_remainder():
         sizes(2, 'weight')
     assert str(caught.value) == (
         'batch_size=2 leaves some of 3 towers without an example: give 3 at least.')
+    with pytest.raises(InvalidArgumentError, match='does not divide among 3 micro-batches'):
+        sizes(4, 'error', devices=1)
+
+
+@pytest.mark.parametrize('shape', [None, [None, None], [None, 64]])
+def test_a_sparse_batch_of_any_shape(shape):
+    """The length of the shape of a sparse tensor is no number of examples."""
+    def model(batch):
+        weights = tf.get_variable('weights', [64, 32])
+        return tf.reduce_mean(tf.sparse.sparse_dense_matmul(batch, weights))
+    built = towers.build_towers(model, tf.sparse_placeholder(tf.float32, shape),
+                                tf.train.GradientDescentOptimizer(.1), 2)
+    found = towers.memory_account(built, 48, threads=1, onednn=False, best_fit=False)
+    assert found.together.kinds['parameters'] == 64 * 32 * 4
+    # An index of two numbers and a value for each example, in the batch, and in the shards.
+    assert found.together.kinds['input'] >= 48 * (2 * 8 + 4)
 
 
 def test_an_unknown_batch_needs_a_size():

@@ -247,6 +247,33 @@ def test_what_has_state_or_calls_python_is_run_once():
     assert calls == [8] * 4
 
 
+@pytest.mark.parametrize('draw, size', [
+    (lambda x: tf.image.extract_glimpse(x, [8, 8], tf.ones([8, 2])), 8),  # noise around the image
+    (lambda x: tf.nn.fractional_max_pool(x, [1., 1.2, 1.2, 1.])[0], 5),
+    (lambda x: tf.nn.fractional_avg_pool(x, [1., 1.2, 1.2, 1.])[0], 5),
+    (lambda x: tf.py_func(lambda x: x + np.random.rand(*x.shape).astype(np.float32), [x],
+                          tf.float32, stateful=False), 6)],
+                         ids=['glimpse', 'max_pool', 'avg_pool', 'python'])
+def test_what_draws_without_saying_so_is_run_once(draw, size):
+    """The gradient of the weights is the mean of what they were multiplied by."""
+    nets = []
+
+    def block(images):
+        drawn = draw(tf.stop_gradient(images * 2.))
+        drawn.set_shape([8, size, size, 3])
+        nets.append(tf.sin(drawn))
+        return tf.reduce_mean(tf.reduce_sum(nets[0] * variable('w', [size, size, 3]), [1, 2, 3]))
+
+    built = towers.build_towers(
+        lambda images: {'loss': towers.recompute(block)(images), 'predictions': nets[0]},
+        tf.constant(X), tf.train.GradientDescentOptimizer(.1), 1)
+    assert 'run again' in built.plan.recomputation
+    with tf.Session(config=towers.session_config(1)) as session:
+        session.run(tf.global_variables_initializer())
+        net, (gradient, _) = session.run([built.predictions, built.gradients[0]])
+    np.testing.assert_allclose(gradient, net.mean(0), rtol=0, atol=1e-6)
+
+
 def test_a_marked_block_outside_of_towers_is_the_block():
     with tf.Graph().as_default():
         loss = block_model(tf.constant(X))

@@ -165,21 +165,63 @@ def test_moving_averages_follow_the_first_micro_batch_of_the_first_tower():
     assert 'of tower 0 ride on the train op' in built.plan.batch_norm
 
 
-def state(x):
+def state(x, uses_new=False):
     """Inline: the loss waits for a write of what every micro-batch reads."""
-    mean = tf.get_variable('mean', [], tf.float64, tf.zeros_initializer(), trainable=False)
+    mean = tf.get_variable('mean', [], tf.float64, tf.constant_initializer(.5), trainable=False,
+                           use_resource=True)
     w = tf.get_variable('w', [], tf.float64, tf.ones_initializer())
-    before = tf.reduce_mean(x * w) - mean * w
-    with tf.control_dependencies([tf.assign(mean, tf.reduce_mean(x))]):
-        return tf.identity(before)
+    before = tf.tanh(x * w - mean)
+    with tf.control_dependencies([before]):
+        after = tf.assign(mean, mean * .9)
+    with tf.control_dependencies([after]):
+        return tf.reduce_mean(tf.square(before * after if uses_new else before))
 
 
 def test_micro_batches_that_would_wait_for_each_other_are_refused():
     with tf.Graph().as_default():
         with pytest.raises(towers.InvalidArgumentError, match='makes an earlier one wait for a '
-                           'later one'):
-            towers.build_towers(state, tf.constant([1., 2.], tf.float64),
+                           r'later one \(operation tower_0/.*, which writes variable mean\)'):
+            towers.build_towers(lambda x: state(x, True), tf.constant([1., 2.], tf.float64),
                                 tf.train.GradientDescentOptimizer(.1), 1, accumulate=2)
+
+
+def spectral_norm(x):
+    """Power iteration: a step reads the vector that the step before has written."""
+    w = tf.get_variable('w', [3, 4], tf.float64, tf.random_normal_initializer(seed=1))
+    u = tf.get_variable('u', [3, 1], tf.float64, tf.ones_initializer(), trainable=False)
+    v = tf.nn.l2_normalize(tf.matmul(w, u, transpose_a=True))
+    after = tf.stop_gradient(tf.nn.l2_normalize(tf.matmul(w, v)))
+    sigma = tf.matmul(after, tf.matmul(w, tf.stop_gradient(v)), transpose_a=True)
+    with tf.control_dependencies([tf.assign(u, after)]):
+        return tf.reduce_mean(tf.square(tf.matmul(x, w / sigma)))
+
+
+@pytest.mark.parametrize('devices, options', [
+    (1, {}), (1, dict(copies='reuse')), (2, {}), (2, dict(variable_device='replicated'))])
+@pytest.mark.parametrize('model_fn, inputs', [(state, X[:, 0]), (spectral_norm, X)])
+def test_a_write_in_the_forward_pass_comes_after_all_micro_batches_have_read(
+        model_fn, inputs, devices, options):
+    one = trained(1, 1, 3, model_fn, (inputs,))
+    found = trained(devices, 4, 3, model_fn, (inputs,), **options)
+    assert_same(one, found)
+    assert 'mean' not in found[0] or found[0]['mean'] == .5 * .9 * .9 * .9
+
+
+def test_a_write_in_the_forward_pass_comes_with_whatever_the_model_has_it_come_before():
+    def model(x):
+        loss = state(x)
+        with tf.control_dependencies([loss]):
+            return {'loss': loss, 'predictions': tf.identity(x), 'metrics': {'x': x[0]}}
+    built = towers.build_towers(model, tf.constant(X[:, 0]), tf.train.GradientDescentOptimizer(.1),
+                                2, accumulate=2)
+    mean, = [each for each in tf.global_variables() if each.op.name == 'mean']
+    with tf.Session(config=towers.session_config(2)) as session:
+        session.run(tf.global_variables_initializer())
+        for count, fetch in enumerate([built.loss, built.predictions, built.metrics['x'],
+                                       [gradient for gradient, _ in built.gradients],
+                                       built.train_op, [built.loss, built.train_op]]):
+            session.run(fetch)
+            np.testing.assert_allclose(session.run(mean), .5 * .9 ** (count + 1), atol=1e-12)
 
 
 def looping(x):

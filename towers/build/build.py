@@ -246,19 +246,23 @@ Outputs = collections.namedtuple('Outputs', 'loss predictions metrics')
 def merge_outputs(builder, request, towers, shards):
     """Merges losses, predictions and metrics of all towers into the whole batch's: `Outputs`."""
     put_in_order(towers, shards.weights)
+    late = builder.inline_updates.late
     padded = shards.sizes if request.remainder == 'weight' and request.optimizer else None
     with only_device(request.placement.main), tf.name_scope(request.name + 's'):
         loss = None
         if towers[0].data_loss is not None:
-            loss = map_shaped(lambda *of_towers: weighted_mean(of_towers, shards.weights),
-                              *[tower.data_loss for tower in towers])
+            with tf.control_dependencies(late['loss']):
+                loss = map_shaped(lambda *of_towers: weighted_mean(of_towers, shards.weights),
+                                  *[tower.data_loss for tower in towers])
             if builder.losses.regularization_loss is not None:
                 loss += builder.losses.regularization_loss
         metrics = [tower.metrics for tower in towers]
-        merged = merge_metrics(metrics, shards.weights, shards.inputs[0])
+        with tf.control_dependencies(late['metrics']):
+            merged = merge_metrics(metrics, shards.weights, shards.inputs[0])
         weigh_additions(metrics, shards.weights)
-        return Outputs(loss, merge_predictions([tower.predictions for tower in towers], padded),
-                       merged)
+        with tf.control_dependencies(late['predictions']):
+            return Outputs(loss, merge_predictions([tower.predictions for tower in towers], padded),
+                           merged)
 
 
 CombinedTowers = collections.namedtuple('CombinedTowers', 'gradients joined on_towers')
@@ -279,10 +283,11 @@ def combine_towers(builder, request, towers):
     if not request.objectives:
         return CombinedTowers([], [], None)
     gradients = [tower.gradients for tower in towers]
+    late = builder.inline_updates.late['gradients']
     if request.schedule is not None:
-        gradients = pipeline(towers, request.accumulate, request.schedule)
+        gradients = pipeline(towers, request.accumulate, request.schedule, late)
     elif request.accumulate > 1:
-        gradients = accumulate_gradients(towers, request.accumulate)
+        gradients = accumulate_gradients(towers, request.accumulate, late)
     if request.objectives.names is None:
         return _combine(builder, request, gradients)
     return collections.OrderedDict(

@@ -90,8 +90,10 @@ def seed_position(op):
     return names.index('seed') if 'seed' in names else None
 
 
+# The last four draw, and yet do not call themselves stateful: regions to pool, noise around images.
 _RANDOM = frozenset(['TruncatedNormal', 'ParameterizedTruncatedNormal', 'Multinomial',
-                     'RngReadAndSkip'])
+                     'RngReadAndSkip', 'FractionalMaxPool', 'FractionalAvgPool', 'ExtractGlimpse',
+                     'ExtractGlimpseV2'])
 _RANDOM_PREFIXES = ('Random', 'StatefulRandom', 'StatefulUniform', 'StatefulStandardNormal',
                     'StatefulTruncatedNormal', 'SampleDistortedBoundingBox')
 

@@ -41,14 +41,15 @@ def shard_sizes(built, batch_size):
         raise InvalidArgumentError('batch_size=%r: expected a number of examples, 1 at least.'
                                    % (batch_size,))
     each, more = divmod(batch_size, count)
+    parts = '%d %s' % (count, 'towers' if count == len(built.devices) else 'micro-batches')
     if more and built.plan.remainder == 'error':
-        raise InvalidArgumentError('batch_size=%d does not divide among %d towers: give a multiple '
-                                   'of %d.' % (batch_size, count, count))
+        raise InvalidArgumentError('batch_size=%d does not divide among %s: give a multiple of %d.'
+                                   % (batch_size, parts, count))
     if built.plan.remainder == 'drop':
         more = 0
     if not each:
-        raise InvalidArgumentError('batch_size=%d leaves some of %d towers without an example: '
-                                   'give %d at least.' % (batch_size, count, count))
+        raise InvalidArgumentError('batch_size=%d leaves some of %s without an example: give %d '
+                                   'at least.' % (batch_size, parts, count))
     return [each + (number < more) for number in range(count)]
 
 
@@ -71,16 +72,16 @@ def rebuilt(built, fetches, batch_size):
       tensors to their numbers of elements, for the parts that the batch is cut into: shape
       inference cannot know these.
     """
-    sizes = dict()
+    sizes, ranks = dict(), _shapes_of_sparse(built)
     for ops, count in zip(shard_operations(built), shard_sizes(built, batch_size)):
-        sizes.update((op.name, count) for op in ops)
+        sizes.update((op.name, count) for op in ops if op.name not in ranks)
     graph_def = fetches[0].graph.as_graph_def()
     before = graph_walk.ancestors([tensor for ops in shard_operations(built) for op in ops
                                    for tensor in op.outputs])
     for node in graph_def.node:
         if node.name in sizes and node.op == 'PlaceholderWithDefault':
             _set_first(node.attr['shape'].shape, sizes[node.name])
-        elif node.name in before and node.name not in sizes:
+        elif node.name in before and node.name not in sizes and node.name not in ranks:
             if node.op in ('Placeholder', 'PlaceholderWithDefault', 'PlaceholderV2'):
                 _set_first(node.attr['shape'].shape, batch_size)
             elif 'output_shapes' in node.attr and not node.op.endswith(('Dataset', 'DatasetV2')):
@@ -94,6 +95,27 @@ def rebuilt(built, fetches, batch_size):
             if op.type == 'PlaceholderWithDefault':
                 given[op.inputs[0].name] = op.outputs[0].shape.num_elements()
         return [graph.get_operation_by_name(fetch.name) for fetch in fetches], given
+
+
+def _shapes_of_sparse(built):
+    """Names of the operations that the shapes of sparse inputs come from, shards' and the batch's.
+
+    Where such a shape is of unknown length, that length is a rank, and no number of examples.
+    """
+    names = set()
+    for tower in built.towers:
+        for leaf in tf.nest.flatten(tower.inputs):
+            tensor = leaf.dense_shape if isinstance(leaf, tf.SparseTensor) else None
+            while tensor is not None:
+                op = tensor.op
+                names.add(op.name)
+                position = _SHAPE_POSITION.get(op.type)
+                tensor = op.inputs[position] if position is not None else None
+    return names
+
+
+# Operations that hand on the shape of a sparse tensor, and which of their inputs it is.
+_SHAPE_POSITION = {'Identity': 0, 'PlaceholderWithDefault': 0, 'SparseSlice': 2}
 
 
 def _set_first(shape, size):

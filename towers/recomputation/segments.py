@@ -22,6 +22,8 @@ from towers.graph.variable_access import read_from
 # Operations whose output is the memory of their input.
 ALIASES = frozenset(['Identity', 'Reshape', 'Squeeze', 'ExpandDims', 'StopGradient',
                       'PreventGradient', 'CheckNumerics'])
+# Python, which may draw or count whatever its caller says of state.
+_PYTHON = frozenset(['PyFunc', 'PyFuncStateless', 'EagerPyFunc'])
 # Bytes; tensors up to this size are kept: shapes, counts, scalars.
 _SMALL = 1024
 
@@ -35,7 +37,7 @@ def is_repeatable(op):
     return bool(op.inputs) and bool(op.outputs) and not (
         op.op_def.is_stateful or graph_walk.is_random(op)
         or graph_walk.seed_position(op) is not None or graph_walk.is_control_flow(op)
-        or functions_of(op.node_def)
+        or functions_of(op.node_def) or op.type in _PYTHON
         or any(tensor.dtype == tf.resource or tensor.dtype == tf.variant
                or tensor.dtype != tensor.dtype.base_dtype  # a reference
                for tensor in list(op.inputs) + list(op.outputs)))

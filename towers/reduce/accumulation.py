@@ -11,23 +11,28 @@ The loss of a micro-batch is weighted by its size, as the loss of a tower is, so
 is the tower's gradient.
 """
 
+import collections
+
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
 from towers.graph.frames import Frames
+from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import add_up, align
 from towers.tower.objectives import tensors_of
 
 
-def accumulate(parts, micro_batches):
+def accumulate(parts, micro_batches, late=()):
     """Runs each tower's micro-batches one after the other and adds up their gradients.
 
     Args:
       parts: list of `Tower`, one a micro-batch: the first tower's, then the next tower's.
       micro_batches: k, how many each tower has.
+      late: operations that the first tower's whole sum waits for, but no micro-batch: writes of
+        variables that all micro-batches read.
 
     Returns:
       List, one entry a tower, of lists of `(gradient, variable)`. Sums of dense gradients are
@@ -37,10 +42,12 @@ def accumulate(parts, micro_batches):
     for start in range(0, len(parts), micro_batches):
         total = parts[start].gradients
         for part in parts[start + 1:start + micro_batches]:
+            is_last_of_first = part is parts[micro_batches - 1]
             with tf.name_scope('accumulate_gradients'), only_device(part.device):
                 _start_after(part, tensors_of(total), to_begin)
-                total = [(add_up([gradient for _, gradient in present], variable), variable)
-                         for variable, present in align([total, part.gradients])]
+                with tf.control_dependencies(late if is_last_of_first else ()):
+                    total = [(add_up([gradient for _, gradient in present], variable), variable)
+                             for variable, present in align([total, part.gradients])]
         totals.append(total)
     return totals
 
@@ -125,13 +132,30 @@ def check_order(fetches):
             left[name] -= 1
             if not left[name]:
                 ready.append(name)
-    stuck = sorted(name for name, count in left.items() if count)
-    if stuck:
+    if any(left.values()):
         raise InvalidArgumentError(
             'the micro-batches of a tower run one after the other, and the model makes an earlier '
             'one wait for a later one (operation %s): its forward pass writes a variable that it '
             'reads. Put the update into the collection UPDATE_OPS, or return it in '
-            "'updates'; or train without accumulate= and micro_batches=." % stuck[0])
+            "'updates'; or train without accumulate= and micro_batches=." % _write_among(
+                {op.name: op for op in operations if left[op.name]}))
+
+
+def _write_among(stuck):
+    """Of operations {name: operation} that never run, one that writes, for the text of an error."""
+    takers = collections.Counter(name for op in stuck.values() for name in waits_for(op))
+    ends = [name for name in stuck if not takers[name]]
+    circle = dict(stuck)
+    while ends:  # what only waits for the circle, such as the optimizer's updates, is not of it
+        for name in waits_for(circle.pop(ends.pop())):
+            takers[name] -= 1
+            if name in circle and not takers[name]:
+                ends.append(name)
+    writes = Writes(next(iter(stuck.values())).graph)
+    for name in sorted(circle):
+        for variable in writes.of(circle[name]):
+            return '%s, which writes variable %s' % (name, variable)
+    return min(circle)
 
 
 def waits_for(op):

@@ -21,7 +21,7 @@ from towers.tower.objectives import tensors_of
 SCHEDULES = ('one_forward_one_backward', 'all_forward')
 
 
-def pipeline(parts, micro_batches, schedule):
+def pipeline(parts, micro_batches, schedule, late=()):
     """Runs each tower's micro-batches through its stages, and adds up their gradients.
 
     While a stage works on a micro-batch, the one before it works on the next. Each stage has one
@@ -46,7 +46,8 @@ def pipeline(parts, micro_batches, schedule):
         total = of_tower[first].gradients
         for micro_batch in others:
             part = of_tower[micro_batch]
-            with tf.name_scope('accumulate_gradients'), \
+            with tf.name_scope('accumulate_gradients'), tf.control_dependencies(
+                    late if start == 0 and micro_batch == others[-1] else ()), \
                     graph_walk.Recording(tf.get_default_graph()) as made:
                 total = [(_added(present, variable), variable)
                          for variable, present in align([total, part.gradients])]

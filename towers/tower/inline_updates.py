@@ -32,10 +32,14 @@ class InlineUpdates:
       left_out: names of the first tower's operations that the other towers do without.
       shared: names of the first tower's operations whose value all towers use.
       of_every_tower: names of the variables that every tower writes.
+      late: dict from `'loss'`, `'predictions'`, `'metrics'` and `'gradients'` to the operations
+        that these have to wait for when they are merged or added up, since the first micro-batch's
+        do not, see `wait_for_readers`.
     """
 
     def __init__(self, graph, update_ops, num_towers):
         self.left_out, self.shared, self.of_every_tower = set(), set(), []
+        self.late = dict(loss=[], predictions=[], metrics=[], gradients=[])
         self._graph = graph
         self._update_ops = update_ops
         self._num_towers = num_towers
@@ -163,11 +167,51 @@ class InlineUpdates:
     def wait_for_readers(self, towers):
         """Makes the first tower's writes wait for the other towers' reads, see `write_order`.
 
+        A later micro-batch reads when the gradients of the first one are there. So these wait no
+        more for a write that waits for that read: the write becomes one of the tower's updates.
+
         Args:
-          towers: all `Tower`s.
+          towers: list of all `Tower`s, of which the first may be replaced.
         """
-        if self._update_ops == 'first' and len(towers) > 1:
-            write_after_reads(towers, self._graph)
+        if self._update_ops != 'first' or len(towers) < 2:
+            return
+        before = {write.op: write.op.control_inputs for write in self._first
+                  if write.op.name in self.left_out and not compat.in_control_flow(write.op)}
+        write_after_reads(towers, self._graph)
+        late = [op for op in before if len(op.control_inputs) > len(before[op])]
+        if late and any(tower.micro_batch for tower in towers):
+            towers[0] = self._without_late(towers[0], {op: before[op] for op in late})
+
+    def _without_late(self, tower, writes):
+        """The tower with some writes among its updates, for which nothing else in it waits.
+
+        Args:
+          tower: `Tower`.
+          writes: dict from operations to the operations that whoever waits for them waits for
+            instead.
+        """
+        fetches = dict(loss=[tower.loss, tower.data_loss], predictions=tower.predictions,
+                       metrics=tower.metrics, gradients=[gradient for gradient, _ in tower.pairs])
+        for kind, nest in fetches.items():
+            names = {op.name for op in graph_walk.step_operations(_leaves(nest))}
+            self.late[kind] = [op for op in writes if op.name in names]
+        for op in graph_walk.step_operations(_leaves(list(fetches.values()))):
+            if any(other in writes for other in op.control_inputs):
+                found, stack = [], list(reversed(op.control_inputs))
+                while stack:
+                    other = stack.pop()
+                    if other in writes:
+                        stack.extend(writes[other])
+                    elif other not in found:
+                        found.append(other)
+                compat.set_control_inputs(op, found)
+        return tower._replace(updates=tower.updates + list(writes))
+
+
+def _leaves(nest):
+    """The tensors and operations of a nest: a list."""
+    return [leaf for leaf in tf.nest.flatten(nest, expand_composites=True)
+            if isinstance(getattr(leaf, 'op', leaf), tf.Operation)]
 
 
 def _refuse_replicated(write, variable):
