@@ -15,7 +15,8 @@ Names that are not public API, and why each is needed:
   losses. The public `submodules` raises for an LSTM with dropout in graph mode and, on 1.15, for a
   compiled model.
 * `_keras_history` of a tensor: whether it comes from a `keras.Input`. No public call tells on all
-  of these versions. `_keras_mask` of a tensor: the mask of Keras' losses and metrics.
+  of these versions. `_keras_mask` of a tensor: the mask of Keras' losses and metrics;
+  `_keras_logits`: what its cross entropies take in place of a sigmoid's or softmax's output.
 * `get_session` of the modules in `_KERAS_BACKENDS`: the public name is in `tf.compat.v1.keras`,
   which is Keras 3 from TF 2.16 on; tf_keras has none.
 * `_make_train_function`, `_make_test_function` and `_make_predict_function` of a Keras 2 model in
@@ -270,6 +271,17 @@ def forget_dropout_masks(layer):
 def keras_mask(tensor):
     """The mask that Keras keeps with a tensor: bool [batch, …], or None."""
     return getattr(tensor, '_keras_mask', None)
+
+
+def keras_logits(tensor):
+    """What a sigmoid or softmax of Keras 2.15 was computed from; None for other tensors."""
+    return getattr(tensor, '_keras_logits', None)
+
+
+def set_keras_logits(tensor, logits):
+    """Has the cross entropies of Keras 2.15 take `logits`, unless None, in place of a tensor."""
+    if logits is not None:
+        tensor._keras_logits = logits  # pylint: disable=protected-access
 
 
 @contextlib.contextmanager

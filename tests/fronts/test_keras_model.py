@@ -386,6 +386,45 @@ def test_19_dropout_and_learning_phase(keras):
 
 # ---- beside the 19 ------------------------------------------------------------------------------
 
+@pytest.mark.parametrize('losses, activation', [
+    ('binary_crossentropy', 'sigmoid'), ('categorical_crossentropy', 'softmax'),
+    ('sparse_categorical_crossentropy', 'softmax')])
+@pytest.mark.parametrize('how', ['layer', 'lambda'])
+def test_cross_entropies_take_the_logits_as_on_one_device(keras, losses, activation, how):
+    """The outputs are 0 and 1, of which the loss has no gradient, and a far smaller value."""
+    def make(keras):
+        last = (keras.layers.Activation(activation) if how == 'layer' else
+                keras.layers.Lambda(getattr(tf.nn, activation)))
+        model = keras.Sequential([keras.layers.Dense(3, input_shape=(6,)), last])
+        model.set_weights([100 * np.random.RandomState(1).randn(6, 3), np.zeros(3)])
+        return model
+    classes = np.arange(20) % 3
+    y = classes if losses.startswith('sparse') else np.eye(3)[classes]
+    model, plain = _compare(keras, make, X, y, losses, make_optimizer=lambda keras: _sgd(keras, 9.))
+    assert plain.evaluate(X, y, verbose=0) > 20
+    for count in (20, 1):
+        _assert_close(model.predict(X[:count]), plain.predict(X[:count]), 1e-4)
+
+
+@pytest.mark.skipif(tf.version.VERSION < '2', reason="TF 2's rule")
+@pytest.mark.parametrize('kind', ['float64', 'float16'])
+def test_inputs_and_outputs_keep_their_types(keras, kind):
+    """Under TF 2's rule for types, by which a layer casts its inputs to its own type."""
+    if keras is not tensorflow.keras:
+        pytest.skip('the rule is switched on by tf.keras')
+    rule = tf.keras.layers
+    rule.enable_v2_dtype_behavior()
+    try:
+        x = keras.Input((1,), dtype=kind)
+        inner = keras.Model(x, keras.layers.Lambda(lambda x: x + 1, dtype=kind)(x))
+        model = towers.ParallelModel(inner, DEVICES)
+    finally:
+        rule.disable_v2_dtype_behavior()
+    given = np.linspace(0, 1, 5)[:, None].astype(kind)
+    assert model.inputs[0].dtype == model.outputs[0].dtype == kind
+    assert (model.predict(given) == given + 1).all()
+
+
 def test_losses_that_layers_add_count_once(keras):
     def make(keras):
         x = keras.Input((6,))
@@ -438,6 +477,45 @@ def test_masks_of_the_outputs_weigh_the_loss(keras):
         rows = keras.layers.Embedding(5, 4, mask_zero=True)(x)
         return keras.Model(x, keras.layers.Dense(2)(rows))
     _compare(keras, make, tokens, target)
+
+
+@pytest.mark.parametrize('graph_seed', [None, 3])
+@pytest.mark.parametrize('seed', [None, 1])
+@pytest.mark.parametrize('functions', [False, True])
+def test_copies_have_dropout_masks_of_their_own(keras, session, graph, graph_seed, seed, functions):
+    """Also where `tf.cond` makes functions, in which seeds count from zero again."""
+    if functions and tf.version.VERSION < '2':
+        pytest.skip('control flow v2')
+    tf.set_random_seed(graph_seed)
+    switches = [tf.disable_control_flow_v2, tf.enable_control_flow_v2]
+    before = tf.control_flow_v2_enabled()
+    switches[functions]()
+    try:
+        x = keras.Input((200,))
+        inner = keras.Model(x, keras.layers.Dropout(0.5, seed=seed)(x))
+        model = towers.ParallelModel(inner, DEVICES)
+    finally:
+        switches[before]()
+    assert graph.seed == graph_seed
+    run = keras.backend.function([model.input, session.learning_phase()], [model.output])
+    steps = [run([np.ones([4, 200]), 1])[0] for _ in range(2)]
+    masks = [step[rows].tolist() for step in steps for rows in (slice(0, 2), slice(2, 4))]
+    assert all(one != other for i, one in enumerate(masks) for other in masks[:i])
+    assert (run([np.ones([4, 200]), 0])[0] == 1).all()
+
+
+def test_draws_are_left_where_a_gradient_may_draw_them_again(keras, session):
+    @tf.custom_gradient
+    def dropped(x):
+        # As a recomputation in the backward pass: the seed makes the two masks one.
+        return tf.nn.dropout(x, rate=0.5, seed=1), lambda dy: tf.nn.dropout(dy, rate=0.5, seed=1)
+
+    x = keras.Input((200,))
+    model = towers.ParallelModel(keras.Model(x, keras.layers.Lambda(dropped)(x)), DEVICES)
+    gradient = keras.backend.gradients(keras.backend.sum(model.output), model.inputs)[0]
+    run = keras.backend.function(model.inputs, [model.output, gradient])
+    output, of_input = run([np.ones([4, 200])])
+    assert (output == of_input).all() and 0 < np.count_nonzero(output) < 800
 
 
 def test_cells_that_drop_draw_for_each_copy(keras):

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_flag, check_graph_mode
 from towers.errors import DeviceError, InvalidArgumentError, MissingPackageError
-from towers.fronts.keras_towers import MERGED_ON, KerasTowers
+from towers.fronts.keras_towers import MERGED_ON, KerasTowers, identity_for_losses
 from towers.fronts.keras_gradients import GradientDevices
 from towers.graph.graph_walk import Recording
 from towers.placement.devices import (check_one_stage, needs_config, resolve_devices,
@@ -180,7 +180,7 @@ def _layer_class(layer):
     class TowersOfModel(layer):  # pylint: disable=missing-docstring
         def __init__(self, model_towers, **keywords):
             self.__dict__['model_towers'] = model_towers
-            super().__init__(**keywords)
+            super().__init__(autocast=False, **keywords)  # inputs and outputs are the model's own
             self.supports_masking = True
             # Losses of weights, which do not depend on the inputs of the towers.
             for _, loss in compat.keras_weight_losses(model_towers.model):
@@ -215,12 +215,12 @@ def _layer_class(layer):
         """Passes one output on, under its name."""
 
         def __init__(self, **keywords):
-            super().__init__(**keywords)
+            super().__init__(autocast=False, **keywords)
             self.supports_masking = True
 
         def call(self, inputs):  # pylint: disable=missing-docstring
             with tf.device(MERGED_ON):
-                return tf.identity(inputs)
+                return identity_for_losses(inputs)
 
     return TowersOfModel, Merged
 

@@ -4,6 +4,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.build.build import build_towers
+from towers.fronts.keras_draws import DrawsOfCopies
 from towers.placement.variable_device import only_device
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.outputs import weighted_mean
@@ -44,15 +45,17 @@ class KerasTowers:
           `(outputs, masks, losses, updates)`: tensors [batch, …], their masks or Nones, scalar
           losses that layers add, and the operations of batch norm and the like.
         """
-        records = []
+        records, draws = [], DrawsOfCopies(tf.get_default_graph())
 
         def call_model(inputs, masks):
-            with record_keras_calls() as record, compat.autograph_of_layers():
+            with record_keras_calls() as record, compat.autograph_of_layers(), \
+                    draws.call(len(records)):
                 outputs = _call(self.model, inputs, masks, training)
             records.append(record)
             rows = _batch_size(inputs[0])
             return {'predictions': {
                 'outputs': [_with_batch_dimension(output, rows) for output in outputs],
+                'logits': [_logits(output) for output in outputs],
                 'masks': [compat.keras_mask(output) for output in outputs]}}
 
         with tf.name_scope('copies'):
@@ -66,7 +69,10 @@ class KerasTowers:
                                  remainder='weight', copies='reuse', **self._options)
             with only_device(MERGED_ON):
                 merged = {key: [_unpadded(each, count, padded) for each in built.predictions[key]]
-                          for key in ('outputs', 'masks')}
+                          for key in ('outputs', 'logits', 'masks')}
+                outputs = [_of_logits(output, logits, of_tower) for output, logits, of_tower in
+                           zip(merged['outputs'], merged['logits'],
+                               built.towers[0].predictions['outputs'])]
                 losses = [weighted_mean(terms, _weights(built.towers, count)) for terms in
                           zip(*[record.activity_losses(on_keras_input=True)
                                 for record in records])]
@@ -76,7 +82,7 @@ class KerasTowers:
                   if getattr(update, 'op', update) not in known]
         self.builds.append(built)
         self.updates.extend(of_layers)
-        return merged['outputs'], merged['masks'], losses, [op for _, op in of_layers] + others
+        return outputs, merged['masks'], losses, [op for _, op in of_layers] + others
 
 
 def _call(model, inputs, masks, training):
@@ -85,6 +91,46 @@ def _call(model, inputs, masks, training):
     if any(mask is not None for mask in masks):
         given['mask'] = masks if len(masks) > 1 else masks[0]
     return tf.nest.flatten(model(inputs if len(inputs) > 1 else inputs[0], **given))
+
+
+# Operations whose input Keras' cross entropies take in place of their output.
+_ACTIVATIONS = {'Sigmoid': tf.sigmoid, 'Softmax': tf.nn.softmax}
+
+
+def identity_for_losses(tensor):
+    """A copy of a tensor, of which a loss of Keras computes what it does of the tensor itself.
+
+    Keras' cross entropies take the logits of an output that a sigmoid or softmax has made: the
+    loss of the probabilities, which are 0 and 1 in the end, has neither value nor gradient there.
+    Keras looks for them at the tensor and, on TF 1.15 always, at its operation.
+    """
+    of = tensor.op if isinstance(tensor, tf.Tensor) else None
+    if of is not None and of.type in _ACTIVATIONS:
+        copy = _ACTIVATIONS[of.type](of.inputs[0])
+    else:
+        copy = tf.identity(tensor)
+    compat.set_keras_logits(copy, compat.keras_logits(tensor))
+    return copy
+
+
+def _logits(output):
+    """What Keras' cross entropies take in place of an output [rows, …]; None for the output."""
+    if not isinstance(output, tf.Tensor) or output.shape.ndims == 0:
+        return None
+    logits = compat.keras_logits(output)
+    if logits is None and output.op.type in _ACTIVATIONS:
+        logits = output.op.inputs[0]
+    return logits
+
+
+def _of_logits(merged, logits, of_tower):
+    """The merged output, with its logits where Keras looks for them, see `identity_for_losses`."""
+    if logits is None:
+        return merged
+    if compat.keras_logits(of_tower) is None:
+        return _ACTIVATIONS[of_tower.op.type](logits)
+    compat.set_keras_logits(merged, logits)
+    return merged
 
 
 def _batch_size(tensor):
