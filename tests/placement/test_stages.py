@@ -1,6 +1,7 @@
 """Towers of several devices: where everything is, and that the numbers are those of one device."""
 
 import collections
+import re
 
 import numpy as np
 import pytest
@@ -87,7 +88,7 @@ TWO = [['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']]
     ([TWO[0]], dict(micro_batches=4)), ([TWO[0]], dict(micro_batches=4, schedule='all_forward')),
     (TWO, dict(micro_batches=2)), (TWO, dict(micro_batches=3, remainder='weight')),
     (TWO, dict(micro_batches=2, variable_device='balanced')),
-    (2, dict(micro_batches=4))])
+    (2, dict(micro_batches=4)), ([['/cpu:1', '/cpu:0']], dict(micro_batches=4))])
 def test_the_numbers_are_those_of_one_device(devices, options):
     one, found = trained(1), trained(devices, **options)
     assert set(one) == set(found)
@@ -160,6 +161,10 @@ def third_stage(x, words):
         return model(x, words)
 
 
+def plain(x, words):
+    return tf.reduce_mean(layer(x, 'a')) + 0 * tf.reduce_sum(tf.cast(words, tf.float64))
+
+
 def back_and_forth(x, words):
     with towers.stage(1):
         x = layer(x, 'a')
@@ -222,6 +227,32 @@ def test_a_stage_that_the_model_does_not_have_is_in_the_plan():
         plan = built_on([['/cpu:0', '/cpu:1', '/cpu:2']]).plan
         assert '/cpu:2: no stage of the model is there' in plan.stages
         assert '/cpu:1: no stage' not in plan.stages
+
+
+@pytest.mark.parametrize('devices, options, text', [
+    ([['/cpu:0', '/cpu:1', '/cpu:2']], {}, 'through 2 stages, one forward one backward; of equal '
+     'stages each waits 20% of the time'),
+    ([['/cpu:0', '/cpu:1']], dict(model_fn=plain), 'a tower through one stage, one forward one '
+     'backward'), (1, dict(schedule='all_forward'), 'a tower through one stage, all forward')])
+def test_only_stages_that_have_a_part_of_the_model_wait(devices, options, text):
+    with tf.Graph().as_default():
+        plan = built_on(devices, micro_batches=4, **options).plan
+        assert plan.accumulation.endswith(text), plan
+        if 'model_fn' in options:
+            assert plan.stages.endswith("stages='auto' cuts a model that names no towers.stage)")
+
+
+def test_what_is_not_the_models_is_of_no_stage():
+    """The batch, on the device of the last stage; the mean loss, where the tower has no scope."""
+    with tf.Graph().as_default():
+        assert ';' not in built_on([['/cpu:1', '/cpu:0']]).plan.stages
+    counts = []
+    for first_scope in (True, False):
+        with tf.Graph().as_default():
+            text = built_on([TWO[0]], first_scope=first_scope).plan.stages
+            assert ';' not in text
+            counts.append([int(each) for each in re.findall(r'(\d+) operations', text)])
+    assert all(free <= scoped for scoped, free in zip(*counts)), counts
 
 
 def test_the_same_checkpoint_serves_all(tmp_path):

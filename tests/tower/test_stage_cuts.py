@@ -87,6 +87,31 @@ def test_what_follows_a_stage_that_the_model_says_goes_there():
             and op.name not in first.backward] == CPUS[1:2] * 6
 
 
+@pytest.mark.parametrize('rest', [0, 4])
+def test_a_model_that_says_stages_itself(rest):
+    """What it leaves is cut; where it leaves nothing, an error says so."""
+    def says_all(words):
+        with towers.stage(0):
+            rows = tf.get_variable('rows', [4, 6], tf.float64, tf.ones_initializer())
+            x = tf.nn.embedding_lookup(rows, words)
+        with towers.stage(1):
+            x = tf.reduce_mean(tf.matmul(x, rows, transpose_b=True))
+        for _ in range(rest):
+            x = tf.tanh(x)
+        return x
+
+    def built():
+        return towers.build_towers(says_all, tf.range(8) % 4, tf.train.GradientDescentOptimizer(.1),
+                                   [CPUS[:2]], 'mean', stages='auto')
+    if rest:
+        assert re.match(r'/cpu:0: \d+ operations, /cpu:1: \d+ operations; only what the model has '
+                        'put in no towers.stage is cut by itself', built().plan.stages)
+    else:
+        with pytest.raises(towers.ModelFunctionError, match='for 0 operations of the model that '
+                           'may be put anywhere'):
+            built()
+
+
 def test_every_stage_has_an_operation_however_large_one_is():
     def large_at_the_end(x):
         for _ in range(6):

@@ -73,6 +73,7 @@ def cut_into_stages(operations, variables, owned, device, root, movable, cutting
     """
     stages = stages_of(device)
     mine = [op for op in operations if op.name.startswith(root) and _may_move(op, stages)]
+    check_enough(len(mine), len(stages))
     leaders = _leaders(variables)
     first_reader = _first_readers(
         [op for op in operations if op.name not in owned], mine, leaders)
