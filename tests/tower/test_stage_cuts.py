@@ -273,6 +273,24 @@ def test_what_cannot_be_balanced(given, text):
         towers.AutoStages(*given)
 
 
+@pytest.mark.parametrize('operations, variables, text', [
+    ({'a': float('nan')}, {}, r"times.operations\['a'\]=nan: expected seconds"),
+    ({'a': 1., 'b': -1.}, {}, r"times.operations\['b'\]=-1.0: expected seconds"),
+    ({'a': 1.}, {'w': float('inf')}, r"times.variables\['w'\]=inf: expected seconds"),
+    ({'a': '1'}, {}, 'expected seconds'), ({1: 1.}, {}, 'expected the name of an operation'),
+    ({'a': 1.}, None, 'times.variables=None of type NoneType: expected a dict'),
+    ([1.], {}, 'times.operations=')])
+def test_times_that_are_none(operations, variables, text):
+    with pytest.raises(towers.InvalidArgumentError, match=text):
+        towers.AutoStages('time', towers.OperationTimes(operations, variables))
+
+
+@pytest.mark.parametrize('operations', [{}, {'MatMul': 0.}])
+def test_no_time_at_all(operations):
+    with pytest.raises(towers.InvalidArgumentError, match='times of all operations are 0'):
+        build([CPUS[:2]], stages=towers.AutoStages('time', towers.OperationTimes(operations, {})))
+
+
 def test_an_evaluation_is_cut_where_the_variables_are():
     """Its own costs would cut it elsewhere: nothing is kept, and nothing is trained."""
     built = build([CPUS[:2]], stages=towers.AutoStages('time', layers([1.] * 9 + [3.] * 3)))

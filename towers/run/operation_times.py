@@ -12,14 +12,14 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_config, check_count, check_feed, check_instance
 from towers.build.built import BuiltTowers
-from towers.errors import CheckpointError, MeasurementError
+from towers.errors import CheckpointError, InvalidArgumentError, MeasurementError
 from towers.graph.variable_access import variable_op
 from towers.memory.measure import checked_start, initialized_session, traced_steps
 from towers.placement.devices import session_config
 from towers.placement.precision import use_precision
 from towers.run.run_lock import hold_directory
 from towers.run.whole_file import written_whole
-from towers.tower.auto_stages import OperationTimes
+from towers.tower.auto_stages import OperationTimes, check_seconds
 
 RECORD = 'operation_times.json'
 _TRANSFERS = re.compile(r' = _?(Host)?(Send|Recv)\(')
@@ -110,8 +110,10 @@ def _read(path, about):
         with open(path) as opened:
             record = json.load(opened)
         times = OperationTimes(**record['times'])
-        return times if record['about'] == about and times.seconds >= 0 else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        check_seconds(times)
+        return times if record['about'] == about else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError,
+            InvalidArgumentError) as error:
         raise CheckpointError('%s cannot be read (%s): delete it to measure anew.' % (
             path, error)) from error
 
