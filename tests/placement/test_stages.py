@@ -131,6 +131,19 @@ def test_everything_is_with_its_stage(copies):
         assert not audit.broken, audit
 
 
+def test_all_devices_of_a_tower_are_shown():
+    with tf.Graph().as_default():
+        built = built_on(TWO, micro_batches=2)
+    both = '/device:CPU:2+/device:CPU:3'
+    assert repr(built).endswith(both + '>')
+    assert repr(built.towers[2]) == '<Tower 1 on %s>' % both
+    assert repr(built.devices[1]) == repr(both)
+    with pytest.raises(towers.InvalidArgumentError) as error:
+        towers.memory_account(built, batch_size=6)
+    assert str(error.value) == ('batch_size=6 does not divide among 4 micro-batches: give a '
+                                'multiple of 4.')
+
+
 def test_one_tower_has_its_variables_by_stage_and_several_on_the_cpu():
     with tf.Graph().as_default():
         assert built_on([TWO[0]]).plan.variable_device.startswith('their stage, /cpu:0 (')

@@ -162,7 +162,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         update_ops, gradient_options or {}, global_step if stateless_random else None,
         numerics.check_numerics, numerics.xla, recompute,
         _cutting(stages, placement, stages_of(names[0]), schedule, accumulate, objectives,
-                 len(names) > 1 or loss_scale is not None or cluster is not None))
+                 len(names) > 1 or loss_scale is not None or cluster is not None), accumulate)
     return Request(
         optimizer, objectives, names, reduction,
         1. if reduction == 'mean' else float(len(names)), remainder, global_step, learning_rate,

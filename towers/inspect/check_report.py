@@ -38,8 +38,8 @@ class TowersReport(collections.namedtuple('TowersReport', [
     __slots__ = ()
 
     def __str__(self):
-        ran = '%d towers against one device on the full batch, %d steps, reduction %s' % (
-            self.towers, self.steps, self.reduction)
+        ran = '%d tower%s against one device on the full batch, %d steps, reduction %s' % (
+            self.towers, '' if self.towers == 1 else 's', self.steps, self.reduction)
         if self.not_finite is not None:
             text = 'NOT finite: %s %s holds a NaN or an infinity: %s. Likely cause: %s' % (
                 self.not_finite.what, self.not_finite.name, ran, self.cause)
