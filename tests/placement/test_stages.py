@@ -303,3 +303,20 @@ def test_a_sum_of_gradients_is_where_the_first_of_the_stages_is_that_it_comes_fr
     found = {op.device for op in sums
              if len({tensor.op.device for tensor in op.inputs}) > 1}
     assert found == {CPUS[1]}, [(op.name, op.device) for op in sums]
+
+
+def test_an_evaluation_says_where_the_variables_of_the_build_are():
+    with tf.Graph().as_default():
+        built = built_on([TWO[0]])
+        for name, devices in (('same', [TWO[0]]), ('one', 1), ('other', [TWO[1]])):
+            evaluated = towers.build_towers(model, (tf.constant(X), tf.constant(WORDS)), None,
+                                            devices, reuse=built, name=name)
+            assert evaluated.plan.variable_device == built.plan.variable_device
+            assert not towers.audit(evaluated).broken, name
+
+
+def test_the_row_of_many_devices_fits_the_screen():
+    with tf.Graph().as_default():
+        text = str(built_on([['/cpu:%d' % index for index in range(12)]]).plan)
+    assert '  0      /cpu:0+...+/cpu:11 (12 devices)  16        ' in text
+    assert '  examples  does for all' in text

@@ -86,13 +86,13 @@ class Plan(collections.namedtuple('Plan', [
                 '%d x %d' % (len(list(group)), size) for size, group in itertools.groupby(sizes)))
         if len(sizes) > 1 and self.batch_size is None:
             batch += ', a remainder: ' + self.remainder
-        width = max(len(short_name(tower.device)) for tower in self.towers)
+        width = max(len(_row_name(tower.device)) for tower in self.towers)
         row = '  %%-5s  %%-%ds  %%-8s  %%s' % max(width, 12)
         lines = ['%d tower%s, %s' % (len(sizes), '' if len(sizes) == 1 else 's', batch),
                  row % ('tower', 'device', 'examples', 'does for all')]
         for tower in _some_rows(self.towers):
             lines.append('  ...' if tower is None else row % (
-                tower.index, short_name(tower.device),
+                tower.index, _row_name(tower.device),
                 '?' if tower.examples is None else tower.examples, ', '.join(tower.owns) or '-'))
         facts = [
             ('towers', self.how_built if len(sizes) > 1 else None),
@@ -204,6 +204,14 @@ def make_plan(builder, towers, shards, request, update, joined, how_built):
         cluster=None if cluster is None else _cluster(cluster, shards.batch_size, all_towers),
         cluster_warning=None if cluster is None else cluster.warning(),
         adds_up=_adds_up(request))
+
+
+def _row_name(device):
+    """The devices of a tower; the first and the last where all would leave the screen's row."""
+    names = short_name(device).split('+')
+    if len('+'.join(names)) <= 45 or len(names) <= 2:
+        return '+'.join(names)
+    return '%s+...+%s (%d devices)' % (names[0], names[-1], len(names))
 
 
 def _cluster(cluster, batch_size, all_towers):

@@ -143,6 +143,8 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     if check_devices:
         for device in placement.devices() or ():
             check_variable_device(device, names)
+    if shares_earlier and variables.device is None:
+        placement.share(reuse.placement)
     if variables.all_reduce is not None:
         check_all_reduce(variables.all_reduce, names)
     replicas = Replicas(names, accumulate) if placement.all_reduce is not None else None
