@@ -14,7 +14,8 @@ from towers.arguments import check_config, check_count, check_feed, check_instan
 from towers.build.built import BuiltTowers
 from towers.errors import CheckpointError, InvalidArgumentError, MeasurementError
 from towers.graph.variable_access import variable_op
-from towers.memory.measure import checked_start, initialized_session, traced_steps
+from towers.memory.measure import (checked_start, explained_input, initialized_session,
+                                   traced_steps)
 from towers.placement.devices import session_config
 from towers.placement.precision import use_precision
 from towers.run.run_lock import hold_directory
@@ -47,7 +48,7 @@ def operation_times(built: BuiltTowers, feed_dict: typing.Optional[dict] = None,
       operation that it is the gradient of; an update's is its variable's.
 
     Raises:
-      MeasurementError: TensorFlow traced none of the model's operations.
+      MeasurementError: TensorFlow traced none of the model's operations; a step lacks its input.
       InvalidArgumentError: not what `build_towers` returned; an argument of another kind.
     """
     check_instance('built', built, BuiltTowers, 'what build_towers returned')
@@ -60,7 +61,7 @@ def operation_times(built: BuiltTowers, feed_dict: typing.Optional[dict] = None,
         config = use_precision(session_config(built.devices, inter_op_threads=1), built.precision,
                                built.devices)
     step = built.train_op if built.train_op is not None else built.loss
-    with initialized_session(graph, config, start) as session:
+    with explained_input(), initialized_session(graph, config, start) as session:
         traces = [kernel_seconds(metadata)
                   for metadata in traced_steps(session, step, feed_dict, warm_up, steps)]
     seconds = {name: statistics.median(trace.get(name, 0) for trace in traces)
