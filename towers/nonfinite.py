@@ -25,13 +25,13 @@ def checked_loss(loss, part, micro_batches=1):
         tower has several micro-batches, of its micro-batch among those of all towers.
       micro_batches: how many each tower has.
     """
-    return tf.debugging.check_numerics(loss, '%s[the loss of %s]' % (
+    return tf.debugging.check_numerics(loss, '%s[the loss of tower %s]' % (
         _MARK, _place(part, micro_batches)))
 
 
 def _place(part, micro_batches):
     tower, micro_batch = divmod(part, micro_batches)
-    return 'tower %d%s' % (tower, '' if micro_batches == 1 else ', micro-batch %d of %d' % (
+    return '%d%s' % (tower, '' if micro_batches == 1 else ', micro-batch %d of %d' % (
         micro_batch, micro_batches))
 
 
@@ -52,7 +52,7 @@ def checked_gradients(gradients, loss, part, micro_batches=1):
     checked = []
     with tf.control_dependencies([loss]):
         for gradient, variable in gradients:
-            message = '%s[the gradient of %s in %s]' % (
+            message = '%s[the gradient of %s in tower %s]' % (
                 _MARK, variable.op.name, _place(part, micro_batches))
             if isinstance(gradient, tf.IndexedSlices):
                 gradient = tf.IndexedSlices(tf.debugging.check_numerics(gradient.values, message),
@@ -75,7 +75,7 @@ def message_of_tower(message, part):
       The text with the other number.
     """
     return _OF_TOWER.sub(lambda found: '%s%s]' % (
-        found.group(1)[:-len('tower ')], _place(part, int(found.group(2) or 1))), message)
+        found.group(1), _place(part, int(found.group(2) or 1))), message)
 
 
 def checked_at_least_scale(gradients, scaled_losses):

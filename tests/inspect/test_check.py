@@ -346,7 +346,8 @@ def batch_normalized(x):
 
 
 @pytest.mark.parametrize('options', [
-    dict(num_towers=2, accumulate=3), dict(devices='/cpu:0+/cpu:1', micro_batches=3, stages='auto')])
+    dict(num_towers=2, accumulate=3),
+    dict(devices='/cpu:0+/cpu:1', micro_batches=3, stages='auto')])
 def test_each_micro_batch_is_a_part_of_the_batch(options):
     """What `same_shards` repeats, `remainder='drop'` leaves out, and losses are added up over."""
     values = np.random.RandomState(0).rand(20, 3).astype(np.float32)

@@ -157,15 +157,16 @@ def explained_input():
     try:
         yield
     except tf.errors.OutOfRangeError as error:
-        raise MeasurementError('the input ended before the steps were run: give it more batches, by '
-                               '.repeat(), or fewer steps= and warm_up=.') from error
+        raise MeasurementError('the input ended before the steps were run: give it more batches, '
+                               'by .repeat(), or fewer steps= and warm_up=.') from error
     except tf.errors.FailedPreconditionError as error:
         raise MeasurementError('something of the model is not initialized (%.300s): pass start='
                                '[iterator.initializer], say.' % reason_of(error)) from error
     except tf.errors.InvalidArgumentError as error:
         if 'must feed a value' not in str(error):
             raise
-        raise MeasurementError('%.300s: pass feed_dict= with a batch.' % reason_of(error)) from error
+        raise MeasurementError('%.300s: pass feed_dict= with a batch.' % (
+            reason_of(error),)) from error
 
 
 def checked_start(name, start):

@@ -137,8 +137,8 @@ def check_times(times, operations, root):
     if times is None:
         return
     if not sum(times.operations.values()):
-        raise InvalidArgumentError('stages=AutoStages(…, times): the times of all operations are 0. '
-                                   'Measure those of this model, by operation_times.')
+        raise InvalidArgumentError('stages=AutoStages(…, times): the times of all operations are '
+                                   '0. Measure those of this model, by operation_times.')
     names = {op.name[len(root):] for op in operations if op.name.startswith(root)}
     known = sum(seconds for name, seconds in times.operations.items() if name in names)
     if known < _LEAST_KNOWN * sum(times.operations.values()):
