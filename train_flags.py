@@ -460,6 +460,11 @@ def contradiction(given):
                  'dead_after'):
         if name in given and not FLAGS.cluster:
             return '--%s is of no use without --cluster' % name
+    if FLAGS.micro_batches > 1 and FLAGS.accumulate > 1:
+        return ('--micro_batches=%d and --accumulate=%d: a pipeline adds up the gradients of its '
+                'micro-batches, too: give --micro_batches=%d alone' % (
+                    FLAGS.micro_batches, FLAGS.accumulate,
+                    FLAGS.micro_batches * FLAGS.accumulate))
     if 'schedule' in given and FLAGS.micro_batches == 1:
         return '--schedule is of no use with --micro_batches=1: it orders several'
     return (only_with('synchronous', 'cluster', ['ps'])

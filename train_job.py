@@ -191,9 +191,9 @@ def _check_batch(batch_size, num_towers):
     parts = num_towers * micro_batches
     if batch_size % parts:
         raise towers.InvalidArgumentError(
-            '--batch_size=%d does not divide among %d towers%s: give a multiple of %d' % (
-                batch_size, num_towers, '' if micro_batches == 1 else
-                ' of %d micro-batches' % micro_batches, parts))
+            '--batch_size=%d does not divide among %d tower%s%s: give a multiple of %d' % (
+                batch_size, num_towers, '' if num_towers == 1 else 's',
+                '' if micro_batches == 1 else ' of %d micro-batches' % micro_batches, parts))
 
 
 def _check_shift(dataset):

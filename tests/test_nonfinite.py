@@ -134,6 +134,25 @@ def test_another_failure_is_not_explained():
      'towers-nonfinite[the gradient of tower 0/w in tower 12]'),
     ("in gradient. b'towers-nonfinite[the loss of tower 0]'",  # of the gradient of a check
      "in gradient. b'towers-nonfinite[the loss of tower 12]'"),
+    ('towers-nonfinite[the loss of tower 0, micro-batch 0 of 5]',
+     'towers-nonfinite[the loss of tower 2, micro-batch 2 of 5]'),
     ('of tower 0]', 'of tower 0]')])  # the model's own
 def test_the_message_of_another_tower(message, of_tower_12):
     assert message_of_tower(message, 12) == of_tower_12
+
+
+@pytest.mark.parametrize('options, where', [
+    (dict(devices=2, accumulate=3), 'tower 1, micro-batch 1 of 3'),
+    (dict(devices='/cpu:0+/cpu:1,/cpu:2+/cpu:3', micro_batches=3, copies='reuse'),
+     'tower 1, micro-batch 1 of 3'), (dict(devices=2), 'tower 1')])
+def test_the_micro_batch_is_named_with_its_tower(options, where):
+    def model(x):
+        return tf.reduce_mean(tf.get_variable('w', [], initializer=tf.ones_initializer()) * x)
+    built = towers.build_towers(model, np.float32([1] * 8 + [np.nan] * 2 + [1] * 2),
+                                tf.train.GradientDescentOptimizer(.1), check_numerics=True,
+                                **options)
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            session.run(built.train_op)
+    assert str(explained(caught.value, 3)).startswith('the loss of %s is NaN in step 3. ' % where)

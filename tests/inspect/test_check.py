@@ -337,3 +337,30 @@ def test_a_step_that_fails_says_where_and_why_in_one_line(is_on_towers):
 def test_inputs_that_are_no_arrays(inputs, error):
     with pytest.raises(error, match='expected arrays'):
         towers.check_towers(lambda *inputs: None, inputs)
+
+
+def batch_normalized(x):
+    x, _, _ = tf.nn.fused_batch_norm(
+        tf.reshape(x, [-1, 1, 1, 3]), tf.get_variable('scale', [3]), tf.zeros([3]))
+    return tf.reduce_mean(tf.square(tf.reduce_sum(x, [1, 2, 3]) - .5))
+
+
+@pytest.mark.parametrize('options', [
+    dict(num_towers=2, accumulate=3),
+    dict(devices='/cpu:0+/cpu:1', micro_batches=3, stages='auto')])
+def test_each_micro_batch_is_a_part_of_the_batch(options):
+    """What `same_shards` repeats, `remainder='drop'` leaves out, and losses are added up over."""
+    values = np.random.RandomState(0).rand(20, 3).astype(np.float32)
+    report = towers.check_towers(batch_normalized, values[:18], same_shards=True, **options)
+    assert report.equal, report
+    assert not towers.check_towers(batch_normalized, values[:18], **options).equal
+
+    def linear_model(x):
+        return tf.reduce_mean(tf.square(tf.matmul(x, tf.get_variable('w', [3, 1])) - 1))
+    report = towers.check_towers(linear_model, values, remainder='drop', **options)
+    assert report.equal, report
+
+    def of_sum(x):
+        return tf.reduce_sum(tf.square(tf.matmul(x, tf.get_variable('w', [3, 1])) - 1))
+    assert 'the loss sums over the batch' in str(
+        towers.check_towers(of_sum, values[:18], **options))

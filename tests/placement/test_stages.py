@@ -1,6 +1,7 @@
 """Towers of several devices: where everything is, and that the numbers are those of one device."""
 
 import collections
+import re
 
 import numpy as np
 import pytest
@@ -87,7 +88,7 @@ TWO = [['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']]
     ([TWO[0]], dict(micro_batches=4)), ([TWO[0]], dict(micro_batches=4, schedule='all_forward')),
     (TWO, dict(micro_batches=2)), (TWO, dict(micro_batches=3, remainder='weight')),
     (TWO, dict(micro_batches=2, variable_device='balanced')),
-    (2, dict(micro_batches=4))])
+    (2, dict(micro_batches=4)), ([['/cpu:1', '/cpu:0']], dict(micro_batches=4))])
 def test_the_numbers_are_those_of_one_device(devices, options):
     one, found = trained(1), trained(devices, **options)
     assert set(one) == set(found)
@@ -130,6 +131,19 @@ def test_everything_is_with_its_stage(copies):
         assert not audit.broken, audit
 
 
+def test_all_devices_of_a_tower_are_shown():
+    with tf.Graph().as_default():
+        built = built_on(TWO, micro_batches=2)
+    both = '/device:CPU:2+/device:CPU:3'
+    assert repr(built).endswith(both + '>')
+    assert repr(built.towers[2]) == '<Tower 1 on %s>' % both
+    assert repr(built.devices[1]) == repr(both)
+    with pytest.raises(towers.InvalidArgumentError) as error:
+        towers.memory_account(built, batch_size=6)
+    assert str(error.value) == ('batch_size=6 does not divide among 4 micro-batches: give a '
+                                'multiple of 4.')
+
+
 def test_one_tower_has_its_variables_by_stage_and_several_on_the_cpu():
     with tf.Graph().as_default():
         assert built_on([TWO[0]]).plan.variable_device.startswith('their stage, /cpu:0 (')
@@ -158,6 +172,10 @@ def test_stages_outside_of_towers_and_on_one_device_are_no_scopes():
 def third_stage(x, words):
     with towers.stage(2):
         return model(x, words)
+
+
+def plain(x, words):
+    return tf.reduce_mean(layer(x, 'a')) + 0 * tf.reduce_sum(tf.cast(words, tf.float64))
 
 
 def back_and_forth(x, words):
@@ -224,6 +242,32 @@ def test_a_stage_that_the_model_does_not_have_is_in_the_plan():
         assert '/cpu:1: no stage' not in plan.stages
 
 
+@pytest.mark.parametrize('devices, options, text', [
+    ([['/cpu:0', '/cpu:1', '/cpu:2']], {}, 'through 2 stages, one forward one backward; of equal '
+     'stages each waits 20% of the time'),
+    ([['/cpu:0', '/cpu:1']], dict(model_fn=plain), 'a tower through one stage, one forward one '
+     'backward'), (1, dict(schedule='all_forward'), 'a tower through one stage, all forward')])
+def test_only_stages_that_have_a_part_of_the_model_wait(devices, options, text):
+    with tf.Graph().as_default():
+        plan = built_on(devices, micro_batches=4, **options).plan
+        assert plan.accumulation.endswith(text), plan
+        if 'model_fn' in options:
+            assert plan.stages.endswith("stages='auto' cuts a model that names no towers.stage)")
+
+
+def test_what_is_not_the_models_is_of_no_stage():
+    """The batch, on the device of the last stage; the mean loss, where the tower has no scope."""
+    with tf.Graph().as_default():
+        assert ';' not in built_on([['/cpu:1', '/cpu:0']]).plan.stages
+    counts = []
+    for first_scope in (True, False):
+        with tf.Graph().as_default():
+            text = built_on([TWO[0]], first_scope=first_scope).plan.stages
+            assert ';' not in text
+            counts.append([int(each) for each in re.findall(r'(\d+) operations', text)])
+    assert all(free <= scoped for scoped, free in zip(*counts)), counts
+
+
 def test_the_same_checkpoint_serves_all(tmp_path):
     path = str(tmp_path / 'model')
     with tf.Graph().as_default():
@@ -259,3 +303,20 @@ def test_a_sum_of_gradients_is_where_the_first_of_the_stages_is_that_it_comes_fr
     found = {op.device for op in sums
              if len({tensor.op.device for tensor in op.inputs}) > 1}
     assert found == {CPUS[1]}, [(op.name, op.device) for op in sums]
+
+
+def test_an_evaluation_says_where_the_variables_of_the_build_are():
+    with tf.Graph().as_default():
+        built = built_on([TWO[0]])
+        for name, devices in (('same', [TWO[0]]), ('one', 1), ('other', [TWO[1]])):
+            evaluated = towers.build_towers(model, (tf.constant(X), tf.constant(WORDS)), None,
+                                            devices, reuse=built, name=name)
+            assert evaluated.plan.variable_device == built.plan.variable_device
+            assert not towers.audit(evaluated).broken, name
+
+
+def test_the_row_of_many_devices_fits_the_screen():
+    with tf.Graph().as_default():
+        text = str(built_on([['/cpu:%d' % index for index in range(12)]]).plan)
+    assert '  0      /cpu:0+...+/cpu:11 (12 devices)  16        ' in text
+    assert '  examples  does for all' in text

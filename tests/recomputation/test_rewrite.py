@@ -1,6 +1,7 @@
 """The backward pass with recomputation: the same numbers, run once and later, of less memory."""
 
 import collections
+import contextlib
 import os
 import subprocess
 import sys
@@ -428,3 +429,63 @@ def test_segments_do_not_wait_for_each_other(gate):
     assert line == '6 operations of the forward pass are run again, in 2 segments'
     for one, other in zip(plain, again):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize('options', [
+    dict(stages='auto', recompute='auto'), dict(recompute=['layer5']), dict(marked=True),
+    dict(recompute='auto', micro_batches=2)])
+def test_each_operation_is_run_again_on_its_stage(options):
+    """And no activation crosses a second time, though a segment reaches over two stages."""
+    options = dict(options)
+    marked, by_hand = options.pop('marked', False), 'stages' not in options
+
+    def model(x):
+        def pair_of_layers(x, pair):
+            for layer in (2 * pair, 2 * pair + 1):
+                with tf.variable_scope('layer%d' % layer), (
+                        towers.stage(layer // 4) if by_hand else contextlib.nullcontext()):
+                    x = tf.tanh(tf.matmul(x, variable('w', [16, 16])))
+            return x
+        for pair in range(4):
+            x = (towers.recompute(pair_of_layers) if marked else pair_of_layers)(x, pair)
+        return tf.reduce_mean(tf.square(x))
+    built = towers.build_towers(
+        model, np.random.RandomState(1).rand(128, 16).astype(np.float32),
+        tf.train.GradientDescentOptimizer(.1), '/cpu:0+/cpu:1,/cpu:2+/cpu:3', 'mean', **options)
+    graph = built.loss.graph
+    for tower in built.towers:
+        again = [op for op in graph.get_operations()
+                 if op.name.startswith(tower.name_scope + 'recompute/') and op.type == 'Tanh']
+        assert again
+        if marked:
+            assert {op.device for op in again} == set(tower.device.stages)
+        for op in again:
+            origin = tower.name_scope + op.name.split('/segment_')[1].split('/', 1)[1]
+            assert op.device == graph.get_operation_by_name(origin).device, op.name
+        first, second = tower.device.stages
+        crossing = {tensor.name for op in graph.get_operations() for tensor in op.inputs
+                    if op.name.startswith(tower.name_scope) and tensor.op.device == first
+                    and op.device == second and tensor.shape.ndims == 2
+                    and tensor.op.name.startswith(tower.name_scope)}
+        assert len(crossing) == 1, crossing
+    assert not towers.audit(built).broken
+
+
+def test_a_model_that_leaves_the_name_scope_of_its_tower():
+    def model(x):
+        for layer in range(8):
+            w = variable('w%d' % layer, [16, 16])
+            with tf.name_scope(None):
+                x = tf.tanh(tf.matmul(x, w))
+        return tf.reduce_mean(tf.square(x))
+    x = np.random.RandomState(1).rand(64, 16).astype(np.float32)
+    losses = []
+    for recompute in (None, 'auto'):
+        with tf.Graph().as_default():
+            built = towers.build_towers(model, x, tf.train.GradientDescentOptimizer(.1), 1,
+                                        recompute=recompute)
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                losses.append([session.run([built.loss, built.train_op])[0] for _ in range(3)])
+    assert built.plan.recomputation.endswith('segments')
+    assert losses[0] == losses[1]

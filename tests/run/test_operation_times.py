@@ -110,3 +110,21 @@ def test_queues_are_filled():
     config.operation_timeout_in_ms = 20000
     times = towers.operation_times(built, warm_up=1, steps=1, config=config)
     assert {'a_product', 'b_product'} <= set(times.operations)
+
+
+@pytest.mark.parametrize('kind, text', [
+    ('placeholder', "feed a value for placeholder tensor 'batch'.*pass feed_dict= with a batch"),
+    ('iterator', 'not initialized.*pass start='),
+    ('short', 'the input ended before the steps were run: give it more batches')])
+@pytest.mark.parametrize('measure', [towers.operation_times, towers.measure_memory])
+def test_a_step_without_its_input(kind, text, measure):
+    data = tf.data.Dataset.from_tensor_slices(np.ones([4, 3], np.float32)).batch(4)
+    inputs = {'placeholder': lambda: tf.placeholder(tf.float32, [4, 3], 'batch'),
+              'iterator': lambda: tf.data.make_initializable_iterator(data).get_next(),
+              'short': lambda: tf.data.make_one_shot_iterator(data).get_next()}[kind]()
+
+    def of_mean(x):
+        return tf.reduce_mean(x * tf.get_variable('w', [3]))
+    built = towers.build_towers(of_mean, inputs, tf.train.GradientDescentOptimizer(.1), 1)
+    with pytest.raises(towers.MeasurementError, match=text):
+        measure(built)

@@ -87,6 +87,31 @@ def test_what_follows_a_stage_that_the_model_says_goes_there():
             and op.name not in first.backward] == CPUS[1:2] * 6
 
 
+@pytest.mark.parametrize('rest', [0, 4])
+def test_a_model_that_says_stages_itself(rest):
+    """What it leaves is cut; where it leaves nothing, an error says so."""
+    def says_all(words):
+        with towers.stage(0):
+            rows = tf.get_variable('rows', [4, 6], tf.float64, tf.ones_initializer())
+            x = tf.nn.embedding_lookup(rows, words)
+        with towers.stage(1):
+            x = tf.reduce_mean(tf.matmul(x, rows, transpose_b=True))
+        for _ in range(rest):
+            x = tf.tanh(x)
+        return x
+
+    def built():
+        return towers.build_towers(says_all, tf.range(8) % 4, tf.train.GradientDescentOptimizer(.1),
+                                   [CPUS[:2]], 'mean', stages='auto')
+    if rest:
+        assert re.match(r'/cpu:0: \d+ operations, /cpu:1: \d+ operations; only what the model has '
+                        'put in no towers.stage is cut by itself', built().plan.stages)
+    else:
+        with pytest.raises(towers.ModelFunctionError, match='for 0 operations of the model that '
+                           'may be put anywhere'):
+            built()
+
+
 def test_every_stage_has_an_operation_however_large_one_is():
     def large_at_the_end(x):
         for _ in range(6):
@@ -246,6 +271,24 @@ def test_times_of_another_model():
 def test_what_cannot_be_balanced(given, text):
     with pytest.raises(towers.InvalidArgumentError, match=text):
         towers.AutoStages(*given)
+
+
+@pytest.mark.parametrize('operations, variables, text', [
+    ({'a': float('nan')}, {}, r"times.operations\['a'\]=nan: expected seconds"),
+    ({'a': 1., 'b': -1.}, {}, r"times.operations\['b'\]=-1.0: expected seconds"),
+    ({'a': 1.}, {'w': float('inf')}, r"times.variables\['w'\]=inf: expected seconds"),
+    ({'a': '1'}, {}, 'expected seconds'), ({1: 1.}, {}, 'expected the name of an operation'),
+    ({'a': 1.}, None, 'times.variables=None of type NoneType: expected a dict'),
+    ([1.], {}, 'times.operations=')])
+def test_times_that_are_none(operations, variables, text):
+    with pytest.raises(towers.InvalidArgumentError, match=text):
+        towers.AutoStages('time', towers.OperationTimes(operations, variables))
+
+
+@pytest.mark.parametrize('operations', [{}, {'MatMul': 0.}])
+def test_no_time_at_all(operations):
+    with pytest.raises(towers.InvalidArgumentError, match='times of all operations are 0'):
+        build([CPUS[:2]], stages=towers.AutoStages('time', towers.OperationTimes(operations, {})))
 
 
 def test_an_evaluation_is_cut_where_the_variables_are():

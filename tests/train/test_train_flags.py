@@ -42,6 +42,8 @@ def refusal(capsys, *argv):
     ('--stop_at_accuracy=0.9', '--stop_at_accuracy is looked at when there is an evaluation: give '
      '--eval_steps'),
     ('--batch_norm_decay=-0.5', '--batch_norm_decay=-0.5: expected 0 to 1, or -1'),
+    ('--micro_batches=4 --accumulate=2', "--micro_batches=4 and --accumulate=2: a pipeline adds up "
+     'the gradients of its micro-batches, too: give --micro_batches=8 alone'),
     ('--average_decay=1', '--average_decay=1 would never follow the weights: give less'),
     ('--plan_only --audit_runtime', '--plan_only runs nothing, so there is nothing for '
      '--audit_runtime to check'),

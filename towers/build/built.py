@@ -2,6 +2,8 @@
 
 import collections
 
+from towers.placement.tower_device import stages_of
+
 
 class BuiltTowers(collections.namedtuple('BuiltTowers', [
         'train_op', 'loss', 'predictions', 'metrics', 'gradients', 'variables', 'slots', 'towers',
@@ -51,4 +53,6 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
     __slots__ = ()
 
     def __repr__(self):
-        return '<BuiltTowers: %d towers on %s>' % (len(self.devices), ', '.join(self.devices))
+        count = len(self.devices)
+        return '<BuiltTowers: %d tower%s on %s>' % (count, '' if count == 1 else 's', ', '.join(
+            '+'.join(stages_of(device)) for device in self.devices))

@@ -9,15 +9,13 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.build.plan_of_stages import accumulation_line, stages_line
 from towers.graph import graph_walk
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
-from towers.placement.stages import remarks_on_stages
-from towers.placement.tower_device import stages_of
 from towers.placement.xla import describe as describe_xla
 from towers.tower.counters import counting_updates
 from towers.tower.gradients_of_model import GradientsOfModel
 from towers.tower.objectives import all_pairs
-from towers.tower.stage_cuts import describe as describe_cuts
 
 PlannedTower = collections.namedtuple('PlannedTower', 'index device examples owns')
 """A row of the plan: `examples` is an int, or None where the batch is not static; `owns` names
@@ -88,13 +86,13 @@ class Plan(collections.namedtuple('Plan', [
                 '%d x %d' % (len(list(group)), size) for size, group in itertools.groupby(sizes)))
         if len(sizes) > 1 and self.batch_size is None:
             batch += ', a remainder: ' + self.remainder
-        width = max(len(short_name(tower.device)) for tower in self.towers)
+        width = max(len(_row_name(tower.device)) for tower in self.towers)
         row = '  %%-5s  %%-%ds  %%-8s  %%s' % max(width, 12)
         lines = ['%d tower%s, %s' % (len(sizes), '' if len(sizes) == 1 else 's', batch),
                  row % ('tower', 'device', 'examples', 'does for all')]
         for tower in _some_rows(self.towers):
             lines.append('  ...' if tower is None else row % (
-                tower.index, short_name(tower.device),
+                tower.index, _row_name(tower.device),
                 '?' if tower.examples is None else tower.examples, ', '.join(tower.owns) or '-'))
         facts = [
             ('towers', self.how_built if len(sizes) > 1 else None),
@@ -188,8 +186,8 @@ def make_plan(builder, towers, shards, request, update, joined, how_built):
                           if request.objectives and variable.op.name not in trained],
         how_built=how_built,
         combination=_combination(joined),
-        stages=_stages(builder, towers),
-        accumulation=_accumulation(towers, micro_batches, request.schedule),
+        stages=stages_line(builder, towers),
+        accumulation=accumulation_line(towers, micro_batches, request.schedule),
         recomputation=_recomputation(builder.gradients.recomputed, request.of_tower.recompute),
         precision=request.precision_text,
         loss_scale=None if request.loss_scale is None else request.loss_scale.describe(),
@@ -206,6 +204,14 @@ def make_plan(builder, towers, shards, request, update, joined, how_built):
         cluster=None if cluster is None else _cluster(cluster, shards.batch_size, all_towers),
         cluster_warning=None if cluster is None else cluster.warning(),
         adds_up=_adds_up(request))
+
+
+def _row_name(device):
+    """The devices of a tower; the first and the last where all would leave the screen's row."""
+    names = short_name(device).split('+')
+    if len('+'.join(names)) <= 45 or len(names) <= 2:
+        return '+'.join(names)
+    return '%s+...+%s (%d devices)' % (names[0], names[-1], len(names))
 
 
 def _cluster(cluster, batch_size, all_towers):
@@ -306,40 +312,6 @@ def _combination(joined):
     size = sum(v.get_shape().num_elements() * v.dtype.base_dtype.size for v in joined)
     return ("%d dense layer%s by one product of the towers' factors, which spares %.1f MB a tower"
             % (len(joined), '' if len(joined) == 1 else 's', size / 1e6))
-
-
-def _stages(builder, towers):
-    """How the model is spread over the devices of a tower."""
-    device, root = towers[0].device, towers[0].name_scope
-    if len(stages_of(device)) == 1:
-        return None
-    graph = builder.variables[0].graph if builder.variables else tf.get_default_graph()
-    operations = [op for op in graph.get_operations() if op.name.startswith(root)]
-    if builder.stage_cuts is not None:
-        text = describe_cuts(builder.stage_cuts, device)
-    else:
-        count = collections.Counter(op.device for op in operations)
-        text = ', '.join('%s: %s' % (short_name(name), '%d operations' % count[name]
-                                     if count[name] else 'no stage of the model is there')
-                         for name in stages_of(device))
-    return '; '.join([text] + remarks_on_stages(
-        [op for op in operations if op.name not in towers[0].backward], builder.variables, root,
-        device))
-
-
-def _accumulation(towers, micro_batches, schedule):
-    if micro_batches == 1:
-        return None
-    sizes = sorted({tower.size for tower in towers if isinstance(tower.size, int)})
-    if schedule is not None:
-        stages = len(stages_of(towers[0].device))
-        return ('%d micro-batches%s a tower through %d stages, %s; of equal stages each waits '
-                '%.0f%% of the time' % (
-                    micro_batches, '' if not sizes else ' of ' + ' or '.join(map(str, sizes[::-1])),
-                    stages, schedule.replace('_', ' '),
-                    100 * (stages - 1.) / (micro_batches + stages - 1)))
-    return '%d micro-batches%s a tower, one after the other, for one update' % (
-        micro_batches, '' if not sizes else ' of ' + ' or '.join(map(str, sizes[::-1])))
 
 
 def _recomputation(recomputed, asked):

@@ -143,6 +143,8 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     if check_devices:
         for device in placement.devices() or ():
             check_variable_device(device, names)
+    if shares_earlier and variables.device is None:
+        placement.share(reuse.placement)
     if variables.all_reduce is not None:
         check_all_reduce(variables.all_reduce, names)
     replicas = Replicas(names, accumulate) if placement.all_reduce is not None else None
@@ -162,7 +164,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         update_ops, gradient_options or {}, global_step if stateless_random else None,
         numerics.check_numerics, numerics.xla, recompute,
         _cutting(stages, placement, stages_of(names[0]), schedule, accumulate, objectives,
-                 len(names) > 1 or loss_scale is not None or cluster is not None))
+                 len(names) > 1 or loss_scale is not None or cluster is not None), accumulate)
     return Request(
         optimizer, objectives, names, reduction,
         1. if reduction == 'mean' else float(len(names)), remainder, global_step, learning_rate,

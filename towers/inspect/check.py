@@ -7,7 +7,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import check_choice, check_flag, check_function, check_instance
+from towers.arguments import (check_choice, check_count, check_flag, check_function,
+                              check_instance)
 from towers.build.arguments import check_model_fn
 from towers.build.request import REDUCTIONS
 from towers.errors import InputError, InvalidArgumentError, SharedVariableError
@@ -77,10 +78,11 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
         raise InvalidArgumentError('devices=%r: expected at least 2 towers to compare with one '
                                    'device; or accumulate=, recompute=, or several devices for '
                                    'the one.' % (devices,))
+    parts = _parts(num_towers, options)
     if same_shards:
-        inputs = repeat_first_shard(inputs, num_towers)
+        inputs = repeat_first_shard(inputs, parts)
     elif options.get('remainder') == 'drop':
-        inputs = first_examples(inputs, lambda count: count - count % num_towers)
+        inputs = first_examples(inputs, lambda count: count - count % parts)
     factor = num_towers if reduction == 'sum' else 1
     one, traits = run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, options)
     tolerance = _tolerance(tolerance, traits)
@@ -92,11 +94,19 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
         return TowersReport(False, missing, tolerance, missing, 'an unshared variable: %s' % error,
                             0, num_towers, steps, reduction, None, [])
     return report_on(one, many, traits, tolerance, sum_of_losses, num_towers, steps, reduction,
-                     same_shards)
+                     same_shards, parts)
+
+
+def _parts(num_towers, options):
+    """Into how many parts a batch is cut: one for each tower, or for each of its micro-batches."""
+    for name in ('accumulate', 'micro_batches'):
+        check_count(name, options.get(name, 1))
+        num_towers *= int(options.get(name, 1))
+    return num_towers
 
 
 def report_on(one, many, traits, tolerance, sum_of_losses, num_towers, steps, reduction,
-              same_shards=False):
+              same_shards=False, parts=None):
     """The `TowersReport` of two runs.
 
     Args:
@@ -104,6 +114,7 @@ def report_on(one, many, traits, tolerance, sum_of_losses, num_towers, steps, re
       many: such a dict of the towers' values.
       sum_of_losses: the sum of the towers' losses in the first step.
       tolerance, num_towers, steps, reduction, same_shards: as for `check_towers`.
+      parts: into how many parts a batch is cut; None for one a tower.
     """
     tolerance = _tolerance(tolerance, traits)
     noise = (1e-14 if traits.all_float64 else 1e-6) * max(
@@ -119,7 +130,7 @@ def report_on(one, many, traits, tolerance, sum_of_losses, num_towers, steps, re
     if not_finite is not None:
         cause = why_not_finite(not_finite, one, many)
     elif beyond:
-        cause = likely_cause(beyond[0], one, traits, sum_of_losses, num_towers)
+        cause = likely_cause(beyond[0], one, traits, sum_of_losses, parts or num_towers)
     return TowersReport(not beyond and not_finite is None, worst, tolerance,
                         beyond[0] if beyond else None, cause, len(differences), num_towers, steps,
                         reduction, not_finite, left_out)

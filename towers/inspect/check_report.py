@@ -38,8 +38,8 @@ class TowersReport(collections.namedtuple('TowersReport', [
     __slots__ = ()
 
     def __str__(self):
-        ran = '%d towers against one device on the full batch, %d steps, reduction %s' % (
-            self.towers, self.steps, self.reduction)
+        ran = '%d tower%s against one device on the full batch, %d steps, reduction %s' % (
+            self.towers, '' if self.towers == 1 else 's', self.steps, self.reduction)
         if self.not_finite is not None:
             text = 'NOT finite: %s %s holds a NaN or an infinity: %s. Likely cause: %s' % (
                 self.not_finite.what, self.not_finite.name, ran, self.cause)
@@ -147,7 +147,7 @@ def why_not_finite(difference, one, many):
                 else 'only %s' % sides[0]))
 
 
-def likely_cause(first, one, traits, sum_of_losses, num_towers):
+def likely_cause(first, one, traits, sum_of_losses, num_parts):
     """The cause that a report gives for the first `Difference`, told by the model's `Traits`."""
     if first.what == 'initial value':
         return ("the initial value of %s is computed from the batch, and towers have that of tower "
@@ -158,7 +158,7 @@ def likely_cause(first, one, traits, sum_of_losses, num_towers):
                 'on the tower.' % (first.what, first.name))
     full = float(sum(value for name, value in one['loss'].items()
                      if name == 'of step 1' or name.startswith('of step 1 ')))
-    if full and abs(sum_of_losses - full) < 0.5 * abs(sum_of_losses / num_towers - full):
+    if full and abs(sum_of_losses - full) < 0.5 * abs(sum_of_losses / num_parts - full):
         return ('the loss sums over the batch (the towers\' losses add up to the full one): return '
                 'the mean over examples.')
     if traits.random:

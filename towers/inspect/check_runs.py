@@ -149,7 +149,7 @@ def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduct
                              global_step=tf.train.get_global_step(), **options)
         # A hint at the cause of a difference, no part of the comparison.
         sum_of_losses = tf.add_n([loss for tower in built.towers for loss in flat(tower.loss)])
-        with failing_on('on the %d towers, and not on one device,' % len(built.towers)), \
+        with failing_on('on the %d towers, and not on one device,' % len(built.devices)), \
                 tf.Session(config=session_config(devices)) as session:
             _initialize(session)
             names = _names_on_one_device(tf.global_variables(), initial)

@@ -12,6 +12,7 @@ from towers.build.built import BuiltTowers
 from towers.errors import InvalidArgumentError, MeasurementError
 from towers.placement.devices import is_gpu, session_config, short_name
 from towers.placement.precision import use_precision
+from towers.reason import reason_of
 
 
 class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments batch_size')):
@@ -67,7 +68,7 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
       `MeasuredMemory`.
 
     Raises:
-      MeasurementError: TensorFlow's allocator on CPUs does not count here.
+      MeasurementError: TensorFlow's allocator on CPUs does not count here; a step lacks its input.
       InvalidArgumentError: not what `build_towers` returned; an argument of another kind.
     """
     check_instance('built', built, BuiltTowers, 'what build_towers returned')
@@ -84,7 +85,7 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
     step = train_op if train_op is not None else (
         built.train_op if built.train_op is not None else built.loss)
     peaks, moments = {}, {}
-    with contextlib.ExitStack() as stack:
+    with explained_input(), contextlib.ExitStack() as stack:
         if session is None:
             if config is None:
                 config = use_precision(session_config(built.devices), built.precision,
@@ -148,6 +149,24 @@ def traced_steps(session, step, feed_dict, warm_up, steps):
         session.run(step, feed_dict, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE),
                     run_metadata=metadata)
         yield metadata
+
+
+@contextlib.contextmanager
+def explained_input():
+    """A context in which a step that lacks its input ends in a `MeasurementError` that says how."""
+    try:
+        yield
+    except tf.errors.OutOfRangeError as error:
+        raise MeasurementError('the input ended before the steps were run: give it more batches, '
+                               'by .repeat(), or fewer steps= and warm_up=.') from error
+    except tf.errors.FailedPreconditionError as error:
+        raise MeasurementError('something of the model is not initialized (%.300s): pass start='
+                               '[iterator.initializer], say.' % reason_of(error)) from error
+    except tf.errors.InvalidArgumentError as error:
+        if 'must feed a value' not in str(error):
+            raise
+        raise MeasurementError('%.300s: pass feed_dict= with a batch.' % (
+            reason_of(error),)) from error
 
 
 def checked_start(name, start):

@@ -125,13 +125,18 @@ def check_stages(operations, device):
 
 
 def _against_the_order(operations, stages):
-    """Pairs of an operation and a tensor of a later stage that it takes."""
+    """Pairs of an operation and a tensor of a later stage that it takes.
+
+    What was made outside of the model, such as the tower's part of the batch, is of no stage,
+    though it may be on the device of one.
+    """
+    names = {op.name for op in operations}
     for op in operations:
         # TensorFlow keeps some operations with a variable, wherever the variable is.
         is_free = op.colocation_groups() == [b'loc:@' + op.name.encode()]
         for tensor in op.inputs if op.device in stages and is_free else ():
             if tensor.dtype != tf.resource and tensor.op.type != 'Const' and (
-                    tensor.op.device in stages) and (
+                    tensor.op.name in names and tensor.op.device in stages) and (
                     stages.index(tensor.op.device) > stages.index(op.device)) and not (
                     read_from(tensor)):
                 yield op, tensor
@@ -158,7 +163,9 @@ def remarks_on_stages(operations, variables, root, device):
         remarks.append('%s is read in stages %s and is on %s' % (
             variable.name, ' and '.join(map(str, found)), short_name(variable.device)))
     if len(shared) > _MOST_NAMED:
-        remarks.append('so are %d variables more' % (len(shared) - _MOST_NAMED))
+        more = len(shared) - _MOST_NAMED
+        remarks.append('so %s more' % ('is 1 variable' if more == 1 else
+                                       'are %d variables' % more))
     back = collections.OrderedDict()
     for op, tensor in _against_the_order(operations, stages):
         back.setdefault((stages.index(op.device), stages.index(tensor.op.device)), tensor)

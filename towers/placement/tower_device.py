@@ -24,6 +24,9 @@ class StagedDevices(str):
         devices.stages = tuple(str(name) for name in stages)
         return devices
 
+    def __repr__(self):
+        return repr('+'.join(self.stages))
+
 
 def stages_of(device):
     """The devices of a tower, one a stage, as a tuple; one device for a tower without stages."""

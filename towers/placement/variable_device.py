@@ -79,12 +79,22 @@ class Placement:
             raise InvalidArgumentError(
                 "variable_device='replicated' goes with towers of one device each, and these have "
                 "%s: use 'stage', or None for the CPU." % short_name(devices[0]))
+        self._earlier = None
         self.bytes_on = dict.fromkeys(
             all_devices(devices) if self.balanced else
             stages_of(devices[0]) if self.by_stage else (), 0)
 
+    def share(self, earlier):
+        """Notes that variables are those of an earlier build, and stay where its `Placement` says.
+
+        New ones are where this placement says.
+        """
+        self._earlier = earlier
+
     def describe(self):
         """`'/cpu:0'`, or how variables are spread."""
+        if self._earlier is not None:
+            return self._earlier.describe()
         if self.balanced or self.by_stage:
             sizes = ['%s (%.1f MB)' % (short_name(device), used / 1e6)
                      for device, used in self.bytes_on.items()]
@@ -125,6 +135,9 @@ class Placement:
 
     def devices(self):
         """The devices that variables may be on, or None where a device function decides."""
+        if self._earlier is not None:
+            theirs = self._earlier.devices()
+            return None if theirs is None else tuple(dict.fromkeys((self.main,) + theirs))
         if self._device_function is not None:
             return None
         if self.replicated:

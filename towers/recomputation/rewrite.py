@@ -58,10 +58,12 @@ def recompute(keep, forward, backward, gradients, root):
             line, line.best_cuts() if keep == 'auto' else _cuts_after(keep, line, forward, root))
     if not parts:
         return Recomputed(0, 0), gradients
+    stages = getattr(current_tower_device(forward[0].graph), 'stages', ())
+    parts = cutting.within_stages(parts, kept, stages)
     order, readers = _Backward(backward), collections.defaultdict(list)
     scope = forward[0].graph.unique_name('recompute')  # within the tower's scope
     count = sum(_rewrite('%s/segment_%d/' % (scope, number), part, kept, takers, order, root,
-                         readers)
+                         readers, stages)
                 for number, part in enumerate(parts))
     return Recomputed(len(parts), count), _write_after(readers, gradients)
 
@@ -151,7 +153,7 @@ class _Backward:
             self._takers[name].extend(op.name for op in operations)
 
 
-def _rewrite(scope, operations, kept, takers, backward, root, readers):
+def _rewrite(scope, operations, kept, takers, backward, root, readers, stages):
     """Recomputes the tensors that the backward pass takes of a segment, and gives them to it.
 
     Returns:
@@ -167,8 +169,8 @@ def _rewrite(scope, operations, kept, takers, backward, root, readers):
     gradients = backward.gradients_into(list(taking.values()))
     backward.note_waiting(taking.values(), gradients)
     needed = _needed(wanted.values(), {op.name: op for op in operations}, kept)
-    recomputed = _recomputed(
-        graph, [op for op in operations if op.name in needed], kept, scope, root)
+    recomputed = _recomputed(graph, [op for op in operations if op.name in needed], kept, scope,
+                             root, stages)
     made = {op.name for op in recomputed.values()}
     for again in recomputed.values():
         if not any(tensor.op.name in made for tensor in again.inputs):
@@ -220,14 +222,16 @@ def _needed(tensors, inside, kept):
     return needed
 
 
-def _recomputed(graph, operations, kept, scope, root):
+def _recomputed(graph, operations, kept, scope, root, stages):
     """{name of an operation of a segment: its recomputed operation}.
 
-    Recomputed operations read kept tensors, and tensors from outside of the segment.
+    Recomputed operations read kept tensors, and tensors from outside of the segment. In a tower of
+    several stages each is on the stage of its operation.
     """
     graph_def, outside = tf.GraphDef(), {}
     graph_def.versions.CopyFrom(graph.graph_def_versions)
-    names = {op.name: op.name[len(root):] for op in operations}
+    names = {op.name: op.name[len(root):] if op.name.startswith(root) else 'outside/' + op.name
+             for op in operations}  # a model may leave its scope, by tf.name_scope(None)
     for op in operations:
         node = graph_def.node.add()
         node.CopyFrom(op.node_def)
@@ -248,5 +252,7 @@ def _recomputed(graph, operations, kept, scope, root):
         again = graph.get_operation_by_name(scope + names[op.name])
         for old, new in zip(op.outputs, again.outputs):
             new.set_shape(old.shape)
+        if op.device in stages:  # the scope around the backward pass is that of the first stage
+            compat.set_device(again, op.device)
         recomputed[op.name] = again
     return recomputed

@@ -233,3 +233,31 @@ def segments_of_blocks(blocks, operations, forward):
             if tensor.op.name in block_of and block_of.get(op.name) != block_of[tensor.op.name]}
     parts = [[op for op in block if op.name in operations] for block in blocks]
     return [part for part in parts if part], kept
+
+
+def within_stages(parts, kept, stages):
+    """Splits segments that reach over several stages of a tower.
+
+    What goes from stage to stage is kept, so that no stage sends an activation again.
+
+    Args:
+      parts: list of lists of operations.
+      kept: set of the names of the tensors that are kept; those are added to it.
+      stages: the devices of the tower's stages.
+
+    Returns:
+      List of lists of operations.
+    """
+    found = []
+    for part in parts:
+        of_stage, there = collections.OrderedDict(), None
+        stage_of = {}
+        for op in part:
+            # What the model has put on another device stays with what was made before it.
+            there = op.device if op.device in stages or there is None else there
+            of_stage.setdefault(there, []).append(op)
+            stage_of[op.name] = there
+            kept.update(tensor.name for tensor in op.inputs
+                        if stage_of.get(tensor.op.name, there) != there)
+        found.extend(of_stage.values())
+    return found

@@ -12,14 +12,15 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_config, check_count, check_feed, check_instance
 from towers.build.built import BuiltTowers
-from towers.errors import CheckpointError, MeasurementError
+from towers.errors import CheckpointError, InvalidArgumentError, MeasurementError
 from towers.graph.variable_access import variable_op
-from towers.memory.measure import checked_start, initialized_session, traced_steps
+from towers.memory.measure import (checked_start, explained_input, initialized_session,
+                                   traced_steps)
 from towers.placement.devices import session_config
 from towers.placement.precision import use_precision
 from towers.run.run_lock import hold_directory
 from towers.run.whole_file import written_whole
-from towers.tower.auto_stages import OperationTimes
+from towers.tower.auto_stages import OperationTimes, check_seconds
 
 RECORD = 'operation_times.json'
 _TRANSFERS = re.compile(r' = _?(Host)?(Send|Recv)\(')
@@ -47,7 +48,7 @@ def operation_times(built: BuiltTowers, feed_dict: typing.Optional[dict] = None,
       operation that it is the gradient of; an update's is its variable's.
 
     Raises:
-      MeasurementError: TensorFlow traced none of the model's operations.
+      MeasurementError: TensorFlow traced none of the model's operations; a step lacks its input.
       InvalidArgumentError: not what `build_towers` returned; an argument of another kind.
     """
     check_instance('built', built, BuiltTowers, 'what build_towers returned')
@@ -60,7 +61,7 @@ def operation_times(built: BuiltTowers, feed_dict: typing.Optional[dict] = None,
         config = use_precision(session_config(built.devices, inter_op_threads=1), built.precision,
                                built.devices)
     step = built.train_op if built.train_op is not None else built.loss
-    with initialized_session(graph, config, start) as session:
+    with explained_input(), initialized_session(graph, config, start) as session:
         traces = [kernel_seconds(metadata)
                   for metadata in traced_steps(session, step, feed_dict, warm_up, steps)]
     seconds = {name: statistics.median(trace.get(name, 0) for trace in traces)
@@ -110,8 +111,10 @@ def _read(path, about):
         with open(path) as opened:
             record = json.load(opened)
         times = OperationTimes(**record['times'])
-        return times if record['about'] == about and times.seconds >= 0 else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        check_seconds(times)
+        return times if record['about'] == about else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError,
+            InvalidArgumentError) as error:
         raise CheckpointError('%s cannot be read (%s): delete it to measure anew.' % (
             path, error)) from error
 

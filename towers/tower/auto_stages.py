@@ -1,9 +1,10 @@
 """What `build_towers(stages=…)` takes besides `'auto'`: what to balance, and measured times."""
 
 import collections
+import sys
 import typing
 
-from towers.arguments import check_choice, check_instance
+from towers.arguments import check_choice, check_instance, check_number
 from towers.errors import InvalidArgumentError
 from towers.tower.even_cuts import BALANCES
 
@@ -44,11 +45,22 @@ class AutoStages(collections.namedtuple('AutoStages', 'balance times')):
         check_choice('balance', balance, BALANCES)
         if times is not None:
             check_instance('times', times, OperationTimes, 'what operation_times returned')
+            check_seconds(times)
         elif balance != 'memory':
             raise InvalidArgumentError(
                 'AutoStages(%r) needs times=, what towers.operation_times(built) returned of this '
                 'model on one device.' % (balance,))
         return super(AutoStages, cls).__new__(cls, balance, times)
+
+
+def check_seconds(times):
+    """Raises `InvalidArgumentError` unless `OperationTimes` hold dicts from names to seconds."""
+    for field, seconds in times._asdict().items():
+        check_instance('times.' + field, seconds, dict, 'a dict from names to seconds')
+        for name, each in seconds.items():
+            check_instance('a name in times.' + field, name, str, 'the name of an operation')
+            check_number('times.%s[%r]' % (field, name), each, least=0, most=sys.float_info.max,
+                         expected='seconds, at least 0')
 
 
 def checked_stages(stages):

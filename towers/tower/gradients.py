@@ -125,7 +125,8 @@ class TowerGradients:
             pairs = self._pairs(index, objective, data_loss, scale, used)
             # With a scaled loss, a gradient that is not finite skips the step: see `reduce.update`.
             if self._options.check_numerics and self.scaled_losses is None:
-                pairs = checked_gradients(pairs, data_loss, index)
+                pairs = checked_gradients(pairs, data_loss, index,
+                                          self._options.micro_batches)
         place_backward(backward.operations, data_loss, device)
         keep_stacks_with_loops(backward.operations)
         return pairs, backward.operations

@@ -73,6 +73,7 @@ def cut_into_stages(operations, variables, owned, device, root, movable, cutting
     """
     stages = stages_of(device)
     mine = [op for op in operations if op.name.startswith(root) and _may_move(op, stages)]
+    check_enough(len(mine), len(stages))
     leaders = _leaders(variables)
     first_reader = _first_readers(
         [op for op in operations if op.name not in owned], mine, leaders)
@@ -135,14 +136,17 @@ def check_times(times, operations, root):
     """Raises `InvalidArgumentError` unless the times are of these operations, by their names."""
     if times is None:
         return
+    if not sum(times.operations.values()):
+        raise InvalidArgumentError('stages=AutoStages(…, times): the times of all operations are '
+                                   '0. Measure those of this model, by operation_times.')
     names = {op.name[len(root):] for op in operations if op.name.startswith(root)}
     known = sum(seconds for name, seconds in times.operations.items() if name in names)
-    if known < _LEAST_KNOWN * sum(times.operations.values()) or not known:
+    if known < _LEAST_KNOWN * sum(times.operations.values()):
         raise InvalidArgumentError(
             'stages=AutoStages(…, times): the model has operations for %.0f%% of the measured '
             'time; it knows no %s. Measure the times of this model, by operation_times.' % (
-                100 * known / (sum(times.operations.values()) or 1.),
-                next((name for name in times.operations if name not in names), 'operation')))
+                100 * known / sum(times.operations.values()),
+                next(name for name in times.operations if name not in names)))
 
 
 _LEAST_KNOWN = .5

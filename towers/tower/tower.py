@@ -75,13 +75,13 @@ class Tower(collections.namedtuple('Tower', [
     def __repr__(self):
         return '<Tower %d%s on %s>' % (
             self.index, ', micro-batch %d' % self.micro_batch if self.micro_batch else '',
-            self.device)
+            '+'.join(stages_of(self.device)))
 
 
 TowerOptions = collections.namedtuple('TowerOptions', [
     'model_fn', 'objectives', 'adds_registered', 'variable_scope', 'reuse', 'earlier',
     'update_ops', 'gradient_options', 'random_step', 'check_numerics', 'xla', 'recompute',
-    'cutting'])
+    'cutting', 'micro_batches'])
 """The options of all towers of a build: arguments of `build_towers`, and:
 
 Fields:
@@ -91,6 +91,7 @@ Fields:
   gradient_options: dict, for `compute_gradients`.
   recompute: `'auto'`, or list of names of kept results, see `recomputation.rewrite`; or None.
   cutting: `Cutting`; None where the model is not cut into stages.
+  micro_batches: how many each tower has, one after the other or in a pipeline.
   random_step: the global step, for seeds of random ops; None where these are left as they are.
 """
 
@@ -265,7 +266,8 @@ class TowerBuilder:
                 data_loss = self.losses.data_loss(index, output.loss, keras_losses,
                                                   self.variables)
                 if self._options.check_numerics:
-                    data_loss = map_shaped(lambda loss: checked_loss(loss, index), data_loss)
+                    data_loss = map_shaped(lambda loss: checked_loss(
+                        loss, index, self._options.micro_batches), data_loss)
         gradients, backward = [], []
         if self._options.objectives:
             with tf.name_scope(root), tf.device(BackwardDevice(device)), explained(
