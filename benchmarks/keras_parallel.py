@@ -2,14 +2,17 @@
 
     python -m benchmarks.keras_parallel [--rounds=7] [--steps=5]
 
-All in one process, in turns; ratios are of the same round, with the smallest and the largest. On TF
-2.16 and later it needs tf-keras. `multi_gpu_model`, which knows GPUs alone, is given virtual CPUs
-in their place.
+Each contender is a process of its own, and they take turns; ratios are of the same round, with the
+smallest and the largest. One device has a thread a core for each operation. Two devices have that
+as well, and one thread for each operation, as two operations run at once. On TF 2.16 and later it
+needs tf-keras. `multi_gpu_model`, which knows GPUs alone, is given virtual CPUs in their place.
 """
 
 import argparse
+import collections
 import importlib.util
 import os
+import subprocess
 import sys
 import time
 
@@ -84,25 +87,52 @@ def multi_gpu(model):
         return keras.utils.multi_gpu_model(model, 2)
 
 
-class Contender:
-    """A model with a graph and a session of its own."""
+MODELS = collections.OrderedDict((make.__name__, make) for make in (
+    conv_model, dense_model, recurrent_model, narrow_model))
+WAYS = {'one device': lambda model: model,
+        'ParallelModel': lambda model: towers.ParallelModel(model, 2),
+        'multi_gpu_model': multi_gpu}
 
-    def __init__(self, make_model, wrap, devices, x, y):
-        self._graph, self._data = tf.Graph(), (x, y)
-        with self._graph.as_default():
-            self._session = tf.Session(config=towers.session_config(devices))
-            with self._session.as_default():
-                self._model = wrap(make_model())
-                self._model.compile('sgd', 'mse')
-        self.step_seconds(3)
+
+def serve(model, way, threads, batch_size):
+    """Trains in this process: for each number of steps that it reads, prints the seconds a step."""
+    random = np.random.RandomState(0)
+    x = random.rand(batch_size, 28, 28, 1).astype('float32')
+    y = random.rand(batch_size, 10).astype('float32')
+    config = towers.session_config(1 if way == 'one device' else 2)
+    config.intra_op_parallelism_threads = threads
+    with tf.Graph().as_default(), tf.Session(config=config).as_default():
+        trained = WAYS[way](MODELS[model]())
+        trained.compile('sgd', 'mse')
+        for line in sys.stdin:
+            steps = int(line)
+            start = time.perf_counter()
+            for _ in range(steps):
+                trained.train_on_batch(x, y)
+            print('seconds', (time.perf_counter() - start) / steps, flush=True)
+
+
+class Contender:
+    """A process that trains a model in one way."""
+
+    def __init__(self, *arguments):
+        self._process = subprocess.Popen(
+            [sys.executable, '-m', 'benchmarks.keras_parallel', '--serve'] + list(
+                map(str, arguments)), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, universal_newlines=True)
 
     def step_seconds(self, steps):
         """Seconds a step takes, the mean of some."""
-        with self._graph.as_default(), self._session.as_default():
-            start = time.perf_counter()
-            for _ in range(steps):
-                self._model.train_on_batch(*self._data)
-            return (time.perf_counter() - start) / steps
+        self._process.stdin.write('%d\n' % steps)
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith('seconds '):
+                return float(line.split()[1])
+        raise RuntimeError('a contender ended with status %s' % self._process.wait())
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.wait()
 
 
 def main():
@@ -111,27 +141,33 @@ def main():
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--steps', type=int, default=5)
     parser.add_argument('--batch_size', type=int, default=128)
+    parser.add_argument('--serve', nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    random = np.random.RandomState(0)
-    x = random.rand(options.batch_size, 28, 28, 1).astype('float32')
-    y = random.rand(options.batch_size, 10).astype('float32')
-    ways = [('one device', lambda model: model, 1),
-            ('ParallelModel', lambda model: towers.ParallelModel(model, 2), 2)]
+    if options.serve:
+        model, way, threads, batch_size = options.serve
+        serve(model, way, int(threads), int(batch_size))
+        return
+    cores = os.cpu_count()
+    ways = [('one device', cores), ('ParallelModel', cores), ('ParallelModel', 1)]
     if compat.TF_VERSION < (2, 0):
-        ways.append(('multi_gpu_model', multi_gpu, 2))
+        ways += [('multi_gpu_model', cores), ('multi_gpu_model', 1)]
     print('TF %s, batch %d, %d cores, load %.1f' % (
-        tf.version.VERSION, options.batch_size, os.cpu_count(), os.getloadavg()[0]))
-    for make_model in (conv_model, dense_model, recurrent_model, narrow_model):
-        contenders = [(name, Contender(make_model, wrap, devices, x, y))
-                      for name, wrap, devices in ways]
-        rounds = [[contender.step_seconds(options.steps) for _, contender in contenders]
-                  for _ in range(options.rounds)]
-        of_one = np.array(rounds)
-        ratios = of_one / of_one[:, :1]
-        for k, (name, _) in enumerate(contenders):
-            print('%-15s %-16s %7.1f ms a step, %.2f of one device (%.2f to %.2f)' % (
-                make_model.__name__, name, 1000 * np.median(of_one[:, k]), np.median(ratios[:, k]),
-                ratios[:, k].min(), ratios[:, k].max()))
+        tf.version.VERSION, options.batch_size, cores, os.getloadavg()[0]))
+    for model in MODELS:
+        contenders = [Contender(model, way, threads, options.batch_size) for way, threads in ways]
+        try:
+            for contender in contenders:
+                contender.step_seconds(3)
+            seconds = np.array([[contender.step_seconds(options.steps) for contender in contenders]
+                                for _ in range(options.rounds)])
+        finally:
+            for contender in contenders:
+                contender.close()
+        ratios = seconds / seconds[:, :1]
+        for k, (way, threads) in enumerate(ways):
+            print('%-15s %-15s %d thread%s %7.1f ms a step, %.2f of one device (%.2f to %.2f)' % (
+                model, way, threads, ' ' if threads == 1 else 's', 1000 * np.median(seconds[:, k]),
+                np.median(ratios[:, k]), ratios[:, k].min(), ratios[:, k].max()), flush=True)
 
 
 if __name__ == '__main__':

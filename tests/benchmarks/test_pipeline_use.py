@@ -30,7 +30,7 @@ def test_contenders_that_train_something_else_are_an_error():
 def test_contenders_run_and_their_traces_have_two_stages(monkeypatch):
     monkeypatch.setattr(pipeline_use, '_MICRO_BATCHES', (4,))
     monkeypatch.setattr(pipeline_use, '_SCHEDULES', ('all_forward',))
-    results = pipeline_use.measure('dense_halves', rounds=1, turn_seconds=0.01)
+    results = pipeline_use.measure('small_conv', rounds=1, turn_seconds=0.01)
     assert [each['failure'] for each in results] == [None] * 3
     pipeline_use.check_losses(results)
     assert [each['predicted'] for each in results] == [None, 1 / 2, 4 / 5]

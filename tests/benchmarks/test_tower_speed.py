@@ -2,16 +2,12 @@
 
 import csv
 import os
-import subprocess
-import sys
 
 import pytest
 
 from benchmarks.tower_speed import __main__ as speed
 from benchmarks.tower_speed import report
 from benchmarks.tower_speed.trace_split import PARTS
-
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def cell(batch_size, *seconds):
@@ -72,23 +68,19 @@ def test_picture(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.version_independent
-def test_a_cell_is_measured_once_and_a_failure_is_told(tmp_path):
-    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3')
-
+def test_a_cell_is_measured_once_and_a_failure_is_told(tmp_path, capsys):
     def go(*argv):
-        return subprocess.run(
-            [sys.executable, '-m', 'benchmarks.tower_speed', '--quick', '--noplots', '--towers=2',
-             '--directory=%s' % tmp_path] + list(argv), cwd=ROOT, env=environment,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+        status = speed.main(speed.parse([
+            '--quick', '--noplots', '--towers=2', '--directory=%s' % tmp_path] + list(argv)))
+        return status, capsys.readouterr().out
 
     done = go()
-    assert done.returncode == 0, done.stderr
+    assert not done[0], done
     names = [name for name in os.listdir(str(tmp_path)) if name.endswith('.json')]
     assert names == ['2-towers-batch-64.json']  # both kinds, measured once
     first = os.stat(str(tmp_path / names[0])).st_mtime_ns
-    again = go()
-    assert again.stdout == done.stdout
+    assert go() == done
     assert os.stat(str(tmp_path / names[0])).st_mtime_ns == first
-    failed = go('--train_flags=--optimizer=none')
-    assert failed.returncode == 1
-    assert 'FAILED: train.py: flag --optimizer=none: value should be one of' in failed.stdout
+    status, out = go('--train_flags=--optimizer=none')
+    assert status == 1
+    assert 'FAILED: train.py: flag --optimizer=none: value should be one of' in out
