@@ -51,6 +51,23 @@ def test_it_leaves_the_program_as_it_was(graph):
         assert towers.check_towers(linear, VECTORS, steps=1).equal
 
 
+@pytest.mark.parametrize('dtype, tolerance', [(tf.float16, 2e-2), (tf.bfloat16, 0.1)],
+                         ids=['float16', 'bfloat16'])
+def test_a_half_precision_model_is_allowed_its_rounding(dtype, tolerance):
+    def model(of_batch):
+        def model_fn(x, y):
+            kernel = tf.get_variable('kernel', [6, 3], tf.float32)
+            product = tf.matmul(tf.cast(x, dtype), tf.cast(kernel, dtype))
+            return of_batch(tf.square(tf.cast(product, tf.float32) - tf.cast(y, tf.float32)))
+        return model_fn
+    report = towers.check_towers(model(tf.reduce_mean), VECTORS)
+    assert report.equal and report.tolerance == tolerance, str(report)
+    report = towers.check_towers(model(tf.reduce_sum), VECTORS)
+    assert not report.equal and 'the loss sums over the batch' in report.cause
+    strict = towers.check_towers(model(tf.reduce_mean), VECTORS, tolerance=1e-12)
+    assert not strict.equal and 1e-12 < strict.worst.relative < tolerance
+
+
 def test_float32_is_allowed_more():
     report = towers.check_towers(linear, samples.vectors(8, 'float32'))
     assert report.equal and report.tolerance == 1e-4

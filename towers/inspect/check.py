@@ -1,5 +1,6 @@
 """`check_towers`: does a model give the same numbers on N towers as on one device?"""
 
+import collections
 import numbers
 import typing
 
@@ -50,7 +51,8 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
         model with batch norm. Moving variances are left out: fused batch norm multiplies the
         variance of n numbers by n / (n - 1), and n is the size of the shard.
       tolerance: largest relative difference that counts as equal. None: 1e-9 where the model
-        computes in float64 throughout, else 1e-4.
+        computes in float64 throughout, 1e-4 where float32 is the coarsest type in it, 0.02 for
+        float16, 0.1 for bfloat16.
       seed: graph-level seed of the initial weights.
       **options: more arguments of `build_towers`: `devices` (then they are counted, not
         `num_towers`), `remainder`, `variable_device`, `variable_scope`, `var_list` (a function),
@@ -117,7 +119,7 @@ def report_on(one, many, traits, tolerance, sum_of_losses, num_towers, steps, re
       parts: into how many parts a batch is cut; None for one a tower.
     """
     tolerance = _tolerance(tolerance, traits)
-    noise = (1e-14 if traits.all_float64 else 1e-6) * max(
+    noise = _ROUNDING[traits.coarsest].noise * max(
         [np.abs(each).max() for each in one['gradient'].values() if each.size] or [0.])
     left_out = not_compared(one, many, noise, same_shards)
     differences = compare_initial_values(one, many) + compare(
@@ -136,9 +138,14 @@ def report_on(one, many, traits, tolerance, sum_of_losses, num_towers, steps, re
                         reduction, not_finite, left_out)
 
 
+_Rounding = collections.namedtuple('_Rounding', 'tolerance noise')
+# Sums in another order differ in the last digits, and steps make that grow.
+_ROUNDING = {'float64': _Rounding(1e-9, 1e-14), 'float32': _Rounding(1e-4, 1e-6),
+             'float16': _Rounding(2e-2, 2e-3), 'bfloat16': _Rounding(0.1, 2e-2)}
+
+
 def _tolerance(given, traits):
-    # float32 sums in another order differ in the last digits, and steps make that grow.
-    return (1e-9 if traits.all_float64 else 1e-4) if given is None else given
+    return _ROUNDING[traits.coarsest].tolerance if given is None else given
 
 
 def _differs_on_one_tower(devices, options):

@@ -19,9 +19,12 @@ from towers.tower.objectives import all_pairs, flat, tensors_of
 from towers.tower.outputs import call_model_fn, to_model_output
 from towers.tower.variables import without_numbers
 
-Traits = collections.namedtuple('Traits', 'all_float64 random batch_norm')
-"""Of a model's forward pass: whether it computes in float64 throughout; the types of its random
-operations; whether it has batch norm, or updates of another kind."""
+Traits = collections.namedtuple('Traits', 'coarsest random batch_norm')
+"""Of a model's forward pass: the name of the floating type with the fewest digits that it computes
+in; the types of its random operations; whether it has batch norm, or updates of another kind."""
+
+# From the most digits to the fewest.
+FLOATS = ('float64', 'float32', 'float16', 'bfloat16')
 
 
 def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, options):
@@ -86,8 +89,8 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
                    for name in graph_walk.ancestors(flat(loss))]
         traits = Traits(
             # tf.losses, for one, computes in float32 whatever it is given.
-            all(output.dtype.base_dtype == tf.float64 for op in forward for output in op.outputs
-                if output.dtype.is_floating),
+            max((output.dtype.base_dtype.name for op in forward for output in op.outputs
+                 if output.dtype.base_dtype.name in FLOATS), key=FLOATS.index, default='float64'),
             sorted({op.type for op in forward if graph_walk.is_random(op)}),
             any('BatchNorm' in op.type for op in forward) or bool(updates))
         with failing_on('on one device'), tf.Session(config=session_config(1)) as session:
