@@ -31,7 +31,8 @@ class Setup(collections.namedtuple('Setup', [
       batch_size: examples a step on this machine, over all of its towers; or `'auto'`, to be
         replaced before anything is built.
       variable_device: as for `build_towers`; or `'auto'`, likewise.
-      stages: as for `build_towers`; while --stages=time or both is not measured, `'auto'`.
+      stages: as for `build_towers`; None without towers of several devices; while --stages=time or
+        both is not measured, `'auto'`.
     """
     __slots__ = ()
 
@@ -69,7 +70,7 @@ def make_setup(network, dataset):
         network, dataset.num_classes, FLAGS.image_size or None, FLAGS.weight_decay,
         FLAGS.aux_loss_weight, None if FLAGS.batch_norm_decay < 0 else FLAGS.batch_norm_decay)
     return Setup(classifier, dataset, FLAGS.batch_size, FLAGS.variable_device or None,
-                 'auto' if FLAGS.stages else None)
+                 'auto' if '+' in FLAGS.devices else None)
 
 
 def find_position(cluster=None):
