@@ -82,7 +82,7 @@ def test_killed_at_any_moment(tmpdir, start_writer, sharded):
     chance = random.Random(1)
     wanted = sorted(set(MOMENTS) - (set() if sharded else {'merges shards'}))
     left = dict.fromkeys(MOMENTS, 0)
-    last, kills = -1, 12 if sharded else 24
+    last, kills = -1, 9 if sharded else 12
     # On a busy machine a writer is seldom where it was seen to be: it takes some more then.
     for kill_number in range(10 * kills):
         if kill_number >= kills and sum(left.values()) >= kills // 3:
