@@ -676,6 +676,37 @@ def test_the_weights_of_contribs_own(reduction, num_devices):
         assert np.array_equal(found[1][1][name], value), name
 
 
+@needs_contrib
+@pytest.mark.parametrize('reduction', [Reduction.SUM, Reduction.MEAN])
+@pytest.mark.parametrize('make', [tf.train.GradientDescentOptimizer, tf.train.AdamOptimizer])
+def test_the_weights_of_contribs_own_with_two_losses_and_optimizers(reduction, make):
+    def two_losses(features, labels, mode, params):
+        first = tf.get_variable(
+            'first', dtype=tf.float64, initializer=np.linspace(-.5, .5, 6).reshape([2, 3]))
+        second = tf.get_variable(
+            'second', dtype=tf.float64, initializer=np.linspace(.1, .3, 3).reshape([3, 1]))
+        out = tf.matmul(tf.tanh(tf.matmul(features, first)), second)
+        loss = tf.reduce_mean(tf.square(out - labels))
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=tf.group(
+            params(make(.1)).minimize(loss, tf.train.get_global_step(), [first]),
+            params(make(.2)).minimize(tf.reduce_mean(tf.abs(out)), var_list=[second])))
+    x = np.random.RandomState(1).randn(8, 2)
+    found = []
+    for front in (contrib(), towers):
+        # Of reference variables one optimizer may write what the other's gradient still reads.
+        with tf.Graph().as_default(), switched('resource_variables', True):
+            tf.train.create_global_step()
+            spec = front.replicate_model_fn(two_losses, reduction, TWO)(
+                tf.constant(x), tf.constant(x[:, :1]), TRAIN, front.TowerOptimizer)
+            with session(TWO) as running:
+                losses = [running.run([spec.loss, spec.train_op])[0] for _ in range(4)]
+                found.append((losses, running.run(tf.trainable_variables())))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-14)
+    for ours, theirs in zip(found[1][1], found[0][1]):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-14)
+    assert abs(found[0][1][1] - np.linspace(.1, .3, 3).reshape([3, 1])).min() > 1e-3
+
+
 @pytest.mark.slow
 @needs_contrib
 def test_the_weights_of_contribs_own_canned_estimator(tmpdir):
