@@ -140,7 +140,7 @@ def device_like(op):
     return TowerDevice(op.device) if follows_tower(op) else op.device
 
 
-def keep_with_tower(operations, root):
+def keep_with_tower(operations, root, device):
     """Keeps gradient operations that are colocated with a variable, too, on their tower.
 
     `colocate_gradients_with_ops` puts a gradient operation with its forward operation, and some
@@ -151,6 +151,8 @@ def keep_with_tower(operations, root):
       operations: the operations of a tower's backward pass.
       root: the tower's name scope. Colocations within it are kept; where these are on several
         devices, only the colocations with operations on the operation's own device.
+      device: the tower's device. An operation that has none by these rules, as the sum over the
+        turns of a loop that reads a resource variable, is on its first stage.
     """
     for op in operations:
         own = 'loc:@' + op.name
@@ -164,7 +166,7 @@ def keep_with_tower(operations, root):
             kept = [name for name in kept if _device_of(op, name) == op.device] or kept[:1]
         if len(kept) < len(names):
             compat.set_colocation(op, [('loc:@' + name).encode() for name in kept or [op.name]])
-            compat.set_device(op, _device_of(op, (kept or inside)[0]))
+            compat.set_device(op, _device_of(op, (kept or inside)[0]) or stages_of(device)[0])
 
 
 def keep_off_resources(operations, root):

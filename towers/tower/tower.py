@@ -278,7 +278,7 @@ class TowerBuilder:
                 gradients, backward = self.gradients.of_tower(index, device, data_loss, scale, used)
         keep_reads_in_loops(sum(backward, []))
         if self._options.gradient_options.get('colocate_gradients_with_ops'):
-            keep_with_tower(sum(backward, []), root)
+            keep_with_tower(sum(backward, []), root, device)
         keep_off_resources(sum(backward, []), root)
         # Only now, since a recomputation in the backward pass has to draw what was drawn before.
         self._seed(index, len(shards.inputs), made.operations, sum(backward, []),
