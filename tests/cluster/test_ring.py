@@ -53,7 +53,7 @@ def on_one_device(parts, start, steps, factor, rate=0.125):
 
 
 def close(one, other):
-    assert set(one) <= set(other)
+    assert one and set(one) <= set(other)
     for name in one:
         np.testing.assert_allclose(other[name], one[name], rtol=1e-12, atol=1e-13, err_msg=name)
 

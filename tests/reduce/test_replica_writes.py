@@ -57,6 +57,7 @@ def losses_of(built, steps=4, train_op=None):
     with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         losses = [session.run([built.loss, train_op or built.train_op])[0] for _ in range(steps)]
+        assert built.replicas.variables
         for replica in built.replicas.variables:
             own, theirs = session.run([built.replicas.original(replica), replica])
             assert own.tobytes() == theirs.tobytes()
