@@ -1,8 +1,10 @@
-"""Images per second of 2 towers, of a ring, of parameter servers; and bytes on the wire.
+"""Examples per second of 2 towers, of clusters of 2 processes, and of others' clusters; and bytes.
 
-    python -m benchmarks.cluster [--seconds=5] [--rounds=3] [--width=256]
+    python -m benchmarks.cluster [--seconds=5] [--rounds=3] [--workloads=small_conv,dense]
 
-All on this machine, over loopback, by turns, so that what else runs there hits all alike. Rates are
+Ways: `towers`, one process with 2 towers; `ring` and `ps`, 2 workers with a tower each; `mirrored`,
+TensorFlow's `MultiWorkerMirroredStrategy`; `horovod`, plain Horovod, where it is installed. All on
+this machine, over loopback, by turns, so that what else runs there hits all alike. Rates are
 of all processes together; ratios are of the same round, medians over the rounds. Bytes are what the
 kernel counts as acknowledged on this process's TCP connections (`TCP_INFO`), so they hold for
 Linux alone.
@@ -20,7 +22,8 @@ import time
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
-WAYS = ('towers', 'ring', 'ps')
+WAYS = ('towers', 'ring', 'ps', 'mirrored', 'horovod')
+HOROVODRUN = os.path.join(os.path.dirname(sys.executable), 'horovodrun')
 _CHUNK = 10  # steps between two looks at the clock
 _TCP_INFO, _BYTES_ACKED = 11, 120  # where struct tcp_info has tcpi_bytes_acked, from Linux 4.2 on
 
@@ -29,34 +32,46 @@ def main(argv):
     parser = argparse.ArgumentParser(description=__doc__.split('\n', 1)[0])
     parser.add_argument('--seconds', type=float, default=5., help='a way and round')
     parser.add_argument('--rounds', type=int, default=3)
-    parser.add_argument('--width', type=int, default=256, help='of the dense layers')
-    parser.add_argument('--ways', default='towers,ring,ps', help='some of ' + ', '.join(WAYS))
+    parser.add_argument('--workloads', default='small_conv,dense,embedding',
+                        help='some of benchmarks.workloads')
+    parser.add_argument('--ways', default=','.join(
+        WAYS if os.path.exists(HOROVODRUN) else WAYS[:-1]), help='some of ' + ', '.join(WAYS))
     parser.add_argument('--worker', help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.worker:
         return worker(options)
+    if not os.path.exists(HOROVODRUN):
+        print('horovod      left out: it is not installed beside this Python')
+    for workload in options.workloads.split(','):
+        compare(options, workload)
+
+
+def compare(options, workload):
+    """Runs all ways by turns for one workload, and prints their rates."""
     ways, rates, wire = options.ways.split(','), {}, {}
     for _ in range(options.rounds):
         for way in ways:
-            results = run(way, options)
+            results = run(way, options, workload)
             rates.setdefault(way, []).append(sum(each['rate'] for each in results))
             if way == 'ring':
-                wire = results[0]
+                wire = next(each for each in results if each['rank'] == 0)
     for way in ways:
         ratios = [own / towers for own, towers in zip(rates[way], rates[ways[0]])]
-        print('%-12s %9.0f images/s   %.2f of %s (%.2f to %.2f)' % (
-            way, statistics.median(rates[way]), statistics.median(ratios), ways[0], min(ratios),
-            max(ratios)))
+        print('%-10s %-9s %8.0f examples/s   %.2f of %s (%.2f to %.2f)' % (
+            workload, way, statistics.median(rates[way]), statistics.median(ratios), ways[0],
+            min(ratios), max(ratios)), flush=True)
     if wire:
-        print('ring         %d bytes a step and worker, the least is %d: %.3f of it' % (
-            wire['bytes'], wire['least'], wire['bytes'] / wire['least']))
+        print('%-10s ring sends %d bytes a step and worker, the least is %d: %.3f of it' % (
+            workload, wire['bytes'], wire['least'], wire['bytes'] / wire['least']), flush=True)
 
 
-def run(way, options):
+def run(way, options, workload):
     """What the processes of a way report, a list of dicts."""
     command = [sys.executable, '-m', 'benchmarks.cluster', '--worker=' + way,
-               '--seconds=%g' % options.seconds, '--width=%d' % options.width]
-    if way != 'towers':
+               '--seconds=%g' % options.seconds, '--workloads=' + workload]
+    if way == 'horovod':
+        command = [HOROVODRUN, '-np', '2'] + command
+    elif way != 'towers':
         command = [sys.executable, '-m', 'towers.launch', '--workers=2',
                    '--ps=%d' % (way == 'ps'), '--linger=0', '--'] + command
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
@@ -65,26 +80,22 @@ def run(way, options):
     return [json.loads(line) for line in lines]
 
 
-def model_fn_of(width):
-    """A perceptron of two hidden layers of that width, on 784 numbers."""
-    import tensorflow.compat.v1 as tf
-
-    def model_fn(images, labels):
-        hidden = images
-        for place, units in enumerate((width, width, 10)):
-            kernel = tf.get_variable('kernel_%d' % place, [hidden.shape[1], units])
-            hidden = tf.matmul(hidden, kernel)
-            hidden = tf.nn.relu(hidden) if place < 2 else hidden
-        return tf.losses.sparse_softmax_cross_entropy(labels, hidden)
-    return model_fn
-
-
 def worker(options):
     """One process: steps for a while, then one line about them."""
     import tensorflow.compat.v1 as tf
     import towers
+    from benchmarks import cluster_peers
+    from benchmarks.workloads import WORKLOADS
     from towers.run.step_loop import LoopSession
     tf.logging.set_verbosity(tf.logging.ERROR)
+    workload = WORKLOADS[options.workloads]
+    model_fn, batch = workload.model, workload.batch * (2 if options.worker == 'towers' else 1)
+
+    def arrays():
+        return tuple(tf.constant(array) for array in workload.arrays(batch))
+    if options.worker in ('mirrored', 'horovod'):
+        peer = getattr(cluster_peers, options.worker)(model_fn, arrays, _CHUNK)
+        return report(*cluster_peers.timed(*peer, options.seconds, _CHUNK), 0, batch, 0, None)
     tf.disable_v2_behavior()
     cluster = None
     if options.worker != 'towers':
@@ -92,26 +103,23 @@ def worker(options):
         if cluster.job == 'ps':
             towers.serve(cluster, say=lambda line: None)
     count = 2 if cluster is None else 1
-    batch = 64 * count
-    images, labels = tf.random_uniform([batch, 784]), tf.zeros([batch], tf.int64)
     step = tf.train.get_or_create_global_step()
-    built = towers.build_towers(model_fn_of(options.width), (images, labels),
-                                tf.train.GradientDescentOptimizer(0.01), count, 'mean',
-                                global_step=step, cluster=cluster)
+    built = towers.build_towers(model_fn, arrays(), tf.train.GradientDescentOptimizer(
+        cluster_peers.RATE), count, 'mean', global_step=step, cluster=cluster)
     least = 2 * 1 / 2 * built.plan.parameter_bytes
     if cluster is None:
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())
             step = session.make_callable(built.train_op)
             return report(*timed(lambda: [step() for _ in range(_CHUNK)], options.seconds), batch,
-                          least)
+                          least, 0)
     config = towers.session_config(built.devices, intra_op_threads=1)
     signals = towers.StopTogetherHook(cluster, built)
     with towers.join(cluster, built, config) as member, member.session(
             [signals], LoopSession) as session:
         result = timed(lambda: session.run_steps(built.train_op, _CHUNK), options.seconds,
                        session.should_stop, forever=not cluster.is_chief)
-    return report(*result, batch, least)
+    return report(*result, batch, least, cluster.rank)
 
 
 def timed(run_step, seconds, should_stop=lambda: False, forever=False):
@@ -124,9 +132,11 @@ def timed(run_step, seconds, should_stop=lambda: False, forever=False):
     return steps, time.perf_counter() - begin, bytes_sent() - sent
 
 
-def report(steps, seconds, sent, batch, least):
+def report(steps, seconds, sent, batch, least, rank):
+    """Prints one line of JSON. The chief's steps are exact; others are told to stop within a chunk.
+    """
     print(json.dumps({'rate': steps * batch / seconds, 'bytes': sent / max(steps, 1),
-                      'least': least}), flush=True)
+                      'least': least, 'rank': rank}), flush=True)
 
 
 def bytes_sent():

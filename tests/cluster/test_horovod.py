@@ -1,5 +1,8 @@
-"""What Horovod is asked for, by a stand-in for it: of two processes, the other has one example."""
+"""What Horovod is asked for, by a stand-in for it: of two processes, the other has one example.
+Where Horovod is installed, its processes, too."""
 
+import os
+import subprocess
 import sys
 import types
 
@@ -55,6 +58,24 @@ def test_gradients_are_weighted_by_examples(uneven, reduction, given, operations
     assert machines.counted(3) == 6 and machines.same_examples == (None if uneven else 3)
 
 
+def test_each_row_is_sent_once_and_those_of_all_are_added(asked, monkeypatch):
+    """Rows 1, 0, 1 are here; the stand-in gathers rows 1 and 0 of the other process."""
+    rows = tf.get_variable('rows', [2], initializer=tf.zeros_initializer())
+    sent = []
+
+    def allreduce(slices, op):
+        sent.append(slices)
+        return tf.IndexedSlices(tf.concat([slices.values, [10., 20.]], 0),
+                                tf.concat([slices.indices, [1, 0]], 0))
+    monkeypatch.setattr(sys.modules['horovod.tensorflow'], 'allreduce', allreduce)
+    [(gradient, _)] = towers.Cluster('horovod').machines(3, 'sum', 1).combine([(
+        tf.IndexedSlices(tf.constant([1., 2., 4.]), tf.constant([1, 0, 1])), rows)])
+    with tf.Session() as session:
+        own, together = session.run([sent[0], gradient])
+    assert (own.indices.tolist(), own.values.tolist()) == ([1, 0], [5., 2.])
+    assert (together.indices.tolist(), together.values.tolist()) == ([1, 0], [15., 22.])
+
+
 def test_texts_of_all_processes(asked):
     assert horovod.gathered_lines('of rank 0') == ['of rank 0', OTHER.decode('utf-8')]
 
@@ -62,3 +83,32 @@ def test_texts_of_all_processes(asked):
 def test_the_session_sees_the_gpu_of_its_rank(asked):
     config = towers.Cluster('horovod').session_config(tf.ConfigProto())
     assert config.gpu_options.visible_device_list == '1'
+
+
+HOROVODRUN = os.path.join(os.path.dirname(sys.executable), 'horovodrun')
+PROGRAM = """
+import sys
+import numpy as np
+import tensorflow.compat.v1 as tf
+sys.path.insert(0, 'tests/cluster')
+import towers
+from test_check_cluster import BATCH, momentum
+from test_ring import sparse_and_dense
+tf.disable_v2_behavior()
+report = towers.check_cluster(sparse_and_dense, BATCH, momentum, 'horovod', %s,
+                              tolerance=1e-12)
+print('equal: %%s' %% (report.equal and report.compared > 12))
+print(report)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists(HOROVODRUN), reason='Horovod is not installed')
+@pytest.mark.parametrize('workers, arguments', [
+    (2, "(1, 1), 2, steps=3, reduction='sum'"), (2, "(1, 2), 2, steps=3, accumulate=2"),
+    (3, "(1, 3, 2), 2, steps=2, reduction='mean'")])
+def test_processes_of_horovod_are_one_device(workers, arguments):
+    done = subprocess.run(
+        [HOROVODRUN, '-np', str(workers), sys.executable, '-c', PROGRAM % arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+    assert done.stdout.count(b'equal: True') == workers, done.stdout.decode()

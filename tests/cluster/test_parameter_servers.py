@@ -143,6 +143,30 @@ def test_variables_are_spread_by_size_and_everything_else_is_on_the_worker(graph
 
 
 @pytest.mark.parametrize('resource', [True, False])
+def test_rows_are_sent_to_the_worker_and_not_their_table(graph, resource):
+    cluster = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1'])
+
+    def model_fn(rows):
+        table, small = [tf.get_variable(name, [count, 4], use_resource=resource)
+                        for name, count in (('table', 100), ('small', 2))]
+        by_place = tf.gather_nd(table, tf.expand_dims(rows, 1))
+        return tf.reduce_mean(tf.gather(table, rows) * tf.gather(small, rows // 50) + by_place)
+    built = towers.build_towers(model_fn, tf.zeros([4], tf.int64),
+                                tf.train.GradientDescentOptimizer(0.1), 1, 'mean', cluster=cluster)
+    spread_over_servers(cluster, graph, [variable for _, variable in built.gradients])
+    for op in graph.get_operations():
+        of_table = op.type in ('Gather', 'GatherV2', 'GatherNd') and (
+            op.outputs[0].op.inputs[0].shape.as_list() == [100, 4])
+        if of_table or op.type == 'ResourceGather':
+            assert '/job:ps' in op.device, op.name
+        elif op.type.startswith('Gather'):  # as many rows as the table has, or more
+            assert '/job:worker' in op.device, op.name
+        if '/job:worker' in op.device:  # what it takes from a server
+            assert all(tensor.shape.num_elements() < 400 for tensor in op.inputs
+                       if '/job:ps' in tensor.op.device), op.name
+
+
+@pytest.mark.parametrize('resource', [True, False])
 def test_what_is_colocated_with_a_variable_is_on_its_server(graph, resource):
     """Adam's powers of beta are with the first variable; a reference variable of another server
     is an error of TensorFlow's, when the session is made."""

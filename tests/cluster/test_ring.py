@@ -78,6 +78,29 @@ def test_gradients_and_weights_are_those_of_one_device(sizes, num_towers, reduct
             assert value.tobytes() == other['gradients'][name].tobytes(), name
 
 
+def test_large_gradients_travel_in_pieces_of_two_halves(monkeypatch):
+    monkeypatch.setattr(all_reduce, 'BUFFER_BYTES', 40)  # 5 and 4 of a kernel's 9 numbers
+    monkeypatch.setattr(ring, '_HALVED', 40)
+    parts, workers = batches([2, 1, 3]), addresses(3)
+    halves = []
+
+    def on_build(built):
+        halves.append([(op.inputs[0].shape.as_list(), len(op.get_attr('subdiv_offsets')))
+                       for op in tf.get_default_graph().get_operations()
+                       if op.type == 'CollectiveReduce' and 'ring' in op.name])
+    results = together(lambda rank: train(
+        towers.Cluster('ring', workers, rank=rank, uneven=True), sparse_and_dense, parts[rank],
+        lambda: tf.train.GradientDescentOptimizer(0.125), 2, 1, 'mean', on_build=on_build), 3)
+    # 2 numbers of examples and stops; bias; two kernels; counts of the sparse gradient's rows.
+    assert halves[0][:6] == [([2], 1), ([], 1), ([5], 2), ([4], 1), ([5], 2), ([4], 1)]
+    gradients, weights = on_one_device(parts, results[0]['first'], 2, 1)
+    close(gradients, results[0]['gradients'])
+    close(weights, results[0]['last'])
+    for other in results[1:]:  # bit for bit
+        for name, value in results[0]['last'].items():
+            assert value.tobytes() == other['last'][name].tobytes(), name
+
+
 def test_each_reduction_waits_for_the_one_before(monkeypatch):
     """Else one worker might wait in one of them for a worker that waits in another."""
     monkeypatch.setattr(all_reduce, 'BUFFER_BYTES', 64)  # a buffer for each variable
@@ -89,7 +112,8 @@ def test_each_reduction_waits_for_the_one_before(monkeypatch):
     operations = tf.get_default_graph().get_operations()
     reductions = sorted((op for op in operations if op.type.startswith('Collective')),
                         key=lambda op: op.get_attr('instance_key'))
-    assert len(reductions) == 7  # of examples, 3 dense gradients, counts, rows and values of one
+    # Of examples; two pieces of each kernel's gradient, and the bias's; counts, rows and values.
+    assert len(reductions) == 9
     for before, after in zip(reductions, reductions[1:]):
         assert after.name in reachable_from([before], operations, control=True)
 

@@ -188,6 +188,23 @@ def test_a_lost_session_is_made_anew(tmp_path):
     assert hook.failed and hook.step == 10
 
 
+def test_calls_share_what_is_prepared_for_a_step(monkeypatch):
+    """A session of a server registers the step's graph anew for each callable."""
+    made, make_callable = [], tf.Session.make_callable
+
+    def counted(session, fetches, *args, **options):
+        made.append(fetches[0])
+        return make_callable(session, fetches, *args, **options)
+    monkeypatch.setattr(tf.Session, 'make_callable', counted)
+    step, one = counter()
+    two = tf.assign_add(step, 2).op
+    with LoopSession(hooks=[Recorder(100)]) as session:
+        for train_op in (one, one, two, two):
+            session.run_steps(train_op, 3)
+        assert value_of(session, step) == 18
+    assert made == [one, two]
+
+
 def test_a_step_that_counts_several_is_saved_at_its_time(tmp_path):
     step = tf.train.get_or_create_global_step()
     train_op = tf.assign_add(step, 30).op

@@ -1,5 +1,7 @@
 """`check_cluster`: does a model give the same numbers on several machines as on one device?"""
 
+import hashlib
+import json
 import threading
 import typing
 
@@ -8,10 +10,11 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_choice, check_count
 from towers.build.build import build_towers
-from towers.cluster.cluster import Cluster
+from towers.cluster.cluster import KINDS, Cluster
+from towers.cluster.horovod import gathered_lines
 from towers.cluster.member import join, start_server
 from towers.cluster.ports import free_ports
-from towers.errors import InputError, InvalidArgumentError
+from towers.errors import ClusterError, InputError, InvalidArgumentError
 from towers.inspect.check import OPTIONS, check_arguments, report_on, run_one_device
 from towers.inspect.check_report import TowersReport
 from towers.placement.devices import session_config
@@ -26,15 +29,16 @@ def check_cluster(model_fn: typing.Callable, inputs: typing.Any,
     """Trains a model some steps on several workers and on one device, and compares the numbers.
 
     The run on one device is made as `check_towers` makes it. The workers are threads of this
-    process; each has one of TensorFlow's servers, and they send to each other over loopback. The
-    report compares the losses (weighted by the workers' examples), the gradients of the first step,
-    and the variables and slots after the last step. With `kind='ring'`, the workers' variables also
-    have to be the same bit for bit.
+    process; each has one of TensorFlow's servers, and they send to each other over loopback. With
+    `kind='horovod'` they are the processes of `horovodrun -np 2 python …`, each of which makes this
+    call and gets the report. The report compares the losses (weighted by the workers' examples),
+    the gradients of the first step, and the variables and slots after the last step. But for
+    `kind='ps'`, the workers' variables also have to be the same bit for bit.
 
     Args:
       model_fn, make_optimizer, steps, reduction, tolerance, seed: as for `check_towers`.
       inputs: a sample batch of all workers together: a tuple of arrays [n, …].
-      kind: `'ring'`; or `'ps'`, synchronous training on parameter servers.
+      kind: `'ring'`; `'horovod'`; or `'ps'`, synchronous training on parameter servers.
       shares: the workers' parts of the batch: `(1, 1)` are two halves, `(3, 1)` three quarters and
         a quarter. n has to be a multiple of their sum.
       num_towers: number of towers of each worker.
@@ -48,7 +52,7 @@ def check_cluster(model_fn: typing.Callable, inputs: typing.Any,
       StepError: TensorFlow cannot run the model's step.
       TowersError: bad arguments, as for `build_towers`; or a cluster that cannot be made.
     """
-    check_choice('kind', kind, ('ring', 'ps'))
+    check_choice('kind', kind, KINDS)
     check_count('num_towers', num_towers)
     check_count('num_ps', num_ps)
     check_arguments(
@@ -61,32 +65,68 @@ def check_cluster(model_fn: typing.Callable, inputs: typing.Any,
     one, traits = run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, options)
     ends = np.cumsum(sizes)
     parts = [tuple(each[end - size:end] for each in inputs) for size, end in zip(sizes, ends)]
-    # All at once: what one call gives as free, the next one may give again.
-    ports = free_ports(len(sizes) + (num_ps if kind == 'ps' else 0))
-    addresses = ['127.0.0.1:%d' % port for port in ports]
-    workers, ps = addresses[:len(sizes)], addresses[len(sizes):]
 
-    def member(job, rank):
-        return Cluster(kind, workers, ps, job, rank, uneven=len(set(sizes)) > 1)
-    servers = [start_server(member('ps', rank), member('ps', rank).session_config(tf.ConfigProto()))
-               for rank in range(len(ps))]
-
-    def work(rank):
-        return _train(member('worker', rank), model_fn, parts[rank], make_optimizer, num_towers,
-                      steps, reduction, dict(one['initial']), options)
-    results = _together(work, len(sizes))
-    del servers
-    sum_of_losses = sum(float(result['loss']['of step 1']) for result in results)
-    many = results[0]
-    many['loss'] = {step: sum(size * result['loss'][step] for size, result in zip(sizes, results))
-                    / sum(sizes) for step in many['loss']}
-    if kind == 'ring':
-        for result in results[1:]:
-            for name, value in result['variable'].items():
-                if np.asarray(value).tobytes() != np.asarray(many['variable'][name]).tobytes():
-                    many['variable'][name] = np.full_like(value, np.nan)  # shown as no number
+    def work(cluster):
+        return _train(cluster, model_fn, parts[cluster.rank], make_optimizer, num_towers, steps,
+                      reduction, dict(one['initial']), options)
+    uneven = len(set(sizes)) > 1
+    train = _by_horovod if kind == 'horovod' else _on_servers
+    losses, many, drifted = train(kind, work, len(sizes), num_ps, uneven)
+    sum_of_losses = sum(float(loss['of step 1']) for loss in losses)
+    many['loss'] = {step: sum(size * loss[step] for size, loss in zip(sizes, losses)) / sum(sizes)
+                    for step in many['loss']}
+    for name in drifted:
+        many['variable'][name] = np.full(np.shape(many['variable'][name]), np.nan)  # no number
     return report_on(one, many, traits, tolerance, sum_of_losses, len(sizes) * num_towers, steps,
                      reduction)
+
+
+def _on_servers(kind, work, count, num_ps, uneven):
+    """Trains in threads of this process, each with a server of TensorFlow's.
+
+    Returns:
+      `(losses, numbers, drifted)`: a dict of losses of each worker, worker 0's numbers, and the
+      names of variables that are not the same on all workers.
+    """
+    # All at once: what one call gives as free, the next one may give again.
+    ports = free_ports(count + (num_ps if kind == 'ps' else 0))
+    addresses = ['127.0.0.1:%d' % port for port in ports]
+    workers, ps = addresses[:count], addresses[count:]
+
+    def member(job, rank):
+        return Cluster(kind, workers, ps, job, rank, uneven=uneven)
+    servers = [start_server(member('ps', rank), member('ps', rank).session_config(tf.ConfigProto()))
+               for rank in range(len(ps))]
+    results = _together(lambda rank: work(member('worker', rank)), count)
+    del servers
+    drifted = _drifted([_digests(result) for result in results]) if kind == 'ring' else []
+    return [result['loss'] for result in results], results[0], drifted
+
+
+def _by_horovod(kind, work, count, num_ps, uneven):
+    """Trains in the processes that Horovod's launcher started; returns as `_on_servers`."""
+    cluster = Cluster(kind, uneven=uneven)
+    if cluster.num_workers != count:
+        raise ClusterError('shares of %d workers, and Horovod has %d: start this program with '
+                           '`horovodrun -np %d python …`, or pass as many shares.' % (
+                               count, cluster.num_workers, count))
+    result = work(cluster)
+    own = {'loss': {step: float(loss) for step, loss in result['loss'].items()},
+           'digests': _digests(result)}
+    every = [json.loads(text) for text in gathered_lines(json.dumps(own))]
+    return [each['loss'] for each in every], result, _drifted([each['digests'] for each in every])
+
+
+def _digests(result):
+    """Dict from names of variables to a digest of their bytes."""
+    return {name: hashlib.sha256(np.asarray(value).tobytes()).hexdigest()
+            for name, value in result['variable'].items()}
+
+
+def _drifted(digests):
+    """Names of variables whose bytes are not the same on all workers."""
+    return [name for name, first in digests[0].items()
+            if any(other[name] != first for other in digests)]
 
 
 def _count(inputs):

@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 from towers.cluster.shares import Shares
 from towers.errors import MissingPackageError
 from towers.placement.variable_device import only_device
-from towers.reduce.rows import scaled
+from towers.reduce.rows import each_row_once, scaled
 
 
 def load_horovod():
@@ -59,10 +59,17 @@ class HorovodMachines:
             with only_device(variable.device or None):
                 if weight is not None:
                     gradient = scaled(gradient, weight)
-                average = weight is None and shares.is_mean
-                combined.append((hvd.allreduce(gradient, op=hvd.Average if average else hvd.Sum),
+                combined.append((self._reduced(gradient, weight is None and shares.is_mean),
                                  variable))
         return combined
+
+    def _reduced(self, gradient, average):
+        hvd = self._hvd
+        operation = hvd.Average if average else hvd.Sum
+        if not isinstance(gradient, tf.IndexedSlices):
+            return hvd.allreduce(gradient, op=operation)
+        # Horovod gathers rows and adds none: each is sent once, and those of all machines added.
+        return each_row_once(hvd.allreduce(each_row_once(gradient), op=operation))
 
     def counted(self, examples):
         """As `RingMachines.counted`."""

@@ -13,10 +13,11 @@ from towers import compat
 from towers.cluster.shares import Shares
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
-from towers.reduce.all_reduce import buffers_of, unpacked
+from towers.reduce import all_reduce
 from towers.reduce.rows import each_row_once, scaled
 
 _GROUP = 7919  # no group of `all_reduce`, whose keys count from 1
+_HALVED = 1 << 20  # bytes from which one half of a tensor is added up while the other is sent
 _CPU = '/cpu:0'
 
 
@@ -38,9 +39,26 @@ class Collectives:
         reduced = tf.raw_ops.CollectiveReduce(
             input=tensor, group_size=self.num_workers, group_key=_GROUP,
             instance_key=self._next(), merge_op='Add', final_op='Div' if mean else 'Id',
-            subdiv_offsets=[0])
+            subdiv_offsets=[0, 0] if _bytes(tensor) >= _HALVED else [0])
         reduced.set_shape(tensor.shape)
         return reduced
+
+    def reduce_in_turns(self, tensor, mean, last):
+        """As `reduce`, for a tensor of any size: one of 64 MB takes twice as long in one piece.
+
+        Args:
+          tensor, mean: as for `reduce`.
+          last: list of the tensors that the first piece has to wait for; then of the last piece.
+        """
+        turns = -(-_bytes(tensor) // all_reduce.BUFFER_BYTES)
+        flat = tensor if turns < 2 else tf.reshape(tensor, [-1])
+        pieces = [flat] if turns < 2 else tf.split(flat, _parts(flat.shape.num_elements(), turns))
+        reduced = []
+        for piece in pieces:
+            with tf.control_dependencies(last):
+                reduced.append(self.reduce(piece, mean))
+            last[:] = [reduced[-1]]
+        return reduced[0] if turns < 2 else tf.reshape(tf.concat(reduced, 0), tensor.shape)
 
     def gather(self, rows):
         """The workers' tensors `rows` [n, …] one after the other: [W n, …] for W workers.
@@ -156,7 +174,7 @@ class RingMachines:
     def _dense(self, ring, dense, weight, last):
         """Dict from names of variables to reduced gradients."""
         reduced = {}
-        for buffer in buffers_of(dense):
+        for buffer in all_reduce.buffers_of(dense):
             variables = [variable for variable, _ in buffer]
             parts = [present[0][1] for _, present in buffer]
             packed = parts[0] if len(parts) == 1 else tf.concat(
@@ -166,11 +184,9 @@ class RingMachines:
                 packed = scaled(packed, weight)
             if dtype not in compat.COLLECTIVE_DTYPES:
                 packed = tf.cast(packed, tf.float32)
-            with tf.control_dependencies(last):
-                packed = ring.reduce(packed, mean=weight is None and self._shares.is_mean)
-            last[:] = [packed]
+            packed = ring.reduce_in_turns(packed, weight is None and self._shares.is_mean, last)
             packed = tf.cast(packed, dtype)
-            pieces = [packed] if len(parts) == 1 else unpacked(packed, variables)
+            pieces = [packed] if len(parts) == 1 else all_reduce.unpacked(packed, variables)
             reduced.update(zip((variable.op.name for variable in variables), pieces))
         return reduced
 
@@ -263,6 +279,16 @@ def broadcast_variables(cluster, variables):
 
 _SENT = (tf.float32, tf.float64, tf.float16, tf.int32, tf.int64)
 _AS_INT32 = (tf.bool, tf.uint8, tf.int8, tf.int16, tf.uint16)
+
+
+def _bytes(tensor):
+    """The size of a tensor, 0 where its shape is not known."""
+    return (tensor.shape.num_elements() or 0) * tensor.dtype.size
+
+
+def _parts(count, number):
+    """Sizes of so many parts of `count` things, as equal as possible."""
+    return [count // number + (place < count % number) for place in range(number)]
 
 
 def _same(gradient):

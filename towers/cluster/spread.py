@@ -2,8 +2,9 @@
 
 The towers are built as on one machine, their variables on its CPU. When the graph is complete, its
 global variables are spread over the servers, by size, and all other operations are put on this
-worker. So gradients are added up within the machine before they go over the wire, and the program's
-other operations (savers, summaries, input) are on no server.
+worker, but for those that look up rows of a variable. So gradients are added up within the machine
+before they go over the wire, rows go over the wire and not their table, and the program's other
+operations (savers, summaries, input) are on no server.
 """
 
 import collections
@@ -16,6 +17,8 @@ from towers.cluster.parameter_servers import tasks_by_size
 # These take the handles of variables that the functions use which they call.
 _CALLS = ('If', 'StatelessIf', 'While', 'StatelessWhile', 'Case', 'StatelessCase',
           'PartitionedCall', 'StatefulPartitionedCall')
+# They take the value of a reference variable, all of which would be sent to the worker.
+_LOOKUPS = ('Gather', 'GatherV2', 'GatherNd')
 
 
 class SpreadingCreator(tf.train.SessionCreator):
@@ -68,7 +71,8 @@ def spread_over_servers(cluster, graph, first=()):
             continue
         server = servers.get(op.name)
         if server is None and op.type not in _CALLS:
-            server = _server_of_inputs(op, servers) or _server_of_class(op, servers)
+            server = (_server_of_inputs(op, servers) or _server_of_class(op, servers)
+                      or _server_of_table(op, servers))
         if server is not None:
             servers[op.name] = server
             compat.set_device(op, server)
@@ -148,6 +152,19 @@ def _source(tensor):
 
 def _server_of_inputs(op, servers):
     return next((servers[name] for name in _variables_of(op) if name in servers), None)
+
+
+def _server_of_table(op, servers):
+    """Where a lookup's table is; None where the rows are known to be as large as the table."""
+    if op.type not in _LOOKUPS:
+        return None
+    table = op.inputs[0].op
+    while table.type == 'Identity':
+        table = table.inputs[0].op
+    rows, of_table = [tensor.shape.num_elements() for tensor in (op.outputs[0], op.inputs[0])]
+    if rows is not None and of_table is not None and rows >= of_table:
+        return None
+    return servers.get(table.name)
 
 
 def _classes(op):

@@ -45,7 +45,7 @@ class LoopSession(tf.train.MonitoredSession):
     def __init__(self, session_creator=None, hooks=None, **options):
         """As `tf.train.MonitoredSession`."""
         self._loop_hooks = list(hooks or [])
-        self._newest = _NewestSession()
+        self._newest, self._alone = _NewestSession(), None
         super(LoopSession, self).__init__(
             session_creator, self._loop_hooks + [self._newest], **options)
 
@@ -68,19 +68,30 @@ class LoopSession(tf.train.MonitoredSession):
 
         def loop(step_context):
             nonlocal done
-            alone = None
             while done < steps and not self.should_stop():
                 if not can_pass or any([hook.is_due() for hook in hooks]):
                     step_context.run_with_hooks(train_op)
                 else:
-                    # Not step_context.session, which is the lost one after the loss of a machine.
-                    alone = alone or _prepared(self._newest.session, train_op, hooks)
-                    for hook, fetched in zip(hooks, alone()):
+                    for hook, fetched in zip(hooks, self._step_alone(train_op)()):
                         hook.step_done(fetched)
                 done += 1
 
         self.run_step_fn(loop)
         return done
+
+
+    def _step_alone(self, train_op):
+        """The function that runs a step in which no hook is due: the same one from call to call.
+
+        A new one would have the graph of the step registered anew, which takes a session of
+        `tf.train.Server` some tens of milliseconds.
+        """
+        # Not step_context.session, which is the lost one after the loss of a machine.
+        session = self._newest.session
+        if self._alone is None or (
+                self._alone[0] is not session or self._alone[1] is not train_op):
+            self._alone = session, train_op, _prepared(session, train_op, self._loop_hooks)
+        return self._alone[2]
 
 
 class _NewestSession(tf.train.SessionRunHook):

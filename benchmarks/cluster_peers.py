@@ -1,0 +1,97 @@
+"""Contenders of other makers for `benchmarks.cluster`: `MultiWorkerMirroredStrategy`, Horovod.
+
+Each process has one replica, one thread for an operation's work, and the same model function. All
+processes have to make the same number of steps, so they agree on one after the warm-up.
+"""
+
+import time
+
+import tensorflow.compat.v1 as tf
+
+RATE = 0.01
+
+
+def mirrored(model_fn, arrays, chunk):
+    """`MultiWorkerMirroredStrategy` around a `tf.function`, in a process with TF2's behaviour.
+
+    Args:
+      model_fn: function of the batch that returns a loss; its variables come from `get_variable`.
+      arrays: function without arguments that makes the batch of this process, a tuple of tensors.
+      chunk: number of steps in one call.
+
+    Returns:
+      `(run, mean)`: a function that makes `chunk` steps, and one that gives the mean of a float
+      over all processes.
+    """
+    from tensorflow.compat.v2 import Variable
+    tf.enable_v2_behavior()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    distribute = tf.distribute if hasattr(tf.distribute, 'MultiWorkerMirroredStrategy') else (
+        tf.distribute.experimental)
+    strategy = distribute.MultiWorkerMirroredStrategy()
+    run_on_replicas = getattr(strategy, 'run', None) or strategy.experimental_run_v2
+    with tf.Graph().as_default():
+        model_fn(*arrays())
+        made = [(each.op.name, each.get_shape().as_list()) for each in tf.trainable_variables()]
+    with strategy.scope():
+        variables = {name: Variable(tf.random.stateless_uniform(shape, [1, 2], -0.05, 0.05),
+                                    name=name) for name, shape in made}
+        optimizer = tf.train.GradientDescentOptimizer(RATE)
+    weights = [variables[name] for name, _ in made]
+
+    def replica():
+        # What the model's get_variable finds is what was made in the strategy's scope.
+        with tf.variable_scope(tf.get_variable_scope(), custom_getter=lambda getter, name, *args,
+                               **options: variables[name]):
+            loss = model_fn(*arrays())
+        gradients = tf.gradients(loss / strategy.num_replicas_in_sync, weights)
+        optimizer.apply_gradients(list(zip(gradients, weights)))
+
+    @tf.function(autograph=False)
+    def step():
+        run_on_replicas(replica)
+
+    @tf.function(autograph=False)
+    def sum_of(number):
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, run_on_replicas(
+            lambda: tf.identity(number)), axis=None)
+
+    def run():
+        for _ in range(chunk):
+            step()
+        weights[0].read_value().numpy()  # the steps run in the order in which they were called
+    return run, lambda number: float(
+        sum_of(tf.constant(number, tf.float64))) / strategy.num_replicas_in_sync
+
+
+def horovod(model_fn, arrays, chunk):
+    """`hvd.DistributedOptimizer` in a plain loop; arguments and return as `mirrored`."""
+    import horovod.tensorflow as hvd
+    hvd.init()
+    tf.disable_v2_behavior()
+    optimizer = hvd.DistributedOptimizer(tf.train.GradientDescentOptimizer(RATE))
+    train_op = optimizer.minimize(model_fn(*arrays()))
+    number = tf.placeholder(tf.float64, [])
+    mean = hvd.allreduce(number, op=hvd.Average)
+    start = hvd.broadcast_global_variables(0)
+    session = tf.Session(config=tf.ConfigProto(intra_op_parallelism_threads=1))
+    session.run(tf.global_variables_initializer())
+    session.run(start)
+    step = session.make_callable(train_op)
+
+    def run():
+        for _ in range(chunk):
+            step()
+    return run, lambda value: float(session.run(mean, {number: value}))
+
+
+def timed(run, mean, seconds, chunk):
+    """`(steps, seconds)` of as many calls of `run` as fit in about that time, on all processes."""
+    run()
+    begin = time.perf_counter()
+    run()
+    calls = max(1, round(seconds / mean(time.perf_counter() - begin)))
+    begin = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return calls * chunk, time.perf_counter() - begin
