@@ -34,16 +34,25 @@ def main(argv):
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--workloads', default='small_conv,dense,embedding',
                         help='some of benchmarks.workloads')
-    parser.add_argument('--ways', default=','.join(
-        WAYS if os.path.exists(HOROVODRUN) else WAYS[:-1]), help='some of ' + ', '.join(WAYS))
+    left_out = dict(_left_out())
+    parser.add_argument('--ways', default=','.join(way for way in WAYS if way not in left_out),
+                        help='some of ' + ', '.join(WAYS))
     parser.add_argument('--worker', help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.worker:
         return worker(options)
-    if not os.path.exists(HOROVODRUN):
-        print('horovod      left out: it is not installed beside this Python')
+    for way, why in left_out.items():
+        print('%-20s left out: %s' % (way, why))
     for workload in options.workloads.split(','):
         compare(options, workload)
+
+
+def _left_out():
+    """(way, why) of each way that cannot be measured here."""
+    if sys.version_info < (3, 8):
+        yield 'mirrored', 'its processes find no device on TensorFlow 1.15'
+    if not os.path.exists(HOROVODRUN):
+        yield 'horovod', 'it is not installed beside this Python'
 
 
 def compare(options, workload):

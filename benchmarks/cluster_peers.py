@@ -54,14 +54,13 @@ def mirrored(model_fn, arrays, chunk):
     @tf.function(autograph=False)
     def sum_of(number):
         return strategy.reduce(tf.distribute.ReduceOp.SUM, run_on_replicas(
-            lambda: tf.identity(number)), axis=None)
+            lambda: tf.constant(number, tf.float64)), axis=None)
 
     def run():
         for _ in range(chunk):
             step()
         weights[0].read_value().numpy()  # the steps run in the order in which they were called
-    return run, lambda number: float(
-        sum_of(tf.constant(number, tf.float64))) / strategy.num_replicas_in_sync
+    return run, lambda number: float(sum_of(number)) / strategy.num_replicas_in_sync
 
 
 def horovod(model_fn, arrays, chunk):
