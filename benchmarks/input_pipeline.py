@@ -12,10 +12,14 @@ in a temporary folder. Rates are of the same processors, in turns, medians over 
     pipeline  datasets.ImageSet with the same windows (--augment=crop), batched
     full      the same with colour distortion (--augment=inception)
     slim      tf_slim's DatasetDataProvider with the same decoding, where it runs
-    step      a step of a small convolutional net on the pipeline's batches, and on one in memory
+    step      a step of a small convolutional net on the pipeline's batches, and on one in memory:
+              both need the same processors
+    waiting   the same of a step that takes twice as long as its input and no processor, as a step
+              of an accelerator does
 """
 
 import argparse
+import functools
 import os
 import resource
 import tempfile
@@ -194,6 +198,20 @@ def small_net(images, labels):
         labels=labels, logits=tf.matmul(tf.reduce_mean(images, [1, 2]), weights)))
 
 
+def waiting_net(seconds):
+    """A model whose forward pass waits, as for an accelerator, so long on each tower."""
+    def wait(images):
+        time.sleep(seconds)
+        return images
+
+    def model_fn(images, labels):
+        waited = tf.numpy_function(wait, [images[0, 0, 0]], tf.float32)
+        weight = tf.get_variable('weight', [], initializer=tf.zeros_initializer())
+        return weight * tf.reduce_mean(tf.reshape(waited, [-1])) + 0. * tf.cast(
+            tf.reduce_sum(labels), tf.float32)
+    return model_fn
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     for name, value in (('seconds', 10.), ('images', 256), ('image_size', 224), ('rounds', 3)):
@@ -227,21 +245,24 @@ def main():
         if found:
             print('slim           %6.0f images/s' % found)
 
-        def trial(stage_inputs):
+        def trial(model_fn, stage_inputs):
             iterator = tf.data.make_initializable_iterator(batches('crop', options.image_size))
-            built = towers.build_towers(small_net, iterator.get_next(),
+            built = towers.build_towers(model_fn, iterator.get_next(),
                                         tf.train.GradientDescentOptimizer(.01), 2,
                                         stage_inputs=stage_inputs)
             return Trial(built.train_op, [iterator.initializer],
                          towers.session_config(built.devices), built)
-        steps = [(name, _Steps(trial, staging, BATCH)) for name, staging in (
-            ('memory', 'first'), ('pipeline', False), ('staged', True))]
-        for _ in range(options.rounds):
-            for _, each in steps:
-                each.measure(options.seconds / options.rounds)
-        for name, each in steps:
-            print('step, %-8s %6.0f images/s, %.3f of the one from memory' % (
-                name, each.rate, each.rate / steps[0][1].rate))
+        for kind, model_fn in (('step', small_net),
+                               ('waiting', waiting_net(2. * BATCH / pipelines[2][1].rate))):
+            steps = [(name, _Steps(functools.partial(trial, model_fn), staging, BATCH))
+                     for name, staging in (('memory', 'first'), ('pipeline', False),
+                                           ('staged', True))]
+            for _ in range(options.rounds):
+                for _, each in steps:
+                    each.measure(options.seconds / options.rounds)
+            for name, each in steps:
+                print('%-7s %-10s %6.0f images/s, %.3f of the one from memory' % (
+                    kind, name, each.rate, each.rate / steps[0][1].rate))
     print('memory         %.0f MB, the most of this process' % (
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3))
 

@@ -20,6 +20,7 @@ from towers.errors import InvalidArgumentError
 
 REMAINDERS = ('carry', 'drop', 'pad', 'weight')
 _INT64_MAX = 2 ** 63 - 1
+_TOGETHER = 16
 
 
 # AutoGraph would spend half a second on rewriting functions that have nothing for it.
@@ -51,6 +52,20 @@ def dealt(stream, batch_size, share):
     def elements(*parts):
         return tf.data.Dataset.from_tensor_slices(parts if len(parts) > 1 else parts[0])
     return stream.batch(batch_size, drop_remainder=True).shard(count, worker).flat_map(elements)
+
+
+def read_together(elements, read):
+    """The elements that a function makes of several elements at once.
+
+    A call of Python takes some 0.25 ms of a pipeline, most of it for waiting and waking: one for
+    16 examples is a sixth of what decoding them takes less than one for each.
+
+    Args:
+      elements: a `tf.data.Dataset` whose elements are tuples of scalars, or a scalar.
+      read: function from as many tensors [n] to a tuple of tensors [n, …], n at most 16.
+    """
+    return elements.batch(_TOGETHER).map(plain_python(read), tf.data.experimental.AUTOTUNE).apply(
+        tf.data.experimental.unbatch())
 
 
 def checked_share(share):
@@ -138,14 +153,18 @@ class Epochs:
         """
         return self._of_epochs(lambda elements: elements, of_epoch, first_example)
 
-    def batches(self, of_epoch, first_example=0, example=None):
+    def batches(self, of_epoch, first_example=0, example=None, read=None):
         """The same, in batches.
 
         Args:
           of_epoch, first_example: as for `stream`.
           example: function that is called with each element; None leaves them as they are.
+          read: function that is called before that with some elements together, see
+            `read_together`.
         """
         def examples(elements):
+            if read is not None:
+                elements = read_together(elements, read)
             return elements if example is None else elements.map(
                 plain_python(example), tf.data.experimental.AUTOTUNE)
         if self.is_static:

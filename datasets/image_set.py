@@ -5,7 +5,7 @@ on the seed and the epoch (`pipeline.example_order`): a run that is taken up at 
 if it had never stopped. A read is at a random place of a file: keep the files on an SSD, or in
 memory.
 
-Memory: `_PREFETCHED` batches that are ready, the one in the making, and an encoded image for each
+Memory: `_PREFETCHED` batches that are ready, the one in the making, and 16 encoded images for each
 of TensorFlow's parallel calls, which are as many as there are processors.
 """
 
@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from datasets import preprocessing
 from datasets.bad_examples import Bad, Prober, Skipped
-from datasets.epochs import Epochs, of_workers, plain_python
+from datasets.epochs import Epochs, of_workers, plain_python, read_together
 from datasets.errors import DatasetError
 from datasets.pipeline import epoch_order
 from towers.errors import InvalidArgumentError
@@ -90,12 +90,13 @@ class ImageSet:
         numbers = [number for number in range(self.num_examples['test']) if number not in bad]
 
         @plain_python
-        def example(number):
-            encoded, label = self._read('test', number)
+        def example(*read):
+            encoded, label = self._checked(*read)
             return preprocessing.central_image(encoded, image_size, channels, self._convert), label
         with tf.device('/cpu:0'):
-            examples = tf.data.Dataset.from_tensor_slices(np.asarray(numbers, np.int64)).map(
-                example, tf.data.experimental.AUTOTUNE)
+            examples = read_together(
+                tf.data.Dataset.from_tensor_slices(np.asarray(numbers, np.int64)),
+                self._reader('test')).map(example, tf.data.experimental.AUTOTUNE)
             return examples.batch(batch_size, drop_remainder=len(numbers) % batch_size == 0
                                   ).prefetch(_PREFETCHED)
 
@@ -106,12 +107,12 @@ class ImageSet:
           `OrderedDict` from 'read', 'decode', 'augment' and 'batch' to `tf.data.Dataset`s. The last
           is the whole pipeline; of the others an element stands for `batch_size` examples.
         """
-        def read(epoch, number):
-            encoded, label = self._read('train', number)
+        def read(epoch, number, *read):
+            encoded, label = self._checked(*read)
             return tf.cast(tf.strings.length(encoded), tf.int64) + label
 
-        def decode(epoch, number):
-            encoded, _ = self._read('train', number)
+        def decode(epoch, number, *read):
+            encoded, _ = self._checked(*read)
             # The same part of the image, and nothing done to it.
             draws = _draws(seed, epoch, number, self.num_examples['train'])
             image = preprocessing.decoded_part(
@@ -120,13 +121,14 @@ class ImageSet:
                 self._convert)
             return image[0, 0, 0]
 
-        def augment(epoch, number):
-            return self._train_example(epoch, number, seed, image_size, channels)[0][0, 0, 0]
+        def augment(*read):
+            return self._train_example(seed, image_size, channels, *read)[0][0, 0, 0]
 
         def staged(example):
             with tf.device('/cpu:0'):
                 return Epochs(self.num_examples['train'], batch_size).batches(
-                    self._places(seed), 0, example).prefetch(_PREFETCHED)
+                    self._places(seed), 0, example, self._numbered_reader('train')).prefetch(
+                        _PREFETCHED)
         found = collections.OrderedDict([('read', staged(read)), ('decode', staged(decode))])
         if self._augment != 'none':
             found['augment'] = staged(augment)
@@ -188,35 +190,58 @@ class ImageSet:
         _check(channels, shift)
         epochs = of_workers(self.num_examples['train'], batch_size, remainder, share)
         with tf.device('/cpu:0'):
-            return epochs.batches(self._places(seed), first_example, lambda epoch, number: example(
-                epoch, number, seed, image_size, channels)).prefetch(_PREFETCHED)
+            return epochs.batches(
+                self._places(seed), first_example,
+                lambda *read: example(seed, image_size, channels, *read),
+                self._numbered_reader('train')).prefetch(_PREFETCHED)
 
     def _places(self, seed):
         """Function from an epoch to `(epochs, numbers)` of its examples, int64 [n] each."""
         order = epoch_order(self.num_examples['train'], seed)
         return lambda epoch: (tf.fill([self.num_examples['train']], epoch), order(epoch))
 
-    def _train_example(self, epoch, number, seed, image_size, channels):
-        encoded, label = self._read('train', number)
+    def _train_example(self, seed, image_size, channels, epoch, number, *read):
+        encoded, label = self._checked(*read)
         draws = _draws(seed, epoch, number, self.num_examples['train'])
         return preprocessing.random_image(encoded, draws, image_size, channels, self._augment,
                                           self._convert), label
 
-    def _read(self, split, number):
-        """The encoded image and the label of an example, or of the good one in its place."""
+    def _reader(self, split):
+        """Function from numbers of examples, int64 [n], to `(encoded, labels, wrong)`, [n] each.
+
+        They are of the examples, or of the good ones in their place. `wrong` says what is wrong
+        with an example, '' for nothing: an error would be that of all n examples.
+        """
         source = self._sources[split]
 
-        def read(wanted):
-            known = self.skipped.numbers(split)
-            encoded, label = source.image(int(self._good(split, wanted, known)))
-            return np.asarray(encoded, object), np.int64(label)
-        encoded, label = tf.numpy_function(read, [number], [tf.string, tf.int64],
-                                           name='read_example')
-        encoded, label = tf.reshape(encoded, []), tf.reshape(label, [])
+        def read(numbers):
+            known, found = self.skipped.numbers(split), []
+            for number in numbers:
+                try:
+                    encoded, label = source.image(int(self._good(split, number, known)))
+                    found.append((encoded, label, '' if 0 <= label < self.num_classes else (
+                        'the label %d is not in 0 .. %d' % (label, self.num_classes - 1))))
+                except DatasetError as error:
+                    found.append((b'', 0, str(error)))
+            encoded, labels, wrong = zip(*found)
+            return (np.array(encoded, object), np.array(labels, np.int64),
+                    np.array([text.encode('utf-8') for text in wrong], object))
+
+        def reader(numbers):
+            read_ones = tf.numpy_function(read, [numbers], [tf.string, tf.int64, tf.string],
+                                          name='read_examples')
+            return tuple(tf.ensure_shape(each, [None]) for each in read_ones)
+        return reader
+
+    def _numbered_reader(self, split):
+        """`_reader` that takes and returns the epochs and numbers of the examples as well."""
+        reader = self._reader(split)
+        return lambda epochs, numbers: (epochs, numbers) + reader(numbers)
+
+    def _checked(self, encoded, label, wrong):
+        """The encoded image and the label of an example that can be used; else the step fails."""
         # The op itself: tf.Assert puts a tf.cond around it, which costs more than the check.
-        valid = tf.raw_ops.Assert(
-            condition=tf.logical_and(label >= 0, label < self.num_classes), summarize=3, data=[
-                tf.constant('a label is not in 0 .. %d:' % (self.num_classes - 1)), label])
+        valid = tf.raw_ops.Assert(condition=tf.equal(wrong, ''), data=[wrong], summarize=3)
         with tf.control_dependencies([valid]):
             return tf.identity(encoded), tf.identity(label)
 

@@ -40,19 +40,18 @@ def random_image(encoded, draws, image_size, channels=3, augment='inception', co
     """
     if augment == 'none':
         return central_image(encoded, image_size, channels, convert)
+    colors = augment == 'inception'
     image = decoded_part(encoded, lambda height, width: random_window(
-        draws[:4 * ATTEMPTS], height, width), image_size, channels, convert)
+        draws[:4 * ATTEMPTS], height, width), image_size, channels, convert, 1. if colors else 2.)
     mirrored, rest = draws[4 * ATTEMPTS], draws[4 * ATTEMPTS + 1:]
     # A slice with a step of -1 gives the same and takes as long as the decoding.
     image = tf.cond(mirrored < 0.5, lambda: image, lambda: tf.reverse(image, [1]))
-    if augment == 'inception':
-        image = distorted_colors(image, rest)
-    return image * 2. - 1.
+    return (distorted_colors(image, rest) * 2. if colors else image) - 1.
 
 
 def central_image(encoded, image_size, channels=3, convert=False):
     """A test image: the central part, scaled; see `random_image`."""
-    return decoded_part(encoded, central_window, image_size, channels, convert) * 2. - 1.
+    return decoded_part(encoded, central_window, image_size, channels, convert, 2.) - 1.
 
 
 def random_window(draws, height, width):
@@ -94,7 +93,7 @@ def central_window(height, width):
                      part_height, part_width])
 
 
-def decoded_part(encoded, window_of, image_size, channels, convert=False):
+def decoded_part(encoded, window_of, image_size, channels, convert=False, white=1.):
     """A part of an encoded image, scaled.
 
     Args:
@@ -104,9 +103,10 @@ def decoded_part(encoded, window_of, image_size, channels, convert=False):
       channels: 1 or 3.
       convert: take images with other channels as well, as the decoder converts them: gray as equal
         red, green and blue, CMYK as RGB, transparency left out. False: a run that meets one ends.
+      white: the value of white.
 
     Returns:
-      float32 [image_size, image_size, channels] in 0..1.
+      float32 [image_size, image_size, channels] in 0..white.
     """
     def of_jpeg():
         shape = tf.image.extract_jpeg_shape(encoded)
@@ -116,7 +116,7 @@ def decoded_part(encoded, window_of, image_size, channels, convert=False):
         larger = tf.reduce_min(window[2:]) / float(image_size)
         by = tf.reduce_sum(tf.cast(larger >= _RATIOS[1:], tf.int32))
         return tf.switch_case(by, [
-            _scaled_decoder(encoded, window, size, ratio, image_size, channels)
+            _scaled_decoder(encoded, window, size, ratio, image_size, channels, white)
             for ratio in _RATIOS])
 
     def of_png():
@@ -126,7 +126,7 @@ def decoded_part(encoded, window_of, image_size, channels, convert=False):
             size = tf.cast(shape[:2], tf.float32)
         window = tf.cast(window_of(size[0], size[1]), tf.int32)
         part = tf.slice(pixels, [window[0], window[1], 0], [window[2], window[3], channels])
-        return _resized(part, image_size, channels)
+        return _resized(part, image_size, channels, white)
 
     return tf.ensure_shape(tf.cond(is_jpeg(encoded), of_jpeg, of_png),
                            [image_size, image_size, channels])
@@ -181,7 +181,7 @@ def distorted_colors(image, draws):
     return tf.ensure_shape(tf.clip_by_value(changed, 0., 1.), image.shape)
 
 
-def _scaled_decoder(encoded, window, size, ratio, image_size, channels):
+def _scaled_decoder(encoded, window, size, ratio, image_size, channels, white):
     """Function that decodes a window of a JPEG that libjpeg scales down by `ratio`."""
     def decode():
         # libjpeg rounds the size up.
@@ -190,16 +190,16 @@ def _scaled_decoder(encoded, window, size, ratio, image_size, channels):
         part = tf.clip_by_value(tf.round(window[2:] / ratio), 1., whole - begin)
         pixels = tf.image.decode_and_crop_jpeg(
             encoded, tf.cast(tf.concat([begin, part], 0), tf.int32), channels=channels, ratio=ratio)
-        return _resized(pixels, image_size, channels)
+        return _resized(pixels, image_size, channels, white)
     return decode
 
 
-def _resized(pixels, image_size, channels):
-    """uint8 [h, w, channels] as float32 [image_size, image_size, channels] in 0..1."""
+def _resized(pixels, image_size, channels, white):
+    """uint8 [h, w, channels] as float32 [image_size, image_size, channels] in 0..white."""
     # The op itself: TF 1's and TF 2's tf.image.resize differ in where pixel centres lie.
     scaled = tf.raw_ops.ResizeBilinear(images=pixels[tf.newaxis], size=[image_size, image_size],
                                        half_pixel_centers=True)[0]
-    return tf.ensure_shape(scaled, [image_size, image_size, channels]) * (1. / 255.)
+    return tf.ensure_shape(scaled, [image_size, image_size, channels]) * (white / 255.)
 
 
 def _channel_checks(found, channels, convert):

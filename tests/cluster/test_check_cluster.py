@@ -26,6 +26,18 @@ def test_machines_are_one_device(kind, shares, num_towers, reduction):
     assert report.compared == 2 + 4 + 4 + 4  # losses, gradients, variables, slots
 
 
+@pytest.mark.parametrize('kind, options', [('ring', {'variable_device': 'replicated'}), ('ps', {})])
+def test_weights_of_half_precision(kind, options):
+    """TensorFlow's accumulators take no bfloat16, its broadcast on 1.15 no float16 either."""
+    def model_fn(numbers):
+        product = sum(tf.cast(tf.get_variable(dtype.name, [3], dtype, tf.ones_initializer()),
+                              tf.float64) for dtype in (tf.bfloat16, tf.float16))
+        return tf.reduce_mean(tf.square(tf.reduce_sum(numbers * product, 1)))
+    numbers = np.random.RandomState(5).randn(8, 3)
+    report = towers.check_cluster(model_fn, numbers, momentum, kind, (1, 3), 2, steps=2, **options)
+    assert report.equal and report.tolerance == 0.1, str(report)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['ring', 'ps'])
 def test_micro_batches_and_a_forward_pass_that_is_computed_again(kind):

@@ -59,6 +59,26 @@ def test_large_arrays_are_no_part_of_the_graph(graph):
     assert np.concatenate([part for _, part in got]).tolist() == list(range(70))
 
 
+@pytest.mark.parametrize('remainder', ['carry', 'drop', 'pad', 'weight'])
+def test_reading_some_together_changes_no_batch(remainder):
+    """33 examples are more than are read at once; epochs end within what is read together."""
+    def of_epoch(epoch):
+        return tf.fill([33], epoch), tf.range(33, dtype=tf.int64)
+
+    def read(epoch, number):
+        counted.append(tf.rank(number))
+        return epoch, number, 100 * epoch + number
+    counted = []
+    plain = Epochs(33, 5, remainder).batches(of_epoch, 7, lambda epoch, number: (
+        epoch, number, 100 * epoch + number))
+    together = Epochs(33, 5, remainder).batches(of_epoch, 7, lambda *each: each, read)
+    one, other = batches(plain, 20), batches(together, 20)
+    assert len(counted) == 1 and len(one) == len(other) == 20
+    for parts, others in zip(one, other):
+        for part, another in zip(parts, others):
+            np.testing.assert_array_equal(part, another)
+
+
 def test_arguments():
     with pytest.raises(InvalidArgumentError, match='leaves nothing of 7 examples'):
         Epochs(7, 8, 'drop')

@@ -129,6 +129,20 @@ def test_a_label_out_of_range(tmp_path):
         batches(found.eval_batches(batch_size=1, image_size=SIZE), 1)
 
 
+def test_a_bad_example_ends_its_own_batch_alone(tmp_path):
+    """16 examples are read at once, the first eight batches of two; the seventh label is wrong."""
+    found = datasets.get_dataset('imagenet', write_imagenet(
+        tmp_path, test=8, label=lambda number: 1001 if number == 6 else 3))
+    with tf.Graph().as_default(), tf.Session() as session:
+        fetches = tf.data.make_one_shot_iterator(
+            found.eval_batches(batch_size=2, image_size=SIZE)).get_next()
+        for _ in range(3):
+            assert session.run(fetches)[1].tolist() == [3, 3]
+        with pytest.raises(tf.errors.InvalidArgumentError,
+                           match='the label 1001 is not in 0 .. 1000'):
+            session.run(fetches)
+
+
 def test_channels_and_shift_are_refused(folder):
     found = datasets.get_dataset('imagenet', folder, augment='crop')
     with pytest.raises(InvalidArgumentError, match='3 channels, and the network is for 1'):

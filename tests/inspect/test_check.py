@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 import tf_slim as slim
 
 import towers
+from towers.inspect import check_report
 from sample_models import keras, linear, two_layers
 from sample_models import kind_of_variables  # noqa: F401, a fixture
 
@@ -66,6 +67,24 @@ def test_a_half_precision_model_is_allowed_its_rounding(dtype, tolerance):
     assert not report.equal and 'the loss sums over the batch' in report.cause
     strict = towers.check_towers(model(tf.reduce_mean), VECTORS, tolerance=1e-12)
     assert not strict.equal and 1e-12 < strict.worst.relative < tolerance
+
+
+@pytest.mark.parametrize('wrong', [False, True])
+def test_weights_of_bfloat16_are_compared(wrong):
+    """They are no number to numpy."""
+    def model_fn(x, y):
+        weight = tf.get_variable('w', [], tf.bfloat16, tf.constant_initializer(2.))
+        loss = tf.square(tf.cast(weight, tf.float32) * tf.cast(x[:, :1], tf.float32))
+        return tf.reduce_sum(loss) if wrong else tf.reduce_mean(loss)
+    report = towers.check_towers(model_fn, VECTORS, lambda: tf.train.GradientDescentOptimizer(0.1),
+                                 steps=2)
+    assert report.equal is not wrong, str(report)
+    assert report.compared == 2 + 1 + 1 and (wrong or report.worst.relative < 0.1)
+
+
+def test_both_parts_of_a_complex_number_are_compared():
+    assert check_report._relative(3 + 4j, 3 + 3j, 0.) == 0.25
+    assert check_report._relative(3 + 4j, 3 + 4j, 0.) == 0.
 
 
 def test_float32_is_allowed_more():

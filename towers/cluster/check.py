@@ -176,7 +176,7 @@ def _train(cluster, model_fn, batch, make_optimizer, num_towers, steps, reductio
             model_fn, inputs, optimizer, num_towers, reduction, remainder='weight',
             global_step=step, cluster=cluster, **options)
         gradients = [tf.convert_to_tensor(gradient) for gradient, _ in built.gradients]
-        begin = _Begin(cluster, initial)
+        begin = _Begin(cluster, initial, built.replicas)
         result = {'loss': {}, 'variable': {}, 'slot': {}}
         config = session_config(built.devices)
         with failing_on('on worker %d' % cluster.rank), join(
@@ -203,8 +203,9 @@ def _train(cluster, model_fn, batch, make_optimizer, num_towers, steps, reductio
 class _Begin(tf.train.SessionRunHook):
     """Gives the variables the initial values of the run on one device."""
 
-    def __init__(self, cluster, initial):
-        self._cluster, self._initial = cluster, initial
+    def __init__(self, cluster, initial, replicas):
+        self._cluster, self._initial, self._replicas = cluster, initial, replicas
+        self._refresh = []
 
     def begin(self):
         self._assignments, self._fed = [], {}
@@ -215,6 +216,9 @@ class _Begin(tf.train.SessionRunHook):
                 value = tf.placeholder(variable.dtype.base_dtype)
                 self._assignments.append(tf.assign(variable, value, validate_shape=False).op)
                 self._fed[value] = self._initial[variable.op.name]
+        if self._replicas is not None:
+            self._refresh = [self._replicas.refresh()]
 
     def after_create_session(self, session, coord):
         session.run(self._assignments, self._fed)
+        session.run(self._refresh)

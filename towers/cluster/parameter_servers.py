@@ -30,6 +30,7 @@ from towers.reduce.rows import scaled
 from towers.run.step_loop import OccasionalHook
 
 _FIRST_SERVER = '/job:ps/task:0/device:CPU:0'
+_SUMMED_DTYPES = (tf.float16, tf.float32, tf.float64)  # that TensorFlow's accumulators add up
 
 
 class ServedMachines:
@@ -152,6 +153,8 @@ class ServedMachines:
           The accumulator's sum of `needed` gradients, which the chief alone takes.
         """
         local_round = self._own_round.read_value()
+        dtype = gradient.dtype.base_dtype
+        summed = dtype if dtype in _SUMMED_DTYPES else tf.float32
         if isinstance(gradient, tf.IndexedSlices):
             if self._cluster.backup_workers:
                 raise ClusterError(
@@ -159,20 +162,24 @@ class ServedMachines:
                     'how many workers the sum of its rows is of. Leave backup_workers out.' % (
                         self._cluster.backup_workers, name))
             accumulator = tf.SparseConditionalAccumulator(
-                gradient.dtype.base_dtype, shape, shared_name=name, reduction_type='SUM')
+                summed, shape, shared_name=name, reduction_type='SUM')
             indices = tf.cast(gradient.indices, tf.int64)
             self._pushes.append(accumulator.apply_grad(
-                indices, gradient.values, gradient.dense_shape, local_step=local_round))
+                indices, tf.cast(gradient.values, summed), gradient.dense_shape,
+                local_step=local_round))
         else:
             accumulator = tf.ConditionalAccumulator(
-                gradient.dtype.base_dtype, shape, shared_name=name,
+                summed, shape, shared_name=name,
                 reduction_type='MEAN' if self._cluster.backup_workers else 'SUM')
-            self._pushes.append(accumulator.apply_grad(gradient, local_step=local_round))
+            self._pushes.append(accumulator.apply_grad(tf.cast(gradient, summed),
+                                                       local_step=local_round))
         self._accumulators.append(accumulator)
         with tf.control_dependencies([self._pushes[-1]]):
             if isinstance(gradient, tf.IndexedSlices):
-                return accumulator.take_indexed_slices_grad(needed)
-            return accumulator.take_grad(needed)
+                taken = accumulator.take_indexed_slices_grad(needed)
+                return tf.IndexedSlices(tf.cast(taken.values, dtype), taken.indices,
+                                        taken.dense_shape)
+            return tf.cast(accumulator.take_grad(needed), dtype)
 
 
 class _RoundsHook(OccasionalHook):

@@ -261,7 +261,7 @@ def broadcast_variables(cluster, variables):
     last, done = [], []
     for variable in variables:
         dtype, shape = variable.dtype.base_dtype, variable.get_shape()
-        sent = dtype if dtype in _SENT else tf.int32 if dtype in _AS_INT32 else None
+        sent = next((sent for sent, dtypes in _SENT_AS if dtype in dtypes), None)
         if sent is None or not shape.is_fully_defined():
             raise ClusterError(
                 'variable %r is %s of shape %s, which a ring cannot send to the other workers: '
@@ -277,8 +277,10 @@ def broadcast_variables(cluster, variables):
     return tf.group(*done)
 
 
-_SENT = (tf.float32, tf.float64, tf.float16, tf.int32, tf.int64)
-_AS_INT32 = (tf.bool, tf.uint8, tf.int8, tf.int16, tf.uint16)
+_SENT_AS = (  # types that every version sends, and what each of them holds without loss
+    (tf.float32, (tf.float32, tf.float16, tf.bfloat16)), (tf.float64, (tf.float64,)),
+    (tf.int32, (tf.int32, tf.bool, tf.uint8, tf.int8, tf.int16, tf.uint16)),
+    (tf.int64, (tf.int64, tf.uint32)))
 
 
 def _bytes(tensor):

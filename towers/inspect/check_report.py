@@ -110,10 +110,10 @@ def _largest(array):
 
 
 def _relative(one, many, noise):
-    one, many = np.asarray(one), np.asarray(many)
+    one, many = _as_numbers(one), _as_numbers(many)
     if one.shape != many.shape:
         return float('inf')
-    if one.dtype.kind not in 'fciub':
+    if one.dtype.kind not in 'fiub':
         return 0. if np.array_equal(one, many) else float('inf')
     one, many = one.astype(np.float64), many.astype(np.float64)
     if not np.array_equal(np.isfinite(one), np.isfinite(many)):
@@ -125,6 +125,15 @@ def _relative(one, many, noise):
     return float(difference / largest) if largest else float(difference)
 
 
+def _as_numbers(value):
+    """An array of numpy's own real numbers: of complex ones, their two parts; of bfloat16, which to
+    numpy is no number, float32."""
+    value = np.asarray(value)
+    if value.dtype.kind == 'c':
+        return np.stack([value.real, value.imag])
+    return value.astype(np.float32) if value.dtype.name == 'bfloat16' else value
+
+
 def is_finite(run, difference):
     """Whether one run's side of a `Difference` holds no NaN and no infinity."""
     if difference.what == 'initial value':
@@ -133,8 +142,8 @@ def is_finite(run, difference):
         value = run[difference.what].get(difference.name)
     if value is None:
         return True
-    value = np.asarray(value)
-    return value.dtype.kind not in 'fc' or bool(np.all(np.isfinite(value)))
+    value = _as_numbers(value)
+    return value.dtype.kind != 'f' or bool(np.all(np.isfinite(value)))
 
 
 def why_not_finite(difference, one, many):
