@@ -38,6 +38,18 @@ def test_weights_of_half_precision(kind, options):
     assert report.equal and report.tolerance == 0.1, str(report)
 
 
+@pytest.mark.parametrize('kind', ['ring', 'ps'])
+def test_a_gradient_of_half_precision_times_its_examples_is_too_large(kind):
+    """20,000 from 2 and from 6 examples; 6 times that is infinite in float16."""
+    def model_fn(numbers):
+        weight = tf.get_variable('w', [], tf.float16, tf.zeros_initializer())
+        return tf.reduce_mean(tf.cast(weight, tf.float64) * numbers)
+    report = towers.check_cluster(
+        model_fn, np.full([8], 2e4), lambda: tf.train.GradientDescentOptimizer(0.125), kind, (1, 3),
+        steps=1)
+    assert report.equal and report.not_finite is None, str(report)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['ring', 'ps'])
 def test_micro_batches_and_a_forward_pass_that_is_computed_again(kind):

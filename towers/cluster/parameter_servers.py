@@ -30,7 +30,6 @@ from towers.reduce.rows import scaled
 from towers.run.step_loop import OccasionalHook
 
 _FIRST_SERVER = '/job:ps/task:0/device:CPU:0'
-_SUMMED_DTYPES = (tf.float16, tf.float32, tf.float64)  # that TensorFlow's accumulators add up
 
 
 class ServedMachines:
@@ -83,7 +82,7 @@ class ServedMachines:
             sums = []
             for gradient, variable in gradients:
                 with only_device('/cpu:0'):
-                    gradient = scaled(gradient, factor)
+                    gradient = scaled(_as(gradient, _summed_dtype(gradient)), factor)
                 with only_device('/job:ps/task:%d/device:CPU:0' % tasks[variable.op.name]):
                     sums.append(self._summed(gradient, variable.get_shape(),
                                              scope + variable.op.name, needed))
@@ -94,7 +93,8 @@ class ServedMachines:
             if total is not None:
                 of_all = (1. if shares.is_mean else float(cluster.num_workers)) / total
                 sums = [scaled(each, of_all) for each in sums]
-            return [(each, variable) for each, (_, variable) in zip(sums, gradients)]
+            return [(_as(each, gradient.dtype.base_dtype), variable)
+                    for each, (gradient, variable) in zip(sums, gradients)]
 
     @property
     def updates_here(self):
@@ -153,8 +153,6 @@ class ServedMachines:
           The accumulator's sum of `needed` gradients, which the chief alone takes.
         """
         local_round = self._own_round.read_value()
-        dtype = gradient.dtype.base_dtype
-        summed = dtype if dtype in _SUMMED_DTYPES else tf.float32
         if isinstance(gradient, tf.IndexedSlices):
             if self._cluster.backup_workers:
                 raise ClusterError(
@@ -162,24 +160,35 @@ class ServedMachines:
                     'how many workers the sum of its rows is of. Leave backup_workers out.' % (
                         self._cluster.backup_workers, name))
             accumulator = tf.SparseConditionalAccumulator(
-                summed, shape, shared_name=name, reduction_type='SUM')
+                gradient.dtype.base_dtype, shape, shared_name=name, reduction_type='SUM')
             indices = tf.cast(gradient.indices, tf.int64)
             self._pushes.append(accumulator.apply_grad(
-                indices, tf.cast(gradient.values, summed), gradient.dense_shape,
-                local_step=local_round))
+                indices, gradient.values, gradient.dense_shape, local_step=local_round))
         else:
             accumulator = tf.ConditionalAccumulator(
-                summed, shape, shared_name=name,
+                gradient.dtype.base_dtype, shape, shared_name=name,
                 reduction_type='MEAN' if self._cluster.backup_workers else 'SUM')
-            self._pushes.append(accumulator.apply_grad(tf.cast(gradient, summed),
-                                                       local_step=local_round))
+            self._pushes.append(accumulator.apply_grad(gradient, local_step=local_round))
         self._accumulators.append(accumulator)
         with tf.control_dependencies([self._pushes[-1]]):
             if isinstance(gradient, tf.IndexedSlices):
-                taken = accumulator.take_indexed_slices_grad(needed)
-                return tf.IndexedSlices(tf.cast(taken.values, dtype), taken.indices,
-                                        taken.dense_shape)
-            return tf.cast(accumulator.take_grad(needed), dtype)
+                return accumulator.take_indexed_slices_grad(needed)
+            return accumulator.take_grad(needed)
+
+
+def _summed_dtype(gradient):
+    """The type in which workers' gradients are added up: a worker's gradient times its number of
+    examples may be no float16, and TensorFlow's accumulators take no bfloat16."""
+    dtype = gradient.dtype.base_dtype
+    return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
+
+
+def _as(gradient, dtype):
+    """A gradient, dense or sparse, in another type."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.cast(gradient.values, dtype), gradient.indices,
+                                gradient.dense_shape)
+    return tf.cast(gradient, dtype)
 
 
 class _RoundsHook(OccasionalHook):
