@@ -33,9 +33,9 @@ def parse(argv):
     parser.add_argument('--host', default='127.0.0.1', help='address of all (127.0.0.1)')
     parser.add_argument('--restarts', type=_count(0), default=0, help='how often each process that '
                         'fails is started again (0)')
-    parser.add_argument('--linger', type=float, default=5., help='seconds in which the others can '
+    parser.add_argument('--linger', type=_seconds, default=5., help='seconds in which the others can '
                         'notice that one has failed, before they are told to end (5)')
-    parser.add_argument('--grace', type=float, default=30., help='seconds from SIGTERM to SIGKILL '
+    parser.add_argument('--grace', type=_seconds, default=30., help='seconds from SIGTERM to SIGKILL '
                         '(30)')
     parser.add_argument('command', nargs=argparse.REMAINDER, help='-- program and its arguments; a '
                         '.py file, or -m and a module, is run by this Python')
@@ -112,14 +112,27 @@ def _count(least):
     return number
 
 
+def _seconds(text):
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.
+    if not 0. <= seconds < float('inf'):
+        raise argparse.ArgumentTypeError('%r is no number of seconds' % text)
+    return seconds
+
+
 def main(argv):
     """Runs a launch to its end; returns the exit status."""
     options, command = parse(argv)
+    try:
+        tasks = tasks_of(options.workers, options.ps, command, options.host)
+    except ClusterError as error:
+        sys.stderr.write('towers.launch: %s\n' % error)
+        return 2
     status = StatusLine(sys.stdout) if sys.stdout.isatty() else None
-    processes = Processes(
-        tasks_of(options.workers, options.ps, command, options.host), options.restarts,
-        options.linger, options.grace, status and status.write, status and status.show,
-        announce=True)
+    processes = Processes(tasks, options.restarts, options.linger, options.grace,
+                          status and status.write, status and status.show, announce=True)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, lambda received, frame: processes.signal(received))

@@ -56,6 +56,8 @@ def test_what_is_given_overrides_tf_config():
 @pytest.mark.parametrize('environment, expected', [
     ({}, 'needs a worker'), ({'TF_CONFIG': '{"cluster": '}, 'cannot be read'),
     ({'TF_CONFIG': '[1]'}, 'cannot be read'),
+    (config(('worker', 0.5), worker=[ONE]), 'index 0.5 is no whole number'),
+    (config(('worker', True), worker=[ONE, TWO]), 'index True is no whole number'),
     (config(('worker', 2), worker=[ONE, TWO]), 'worker 2, and its cluster has 2'),
     (config(('boss', 0), worker=[ONE]), "of type 'boss'"),
     (config(('master', 0), worker=[ONE]), 'chief 0, and its cluster has 0'),

@@ -117,12 +117,21 @@ def test_a_program_that_does_not_exist_is_an_error():
 
 @pytest.mark.parametrize('argv, expected', [
     (['--workers=2'], 'nothing to start'), (['--workers=0', '--', 'true'], 'at least 1'),
-    (['--', 'no-such-program'], 'no-such-program is no program')])
+    (['--', 'no-such-program'], 'no-such-program is no program'),
+    (['--linger=-1', '--', 'true'], "'-1' is no number of seconds"),
+    (['--linger=nan', '--', 'true'], "'nan' is no number of seconds"),
+    (['--grace=x', '--', 'true'], "'x' is no number of seconds")])
 def test_what_makes_no_sense_is_one_line(argv, expected, capsys):
     with pytest.raises(SystemExit) as ended:
         launch.parse(argv)
     assert ended.value.code == 2
     assert expected in capsys.readouterr().err
+
+
+def test_a_host_that_is_not_here_is_one_line(capsys):
+    assert launch.main(['--host=nowhere.invalid', '--', 'true']) == 2
+    line, = capsys.readouterr().err.splitlines()
+    assert line.startswith('towers.launch: ') and 'nowhere.invalid' in line
 
 
 def test_python_files_and_modules_are_run_by_this_python():

@@ -292,7 +292,10 @@ def _parsed(text):
         jobs = {job: _addresses(cluster.get(job) or []) for job in _JOBS}
         if 'task' not in config:
             return jobs, None
-        task = (str(config['task']['type']), int(config['task'].get('index', 0)))
+        index = config['task'].get('index', 0)
+        if isinstance(index, (bool, float)):  # which int() would make a number of another task
+            raise TypeError('the index %r is no whole number' % index)
+        task = (str(config['task']['type']), int(index))
         task = ('chief',) + task[1:] if task[0] == 'master' else task
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ClusterError('TF_CONFIG=%.80r cannot be read (%s): expected {"cluster": {"worker": '
