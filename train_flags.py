@@ -78,7 +78,8 @@ flags.DEFINE_boolean('stage_inputs', False, "put each tower's next shard on its 
                      'works on this one')
 flags.DEFINE_float('diagnose_seconds', 5, 'for each of the measurements of --mode=diagnose',
                    lower_bound=0.1, upper_bound=3600)
-flags.DEFINE_integer('image_size', 0, 'height and width in pixels; 0: what the network asks for',
+flags.DEFINE_integer('image_size', 0, 'height and width in pixels; 0: what the network asks for, '
+                     'and for --model=digits what the data set has',
                      lower_bound=0, upper_bound=MOST_PIXELS)
 flags.DEFINE_float('weight_decay', 4e-5, 'factor of the L2 loss of the weights',
                    lower_bound=0, upper_bound=MOST_FLOAT)

@@ -68,7 +68,8 @@ def make_setup(network, dataset):
     """The `Setup` of the flags, for a network of `models.registry`."""
     classifier = Classifier(
         network, dataset.num_classes, FLAGS.image_size or None, FLAGS.weight_decay,
-        FLAGS.aux_loss_weight, None if FLAGS.batch_norm_decay < 0 else FLAGS.batch_norm_decay)
+        FLAGS.aux_loss_weight, None if FLAGS.batch_norm_decay < 0 else FLAGS.batch_norm_decay,
+        dataset.image_shape)
     return Setup(classifier, dataset, FLAGS.batch_size, FLAGS.variable_device or None,
                  'auto' if '+' in FLAGS.devices else None)
 

@@ -19,7 +19,7 @@ class Synthetic:
     """
 
     name = 'synthetic'
-    image_shape = (None, None, 3)
+    image_shape = (None, None, None)
     num_examples = NUM_EXAMPLES
 
     def __init__(self, num_classes=1000):

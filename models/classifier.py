@@ -13,19 +13,25 @@ class Classifier:
     """
 
     def __init__(self, network, num_classes, image_size=None, weight_decay=None, aux_loss_weight=0.,
-                 batch_norm_decay=None):
+                 batch_norm_decay=None, image_shape=(None, None, None)):
         """
         Args:
           network: `registry.Network`.
           num_classes: how many there are.
-          image_size: height and width in pixels; None for what the network asks for.
+          image_size: height and width in pixels; None for what the network asks for, or the size
+            of the data set's images for a network that is made for no one size.
           weight_decay: factor of the L2 loss of the weights.
           aux_loss_weight: factor of the loss of auxiliary logits, of networks that have them; 0
             builds none.
           batch_norm_decay: of batch norm's moving averages; None for what the network asks for.
+          image_shape: (height, width, channels) of the data set's images, each None where they
+            differ in it, or can be had in any.
+
+        Raises:
+          InvalidArgumentError: the images differ in size, the network takes any, and `image_size`
+            is None.
         """
-        self.image_format = {'image_size': image_size or network.default_image_size,
-                             'channels': network.default_channels}
+        self.image_format = _image_format(network, image_size, image_shape)
         self._network = network
         self._num_classes = num_classes
         self._aux_loss_weight = aux_loss_weight
@@ -65,3 +71,18 @@ def cross_entropy(labels, logits):
     """Mean softmax cross-entropy of a shard: [shard] and [shard, classes] to a scalar."""
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels,
                                                                          logits=logits))
+
+
+def _image_format(network, image_size, image_shape):
+    """The size and the channels of the images that the network gets: `Classifier.image_format`."""
+    size, channels = network.default_image_size, network.default_channels
+    height, width, own_channels = image_shape
+    if network.keeps_images and own_channels is not None:
+        channels = own_channels
+        if not image_size and (height is None or height != width):
+            raise towers.InvalidArgumentError(
+                'The images of this data set have no one size, and the network %s takes any: give '
+                '--image_size=32, or another, or choose a network for photographs, such as '
+                '--model=inception_v3.' % network.name)
+        size = height
+    return {'image_size': image_size or size, 'channels': channels}

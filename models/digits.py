@@ -1,4 +1,4 @@
-"""A small convolutional network for small gray images, such as 8 x 8 handwritten digits."""
+"""A small convolutional network for small images, such as 8 x 8 handwritten digits."""
 
 import tensorflow.compat.v1 as tf
 import tf_slim as slim

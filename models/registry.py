@@ -34,7 +34,7 @@ class UnknownNetworkError(InvalidArgumentError):
 
 class Network(collections.namedtuple('Network', [
         'name', 'fn', 'arg_scope', 'default_image_size', 'default_channels', 'image_sizes',
-        'image_sizes_without_aux', 'notes'])):
+        'image_sizes_without_aux', 'notes', 'keeps_images'])):
     """A network that `get_network` found.
 
     Fields:
@@ -47,6 +47,8 @@ class Network(collections.namedtuple('Network', [
         image_sizes_without_aux: the same with `create_aux_logits=False`, where there are auxiliary
             logits, else None.
         notes: what else there is to know, in a sentence; may be empty.
+        keeps_images: whether it is made for images as the data set has them, whose size and
+            channels it takes in place of its defaults.
     """
 
     __slots__ = ()
@@ -210,11 +212,12 @@ def _networks():
     fill the window of the last one, and logits of more than one place could not be squeezed.
     """
     def network(fn, arg_scope, size, sizes=(1, None), sizes_without_aux=None, notes='',
-                channels=3):
-        return Network(fn.__name__, fn, arg_scope, size, channels, sizes, sizes_without_aux, notes)
+                channels=3, keeps_images=False):
+        return Network(fn.__name__, fn, arg_scope, size, channels, sizes, sizes_without_aux, notes,
+                       keeps_images)
 
     yield network(digits, digits_arg_scope, digits.default_image_size, (4, None),
-                  notes='Small, for the handwritten digits.', channels=1)
+                  notes='Small, for small images.', channels=1, keeps_images=True)
     yield network(inception_resnet_v2, inception_resnet_v2_arg_scope,
                   inception_resnet_v2.default_image_size, (107, None), (75, None), notes=_AUX)
     yield network(inception.inception_v1, inception.inception_v1_arg_scope, 224, (193, 224),

@@ -5,12 +5,15 @@ import math
 import pytest
 import tensorflow.compat.v1 as tf
 
+from models import registry
 from models.classifier import Classifier
+from towers import InvalidArgumentError
 
 
 class Network:
     """Two classes: their logits are equal; those for a second loss favour class 0."""
     default_image_size, default_channels, options = 4, 1, ('create_aux_logits',)
+    keeps_images = False
 
     def __init__(self):
         self.asked = []
@@ -36,3 +39,20 @@ def test_the_second_loss_is_for_training_alone(is_training, loss):
     Classifier(network, 2).model_fn(is_training)(tf.zeros([3, 4, 4, 1]),
                                                  tf.constant([1, 1, 1], tf.int64))
     assert network.asked[1]['create_aux_logits'] is False
+
+
+@pytest.mark.parametrize('name, image_size, image_shape, size, channels', [
+    ('digits', None, (8, 8, 1), 8, 1), ('digits', None, (28, 28, 1), 28, 1),
+    ('digits', None, (32, 32, 3), 32, 3), ('digits', 16, (32, 32, 3), 16, 3),
+    ('digits', 16, (None, None, 3), 16, 3), ('digits', None, (None, None, None), 8, 1),
+    ('resnet_v1_50', None, (8, 8, 1), 224, 3), ('inception_v3', 107, (None, None, 3), 107, 3)])
+def test_a_network_for_small_images_takes_them_as_they_are(name, image_size, image_shape, size,
+                                                           channels):
+    classifier = Classifier(registry.get_network(name), 2, image_size, image_shape=image_shape)
+    assert classifier.image_format == {'image_size': size, 'channels': channels}
+
+
+@pytest.mark.parametrize('image_shape', [(None, None, 3), (20, 30, 1)])
+def test_images_without_one_size_need_one(image_shape):
+    with pytest.raises(InvalidArgumentError, match='--image_size=32.*--model=inception_v3'):
+        Classifier(registry.get_network('digits'), 2, image_shape=image_shape)

@@ -21,6 +21,7 @@ from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.pipeline import pipeline
 from towers.reduce.replicas import check_no_replicas
 from towers.tower.counters import put_in_order
+from towers.tower.empty_shards import keep_shapes_of_empty_shards
 from towers.tower.nested_builds import check_not_nested
 from towers.tower.objectives import flat, map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
@@ -173,6 +174,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
                                                            request.placement)
         towers, how_built = build_each_tower(builder, request, shards)
         outputs = merge_outputs(builder, request, towers, shards)
+        if request.optimizer is None and request.remainder == 'weight':
+            keep_shapes_of_empty_shards(towers, shards.batch_size)
         combined = combine_towers(builder, request, towers)
         combined, machines = combine_machines(request, shards, combined)
         update = update_variables(builder, request, towers, outputs.loss, combined)
