@@ -132,13 +132,16 @@ def train(job, cluster=None):
                       if FLAGS.init_from else None)
     ended = None
     try:
-        with train_cluster.joined(cluster, job) as member, training_session(
-                train_dir(), job.counts.global_step, hooks.first,
-                train_job.session_config(job.built), last_hooks=[hooks.signals],
-                listeners=hooks.save_listeners, initial_values=initial_values, built=job.built,
-                memory_limit=train_flags.memory_limit(), member=member,
-                **train_flags.file_options(job.setup.batch_size)) as session:
-            ended = run_steps(job, session, cluster)
+        with train_cluster.joined(cluster, job) as member:
+            with training_session(
+                    train_dir(), job.counts.global_step, hooks.first,
+                    train_job.session_config(job.built), last_hooks=[hooks.signals],
+                    listeners=hooks.save_listeners, initial_values=initial_values, built=job.built,
+                    memory_limit=train_flags.memory_limit(), member=member,
+                    **train_flags.file_options(job.setup.batch_size)) as session:
+                ended = run_steps(job, session, cluster)
+            if ended is not None and cluster is not None and cluster.kind == 'ring':
+                raise ended  # here, so that the other workers hear of it at once
     finally:
         hooks.progress.close()
         hooks.signals.restore()

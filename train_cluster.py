@@ -137,6 +137,8 @@ def work(cluster, job, input_hook):
                             session.run_steps(job.train_op, _FOREVER)
                 except tf.errors.OutOfRangeError:  # which ends the session without an error
                     ended = train_data.ended_on_worker()
+            if ended is not None and cluster.kind == 'ring':
+                raise ended  # here, so that the others hear of it at once
     finally:
         signals.restore()
     print('%s ended' % cluster.name, flush=True)

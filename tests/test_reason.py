@@ -10,6 +10,13 @@ from towers.reason import failing_on, reason_of
 @pytest.mark.parametrize('message', [
     'm = 9 is not in [0, 3)',
     'm = 9 is not in [0, 3)\n\t [[node GatherV2 (defined at a.py:3) ]]',
+    'From /job:worker/replica:0/task:0:\nm = 9 is not in [0, 3)\n\t [[{{node GatherV2}}]]',
+    'From /job:worker/replica:0/task:0:\n2 root error(s) found.\n  (0) INVALID_ARGUMENT: '
+    'm = 9 is not in [0, 3)\n\t [[{{node a}}]]\n  (1) CANCELLED: stopped',
+    '\n=====================\nINVALID_ARGUMENT: From /job:worker/replica:0/task:1:\n'
+    '2 root error(s) found.\n  (0) INVALID_ARGUMENT: m = 9 is not in [0, 3)\n\t [[{{node a}}]]\n'
+    'INVALID_ARGUMENT: From /job:ps/replica:0/task:0:\nm = 9 is not in [0, 3)',
+    'Graph execution error:\n\nFrom /job:worker/replica:0/task:0:\nm = 9 is not in [0, 3)',
     "Graph execution error:\n\nDetected at node 'GatherV2' defined at (most recent call last):\n"
     '    File "a.py", line 9, in <module>\nNode: \'GatherV2\'\nm = 9 is not in [0, 3)\n'
     '\t [[{{node GatherV2}}]]',

@@ -100,17 +100,17 @@ def checked_at_least_scale(gradients, scaled_losses):
     return tf.cond(scaled_losses.at_least(), check, lambda: tf.constant(False))
 
 
-def explained(error, step):
+def explained(error, step=None):
     """The `NonFiniteError` that says what a failed step found, or None if it was something else.
 
     Args:
       error: what `session.run` raised.
-      step: the number of the step that failed.
+      step: the number of the step that failed; None where it is not known.
     """
     found = _FOUND.search(str(error))
     if found is None:
         return None
     return NonFiniteError(
-        '%s is %s in step %d. Nothing of it was saved. Look at the learning rate, at the inputs '
+        '%s is %s%s. Nothing of it was saved. Look at the learning rate, at the inputs '
         'of that step, and at logarithms, divisions and square roots of 0 in the model.'
-        % (found.group(1), found.group(2), step))
+        % (found.group(1), found.group(2), '' if step is None else ' in step %d' % step))

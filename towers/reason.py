@@ -11,6 +11,8 @@ _ROOT = re.compile(r'\(0\) [\w ]+: *(.+)')  # the first of several causes
 # Where it was: a function of the graph, a step of a data set.
 _PLACE = re.compile(r'^(\{\{function_node \S+\}\} *|'
                     r'Error in user-defined function passed to .*? with iterator: \S+: +)+')
+# Lines around each cause that a session of a cluster was told of by a task.
+_TASK = re.compile(r'^(?:[A-Z_]+: )?From /job:\S+:$|^=+$')
 _MOST = 300
 
 
@@ -18,6 +20,7 @@ def reason_of(error):
     """The line of an error's text that says why; without the place where the operation was made."""
     text = getattr(error, 'message', None) or str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if not _TASK.match(line)] or lines
     if len(lines) > 1 and lines[0].startswith('Graph execution error'):
         # Under it: the stacks of the operations, their names, and then the reason.
         names = [at for at, line in enumerate(lines) if line.startswith('Node: ')]

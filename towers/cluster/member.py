@@ -23,7 +23,9 @@ from towers.cluster.spread import SpreadingCreator
 from towers.cluster.stall import StallWatch
 from towers.cluster.watch import Watch
 from towers.errors import ClusterError, WorkerLostError
+from towers.nonfinite import explained
 from towers.placement.devices import session_config
+from towers.reason import reason_of
 from towers.run.step_loop import OccasionalHook
 
 START_TIMEOUT = 120.
@@ -154,13 +156,15 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         agree(cluster, own, server.target, config, deadline)
         stall = StallWatch(cluster, dead_after, say)
         try:
-            yield Member(cluster, built, server.target, config, stall)
+            with _non_finite_explained():
+                yield Member(cluster, built, server.target, config, stall)
         finally:
             stall.close()
         return
     if cluster.kind == 'horovod':
         _agree_by_horovod(cluster, own)
-        yield Member(cluster, built, '', config, None)
+        with _non_finite_explained():
+            yield Member(cluster, built, '', config, None)
         return
     connections = meet(cluster, own, deadline, say)
     try:
@@ -175,11 +179,12 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
                   lambda rank, why: _lose(_lost_error(cluster, rank, why), on_lost, ended))
     member = Member(cluster, built, server.target, config, watch)
     try:
-        yield member
+        with _non_finite_explained():
+            yield member
     except BaseException as error:
-        lost = member.lost(dead_after + 1. if isinstance(error, tf.errors.OpError) else 0.)
+        lost = member.lost(dead_after + 1. if _may_be_a_peers(error) else 0.)
         ended.set()
-        watch.fail('%s: %s' % (type(error).__name__, str(error).split('\n', 1)[0]))
+        watch.fail('%s: %s' % (type(error).__name__, reason_of(error)))
         if lost is not None and isinstance(error, (tf.errors.OpError, ClusterError)):
             raise lost from None
         raise
@@ -222,7 +227,7 @@ def start_server(cluster, config):
         return tf.train.Server(cluster.spec(), cluster.job, cluster.rank, config=config)
     except tf.errors.OpError as error:
         raise ClusterError('the server of %s cannot start: %s.' % (
-            cluster.who(cluster.rank, cluster.job), str(error).split('\n', 1)[0])) from None
+            cluster.who(cluster.rank, cluster.job), reason_of(error).rstrip('.'))) from None
 
 
 class BroadcastHook(OccasionalHook):
@@ -308,10 +313,36 @@ class _WaitingCreator(tf.train.SessionCreator):
         return manager.wait_for_session(self._target, config=self._config)
 
 
+@contextlib.contextmanager
+def _non_finite_explained():
+    """A context in which a step that finds NaN or Inf raises `NonFiniteError`."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        reason = explained(error)
+        if reason is None:
+            raise
+        raise reason from None
+
+
+def _may_be_a_peers(error):
+    """Whether an error in a ring may be the loss of another worker, or what that one failed by."""
+    return isinstance(error, tf.errors.OpError) and (
+        not isinstance(error, _OWN) or any(word in reason_of(error) for word in _REMOTE))
+
+
+_OWN = (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError, tf.errors.NotFoundError,
+        tf.errors.ResourceExhaustedError, tf.errors.FailedPreconditionError,
+        tf.errors.UnimplementedError, tf.errors.DataLossError, tf.errors.PermissionDeniedError)
+"""What a step fails by on its own machine, unless the text says that it came from another one."""
+
+_REMOTE = ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC', 'Socket closed')
+
+
 def _lost_error(cluster, rank, why):
     return WorkerLostError('%s is lost: %s. The ring cannot go on without it: start all workers '
                            'again, and they go on from the last checkpoint.' % (
-                               cluster.who(rank), why))
+                               cluster.who(rank), why.rstrip('.')))
 
 
 def _lose(error, on_lost, ended):

@@ -1,0 +1,44 @@
+"""What a worker makes of an error of its step; joining itself is in the tests of each kind."""
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from towers.cluster import member
+from towers.nonfinite import NonFiniteError
+
+ERRORS = tf.errors
+
+
+@pytest.mark.parametrize('kind, text, awaited', [
+    (ERRORS.InvalidArgumentError, 'assertion failed: [the label 2: expected 0 to 1]', False),
+    (ERRORS.InvalidArgumentError, '2 root error(s) found.\n  (0) INVALID_ARGUMENT: the label is 2\n'
+     '\t [[{{node Assert}}]]\n  (1) CANCELLED: RecvBuf was cancelled', False),
+    (ERRORS.ResourceExhaustedError, 'OOM when allocating tensor with shape[9]', False),
+    (ERRORS.InvalidArgumentError, 'failed while calling RecvBuf of the remote target', True),
+    (ERRORS.UnavailableError, 'Socket closed', True), (ERRORS.CancelledError, 'CANCELLED', True),
+    (ERRORS.AbortedError, 'gone', True), (ERRORS.InternalError, 'gone', True),
+    (ERRORS.UnknownError, 'gone', True), (ERRORS.DeadlineExceededError, 'late', True)])
+def test_only_errors_that_may_be_a_peers_wait_for_its_loss(kind, text, awaited):
+    """Others end the worker at once; an error of both would otherwise take 31 seconds to be said."""
+    assert member._may_be_a_peers(kind(None, None, text)) is awaited
+
+
+def test_errors_of_the_program_itself_wait_for_nothing():
+    assert not member._may_be_a_peers(ValueError('RecvBuf'))
+
+
+def test_nan_of_a_step_is_an_error_of_its_own():
+    with pytest.raises(NonFiniteError, match='^the loss of tower 1 is NaN. Nothing of it was saved'):
+        with member._non_finite_explained():
+            raise ERRORS.InvalidArgumentError(
+                None, None, 'From /job:worker/replica:0/task:1:\n'
+                'towers-nonfinite[the loss of tower 1] : Tensor had NaN values')
+
+
+@pytest.mark.parametrize('error', [ERRORS.InvalidArgumentError(None, None, 'Incompatible shapes'),
+                                   KeyError('w')])
+def test_other_errors_stay_what_they_are(error):
+    with pytest.raises(type(error)) as raised:
+        with member._non_finite_explained():
+            raise error
+    assert raised.value is error
