@@ -96,19 +96,24 @@ def test_a_region_is_entered_once_and_left_once():
             assert [taker.type for taker in bias.outputs[0].consumers()] == ['Relu']
 
 
-def test_what_is_fetched_is_in_no_region():
-    """The first convolution's result is a prediction: it has no row of zeros."""
+def test_predictions_of_a_region_have_no_row_of_zeros():
+    """The results of convolutions themselves, of the whole batch and of a tower without examples."""
     def model_fn(images):
+        with tf.variable_scope('raw'):
+            raw = tf.nn.conv2d(images, tf.get_variable('kernel', [8, 8, 3, 5]), [1, 1, 1, 1],
+                               'VALID')
         net = conv(images, 4, scope='a')
-        return {'predictions': {'first': net, 'last': tf.reduce_sum(conv(net, 4, scope='b'),
-                                                                    [1, 2, 3])}}
+        return {'predictions': {'raw': raw, 'first': net,
+                                'last': tf.reduce_sum(conv(net, 4, scope='b'), [1, 2, 3])}}
 
     with tf.Graph().as_default():
         images, built = build(model_fn, 2)
-        of_tower = built.towers[1].predictions
-        first, last = run([of_tower['first'], of_tower['last']], built,
-                          {images: np.ones([1] + SHAPES)})
-        assert first.shape == (0, 8, 8, 4) and last.shape == (0,)
+        whole, of_tower = run([built.predictions, built.towers[1].predictions], built,
+                              {images: np.ones([1] + SHAPES)})
+    assert {name: value.shape for name, value in whole.items()} == {
+        'raw': (1, 1, 1, 5), 'first': (1, 8, 8, 4), 'last': (1,)}
+    assert {name: value.shape for name, value in of_tower.items()} == {
+        'raw': (0, 1, 1, 5), 'first': (0, 8, 8, 4), 'last': (0,)}
 
 
 @pytest.mark.parametrize('batch, optimizer, remainder', [

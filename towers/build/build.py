@@ -175,7 +175,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         towers, how_built = build_each_tower(builder, request, shards)
         outputs = merge_outputs(builder, request, towers, shards)
         if request.optimizer is None and request.remainder == 'weight':
-            keep_shapes_of_empty_shards(towers, shards.batch_size)
+            towers = keep_shapes_of_empty_shards(towers, shards.batch_size)
         combined = combine_towers(builder, request, towers)
         combined, machines = combine_machines(request, shards, combined)
         update = update_variables(builder, request, towers, outputs.loss, combined)

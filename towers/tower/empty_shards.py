@@ -16,6 +16,8 @@ activations in it.
 Convolutions in loops and branches are left as they are.
 """
 
+import collections
+
 import tensorflow.compat.v1 as tf
 
 from towers import compat
@@ -39,35 +41,48 @@ def keep_shapes_of_empty_shards(towers, size):
     Args:
       towers: list of `Tower`s, built for evaluation.
       size: examples in the batch: an int, or an int32 scalar.
+
+    Returns:
+      List of the towers, whose predictions have no zeros either.
     """
     if isinstance(size, int) and size >= len(towers):
-        return
+        return towers
     operations = tf.get_default_graph().get_operations()
-    for tower in towers[1:]:
-        sources = [leaf.op for leaf in tf.nest.flatten(tower.inputs, expand_composites=True)
-                   if leaf is not None]
-        reached = graph_walk.reachable_from(sources, operations)
-        results = {leaf.name for leaf in tf.nest.flatten(
-            [tower.predictions, tower.metrics], expand_composites=True)
-                   if isinstance(leaf, tf.Tensor)}
-        with tf.name_scope('%sempty_shard/' % tower.name_scope):
-            _pad_and_cut([op for op in operations if op.name in reached], results)
+    return towers[:1] + [_without_zeros(tower, operations) for tower in towers[1:]]
 
 
-def _pad_and_cut(operations, results):
-    """Does it for one tower: its operations, in the order in which they were made.
+def _without_zeros(tower, operations):
+    sources = [leaf.op for leaf in tf.nest.flatten(tower.inputs, expand_composites=True)
+               if leaf is not None]
+    reached = graph_walk.reachable_from(sources, operations)
+    with tf.name_scope('%sempty_shard/' % tower.name_scope):
+        found = _find_regions([op for op in operations if op.name in reached])
+        cut = {name: _cut(result, images) for name, (result, images) in found.left.items()}
+    for op, position in found.readers:
+        compat.replace_input(op, position, cut[op.inputs[position].name])
+    return tower._replace(predictions=tf.nest.map_structure(
+        lambda leaf: cut.get(getattr(leaf, 'name', None), leaf), tower.predictions,
+        expand_composites=True))
 
-    Args:
-      operations: list of operations.
-      results: names of tensors that the program may fetch, which are in no region.
-    """
+
+_Regions = collections.namedtuple('_Regions', 'left readers')
+"""The regions of a tower.
+
+Fields:
+  left: dict from the names of the tensors in regions that may be read from outside to pairs of the
+    tensor and the tensor before its region, `images` above.
+  readers: list of `(operation, position)`: the inputs outside of regions that such tensors are.
+"""
+
+
+def _find_regions(operations):
+    """Puts the zeros into one tower: `_Regions` of its operations, in the order of their making."""
     images, padded = {}, {}  # tensors before regions, by name; the same with an example at least
-    results_of, before = {}, {}  # tensors in regions, by name; the names of those before them
-    handed_on = set()  # (name of an operation, position): inputs that keep the example of zeros
+    results, before = {}, {}  # tensors in regions, by name; the names of those before them
+    handed_on = set()  # (name of an operation, position): inputs that keep the zeros
     for op in operations:
         result = op.outputs[0] if op.outputs else None
-        if (result is None or result.name in results or result.shape.ndims is None
-                or compat.in_control_flow(op)):
+        if result is None or result.shape.ndims is None or compat.in_control_flow(op):
             continue
         positions = _batches(op)
         sources = {before.get(op.inputs[position].name) for position in positions}
@@ -81,10 +96,17 @@ def _pad_and_cut(operations, results):
             compat.replace_input(op, 0, padded[source.name])
             sources = {source.name}
         if len(sources) == 1 and sources != {None}:
-            results_of[result.name], before[result.name] = result, sources.pop()
+            results[result.name], before[result.name] = result, sources.pop()
             handed_on.update((op.name, position) for position in positions)
-    for name, result in results_of.items():
-        _cut_for_others(result, images[before[name]], handed_on)
+    left, readers = {}, []
+    for name, result in results.items():
+        takers = {op.name: op for op in result.consumers()}.values()
+        outside = [(op, position) for op in takers for position, tensor in enumerate(op.inputs)
+                   if tensor.name == name and (op.name, position) not in handed_on]
+        readers += outside
+        if outside:
+            left[name] = result, images[before[name]]
+    return _Regions(left, readers)
 
 
 def _batches(op):
@@ -114,20 +136,9 @@ def _with_an_example(batch, op):
         return tf.ensure_shape(tf.pad(batch, paddings), [None] + batch.shape.as_list()[1:])
 
 
-def _cut_for_others(result, images, handed_on):
-    """Makes what is in no region read a tensor with as many examples as there are images.
-
-    Args:
-      result: tensor in a region.
-      images: the tensor before the region.
-      handed_on: `(name, position)` of the inputs of operations in regions.
-    """
-    readers = [(op, position) for op in {op.name: op for op in result.consumers()}.values()
-               for position, tensor in enumerate(op.inputs)
-               if tensor.name == result.name and (op.name, position) not in handed_on]
-    if readers:
-        with tf.device(None), tf.device(device_like(result.op)):
-            cut = result[:tf.shape(images)[0]]
-            cut.set_shape(images.shape[:1].concatenate(result.shape[1:]))
-        for op, position in readers:
-            compat.replace_input(op, position, cut)
+def _cut(result, images):
+    """A tensor of a region with as many examples as the tensor before the region."""
+    with tf.device(None), tf.device(device_like(result.op)):
+        cut = result[:tf.shape(images)[0]]
+        cut.set_shape(images.shape[:1].concatenate(result.shape[1:]))
+        return cut
