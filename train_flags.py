@@ -416,6 +416,9 @@ def contradiction(given):
     if FLAGS.variable_device == 'auto' and (FLAGS.plan_only or FLAGS.mode != 'train'):
         return '--variable_device=auto times steps of training, and %s runs none' % (
             '--plan_only' if FLAGS.plan_only else '--mode=%s' % FLAGS.mode)
+    if FLAGS.variable_device == 'auto' and FLAGS.batch_size == 'auto':
+        return ('--variable_device=auto times steps of a batch, and --batch_size=auto finds the '
+                'batch that fits with the variables in their place: give one of the two')
     if FLAGS.remainder == 'weight' and FLAGS.fingerprint:
         return '--fingerprint takes batches of one size: not --remainder=weight'
     if FLAGS.stages in ('time', 'both'):

@@ -74,6 +74,9 @@ def refusal(capsys, *argv):
      'the run, and --plan_only does not go with that: give --stages=auto'),
     ('--stages=both --batch_size=auto', '--stages=both times steps of training on one machine, '
      'before the run, and --batch_size=auto does not go with that: give --stages=auto'),
+    ('--variable_device=auto --batch_size=auto', '--variable_device=auto times steps of a batch, '
+     'and --batch_size=auto finds the batch that fits with the variables in their place: give one '
+     'of the two'),
     ('--recompute=,', "--recompute=, names nothing: give 'auto', or names"),
     ('--schedule=all_forward', '--schedule is of no use with --micro_batches=1: it orders several'),
     ('--cluster=ring', '--cluster=ring does not say which machines: set TF_CONFIG, or give '
