@@ -41,11 +41,10 @@ def random_image(encoded, draws, image_size, channels=3, augment='inception', co
     if augment == 'none':
         return central_image(encoded, image_size, channels, convert)
     colors = augment == 'inception'
+    mirrored, rest = draws[4 * ATTEMPTS] >= 0.5, draws[4 * ATTEMPTS + 1:]
     image = decoded_part(encoded, lambda height, width: random_window(
-        draws[:4 * ATTEMPTS], height, width), image_size, channels, convert, 1. if colors else 2.)
-    mirrored, rest = draws[4 * ATTEMPTS], draws[4 * ATTEMPTS + 1:]
-    # A slice with a step of -1 gives the same and takes as long as the decoding.
-    image = tf.cond(mirrored < 0.5, lambda: image, lambda: tf.reverse(image, [1]))
+        draws[:4 * ATTEMPTS], height, width), image_size, channels, convert,
+                         1. if colors else 2., mirrored)
     return (distorted_colors(image, rest) * 2. if colors else image) - 1.
 
 
@@ -93,7 +92,8 @@ def central_window(height, width):
                      part_height, part_width])
 
 
-def decoded_part(encoded, window_of, image_size, channels, convert=False, white=1.):
+def decoded_part(encoded, window_of, image_size, channels, convert=False, white=1.,
+                 mirrored=None):
     """A part of an encoded image, scaled.
 
     Args:
@@ -104,6 +104,7 @@ def decoded_part(encoded, window_of, image_size, channels, convert=False, white=
       convert: take images with other channels as well, as the decoder converts them: gray as equal
         red, green and blue, CMYK as RGB, transparency left out. False: a run that meets one ends.
       white: the value of white.
+      mirrored: bool scalar tensor: whether left and right change places; None: they do not.
 
     Returns:
       float32 [image_size, image_size, channels] in 0..white.
@@ -115,9 +116,13 @@ def decoded_part(encoded, window_of, image_size, channels, convert=False, white=
         window = window_of(size[0], size[1])
         larger = tf.reduce_min(window[2:]) / float(image_size)
         by = tf.reduce_sum(tf.cast(larger >= _RATIOS[1:], tf.int32))
+        ratio = tf.gather(tf.constant(_RATIOS, tf.float32), by)
+        whole = tf.math.ceil(size / ratio)  # libjpeg rounds the size up
+        begin = tf.floor(window[:2] / ratio)
+        part = tf.clip_by_value(tf.round(window[2:] / ratio), 1., whole - begin)
         return tf.switch_case(by, [
-            _scaled_decoder(encoded, window, size, ratio, image_size, channels, white)
-            for ratio in _RATIOS])
+            _scaled_decoder(encoded, tf.cast(tf.concat([begin, part], 0), tf.int32), each, channels)
+            for each in _RATIOS])
 
     def of_png():
         pixels = tf.image.decode_png(encoded, channels=channels if convert else 0)
@@ -125,11 +130,13 @@ def decoded_part(encoded, window_of, image_size, channels, convert=False, white=
         with tf.control_dependencies(_channel_checks(shape[2], channels, convert)):
             size = tf.cast(shape[:2], tf.float32)
         window = tf.cast(window_of(size[0], size[1]), tf.int32)
-        part = tf.slice(pixels, [window[0], window[1], 0], [window[2], window[3], channels])
-        return _resized(part, image_size, channels, white)
+        return tf.slice(pixels, [window[0], window[1], 0], [window[2], window[3], channels])
 
-    return tf.ensure_shape(tf.cond(is_jpeg(encoded), of_jpeg, of_png),
-                           [image_size, image_size, channels])
+    part = tf.cond(is_jpeg(encoded), of_jpeg, of_png)
+    if mirrored is not None:  # before it is scaled: a pixel has one byte a channel, and not four
+        # A slice with a step of -1 gives the same and takes as long as the decoding.
+        part = tf.cond(mirrored, lambda: tf.reverse(part, [1]), lambda: part)
+    return _resized(part, image_size, channels, white)
 
 
 def is_jpeg(encoded):
@@ -181,17 +188,9 @@ def distorted_colors(image, draws):
     return tf.ensure_shape(tf.clip_by_value(changed, 0., 1.), image.shape)
 
 
-def _scaled_decoder(encoded, window, size, ratio, image_size, channels, white):
-    """Function that decodes a window of a JPEG that libjpeg scales down by `ratio`."""
-    def decode():
-        # libjpeg rounds the size up.
-        whole = tf.math.ceil(size / ratio)
-        begin = tf.floor(window[:2] / ratio)
-        part = tf.clip_by_value(tf.round(window[2:] / ratio), 1., whole - begin)
-        pixels = tf.image.decode_and_crop_jpeg(
-            encoded, tf.cast(tf.concat([begin, part], 0), tf.int32), channels=channels, ratio=ratio)
-        return _resized(pixels, image_size, channels, white)
-    return decode
+def _scaled_decoder(encoded, part, ratio, channels):
+    """Function that decodes a part of a JPEG that libjpeg scales down by `ratio`, an int."""
+    return lambda: tf.image.decode_and_crop_jpeg(encoded, part, channels=channels, ratio=ratio)
 
 
 def _resized(pixels, image_size, channels, white):
