@@ -4,6 +4,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from towers.cluster import member
+from towers.cluster.cluster import Cluster
 from towers.nonfinite import NonFiniteError
 
 ERRORS = tf.errors
@@ -42,3 +43,10 @@ def test_other_errors_stay_what_they_are(error):
         with member._non_finite_explained():
             raise error
     assert raised.value is error
+
+
+@pytest.mark.parametrize('why, text', [('it ended.', 'is lost: it ended. The ring'),
+                                       (None, 'is lost: None. The ring'), (7, 'is lost: 7. The')])
+def test_the_reason_may_be_whatever_a_peer_sent(why, text):
+    cluster = Cluster('ring', workers=['127.0.0.1:1', '127.0.0.1:2'])
+    assert text in str(member._lost_error(cluster, 1, why))

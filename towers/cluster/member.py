@@ -342,7 +342,7 @@ _REMOTE = ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRPC', 'Socket clo
 def _lost_error(cluster, rank, why):
     return WorkerLostError('%s is lost: %s. The ring cannot go on without it: start all workers '
                            'again, and they go on from the last checkpoint.' % (
-                               cluster.who(rank), why.rstrip('.')))
+                               cluster.who(rank), str(why).rstrip('.')))
 
 
 def _lose(error, on_lost, ended):
