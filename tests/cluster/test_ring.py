@@ -91,8 +91,8 @@ def test_large_gradients_travel_in_pieces_of_two_halves(monkeypatch):
     results = together(lambda rank: train(
         towers.Cluster('ring', workers, rank=rank, uneven=True), sparse_and_dense, parts[rank],
         lambda: tf.train.GradientDescentOptimizer(0.125), 2, 1, 'mean', on_build=on_build), 3)
-    # 2 numbers of examples and stops; bias; two kernels; counts of the sparse gradient's rows.
-    assert halves[0][:6] == [([2], 1), ([], 1), ([5], 2), ([4], 1), ([5], 2), ([4], 1)]
+    # Stops, examples, rows of the sparse gradient on 3 workers; bias; two kernels.
+    assert halves[0][:6] == [([5], 2), ([], 1), ([5], 2), ([4], 1), ([5], 2), ([4], 1)]
     gradients, weights = on_one_device(parts, results[0]['first'], 2, 1)
     close(gradients, results[0]['gradients'])
     close(weights, results[0]['last'])
@@ -112,10 +112,12 @@ def test_each_reduction_waits_for_the_one_before(monkeypatch):
     operations = tf.get_default_graph().get_operations()
     reductions = sorted((op for op in operations if op.type.startswith('Collective')),
                         key=lambda op: op.get_attr('instance_key'))
-    # Of examples; two pieces of each kernel's gradient, and the bias's; counts, rows and values.
-    assert len(reductions) == 9
-    for before, after in zip(reductions, reductions[1:]):
-        assert after.name in reachable_from([before], operations, control=True)
+    # Of examples; two pieces of each kernel's gradient, and the bias's. The rows travel beside.
+    first, dense, rows = reductions[0], reductions[1:-1], reductions[-1]
+    assert len(dense) == 5 and dense[0].type == 'CollectiveReduce'
+    for before, after in zip([first] + dense, dense + [rows]):
+        waiting = reachable_from([before if after is not rows else first], operations, control=True)
+        assert after.name in waiting
 
 
 def test_rows_are_sent_among_zeros_where_tensorflow_gathers_equal_shapes_alone(monkeypatch):

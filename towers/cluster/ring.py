@@ -10,11 +10,12 @@ goes on. Sparse gradients are sent as rows.
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.cluster.ring_rows import SparseGradients
 from towers.cluster.shares import Shares
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.reduce import all_reduce
-from towers.reduce.rows import each_row_once, scaled
+from towers.reduce.rows import scaled
 
 _GROUP = 7919  # no group of `all_reduce`, whose keys count from 1
 _HALVED = 1 << 20  # bytes from which one half of a tensor is added up while the other is sent
@@ -130,14 +131,25 @@ class RingMachines:
             return gradients
         ring = Collectives(self._cluster.rank, self._cluster.num_workers)
         with only_device(_CPU), tf.name_scope('ring'):
-            weight = self._count(ring)
             dense = [(variable, [(0, gradient)]) for gradient, variable in gradients
                      if not isinstance(gradient, tf.IndexedSlices)]
             sparse = [(gradient, variable) for gradient, variable in gradients
                       if isinstance(gradient, tf.IndexedSlices)]
-            last = [self.stops]  # collectives wait for each other, in one order on all workers
+            rows = SparseGradients(sparse, ring.rank, ring.num_workers) if sparse else None
+            weight, counts = self._count(ring, rows)
+            # Dense gradients wait for each other, and so do sparse ones, in one order on all
+            # workers; the backward pass ends with both.
+            last, last_rows = [self.stops], [self.stops]
             reduced = self._dense(ring, dense, weight, last)
-            reduced.update(self._sparse(ring, sparse, weight, last))
+            if rows is not None:
+                if counts is None:
+                    with tf.control_dependencies(last_rows):
+                        counts = ring.reduce(rows.counts)
+                    last_rows = [counts]
+                reduced.update(rows.gathered(
+                    ring, self._shares.constant() if weight is None else weight, counts,
+                    last_rows))
+                last += last_rows
             with tf.control_dependencies(last):
                 ended = self._ended()
             with tf.control_dependencies([ended] if ended is not None else last):
@@ -154,22 +166,34 @@ class RingMachines:
         """The operation of a step: the update, which every worker makes."""
         return update
 
-    def _count(self, ring):
-        """The weight of this worker's gradient, None where all weigh the same; sets `stops`.
+    def _count(self, ring, rows):
+        """Adds up the numbers that are known when the batch is; sets `stops`.
 
-        Its reduction waits for the batch alone, and so ends before the backward pass does.
+        The reduction waits for the batch alone, and so ends before the backward pass does.
+
+        Args:
+          ring: `Collectives`.
+          rows: `SparseGradients`, or None.
+
+        Returns:
+          `(weight, counts)`: the weight of this worker's gradient, None where all weigh the same;
+          the sum of `rows.counts`, None where they are not known yet.
         """
         stop = tf.Variable(0., trainable=False, dtype=tf.float64, name='wants_to_stop',
                            collections=[tf.GraphKeys.LOCAL_VARIABLES])
         self.stop = tf.assign(stop, 1.).op
         shares = self._shares
         own = [tf.identity(stop)] + ([shares.own_examples()] if shares.are_weighted else [])
-        total = ring.reduce(tf.stack(own))
+        number = len(own)
+        own = tf.stack(own)
+        counted = rows is not None and rows.are_counted_early
+        total = ring.reduce(tf.concat([own, rows.counts], 0) if counted else own)
         self.stops = tf.cast(tf.round(total[0]), tf.int32)
+        counts = total[number:] if counted else None
         if not shares.are_weighted:
-            return None
+            return None, counts
         self.examples = total[1]
-        return shares.weight(self.examples)
+        return shares.weight(self.examples), counts
 
     def _dense(self, ring, dense, weight, last):
         """Dict from names of variables to reduced gradients."""
@@ -188,42 +212,6 @@ class RingMachines:
             packed = tf.cast(packed, dtype)
             pieces = [packed] if len(parts) == 1 else all_reduce.unpacked(packed, variables)
             reduced.update(zip((variable.op.name for variable in variables), pieces))
-        return reduced
-
-    def _sparse(self, ring, sparse, weight, last):
-        """Dict from names of variables to reduced gradients: `IndexedSlices`, each row once."""
-        if not sparse:
-            return {}
-        weight = self._shares.constant() if weight is None else weight
-        own = [each_row_once(scaled(gradient, weight)) for gradient, _ in sparse]
-        workers = self._cluster.num_workers
-        counts = tf.stack([tf.one_hot(self._cluster.rank, workers, dtype=tf.float64) * tf.cast(
-            tf.shape(slices.indices)[0], tf.float64) for slices in own])
-        with tf.control_dependencies(last):
-            counts = ring.reduce(counts)
-        last[:] = [counts]
-        counts = tf.cast(tf.round(counts), tf.int32)  # [variables, workers]
-        reduced = {}
-        for place, (slices, (_, variable)) in enumerate(zip(own, sparse)):
-            of_workers = counts[place]
-            most = tf.maximum(tf.reduce_max(of_workers), 1)
-            missing = most - tf.shape(slices.indices)[0]
-            dims = slices.values.shape.ndims
-            if dims is None:
-                raise ClusterError('the sparse gradient of %r has rows of unknown rank, which '
-                                   'cannot be sent: give the variable a static shape.'
-                                   % variable.op.name)
-            gathered = []
-            for part in (slices.indices, slices.values):
-                rows = tf.pad(part, [[0, missing]] + [[0, 0]] * (part.shape.ndims - 1))
-                with tf.control_dependencies(last):
-                    gathered.append(ring.gather(rows))
-                last[:] = [gathered[-1]]
-            is_row = tf.reshape(tf.sequence_mask(of_workers, most), [-1])
-            indices, values = [tf.boolean_mask(_known(part, like), is_row) for part, like in
-                               zip(gathered, (slices.indices, slices.values))]
-            reduced[variable.op.name] = each_row_once(
-                tf.IndexedSlices(values, indices, slices.dense_shape))
         return reduced
 
     def _ended(self):
@@ -298,9 +286,3 @@ def _same(gradient):
         return tf.IndexedSlices(tf.identity(gradient.values), tf.identity(gradient.indices),
                                 gradient.dense_shape)
     return tf.identity(gradient)
-
-
-def _known(tensor, like):
-    """The tensor, its static shape [None, …] set from another tensor's."""
-    tensor.set_shape([None] + like.shape.as_list()[1:])
-    return tensor

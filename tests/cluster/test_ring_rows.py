@@ -1,0 +1,143 @@
+"""Sparse gradients in a ring: every row to its place, few messages, against one device."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers import compat
+from towers.cluster import ring_rows
+from towers.cluster.ring_rows import SparseGradients
+from towers.errors import ClusterError
+from one_process import addresses, together, train
+
+
+class OtherWorker:
+    """A ring of two, whose other worker has rows of its own: what `gather` gets comes back after
+    the other worker's numbers."""
+
+    def __init__(self, others):
+        self.others, self.sent = others, []
+
+    def gather(self, packed):
+        self.sent.append(packed)
+        return tf.concat([packed, tf.cast(self.others[len(self.sent) - 1], packed.dtype)], 0)
+
+
+@pytest.mark.parametrize('dtype', [tf.float16, tf.bfloat16, tf.float32, tf.float64])
+@pytest.mark.parametrize('largest', [10, 2 ** 24 + 1, 2 ** 40 + 3])
+def test_an_index_travels_exactly_beside_numbers_of_any_type(dtype, largest):
+    indices = tf.constant([largest, 0, largest - 1], tf.int64)
+    digits = tf.concat(ring_rows._digits(indices, dtype), 1)
+    assert digits.dtype == dtype
+    with tf.Session() as session:
+        np.testing.assert_array_equal(
+            session.run(ring_rows._number(digits, dtype, tf.int64)), [largest, 0, largest - 1])
+
+
+def test_rows_of_all_tables_of_a_type_share_a_message():
+    """By hand: own rows 5 (twice, 1 + 2) and 3 of a table, 0 of a vector; the other has 3 and 7."""
+    table = tf.get_variable('table', [9, 2])
+    vector = tf.get_variable('vector', [4])
+    wide = tf.get_variable('wide', [3, 2, 2], tf.float64)
+
+    def slices(values, indices, dtype=tf.float32):
+        return tf.IndexedSlices(tf.constant(values, dtype), tf.constant(indices, tf.int64))
+    sparse = SparseGradients([
+        (slices([[1., 10.], [2., 20.], [4., 40.]], [5, 5, 3]), table),
+        (slices([8.], [0]), vector),
+        (slices([[[1., 2.], [3., 4.]]], [2], tf.float64), wide)], 0, 2)
+    # The other worker's rows: two of the table, none of the others, filled up with zeros.
+    ring = OtherWorker([
+        tf.constant([100., 200., 3., 0., 1000., 2000., 7., 0.] + [0.] * 3),  # row, index in two
+        tf.constant([0.] * 5, tf.float64)])
+    counts = sparse.counts + tf.constant([0., 2., 0., 0., 0., 0.], tf.float64)
+    last = []
+    result = sparse.gathered(ring, 0.5, counts, last)
+    assert [each.dtype for each in ring.sent] == [tf.float32, tf.float64]
+    assert last[0].dtype == tf.float64 and len(last) == 1
+    with tf.Session() as session:
+        found = session.run({name: (each.indices, each.values) for name, each in result.items()})
+    np.testing.assert_array_equal(found['table'][0], [5, 3, 7])
+    np.testing.assert_array_equal(found['table'][1], [[1.5, 15.], [102., 220.], [1000., 2000.]])
+    np.testing.assert_array_equal(found['vector'], ([0], [4.]))
+    np.testing.assert_array_equal(found['wide'][1], [[[.5, 1.], [1.5, 2.]]])
+
+
+def many_tables(rows, targets):
+    """Embeddings of three types and shapes, one looked up twice, one by what the model computes."""
+    with tf.variable_scope('net', use_resource=True):
+        total = 0.
+        for index, (dtype, width) in enumerate([(tf.float64, 3), (tf.float64, 1), (tf.float32, 2)]):
+            table = tf.get_variable('table_%d' % index, [11, width], dtype,
+                                    tf.random_normal_initializer())
+            looked_up = tf.gather(table, rows[:, index]) + tf.gather(table, rows[:, 3])
+            total += tf.cast(tf.reduce_sum(tf.tanh(looked_up), 1), tf.float64)
+        bias = tf.get_variable('bias', [11], tf.float64, tf.random_normal_initializer())
+        chosen = tf.math.argmax(tf.one_hot(rows[:, 0], 11, dtype=tf.float64) * 50. + bias, 1)
+        total += tf.gather(bias, chosen)
+        return tf.reduce_mean(tf.square(total - targets))
+
+
+def _batches(sizes):
+    random = np.random.RandomState(3)
+    return [(random.randint(0, 11, [size, 4]), random.randn(size)) for size in sizes]
+
+
+@pytest.mark.parametrize('sizes, num_towers', [
+    ([5, 2], 2), pytest.param([4, 1, 3], 1, marks=pytest.mark.slow)])
+def test_many_tables_are_trained_as_on_one_device(sizes, num_towers):
+    parts, workers, messages = _batches(sizes), addresses(len(sizes)), []
+
+    def on_build(built):
+        messages.append([op for op in tf.get_default_graph().get_operations()
+                         if op.type.startswith('Collective') and 'ring' in op.name])
+    results = together(lambda rank: train(
+        towers.Cluster('ring', workers, rank=rank, uneven=True), many_tables, parts[rank],
+        lambda: tf.train.GradientDescentOptimizer(0.125), 2, num_towers, on_build=on_build),
+        len(sizes))
+    # Of examples, of counts (the rows of the bias are known late), of float32 and of float64.
+    assert len(messages[0]) == 4
+    with tf.Graph().as_default(), tf.Session() as session:
+        loss = many_tables(*[tf.constant(np.concatenate(column)) for column in zip(*parts)])
+        variables = tf.trainable_variables()
+        gradients = [tf.convert_to_tensor(each) for each in tf.gradients(loss, variables)]
+        for variable in variables:
+            variable.load(results[0]['first'][variable.op.name], session)
+        for variable, expected in zip(variables, session.run(gradients)):
+            for result in results:
+                np.testing.assert_allclose(
+                    result['gradients'][variable.op.name], expected, atol=1e-13,
+                    rtol=1e-12 if expected.dtype == np.float64 else 1e-5,
+                    err_msg=variable.op.name)
+    for name, value in results[0]['last'].items():  # bit for bit
+        assert value.tobytes() == results[-1]['last'][name].tobytes(), name
+
+
+def test_counts_of_rows_that_the_model_computes_are_late():
+    table = tf.get_variable('table', [9, 2])
+    inputs = tf.placeholder(tf.int64, [None])
+
+    def early(indices):
+        slices = tf.IndexedSlices(tf.ones([tf.size(indices), 2]), indices)
+        return SparseGradients([(slices, table)], 0, 2).are_counted_early
+    assert early(inputs)
+    assert early(tf.reshape(tf.unique(inputs)[0], [-1]))
+    assert not early(tf.argmax(table, 1))
+    _, looped = tf.while_loop(lambda i, _: i < 2, lambda i, rows: (i + 1, rows + i), [
+        tf.constant(0, tf.int64), inputs])
+    assert not early(looped)
+
+
+def test_rows_of_unknown_shape_are_named():
+    table = tf.Variable(tf.placeholder_with_default(tf.zeros([3, 2]), None), validate_shape=False,
+                        name='table')
+    slices = tf.IndexedSlices(tf.placeholder(tf.float32), tf.constant([0, 1]))
+    with pytest.raises(ClusterError, match="the sparse gradient of 'table' has rows of unknown"):
+        SparseGradients([(slices, table)], 0, 2)
+
+
+def test_types_that_no_collective_operation_takes_travel_as_float32(monkeypatch):
+    monkeypatch.setattr(compat, 'COLLECTIVE_DTYPES', (tf.float32, tf.float64))
+    slices = tf.IndexedSlices(tf.zeros([1, 2], tf.float16), tf.constant([1]))
+    assert ring_rows._sent_type(slices) == tf.float32
