@@ -109,34 +109,43 @@ def decoded_part(encoded, window_of, image_size, channels, convert=False, white=
     Returns:
       float32 [image_size, image_size, channels] in 0..white.
     """
-    def of_jpeg():
-        shape = tf.image.extract_jpeg_shape(encoded)
-        with tf.control_dependencies(_channel_checks(shape[2], channels, convert)):
-            size = tf.cast(shape[:2], tf.float32)
-        window = window_of(size[0], size[1])
-        larger = tf.reduce_min(window[2:]) / float(image_size)
-        by = tf.reduce_sum(tf.cast(larger >= _RATIOS[1:], tf.int32))
-        ratio = tf.gather(tf.constant(_RATIOS, tf.float32), by)
-        whole = tf.math.ceil(size / ratio)  # libjpeg rounds the size up
-        begin = tf.floor(window[:2] / ratio)
-        part = tf.clip_by_value(tf.round(window[2:] / ratio), 1., whole - begin)
-        return tf.switch_case(by, [
-            _scaled_decoder(encoded, tf.cast(tf.concat([begin, part], 0), tf.int32), each, channels)
-            for each in _RATIOS])
+    # Switch and Merge themselves: within a pipeline tf.cond calls a function of its own, which
+    # takes longer than a tenth of the decoding.
+    png, jpeg = tf.raw_ops.Switch(data=encoded, pred=is_jpeg(encoded))
+    pixels = tf.image.decode_png(png, channels=channels if convert else 0)
+    shape = the_one([tf.shape(pixels), tf.image.extract_jpeg_shape(jpeg)])
+    with tf.control_dependencies(_channel_checks(shape[2], channels, convert)):
+        size = tf.cast(shape[:2], tf.float32)
+    window = window_of(size[0], size[1])
+    begin, extent = tf.cast(window[:2], tf.int32), tf.cast(window[2:], tf.int32)
+    parts = [tf.slice(pixels, tf.concat([begin, [0]], 0), tf.concat([extent, [channels]], 0))]
 
-    def of_png():
-        pixels = tf.image.decode_png(encoded, channels=channels if convert else 0)
-        shape = tf.shape(pixels)
-        with tf.control_dependencies(_channel_checks(shape[2], channels, convert)):
-            size = tf.cast(shape[:2], tf.float32)
-        window = tf.cast(window_of(size[0], size[1]), tf.int32)
-        return tf.slice(pixels, [window[0], window[1], 0], [window[2], window[3], channels])
-
-    part = tf.cond(is_jpeg(encoded), of_jpeg, of_png)
+    larger = tf.reduce_min(window[2:]) / float(image_size)
+    by = tf.reduce_sum(tf.cast(larger >= _RATIOS[1:], tf.int32))
+    ratio = tf.gather(tf.constant(_RATIOS, tf.float32), by)
+    begin = tf.floor(window[:2] / ratio)
+    whole = tf.math.ceil(size / ratio)  # libjpeg rounds the size up
+    scaled = tf.cast(tf.concat([begin, tf.clip_by_value(
+        tf.round(window[2:] / ratio), 1., whole - begin)], 0), tf.int32)
+    for place, each in enumerate(_RATIOS):  # an attribute of the decoder, so one for each
+        parts.append(tf.image.decode_and_crop_jpeg(
+            only_if(tf.equal(by, place), jpeg), scaled, channels=channels, ratio=each))
+    part = the_one(parts)
     if mirrored is not None:  # before it is scaled: a pixel has one byte a channel, and not four
         # A slice with a step of -1 gives the same and takes as long as the decoding.
-        part = tf.cond(mirrored, lambda: tf.reverse(part, [1]), lambda: part)
+        straight, turned = tf.raw_ops.Switch(data=part, pred=mirrored)
+        part = the_one([straight, tf.reverse(turned, [1])])
     return _resized(part, image_size, channels, white)
+
+
+def only_if(condition, tensor):
+    """A tensor that is there only if a bool scalar is True; else nothing of it is computed."""
+    return tf.raw_ops.Switch(data=tensor, pred=condition)[1]
+
+
+def the_one(tensors):
+    """That one of some tensors which is there."""
+    return tf.raw_ops.Merge(inputs=tensors)[0]
 
 
 def is_jpeg(encoded):
@@ -175,22 +184,14 @@ def distorted_colors(image, draws):
     orders = [(brightness, saturation, hue, contrast), (saturation, brightness, contrast, hue),
               (contrast, hue, brightness, saturation), (hue, saturation, contrast, brightness)]
 
-    def applied(order):
-        def apply():
-            pixels = image
-            for change in order:
-                if image.shape.as_list()[-1] == 3 or change in (brightness, contrast):
-                    pixels = change(pixels)
-            return pixels
-        return apply
-    chosen = tf.cast(draws[0] * len(orders), tf.int32)
-    changed = tf.switch_case(chosen, [applied(order) for order in orders])
-    return tf.ensure_shape(tf.clip_by_value(changed, 0., 1.), image.shape)
-
-
-def _scaled_decoder(encoded, part, ratio, channels):
-    """Function that decodes a part of a JPEG that libjpeg scales down by `ratio`, an int."""
-    return lambda: tf.image.decode_and_crop_jpeg(encoded, part, channels=channels, ratio=ratio)
+    chosen, changed = tf.cast(draws[0] * len(orders), tf.int32), []
+    for place, order in enumerate(orders):
+        pixels = only_if(tf.equal(chosen, place), image)
+        for change in order:
+            if image.shape.as_list()[-1] == 3 or change in (brightness, contrast):
+                pixels = change(pixels)
+        changed.append(pixels)
+    return tf.ensure_shape(tf.clip_by_value(the_one(changed), 0., 1.), image.shape)
 
 
 def _resized(pixels, image_size, channels, white):
