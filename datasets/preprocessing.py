@@ -14,6 +14,8 @@ than the target.
 
 import tensorflow.compat.v1 as tf
 
+from datasets.colors import distorted_colors
+
 AUGMENTS = ('inception', 'crop', 'none')
 
 ATTEMPTS = 10  # at a crop; more than one in a million images needs more, and is then not cropped
@@ -152,46 +154,6 @@ def is_jpeg(encoded):
     """Whether a string begins as a JPEG does."""
     return tf.equal(tf.strings.substr(encoded, 0, tf.minimum(tf.strings.length(encoded), 3)),
                     b'\xff\xd8\xff')
-
-
-def distorted_colors(image, draws):
-    """Brightness, saturation, hue and contrast changed at random, in one of four orders.
-
-    Args:
-      image: float32 [height, width, channels] in 0..1; of one channel, only brightness and
-          contrast.
-      draws: float32 [5] in [0, 1).
-
-    Returns:
-      The same, in 0..1.
-    """
-    def between(low, high, draw):
-        return low + (high - low) * draw
-
-    def brightness(pixels):
-        return pixels + between(-32. / 255., 32. / 255., draws[1])
-
-    def contrast(pixels):
-        mean = tf.reduce_mean(pixels, [0, 1], keepdims=True)
-        return (pixels - mean) * between(0.5, 1.5, draws[2]) + mean
-
-    def saturation(pixels):
-        return tf.image.adjust_saturation(pixels, between(0.5, 1.5, draws[3]))
-
-    def hue(pixels):
-        return tf.image.adjust_hue(pixels, between(-0.2, 0.2, draws[4]))
-
-    orders = [(brightness, saturation, hue, contrast), (saturation, brightness, contrast, hue),
-              (contrast, hue, brightness, saturation), (hue, saturation, contrast, brightness)]
-
-    chosen, changed = tf.cast(draws[0] * len(orders), tf.int32), []
-    for place, order in enumerate(orders):
-        pixels = only_if(tf.equal(chosen, place), image)
-        for change in order:
-            if image.shape.as_list()[-1] == 3 or change in (brightness, contrast):
-                pixels = change(pixels)
-        changed.append(pixels)
-    return tf.ensure_shape(tf.clip_by_value(the_one(changed), 0., 1.), image.shape)
 
 
 def _resized(pixels, image_size, channels, white):
