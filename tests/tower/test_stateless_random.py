@@ -360,3 +360,41 @@ def test_ops_of_two_dtypes_with_equal_seeds_have_keys_of_their_own(graph):
                           tf.constant(0), 1, keys) == (3, 0)
     names = list(keys.values())
     assert len(names) == 3 and len(set(names)) == 2  # those of one dtype draw the same
+
+
+def masks_of_machine(cluster, num_towers, stateless, **options):
+    """The masks of a dropout of a machine's towers, one after the other: [2 x towers, 64] of 0, 1.
+
+    Of a build alone: they need nothing of the other machines.
+    """
+    def model_fn(inputs):
+        weight = tf.get_variable('weight', [], initializer=tf.ones_initializer())
+        dropped = tf.nn.dropout(weight * inputs, rate=.5)
+        return towers.ModelOutput(tf.reduce_mean(dropped), dropped)
+    with tf.Graph().as_default():
+        tf.set_random_seed(5)
+        step = tf.train.get_or_create_global_step()
+        built = towers.build_towers(
+            model_fn, (tf.ones([2 * num_towers, 64]),), tf.train.GradientDescentOptimizer(.1),
+            num_towers, global_step=step, cluster=cluster, stateless_random=stateless, **options)
+        session = tf.Session(config=towers.session_config(built.devices))
+        session.run(tf.global_variables_initializer())
+        return (session.run(built.predictions) > 0).astype(int)
+
+
+@pytest.mark.parametrize('num_towers, options', [
+    (1, {}), (2, {}), (2, {'copies': 'reuse'}), (1, {'first_scope': False})])
+def test_machines_draw_what_their_towers_draw_on_one_machine(num_towers, options):
+    machines = [masks_of_machine(towers.Cluster('ring', ['a:1', 'b:1'], rank=rank), num_towers,
+                                 True, **options) for rank in range(2)]
+    np.testing.assert_array_equal(np.concatenate(machines),
+                                  masks_of_machine(None, 2 * num_towers, True, **options))
+    assert not np.array_equal(machines[0], machines[1])
+
+
+@pytest.mark.parametrize('num_towers', [1, 2])
+def test_machines_with_one_graph_level_seed_draw_other_numbers(num_towers):
+    parts = np.concatenate([
+        masks_of_machine(towers.Cluster('ring', ['a:1', 'b:1'], rank=rank), num_towers, False)
+        for rank in range(2)]).reshape([-1, 128])
+    assert len({tuple(part) for part in parts}) == 2 * num_towers

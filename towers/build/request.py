@@ -26,6 +26,7 @@ from towers.tower.auto_stages import checked_stages
 from towers.tower.left_over import left_scopes
 from towers.tower.stage_costs import number_of_slots
 from towers.tower.stage_cuts import Cutting
+from towers.tower.stateless_random import NamesOnOneMachine
 from towers.tower.tower import TowerOptions
 
 REDUCTIONS = ('sum', 'mean')
@@ -164,7 +165,8 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         update_ops, gradient_options or {}, global_step if stateless_random else None,
         numerics.check_numerics, numerics.xla, recompute,
         _cutting(stages, placement, stages_of(names[0]), schedule, accumulate, objectives,
-                 len(names) > 1 or loss_scale is not None or cluster is not None), accumulate)
+                 len(names) > 1 or loss_scale is not None or cluster is not None), accumulate,
+        NamesOnOneMachine(0 if cluster is None else cluster.rank * len(names), name))
     return Request(
         optimizer, objectives, names, reduction,
         1. if reduction == 'mean' else float(len(names)), remainder, global_step, learning_rate,

@@ -61,7 +61,7 @@ class Cloner:
             {leaf.op.name for leaf in _leaves(shards.inputs[0])}, self._graph)
         self._devices = self._tell_devices()
         self._template = Template(self._nodes, self._root, functions, builder.random_keys,
-                                  self._graph)
+                                  self._graph, builder.called)
 
     def tower(self, index, device, scope):
         """Makes a clone: a `Tower`.

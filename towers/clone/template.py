@@ -1,6 +1,5 @@
 """The `tf.GraphDef` that is imported for a clone: the first tower's, adapted to each tower."""
 
-import zlib
 
 import tensorflow.compat.v1 as tf
 
@@ -9,7 +8,7 @@ from towers.clone.functions import rename_functions
 from towers.clone.limits import CannotClone, has_seed
 from towers.graph.graph_walk import functions_of
 from towers.graph.scopes import inside_text
-from towers.tower.stateless_random import key_of
+from towers.tower.stateless_random import key_of, seed_of_tower
 
 
 class Template:
@@ -24,7 +23,7 @@ class Template:
       colocated: list of `(name, its colocation groups)`.
     """
 
-    def __init__(self, nodes, root, functions, random_keys, graph):
+    def __init__(self, nodes, root, functions, random_keys, graph, called):
         """
         Args:
           nodes: {name: `tf.NodeDef`} of the operations to be cloned, in order.
@@ -32,12 +31,13 @@ class Template:
           functions: `ClonedFunctions` of these nodes.
           random_keys: {name of a constant that holds a seed: name of the random op}.
           graph: the graph of the nodes.
+          called: `NamesOnOneMachine`.
 
         Raises:
           CannotClone: the nodes are too large.
         """
         self._nodes, self._root, self._functions = nodes, root, functions
-        self._random_keys, self._graph_seed = random_keys, graph.seed
+        self._random_keys, self._graph_seed, self._names = random_keys, graph.seed, called
         self._in_text = inside_text(root)
         self.graph_def = tf.GraphDef()
         self.graph_def.versions.CopyFrom(graph.graph_def_versions)
@@ -118,8 +118,7 @@ class Template:
                    else self._in_text.sub(root, text.decode()).encode())
 
         def new_seed(seed, seed2):
-            # Not by the op's name: two ops with equal seeds have equal numbers in the clone too.
-            return zlib.crc32(('%d %d tower %d' % (seed, seed2, index)).encode()) or 1
+            return seed_of_tower(seed, seed2, self._names.towers_before + index)
 
         for value, seed, seed2 in self._seeds:
             value.i = new_seed(seed, seed2)
@@ -131,7 +130,7 @@ class Template:
             rename_functions(node, exchange)
         self._called = names
         for tensor, random_op in self._keys:
-            key = key_of(self._in_text.sub(root, random_op), self._graph_seed)
+            key = key_of(self._in_text.sub(root, random_op), self._graph_seed, self._names)
             tensor.CopyFrom(tf.make_tensor_proto(key, tf.int64, []))
         for value, message in self._messages:
             value.s = nonfinite.message_of_tower(message, index).encode()

@@ -6,12 +6,14 @@ never killed. Here each such op is replaced by its stateless twin, which compute
 
     seed = [graph seed x 2^32 + crc32(name of the op), step]
 
-(Philox 4x32-10; Salmon et al. 2011). The name contains the tower, so no two towers share a mask.
+(Philox 4x32-10; Salmon et al. 2011). The name contains the tower, so no two towers share a mask;
+in a cluster the tower's number counts the towers of all machines, as on one machine.
 Ops that draw the same numbers without this still do: ops of one kind with equal seeds, and a
 recomputation in the backward pass (see `recomputation`). Their seeds have the name of the first op.
 """
 
 import collections
+import re
 import zlib
 
 import tensorflow.compat.v1 as tf
@@ -21,7 +23,8 @@ from towers.graph import graph_walk
 from towers.placement.tower_device import device_like
 
 
-def make_stateless(operations, fetches, step, graph_seed, keys=None, repeats=None):
+def make_stateless(operations, fetches, step, graph_seed, keys=None, repeats=None,
+                   called=None):
     """Replaces the random ops that the fetches are computed from, in all ops that read them.
 
     Initial values of variables keep their ops.
@@ -35,6 +38,7 @@ def make_stateless(operations, fetches, step, graph_seed, keys=None, repeats=Non
         its seed -> name of the op that the twin replaces.
       repeats: {name of a random op: name of the op whose numbers it has to draw}, see
         `recomputation`.
+      called: `NamesOnOneMachine`; None where there is one machine.
 
     Returns:
       `(replaced, kept)`: counts of random ops. Kept are ops in loops and branches, where a draw
@@ -52,7 +56,7 @@ def make_stateless(operations, fetches, step, graph_seed, keys=None, repeats=Non
         for op in group:
             with tf.name_scope(op.name + '_stateless/'), tf.device(device_like(op)), \
                     tf.control_dependencies(None):
-                key = tf.constant(key_of(name, graph_seed), tf.int64)
+                key = tf.constant(key_of(name, graph_seed, called), tf.int64)
                 seed = tf.stack([key, tf.cast(step, tf.int64)])
                 compat.replace_tensor(op.outputs[0], _TWINS[op.type](op, seed))
             if keys is not None:
@@ -77,7 +81,8 @@ def _alike(draws, repeats):
     return groups
 
 
-def give_own_seeds(operations, index, graph_seed, step=None, keys=None, repeats=None):
+def give_own_seeds(operations, index, graph_seed, step=None, keys=None, repeats=None,
+                   called=None):
     """Gives a tower's random ops seeds of their own where all towers would draw the same numbers.
 
     Keras 3 draws with stateless ops whose seed is a variable that each call counts up. Towers share
@@ -95,10 +100,10 @@ def give_own_seeds(operations, index, graph_seed, step=None, keys=None, repeats=
 
     Args:
       operations: the operations of one tower, forward and backward.
-      index: the tower's number.
+      index: the tower's number, of all machines.
       graph_seed: int or None.
       step: scalar integer tensor, or None.
-      keys, repeats: as for `make_stateless`.
+      keys, repeats, called: as for `make_stateless`.
 
     Returns:
       The number of ops that got a seed.
@@ -119,8 +124,8 @@ def give_own_seeds(operations, index, graph_seed, step=None, keys=None, repeats=
                                      repeats.get(op.name, op.name))
         with tf.name_scope(op.name + '_tower/'), tf.device(device_like(op)), \
                 tf.control_dependencies(None):
-            key = tf.constant(key_of(name, graph_seed) if index or step is not None else 0,
-                              tf.int64)
+            key = tf.constant(key_of(name, graph_seed, called) if index or step is not None
+                              else 0, tf.int64)
             second = tf.zeros_like(key) if step is None else tf.cast(step, tf.int64)
             own = tf.cast(tf.stack([key, second]), seed.dtype)
             compat.replace_input(op, position,
@@ -161,10 +166,71 @@ def make_initial_values_stateless(variables, graph_seed):
     return make_stateless(graph_walk.step_operations(initializers), initializers, step, graph_seed)
 
 
-def key_of(name, graph_seed):
-    """The first number of a twin's seed, an int64: graph seed x 2^32 + crc32(name)."""
+def key_of(name, graph_seed, called=None):
+    """The first number of a twin's seed, an int64: graph seed x 2^32 + crc32(name).
+
+    Args:
+      name: of the op that the twin replaces.
+      graph_seed: int or None.
+      called: as for `make_stateless`.
+    """
+    name = name if called is None else called.name(name)
     number = (((graph_seed or 0) << 32) + zlib.crc32(name.encode())) % 2 ** 64
     return number - 2 ** 64 if number >= 2 ** 63 else number
+
+
+class NamesOnOneMachine:
+    """Names of towers' operations as they are where the towers of all machines are on one.
+
+    Attributes:
+      towers_before: how many towers the machines before this one have.
+    """
+
+    def __init__(self, towers_before, name):
+        """
+        Args:
+          towers_before: see the class.
+          name: prefix of the towers' name scopes, such as 'tower'.
+        """
+        self.towers_before = towers_before
+        self._name = name
+        self._number = re.compile(r'(?<![\w.\-])%s_(\d+)' % re.escape(name))
+
+    def name(self, own):
+        """The name there of an operation that is called `own` here."""
+        found = self._number.search(own)
+        if not self.towers_before:
+            return own
+        if found is None:  # of a first tower without a name scope, which only machine 0's can be
+            return '%s_%d/%s' % (self._name, self.towers_before, own)
+        return '%s%d%s' % (own[:found.start(1)], int(found.group(1)) + self.towers_before,
+                           own[found.end(1):])
+
+
+def change_seeds(operations, fetches, tower):
+    """Gives a tower's stateful random ops other seeds, as a clone has them.
+
+    Machines that build the same graph with the same graph-level seed would draw the same numbers.
+    Ops with equal seeds still have equal ones; ops without a seed draw others anyway.
+
+    Args:
+      operations, fetches: as for `make_stateless`.
+      tower: the tower's number, of all machines.
+    """
+    needed = {op.name for op in graph_walk.step_operations(fetches)}
+    for op in operations:
+        if op.name in needed and graph_walk.is_random(op) and 'seed2' in op.node_def.attr:
+            seed, seed2 = op.get_attr('seed'), op.get_attr('seed2')
+            if seed or seed2:
+                compat.set_attribute(op, 'seed2', tf.AttrValue(i=seed_of_tower(seed, seed2, tower)))
+
+
+def seed_of_tower(seed, seed2, tower):
+    """The `seed2` of an op in another tower than the first one.
+
+    It does not depend on the op's name: two ops with equal seeds have equal numbers there, too.
+    """
+    return zlib.crc32(('%d %d tower %d' % (seed, seed2, tower)).encode()) or 1
 
 
 _TWINS = {

@@ -33,7 +33,7 @@ from towers.tower.recomputation import recomputed_draws
 from towers.tower.scoped_looks import looks_within
 from towers.tower.seen_variables import SeenVariables
 from towers.tower.stage_cuts import cut_into_stages
-from towers.tower.stateless_random import give_own_seeds, make_stateless
+from towers.tower.stateless_random import change_seeds, give_own_seeds, make_stateless
 from towers.tower.variables import SharedVariables
 
 
@@ -81,7 +81,7 @@ class Tower(collections.namedtuple('Tower', [
 TowerOptions = collections.namedtuple('TowerOptions', [
     'model_fn', 'objectives', 'adds_registered', 'variable_scope', 'reuse', 'earlier',
     'update_ops', 'gradient_options', 'random_step', 'check_numerics', 'xla', 'recompute',
-    'cutting', 'micro_batches'])
+    'cutting', 'micro_batches', 'called'])
 """The options of all towers of a build: arguments of `build_towers`, and:
 
 Fields:
@@ -92,6 +92,7 @@ Fields:
   recompute: `'auto'`, or list of names of kept results, see `recomputation.rewrite`; or None.
   cutting: `Cutting`; None where the model is not cut into stages.
   micro_batches: how many each tower has, one after the other or in a pipeline.
+  called: `NamesOnOneMachine`, for seeds of random ops.
   random_step: the global step, for seeds of random ops; None where these are left as they are.
 """
 
@@ -104,6 +105,7 @@ class TowerBuilder:
       gradients: `TowerGradients`.
       losses: `TowerLosses`.
       random_ops: `(replaced, kept)` random ops of a tower, see `make_stateless`; or None.
+      called: `NamesOnOneMachine`.
       random_keys: the constants of a tower that hold seeds, see `make_stateless`.
       direct_variables: see `SharedVariables.direct`.
       stage_cuts: `StageCuts` of the first tower, or None.
@@ -124,6 +126,7 @@ class TowerBuilder:
         self.keras_layers = 0
         self.random_ops = None
         self.random_keys = {}
+        self.called = options.called
         self.stage_cuts = None
         self._options = options
         self._placement = placement
@@ -316,16 +319,20 @@ class TowerBuilder:
 
     def _seed(self, index, num_towers, forward, backward, fetches):
         """Gives the tower's random ops seeds of its own, or of the step."""
-        if self._options.random_step is None and num_towers == 1:
+        number = self.called.towers_before + index
+        if self._options.random_step is None and num_towers == 1 and not number:
             return
         operations = forward + backward
         repeats = {}
         if self._options.random_step is not None:
             repeats = recomputed_draws(forward, backward)
             self.random_ops = make_stateless(operations, fetches, self._options.random_step,
-                                             self._graph.seed, self.random_keys, repeats)
-        give_own_seeds(operations, index, self._graph.seed, self._options.random_step,
-                       self.random_keys, repeats)
+                                             self._graph.seed, self.random_keys, repeats,
+                                             self.called)
+        if self.called.towers_before:
+            change_seeds(operations, fetches, number)
+        give_own_seeds(operations, number, self._graph.seed, self._options.random_step,
+                       self.random_keys, repeats, self.called)
 
     def _check_own_gradients(self, index, output, operations):
         """Refuses gradients that the model function takes itself of variables with replicas.
