@@ -2,6 +2,7 @@
 
 import tensorflow.compat.v1 as tf
 
+from towers.cluster.drawn_updates import seeds_of_updates
 from towers.graph.graph_walk import step_operations
 
 _WORDS = {'workers': 'its list of workers', 'ps': 'its list of parameter servers',
@@ -22,6 +23,9 @@ def fingerprint(cluster, built, examples, optimizer=None, settings=None):
       optimizer: name of the optimizer's class.
       settings: dict of further values that have to agree, from names to numbers or strings. The
         optimizer's hyper-parameters are added to it where each worker makes the update itself.
+
+    Raises:
+      ClusterError: each worker makes the update itself, and it draws random numbers.
     """
     return {
         'kind': cluster.kind, 'workers': list(cluster.workers), 'ps': list(cluster.ps),
@@ -69,6 +73,8 @@ def _numbers_of_updates(cluster, built):
     found = {}
     if cluster.kind == 'ps' and cluster.synchronous:
         return found
+    if cluster.kind != 'ps' and cluster.num_workers > 1:
+        found['random numbers of its update'] = {seeds_of_updates(built)}
     for op in step_operations([built.train_op]):
         if 'Apply' not in op.type:
             continue
