@@ -8,6 +8,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_choice, check_count, check_flag, check_instance
+from towers.cluster import cut_tables
 from towers.cluster.horovod import HorovodMachines, load_horovod
 from towers.cluster.parameter_servers import ServedMachines
 from towers.cluster.ports import split_address
@@ -208,11 +209,13 @@ class Cluster(collections.namedtuple('Cluster', [
         """For `tf.get_variable(partitioner=…)`: cuts a large variable into parts, one a server.
 
         A variable gets as many parts as possible of at least `partition_bytes` each, and at most
-        one for each parameter server. None where there is one server or none.
+        one for each parameter server. None where there is one server or none. Look its rows up by
+        `partition_strategy='div'`: the default, `'mod'`, takes row i from part i mod P, which is
+        another row with another number of parts, and `join` refuses it.
         """
         if len(self.ps) < 2:
             return None
-        return tf.min_max_variable_partitioner(len(self.ps), min_slice_size=self.partition_bytes)
+        return cut_tables.partitioner(len(self.ps), self.partition_bytes)
 
     def machines(self, examples, reduction, num_towers):
         """The object that combines the build's gradients across machines; makes no operation.

@@ -14,6 +14,7 @@ from towers.arguments import (check_config, check_function, check_instance, chec
                               check_say)
 from towers.build.built import BuiltTowers
 from towers.cluster.cluster import Cluster
+from towers.cluster.cut_tables import check_lookups
 from towers.cluster.fingerprint import difference, fingerprint
 from towers.cluster.horovod import gathered_lines
 from towers.cluster.meeting import all_ready, check_port, meet
@@ -150,6 +151,7 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
     config = cluster.session_config(config or session_config(built.devices))
     own = fingerprint(cluster, built, built.machines.same_examples, built.plan.optimizer, settings)
     if cluster.kind == 'ps':
+        check_lookups()
         check_port(cluster.workers[cluster.rank])
         answer_or_raise(cluster, deadline)
         server = start_server(cluster, config)
