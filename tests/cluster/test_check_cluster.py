@@ -96,3 +96,33 @@ def test_a_loss_that_is_a_sum_is_found():
 def test_shares_that_do_not_divide_are_refused():
     with pytest.raises(towers.InvalidArgumentError, match='of 12 examples'):
         towers.check_cluster(sparse_and_dense, BATCH, shares=(5, 2))
+
+
+def square(inputs):
+    weight = tf.get_variable('weight', [], tf.float64, tf.constant_initializer(.5))
+    return tf.reduce_mean(tf.square(weight * inputs - 1.))
+
+
+def test_moving_averages_are_each_workers_own():
+    """Worker 0 saves its own, of its part of the batch; that the others' differ is no fault."""
+    def model_fn(inputs):
+        mean = tf.get_variable('mean', [], tf.float64, tf.zeros_initializer(), trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(mean, tf.reduce_mean(inputs)))
+        return square(inputs)
+    report = towers.check_cluster(model_fn, (np.arange(8.),), steps=1)
+    assert not report.equal and report.not_finite is None
+    # 3.5 on one device; 1.5 of the first four.
+    assert (report.first.what, report.first.name) == ('variable', 'mean')
+    assert report.first.relative == pytest.approx(2. / 3.5)
+
+
+def test_weights_that_differ_from_worker_to_worker_are_said_to():
+    draws = iter(range(100))
+
+    def noisy(pairs):
+        noise = tf.numpy_function(lambda: float(next(draws)), [], tf.float64)
+        return [(gradient + tf.reshape(noise, []), variable) for gradient, variable in pairs]
+    report = towers.check_cluster(square, (np.arange(8.),), transform_gradients=noisy)
+    assert not report.equal and report.first.name == 'weight'
+    assert 'the workers do not have the same values of weight' in str(report)
+    assert 'NaN' not in str(report)

@@ -335,3 +335,21 @@ def test_a_worker_whose_server_does_not_start_is_named_at_once(monkeypatch):
     assert errors[1] == 'no server'
     assert errors[0] == 'worker 1 (%s) has ended before the first step: see what it says.' % (
         workers[1])
+
+
+def test_a_trained_variable_of_another_collection_begins_as_worker_0_has_it():
+    def model_fn(inputs):
+        weights = tf.get_variable('w', [2], tf.float64, tf.random_normal_initializer(),
+                                  collections=[tf.GraphKeys.LOCAL_VARIABLES,
+                                               tf.GraphKeys.TRAINABLE_VARIABLES])
+        return tf.reduce_mean(tf.square(inputs * weights))
+    workers, read = addresses(2), {}
+
+    def on_build(built):
+        read[built.machines._cluster.rank] = built.gradients
+    results = together(lambda rank: train(
+        towers.Cluster('ring', workers, rank=rank), model_fn, (np.ones([4, 2]) * (rank + 1),),
+        lambda: tf.train.GradientDescentOptimizer(0.25), 1, on_build=on_build), 2)
+    # Of 2 w mean(x^2) on both workers alike: the same w on both.
+    np.testing.assert_array_equal(results[0]['gradients']['w'], results[1]['gradients']['w'])
+    assert np.abs(results[0]['gradients']['w']).min() > 0

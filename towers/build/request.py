@@ -166,7 +166,8 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         numerics.check_numerics, numerics.xla, recompute,
         _cutting(stages, placement, stages_of(names[0]), schedule, accumulate, objectives,
                  len(names) > 1 or loss_scale is not None or cluster is not None), accumulate,
-        NamesOnOneMachine(0 if cluster is None else cluster.rank * len(names), name))
+        NamesOnOneMachine(0 if cluster is None else cluster.rank * len(names), name),
+        None if cluster is None else cluster.served_rank)
     return Request(
         optimizer, objectives, names, reduction,
         1. if reduction == 'mean' else float(len(names)), remainder, global_step, learning_rate,

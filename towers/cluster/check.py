@@ -16,7 +16,7 @@ from towers.cluster.member import join, start_server
 from towers.cluster.ports import free_ports
 from towers.errors import ClusterError, InputError, InvalidArgumentError
 from towers.inspect.check import OPTIONS, check_arguments, report_on, run_one_device
-from towers.inspect.check_report import TowersReport
+from towers.inspect.check_report import Difference, TowersReport
 from towers.placement.devices import session_config
 from towers.reason import failing_on
 
@@ -75,10 +75,19 @@ def check_cluster(model_fn: typing.Callable, inputs: typing.Any,
     sum_of_losses = sum(float(loss['of step 1']) for loss in losses)
     many['loss'] = {step: sum(size * loss[step] for size, loss in zip(sizes, losses)) / sum(sizes)
                     for step in many['loss']}
-    for name in drifted:
-        many['variable'][name] = np.full(np.shape(many['variable'][name]), np.nan)  # no number
-    return report_on(one, many, traits, tolerance, sum_of_losses, len(sizes) * num_towers, steps,
-                     reduction)
+    report = report_on(one, many, traits, tolerance, sum_of_losses, len(sizes) * num_towers, steps,
+                       reduction)
+    return _of_drift(report, drifted) if drifted and report.not_finite is None else report
+
+
+def _of_drift(report, drifted):
+    """The report of workers whose weights are not the same bit for bit, whatever else it says."""
+    first = Difference('variable', drifted[0], float('inf'))
+    return report._replace(
+        equal=False, first=first, worst=first,
+        cause='the workers do not have the same values of %s: something in the update differs from '
+              'worker to worker, such as a number that one machine alone knows, or NumPy\'s random '
+              'numbers.' % ', '.join(drifted[:3]))
 
 
 def _on_servers(kind, work, count, num_ps, uneven):
@@ -118,9 +127,12 @@ def _by_horovod(kind, work, count, num_ps, uneven):
 
 
 def _digests(result):
-    """Dict from names of variables to a digest of their bytes."""
+    """Dict from names of the variables that all workers share to a digest of their bytes.
+
+    What the step writes besides them, such as moving averages, is each worker's own.
+    """
     return {name: hashlib.sha256(np.asarray(value).tobytes()).hexdigest()
-            for name, value in result['variable'].items()}
+            for name, value in result['variable'].items() if name in result['shared']}
 
 
 def _drifted(digests):
@@ -177,7 +189,11 @@ def _train(cluster, model_fn, batch, make_optimizer, num_towers, steps, reductio
             global_step=step, cluster=cluster, **options)
         gradients = [tf.convert_to_tensor(gradient) for gradient, _ in built.gradients]
         begin = _Begin(cluster, initial, built.replicas)
-        result = {'loss': {}, 'variable': {}, 'slot': {}}
+        shared = [variable for _, variable in built.gradients]
+        if cluster.kind != 'ps':
+            shared = shared + built.machines.state
+        result = {'loss': {}, 'variable': {}, 'slot': {},
+                  'shared': {variable.op.name for variable in shared}}
         config = session_config(built.devices)
         with failing_on('on worker %d' % cluster.rank), join(
                 cluster, built, config, on_lost=lambda error: None) as member, member.session(

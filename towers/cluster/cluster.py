@@ -164,6 +164,12 @@ class Cluster(collections.namedtuple('Cluster', [
         return self.job == 'worker' and self.rank == 0
 
     @property
+    def served_rank(self):
+        """The number of this worker, where several make one step on parameter servers; or None."""
+        several = self.kind == 'ps' and self.synchronous and self.num_workers > 1
+        return self.rank if several else None
+
+    @property
     def name(self):
         """`'worker 1 of 3'`."""
         return '%s %d of %d' % (self.job, self.rank,

@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from towers.cluster.common_state import read_by_training
 from towers.cluster.shares import Shares
 from towers.errors import MissingPackageError
 from towers.placement.variable_device import only_device
@@ -32,6 +33,7 @@ class HorovodMachines:
 
     Attributes:
       stops: always None: a signal ends the process that gets it, and Horovod ends the others.
+      state: as in `RingMachines`.
     """
     stops = stop = hook = None
     updates_here = True
@@ -40,6 +42,7 @@ class HorovodMachines:
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
         self._hvd = load_horovod()
+        self.state, self._own = [], []  # as in `RingMachines`
 
     @property
     def same_examples(self):
@@ -49,6 +52,7 @@ class HorovodMachines:
     def combine(self, gradients):
         """As `RingMachines.combine`."""
         hvd, shares = self._hvd, self._shares
+        self._own = list(gradients)
         with only_device('/cpu:0'):
             weight = None
             if shares.are_weighted:
@@ -76,12 +80,21 @@ class HorovodMachines:
         return examples * self._cluster.num_workers
 
     def train_op(self, update):
-        """The operation of a step: the update, which every worker makes."""
-        return update
+        """As `RingMachines.train_op`."""
+        if self._cluster.num_workers == 1:
+            return update
+        self.state = read_by_training([gradient for gradient, _ in self._own], update,
+                                      [variable for _, variable in self._own])
+        if not self.state:
+            return update
+        with tf.control_dependencies([update]), only_device('/cpu:0'):
+            return tf.group(*[tf.assign(variable, self._hvd.broadcast(
+                variable.read_value(), 0, name='towers_state/' + variable.op.name)).op
+                              for variable in self.state])
 
-    def broadcast(self):
-        """An operation that gives all processes the variables of rank 0."""
-        return self._hvd.broadcast_global_variables(0)
+    def broadcast(self, variables):
+        """An operation that gives all processes these variables of rank 0."""
+        return self._hvd.broadcast_variables(variables, 0)
 
 
 def gathered_lines(text):

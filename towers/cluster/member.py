@@ -243,9 +243,12 @@ class BroadcastHook(OccasionalHook):
         """Makes the operations, when all variables are there."""
         if self._cluster.num_workers == 1:
             return
-        variables = sorted(tf.global_variables(), key=lambda variable: variable.op.name)
+        # What is trained is the same on all workers, whatever collection it is in.
+        variables = {variable.op.name: variable for variable in tf.global_variables() + [
+            variable for _, variable in self._built.gradients]}
+        variables = [variables[name] for name in sorted(variables)]
         self._operations = [broadcast_variables(self._cluster, variables)
-                            if self._cluster.kind == 'ring' else self._built.machines.broadcast()]
+                            if self._cluster.kind == 'ring' else self._built.machines.broadcast(variables)]
         if self._built.replicas is not None:
             self._operations.append(self._built.replicas.refresh())
 

@@ -10,6 +10,7 @@ goes on. Sparse gradients are sent as rows.
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.cluster.common_state import read_by_training
 from towers.cluster.ring_rows import SparseGradients
 from towers.cluster.shares import Shares
 from towers.errors import ClusterError
@@ -104,6 +105,7 @@ class RingMachines:
         every worker always has examples.
       examples: float64 scalar: the number of examples of this step on all workers; None where each
         worker has the same number, so that nothing is counted.
+      state: list of the variables that worker 0 gives to the others after each step.
     """
 
     def __init__(self, cluster, examples, reduction, num_towers):
@@ -112,6 +114,8 @@ class RingMachines:
         self._shares = Shares(cluster, examples, reduction)
         self.stops = self.stop = self.examples = self.data_ended = None
         self.hook = None
+        self.state = []
+        self._own = []  # the gradients of this machine, with their variables
 
     @property
     def same_examples(self):
@@ -129,6 +133,7 @@ class RingMachines:
         """
         if self._cluster.num_workers == 1:
             return gradients
+        self._own = list(gradients)
         ring = Collectives(self._cluster.rank, self._cluster.num_workers)
         with only_device(_CPU), tf.name_scope('ring'):
             dense = [(variable, [(0, gradient)]) for gradient, variable in gradients
@@ -163,8 +168,16 @@ class RingMachines:
         return examples * self._cluster.num_workers
 
     def train_op(self, update):
-        """The operation of a step: the update, which every worker makes."""
-        return update
+        """The operation of a step: the update, which every worker makes.
+
+        What training reads of worker 0's state goes to the others, see `common_state`.
+        """
+        self.state = read_by_training([gradient for gradient, _ in self._own], update,
+                                      [variable for _, variable in self._own])
+        if not self.state:
+            return update
+        with tf.control_dependencies([update]):
+            return broadcast_variables(self._cluster, self.state)
 
     def _count(self, ring, rows):
         """Adds up the numbers that are known when the batch is; sets `stops`.
@@ -257,7 +270,7 @@ def broadcast_variables(cluster, variables):
                     variable.op.name, dtype.name, shape))
         with only_device(_CPU), tf.name_scope('broadcast'):
             with tf.control_dependencies(last):
-                value = tf.cast(tf.identity(variable), sent) if cluster.rank == 0 else None
+                value = tf.cast(variable.read_value(), sent) if cluster.rank == 0 else None
                 value = ring.broadcast(value, shape, sent)
             last = [value]
             done.append(value.op if cluster.rank == 0 else

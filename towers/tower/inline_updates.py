@@ -6,6 +6,10 @@ variable, at the same time. So with `update_ops='first'` the towers after the fi
 write whose value is not used, as they leave out their `UPDATE_OPS`; where the new value is used (a
 counter of steps), they use the value that the first tower has written. With `update_ops='all'`
 every tower writes, with `'none'` no tower does.
+
+Workers of synchronous parameter servers have their variables in common, too: the chief's first
+tower writes, and no other worker's. There a value that is read by training as well is refused: a
+worker may read it before or after the chief has written.
 """
 
 import collections
@@ -37,12 +41,21 @@ class InlineUpdates:
         do not, see `wait_for_readers`.
     """
 
-    def __init__(self, graph, update_ops, num_towers):
+    def __init__(self, graph, update_ops, num_towers, served_rank=None):
+        """
+        Args:
+          graph: the `tf.Graph`.
+          update_ops: as for `build_towers`.
+          num_towers: how many towers this machine has.
+          served_rank: the number of this worker, where several of them make one step on parameter
+            servers; else None.
+        """
         self.left_out, self.shared, self.of_every_tower = set(), set(), []
         self.late = dict(loss=[], predictions=[], metrics=[], gradients=[])
         self._graph = graph
         self._update_ops = update_ops
         self._num_towers = num_towers
+        self._served_rank = served_rank
         self._first = []  # of the first tower
 
     def variables(self):
@@ -65,12 +78,13 @@ class InlineUpdates:
 
         Raises:
           SharedVariableError: a write that can neither be left out nor be shared, or that would not
-            reach the replicas of a variable.
+            reach the replicas of a variable; or one of a variable that other workers read.
         """
         writes = self._inline(operations, fetches, ignored)
         if index == 0:
             self._first = writes
-        if not writes or self._num_towers == 1 and self._update_ops != 'none':
+        alone = self._num_towers == 1 and self._served_rank is None
+        if not writes or alone and self._update_ops != 'none':
             return
         used = _used(writes, fetches, {op.name for op in operations})
         for write in writes:
@@ -84,10 +98,12 @@ class InlineUpdates:
         kept = [write for write in writes if write.op.name in used]
         for write in writes:
             self._check(write, write in kept)
+        if self._served_rank is not None and self._update_ops == 'first':
+            _refuse_served(writes, fetches)
         if index == 0:
             self.left_out = {write.op.name for write in unused}
             self.shared = {write.op.name for write in kept}
-        if index or self._update_ops == 'none':
+        if index or self._update_ops == 'none' or self._served_rank:
             _unhook(operations, unused)
         if index:
             self._share(index, operations, kept)
@@ -222,6 +238,23 @@ def _refuse_replicated(write, variable):
         "return it in 'updates', which every replica follows; make the variable with "
         'trainable=False, which has no replicas; or use another variable_device.' % (
             variable, write.op.name))
+
+
+def _refuse_served(writes, fetches):
+    """Raises `SharedVariableError` for a variable that the forward pass writes and reads.
+
+    Workers of parameter servers would each write it, or read it at any time.
+    """
+    served, read = {each.op.name for each in tf.global_variables()}, graph_walk.ancestors(
+        [tensor for tensor in fetches if isinstance(tensor, tf.Tensor)])
+    for write in writes:
+        for name in write.variables:
+            if name in served and name in read:
+                raise SharedVariableError(
+                    'the forward pass writes variable %s (operation %s) and uses its value; on '
+                    'parameter servers all workers have this variable, and each would write it, or '
+                    'read it before or after the chief has: put the update into the collection '
+                    "UPDATE_OPS, or use a ring." % (name, write.op.name))
 
 
 def _used(writes, fetches, made):

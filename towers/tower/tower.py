@@ -81,7 +81,7 @@ class Tower(collections.namedtuple('Tower', [
 TowerOptions = collections.namedtuple('TowerOptions', [
     'model_fn', 'objectives', 'adds_registered', 'variable_scope', 'reuse', 'earlier',
     'update_ops', 'gradient_options', 'random_step', 'check_numerics', 'xla', 'recompute',
-    'cutting', 'micro_batches', 'called'])
+    'cutting', 'micro_batches', 'called', 'served_rank'])
 """The options of all towers of a build: arguments of `build_towers`, and:
 
 Fields:
@@ -93,6 +93,7 @@ Fields:
   cutting: `Cutting`; None where the model is not cut into stages.
   micro_batches: how many each tower has, one after the other or in a pipeline.
   called: `NamesOnOneMachine`, for seeds of random ops.
+  served_rank: see `InlineUpdates`.
   random_step: the global step, for seeds of random ops; None where these are left as they are.
 """
 
@@ -142,7 +143,8 @@ class TowerBuilder:
                                        left_over=self._attempt)
         self._gradients_of_first = 0
         self.own_state = OwnState(num_towers, graph)
-        self.inline_updates = InlineUpdates(graph, options.update_ops, num_towers)
+        self.inline_updates = InlineUpdates(graph, options.update_ops, num_towers,
+                                            options.served_rank)
         self.gradients = TowerGradients(options, placement, replicas, self.own_state, graph)
         self._collections = TowerCollections(graph)
         self._seen_variables = SeenVariables(graph)
