@@ -232,10 +232,11 @@ def test_a_worker_that_fails_says_why():
 
 
 def test_a_worker_that_has_ended_while_others_are_in_a_step_is_noticed():
-    watches, _ = watched(2, 0.3)
+    watches, noticed = watched(2, 0.3)
     watches[0].step_begins()
     together(lambda which: watches[1].finish() if which else watches[0].wait_for_loss(20), 2)
     assert watches[0].lost[0] == 1 and 'perhaps for lack of data' in watches[0].lost[1]
+    assert noticed[1] == [] and watches[1].lost is None  # worker 0 is not lost to it
 
 
 @pytest.mark.slow

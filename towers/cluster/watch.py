@@ -147,4 +147,6 @@ class Watch:
             for other in self._heard:
                 if other != rank:
                     self._send(other, {'type': 'lost', 'rank': rank, 'why': why})
+                elif other in self._done:  # in good order: it need not wait for the end of all
+                    self._send(other, {'type': 'end'})
         self._on_lost(rank, why)
