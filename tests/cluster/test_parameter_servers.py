@@ -41,6 +41,69 @@ def test_gradients_and_weights_are_those_of_one_device(sizes, num_ps, num_towers
     close(weights, results[0]['last'])
 
 
+ROWS = [[2, 0, 2, 2], [0, 1, 2, 2]]
+
+
+def looked_up(rows):
+    """The gradient of a row is how often it occurs, over the number of rows."""
+    table = tf.get_variable('table', [3, 1], tf.float64, tf.zeros_initializer(), use_resource=True)
+    return tf.reduce_mean(tf.gather(table, rows))
+
+
+@pytest.mark.parametrize('count, fields, counted', [
+    (2, {}, [2, 1, 5]), (1, {}, [1, 0, 3]), (1, {'synchronous': False}, [1, 0, 3])])
+def test_transform_gradients_gets_each_row_once(count, fields, counted):
+    """By hand: of two workers' rows two are row 0, one is row 1, five are row 2. The norm of rows
+    that come twice is less, and Adam's step is another."""
+    workers, ps = addresses(count, 1)
+    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank, **fields)
+    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
+    assert server
+    seen = []
+
+    def transform(pairs):
+        [(gradient, table)] = pairs
+        seen.append(table.op.name)
+        norm = tf.sqrt(tf.reduce_sum(tf.square(gradient.values)))
+        return [(tf.IndexedSlices(gradient.values + norm, gradient.indices,
+                                  gradient.dense_shape), table)]
+    results = together(lambda rank: train(
+        make('worker', rank), looked_up, (np.array(ROWS[rank]),),
+        lambda: tf.train.AdamOptimizer(0.5, epsilon=1.), 1, transform_gradients=transform), count)
+    gradient = np.array(counted) / (4. * count)
+    gradient[gradient > 0] += np.sqrt(np.sum(gradient ** 2))
+    np.testing.assert_allclose(results[0]['gradients']['table'][:, 0], gradient, rtol=1e-12)
+    rate = 0.5 * np.sqrt(1 - 0.999) / (1 - 0.9)
+    moved = -rate * 0.1 * gradient / (np.sqrt(0.001) * gradient + 1.)
+    np.testing.assert_allclose(results[0]['last']['table'][:, 0], moved, rtol=1e-4)
+    assert seen == ['table'] * count
+
+
+@pytest.mark.parametrize('optimizer', [
+    lambda: tf.train.AdagradOptimizer(0.5), lambda: tf.train.FtrlOptimizer(0.5),
+    lambda: tf.train.RMSPropOptimizer(0.1, momentum=0.5)])
+def test_optimizers_see_a_row_of_two_workers_as_one(optimizer):
+    """Against plain TF1 with the rows added up by hand."""
+    workers, ps = addresses(2, 1)
+    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank)
+    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
+    assert server
+    results = together(lambda rank: train(
+        make('worker', rank), looked_up, (np.array(ROWS[rank]),), optimizer, 2), 2)
+    with tf.Graph().as_default(), tf.Session() as session:
+        table = tf.get_variable('table', [3, 1], tf.float64, tf.zeros_initializer(),
+                                use_resource=True)
+        update = optimizer().apply_gradients([(tf.IndexedSlices(
+            tf.constant([[2 / 8.], [1 / 8.], [5 / 8.]], tf.float64), tf.constant([0, 1, 2])),
+            table)])
+        session.run(tf.global_variables_initializer())
+        for _ in range(2):
+            session.run(update)
+        for variable in tf.global_variables():
+            np.testing.assert_allclose(results[0]['last'][variable.op.name], session.run(variable),
+                                       rtol=1e-9, err_msg=variable.op.name)
+
+
 def dense_mean(numbers):
     return tf.reduce_mean(numbers) * tf.get_variable('w', [], tf.float64, tf.zeros_initializer(),
                                                      use_resource=True)
@@ -163,7 +226,8 @@ def test_rows_are_sent_to_the_worker_and_not_their_table(graph, resource):
             assert '/job:worker' in op.device, op.name
         if '/job:worker' in op.device:  # what it takes from a server
             assert all(tensor.shape.num_elements() < 400 for tensor in op.inputs
-                       if '/job:ps' in tensor.op.device), op.name
+                       if '/job:ps' in tensor.op.device
+                       and tensor.op.type != 'SparseAccumulatorTakeGradient'), op.name
 
 
 @pytest.mark.parametrize('resource', [True, False])

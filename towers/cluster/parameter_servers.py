@@ -26,7 +26,7 @@ from towers.cluster.shares import Shares
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.reason import reason_of
-from towers.reduce.rows import scaled
+from towers.reduce.rows import each_row_once, rows_once, scaled
 from towers.run.step_loop import OccasionalHook
 
 _FIRST_SERVER = '/job:ps/task:0/device:CPU:0'
@@ -62,7 +62,7 @@ class ServedMachines:
         """
         cluster, shares = self._cluster, self._shares
         if not cluster.synchronous or cluster.num_workers == 1:
-            return gradients
+            return rows_once(gradients)
         needed = cluster.num_workers - cluster.backup_workers
         with tf.name_scope('served') as scope:
             self._make_rounds(scope)
@@ -83,6 +83,8 @@ class ServedMachines:
             for gradient, variable in gradients:
                 with only_device('/cpu:0'):
                     gradient = scaled(_as(gradient, _summed_dtype(gradient)), factor)
+                    if isinstance(gradient, tf.IndexedSlices):
+                        gradient = each_row_once(gradient)
                 with only_device('/job:ps/task:%d/device:CPU:0' % tasks[variable.op.name]):
                     sums.append(self._summed(gradient, variable.get_shape(),
                                              scope + variable.op.name, needed))
@@ -93,8 +95,11 @@ class ServedMachines:
             if total is not None:
                 of_all = (1. if shares.is_mean else float(cluster.num_workers)) / total
                 sums = [scaled(each, of_all) for each in sums]
-            return [(_as(each, gradient.dtype.base_dtype), variable)
-                    for each, (gradient, variable) in zip(sums, gradients)]
+            # An accumulator adds up equal rows of two workers only where both send them in
+            # ascending order.
+            with only_device('/cpu:0'):
+                return rows_once([(_as(each, gradient.dtype.base_dtype), variable)
+                                  for each, (gradient, variable) in zip(sums, gradients)])
 
     @property
     def updates_here(self):

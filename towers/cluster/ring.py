@@ -16,7 +16,7 @@ from towers.cluster.shares import Shares
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.reduce import all_reduce
-from towers.reduce.rows import scaled
+from towers.reduce.rows import rows_once, scaled
 
 _GROUP = 7919  # no group of `all_reduce`, whose keys count from 1
 _HALVED = 1 << 20  # bytes from which one half of a tensor is added up while the other is sent
@@ -132,7 +132,7 @@ class RingMachines:
           Such a list, the same on every worker bit for bit.
         """
         if self._cluster.num_workers == 1:
-            return gradients
+            return rows_once(gradients)
         self._own = list(gradients)
         ring = Collectives(self._cluster.rank, self._cluster.num_workers)
         with only_device(_CPU), tf.name_scope('ring'):

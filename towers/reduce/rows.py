@@ -82,6 +82,12 @@ def each_row_once(slices):
         slices.dense_shape)
 
 
+def rows_once(gradients):
+    """`each_row_once` for the sparse ones among `(gradient, variable)` pairs."""
+    return [(each_row_once(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient,
+             variable) for gradient, variable in gradients]
+
+
 def scaled(gradient, factor):
     """A gradient times a number, dense or sparse, in its own dtype.
 
