@@ -102,7 +102,8 @@ def test_one_that_does_not_end_is_killed_with_what_it_has_started():
     wait_until(lambda: not is_running(sleeper[0]), 10)
 
 
-FAILS_ONCE = ("path = %r\nif me[1] == 1 and not os.path.exists(path): open(path, 'w'); sys.exit(3)\n"
+FAILS_ONCE = ("path = %r\n"
+              "if me[1] == 1 and not os.path.exists(path): open(path, 'w'); sys.exit(3)\n"
               "while not os.path.exists(path): time.sleep(0.02)\nprint('well')")
 
 
@@ -195,7 +196,7 @@ def handlers():
 
 @pytest.mark.parametrize('ps, started', [(0, 6), (1, 4)])
 def test_the_launcher_starts_all_again_but_with_parameter_servers(ps, started, capsys, handlers):
-    """Two workers that fail at once: without servers both, twice; with one, the first that fails."""
+    """Worker 1 fails: without servers both are started again, with one it alone."""
     code = ("import json, os, sys, time; task = json.loads(os.environ['TF_CONFIG'])['task'];"
             "time.sleep(600 * (task != {'type': 'worker', 'index': 1})); sys.exit(5)")
     assert launch.main(['--workers=2', '--ps=%d' % ps, '--restarts=2', '--linger=0', '--',
