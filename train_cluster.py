@@ -26,7 +26,7 @@ def make_cluster():
         return None
     try:
         return towers.Cluster.from_tf_config(
-            FLAGS.cluster, workers=_listed(FLAGS.worker_hosts), ps=_listed(FLAGS.ps_hosts),
+            FLAGS.cluster, workers=_listed('worker_hosts'), ps=_listed('ps_hosts'),
             job=FLAGS.job_name or None,
             rank=FLAGS.task_index if FLAGS.task_index >= 0 else None,
             synchronous=None if FLAGS.cluster != 'ps' else FLAGS.synchronous,
@@ -164,6 +164,12 @@ def evaluate_checkpoints(evaluate_newest, directory, pause=1.):
         time.sleep(pause)
 
 
-def _listed(text):
-    """The parts of a text between commas, a list; None of an empty text."""
-    return [each.strip() for each in text.split(',')] if text else None
+def _listed(name):
+    """The parts of a flag's text between commas, a list; None of an empty text."""
+    parts = [each.strip() for each in FLAGS[name].value.split(',')]
+    if parts == ['']:
+        return None
+    if '' in parts:
+        raise towers.InvalidArgumentError('--%s=%s has a comma without an address: leave it '
+                                          'out.' % (name, FLAGS[name].value))
+    return parts

@@ -170,10 +170,11 @@ flags.DEFINE_enum('cluster', '', ['', 'ring', 'ps', 'horovod'], "train on severa
 flags.DEFINE_string('worker_hosts', '', "host:port of the workers, the chief first, instead of "
                     "TF_CONFIG's")
 flags.DEFINE_string('ps_hosts', '', "host:port of the parameter servers, instead of TF_CONFIG's")
-flags.DEFINE_enum('job_name', '', ['', 'worker', 'ps', 'evaluator'], 'what this process is, '
-                  "instead of TF_CONFIG's task")
-flags.DEFINE_integer('task_index', -1, "its number, from 0; -1: that of TF_CONFIG's task",
-                     lower_bound=-1, upper_bound=MOST_TOWERS)
+flags.DEFINE_enum('job_name', '', ['', 'chief', 'worker', 'ps', 'evaluator'], 'what this process '
+                  "is, instead of TF_CONFIG's task")
+flags.DEFINE_integer('task_index', -1, 'its number, from 0, in --worker_hosts, --ps_hosts, or the '
+                     "list of --job_name in TF_CONFIG; -1: that of TF_CONFIG's task", lower_bound=-1,
+                     upper_bound=MOST_TOWERS)
 flags.DEFINE_boolean('synchronous', True, 'with --cluster=ps, whether a step waits for all workers')
 flags.DEFINE_integer('backup_workers', 0, 'with --cluster=ps, how many workers a step does not '
                      'wait for', lower_bound=0, upper_bound=MOST_TOWERS)
@@ -498,16 +499,17 @@ def _unclear_machines():
     """What is wrong about --cluster and TF_CONFIG together, a line; None if nothing is."""
     config = os.environ.get('TF_CONFIG', '')
     if FLAGS.cluster in ('ring', 'ps') and not FLAGS.worker_hosts and not config:
+        served = FLAGS.cluster == 'ps'
         return ('--cluster=%s does not say which machines: set TF_CONFIG, or give --worker_hosts, '
-                '--job_name and --task_index; on one machine, python -m towers.launch starts all '
-                'processes' % FLAGS.cluster)
+                '%s--job_name and --task_index; on one machine, python -m towers.launch %sstarts '
+                'all processes' % (FLAGS.cluster, '--ps_hosts, ' * served, '--ps=1 ' * served))
     if FLAGS.cluster == 'ps' and not FLAGS.ps_hosts and not config:
         return ('--cluster=ps does not say which parameter servers: give --ps_hosts, or '
                 '--cluster=ring, which needs none')
     if FLAGS.mode == 'train' and not FLAGS.cluster and config:
         try:
             tasks = sum(len(addresses) for addresses in json.loads(config)['cluster'].values())
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None  # no TF_CONFIG of a cluster
         if tasks > 1:
             return ('TF_CONFIG names %d tasks, and without --cluster each would train alone: give '
@@ -600,6 +602,7 @@ _PHRASES = [
     (r'create_aux_logits=False', '--aux_loss_weight=0'),
     (r"\brecompute=\['(.*?)'\]",
      lambda found: '--recompute=' + found.group(1).replace("', '", ',')),
+    (r'\bgive a rank, from 0\b', 'give --task_index, from 0'),
     (r"\bname one under 'ps'", "name one by --ps_hosts, or under 'ps' of TF_CONFIG"),
     (r"\bpass workers=\['host:port', …\]", 'give --worker_hosts=host:port,…'),
     (r'\bworkers=\(\)', '--worker_hosts'),

@@ -1,6 +1,8 @@
 """Starts a cluster on this machine: `python -m towers.launch --workers=2 --ps=1 -- train.py …`.
 
-Each process gets a `TF_CONFIG` of its own. When one process fails, all others are ended.
+Each process gets a `TF_CONFIG` of its own. When one process fails, all others are ended; with
+`--restarts`, all are then started again, since the workers of a ring meet only at the start. Parameter
+servers let a worker join again, so with `--ps` only the process that has failed is started again.
 """
 
 import argparse
@@ -31,8 +33,8 @@ def parse(argv):
                         'is the chief (2)')
     parser.add_argument('--ps', type=_count(0), default=0, help='parameter servers (0)')
     parser.add_argument('--host', default='127.0.0.1', help='address of all (127.0.0.1)')
-    parser.add_argument('--restarts', type=_count(0), default=0, help='how often each process that '
-                        'fails is started again (0)')
+    parser.add_argument('--restarts', type=_count(0), default=0, help='how often all are started '
+                        'again when one fails; with --ps, how often each process that fails is (0)')
     parser.add_argument('--linger', type=_seconds, default=5., help='seconds in which the others can '
                         'notice that one has failed, before they are told to end (5)')
     parser.add_argument('--grace', type=_seconds, default=30., help='seconds from SIGTERM to SIGKILL '
@@ -125,14 +127,18 @@ def _seconds(text):
 def main(argv):
     """Runs a launch to its end; returns the exit status."""
     options, command = parse(argv)
+    def tasks():
+        return tasks_of(options.workers, options.ps, command, options.host)
     try:
-        tasks = tasks_of(options.workers, options.ps, command, options.host)
+        first = tasks()
     except ClusterError as error:
         sys.stderr.write('towers.launch: %s\n' % error)
         return 2
     status = StatusLine(sys.stdout) if sys.stdout.isatty() else None
-    processes = Processes(tasks, options.restarts, options.linger, options.grace,
-                          status and status.write, status and status.show, announce=True)
+    # All again on new ports: what was left of the former processes may still hold theirs.
+    processes = Processes(first, options.restarts, options.linger, options.grace,
+                          status and status.write, status and status.show, announce=True,
+                          again=None if options.ps else tasks)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, lambda received, frame: processes.signal(received))

@@ -69,6 +69,22 @@ def test_the_death_of_a_worker_ends_the_ring(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_ring_that_is_started_again_ends_as_an_unbroken_one(tmp_path):
+    folder, unbroken = str(tmp_path / 'run'), str(tmp_path / 'unbroken')
+    with Launch(folder, ['--workers=2', '--restarts=1'],
+                RING + ['--train_dir=' + folder]) as launch:
+        launch.wait_for('step 60/')
+        launch.send('worker 1', signal.SIGKILL)
+        assert launch.status() == 0, launch.output
+        assert ('worker 1 was killed by SIGKILL: all are ended, and started again (1 of 1)'
+                in launch.output)
+        assert launch.output.count('[launch] worker 0 is process') == 2, launch.output
+    with Launch(unbroken, ['--workers=2'], RING + ['--train_dir=' + unbroken]) as launch:
+        assert launch.status() == 0, launch.output
+    assert train_runs.names_that_differ(values(unbroken), values(folder)) == []
+
+
+@pytest.mark.slow
 @pytest.mark.version_independent
 def test_with_parameter_servers_those_that_are_killed_join_again(tmp_path):
     folder = str(tmp_path / 'run')

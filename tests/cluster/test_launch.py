@@ -14,13 +14,15 @@ from towers.cluster.processes import Processes
 from towers.errors import ClusterError
 
 
+HEAD = ("import json, os, signal, sys, time\n"
+        "task = json.loads(os.environ['TF_CONFIG'])['task']\n"
+        "me = task['type'], task['index']\n")
+
+
 def run(code, workers=2, ps=0, **options):
     """`(status, lines)` of a cluster whose processes all run this code."""
     lines = []
-    head = ("import json, os, signal, sys, time\n"
-            "task = json.loads(os.environ['TF_CONFIG'])['task']\n"
-            "me = task['type'], task['index']\n")
-    tasks = launch.tasks_of(workers, ps, [sys.executable, '-S', '-c', head + code])
+    tasks = launch.tasks_of(workers, ps, [sys.executable, '-S', '-c', HEAD + code])
     processes = Processes(tasks, write=lines.append, **options)
     return processes.run(), lines
 
@@ -100,14 +102,108 @@ def test_one_that_does_not_end_is_killed_with_what_it_has_started():
     wait_until(lambda: not is_running(sleeper[0]), 10)
 
 
+FAILS_ONCE = ("path = %r\n"
+              "if me[1] == 1 and not os.path.exists(path): open(path, 'w'); sys.exit(3)\n"
+              "while not os.path.exists(path): time.sleep(0.02)\nprint('well')")
+
+
 def test_one_that_fails_is_started_again_if_asked_for(tmp_path):
-    code = ("path = %r\nif me[1] == 1 and not os.path.exists(path): open(path, 'w'); sys.exit(3)\n"
-            "while not os.path.exists(path): time.sleep(0.02)\nprint('well')" % str(tmp_path / 'x'))
-    status, lines = run(code, restarts=1)
+    status, lines = run(FAILS_ONCE % str(tmp_path / 'x'), restarts=1)
     assert status == 0
     assert '[launch] worker 1 ended with status 3: it is started again' in lines
     assert sorted(line for line in lines if 'well' in line) == [
         '[worker 0] well', '[worker 1] well']
+
+
+def test_all_are_started_again_where_none_can_go_on_alone(tmp_path):
+    """The one that ended well does its part once more, and the ports are others."""
+    ports = []
+
+    def again():
+        ports.append(launch.tasks_of(2, 0, [
+            sys.executable, '-S', '-c', HEAD + "print(os.environ['TF_CONFIG'])\n"
+            + FAILS_ONCE % str(tmp_path / 'x')]))
+        return ports[-1]
+    lines = []
+    assert Processes(again(), 1, 60., write=lines.append, announce=True, again=again).run() == 0
+    first, second = ports
+    for line in ('[worker 0] ' + first[0].environment['TF_CONFIG'],
+                 '[launch] worker 1 ended with status 3: all are ended, and started again (1 of 1)',
+                 '[worker 0] ' + second[0].environment['TF_CONFIG'],
+                 '[worker 1] ' + second[1].environment['TF_CONFIG']):
+        assert lines.count(line) == 1, lines
+    assert lines.count('[worker 0] well') == 2 and lines.count('[worker 1] well') == 1
+    assert sum('is process' in line for line in lines) == 4
+
+
+def test_all_are_ended_before_all_are_started_again(tmp_path):
+    lines, code = [], (
+        "print(os.getpid(), flush=True)\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "path = %r\nif os.path.exists(path): sys.exit(0)\n"
+        "if me[1] == 1: open(path, 'w'); sys.exit(3)\n"
+        "time.sleep(600)" % str(tmp_path / 'x'))
+
+    def again():
+        if lines:
+            pid = int(next(line for line in lines if line.startswith('[worker 0]')).split()[-1])
+            assert not is_running(pid)
+        return launch.tasks_of(2, 0, [sys.executable, '-S', '-c', HEAD + code])
+    assert Processes(again(), 1, 0.5, 0.2, write=lines.append, again=again).run() == 0
+    assert '[launch] worker 0 did not end within 0.2 seconds: killed' in lines
+
+
+@pytest.mark.parametrize('again', [False, True])
+@pytest.mark.parametrize('workers', [1, 2])
+def test_a_failure_right_after_a_restart_gives_the_status(again, workers):
+    """However quickly: no round of the launcher may find nothing running, and no failure."""
+    for _ in range(2):
+        lines = []
+
+        def tasks():
+            return launch.tasks_of(workers, 0, ['false'])
+        assert Processes(tasks(), 2, write=lines.append, again=tasks if again else None).run() == 1
+        assert sum('started again' in line for line in lines) >= 2
+        assert lines[-2].endswith('ended with status 1: the others are ended')
+        assert lines[-1] == '[launch] the restarts are used up (--restarts=2): the status is 1'
+
+
+def test_a_signal_is_the_end_although_restarts_are_left():
+    lines = []
+
+    def write(line):
+        lines.append(line)
+        if 'ready' in line:
+            processes.signal(signal.SIGTERM)
+
+    def tasks():
+        return launch.tasks_of(1, 0, [sys.executable, '-S', '-c',
+                                      "import time; print('ready', flush=True); time.sleep(600)"])
+    processes = Processes(tasks(), 3, write=write, again=tasks)
+    assert processes.run() == 143
+    assert lines == ['[worker 0] ready']
+
+
+@pytest.fixture
+def handlers():
+    """Puts back the handlers of the signals that a launcher passes on."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    former = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, former):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize('ps, started', [(0, 6), (1, 4)])
+def test_the_launcher_starts_all_again_but_with_parameter_servers(ps, started, capsys, handlers):
+    """Worker 1 fails: without servers both are started again, with one it alone."""
+    code = ("import json, os, sys, time; task = json.loads(os.environ['TF_CONFIG'])['task'];"
+            "time.sleep(600 * (task != {'type': 'worker', 'index': 1})); sys.exit(5)")
+    assert launch.main(['--workers=2', '--ps=%d' % ps, '--restarts=2', '--linger=0', '--',
+                        sys.executable, '-S', '-c', code]) == 5
+    output = capsys.readouterr().out
+    assert output.count('is process') == started + ps, output
+    assert output.endswith('(--restarts=2): the status is 5\n')
 
 
 def test_a_program_that_does_not_exist_is_an_error():

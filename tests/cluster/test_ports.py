@@ -22,9 +22,16 @@ def test_host_and_port(address, expected):
 
 @pytest.mark.parametrize('address', [
     'a', ':1', 'a:', 'a:b', 'a:0', 'a:65536', 'a:-1', 'a:1.5', None, 'http://a:1',
-    'grpc://10.0.0.1:2222'])
+    'grpc://10.0.0.1:2222', 'a b:5', ' a:5', 'a\u00a0b:5', 'a\x00:5', 'a:5 ', 'a:5\n', 'a:+5',
+    'a:\u0663\u0663', 'a:00000080'])
 def test_what_is_no_address(address):
-    with pytest.raises(ClusterError, match="is no address: expected 'host:port'"):
+    with pytest.raises(ClusterError, match="is no address: expected 'host:port', such as"):
+        split_address(address)
+
+
+@pytest.mark.parametrize('address', ['::1:5', 'fe80::1', '[::1:5', '::1]:5', '[[::1]]:5'])
+def test_an_ipv6_address_stands_in_brackets(address):
+    with pytest.raises(ClusterError, match=r"is no address: .* such as '\[::1\]:2222'"):
         split_address(address)
 
 

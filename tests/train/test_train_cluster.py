@@ -58,6 +58,39 @@ def test_flags_override_tf_config(monkeypatch):
         assert train_cluster.make_cluster() is None
 
 
+CHIEF = ('{"cluster": {"chief": ["a:1"], "worker": ["b:2"]}, "task": {"type": "worker", '
+         '"index": 0}}')
+
+
+@pytest.mark.parametrize('given, workers, rank', [
+    ({}, ('a:1', 'b:2'), 1), (dict(job_name='worker', task_index=0), ('a:1', 'b:2'), 1),
+    (dict(job_name='chief', task_index=0), ('a:1', 'b:2'), 0),
+    (dict(job_name='chief'), ('a:1', 'b:2'), 0),
+    (dict(job_name='worker', task_index=0, worker_hosts='x:1,y:2'), ('x:1', 'y:2'), 0)])
+def test_flags_name_the_task_as_the_list_in_force_does(given, workers, rank, monkeypatch):
+    monkeypatch.setenv('TF_CONFIG', CHIEF)
+    with flagsaver.flagsaver(cluster='ring', **given):
+        cluster = train_cluster.make_cluster()
+    assert (cluster.workers, cluster.job, cluster.rank) == (workers, 'worker', rank)
+
+
+@pytest.mark.parametrize('given, expected', [
+    (dict(worker_hosts='a:1,b:2', job_name='worker'),
+     'the cluster has 2 tasks of the job worker, and nothing says which of them this process is: '
+     'give --task_index, from 0, or an "index" in the "task" of TF_CONFIG.'),
+    (dict(worker_hosts='a:1,b:2,', job_name='worker', task_index=0),
+     '--worker_hosts=a:1,b:2, has a comma without an address: leave it out.'),
+    (dict(worker_hosts='a:1', job_name='ps', task_index=0),
+     "this process is ps 0, and its cluster has 0 of them: name one by --ps_hosts, or under 'ps' of "
+     'TF_CONFIG, or give this process another job')])
+def test_what_the_flags_leave_open_is_refused(given, expected, monkeypatch):
+    monkeypatch.delenv('TF_CONFIG', raising=False)
+    with flagsaver.flagsaver(cluster='ring', **given):
+        with pytest.raises(towers.InvalidArgumentError) as error:
+            train_cluster.make_cluster()
+    assert train_flags.in_flags(str(error.value)).startswith(expected)
+
+
 def test_the_rate_sees_all_machines_and_the_step_counts_their_examples():
     import datasets
     from models import registry

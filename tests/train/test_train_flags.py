@@ -82,6 +82,9 @@ def refusal(capsys, *argv):
     ('--cluster=ring', '--cluster=ring does not say which machines: set TF_CONFIG, or give '
      '--worker_hosts, --job_name and --task_index; on one machine, python -m towers.launch starts '
      'all processes'),
+    ('--cluster=ps', '--cluster=ps does not say which machines: set TF_CONFIG, or give '
+     '--worker_hosts, --ps_hosts, --job_name and --task_index; on one machine, python -m '
+     'towers.launch --ps=1 starts all processes'),
     ('--train_epochs=nan', '--train_epochs=nan: expected a finite number'),
     ('--base_learning_rate=nan', '--base_learning_rate=nan: expected a finite number'),
     ('digits', "'digits' is no flag: flags begin with --")])

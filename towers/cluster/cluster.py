@@ -1,7 +1,6 @@
 """`Cluster`: which machines train together, how, and which of them this process is."""
 
 import collections
-import json
 import os
 import typing
 
@@ -13,10 +12,10 @@ from towers.cluster.horovod import HorovodMachines, load_horovod
 from towers.cluster.parameter_servers import ServedMachines
 from towers.cluster.ports import split_address
 from towers.cluster.ring import RingMachines
+from towers.cluster.tf_config import parse_tf_config, place_of
 from towers.errors import ClusterError, InvalidArgumentError
 
 KINDS = ('ring', 'ps', 'horovod')
-_JOBS = ('chief', 'worker', 'ps', 'evaluator')
 
 
 class Cluster(collections.namedtuple('Cluster', [
@@ -125,32 +124,32 @@ class Cluster(collections.namedtuple('Cluster', [
           kind: see the class; None: `'ps'` where there are parameter servers, else `'ring'`.
           environment: dict; None for `os.environ`.
           **fields: fields with other values than in `TF_CONFIG`; None leaves the value of
-            `TF_CONFIG`.
+            `TF_CONFIG`. `job` and `rank` are in the words of the list in force: of `workers`, if
+            they are given; else of `TF_CONFIG`, where `job` may be `'chief'`, and the workers are
+            numbered without it.
 
         Returns:
           A `Cluster`.
 
         Raises:
           ClusterError: `TF_CONFIG` cannot be read or contradicts itself; or there is none, and
-            `fields` names no workers.
+            `fields` names no workers; or nothing says which of several workers this process is.
         """
         text = (os.environ if environment is None else environment).get('TF_CONFIG') or '{}'
         fields = {name: value for name, value in fields.items() if value is not None}
-        jobs, task = _parsed(text)
-        found = {'workers': jobs['chief'] + jobs['worker'], 'ps': jobs['ps']}
-        if task is not None:
-            job, index = task
-            if job != 'evaluator' and not 0 <= index < len(jobs[job]):
-                raise ClusterError("TF_CONFIG's task is %s %d, and its cluster has %d of them." % (
-                    job, index, len(jobs[job])))
-            found.update(job='worker' if job == 'chief' else job, rank=index + (
-                len(jobs['chief']) if job == 'worker' else 0))
-        elif found['workers'] and 'rank' not in fields:
-            raise ClusterError("TF_CONFIG has a cluster and no task: add \"task\": {\"type\": "
-                               '"worker", "index": 0} for this process.')
-        found.update(fields)
+        for name in {'workers', 'ps'} & set(fields):
+            check_instance(name, fields[name], (list, tuple), "a list of addresses, 'host:port'")
+        jobs, task = parse_tf_config(text)
+        found = dict({'workers': jobs['chief'] + jobs['worker'], 'ps': jobs['ps']}, **fields)
         if kind is None:
             kind = 'ps' if found['ps'] else 'ring'
+        if kind == 'horovod':  # which numbers its workers itself
+            job = found.get('job') or (task or ['worker'])[0]
+            found['job'] = 'worker' if job == 'chief' else job
+        else:
+            found['job'], found['rank'] = place_of(
+                jobs, task, fields.get('workers'), fields.get('ps'), fields.get('job'),
+                fields.get('rank'))
         return cls(kind, **found)
 
     @property
@@ -281,48 +280,3 @@ class Cluster(collections.namedtuple('Cluster', [
             return "Horovod's rendezvous listens on every interface: let only the cluster reach it"
         return ("TensorFlow's servers listen on every interface, whatever address is given, and do "
                 'what anyone asks who reaches them: let only the cluster reach their ports')
-
-
-def _parsed(text):
-    """`({job: [address]}, (type, index) or None)` of a TF_CONFIG."""
-    try:
-        config = json.loads(text)
-        cluster = config.get('cluster') or {}
-        if 'master' in cluster:  # of TensorFlow's estimators before 1.4, and of services since
-            if 'chief' in cluster:
-                raise ClusterError("TF_CONFIG's cluster has a chief and a master, which are two "
-                                   'words for one: leave one out.')
-            cluster = dict(cluster, chief=cluster['master'])
-            del cluster['master']
-        unknown = sorted(set(cluster) - set(_JOBS))
-        if unknown:
-            raise ClusterError("TF_CONFIG's cluster has a job %r: expected some of %s." % (
-                unknown[0], ', '.join(_JOBS)))
-        jobs = {job: _addresses(cluster.get(job) or []) for job in _JOBS}
-        if 'task' not in config:
-            return jobs, None
-        index = config['task'].get('index', 0)
-        if isinstance(index, (bool, float)):  # which int() would make a number of another task
-            raise TypeError('the index %r is no whole number' % index)
-        task = (str(config['task']['type']), int(index))
-        task = ('chief',) + task[1:] if task[0] == 'master' else task
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ClusterError('TF_CONFIG=%.80r cannot be read (%s): expected {"cluster": {"worker": '
-                           '["host:port"]}, "task": {"type": "worker", "index": 0}}.' % (
-                               text, error)) from None
-    if task[0] not in _JOBS:
-        raise ClusterError("TF_CONFIG's task is of type %r: expected one of %s." % (
-            task[0], ', '.join(_JOBS)))
-    return jobs, task
-
-
-def _addresses(entries):
-    if isinstance(entries, dict):  # TF's sparse form, {"0": "host:port"}
-        indices = sorted(int(index) for index in entries)
-        if indices != list(range(len(indices))):
-            raise ClusterError("TF_CONFIG's tasks %s leave a number out: number them from 0." %
-                               ', '.join(map(str, indices)))
-        return [entries[index] for index in sorted(entries, key=int)]
-    if not isinstance(entries, list):
-        raise TypeError('%r is no list' % (entries,))
-    return list(entries)

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import random
+import re
 import socket
 import time
 
@@ -83,10 +84,16 @@ def split_address(address):
       ClusterError: the address has no port, or one that is not from 1 to 65535.
     """
     host, _, port = str(address).rpartition(':')
-    if not host or '/' in host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ClusterError("%r is no address: expected 'host:port', such as '10.0.0.1:2222'."
+    # int() takes digits of all scripts, and TensorFlow's servers take those of ASCII.
+    if (not host or '/' in host or not host.isprintable() or any(map(str.isspace, host))
+            or not re.fullmatch('[0-9]{1,5}', port) or not 0 < int(port) < 65536):
+        raise ClusterError("%.200r is no address: expected 'host:port', such as '10.0.0.1:2222'."
                            % (address,))
-    return host.strip('[]'), int(port)
+    bare = host[1:-1] if host[0] == '[' and host[-1] == ']' else host
+    if '[' in bare or ']' in bare or ':' in bare and bare == host:
+        raise ClusterError("%.200r is no address: expected 'host:port', and brackets around an "
+                           "IPv6 address, such as '[::1]:2222'." % (address,))
+    return bare, int(port)
 
 
 # The preface of a connection of HTTP/2, which gRPC speaks, and an empty frame of settings.

@@ -103,25 +103,31 @@ class Processes:
     """All processes of a cluster; `run` returns when they have ended."""
 
     def __init__(self, tasks, restarts=0, linger=5., grace=30., write=None, progress=None,
-                 announce=False):
+                 announce=False, again=None):
         """
         Args:
           tasks: list of `Task`s; the progress line shows the last line of the first one.
-          restarts: how often each process that fails is started again.
+          restarts: how often each process that fails is started again; with `again`, how often all
+            are.
           linger: seconds between the failure of one process and SIGTERM to the others, in which
             the others can notice the failure and say so themselves.
           grace: seconds from SIGTERM to SIGKILL.
           write: called with each line of output, prefixed; None for standard output.
           progress: called with the one line that says how things are, or None.
           announce: whether to write the number of each process that is started.
+          again: function without arguments that returns the tasks to start all again with when one
+            has failed, for processes that cannot go on without it. None: the one that has failed is
+            started again.
         """
         self._announce = announce
         self._tasks, self._restarts = tasks, restarts
+        self._again, self._restarts_left = again, 0 if again is None else restarts
         self._linger, self._grace = linger, grace
         self._write = write or _write_line
         self._progress = progress
         self._lines = queue.Queue()
         self._signals = collections.deque()
+        self._signalled = None
         self._processes = []
 
     def signal(self, number):
@@ -132,61 +138,96 @@ class Processes:
         """Starts all, and waits for the end of all.
 
         Returns:
-          0; the status of the process that failed first (128 plus a signal's number); or 128 plus
-          the number of the signal that was passed on.
+          0 if all have ended with 0; the status of the process that failed first, after the last
+          start (128 plus a signal's number); or 128 plus the number of the signal that was passed
+          on.
 
         Raises:
           ClusterError: a process cannot be started; the others are ended.
         """
         begin, self._last = time.monotonic(), ''
         try:
-            for task in self._tasks:
-                self._processes.append(TaskProcess(task, self._lines, self._restarts))
-                self._started(self._processes[-1])
-            return self._wait(begin)
+            self._start_all()
+            status = self._wait(begin)
         finally:
             self._kill_all()
+        if status and self._restarts and self._signalled is None:
+            self._say('the restarts are used up (--restarts=%d): the status is %d' % (
+                self._restarts, status))
+        return status
+
+    def _start_all(self):
+        for task in self._tasks:
+            self._processes.append(TaskProcess(task, self._lines, self._restarts))
+            self._started(self._processes[-1])
 
     def _wait(self, begin):
-        failed = signalled = None
+        failed = None
         terminate_at = kill_at = None
         while True:
             self._show(begin)
             now = time.monotonic()
             while self._signals:
                 number = self._signals.popleft()
-                signalled = signalled or number
+                self._signalled = self._signalled or number
                 for process in self._running(serving=False) or self._running():
                     process.send(number)
                 kill_at = kill_at or now + self._grace
-            for process in self._processes:
-                if process.status() and failed is None and signalled is None:
-                    if process.restarts_left:
+            # Asked once a round: what ends meanwhile still counts as running, so that no failure
+            # is passed over because nothing runs any more.
+            status = [process.status() for process in self._processes]
+            for number, process in enumerate(self._processes):
+                if status[number] and failed is None and self._signalled is None:
+                    if process.restarts_left and self._again is None:
                         process.finish()
                         process.restarts_left -= 1
                         self._say('%s %s: it is started again' % (process.name, process.ending()))
                         process.start()
                         self._started(process)
+                        status[number] = None
                         continue
-                    failed = process
-                    self._say('%s %s: the others are ended' % (process.name, process.ending()))
+                    failed = number
+                    self._say('%s %s: %s' % (process.name, process.ending(), self._consequence()))
                     terminate_at = now + self._linger
-            if not self._running(serving=False):
+            working = [number for number, process in enumerate(self._processes)
+                       if process.task.job not in _LAST]
+            running = [number for number in working if status[number] is None]
+            if (not running and failed is not None and self._signalled is None
+                    and self._restarts_left):
+                self._start_all_again()
+                failed = terminate_at = kill_at = None
+                continue
+            if not running:
                 break
             if terminate_at is not None and now >= terminate_at:
                 terminate_at, kill_at = None, now + self._grace
                 for process in self._running():
                     process.send(signal.SIGTERM)
             if kill_at is not None and now >= kill_at:
+                kill_at = float('inf')
                 self._say('%s did not end within %g seconds: killed' % (
-                    ', '.join(process.name for process in self._running(serving=False)),
-                    self._grace))
-                break
+                    ', '.join(self._processes[number].name for number in running), self._grace))
+                for number in running:
+                    self._processes[number].send(signal.SIGKILL)
         if failed is not None:
-            return failed.status()
-        if signalled is not None:
-            return 128 + signalled
-        return 0
+            return status[failed]
+        if self._signalled is not None:
+            return 128 + self._signalled
+        return max(status[number] for number in working) if working else 0
+
+    def _consequence(self):
+        """What follows from a failure, in words."""
+        if self._again is not None and self._restarts_left:
+            return 'all are ended, and started again (%d of %d)' % (
+                self._restarts - self._restarts_left + 1, self._restarts)
+        return 'the others are ended'
+
+    def _start_all_again(self):
+        """Starts all in new processes; none of the former ones runs any more."""
+        self._restarts_left -= 1
+        self._end_groups()
+        self._tasks, self._processes, self._last = self._again(), [], ''
+        self._start_all()
 
     def _running(self, serving=True):
         return [process for process in self._processes if process.status() is None
@@ -220,6 +261,10 @@ class Processes:
         deadline = time.monotonic() + 3.
         while self._running() and time.monotonic() < deadline:
             time.sleep(0.02)
+        self._end_groups()
+
+    def _end_groups(self):
+        """Kills what is left of all processes and their children; writes what they have said."""
         for process in self._processes:
             process.send(signal.SIGKILL)  # the group: also what a process left behind
         for process in self._processes:
