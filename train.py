@@ -65,6 +65,7 @@ def main(unused_argv):
     if FLAGS.mode == 'diagnose':
         print(train_trials.diagnose(setup))
         return 0
+    train_job.check_classes(dataset)
     if FLAGS.mode == 'train':
         stopped_by = train_or_plan(setup)
         if stopped_by is not None:
@@ -138,7 +139,9 @@ def train(job, cluster=None):
                     train_job.session_config(job.built), last_hooks=[hooks.signals],
                     listeners=hooks.save_listeners, initial_values=initial_values, built=job.built,
                     memory_limit=train_flags.memory_limit(), member=member,
-                    **train_flags.file_options(job.setup.batch_size)) as session:
+                    **train_flags.file_options(
+                        job.setup.batch_size,
+                        getattr(job.setup.dataset, 'classes', None))) as session:
                 ended = run_steps(job, session, cluster)
             if ended is not None and cluster is not None and cluster.kind == 'ring':
                 raise ended  # here, so that the other workers hear of it at once

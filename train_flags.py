@@ -346,23 +346,34 @@ RESUMING = collections.OrderedDict([
              'fingerprint'])])
 
 
-def run_settings(batch_size):
-    """The `RunSettings` of the flags, with the batch size in place of an 'auto'."""
+def run_settings(batch_size, classes=None):
+    """The `RunSettings` of the flags, with the batch size in place of an 'auto'.
+
+    Args:
+      batch_size: examples a step and worker.
+      classes: names of the classes, in the order of the labels, where the data set has names.
+    """
     kinds = {name: kind for kind, names in RESUMING.items() for name in names}
     if FLAGS.decay == 'cosine' and not FLAGS.decay_epochs:  # the rate falls until the last step
         kinds.update(train_steps=CHANGES, train_epochs=CHANGES)
     names = [name for name in sum(GROUPS.values(), []) if kinds[name] is not None]
+    values = [(name, batch_size if name == 'batch_size' else FLAGS[name].value) for name in names]
+    if classes is not None:  # `train_job.check_classes` refuses others
+        values.append((CLASSES, '\n'.join(classes)))
     return towers.RunSettings(
-        [(name, batch_size if name == 'batch_size' else FLAGS[name].value) for name in names],
-        {name: kinds[name] for name in names}, '--%s=%s',
+        values, dict({name: kinds[name] for name in names}, **{CLASSES: CHANGES}), '--%s=%s',
         'Or begin another run in another --train_dir, which --init_from={directory} starts with '
         'what fits of the weights.')
 
 
-def file_options(batch_size):
-    """The arguments of `training_session` about the files of the run: a dict."""
+CLASSES = 'classes'  # the setting, which is no flag
+
+
+def file_options(batch_size, classes=None):
+    """The arguments of `training_session` about the files of the run: a dict; see `run_settings`.
+    """
     return {'save_steps': FLAGS.save_steps, 'keep': FLAGS.keep, 'recover': FLAGS.recover,
-            'settings': run_settings(batch_size)}
+            'settings': run_settings(batch_size, classes)}
 
 
 def train_dir():

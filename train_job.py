@@ -2,11 +2,13 @@
 
 import collections
 import contextlib
+import itertools
 import math
 import os
 
 import tensorflow.compat.v1 as tf
 
+import datasets
 from datasets.epochs import Epochs
 from models.classifier import Classifier
 import towers
@@ -14,6 +16,7 @@ from towers.placement.devices import describe_config
 from towers.run.averages import WeightAverages
 from towers.run.evaluation import Evaluation
 from towers.run.fingerprint import ExamplesChecksum
+from towers.run.run_settings import recorded_setting
 from towers.tower.stateless_random import make_initial_values_stateless
 import train_cluster
 import train_data
@@ -72,6 +75,29 @@ def make_setup(network, dataset):
         dataset.image_shape)
     return Setup(classifier, dataset, FLAGS.batch_size, FLAGS.variable_device or None,
                  'auto' if '+' in FLAGS.devices else None)
+
+
+def check_classes(dataset):
+    """Raises `DatasetError` for classes that are not those which the run's network was trained on.
+
+    A class folder that came, went or got another name moves the numbers of those after it, and
+    every label would mean another output of the network.
+    """
+    recorded = recorded_setting(train_dir(), train_flags.CLASSES)
+    found = getattr(dataset, 'classes', None)  # image folders have names
+    if found is None or recorded is None or not tf.train.latest_checkpoint(train_dir()):
+        return
+    trained, found = recorded.split('\n'), list(found)
+    if trained != found:
+        place = next(place for place, pair in enumerate(itertools.zip_longest(trained, found))
+                     if pair[0] != pair[1])
+        raise datasets.DatasetError(
+            'the %d classes of --data_dir=%s are not the %d that the run in %s was trained on: class '
+            '%d is %s, and was %s. Give the folders their old names, or begin another run in '
+            'another --train_dir.' % (
+                len(found), FLAGS.data_dir, len(trained), train_dir(), place,
+                *('%r' % names[place] if place < len(names) else 'none'
+                  for names in (found, trained))))
 
 
 def find_position(cluster=None):

@@ -81,3 +81,35 @@ def test_a_worker_that_saves_nothing_knows_where_the_run_is(tmp_path):
         assert train_job.find_position(worker) == train_job.Position(3, 150)
     with flagsaver.flagsaver(train_dir=str(tmp_path / 'none')):
         assert train_job.find_position(worker) == train_job.START
+
+
+class OfFolders:
+    """A data set with names of its classes."""
+
+    def __init__(self, *classes):
+        self.classes = classes
+
+
+def test_other_classes_than_the_run_was_trained_on_are_refused(tmp_path):
+    with flagsaver.flagsaver(train_dir=str(tmp_path), data_dir='flowers'):
+        train_job.check_classes(OfFolders('daisy', 'rose'))  # no run
+        train_flags.run_settings(60, ['daisy', 'rose', 'tulip']).begin(str(tmp_path))
+        train_job.check_classes(OfFolders('rose'))  # a run that has saved nothing
+        with tf.Session() as session:
+            saved = tf.Variable(1.)
+            session.run(saved.initializer)
+            tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'))
+        train_job.check_classes(OfFolders('daisy', 'rose', 'tulip'))
+        train_job.check_classes(object())  # without names
+        with pytest.raises(datasets.DatasetError, match=(
+                "the 3 classes of --data_dir=flowers are not the 3 .* class 0 is 'rose', and was "
+                "'daisy'")):
+            train_job.check_classes(OfFolders('rose', 'tulip', 'zdaisy'))
+        with pytest.raises(datasets.DatasetError, match="class 3 is 'zinnia', and was none"):
+            train_job.check_classes(OfFolders('daisy', 'rose', 'tulip', 'zinnia'))
+
+
+def test_a_run_without_names_of_classes_is_not_compared(tmp_path):
+    with flagsaver.flagsaver(train_dir=str(tmp_path)):
+        train_flags.run_settings(60).begin(str(tmp_path))
+        train_job.check_classes(OfFolders('daisy', 'rose'))
