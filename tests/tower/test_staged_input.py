@@ -107,6 +107,40 @@ def test_an_initializer_in_the_middle_begins_anew():
         assert program.steps(session) == EXPECTED
 
 
+@pytest.mark.parametrize('of_handle', [False, True])
+def test_an_iterator_is_known_by_its_string_handle(of_handle):
+    iterator = initializable()
+    other = tf.data.Iterator.from_string_handle(iterator.string_handle(), tf.int64, [4])
+    initializer = other.make_initializer(batches()) if of_handle else iterator.initializer
+    built = towers.build_towers(
+        lambda numbers: towers.ModelOutput(
+            tf.reduce_mean(tf.cast(numbers, tf.float32)) * tf.get_variable('w', []),
+            predictions=numbers),
+        other.get_next(), tf.train.GradientDescentOptimizer(0.1), DEVICES, stage_inputs=True)
+
+    def seen(session):
+        return session.run([built.train_op, built.predictions])[1].tolist()
+    with tf.Session(config=config()) as session:
+        session.run([tf.global_variables_initializer(), iterator.initializer])
+        assert [seen(session) for _ in range(2)] == EXPECTED[:2]
+        session.run(initializer)
+        assert [seen(session) for _ in range(5)] == EXPECTED
+
+
+def test_two_iterators_that_nobody_initializes_go_on_in_pairs():
+    first, second = one_shot(), one_shot()
+    built = towers.build_towers(
+        lambda a, b: towers.ModelOutput(
+            tf.reduce_mean(tf.cast(a, tf.float32)) * tf.get_variable('w', []),
+            predictions=(a, b)),
+        (first, second), tf.train.GradientDescentOptimizer(0.1), DEVICES, stage_inputs=True)
+    with tf.Session(config=config()) as session:
+        session.run(tf.global_variables_initializer())
+        for expected in EXPECTED:
+            found = session.run([built.train_op, built.predictions])[1]
+            assert [each.tolist() for each in found] == [expected, expected]
+
+
 def test_a_run_of_something_else_takes_one_batch_of_all_towers():
     program = Program(batches())
     with program.session() as session:
@@ -156,16 +190,20 @@ class Powers:
     loop and one in a branch; an optimizer that tells a Python program of its step.
     """
 
-    def __init__(self, bad, count=6, read=0., work=0., bad_work=(), stage_inputs=True):
+    def __init__(self, bad, count=6, read=0., work=0., bad_work=(), updates=True,
+                 stage_inputs=True):
         def batch(number):
+            number = slow(read, number)
             checks = [tf.raw_ops.Assert(condition=tf.not_equal(number, each), data=['bad batch'])
                       for each in bad]
             with tf.control_dependencies(checks):
-                return tf.fill([4], 10. ** tf.cast(slow(read, number), tf.float64))
+                return tf.fill([4], 10. ** tf.cast(number, tf.float64))
         dataset = tf.data.Dataset.range(1, count + 1).map(batch)
         self.iterator = tf.data.make_initializable_iterator(dataset)
         self.step = tf.train.get_or_create_global_step()
-        self.told, self.bad_work = [], bad_work
+        self.told = []
+        # As in plain TensorFlow, updates do not wait for checks of the loss.
+        self.counts = updates and not bad_work
 
         def note(gradient):
             self.told.append(float(gradient))
@@ -186,7 +224,7 @@ class Powers:
                 tf.assign_add(counts[1], one), turn + 1), [0])
             branched = tf.cond(one > 0, lambda: tf.identity(tf.assign_add(counts[2], one)),
                                lambda: tf.zeros([], tf.float64))
-            for update in (tf.assign_add(counts[0], one), looped, branched):
+            for update in (tf.assign_add(counts[0], one), looped, branched) if updates else ():
                 tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
             later = tf.stop_gradient(slow(work, numbers))
             checks = [tf.raw_ops.Assert(condition=tf.reduce_all(tf.not_equal(later, 10. ** each)),
@@ -217,7 +255,7 @@ class Powers:
         trained = [k for k in range(1, 10) if total // 10 ** k % 10]
         assert total == sum(10 ** k for k in trained) == values['late'] == sum(self.told)
         assert len(trained) == session.run(self.step)
-        if not self.bad_work:  # as in plain TensorFlow, updates do not wait for checks of the loss
+        if self.counts:
             assert values['plain'] == values['looped'] == values['branched'] == len(trained)
         return ended, trained
 
@@ -244,12 +282,13 @@ def outcomes(steps, *given, **named):
             return [program.run(session) for _ in range(steps)]
 
 
-@pytest.mark.parametrize('work', [0., 0.03])
-def test_a_batch_that_cannot_be_read_leaves_the_step_before_undone_and_its_batch_to_come(work):
-    plain = outcomes(7, [3], work=work, stage_inputs=False)
+@pytest.mark.parametrize('how', [
+    dict(read=0.03), dict(work=0.03), dict(read=0.03, updates=False)], ids=str)
+def test_a_batch_that_cannot_be_read_leaves_the_step_before_undone(how):
+    plain = outcomes(7, [3], stage_inputs=False, **how)
     assert plain == [('ok', [1]), ('ok', [1, 2]), ('bad batch', [1, 2]), ('ok', [1, 2, 4]),
                      ('ok', [1, 2, 4, 5]), ('ok', [1, 2, 4, 5, 6]), ('end', [1, 2, 4, 5, 6])]
-    assert outcomes(7, [3], work=work) == [
+    assert outcomes(7, [3], **how) == [
         ('ok', [1]), ('bad batch', [1]), ('ok', [1, 2])] + plain[3:]
 
 
@@ -443,11 +482,19 @@ def test_the_watch_counts_what_the_towers_wait_for():
     (lambda: tf.cast(one_shot(), tf.float32) + tf.random_uniform([4]), 'draws random numbers'),
     (lambda: tf.data.Iterator.from_string_handle(
         tf.placeholder(tf.string, []), tf.int64, [4]).get_next(), 'depends on what is fed'),
+    (lambda: tf.data.Iterator.from_string_handle(
+        tf.as_string(7), tf.int64, [4]).get_next(), 'does not stand in the graph'),
+    (lambda: (one_shot(), initializable().get_next()),
+     r'several iterators \(IteratorV2, OneShotIterator\), of which one could be initialized again'),
 ])
 def test_inputs_that_cannot_be_read_ahead(inputs, text):
     with pytest.raises(towers.InputError, match=text):
         towers.build_towers(lambda *parts: 0., inputs(), tf.train.GradientDescentOptimizer(0.1),
                             DEVICES, stage_inputs=True)
+
+
+def initializable():
+    return tf.data.make_initializable_iterator(batches())
 
 
 def one_shot():

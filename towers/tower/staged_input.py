@@ -100,13 +100,10 @@ def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'
                 with tf.control_dependencies([tensor.op for tensor in taken]):
                     reads_nothing = tf.identity(is_retried)
                 staged = tf.raw_ops.Merge(inputs=[done, reads_nothing], name='staged').output.op
-    handles = {read.inputs[0].name: read.inputs[0] for read in reads}
-    for name in sorted(handles):
-        for user in handles[name].consumers():
-            if user.type == 'MakeIterator':  # the buffers hold a batch of the old data
-                with tf.device(None), tf.control_dependencies(None):
-                    compat.add_control_inputs(user, [
-                        each.clear() for each in (buffers, kept) if each is not None])
+    for each in _initializers(reads):  # the buffers hold a batch of the old data
+        with tf.device(None), tf.control_dependencies(None):
+            compat.add_control_inputs(each, [
+                held.clear() for held in (buffers, kept) if held is not None])
     return shards, StagedInputs(read, staged, None)
 
 
@@ -332,6 +329,15 @@ def _way_of(inputs):
                if op.type.startswith('Placeholder')]
         if fed:
             raise _cannot('which iterator it is depends on what is fed to %r' % fed[0])
+    iterators = {_iterator_of(read.inputs[0]) for read in reads}
+    if None in iterators:
+        raise _cannot('which iterator it is that %r reads does not stand in the graph'
+                      % next(read.name for read in reads if _iterator_of(read.inputs[0]) is None))
+    if len(iterators) > 1 and _initializers(reads):
+        # A batch of all iterators is in the buffers: that of the others would be lost.
+        raise _cannot('they come from several iterators (%s), of which one could be initialized '
+                      'again without the others; make one iterator of tf.data.Dataset.zip of the '
+                      'datasets' % ', '.join(sorted(iterators)))
     after = reachable_from(reads, known, control=True)
     region = [op for op in known if op.name in after and op not in reads]
     for op in region:
@@ -349,6 +355,22 @@ def _way_of(inputs):
                 for op in step_operations([leaf])):
             raise _cannot('%r does not come from the iterator' % leaf.name)
     return reads, region
+
+
+def _iterator_of(handle):
+    """The name of the operation of the iterator that a handle is of; None if it is not known."""
+    op = handle.op
+    while op.type in ('Identity', 'IteratorToStringHandle') or op.type.startswith(
+            'IteratorFromStringHandle'):
+        op = op.inputs[0].op
+    return op.name if op.type in ('Iterator', 'IteratorV2', 'OneShotIterator') else None
+
+
+def _initializers(reads):
+    """The operations that initialize the iterators of some reads; a list."""
+    iterators = {_iterator_of(read.inputs[0]) for read in reads}
+    return [op for op in reads[0].graph.get_operations() if op.type == 'MakeIterator'
+            and _iterator_of(op.inputs[1]) in iterators]
 
 
 def _cannot(because):
