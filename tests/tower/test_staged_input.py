@@ -1,6 +1,7 @@
 """Staged inputs: step t trains on batch t, from the tower's own device, also after a restart."""
 
 import re
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ DEVICES = ['/cpu:1', '/cpu:2']
 
 
 def config():
-    return tf.ConfigProto(device_count={'CPU': 3})
+    # Threads that sleep are busy: with two of them nothing would be read beside two towers.
+    return tf.ConfigProto(device_count={'CPU': 3}, inter_op_parallelism_threads=8)
 
 
 class Program:
@@ -105,6 +107,40 @@ def test_an_initializer_in_the_middle_begins_anew():
         assert program.steps(session) == EXPECTED
 
 
+@pytest.mark.parametrize('of_handle', [False, True])
+def test_an_iterator_is_known_by_its_string_handle(of_handle):
+    iterator = initializable()
+    other = tf.data.Iterator.from_string_handle(iterator.string_handle(), tf.int64, [4])
+    initializer = other.make_initializer(batches()) if of_handle else iterator.initializer
+    built = towers.build_towers(
+        lambda numbers: towers.ModelOutput(
+            tf.reduce_mean(tf.cast(numbers, tf.float32)) * tf.get_variable('w', []),
+            predictions=numbers),
+        other.get_next(), tf.train.GradientDescentOptimizer(0.1), DEVICES, stage_inputs=True)
+
+    def seen(session):
+        return session.run([built.train_op, built.predictions])[1].tolist()
+    with tf.Session(config=config()) as session:
+        session.run([tf.global_variables_initializer(), iterator.initializer])
+        assert [seen(session) for _ in range(2)] == EXPECTED[:2]
+        session.run(initializer)
+        assert [seen(session) for _ in range(5)] == EXPECTED
+
+
+def test_two_iterators_that_nobody_initializes_go_on_in_pairs():
+    first, second = one_shot(), one_shot()
+    built = towers.build_towers(
+        lambda a, b: towers.ModelOutput(
+            tf.reduce_mean(tf.cast(a, tf.float32)) * tf.get_variable('w', []),
+            predictions=(a, b)),
+        (first, second), tf.train.GradientDescentOptimizer(0.1), DEVICES, stage_inputs=True)
+    with tf.Session(config=config()) as session:
+        session.run(tf.global_variables_initializer())
+        for expected in EXPECTED:
+            found = session.run([built.train_op, built.predictions])[1]
+            assert [each.tolist() for each in found] == [expected, expected]
+
+
 def test_a_run_of_something_else_takes_one_batch_of_all_towers():
     program = Program(batches())
     with program.session() as session:
@@ -131,9 +167,175 @@ def test_a_shard_that_is_missing_from_one_buffer_brings_no_other_into_the_batch(
         assert program.steps(session, 1) == EXPECTED[:1]
         graph = tf.get_default_graph()
         take, = [op for op in graph.get_operations()
-                 if op.type == 'Unstage' and op.device == '/device:CPU:1']
+                 if op.type == 'Unstage' and op.device == '/device:CPU:1'
+                 and b'kept' not in op.get_attr('shared_name')]
         session.run(take)
         assert program.steps(session) == EXPECTED[2:]
+
+
+def held(session):
+    """[(batches in a tower's buffer, batches kept)], tower by tower."""
+    sizes = [op for op in tf.get_default_graph().get_operations() if op.type == 'StageSize']
+    of_kept = [b'kept' in op.get_attr('shared_name') for op in sizes]
+    found = session.run([op.outputs[0] for op in sizes])
+    return list(zip(*[[size for size, is_kept in zip(found, of_kept) if is_kept == which]
+                      for which in (False, True)]))
+
+
+class Powers:
+    """A program that trains on 10 ** k for batch k = 1, 2, …: sums tell on which, each digit how
+    often.
+
+    A fast weight and one whose forward pass is slow; batch norm's way of updates, one of them in a
+    loop and one in a branch; an optimizer that tells a Python program of its step.
+    """
+
+    def __init__(self, bad, count=6, read=0., work=0., bad_work=(), updates=True,
+                 stage_inputs=True):
+        def batch(number):
+            number = slow(read, number)
+            checks = [tf.raw_ops.Assert(condition=tf.not_equal(number, each), data=['bad batch'])
+                      for each in bad]
+            with tf.control_dependencies(checks):
+                return tf.fill([4], 10. ** tf.cast(number, tf.float64))
+        dataset = tf.data.Dataset.range(1, count + 1).map(batch)
+        self.iterator = tf.data.make_initializable_iterator(dataset)
+        self.step = tf.train.get_or_create_global_step()
+        self.told = []
+        # As in plain TensorFlow, updates do not wait for checks of the loss.
+        self.counts = updates and not bad_work
+
+        def note(gradient):
+            self.told.append(float(gradient))
+            return gradient
+
+        class Tells(tf.train.GradientDescentOptimizer):
+            def apply_gradients(self, pairs, *given, **named):
+                applied = super(Tells, self).apply_gradients(pairs, *given, **named)
+                return tf.group(applied, tf.numpy_function(note, [pairs[0][0]], tf.float64))
+
+        def model_fn(numbers):
+            zero = tf.zeros_initializer()
+            fast, late = [tf.get_variable(name, [], tf.float64, zero) for name in ('fast', 'late')]
+            counts = [tf.get_variable(name, [], tf.float64, zero, trainable=False)
+                      for name in ('plain', 'looped', 'branched')]
+            one = tf.sign(numbers[0])  # of the batch, as batch norm's updates are
+            looped = tf.while_loop(lambda turn: turn < 1, lambda turn: after(
+                tf.assign_add(counts[1], one), turn + 1), [0])
+            branched = tf.cond(one > 0, lambda: tf.identity(tf.assign_add(counts[2], one)),
+                               lambda: tf.zeros([], tf.float64))
+            for update in (tf.assign_add(counts[0], one), looped, branched) if updates else ():
+                tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+            later = tf.stop_gradient(slow(work, numbers))
+            checks = [tf.raw_ops.Assert(condition=tf.reduce_all(tf.not_equal(later, 10. ** each)),
+                                        data=['bad work']) for each in bad_work]
+            with tf.control_dependencies(checks):
+                return tf.reduce_mean(numbers) * fast + tf.reduce_mean(later) * late
+        self.built = towers.build_towers(
+            model_fn, self.iterator.get_next(), Tells(-1.), DEVICES, 'mean',
+            global_step=self.step, stage_inputs=stage_inputs)
+
+    def session(self):
+        session = tf.Session(config=config())
+        session.run([tf.global_variables_initializer(), self.iterator.initializer])
+        return session
+
+    def run(self, session):
+        """(what became of one step, the batches that were trained on so far)."""
+        try:
+            session.run(self.built.train_op)
+            ended = 'ok'
+        except tf.errors.OutOfRangeError:
+            ended = 'end'
+        except tf.errors.InvalidArgumentError as error:
+            ended = 'bad work' if 'bad work' in str(error) else 'bad batch'
+        values = {variable.op.name: value for variable, value in zip(
+            self.built.variables, session.run(self.built.variables))}
+        total = int(values['fast'])
+        trained = [k for k in range(1, 10) if total // 10 ** k % 10]
+        assert total == sum(10 ** k for k in trained) == values['late'] == sum(self.told)
+        assert len(trained) == session.run(self.step)
+        if self.counts:
+            assert values['plain'] == values['looped'] == values['branched'] == len(trained)
+        return ended, trained
+
+
+def slow(seconds, value):
+    if not seconds:
+        return value
+
+    def wait(number):
+        time.sleep(seconds)
+        return number
+    return tf.ensure_shape(tf.numpy_function(wait, [value], value.dtype), value.shape)
+
+
+def after(operation, value):
+    with tf.control_dependencies([operation]):
+        return tf.identity(value)
+
+
+def outcomes(steps, *given, **named):
+    with tf.Graph().as_default():
+        program = Powers(*given, **named)
+        with program.session() as session:
+            return [program.run(session) for _ in range(steps)]
+
+
+@pytest.mark.parametrize('how', [
+    dict(read=0.03), dict(work=0.03), dict(read=0.03, updates=False)], ids=str)
+def test_a_batch_that_cannot_be_read_leaves_the_step_before_undone(how):
+    plain = outcomes(7, [3], stage_inputs=False, **how)
+    assert plain == [('ok', [1]), ('ok', [1, 2]), ('bad batch', [1, 2]), ('ok', [1, 2, 4]),
+                     ('ok', [1, 2, 4, 5]), ('ok', [1, 2, 4, 5, 6]), ('end', [1, 2, 4, 5, 6])]
+    assert outcomes(7, [3], **how) == [
+        ('ok', [1]), ('bad batch', [1]), ('ok', [1, 2])] + plain[3:]
+
+
+def test_bad_batches_one_after_another_at_the_beginning_and_at_the_end():
+    assert outcomes(7, [3, 4], count=5) == [
+        ('ok', [1]), ('bad batch', [1]), ('ok', [1, 2]), ('bad batch', [1, 2]),
+        ('ok', [1, 2, 5]), ('end', [1, 2, 5]), ('end', [1, 2, 5])]
+    assert outcomes(5, [1, 3], count=3) == [
+        ('bad batch', []), ('bad batch', []), ('ok', [2]), ('end', [2]), ('end', [2])]
+
+
+def test_work_that_fails_when_the_next_batch_is_there_costs_its_batch_alone():
+    assert outcomes(6, [], count=5, work=0.1, bad_work=[3]) == [
+        ('ok', [1]), ('ok', [1, 2]), ('bad work', [1, 2]), ('ok', [1, 2, 4]),
+        ('ok', [1, 2, 4, 5]), ('end', [1, 2, 4, 5])]
+
+
+def test_work_that_fails_while_the_next_batch_is_read_is_tried_once_more():
+    program = Powers([], read=0.2, work=0.03, bad_work=[2])
+    with program.session() as session:
+        assert program.run(session) == ('ok', [1])
+        assert program.run(session) == ('bad work', [1]) and held(session) == [(0, 1), (0, 1)]
+        assert program.run(session) == ('bad work', [1]) and held(session) == [(0, 0), (0, 0)]
+        # TensorFlow has cancelled the reading: from here on 2.21 calls the data ended.
+        session.run(program.iterator.initializer)
+        session.run(program.built.train_op)
+        assert program.told == [10., 10.]
+
+
+def test_after_a_bad_batch_a_run_of_something_else_takes_the_one_before():
+    program = Powers([3])
+    with program.session() as session:
+        assert [program.run(session) for _ in range(2)] == [('ok', [1]), ('bad batch', [1])]
+        assert held(session) == [(0, 1), (0, 1)]
+        assert session.run(program.built.towers[1].inputs).tolist() == [100., 100.]
+        assert held(session) == [(0, 0), (0, 0)]
+        assert program.run(session) == ('ok', [1, 4])
+
+
+def test_after_a_bad_batch_an_initializer_begins_anew():
+    program = Powers([3])
+    with program.session() as session:
+        assert [program.run(session) for _ in range(2)] == [('ok', [1]), ('bad batch', [1])]
+        session.run(program.iterator.initializer)
+        assert held(session) == [(0, 0), (0, 0)]
+        session.run(program.built.train_op)
+        assert program.told == [10., 10.]  # batch 1 a second time
 
 
 def test_two_sessions_have_buffers_of_their_own():
@@ -162,12 +364,11 @@ def test_shards_are_staged_on_their_towers_while_they_work(graph):
                 ran.setdefault(node.node_name.split('/')[-1].split(':')[0], set()).update(
                     re.findall(r'CPU:(\d)$', device.device))
         # The towers take their shard from their own device; nothing is primed any more.
-        assert ran['Unstage'] | ran.get('Unstage_1', set()) == {'1', '2'}
+        assert set().union(*[on for name, on in ran.items()
+                             if name.startswith('Unstage')]) == {'1', '2'}
         assert not any(name.startswith('first') for name in ran)
-        # When a step is over the next batch is there.
-        sizes = [graph.get_operation_by_name(op.name).outputs[0] for op in graph.get_operations()
-                 if op.type == 'StageSize']
-        assert session.run(sizes) == [1, 1]
+        # When a step is over the next batch is there, and nothing is kept of its own.
+        assert held(session) == [(1, 0), (1, 0)]
     assert towers.audit(program.built).raise_if_broken()
     assert "the next batch is put on the towers' devices" in str(program.built.plan)
 
@@ -263,14 +464,7 @@ def test_the_first_batch_over_and_over():
 
 
 def test_the_watch_counts_what_the_towers_wait_for():
-    import time
-
-    def slow(number):
-        time.sleep(0.05)
-        return number
-    dataset = batches().map(lambda numbers: tf.ensure_shape(
-        tf.numpy_function(slow, [numbers], tf.int64), [4]))
-    program = Program(dataset)
+    program = Program(batches().map(lambda numbers: slow(0.05, numbers)))
     watch = InputWatch(program.built.train_op, program.built.staged)
     with program.session() as session:
         session.run(watch.initializer)
@@ -288,11 +482,19 @@ def test_the_watch_counts_what_the_towers_wait_for():
     (lambda: tf.cast(one_shot(), tf.float32) + tf.random_uniform([4]), 'draws random numbers'),
     (lambda: tf.data.Iterator.from_string_handle(
         tf.placeholder(tf.string, []), tf.int64, [4]).get_next(), 'depends on what is fed'),
+    (lambda: tf.data.Iterator.from_string_handle(
+        tf.as_string(7), tf.int64, [4]).get_next(), 'does not stand in the graph'),
+    (lambda: (one_shot(), initializable().get_next()),
+     r'several iterators \(IteratorV2, OneShotIterator\), of which one could be initialized again'),
 ])
 def test_inputs_that_cannot_be_read_ahead(inputs, text):
     with pytest.raises(towers.InputError, match=text):
         towers.build_towers(lambda *parts: 0., inputs(), tf.train.GradientDescentOptimizer(0.1),
                             DEVICES, stage_inputs=True)
+
+
+def initializable():
+    return tf.data.make_initializable_iterator(batches())
 
 
 def one_shot():

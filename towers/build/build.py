@@ -178,14 +178,14 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
             towers = keep_shapes_of_empty_shards(towers, shards.batch_size)
         combined = combine_towers(builder, request, towers)
         combined, machines = combine_machines(request, shards, combined)
-        update = update_variables(builder, request, towers, outputs.loss, combined)
+        update = update_variables(builder, request, towers, outputs.loss, combined, staged)
         update = update._replace(slots=update.slots + builder.kept_slots())
         if request.accumulate > 1:
             check_order([update.train_op])
         if machines is not None:
             update = update._replace(train_op=machines.train_op(update.train_op))
         if staged is not None:
-            update, staged = with_next_batch(update, staged)
+            update, staged = with_next_batch(update, staged, outputs.loss, combined)
     joined = [variable for each in flat(combined) for variable in each.joined]
     plan = make_plan(builder, towers, shards, request, update, joined, how_built)
     return BuiltTowers(

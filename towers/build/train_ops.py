@@ -5,13 +5,17 @@ import functools
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.graph import graph_walk
+from towers.graph.frames import Frames
+from towers.graph.variable_writes import Writes
 from towers.nonfinite import checked_at_least_scale
 from towers.placement.variable_device import only_device
 from towers.reduce.replica_writes import replicas_follow
 from towers.reduce.update import apply_update, checked_transform
 from towers.tower.counters import counting_updates
 from towers.tower.objectives import flat, map_shaped, tensors_of
+from towers.tower.write_order import gates
 
 Update = collections.namedtuple('Update', 'train_op train_ops slots gradients rides counts')
 """The operations of the update, as `update_variables` returns them.
@@ -28,7 +32,7 @@ Fields:
 """
 
 
-def update_variables(builder, request, towers, losses, combined):
+def update_variables(builder, request, towers, losses, combined, staged=None):
     """Makes the update of the shared variables, and puts other updates onto it: `Update`.
 
     Args:
@@ -37,6 +41,7 @@ def update_variables(builder, request, towers, losses, combined):
       towers: list of `Tower`.
       losses: the build's loss: scalar, or dict of scalars by name.
       combined: `CombinedTowers`, or dict of `CombinedTowers` by name.
+      staged: `StagedInputs`, or None.
     """
     if not request.objectives:
         return Update(None, {}, [], [], {}, False)
@@ -47,11 +52,11 @@ def update_variables(builder, request, towers, losses, combined):
         for each in request.objectives)
     with tf.variable_creator_scope(builder.own_state.slot_creator):
         if request.objectives.names is None:
-            return _of_one_loss(builder, request, towers, losses, gradients, combined)
+            return _of_one_loss(builder, request, towers, losses, gradients, combined, staged)
         return _of_several(builder, request, towers, losses, gradients, combined)
 
 
-def _of_one_loss(builder, request, towers, loss, gradients, combined):
+def _of_one_loss(builder, request, towers, loss, gradients, combined, staged):
     scaled_losses, on_skip = builder.gradients.scaled_losses, None
     if scaled_losses is not None:
         scaled_losses.watch(combined.gradients)
@@ -59,6 +64,8 @@ def _of_one_loss(builder, request, towers, loss, gradients, combined):
             on_skip = functools.partial(checked_at_least_scale, combined.gradients, scaled_losses)
     after = [loss] + _updates(builder, towers, request.of_tower.update_ops)
     after += replicas_follow(request.replicas, after[1:], [loss] + _read_for(gradients, combined))
+    if staged is not None and staged.staged is not None:
+        after.append(staged.staged)
     applied = apply_update(
         request.objectives[0].optimizer, gradients, request.global_step, request.placement,
         builder.variables, after, request.replicas, combined.on_towers, scaled_losses, on_skip)
@@ -128,14 +135,41 @@ def _riding(updates, losses, towers):
         if need <= own or not fits_one and need & own], known)
 
 
-def with_next_batch(update, staged):
-    """`(update, staged)`: the step also puts the next batch into the towers' buffers."""
-    work = update.train_op
+def with_next_batch(update, staged, loss, combined):
+    """`(update, staged)`: the step also puts the next batch into the towers' buffers.
+
+    Nothing of the update is written before the next batch is there, so that an error of reading it
+    leaves the step undone. What the forward and backward pass itself writes does not wait.
+
+    Args:
+      update: `Update`, whose optimizer waits for `staged.staged`.
+      staged: `StagedInputs`.
+      loss: the loss of the build.
+      combined: `CombinedTowers`, before the user's `transform_gradients`.
+    """
     if staged.staged is None:
-        return update, staged._replace(work=work)
+        return update, staged._replace(work=update.train_op)
+    passes = [loss] + tensors_of(combined.gradients) + _read_for([], combined)
     with tf.device(None), tf.device('/cpu:0'):
-        train_op = tf.group(work, staged.staged, name='step_and_next_batch')
+        train_op = tf.group(update.train_op, staged.staged, name='step_and_next_batch')
+        work = tf.group(*passes, name='passes')
+    _hold_writes(train_op, staged.staged, passes)
     return update._replace(train_op=train_op), staged._replace(work=work)
+
+
+def _hold_writes(train_op, staged, passes):
+    """Makes the writes of a step wait for `staged`, but for those that `passes` need themselves."""
+    step = graph_walk.step_operations([train_op])
+    not_held = graph_walk.reachable_from([staged], step, control=True).union(
+        op.name for op in graph_walk.step_operations(list(passes) + [staged]))
+    frames, finder = None, Writes(train_op.graph)
+    for op in step:
+        names = finder.of(op) if op.name not in not_held else ()
+        if names:
+            frames = frames or Frames(step)
+            for gate in gates(op, names, frames):
+                if gate.name not in not_held:
+                    compat.add_control_inputs(gate, [staged])
 
 
 def _updates(builder, towers, update_ops):

@@ -7,9 +7,9 @@ of their end is noted, and the begin and end of the step:
              (of one that comes after work on another one's batch: end - end of that work)
     share  = sum of waited / sum of (end of the step - begin of the step)
 
-Towers with staged inputs read the next batch while they compute, so for them
+Towers with staged inputs read the next batch while they compute, and then update, so for them
 
-    waited = max(0, time when the next batch is read - time when the rest of the step is done)
+    waited = max(0, time when the next batch is there - time when loss and gradients are)
 
 Where a step is fed through placeholders, the program makes the batch between the steps:
 
@@ -104,10 +104,10 @@ class InputWatch:
         if staged is not None:
             check_instance('staged', staged, StagedInputs, 'BuiltTowers.staged, or None')
         step = step_operations([op])
+        ahead = staged is not None and staged.read is not None
         reads = [] if staged is not None else _reads(step)
         takers = _takers(reads, step)
         begins, ends = {}, {}
-        ahead = staged is not None and staged.read is not None
         self.reads = [staged.read.name] if ahead else [read.name for read in reads]
         self._is_fed = staged is None and not reads
         with tf.device(None), tf.device('/cpu:0'), tf.control_dependencies(None), \
@@ -123,8 +123,8 @@ class InputWatch:
             gap = begin - latest_end.read_value()
             work = _before(op)
             if ahead:
-                waited = tf.maximum(_time_after([staged.read, staged.staged], 'staged')
-                                    - _time_after([staged.work], 'worked'), 0.)
+                is_staged = _time_after([staged.staged], 'staged')
+                waited = tf.maximum(is_staged - _time_after([staged.work], 'worked'), 0.)
             elif reads:
                 turns = _turns(takers, step)
                 begins.update((read, begin) for read in turns[0])
@@ -150,6 +150,8 @@ class InputWatch:
             # takes the newest first, and the towers' work is newer than the note.
             for taker in takers[read]:
                 compat.add_control_inputs(taker, [ends[read].op])
+        for taker in _takers([staged.staged], step)[staged.staged] if ahead else ():
+            compat.add_control_inputs(taker, [is_staged.op])
         compat.add_control_inputs(op, noted)
 
     def read(self, session):

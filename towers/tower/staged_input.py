@@ -4,16 +4,29 @@ Every tower has a buffer on its device (TF's `Stage` and `Unstage`). A step take
 buffers and, while the towers work on it, reads batch t + 1 from the program's own iterator, cuts
 it, and puts the shards in. In the step's graph:
 
+    settle   if a second set of buffers, `kept`, holds a batch: put it back   (after a failed step)
     prime    if a buffer is empty: get_next, cut, put in          (the first step; after the end)
     take     each tower's shard out of its buffer                 (after `prime`)
-    read     get_next_as_optional; if there is a batch, cut it and put it in      (after `prime`)
+    keep     put the shards into `kept`                           (after `take`)
+    read     get_next_as_optional; if there is a batch, cut it and put it in; empty `kept`
+                                                                  (after `keep`)
 
-The train op waits for `read`. So step t trains on batch t as without buffers: batches go through in
-order; after the last one is trained on, `prime` meets the end of the data and raises
+All writes of the update wait for `read`. So step t trains on batch t as without buffers: batches go
+through in order; after the last one is trained on, `prime` meets the end of the data and raises
 `OutOfRangeError` with nothing done; a run of something else than the train op takes a batch out of
 the buffers and puts none in. Running the iterator's initializer empties the buffers. A buffer
 belongs to its session: the batch in it is not trained on yet when a run stops, and the run that
 resumes reads it again.
+
+Where the read of batch t + 1 fails, so does step t, with none of its update done. Its batch is
+still in `kept`: the next run puts it back and works on it *without reading ahead*, so that it is
+trained on whatever the iterator does; the run after that primes, as the first one. The batches that
+are trained on are those of a loop without buffers, and the error is raised a step earlier.
+
+A full `kept` says that reading had not ended, and not why: the towers' own work may have failed
+while it went on. Then it fails again in the run that does not read, in which nothing is kept, and
+the run after that goes on with the next batch. Hence a batch is put back once at the most. (What
+was being read when the work failed is lost: TensorFlow ends all operations of a step that fails.)
 
 The graph from the iterator to the inputs is imported once for `prime` and once for `read`. Branches
 are made of `Switch` and `Merge`, since `tf.cond` makes other operations in other versions.
@@ -34,8 +47,9 @@ StagedInputs = collections.namedtuple('StagedInputs', 'read staged work')
 Fields:
   read: the operation that reads the next batch from the iterator; None with `'first'`, where the
     towers are given the first batch over and over.
-  staged: the operation after which the next batch is on the towers' devices; or None.
-  work: the operation after which the rest of the step is done.
+  staged: the operation after which the next batch is on the towers' devices, which the update
+    waits for; or None.
+  work: the operation after which all else is done that the update waits for.
 """
 
 _OTHER_READS = ('IteratorGetNextSync', 'IteratorGetNextAsOptional', 'QueueDequeue', 'ReaderRead',
@@ -67,64 +81,111 @@ def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'
         # The shapes and types of what is staged, from a cut that no step runs.
         cut = split_batch(inputs, len(devices), remainder, called=called)
         buffers = _Buffers(cut, devices, scope.replace('/', '_'))
+        kept = None if keeps_first else _Buffers(cut, devices, scope.replace('/', '_') + 'kept_')
         with tf.device('/cpu:0'):
-            empty = tf.reduce_any(tf.stack([tf.equal(size, 0) for size in buffers.sizes()]),
-                                  name='empty')
-            not_empty, is_empty = _switch(empty, empty)
-            handles = {read: _switch(read.inputs[0], empty)[1] for read in reads}
-            with tf.control_dependencies([is_empty]):
-                first = {read: tf.raw_ops.IteratorGetNext(
-                    iterator=handles[read], output_types=[out.dtype for out in read.outputs],
-                    output_shapes=[out.shape for out in read.outputs], name='first')
-                         for read in reads}
-                with tf.control_dependencies([buffers.clear()]):
-                    put = buffers.put(split_batch(
-                        _inputs_from(first, inputs, region, is_empty, 'prime'), len(devices),
-                        remainder,
-                        called=called))
-            with tf.control_dependencies([put]):
-                primed = tf.identity(is_empty)
-            primed = tf.raw_ops.Merge(inputs=[primed, not_empty]).output.op
-        taken = buffers.take(primed, keeps_first)
+            empty, fresh, is_retried = _settled(buffers, kept)
+            primed = _primed(inputs, reads, region, buffers, empty, remainder, len(devices), called)
+        taken = buffers.take([primed], keeps_first)
         shards, read, staged = _shards_of(cut, taken), None, None
         if not keeps_first:
-            read, staged = _read_next(inputs, reads, region, buffers, primed, remainder,
-                                      len(devices), called)
-    handles = {read.inputs[0].name: read.inputs[0] for read in reads}
-    for name in sorted(handles):
-        for user in handles[name].consumers():
-            if user.type == 'MakeIterator':  # the buffers hold a batch of the old data
-                with tf.device(None), tf.control_dependencies(None):
-                    compat.add_control_inputs(user, [buffers.clear()])
+            with tf.device('/cpu:0'):
+                with tf.control_dependencies([fresh]):
+                    keep = kept.put(taken)
+                read, done = _read_next(inputs, reads, region, buffers, keep, remainder,
+                                        len(devices), called)
+                with tf.control_dependencies([done]):
+                    cleared = kept.clear()
+                with tf.control_dependencies([cleared]):
+                    done = tf.identity(done.outputs[0])
+                with tf.control_dependencies([tensor.op for tensor in taken]):
+                    reads_nothing = tf.identity(is_retried)
+                staged = tf.raw_ops.Merge(inputs=[done, reads_nothing], name='staged').output.op
+    for each in _initializers(reads):  # the buffers hold a batch of the old data
+        with tf.device(None), tf.control_dependencies(None):
+            compat.add_control_inputs(each, [
+                held.clear() for held in (buffers, kept) if held is not None])
     return shards, StagedInputs(read, staged, None)
 
 
-def _read_next(inputs, reads, region, buffers, primed, remainder, num_shards, called):
-    """Reads the next batch: `(operation that reads, operation after which it is staged)`."""
-    with tf.device('/cpu:0'):
-        with tf.control_dependencies([primed]):
-            optionals = [tf.raw_ops.IteratorGetNextAsOptional(
-                iterator=read.inputs[0], output_types=[out.dtype for out in read.outputs],
-                output_shapes=[out.shape for out in read.outputs], name='next') for read in reads]
-        has = [tf.raw_ops.OptionalHasValue(optional=optional) for optional in optionals]
-        has_all = has[0] if len(has) == 1 else tf.reduce_all(tf.stack(has))
-        ended, goes_on = _switch(has_all, has_all)
-        with tf.control_dependencies([goes_on]):
-            values = {read: tf.raw_ops.OptionalGetValue(
-                optional=_switch(optional, has_all)[1],
-                output_types=[out.dtype for out in read.outputs],
-                output_shapes=[out.shape for out in read.outputs], name='value')
-                      for read, optional in zip(reads, optionals)}
-            put = buffers.put(split_batch(_inputs_from(values, inputs, region, goes_on, 'ahead'),
-                                          num_shards, remainder, called=called))
-        with tf.control_dependencies([put]):
-            goes_on = tf.identity(goes_on)
-        staged = tf.raw_ops.Merge(inputs=[goes_on, ended], name='staged').output.op
-        last = optionals[0].op
-        if len(optionals) > 1:
-            with tf.control_dependencies([optional.op for optional in optionals]):
-                last = tf.no_op('next_read')
-    return last, staged
+def _settled(buffers, kept):
+    """Puts the batch back that a failed step has left in `kept`; else empties `kept`.
+
+    A step that failed while it filled buffers leaves some of them empty: what is in the others is
+    given up.
+
+    Args:
+      buffers: `_Buffers` that the towers take from.
+      kept: `_Buffers`; None where nothing is read ahead.
+
+    Returns:
+      `(empty, fresh, is_retried)`: whether a batch has to be read first, a bool tensor that is
+      there when all is settled; a tensor that is alive where no batch is put back, and one that is
+      where one is. Both are None without `kept`.
+    """
+    full = buffers.are_full()
+    if kept is None:
+        return tf.logical_not(full, name='empty'), None, None
+    retried = tf.logical_and(kept.are_full(), tf.logical_not(full), name='retried')
+    fresh, is_retried = _switch(retried, retried)
+    with tf.control_dependencies([is_retried]):
+        with tf.control_dependencies([buffers.clear()]):
+            put = buffers.put(kept.take())
+    with tf.control_dependencies([put]):
+        put_back = tf.identity(is_retried)
+    with tf.control_dependencies([fresh]):
+        cleared = kept.clear()
+    with tf.control_dependencies([cleared]):
+        nothing_kept = tf.identity(fresh)
+    settled = tf.raw_ops.Merge(inputs=[put_back, nothing_kept], name='settled').output
+    with tf.control_dependencies([settled]):
+        empty = tf.logical_not(tf.logical_or(full, retried), name='empty')
+    return empty, fresh, is_retried
+
+
+def _primed(inputs, reads, region, buffers, empty, remainder, num_shards, called):
+    """Reads a batch if the buffers are `empty`: the operation after which they are full."""
+    not_empty, is_empty = _switch(empty, empty)
+    handles = {read: _switch(read.inputs[0], empty)[1] for read in reads}
+    with tf.control_dependencies([is_empty]):
+        first = {read: tf.raw_ops.IteratorGetNext(
+            iterator=handles[read], output_types=[out.dtype for out in read.outputs],
+            output_shapes=[out.shape for out in read.outputs], name='first')
+                 for read in reads}
+        with tf.control_dependencies([buffers.clear()]):
+            put = buffers.put(_tensors_alone(split_batch(
+                _inputs_from(first, inputs, region, is_empty, 'prime'), num_shards, remainder,
+                called=called)))
+    with tf.control_dependencies([put]):
+        primed = tf.identity(is_empty)
+    return tf.raw_ops.Merge(inputs=[primed, not_empty], name='primed').output.op
+
+
+def _read_next(inputs, reads, region, buffers, keep, remainder, num_shards, called):
+    """Reads the next batch, after `keep`: `(operation that reads, operation after which it is
+    staged or the data have ended)`."""
+    with tf.control_dependencies([keep]):
+        optionals = [tf.raw_ops.IteratorGetNextAsOptional(
+            iterator=read.inputs[0], output_types=[out.dtype for out in read.outputs],
+            output_shapes=[out.shape for out in read.outputs], name='next') for read in reads]
+    has = [tf.raw_ops.OptionalHasValue(optional=optional) for optional in optionals]
+    has_all = has[0] if len(has) == 1 else tf.reduce_all(tf.stack(has))
+    ended, goes_on = _switch(has_all, has_all)
+    present = {read: _switch(optional, has_all)[1] for read, optional in zip(reads, optionals)}
+    with tf.control_dependencies([goes_on]):
+        values = {read: tf.raw_ops.OptionalGetValue(
+            optional=present[read], output_types=[out.dtype for out in read.outputs],
+            output_shapes=[out.shape for out in read.outputs], name='value') for read in reads}
+        put = buffers.put(_tensors_alone(split_batch(
+            _inputs_from(values, inputs, region, goes_on, 'ahead'), num_shards, remainder,
+            called=called)))
+    with tf.control_dependencies([put]):
+        goes_on = tf.identity(goes_on)
+    done = tf.raw_ops.Merge(inputs=[goes_on, ended], name='read').output.op
+    last = optionals[0].op
+    if len(optionals) > 1:
+        with tf.control_dependencies([optional.op for optional in optionals]):
+            last = tf.no_op('next_read')
+    return last, done
 
 
 def _switch(data, pred):
@@ -161,22 +222,30 @@ class _Buffers:
                         memory_limit=0))))
         return made
 
-    def sizes(self):
-        return [size for _, size in self._each(lambda index, how: tf.raw_ops.StageSize(
+    def are_full(self):
+        """Whether there is a batch in each of them: a bool tensor."""
+        sizes = [size for _, size in self._each(lambda index, how: tf.raw_ops.StageSize(
             dtypes=self.dtypes[index], **how))]
+        return tf.reduce_all(tf.stack([tf.greater(size, 0) for size in sizes]))
 
     def clear(self):
         return tf.group(*[op for _, op in self._each(lambda index, how: tf.raw_ops.StageClear(
             dtypes=self.dtypes[index], **how))])
 
-    def put(self, shards):
-        values = [[] for _ in self._devices]
-        for (index, _), (_, tensor) in zip(self.places, _tensors(shards)):
-            values[index].append(tensor)
-        return tf.group(*[op for _, op in self._each(lambda index, how: tf.raw_ops.Stage(
-            values=values[index], **how))])
+    def put(self, tensors):
+        """Puts a batch into the buffers: its tensors, in the order of `_tensors`.
 
-    def take(self, primed, keeps_first):
+        Nothing is put in before all of the batch is there, so that an error on the way to one
+        tower's shard leaves no buffer with a batch that another one has not.
+        """
+        values = [[] for _ in self._devices]
+        for (index, _), tensor in zip(self.places, tensors):
+            values[index].append(tensor)
+        with tf.control_dependencies([tensor.op for tensor in tensors]):
+            return tf.group(*[op for _, op in self._each(lambda index, how: tf.raw_ops.Stage(
+                values=values[index], **how))])
+
+    def take(self, after=(), keeps_first=False):
         """Takes one batch out of the buffers: its tensors, in the order of `_tensors`.
 
         All buffers give their part or none does, so that they always hold the same batch.
@@ -185,7 +254,7 @@ class _Buffers:
             if keeps_first:
                 return tf.raw_ops.StagePeek(index=0, dtypes=self.dtypes[index], **how)
             return tf.raw_ops.Unstage(dtypes=self.dtypes[index], **how)
-        with tf.control_dependencies([primed]):
+        with tf.control_dependencies(after):
             taken = dict(self._each(of_one))
         # A run of one tower alone must not leave the others a batch behind.
         with tf.control_dependencies([tensors[0].op for tensors in taken.values()]):
@@ -208,6 +277,10 @@ def _tensors(shards):
             seen.add(id(value))
             found.append((None, value))
     return found
+
+
+def _tensors_alone(shards):
+    return [tensor for _, tensor in _tensors(shards)]
 
 
 def _shards_of(cut, taken):
@@ -256,6 +329,15 @@ def _way_of(inputs):
                if op.type.startswith('Placeholder')]
         if fed:
             raise _cannot('which iterator it is depends on what is fed to %r' % fed[0])
+    iterators = {_iterator_of(read.inputs[0]) for read in reads}
+    if None in iterators:
+        raise _cannot('which iterator it is that %r reads does not stand in the graph'
+                      % next(read.name for read in reads if _iterator_of(read.inputs[0]) is None))
+    if len(iterators) > 1 and _initializers(reads):
+        # A batch of all iterators is in the buffers: that of the others would be lost.
+        raise _cannot('they come from several iterators (%s), of which one could be initialized '
+                      'again without the others; make one iterator of tf.data.Dataset.zip of the '
+                      'datasets' % ', '.join(sorted(iterators)))
     after = reachable_from(reads, known, control=True)
     region = [op for op in known if op.name in after and op not in reads]
     for op in region:
@@ -273,6 +355,22 @@ def _way_of(inputs):
                 for op in step_operations([leaf])):
             raise _cannot('%r does not come from the iterator' % leaf.name)
     return reads, region
+
+
+def _iterator_of(handle):
+    """The name of the operation of the iterator that a handle is of; None if it is not known."""
+    op = handle.op
+    while op.type in ('Identity', 'IteratorToStringHandle') or op.type.startswith(
+            'IteratorFromStringHandle'):
+        op = op.inputs[0].op
+    return op.name if op.type in ('Iterator', 'IteratorV2', 'OneShotIterator') else None
+
+
+def _initializers(reads):
+    """The operations that initialize the iterators of some reads; a list."""
+    iterators = {_iterator_of(read.inputs[0]) for read in reads}
+    return [op for op in reads[0].graph.get_operations() if op.type == 'MakeIterator'
+            and _iterator_of(op.inputs[1]) in iterators]
 
 
 def _cannot(because):

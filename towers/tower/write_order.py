@@ -42,7 +42,7 @@ def write_after_reads(towers, graph):
     operations = list({op.name: op for op in first + others}.values())
     frames = Frames(operations)
     readers = _readers(towers[1:], written, frames, finder)
-    pairs = [(end, gate) for op, names in writes for gate in _gates(op, names, frames)
+    pairs = [(end, gate) for op, names in writes for gate in gates(op, names, frames)
              for name in names for reader, ends in readers[name] if reader is not op
              for end in ends]
     after = graph_walk.reachable_from([gate for _, gate in pairs], operations, control=True)
@@ -94,7 +94,7 @@ def _hands_on(op):
     return op.type in HAND_ON and is_variable(op.outputs[0])
 
 
-def _gates(op, names, frames):
+def gates(op, names, frames):
     """The operations that have to wait so that `op` writes its variables later.
 
     An operation in a loop cannot wait for one outside: there the operations that lead the variable
