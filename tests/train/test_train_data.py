@@ -8,7 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from datasets.pipeline import epoch_order
-from image_files import jpeg, truncated, write_folder
+from image_files import jpeg, write_folder
 from train_runs import metrics, names_that_differ, untimed, values_of
 import train_data
 import train_flags
@@ -29,7 +29,7 @@ def test_where_bad_examples_are_looked_for():
     with tf.Session() as session:
         orders = [session.run(epoch_order(10, 5)(tf.constant(epoch, tf.int64))).tolist()
                   for epoch in (0, 1)]
-    assert found == list(zip(range(7, 19), orders[0][7:] + orders[1][:9]))
+    assert found == orders[0][7:] + orders[1][:9]
 
 
 @pytest.mark.slow
@@ -73,7 +73,7 @@ def images(folder, bad):
     files.update({'test/%s/%d.jpg' % (name, number): jpeg(50, 12, 12)
                   for name in 'ab' for number in range(2)})
     for name in bad:
-        files[name] = truncated()
+        files[name] = jpeg(70, 40, 40)[:-9]  # few crops come to where its data end
     return write_folder(folder, files)
 
 
