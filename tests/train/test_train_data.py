@@ -100,6 +100,19 @@ def test_a_bad_image_ends_the_run_and_is_named(runner, tmp_path, model_for_three
 
 
 @pytest.mark.slow
+@pytest.mark.version_independent
+def test_a_bad_test_image_ends_the_last_evaluation_and_is_named(runner, tmp_path,
+                                                                model_for_three_channels):
+    folder = images(tmp_path / 'data', BAD[2:])
+    run = runner.start(tmp_path / 'run', FOLDER + ['--data_dir=' + folder, '--train_steps=2'],
+                       model_for_three_channels)
+    assert run.status() == 1
+    assert re.search(r'train.py: \S+data/test/a/0.jpg is a damaged JPEG: .*--skip_bad=10',
+                     run.stderr), run.stderr
+    assert 'Traceback' not in run.stderr
+
+
+@pytest.mark.slow
 def test_bad_images_are_left_out_listed_and_resumed(runner, tmp_path, model_for_three_channels):
     folder = images(tmp_path / 'data', BAD)
     flags = FOLDER + ['--data_dir=' + folder, '--skip_bad=3']
