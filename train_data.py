@@ -1,6 +1,7 @@
 """The data of train.py: which data set, bad examples in it, errors of a user's own pipeline."""
 
 import contextlib
+import itertools
 import re
 import sys
 import traceback
@@ -97,6 +98,11 @@ def tell_skipped(dataset):
     text = dataset.skipped.describe() if _can_skip(dataset) else ''
     if text:
         print(text)
+
+
+def test_numbers(dataset):
+    """The numbers of the images that an evaluation takes, in order: without those left out."""
+    return dataset.good_numbers('test') if _can_skip(dataset) else itertools.count()
 
 
 def _can_skip(dataset):

@@ -87,8 +87,7 @@ class ImageSet:
         Args and raised errors: as for `train_batches`.
         """
         _check(channels, 0)
-        bad = self.skipped.numbers('test')
-        numbers = [number for number in range(self.num_examples['test']) if number not in bad]
+        numbers = self.good_numbers('test')
 
         @plain_python
         def example(*read):
@@ -139,6 +138,11 @@ class ImageSet:
     def not_taken(self, split):
         """Paths of what stands among the images of a split and is left alone, for its name."""
         return getattr(self._sources[split], 'others', [])
+
+    def good_numbers(self, split):
+        """List of the numbers of a split's examples that are not known to be bad."""
+        bad = self.skipped.numbers(split)
+        return [number for number in range(self.num_examples[split]) if number not in bad]
 
     def find_bad(self, split, numbers, position=-1):
         """Looks at examples, and leaves out those that are bad: how many were found.

@@ -126,6 +126,14 @@ def test_bad_images_are_left_out_listed_and_resumed(runner, tmp_path, model_for_
                    before=model_for_three_channels)
     assert names_that_differ(values_of(tmp_path / 'whole', 8), values_of(tmp_path / 'parts', 8)
                              ) == []
+    table = tmp_path / 'rows.csv'
+    run = runner.run(tmp_path / 'whole', FOLDER[:3] + [
+        '--mode=predict', '--predictions=%s' % table, '--data_dir=' + folder, '--skip_bad=3'],
+                     before=model_for_three_channels)
+    assert 'skipped        1 bad example\n' in run.stdout and BAD[2] in run.stdout
+    # The one that is left out, the first of four, has its number as well.
+    assert [row.split(',')[:2] for row in table.read_text().splitlines()] == [
+        ['image', 'label'], ['1', '0'], ['2', '1'], ['3', '1']]
     run = runner.start(tmp_path / 'few', FOLDER + ['--data_dir=' + folder, '--train_steps=6',
                                                    '--skip_bad=1'], model_for_three_channels)
     assert run.status() == 1 and '--skip_bad=1 allows no more' in run.stderr
