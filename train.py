@@ -133,7 +133,9 @@ def train(job, cluster=None):
                       if FLAGS.init_from else None)
     ended = None
     try:
-        with train_cluster.joined(cluster, job) as member:
+        # The last evaluation is made when the steps are done, as the session ends.
+        with train_data.naming_bad_test_images(job.setup.dataset), \
+                train_cluster.joined(cluster, job) as member:
             with training_session(
                     train_dir(), job.counts.global_step, hooks.first,
                     train_job.session_config(job.built), last_hooks=[hooks.signals],

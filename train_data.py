@@ -1,6 +1,7 @@
 """The data of train.py: which data set, bad examples in it, errors of a user's own pipeline."""
 
 import contextlib
+import itertools
 import re
 import sys
 import traceback
@@ -56,7 +57,7 @@ def prepare_skipping(dataset, folder, position):
     if FLAGS.mode == 'train' and not FLAGS.plan_only:
         dataset.skipped.resume(folder, position.examples)
     if FLAGS.skip_bad and not FLAGS.plan_only:  # all of them: evaluation is exact
-        dataset.find_bad('test', [(-1, number) for number in range(dataset.num_examples['test'])])
+        dataset.find_bad('test', range(dataset.num_examples['test']))
 
 
 @contextlib.contextmanager
@@ -84,11 +85,10 @@ def skipping(job, session, workers=1):
             lambda step_context: int(step_context.session.run(job.counts.examples)))
         # Looked at are the batches of two steps: with staged inputs the batch that failed may be
         # the one after the step's. Those that are made further ahead fail in their turn.
-        found = dataset.find_bad('train', _upcoming(dataset, first,
-                                                     workers * job.setup.batch_size))
+        found = dataset.find_bad(
+            'train', _upcoming(dataset, first, workers * job.setup.batch_size), first)
         if not found:
-            with naming_bad_test_images(dataset):
-                raise
+            raise
         session.run_step_fn(
             lambda step_context: step_context.session.run(job.iterator.initializer))
 
@@ -98,6 +98,11 @@ def tell_skipped(dataset):
     text = dataset.skipped.describe() if _can_skip(dataset) else ''
     if text:
         print(text)
+
+
+def test_numbers(dataset):
+    """The numbers of the images that an evaluation takes, in order: without those left out."""
+    return dataset.good_numbers('test') if _can_skip(dataset) else itertools.count()
 
 
 def _can_skip(dataset):
@@ -114,7 +119,7 @@ def _upcoming(dataset, first, batch_size):
       batch_size: examples that one step of all workers takes.
 
     Returns:
-      List of pairs of ints: place in the stream, and number of the example in the data set.
+      List of the numbers of the examples in the data set.
     """
     length = Epochs(dataset.num_examples['train'], batch_size, FLAGS.remainder).length
     total = dataset.num_examples['train']
@@ -128,7 +133,7 @@ def _upcoming(dataset, first, batch_size):
                 of = place // length
                 if of not in orders:
                     orders[of] = session.run(order, {epoch: of})
-                found.append((place, int(orders[of][place % length % total])))
+                found.append(int(orders[of][place % length % total]))
             return found
 
 
@@ -144,8 +149,7 @@ def naming_bad_test_images(dataset):
         yield
     except _INPUT_ERRORS:
         if _can_skip(dataset) and not FLAGS.skip_bad:
-            dataset.find_bad('test', [(-1, number)
-                                      for number in range(dataset.num_examples['test'])])
+            dataset.find_bad('test', range(dataset.num_examples['test']))
         raise
 
 

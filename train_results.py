@@ -38,7 +38,11 @@ def evaluate_or_predict(setup):
         show(evaluation.built)
         if not FLAGS.plan_only:
             with train_data.naming_bad_test_images(setup.dataset):
-                {'eval': evaluate, 'predict': predict}[FLAGS.mode](evaluation)
+                if FLAGS.mode == 'eval':
+                    evaluate(evaluation)
+                else:
+                    predict(evaluation, train_data.test_numbers(setup.dataset))
+                train_data.tell_skipped(setup.dataset)
     if FLAGS.export_dir and not FLAGS.plan_only:
         export(setup.classifier)
 
@@ -55,20 +59,25 @@ def evaluate_in_graph(setup):
         evaluate(make_evaluation(setup))
 
 
-def predict(evaluation):
+def predict(evaluation, numbers):
     """Writes --predictions: a row for each test image, with its number, label, prediction and the
-    probability of the prediction."""
+    probability of the prediction.
+
+    Args:
+      evaluation: `Evaluation`.
+      numbers: those of its images in the test set, in order; an iterable.
+    """
     with restored_session(evaluation.built) as session, \
             written_whole(FLAGS.predictions, 'Give another --predictions.', newline='') as table:
         rows = csv.writer(table)
         rows.writerow(['image', 'label', 'predicted', 'probability'])
-        number = 0
+        count, numbers = 0, iter(numbers)
         for batch in evaluation.predict(session):
             for label, predicted, probability in zip(batch['label'], batch['predicted'],
                                                      batch['probability']):
-                rows.writerow([number, label, predicted, '%.6f' % probability])
-                number += 1
-    print('predictions    %s, %d images' % (FLAGS.predictions, number))
+                rows.writerow([next(numbers), label, predicted, '%.6f' % probability])
+                count += 1
+    print('predictions    %s, %d images' % (FLAGS.predictions, count))
 
 
 @contextlib.contextmanager

@@ -5,6 +5,11 @@ it is trained on. Then the examples of that step are looked at one by one, here.
 bad is from then on replaced by the next good example of the files, which depends on nothing but the
 files, so that a batch is full, every other example keeps its place, and a run that resumes goes on
 as if it had never stopped.
+
+Nearly all damages are seen whatever part of an image is decoded, see `jpeg_end`. Of some in the
+middle of a JPEG's data the decoder only complains where it comes to the end of the image, and many
+it does not see at all. So what is known as bad is written down with the place in the stream from
+which on it was left out, and a run that resumes leaves out what it had left out there.
 """
 
 import collections
@@ -14,6 +19,8 @@ import os
 import tensorflow.compat.v1 as tf
 
 from datasets.errors import BadExampleError, DatasetError
+from datasets.jpeg_end import is_cut_off
+from datasets.preprocessing import central_window
 
 Bad = collections.namedtuple('Bad', 'split number position text')
 """An example that cannot be used.
@@ -21,9 +28,12 @@ Bad = collections.namedtuple('Bad', 'split number position text')
 Fields:
   split: 'train' or 'test'.
   number: of the example; None for what is wrong with a whole file.
-  position: in the stream of training examples where it was met; -1 where it was known before.
+  position: place in the stream of training examples from which on it is left out: that of the step
+    that failed, not its own; -1 where it was known before.
   text: file, place, and what is wrong.
 """
+
+CUT_OFF = 'is a damaged JPEG: it ends before its end marker, as a file that was copied in part does'
 
 _FILE = 'skipped_examples.jsonl'
 
@@ -65,9 +75,9 @@ class Skipped:
         self._write()
 
     def resume(self, folder, position):
-        """Takes up what the run in a folder left out before a position of its stream.
+        """Takes up what the run in a folder left out from a position of its stream on.
 
-        What was met later will be met again, and until then was read by the run, too.
+        What it left out from a later one on will be found there again: until then it was read.
 
         Raises:
           DatasetError: its list of them is damaged.
@@ -75,7 +85,7 @@ class Skipped:
         self._path = os.path.join(folder, _FILE)
         if os.path.exists(self._path):
             found = self._read()
-            self.examples = [bad for bad in found if bad.position < position] + [
+            self.examples = [bad for bad in found if bad.position <= position] + [
                 bad for bad in self.examples if bad not in found]
 
     def describe(self):
@@ -117,11 +127,20 @@ class Prober:
             self._encoded = tf.placeholder(tf.string, [])
             self._header = tf.image.extract_jpeg_shape(self._encoded)
             self._jpeg = tf.shape(tf.image.decode_jpeg(self._encoded))
+            window = central_window(*tf.unstack(tf.cast(self._header[:2], tf.float32)))
+            self._central = tf.image.decode_and_crop_jpeg(
+                self._encoded, tf.cast(window, tf.int32), channels=3).op
             self._png = tf.shape(tf.image.decode_png(self._encoded))
         self._session = None
 
-    def size(self, encoded, channels, convert):
+    def size(self, encoded, channels, convert, whole=True):
         """Height, width and channels of an image.
+
+        Args:
+          encoded: its bytes.
+          channels: that it is to have.
+          convert: whether it may have others.
+          whole: decode all of it; False: of a JPEG the central part, as an evaluation does.
 
         Raises:
           DatasetError: it cannot be used; the text goes on after the image's name.
@@ -131,13 +150,16 @@ class Prober:
         jpeg = encoded.startswith(b'\xff\xd8\xff')
         if not jpeg and not encoded.startswith(b'\x89PNG\r\n\x1a\n'):
             raise DatasetError('is neither a JPEG nor a PNG: it begins with %r' % encoded[:8])
+        if is_cut_off(encoded):
+            raise DatasetError(CUT_OFF)
         if self._session is None:
             self._session = tf.Session(graph=self._graph, config=tf.ConfigProto(
                 device_count={'GPU': 0}))
         try:
-            size = self._session.run(self._jpeg if jpeg else self._png, {self._encoded: encoded})
-            if jpeg:  # of CMYK the decoder makes another number
-                size[2] = self._session.run(self._header, {self._encoded: encoded})[2]
+            # The channels by the header: of CMYK the decoder makes another number.
+            size = self._session.run(self._header if jpeg else self._png, {self._encoded: encoded})
+            if jpeg:
+                self._session.run(self._jpeg if whole else self._central, {self._encoded: encoded})
         except tf.errors.OpError as error:
             raise DatasetError('is a damaged %s: %s' % (
                 'JPEG' if jpeg else 'PNG', _reason(error.message)))

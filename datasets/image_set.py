@@ -15,9 +15,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from datasets import preprocessing
-from datasets.bad_examples import Bad, Prober, Skipped
+from datasets.bad_examples import CUT_OFF, Bad, Prober, Skipped
 from datasets.epochs import Epochs, of_workers, plain_python, read_together
 from datasets.errors import DatasetError
+from datasets.jpeg_end import is_cut_off
 from datasets.pipeline import epoch_order
 from towers.errors import InvalidArgumentError
 
@@ -86,8 +87,7 @@ class ImageSet:
         Args and raised errors: as for `train_batches`.
         """
         _check(channels, 0)
-        bad = self.skipped.numbers('test')
-        numbers = [number for number in range(self.num_examples['test']) if number not in bad]
+        numbers = self.good_numbers('test')
 
         @plain_python
         def example(*read):
@@ -139,34 +139,46 @@ class ImageSet:
         """Paths of what stands among the images of a split and is left alone, for its name."""
         return getattr(self._sources[split], 'others', [])
 
-    def find_bad(self, split, numbers):
+    def good_numbers(self, split):
+        """List of the numbers of a split's examples that are not known to be bad."""
+        bad = self.skipped.numbers(split)
+        return [number for number in range(self.num_examples[split]) if number not in bad]
+
+    def find_bad(self, split, numbers, position=-1):
         """Looks at examples, and leaves out those that are bad: how many were found.
+
+        A test image is bad where an evaluation could not take it: whether any may be left out does
+        not change which ones are counted. Of a training image all has to be decodable, since the
+        next crop may take any part of it.
 
         Args:
           split: 'train' or 'test'.
-          numbers: `(position, number)` pairs, see `Bad`.
+          numbers: of the examples.
+          position: place in the stream from which on they are left out, see `Bad`.
 
         Raises:
           DatasetError: they are too many; names the first one that is.
         """
-        known, found = self.skipped.numbers(split), 0
-        for position, number in numbers:
-            number = self._good(split, number, known)
-            try:
-                self.look(split, number)
-            except DatasetError as error:
-                self.skipped.add(Bad(split, int(number), int(position), str(error)))
-                known.add(number)
-                found += 1
-        return found
+        known, before = self.skipped.numbers(split), len(self.skipped.examples)
+        for number in numbers:
+            good = None
+            while good is None:  # the next good one, if this one is bad, takes its place at once
+                looked_at = int(self._good(split, number, known))
+                try:
+                    good = self.look(split, looked_at, whole=split == 'train')
+                except DatasetError as error:
+                    self.skipped.add(Bad(split, looked_at, int(position), str(error)))
+                    known.add(looked_at)
+        return len(self.skipped.examples) - before
 
-    def look(self, split, number, checksum=False):
+    def look(self, split, number, checksum=False, whole=True):
         """Reads and decodes one example: `((height, width, channels), label)`.
 
         Args:
           split: 'train' or 'test'.
           number: of the example.
           checksum: compare a record with its checksum as well, which training does not.
+          whole: decode all of a JPEG; False: the part that an evaluation takes.
 
         Raises:
           DatasetError: it is bad; names file, place and what is wrong.
@@ -180,7 +192,7 @@ class ImageSet:
             if not 0 <= label < self.num_classes:
                 raise DatasetError('has the label %d, which is not in 0 .. %d' % (
                     label, self.num_classes - 1))
-            return self._prober.size(encoded, 3, self._convert), int(label)
+            return self._prober.size(encoded, 3, self._convert, whole), int(label)
         except DatasetError as error:
             text = str(error)
             raise DatasetError(text if where in text else '%s %s' % (where, text))
@@ -219,8 +231,12 @@ class ImageSet:
             for number in numbers:
                 try:
                     encoded, label = source.image(int(self._good(split, number, known)))
-                    found.append((encoded, label, '' if 0 <= label < self.num_classes else (
-                        'the label %d is not in 0 .. %d' % (label, self.num_classes - 1))))
+                    wrong = ''
+                    if not 0 <= label < self.num_classes:
+                        wrong = 'the label %d is not in 0 .. %d' % (label, self.num_classes - 1)
+                    elif is_cut_off(encoded):  # which a decoder of a part might not come to
+                        wrong = CUT_OFF
+                    found.append((encoded, label, wrong))
                 except DatasetError as error:
                     found.append((b'', 0, str(error)))
             encoded, labels, wrong = zip(*found)

@@ -1,10 +1,11 @@
 """Images from JPEG and PNG files to what a network takes, as the Inception recipe of slim does it.
 
-Training: a crop of 5 to 100 % of the area with an aspect of 3:4 to 4:3, scaled to the size,
+Training: a crop of 10 to 100 % of the area with an aspect of 3:4 to 4:3, scaled to the size,
 mirrored every other time, its colours distorted; evaluation: the central 87.5 % of height and
-width, scaled. Values are in -1..1. (slim's `inception_preprocessing`; the crop is TensorFlow's
-`sample_distorted_bounding_box` with the whole image as the box, of which a tenth has to be
-covered.)
+width, scaled. Values are in -1..1. (slim's `inception_preprocessing`. Its crop is TensorFlow's
+`sample_distorted_bounding_box` of 5 to 100 % of the area with the whole image as the box, of which
+a tenth has to be covered: so no crop is smaller than that. Its central part is that of
+`tf.image.central_crop`.)
 
 Nothing draws a number here: what is random is given as numbers in [0, 1), `TRAIN_DRAWS` an image,
 so that augmentation is a function of the seed, the epoch and the example. Only what a crop needs of
@@ -87,11 +88,9 @@ def random_window(draws, height, width):
 
 
 def central_window(height, width):
-    """The central part: top, left, height, width."""
-    part_height = tf.maximum(tf.round(height * _CENTRAL_SHARE), 1.)
-    part_width = tf.maximum(tf.round(width * _CENTRAL_SHARE), 1.)
-    return tf.stack([tf.floor((height - part_height) / 2.), tf.floor((width - part_width) / 2.),
-                     part_height, part_width])
+    """The central part: top, left, height, width; as much is left out on either side."""
+    begin = tf.floor(tf.stack([height, width]) * ((1. - _CENTRAL_SHARE) / 2.))
+    return tf.concat([begin, tf.stack([height, width]) - 2. * begin], 0)
 
 
 def decoded_part(encoded, window_of, image_size, channels, convert=False, white=1.,

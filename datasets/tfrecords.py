@@ -24,6 +24,7 @@ from datasets.errors import DatasetError
 
 _HEADER = struct.Struct('<QI')  # 12 bytes before the data
 _FOOTER_BYTES = 4
+_SHARD = re.compile(r'(.*?)(\d+)([-_]of[-_])(\d+)(.*)', re.S)
 _SEGMENT_BYTES = 2 ** 22  # that are compared with their checksums at a time
 _THREADS = 16  # that wait for a disk while they look for the places of records
 
@@ -144,19 +145,31 @@ def _unescaped(pattern):
 
 
 def _missing_shards(paths):
-    """A text for each set of files whose names count more of them than there are."""
+    """A text for each set of files whose names count more of them than there are.
+
+    A set has the beginning, the count and the ending of its names in common, as those of
+    train-00000-of-00008 or flowers_train_00000-of-00005.tfrecord.
+    """
     sets = {}
     for path in paths:
-        counted = re.match(r'(.*-)(\d+)(-of-)(\d+)$', path)
+        folder, name = os.path.split(path)
+        counted = _SHARD.match(name)
         if counted:
-            sets.setdefault((counted.group(1), counted.group(4)), set()).add(int(counted.group(2)))
+            begin, number, of, count, rest = counted.groups()
+            glued = max(0, len(number) - len(count))  # digits that end the name before the number
+            # Some names have a checksum after the count, each its own.
+            ending = rest if rest[:1] in ('', '.') else '*' + os.path.splitext(rest)[1]
+            key = os.path.join(folder, begin + number[:glued]), of + count, ending
+            sets.setdefault(key, set()).add(int(number[glued:]))
     found = []
-    for (begin, count), numbers in sorted(sets.items()):
-        missing = sorted(set(range(int(count))) - numbers)
+    for (begin, of, ending), numbers in sorted(sets.items()):
+        count = int(of[4:])
+        first = 1 if 0 not in numbers and count in numbers else 0  # some begin with 1
+        missing = sorted(set(range(first, first + count)) - numbers)
         if missing:
-            found.append('%d of the %d files %s*-of-%s %s missing: %s. Copy %s again.' % (
-                len(missing), int(count), begin, count, 'is' if len(missing) == 1 else 'are',
-                ', '.join('%s%0*d-of-%s' % (begin, len(count), number, count)
+            found.append('%d of the %d files %s*%s%s %s missing: %s. Copy %s again.' % (
+                len(missing), count, begin, of, ending, 'is' if len(missing) == 1 else 'are',
+                ', '.join('%s%0*d%s%s' % (begin, len(of) - 4, number, of, ending)
                           for number in missing[:3]) + (', ...' if len(missing) > 3 else ''),
                 'it' if len(missing) == 1 else 'them'))
     return found

@@ -23,7 +23,7 @@ def records(folder, bad=None, at=2, skip_bad=0, **options):
 
 @pytest.mark.fast_only('bad[0-3567]')
 @pytest.mark.parametrize('bad, text', [
-    ((truncated(), 0), 'is a damaged JPEG: .*Invalid JPEG data'),
+    ((truncated(), 0), 'is a damaged JPEG: it ends before its end marker'),
     ((b'', 0), 'is empty'),
     ((b'GIF89a', 0), "is neither a JPEG nor a PNG: it begins with b'GIF89a'"),
     ((jpeg(9, channels=1), 0), r'has 1 channel, and 3 are expected; --convert_colors'),
@@ -40,7 +40,7 @@ def test_what_is_bad_ends_the_step_and_is_named(tmp_path, bad, text):
             batches(found.train_batches(batch_size=6, seed=1, image_size=8), 1)
     with pytest.raises(datasets.BadExampleError, match=r'train-00000-of-00001, record 2 at byte '
                        r'\d+ .*' + text):
-        found.find_bad('train', [(7, number) for number in range(6)])
+        found.find_bad('train', range(6), 7)
 
 
 def test_the_next_good_one_takes_its_place_and_all_others_keep_theirs(tmp_path):
@@ -52,8 +52,8 @@ def test_the_next_good_one_takes_its_place_and_all_others_keep_theirs(tmp_path):
     order = batches(datasets.pipeline.example_order(6, 1).batch(12), 1)[0]
     assert labels.tolist() == (order % 4).tolist()
     skipping = records(tmp_path, (truncated(), 0), skip_bad=1)
-    assert skipping.find_bad('train', [(7, number) for number in range(6)]) == 1
-    assert skipping.find_bad('train', [(7, number) for number in range(6)]) == 0
+    assert skipping.find_bad('train', range(6), 7) == 1
+    assert skipping.find_bad('train', range(6), 7) == 0
     found = batches(skipping.train_batches(batch_size=3, seed=1, image_size=8), 4)
     expected = np.where(order == 2, 3, order)
     assert np.concatenate([part for _, part in found]).tolist() == (expected % 4).tolist()
@@ -63,11 +63,59 @@ def test_the_next_good_one_takes_its_place_and_all_others_keep_theirs(tmp_path):
     assert text.startswith('skipped        1 bad example\n  ') and 'record 2 at byte' in text
 
 
+CUT = jpeg(77, 40, 40)[:-9]  # the last of its blocks are missing
+ENDS_BADLY = jpeg(77, 40, 40)[:-2] + b'\xff\xc4\0\0\xff\xd9'  # a wrong table after the last block
+
+
+def test_a_jpeg_that_is_cut_off_is_bad_whatever_part_of_it_is_wanted(tmp_path):
+    image = tf.image.decode_and_crop_jpeg(CUT, [0, 0, 8, 8], channels=3)
+    with tf.Session() as session:
+        assert session.run(image).shape == (8, 8, 3)  # which is why it has to be looked for
+    for number in range(6):
+        write_folder(tmp_path, {'train/a/%d.jpg' % number: CUT if number == 2 else jpeg(number),
+                                'test/a/%d.jpg' % number: CUT if number == 4 else jpeg(number)})
+    good = datasets.get_dataset('folder', str(tmp_path))
+    # A seed of which no crop comes to where the damage is would do as well.
+    for made in (lambda: good.train_batches(batch_size=6, seed=1, image_size=8),
+                 lambda: good.eval_batches(batch_size=6, image_size=8)):
+        with tf.Graph().as_default(), pytest.raises(
+                tf.errors.InvalidArgumentError, match='it ends before its end marker'):
+            batches(made(), 1)
+    found = datasets.get_dataset('folder', str(tmp_path), skip_bad=2)
+    assert found.find_bad('train', range(6), 12) == found.find_bad('test', range(6)) == 1
+    assert [bad[:3] for bad in found.skipped.examples] == [('train', 2, 12), ('test', 4, -1)]
+    said = []
+    assert datasets.check_data(good, said.append) == 2
+    assert sum('it ends before its end marker' in line for line in said) == 2
+
+
+def test_damage_after_the_part_that_an_evaluation_takes(tmp_path):
+    write_folder(tmp_path, {'%s/a/%d.jpg' % (split, number):
+                            ENDS_BADLY if number == 1 else jpeg(number, 40, 40)
+                            for split in ('train', 'test') for number in range(3)})
+    found = datasets.get_dataset('folder', str(tmp_path), skip_bad=2)
+    # As many images are counted as without skip_bad.
+    assert found.find_bad('test', range(3)) == 0
+    assert batches(found.eval_batches(batch_size=3, image_size=8), 1)[0][0].shape[0] == 3
+    assert found.find_bad('train', range(3), 0) == 1
+    assert found.skipped.numbers('train') == {1}
+    assert datasets.check_data(found, lambda line: None) == 2
+
+
+def test_bad_ones_that_follow_each_other_are_found_at_once(tmp_path):
+    found = datasets.get_dataset('folder', write_folder(tmp_path, {
+        'train/a/1.jpg': b'', 'train/a/2.jpg': CUT, 'train/a/3.jpg': jpeg(), 'train/b/1.jpg': b'',
+        'test/a/1.jpg': jpeg()}), skip_bad=9)
+    assert found.find_bad('train', [0], 40) == 2
+    assert [bad[:3] for bad in found.skipped.examples] == [('train', 0, 40), ('train', 1, 40)]
+    assert found.find_bad('train', [0, 1, 2], 40) == 0
+
+
 def test_a_bad_test_image_is_left_out(tmp_path):
     found = records(tmp_path, skip_bad=1)
     write_records(tmp_path / 'test-00000-of-00001', GOOD[:2] + [(truncated(), 0)] + GOOD[3:])
     found = datasets.get_dataset('tfrecords', str(tmp_path), 4, skip_bad=1)
-    assert found.find_bad('test', [(-1, number) for number in range(4)]) == 1
+    assert found.find_bad('test', range(4)) == 1
     labels = [part for _, part in batches(found.eval_batches(batch_size=2, image_size=8))]
     assert np.concatenate(labels).tolist() == [0, 1, 3]
 
@@ -88,7 +136,8 @@ def test_a_run_takes_up_what_it_knew_at_its_place(tmp_path):
     skipped.resume(str(tmp_path), 0)
     for position in (10, 20, 30):
         skipped.add(Bad('train', position, position, 'example %d is empty' % position))
-    for position, known in ((0, []), (20, [10]), (21, [10, 20]), (99, [10, 20, 30])):
+    for position, known in ((0, []), (9, []), (10, [10]), (19, [10]), (20, [10, 20]),
+                            (99, [10, 20, 30])):
         again = Skipped(9)
         again.resume(str(tmp_path), position)
         assert sorted(again.numbers('train')) == known
@@ -107,15 +156,15 @@ def test_a_damaged_list_of_a_run_is_named(tmp_path, content):
 def test_all_bad(tmp_path):
     found = datasets.get_dataset('folder', write_folder(tmp_path, {
         'train/a/1.jpg': b'', 'train/b/1.jpg': b'', 'test/a/1.jpg': jpeg()}), skip_bad=9)
-    assert found.find_bad('train', [(0, 0), (0, 1)]) == 2
     with pytest.raises(datasets.DatasetError, match='All 2 images of the train set are bad'):
-        found.find_bad('train', [(0, 0)])
+        found.find_bad('train', [0])
+    assert found.skipped.numbers('train') == {0, 1}
 
 
 @pytest.mark.parametrize('encoded', [jpeg(200, channels=1), cmyk(), png(200, channels=4)])
 def test_converted_colors(tmp_path, encoded):
     found = records(tmp_path, (encoded, 2), convert=True)
-    found.find_bad('train', [(0, number) for number in range(6)])
+    found.find_bad('train', range(6))
     images, labels = batches(found.train_batches(batch_size=6, seed=1, image_size=8), 1)[0]
     assert images.shape == (6, 8, 8, 3) and sorted(labels) == [0, 0, 1, 1, 2, 3]
 

@@ -96,6 +96,25 @@ def test_the_central_part_of_jpeg_and_png():
         np.testing.assert_allclose(found, whole[4:60, 4:60] / 127.5 - 1, atol=1e-5)
 
 
+def test_the_central_window_is_that_of_slim():
+    image = tf.placeholder(tf.int32, [None, None, 1])
+    theirs = tf.image.central_crop(image, 0.875)
+    size = tf.placeholder(tf.float32, [2])
+    ours = preprocessing.central_window(size[0], size[1])
+    found = {}
+    with tf.Session() as session:
+        for height in range(1, 201):
+            width = 201 - height
+            places = np.arange(height)[:, None] * 1000 + np.arange(width)
+            part, window = session.run([theirs, ours], {image: places[..., None],
+                                                        size: [height, width]})
+            found[height] = window.tolist()
+            assert found[height] == list(divmod(part[0, 0, 0], 1000)) + list(part.shape[:2])
+    # A sixteenth is left out on each side, in whole pixels.
+    assert found[15] == [0., 11., 15., 164.] and found[16] == [1., 11., 14., 163.]
+    assert found[100] == [6., 6., 88., 89.]
+
+
 @pytest.mark.parametrize('ratio', [1, 2, 4, 8])
 def test_a_jpeg_is_decoded_at_the_size_that_is_enough(ratio):
     encoded = jpeg(200, 40 * ratio, 60 * ratio)

@@ -138,3 +138,35 @@ def test_checksums_of_records_in_any_order(tmp_path, monkeypatch):
         number not in (1, 2, 7) for number in range(12)]
     assert [number for number in (11, 7, 3, 2, 8, 0, 1) if not records.is_intact(number)] == [
         7, 2, 1]
+
+
+@pytest.mark.parametrize('names, missing', [
+    (['train-00000-of-00002', 'train-00001-of-00002'], []),
+    (['train-00001-of-00003'], ['2 of the 3 files /d/train-*-of-00003 are missing: '
+                                '/d/train-00000-of-00003, /d/train-00002-of-00003. Copy them']),
+    (['flowers_train_%05d-of-00005.tfrecord' % each for each in (0, 1, 3, 4)],
+     ['1 of the 5 files /d/flowers_train_*-of-00005.tfrecord is missing: '
+      '/d/flowers_train_00002-of-00005.tfrecord. Copy it']),
+    (['a_train_0_of_2.tfrecords', 'b_train_0_of_1.tfrecords', 'b_train_1_of_2.tfrecords'],
+     ['1 of the 2 files /d/a_train_*_of_2.tfrecords is missing: /d/a_train_1_of_2.tfrecords. Copy',
+      '1 of the 2 files /d/b_train_*_of_2.tfrecords is missing: /d/b_train_0_of_2.tfrecords. Copy'
+      ]),
+    (['train-1-of-2', 'train-2-of-2'], []),  # some count from 1
+    (['train-2-of-2'], ['1 of the 2 files /d/train-*-of-2 is missing: /d/train-1-of-2. Copy']),
+    (['train2014000-of-002', 'train2014001-of-002', 'train2017000-of-001'], []),
+    (['train-0-of-2-8f3a.tfrecord', 'train-1-of-2-b01c.tfrecord'], []),
+    (['train-0-of-2-8f3a.tfrecord'], ['1 of the 2 files /d/train-*-of-2*.tfrecord is missing: '
+                                      '/d/train-1-of-2*.tfrecord. Copy']),
+    (['train-0', 'train-of-2', 'train-5'], [])])
+def test_files_that_the_names_of_others_count(names, missing):
+    found = tfrecords._missing_shards(['/d/' + name for name in names])
+    assert len(found) == len(missing)
+    for text, begin in zip(found, missing):
+        assert text.startswith(begin)
+
+
+def test_a_missing_file_of_slims_names(tmp_path):
+    for number in (0, 2):
+        write(tmp_path / ('flowers_train_%05d-of-00003.tfrecord' % number), RECORDS)
+    with pytest.raises(DatasetError, match='flowers_train_00001-of-00003.tfrecord. Copy it again'):
+        Records(str(tmp_path / '*_train_*'))
