@@ -5,6 +5,7 @@ import functools
 
 import tensorflow.compat.v1 as tf
 
+from towers.cluster.riding import held_back
 from towers.graph import graph_walk
 from towers.nonfinite import checked_at_least_scale
 from towers.placement.variable_device import only_device
@@ -28,15 +29,16 @@ Fields:
 """
 
 
-def update_variables(builder, request, towers, losses, combined):
+def update_variables(builder, request, towers, outputs, combined, machines=None):
     """Makes the update of the shared variables, and puts other updates onto it: `Update`.
 
     Args:
       builder: the `TowerBuilder`.
       request: `Request`.
       towers: list of `Tower`.
-      losses: the build's loss: scalar, or dict of scalars by name.
+      outputs: `Outputs`; its loss is a scalar, or a dict of scalars by name.
       combined: `CombinedTowers`, or dict of `CombinedTowers` by name.
+      machines: the object that has combined gradients across machines; or None.
     """
     if not request.objectives:
         return Update(None, {}, [], [], {}, False)
@@ -47,22 +49,32 @@ def update_variables(builder, request, towers, losses, combined):
         for each in request.objectives)
     with tf.variable_creator_scope(builder.own_state.slot_creator):
         if request.objectives.names is None:
-            return _of_one_loss(builder, request, towers, losses, gradients, combined)
-        return _of_several(builder, request, towers, losses, gradients, combined)
+            return _of_one_loss(builder, request, towers, outputs, gradients, combined, machines)
+        return _of_several(builder, request, towers, outputs.loss, gradients, combined)
 
 
-def _of_one_loss(builder, request, towers, loss, gradients, combined):
+def _of_one_loss(builder, request, towers, outputs, gradients, combined, machines):
     scaled_losses, on_skip = builder.gradients.scaled_losses, None
     if scaled_losses is not None:
         scaled_losses.watch(combined.gradients)
         if request.numerics.check_numerics:
             on_skip = functools.partial(checked_at_least_scale, combined.gradients, scaled_losses)
-    after = [loss] + _updates(builder, towers, request.of_tower.update_ops)
-    after += replicas_follow(request.replicas, after[1:], [loss] + _read_for(gradients, combined))
+    loss, updates = outputs.loss, _updates(builder, towers, request.of_tower.update_ops)
+    updates += replicas_follow(request.replicas, updates, [loss] + _read_for(gradients, combined))
+    if machines is not None and machines.updates_here:
+        updates = held_back(updates, machines.gates, request.cluster.active,
+                            _computed(outputs, towers))
+    after = [loss] + updates
     applied = apply_update(
         request.objectives[0].optimizer, gradients, request.global_step, request.placement,
         builder.variables, after, request.replicas, combined.on_towers, scaled_losses, on_skip)
     return Update(applied.train_op, {}, applied.slots, gradients, {}, applied.counts)
+
+
+def _computed(outputs, towers):
+    """The tensors and operations that can be fetched without a step."""
+    shown = [outputs] + [(tower.data_loss, tower.predictions, tower.metrics) for tower in towers]
+    return [each for each in tf.nest.flatten(shown, expand_composites=True) if hasattr(each, 'op')]
 
 
 def _of_several(builder, request, towers, losses, gradients, combined):
