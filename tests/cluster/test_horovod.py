@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.cluster import horovod
+from towers.graph.graph_walk import step_operations
 
 OTHER = 'of rank 1, ü'.encode('utf-8')
 
@@ -74,6 +75,23 @@ def test_each_row_is_sent_once_and_those_of_all_are_added(asked, monkeypatch):
         own, together = session.run([sent[0], gradient])
     assert (own.indices.tolist(), own.values.tolist()) == ([1, 0], [5., 2.])
     assert (together.indices.tolist(), together.values.tolist()) == ([1, 0], [15., 22.])
+
+
+def test_the_step_without_data_raises_after_all_reductions(asked, monkeypatch):
+    """The stand-in has no data of another process here."""
+    monkeypatch.setattr(sys.modules['horovod.tensorflow'], 'allreduce',
+                        lambda tensor, op, name=None: tensor)
+    weight = tf.get_variable('w', [], initializer=tf.zeros_initializer())
+    active, gradient = tf.placeholder(tf.float32, []), tf.constant(2.) + 0.
+    machines = towers.Cluster('horovod', active=active).machines(3, 'mean', 1)
+    [(combined, _)] = machines.combine([(gradient, weight)])
+    [ended] = machines.gates
+    assert gradient.op in step_operations([ended])
+    with tf.Session() as session:
+        assert session.run(combined, {active: 1.}) == 2.
+        for fetched in (combined, ended):
+            with pytest.raises(tf.errors.OutOfRangeError):
+                session.run(fetched, {active: 0.})
 
 
 def test_texts_of_all_processes(asked):

@@ -12,6 +12,7 @@ from towers.graph.variable_writes import Writes
 from towers.nonfinite import checked_at_least_scale
 from towers.placement.variable_device import only_device
 from towers.reduce.replica_writes import replicas_follow
+from towers.reduce.riding import held_back
 from towers.reduce.update import apply_update, checked_transform
 from towers.tower.counters import counting_updates
 from towers.tower.objectives import flat, map_shaped, tensors_of
@@ -32,16 +33,17 @@ Fields:
 """
 
 
-def update_variables(builder, request, towers, losses, combined, staged=None):
+def update_variables(builder, request, towers, outputs, combined, staged=None, machines=None):
     """Makes the update of the shared variables, and puts other updates onto it: `Update`.
 
     Args:
       builder: the `TowerBuilder`.
       request: `Request`.
       towers: list of `Tower`.
-      losses: the build's loss: scalar, or dict of scalars by name.
+      outputs: `Outputs`; its loss is a scalar, or a dict of scalars by name.
       combined: `CombinedTowers`, or dict of `CombinedTowers` by name.
       staged: `StagedInputs`, or None.
+      machines: the object that has combined gradients across machines; or None.
     """
     if not request.objectives:
         return Update(None, {}, [], [], {}, False)
@@ -52,24 +54,35 @@ def update_variables(builder, request, towers, losses, combined, staged=None):
         for each in request.objectives)
     with tf.variable_creator_scope(builder.own_state.slot_creator):
         if request.objectives.names is None:
-            return _of_one_loss(builder, request, towers, losses, gradients, combined, staged)
-        return _of_several(builder, request, towers, losses, gradients, combined)
+            return _of_one_loss(builder, request, towers, outputs, gradients, combined, staged,
+                                machines)
+        return _of_several(builder, request, towers, outputs.loss, gradients, combined)
 
 
-def _of_one_loss(builder, request, towers, loss, gradients, combined, staged):
+def _of_one_loss(builder, request, towers, outputs, gradients, combined, staged, machines):
     scaled_losses, on_skip = builder.gradients.scaled_losses, None
     if scaled_losses is not None:
         scaled_losses.watch(combined.gradients)
         if request.numerics.check_numerics:
             on_skip = functools.partial(checked_at_least_scale, combined.gradients, scaled_losses)
-    after = [loss] + _updates(builder, towers, request.of_tower.update_ops)
-    after += replicas_follow(request.replicas, after[1:], [loss] + _read_for(gradients, combined))
+    loss, updates = outputs.loss, _updates(builder, towers, request.of_tower.update_ops)
+    updates += replicas_follow(request.replicas, updates, [loss] + _read_for(gradients, combined))
+    if machines is not None and machines.updates_here:
+        updates = held_back(updates, machines.gates, request.cluster.active,
+                            _computed(outputs, towers))
+    after = [loss] + updates
     if staged is not None and staged.staged is not None:
         after.append(staged.staged)
     applied = apply_update(
         request.objectives[0].optimizer, gradients, request.global_step, request.placement,
         builder.variables, after, request.replicas, combined.on_towers, scaled_losses, on_skip)
     return Update(applied.train_op, {}, applied.slots, gradients, {}, applied.counts)
+
+
+def _computed(outputs, towers):
+    """The tensors and operations that can be fetched without a step."""
+    shown = [outputs] + [(tower.data_loss, tower.predictions, tower.metrics) for tower in towers]
+    return [each for each in tf.nest.flatten(shown, expand_composites=True) if hasattr(each, 'op')]
 
 
 def _of_several(builder, request, towers, losses, gradients, combined):

@@ -41,7 +41,7 @@ class Cluster(collections.namedtuple('Cluster', [
       uneven: whether workers may have batches of different size. A batch without a static size
         counts as uneven; static sizes that differ are refused at the start unless this is True.
       active: float scalar tensor of this process, 1 or 0: with 0 its batch counts as empty; see
-        `until_all_end`. None: always 1.
+        `until_all_end`. None: always 1. Not with asynchronous workers.
       partition_bytes: for `'ps'`: the least bytes of a part of a variable, see `partitioner`.
     """
     __slots__ = ()
@@ -100,6 +100,11 @@ class Cluster(collections.namedtuple('Cluster', [
             raise InvalidArgumentError(
                 'backup_workers=%d: with gradients left out the weights of uneven batches are not '
                 'known, and without synchronous=True nothing waits: leave it out.' % backup_workers)
+        if active is not None and not synchronous:
+            raise InvalidArgumentError(
+                'active=%.80r, synchronous=False: asynchronous workers wait for nobody, and each '
+                'ends with its own data. Leave active out, and train on the data set itself.' % (
+                    active,))
         if active is not None and not isinstance(active, tf.Tensor):
             raise InvalidArgumentError('active=%.80r: expected what until_all_end returned, or '
                                        'None.' % (active,))

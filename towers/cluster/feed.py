@@ -55,9 +55,13 @@ def until_all_end(dataset: typing.Any) -> Feed:
         cluster = cluster._replace(active=feed.active)
         built = towers.build_towers(model_fn, feed.inputs, optimizer, cluster=cluster)
 
-    A worker whose data has ended computes its first batch again, with weight 0. The
-    step in which no worker has data raises `tf.errors.OutOfRangeError` on all of them, as the end
-    of the data does, and changes nothing.
+    A worker whose data has ended computes its first batch again, with weight 0, and leaves out its
+    updates that ride on the train op (`UPDATE_OPS`). The step in which no worker has data raises
+    `tf.errors.OutOfRangeError` on all of them, as the end of the data does, and changes nothing.
+    Neither goes for what the forward pass itself writes, see `inline_updates`.
+
+    Use it on all workers, or on none. Asynchronous workers need no such thing, and `Cluster`
+    refuses `active` there: each ends with its own data.
 
     Args:
       dataset: a `tf.data.Dataset` of batches, this worker's; at least one.

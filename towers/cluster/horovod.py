@@ -3,11 +3,13 @@
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from towers.cluster import data_end
 from towers.cluster.common_state import read_by_training
 from towers.cluster.shares import Shares
 from towers.errors import MissingPackageError
 from towers.placement.variable_device import only_device
 from towers.reduce.rows import each_row_once, scaled
+from towers.tower.objectives import tensors_of
 
 
 def load_horovod():
@@ -42,7 +44,7 @@ class HorovodMachines:
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
         self._hvd = load_horovod()
-        self.state, self._own = [], []  # as in `RingMachines`
+        self.state, self.gates, self._own = [], [], []  # as in `RingMachines`
 
     @property
     def same_examples(self):
@@ -54,7 +56,7 @@ class HorovodMachines:
         hvd, shares = self._hvd, self._shares
         self._own = list(gradients)
         with only_device('/cpu:0'):
-            weight = None
+            weight = total = None
             if shares.are_weighted:
                 total = hvd.allreduce(shares.own_examples(), op=hvd.Sum, name='towers_examples')
                 weight = shares.weight(total)
@@ -65,7 +67,12 @@ class HorovodMachines:
                     gradient = scaled(gradient, weight)
                 combined.append((self._reduced(gradient, weight is None and shares.is_mean),
                                  variable))
-        return combined
+        if self._cluster.active is None:
+            return combined
+        with tf.control_dependencies(tensors_of(combined)):  # which the other workers wait for
+            ended = data_end.raise_at_end(total <= 0.)
+        self.gates = [ended]
+        return data_end.after(ended, combined)
 
     def _reduced(self, gradient, average):
         hvd = self._hvd

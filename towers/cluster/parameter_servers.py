@@ -9,9 +9,10 @@ over all workers; rows of sparse gradients are weighted like dense gradients
 (`SyncReplicasOptimizer` divides a row by the number of workers that have it); batches may be
 uneven; and the chief needs no thread.
 
-The number of a round is even and grows with the time of day, so that gradients and tokens from
-before a restart of the chief are always older than new ones, and are dropped. An odd token is the
-last one.
+The number of a round is a multiple of 4 and grows with the time of day, so that gradients and
+tokens from before a restart of the chief are always older than new ones, and are dropped. An odd
+token is the last one: the round's number and 1 where the chief has ended, and 3 where no worker has
+data.
 """
 
 import json
@@ -20,6 +21,7 @@ import time
 
 import tensorflow.compat.v1 as tf
 
+from towers.cluster import data_end
 from towers.cluster.fingerprint import difference
 from towers.cluster.ports import check_server
 from towers.cluster.shares import Shares
@@ -28,8 +30,10 @@ from towers.placement.variable_device import only_device
 from towers.reason import reason_of
 from towers.reduce.rows import each_row_once, rows_once, scaled
 from towers.run.step_loop import OccasionalHook
+from towers.tower.objectives import tensors_of
 
 _FIRST_SERVER = '/job:ps/task:0/device:CPU:0'
+_NO_DATA = 3  # what the last token of a training without data is more than its round
 
 
 class ServedMachines:
@@ -40,6 +44,8 @@ class ServedMachines:
         chief when a worker wants to stop, and on the others when the chief has stopped.
       stop: operation by which a worker tells the chief that it wants to stop.
       hook: hook that every session of a synchronous training needs; None for an asynchronous one.
+      gates: list of operations that updates which ride on the train op have to wait for: on the
+        chief of a synchronous training, until the gradients of all workers have come.
     """
 
     def __init__(self, cluster, examples, reduction, num_towers):
@@ -48,6 +54,7 @@ class ServedMachines:
         self._shares = Shares(cluster, examples, reduction)
         self._accumulators, self._pushes = [], []
         self.hook = self.stops = self.stop = None
+        self.gates = []
 
     @property
     def same_examples(self):
@@ -62,15 +69,17 @@ class ServedMachines:
         """
         cluster, shares = self._cluster, self._shares
         if not cluster.synchronous or cluster.num_workers == 1:
-            return rows_once(gradients)
+            gradients, self.gates = data_end.own_data(cluster, rows_once(gradients))
+            return gradients
         needed = cluster.num_workers - cluster.backup_workers
         with tf.name_scope('served') as scope:
             self._make_rounds(scope)
-            weight, total = None, None
+            weight, total, is_over = None, None, None
             if shares.are_weighted:
                 weight = shares.own_examples()
                 with only_device(_FIRST_SERVER):
                     total = self._summed(weight, [], scope + 'examples', needed)
+                    is_over = total <= 0.
                     total = tf.maximum(total, 1.)
             factor = weight
             if weight is None:
@@ -92,14 +101,19 @@ class ServedMachines:
                                     self._accumulators, self._tokens)
             if not cluster.is_chief:
                 return gradients
+            self.gates = [each.op for each in tensors_of([(each, None) for each in sums])]
             if total is not None:
                 of_all = (1. if shares.is_mean else float(cluster.num_workers)) / total
                 sums = [scaled(each, of_all) for each in sums]
             # An accumulator adds up equal rows of two workers only where both send them in
             # ascending order.
             with only_device('/cpu:0'):
-                return rows_once([(_as(each, gradient.dtype.base_dtype), variable)
+                sums = rows_once([(_as(each, gradient.dtype.base_dtype), variable)
                                   for each, (gradient, variable) in zip(sums, gradients)])
+            if cluster.active is None:
+                return sums
+            self.gates = [self._end_all(is_over)]
+            return data_end.after(self.gates[0], sums)
 
     @property
     def updates_here(self):
@@ -119,7 +133,7 @@ class ServedMachines:
         with tf.name_scope('served/'), only_device('/cpu:0'):
             if self._cluster.is_chief:
                 with tf.control_dependencies([update] + self._pushes):
-                    next_round = tf.identity(tf.assign_add(self._own_round, 2))
+                    next_round = tf.identity(tf.assign_add(self._own_round, 4))
                     self.stops = self._wants_to_stop.read_value()
                 with only_device(_FIRST_SERVER):
                     noted = tf.assign(self._round, next_round)
@@ -132,8 +146,24 @@ class ServedMachines:
             newest = tf.while_loop(lambda token: token <= before, lambda token: queue.dequeue(),
                                    [before])  # skips the tokens of earlier rounds
             with tf.control_dependencies([tf.assign(self._own_round, newest)]):
-                self.stops = tf.cast(self._own_round.read_value() % 2, tf.int32)
-            return self.stops.op
+                newest = self._own_round.read_value()
+            self.stops = tf.cast(newest % 2, tf.int32)
+            if self._cluster.active is None:
+                return self.stops.op
+            return data_end.raise_at_end(tf.equal(newest % 4, _NO_DATA))
+
+    def _end_all(self, is_over):
+        """The operation that ends the chief's training when no worker has data.
+
+        It has all gradients of the step taken before, and the other workers told.
+        """
+        with tf.control_dependencies(self.gates), only_device('/cpu:0'):
+            last, count = self._own_round.read_value() + _NO_DATA, tf.cast(is_over, tf.int32)
+            last = tf.fill([count], last)  # none in other steps, which takes no branch
+        with only_device(_FIRST_SERVER):
+            told = [queue.enqueue_many([last]) for _, queue in sorted(self._tokens.items())]
+        with tf.control_dependencies(told):
+            return data_end.raise_at_end(is_over)
 
     def _make_rounds(self, scope):
         """Makes the round's number, on the first server and on this worker, and token queues."""
@@ -227,7 +257,7 @@ class _RoundsHook(OccasionalHook):
 
     def after_create_session(self, session, coord):
         if self._cluster.is_chief:
-            first = {self._first: 2 * int(time.time() * 1e6)}
+            first = {self._first: 4 * int(time.time() * 1e6)}
             session.run(self._set_steps, first)  # from here on older gradients are refused
             for drop, count in zip(self._drops, session.run(self._counts)):
                 if count:

@@ -10,6 +10,7 @@ goes on. Sparse gradients are sent as rows.
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.cluster import data_end
 from towers.cluster.common_state import read_by_training
 from towers.cluster.ring_rows import SparseGradients
 from towers.cluster.shares import Shares
@@ -113,8 +114,7 @@ class RingMachines:
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
         self.stops = self.stop = self.examples = self.data_ended = None
-        self.hook = None
-        self.state = []
+        self.hook, self.gates, self.state = None, [], []
         self._own = []  # the gradients of this machine, with their variables
 
     @property
@@ -132,7 +132,8 @@ class RingMachines:
           Such a list, the same on every worker bit for bit.
         """
         if self._cluster.num_workers == 1:
-            return rows_once(gradients)
+            gradients, self.gates = data_end.own_data(self._cluster, rows_once(gradients))
+            return gradients
         self._own = list(gradients)
         ring = Collectives(self._cluster.rank, self._cluster.num_workers)
         with only_device(_CPU), tf.name_scope('ring'):
@@ -156,9 +157,11 @@ class RingMachines:
                     last_rows))
                 last += last_rows
             with tf.control_dependencies(last):
-                ended = self._ended()
-            with tf.control_dependencies([ended] if ended is not None else last):
-                return [(_same(reduced[variable.op.name]), variable) for _, variable in gradients]
+                ended = self._ended() or tf.no_op()
+            if self._cluster.active is not None:
+                self.gates = [ended]
+            return data_end.after(ended, [(reduced[variable.op.name], variable)
+                                          for _, variable in gradients])
 
     updates_here = True
     """Whether this worker makes the update; on parameter servers the chief alone does."""
@@ -235,15 +238,9 @@ class RingMachines:
         """
         if self.examples is None:
             return None
-        data = tf.FIFOQueue(1, tf.int32, [[]], name='no_data_left')
         self.data_ended = tf.Variable(False, trainable=False, use_resource=True, name='data_ended',
                                       collections=[tf.GraphKeys.LOCAL_VARIABLES])
-
-        def end():
-            noted = tf.assign(self.data_ended, True)
-            with tf.control_dependencies([noted, data.close()]):
-                return data.dequeue()
-        return tf.cond(self.examples > 0., lambda: tf.constant(0), end).op
+        return data_end.raise_at_end(self.examples <= 0., self.data_ended)
 
 
 def broadcast_variables(cluster, variables):
@@ -292,10 +289,3 @@ def _bytes(tensor):
 def _parts(count, number):
     """Sizes of so many parts of `count` things, as equal as possible."""
     return [count // number + (place < count % number) for place in range(number)]
-
-
-def _same(gradient):
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(tf.identity(gradient.values), tf.identity(gradient.indices),
-                                gradient.dense_shape)
-    return tf.identity(gradient)

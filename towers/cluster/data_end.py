@@ -1,0 +1,57 @@
+"""The step in which no worker has data: it raises, and changes nothing."""
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.placement.variable_device import only_device
+
+
+def raise_at_end(is_over, noted_in=None):
+    """An operation that raises `tf.errors.OutOfRangeError` when a condition holds.
+
+    A queue that is closed and empty raises it, as the end of a `tf.data` iterator does. The next
+    step, or another session, raises it again.
+
+    Args:
+      is_over: bool scalar.
+      noted_in: bool variable that is set to True before; or None.
+    """
+    # An operation waits for all of a branch of control flow v1, and for the condition alone of v2.
+    with only_device('/cpu:0'), compat.control_flow_v1():
+        data = tf.FIFOQueue(1, tf.int32, [[]], name='no_data_left')
+
+        def close():
+            with tf.control_dependencies([data.close()]):
+                return tf.constant(0)
+
+        def end():
+            closed = [tf.cond(data.is_closed(), lambda: tf.constant(0), close)]
+            noted = [] if noted_in is None else [tf.assign(noted_in, True)]
+            with tf.control_dependencies(closed + noted):
+                return data.dequeue()
+        return tf.identity(tf.cond(is_over, end, lambda: tf.constant(0)), name='data_goes_on').op
+
+
+def after(operation, gradients):
+    """The same `(gradient, variable)` pairs; each gradient waits for an operation."""
+    with tf.control_dependencies([operation]):
+        return [(_same(gradient), variable) for gradient, variable in gradients]
+
+
+def own_data(cluster, gradients):
+    """The gradients of the only worker of a cluster, and the operation that ends its training.
+
+    Returns:
+      `(gradients, [operation])`; without `cluster.active` the gradients as they are, and `[]`.
+    """
+    if cluster.active is None:
+        return gradients, []
+    ended = raise_at_end(cluster.active < .5)
+    return after(ended, gradients), [ended]
+
+
+def _same(gradient):
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.identity(gradient.values), tf.identity(gradient.indices),
+                                gradient.dense_shape)
+    return tf.identity(gradient)

@@ -1,0 +1,72 @@
+"""Updates that ride on the train op, such as batch norm's moving averages, on several machines.
+
+A variable that they write on a parameter server is read by other workers' forward passes of the
+same step: the update waits until all workers' gradients have come. In the step in which all data
+have ended it must not run at all, and in a worker whose own data have ended it would see the first
+batch again.
+"""
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.graph import graph_walk
+from towers.graph.frames import Frames
+from towers.graph.variable_access import is_variable
+from towers.graph.variable_writes import Writes
+from towers.placement.variable_device import only_device
+
+
+def held_back(updates, gates, active, computed):
+    """Makes updates wait for other operations, and leaves them out where there is no batch.
+
+    What the step computes its results from is left as it is, also where it writes a variable: a
+    write of the forward pass itself, which `loss` or a prediction takes along without a step.
+
+    Args:
+      updates: list of operations or tensors, which nothing waits for yet but other updates.
+      gates: list of operations to wait for.
+      active: float scalar, 0 in a worker whose own data have ended; or None.
+      computed: list of the tensors that can be had without a step: loss, predictions, metrics.
+
+    Returns:
+      List of tensors or operations: what the optimizer has to wait for in place of `updates`.
+    """
+    if not updates or not gates and active is None:
+        return updates
+    gates, skipped = list(gates), None
+    if active is not None:
+        # As in a branch of control flow v1: what waits for the output that is not taken is not run.
+        with only_device('/cpu:0'), tf.name_scope('riding'), tf.control_dependencies(gates):
+            has_batch = tf.identity(active >= .5)
+            switch = tf.raw_ops.Switch(data=has_batch, pred=has_batch)
+            skipped, taken = tf.identity(switch[0]), tf.identity(switch[1])
+        gates = [taken.op]
+    step = {op.name for op in graph_walk.step_operations(gates + list(computed))}
+    operations = graph_walk.step_operations(updates)
+    writes, frames = Writes(tf.get_default_graph()), Frames(operations)
+    roots = {getattr(update, 'op', update).name for update in updates}
+    for op in operations:
+        if op.name not in step and (op.name in roots or writes.of(op)):
+            for held in [op] if frames.is_outside(op) else _leading_into(op, frames):
+                if held.name not in step:
+                    compat.add_control_inputs(held, gates)
+    if skipped is None:
+        return updates
+    with only_device('/cpu:0'), tf.name_scope('riding'):
+        with tf.control_dependencies(updates):
+            done = tf.identity(taken)
+        return [tf.raw_ops.Merge(inputs=[done, skipped])[0]]
+
+
+def _leading_into(op, frames):
+    """The operations that lead a variable into the loop or branch in which it is written.
+
+    An operation in a loop cannot wait for one outside.
+    """
+    found = []
+    for tensor in op.inputs:
+        if is_variable(tensor):
+            while not frames.is_outside(tensor.op) and tensor.op.inputs:
+                tensor = tensor.op.inputs[0]
+            found.append(tensor.op)
+    return [each for each in found if each.type in ('Enter', 'RefEnter', 'Switch', 'RefSwitch')]
