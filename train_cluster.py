@@ -1,8 +1,6 @@
-"""train.py on several machines: the cluster of its flags, workers, and the evaluator."""
+"""train.py on several machines: the cluster of its flags, and the workers."""
 
 import contextlib
-import os
-import time
 
 from absl import flags
 import tensorflow.compat.v1 as tf
@@ -145,23 +143,6 @@ def work(cluster, job, input_hook):
     if ended is not None:
         raise ended
     return signals.received
-
-
-def evaluate_checkpoints(evaluate_newest, directory, pause=1.):
-    """Evaluates each new checkpoint of a directory; returns never, a signal ends the process.
-
-    Args:
-      evaluate_newest: function without arguments that evaluates the newest checkpoint.
-      directory: of the run.
-      pause: seconds from one look to the next.
-    """
-    seen = None
-    while True:
-        newest = tf.train.latest_checkpoint(directory) if os.path.isdir(directory) else None
-        if newest is not None and newest != seen:
-            seen = newest
-            evaluate_newest()
-        time.sleep(pause)
 
 
 def _listed(name):

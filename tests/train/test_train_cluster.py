@@ -123,21 +123,6 @@ def test_workers_compare_every_flag_that_changes_the_numbers():
     assert not compared & {'data_dir', 'train_dir', 'devices', 'batch_size', 'log_every', 'copies'}
 
 
-def test_an_evaluator_evaluates_each_checkpoint_once(monkeypatch):
-    newest = iter([None, 'a-1', 'a-1', 'a-2', 'a-2'])
-    evaluated = []
-
-    def next_or_end(unused_directory):
-        try:
-            return next(newest)
-        except StopIteration:
-            raise KeyboardInterrupt  # how such a process ends
-    monkeypatch.setattr(train_cluster.tf.train, 'latest_checkpoint', next_or_end)
-    with pytest.raises(KeyboardInterrupt):
-        train_cluster.evaluate_checkpoints(lambda: evaluated.append(1), '/', pause=0.)
-    assert len(evaluated) == 2
-
-
 def test_a_worker_that_saves_nothing_exports_nothing(monkeypatch, tmp_path):
     """Else it writes the same SavedModel as the chief, at the same time."""
     monkeypatch.setattr(train_cluster, 'make_cluster',
