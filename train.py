@@ -139,7 +139,8 @@ def train(job, cluster=None):
                     train_job.session_config(job.built), last_hooks=[hooks.signals],
                     listeners=hooks.save_listeners, initial_values=initial_values, built=job.built,
                     memory_limit=train_flags.memory_limit(), member=member,
-                    **train_flags.file_options(job.setup.batch_size)) as session:
+                    **train_flags.file_options(
+                        job.setup.batch_size, train_cluster.of_all(cluster, job))) as session:
                 ended = run_steps(job, session, cluster)
             if ended is not None and cluster is not None and cluster.kind == 'ring':
                 raise ended  # here, so that the other workers hear of it at once

@@ -81,6 +81,15 @@ def compared_flags():
             for name in train_flags.RESUMING[kind] if name not in _OF_ONE_MACHINE]
 
 
+def of_all(cluster, job):
+    """What a run with another number of workers has changed, without another value of a flag: a
+    list of pairs of a name and a value, empty for one machine."""
+    return [] if cluster is None else [
+        ('number of workers', cluster.num_workers),
+        ('examples of all workers a step', job.counts.batch_size),
+        ('learning rate of all workers', str(job.built.plan.learning_rate))]
+
+
 def join(cluster, job):
     """`towers.join` with the timeouts of the flags, and with the settings that all workers share.
     """

@@ -103,7 +103,7 @@ def test_worker_0_says_that_its_address_is_of_another_machine():
 
 
 def test_an_address_that_others_reach_is_not_blamed():
-    """A name that leads here from elsewhere only: worker 1 has come, worker 2 is what is missing."""
+    """A name that leads here from elsewhere only: worker 1 has come, worker 2 is missing."""
     here = addresses(1)[0]
     workers = ['203.0.113.9:' + here.split(':')[1]] + addresses(2)
 
@@ -122,7 +122,8 @@ def test_a_name_that_is_not_known_is_said():
     lines, error = alone(0, addresses(1) + ['no.invalid:5'])
     for text in lines + [error]:
         assert 'worker 1 (no.invalid:5) (the name of its host is not known here: ' in text
-    assert 'the name of its host is not known here (' in alone(1, ['no.invalid:5'] + addresses(1))[1]
+    _, error = alone(1, ['no.invalid:5'] + addresses(1))
+    assert 'the name of its host is not known here (' in error
 
 
 def test_a_refusal_is_repeated_at_the_end():
