@@ -32,6 +32,7 @@ from towers.run.summaries import SummaryHook, default_summaries  # noqa: E402
 from towers.run.training_session import training_session  # noqa: E402
 import train_cluster  # noqa: E402
 import train_data  # noqa: E402
+import train_evaluator  # noqa: E402
 import train_flags  # noqa: E402
 from train_flags import FLAGS, refuse, train_dir  # noqa: E402
 import train_job  # noqa: E402
@@ -80,8 +81,9 @@ def main(unused_argv):
 def train_or_plan(setup):
     """Chooses what is 'auto', builds the job, shows its plan, and trains unless --plan_only.
 
-    In a cluster this process does its own part: the chief trains and saves, a worker trains, and a
-    parameter server or an evaluator works until a signal ends it, and never returns.
+    In a cluster this process does its own part: the chief trains and saves, a worker trains, an
+    evaluator evaluates the chief's checkpoints, and a parameter server works until a signal ends
+    it, and never returns.
 
     Returns:
       The number of the signal that stopped the training, or None.
@@ -93,8 +95,7 @@ def train_or_plan(setup):
     if runs and cluster is not None and cluster.job == 'ps':
         towers.serve(cluster)
     if runs and cluster is not None and cluster.job == 'evaluator':
-        train_cluster.evaluate_checkpoints(lambda: train_results.evaluate_in_graph(setup),
-                                           train_dir())
+        return train_evaluator.evaluate_run(setup, cluster)
     saves = cluster is None or cluster.is_chief
     position = train_job.find_position(cluster) if runs else train_job.START
     if setup.variable_device == 'auto':
@@ -142,8 +143,8 @@ def train(job, cluster=None):
                     listeners=hooks.save_listeners, initial_values=initial_values, built=job.built,
                     memory_limit=train_flags.memory_limit(), member=member,
                     **train_flags.file_options(
-                        job.setup.batch_size,
-                        getattr(job.setup.dataset, 'classes', None))) as session:
+                        job.setup.batch_size, train_cluster.of_all(cluster, job)
+                        + train_job.names_of_classes(job.setup.dataset))) as session:
                 ended = run_steps(job, session, cluster)
             if ended is not None and cluster is not None and cluster.kind == 'ring':
                 raise ended  # here, so that the other workers hear of it at once

@@ -1,8 +1,6 @@
-"""train.py on several machines: the cluster of its flags, workers, and the evaluator."""
+"""train.py on several machines: the cluster of its flags, and the workers."""
 
 import contextlib
-import os
-import time
 
 from absl import flags
 import tensorflow.compat.v1 as tf
@@ -83,6 +81,15 @@ def compared_flags():
             for name in train_flags.RESUMING[kind] if name not in _OF_ONE_MACHINE]
 
 
+def of_all(cluster, job):
+    """What a run with another number of workers has changed, without another value of a flag: a
+    list of pairs of a name and a value, empty for one machine."""
+    return [] if cluster is None else [
+        ('number of workers', cluster.num_workers),
+        ('examples of all workers a step', job.counts.batch_size),
+        ('learning rate of all workers', str(job.built.plan.learning_rate))]
+
+
 def join(cluster, job):
     """`towers.join` with the timeouts of the flags, and with the settings that all workers share.
     """
@@ -145,23 +152,6 @@ def work(cluster, job, input_hook):
     if ended is not None:
         raise ended
     return signals.received
-
-
-def evaluate_checkpoints(evaluate_newest, directory, pause=1.):
-    """Evaluates each new checkpoint of a directory; returns never, a signal ends the process.
-
-    Args:
-      evaluate_newest: function without arguments that evaluates the newest checkpoint.
-      directory: of the run.
-      pause: seconds from one look to the next.
-    """
-    seen = None
-    while True:
-        newest = tf.train.latest_checkpoint(directory) if os.path.isdir(directory) else None
-        if newest is not None and newest != seen:
-            seen = newest
-            evaluate_newest()
-        time.sleep(pause)
 
 
 def _listed(name):

@@ -173,8 +173,8 @@ flags.DEFINE_string('ps_hosts', '', "host:port of the parameter servers, instead
 flags.DEFINE_enum('job_name', '', ['', 'chief', 'worker', 'ps', 'evaluator'], 'what this process '
                   "is, instead of TF_CONFIG's task")
 flags.DEFINE_integer('task_index', -1, 'its number, from 0, in --worker_hosts, --ps_hosts, or the '
-                     "list of --job_name in TF_CONFIG; -1: that of TF_CONFIG's task", lower_bound=-1,
-                     upper_bound=MOST_TOWERS)
+                     "list of --job_name in TF_CONFIG; -1: that of TF_CONFIG's task",
+                     lower_bound=-1, upper_bound=MOST_TOWERS)
 flags.DEFINE_boolean('synchronous', True, 'with --cluster=ps, whether a step waits for all workers')
 flags.DEFINE_integer('backup_workers', 0, 'with --cluster=ps, how many workers a step does not '
                      'wait for', lower_bound=0, upper_bound=MOST_TOWERS)
@@ -346,34 +346,35 @@ RESUMING = collections.OrderedDict([
              'fingerprint'])])
 
 
-def run_settings(batch_size, classes=None):
+def run_settings(batch_size, further=()):
     """The `RunSettings` of the flags, with the batch size in place of an 'auto'.
 
     Args:
-      batch_size: examples a step and worker.
-      classes: names of the classes, in the order of the labels, where the data set has names.
+      batch_size: an int.
+      further: list of pairs of a name, with a space in it since it is no flag's, and a value that
+        changes the run.
     """
     kinds = {name: kind for kind, names in RESUMING.items() for name in names}
     if FLAGS.decay == 'cosine' and not FLAGS.decay_epochs:  # the rate falls until the last step
         kinds.update(train_steps=CHANGES, train_epochs=CHANGES)
     names = [name for name in sum(GROUPS.values(), []) if kinds[name] is not None]
-    values = [(name, batch_size if name == 'batch_size' else FLAGS[name].value) for name in names]
-    if classes is not None:  # `train_job.check_classes` refuses others
-        values.append((CLASSES, '\n'.join(classes)))
     return towers.RunSettings(
-        values, dict({name: kinds[name] for name in names}, **{CLASSES: CHANGES}), '--%s=%s',
+        [(name, batch_size if name == 'batch_size' else FLAGS[name].value) for name in names]
+        + list(further),
+        dict({name: kinds[name] for name in names}, **{name: CHANGES for name, _ in further}),
+        '--%s=%s',
         'Or begin another run in another --train_dir, which --init_from={directory} starts with '
         'what fits of the weights.')
 
 
-CLASSES = 'classes'  # the setting, which is no flag
+def file_options(batch_size, further=()):
+    """The arguments of `training_session` about the files of the run: a dict.
 
-
-def file_options(batch_size, classes=None):
-    """The arguments of `training_session` about the files of the run: a dict; see `run_settings`.
+    Args:
+      batch_size, further: as for `run_settings`.
     """
     return {'save_steps': FLAGS.save_steps, 'keep': FLAGS.keep, 'recover': FLAGS.recover,
-            'settings': run_settings(batch_size, classes)}
+            'settings': run_settings(batch_size, further)}
 
 
 def train_dir():

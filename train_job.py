@@ -77,17 +77,25 @@ def make_setup(network, dataset):
                  'auto' if '+' in FLAGS.devices else None)
 
 
+_CLASSES = 'names of classes'  # a setting of the run, which is no flag
+
+
+def names_of_classes(dataset):
+    """The setting of a run that holds them: list of one pair; empty where they have no names."""
+    classes = getattr(dataset, 'classes', None)  # image folders have names
+    return [] if classes is None else [(_CLASSES, '\n'.join(classes))]
+
+
 def check_classes(dataset):
     """Raises `DatasetError` for classes that are not those which the run's network was trained on.
 
     A class folder that came, went or got another name moves the numbers of those after it, and
     every label would mean another output of the network.
     """
-    recorded = recorded_setting(train_dir(), train_flags.CLASSES)
-    found = getattr(dataset, 'classes', None)  # image folders have names
-    if found is None or recorded is None or not tf.train.latest_checkpoint(train_dir()):
+    recorded, given = recorded_setting(train_dir(), _CLASSES), names_of_classes(dataset)
+    if not given or recorded is None or not tf.train.latest_checkpoint(train_dir()):
         return
-    trained, found = recorded.split('\n'), list(found)
+    trained, found = recorded.split('\n'), list(dataset.classes)
     if trained != found:
         place = next(place for place, pair in enumerate(itertools.zip_longest(trained, found))
                      if pair[0] != pair[1])
@@ -116,12 +124,26 @@ def find_position(cluster=None):
     saves = cluster is None or cluster.is_chief
     with towers.hold_directory(train_dir()) if saves else contextlib.nullcontext():
         newest = towers.newest_checkpoint(train_dir(), FLAGS.recover)
-    if newest is None:
-        return START
-    reader = tf.train.NewCheckpointReader(newest.prefix)
+    # A checkpoint of another program is refused, by name, before anything is restored.
+    return START if newest is None else position_of(newest.prefix) or START
+
+
+def position_of(prefix):
+    """The `Position` of a checkpoint; None of one of another program."""
+    reader = tf.train.NewCheckpointReader(prefix)
     if not all(reader.has_tensor(name) for name in ('global_step', 'examples_seen')):
-        return START  # of another program: refused, by name, before anything is restored
+        return None
     return Position(int(reader.get_tensor('global_step')), int(reader.get_tensor('examples_seen')))
+
+
+def last_step(setup, cluster, position):
+    """The step with which a run ends that goes on from a `Position`, without building it."""
+    return _end_of_run(_epochs(setup, cluster), position)[0]
+
+
+def _epochs(setup, cluster):
+    return Epochs(setup.dataset.num_examples['train'], train_cluster.examples_a_step(
+        cluster, setup.batch_size), FLAGS.remainder)
 
 
 def build_job(setup, position=START, with_evaluation=True, stage_inputs=None, cluster=None):
@@ -143,7 +165,7 @@ def build_job(setup, position=START, with_evaluation=True, stage_inputs=None, cl
     """
     classifier, dataset, batch_size, variable_device, stages = setup
     step_size = train_cluster.examples_a_step(cluster, batch_size)
-    epochs = Epochs(dataset.num_examples['train'], step_size, FLAGS.remainder)
+    epochs = _epochs(setup, cluster)
     train_steps, last_example = _end_of_run(epochs, position)
     devices = FLAGS.devices or FLAGS.num_towers
     num_towers = len(towers.resolve_devices(devices, check=not FLAGS.plan_only))

@@ -47,16 +47,19 @@ def evaluate_or_predict(setup):
         export(setup.classifier)
 
 
-def evaluate(evaluation):
-    """Evaluates the newest checkpoint on the test set, and prints the result."""
-    with restored_session(evaluation.built) as session:
-        report(None, evaluation.run(session))
+def evaluate(evaluation, prefix=None):
+    """Evaluates a checkpoint, or the newest one, on the test set; prints the results, and returns
+    them as `Evaluation.run` does."""
+    with restored_session(evaluation.built, prefix) as session:
+        results = evaluation.run(session)
+        report(None, results)
+        return results
 
 
-def evaluate_in_graph(setup):
+def evaluate_in_graph(setup, prefix):
     """As `evaluate`, in a graph of its own."""
     with tf.Graph().as_default():
-        evaluate(make_evaluation(setup))
+        return evaluate(make_evaluation(setup), prefix)
 
 
 def predict(evaluation, numbers):
@@ -81,14 +84,18 @@ def predict(evaluation, numbers):
 
 
 @contextlib.contextmanager
-def restored_session(built):
+def restored_session(built, prefix=None):
     """A session with the weights of the newest checkpoint, or with their moving averages if the
     checkpoint has some.
+
+    Args:
+      built: `BuiltTowers`.
+      prefix: of another checkpoint than the newest; or None.
 
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged or of another model.
     """
-    prefix = newest_or_refuse()
+    prefix = prefix or newest_or_refuse()
     names, averages = averages_in(prefix, tf.global_variables())
     towers.check_fits(prefix, names)
     saver = tf.train.Saver(names)

@@ -1,8 +1,8 @@
 """Starts a cluster on this machine: `python -m towers.launch --workers=2 --ps=1 -- train.py …`.
 
 Each process gets a `TF_CONFIG` of its own. When one process fails, all others are ended; with
-`--restarts`, all are then started again, since the workers of a ring meet only at the start. Parameter
-servers let a worker join again, so with `--ps` only the process that has failed is started again.
+`--restarts`, all are then started again, since the workers of a ring meet only at the start.
+Parameter servers let a worker join again, so with `--ps` only the one that has failed is started.
 """
 
 import argparse

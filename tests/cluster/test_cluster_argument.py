@@ -102,8 +102,12 @@ def test_sessions_see_their_own_machine_and_the_servers():
 
 def test_horovod_that_is_not_there_names_the_ring(monkeypatch):
     monkeypatch.setitem(__import__('sys').modules, 'horovod', None)
-    with pytest.raises(MissingPackageError, match="kind='ring'"):
-        Cluster('horovod')
+    for version, expected in (((2, 18), "`pip install horovod` .* or use kind='ring'"),
+                              ((2, 19), "does not build for TensorFlow 2.19, .*: use kind='ring'")):
+        monkeypatch.setattr('towers.cluster.horovod.TF_VERSION', version)
+        with pytest.raises(MissingPackageError, match=expected) as error:
+            Cluster('horovod')
+    assert 'pip' not in str(error.value)
 
 
 def build(cluster, **options):

@@ -10,6 +10,7 @@ import pytest
 from towers import Cluster
 from towers.cluster.lines import Lines
 from towers.cluster.meeting import _judge, all_ready, check_port, meet
+from towers.cluster.ports import wait_for
 from towers.cluster.watch import Watch
 from towers.errors import ClusterError
 from one_process import addresses, together
@@ -67,6 +68,84 @@ def test_a_worker_that_does_not_come_is_named():
     workers = addresses(3)
     with pytest.raises(ClusterError, match=r'no word of worker 1 \(%s\), worker 2' % workers[1]):
         meet(Cluster('ring', workers), SAME, time.monotonic() + 0.3)
+
+
+def alone(rank, workers, seconds=0.6):
+    """`(lines, error)` of a worker to which nobody comes."""
+    lines = []
+    with pytest.raises(ClusterError) as error:
+        meet(Cluster('ring', workers, rank=rank), SAME, time.monotonic() + seconds, lines.append)
+    return lines, str(error.value)
+
+
+def test_those_that_wait_say_so():
+    workers = addresses(2)
+    for own, other in ((0, 1), (1, 0)):
+        (line,), _ = alone(own, workers)
+        assert line.startswith('waiting        for worker %d (%s), start_timeout is 0.' % (
+            other, workers[other]))
+
+    def work(rank):
+        return alone(rank, workers, 2. - rank)[0]  # worker 1 gives up first
+    workers = addresses(3)
+    assert together(work, 2)[1][-1].startswith(
+        'waiting        for the other workers, as worker 0 (%s) does, start_timeout' % workers[0])
+
+
+def test_worker_0_says_that_its_address_is_of_another_machine():
+    for host, reason in (('203.0.113.9', 'assign requested address'), ('no.invalid', 'known')):
+        workers = ['%s:%s' % (host, addresses(1)[0].split(':')[1])] + addresses(1)
+        (first, _), error = alone(0, workers)
+        for text in (first, error):
+            assert ('%s cannot be listened at: ' % workers[0] in text and reason in text
+                    and 'the host is not this machine: give this task another address' in text)
+        assert error.startswith(workers[0]) and 'no word of worker 1' in error
+
+
+def test_an_address_that_others_reach_is_not_blamed():
+    """A name that leads here from elsewhere only: worker 1 has come, worker 2 is missing."""
+    here = addresses(1)[0]
+    workers = ['203.0.113.9:' + here.split(':')[1]] + addresses(2)
+
+    def work(rank):
+        if rank == 0:
+            return alone(0, workers, 2.)[1]
+        with contextlib.closing(Lines(wait_for(here, 'worker 0', time.monotonic() + 20))) as lines:
+            lines.send({'type': 'hello', 'rank': 1, 'fingerprint': SAME})
+            return lines.receive(time.monotonic() + 20)
+    error, answer = together(work, 2)
+    assert error.startswith('there is no word of worker 2 (%s) within' % workers[2])
+    assert answer['type'] == 'refused'
+
+
+def test_a_name_that_is_not_known_is_said():
+    lines, error = alone(0, addresses(1) + ['no.invalid:5'])
+    for text in lines + [error]:
+        assert 'worker 1 (no.invalid:5) (the name of its host is not known here: ' in text
+    _, error = alone(1, ['no.invalid:5'] + addresses(1))
+    assert 'the name of its host is not known here (' in error
+
+
+def test_a_refusal_is_repeated_at_the_end():
+    workers = addresses(2)
+
+    def work(rank):
+        if rank == 0:
+            return alone(0, workers, 1.)[1]
+        with pytest.raises(ClusterError):
+            meet(Cluster('ring', workers, rank=1), dict(SAME, towers=3), time.monotonic() + 20)
+    assert together(work, 2)[0] == (
+        'worker 1 was refused: its number of towers is 3, and that of worker 0 2.')
+
+
+def test_swapped_lists_are_said():
+    workers = addresses(2)
+
+    def work(which):
+        return alone(0, workers[::1 - 2 * which], 1. + which)
+    lines, error = together(work, 2)[0]
+    for text in lines + [error]:
+        assert 'worker 1 (%s) (a worker 0 answers there: the lists' % workers[1] in text
 
 
 @pytest.mark.slow

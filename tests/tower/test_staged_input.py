@@ -301,7 +301,7 @@ def test_bad_batches_one_after_another_at_the_beginning_and_at_the_end():
 
 
 def test_work_that_fails_when_the_next_batch_is_there_costs_its_batch_alone():
-    assert outcomes(6, [], count=5, work=0.1, bad_work=[3]) == [
+    assert outcomes(6, [], count=5, work=0.4, bad_work=[3]) == [
         ('ok', [1]), ('ok', [1, 2]), ('bad work', [1, 2]), ('ok', [1, 2, 4]),
         ('ok', [1, 2, 4, 5]), ('end', [1, 2, 4, 5])]
 

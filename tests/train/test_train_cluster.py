@@ -81,8 +81,8 @@ def test_flags_name_the_task_as_the_list_in_force_does(given, workers, rank, mon
     (dict(worker_hosts='a:1,b:2,', job_name='worker', task_index=0),
      '--worker_hosts=a:1,b:2, has a comma without an address: leave it out.'),
     (dict(worker_hosts='a:1', job_name='ps', task_index=0),
-     "this process is ps 0, and its cluster has 0 of them: name one by --ps_hosts, or under 'ps' of "
-     'TF_CONFIG, or give this process another job')])
+     "this process is ps 0, and its cluster has 0 of them: name one by --ps_hosts, or under 'ps' "
+     'of TF_CONFIG, or give this process another job')])
 def test_what_the_flags_leave_open_is_refused(given, expected, monkeypatch):
     monkeypatch.delenv('TF_CONFIG', raising=False)
     with flagsaver.flagsaver(cluster='ring', **given):
@@ -104,6 +104,26 @@ def test_the_rate_sees_all_machines_and_the_step_counts_their_examples():
     assert '0.006 = 0.001 x 6, warm-up from 0.001' in job.built.plan.learning_rate
     assert job.built.machines.counted(10) == 30
     assert job.built.plan.all_towers == 6
+    assert train_cluster.of_all(cluster, job)[:2] == [
+        ('number of workers', 3), ('examples of all workers a step', 30)]
+    assert train_cluster.of_all(None, job) == []
+
+
+def test_a_run_on_another_number_of_workers_says_what_that_changes(tmp_path):
+    def settings(workers, rate):
+        plan = types.SimpleNamespace(learning_rate=rate)
+        job = types.SimpleNamespace(counts=types.SimpleNamespace(batch_size=10 * workers),
+                                    built=types.SimpleNamespace(plan=plan))
+        cluster = towers.Cluster('ring', ['a:1', 'b:2', 'c:3'][:workers])
+        return train_flags.file_options(10, train_cluster.of_all(cluster, job))['settings']
+    settings(2, '0.002 = 0.001 x 2').begin(str(tmp_path))
+    differences, _ = settings(3, '0.003 = 0.001 x 3').compare(str(tmp_path))
+    assert list(map(str, differences)) == [
+        'number of workers: 3, was 2: changes the run from here on',
+        'examples of all workers a step: 30, was 20: changes the run from here on',
+        "learning rate of all workers: 0.003 = 0.001 x 3, was 0.002 = 0.001 x 2: changes the run "
+        'from here on']
+    assert settings(2, '0.002 = 0.001 x 2').compare(str(tmp_path)) == ([], None)
 
 
 def test_a_step_is_of_as_many_workers_as_it_waits_for():
@@ -121,21 +141,6 @@ def test_workers_compare_every_flag_that_changes_the_numbers():
             'seed', 'update_ops'} <= compared
     # Each machine's own, or compared as what they come to.
     assert not compared & {'data_dir', 'train_dir', 'devices', 'batch_size', 'log_every', 'copies'}
-
-
-def test_an_evaluator_evaluates_each_checkpoint_once(monkeypatch):
-    newest = iter([None, 'a-1', 'a-1', 'a-2', 'a-2'])
-    evaluated = []
-
-    def next_or_end(unused_directory):
-        try:
-            return next(newest)
-        except StopIteration:
-            raise KeyboardInterrupt  # how such a process ends
-    monkeypatch.setattr(train_cluster.tf.train, 'latest_checkpoint', next_or_end)
-    with pytest.raises(KeyboardInterrupt):
-        train_cluster.evaluate_checkpoints(lambda: evaluated.append(1), '/', pause=0.)
-    assert len(evaluated) == 2
 
 
 def test_a_worker_that_saves_nothing_exports_nothing(monkeypatch, tmp_path):

@@ -93,7 +93,8 @@ class OfFolders:
 def test_other_classes_than_the_run_was_trained_on_are_refused(tmp_path):
     with flagsaver.flagsaver(train_dir=str(tmp_path), data_dir='flowers'):
         train_job.check_classes(OfFolders('daisy', 'rose'))  # no run
-        train_flags.run_settings(60, ['daisy', 'rose', 'tulip']).begin(str(tmp_path))
+        train_flags.run_settings(60, train_job.names_of_classes(
+            OfFolders('daisy', 'rose', 'tulip'))).begin(str(tmp_path))
         train_job.check_classes(OfFolders('rose'))  # a run that has saved nothing
         with tf.Session() as session:
             saved = tf.Variable(1.)

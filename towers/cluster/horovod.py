@@ -6,10 +6,14 @@ import tensorflow.compat.v1 as tf
 from towers.cluster import data_end
 from towers.cluster.common_state import read_by_training
 from towers.cluster.shares import Shares
+from towers.compat import TF_VERSION
 from towers.errors import MissingPackageError
 from towers.placement.variable_device import only_device
 from towers.reduce.rows import each_row_once, scaled
 from towers.tower.objectives import tensors_of
+
+
+_NEWEST = (2, 18)  # version of TensorFlow for which Horovod builds
 
 
 def load_horovod():
@@ -22,11 +26,15 @@ def load_horovod():
         import horovod.tensorflow as hvd
         hvd.init()
     except (ImportError, ValueError, AttributeError) as error:
+        # From there on its sources do not compile, so that to install it would be bad advice.
+        what_to_do = ('Install it with `pip install horovod` (the extra horovod; it builds for '
+                      "TensorFlow 1.15 to 2.18), or use" if TF_VERSION <= _NEWEST else
+                      'It does not build for TensorFlow %d.%d, only for 1.15 to 2.18: use' %
+                      TF_VERSION)
         raise MissingPackageError(
-            "kind='horovod' needs Horovod, which cannot be loaded: %s. Install it with `pip "
-            "install horovod` (the extra horovod; it builds for TensorFlow 1.15 to 2.18), or use "
-            "kind='ring', TensorFlow's own, which needs nothing."
-            % str(error).split('\n', 1)[0]) from None
+            "kind='horovod' needs Horovod, which cannot be loaded: %s. %s kind='ring', "
+            "TensorFlow's own, which needs nothing." % (
+                str(error).split('\n', 1)[0], what_to_do)) from None
     return hvd
 
 

@@ -11,12 +11,21 @@ import time
 from towers.cluster.fingerprint import difference
 from towers.cluster.lines import Lines, readable
 from towers.cluster.ports import split_address, wait_for
+from towers.cluster.waiting import Waiting
 from towers.errors import ClusterError
 
 
-def check_port(address):
-    """Raises `ClusterError` if another process uses the port of this process's address."""
-    _listener(address).close()
+def check_port(address, say=print):
+    """Raises `ClusterError` if another process uses the port of this process's address.
+
+    Args:
+      address: of this process.
+      say: called with a line if it seems to be the address of another machine.
+    """
+    listener, doubt = _listener(address)
+    listener.close()
+    if doubt is not None:
+        say(doubt)
 
 
 def meet(cluster, own, deadline, say=print):
@@ -26,7 +35,8 @@ def meet(cluster, own, deadline, say=print):
       cluster: `Cluster`.
       own: dict, the fingerprint of this worker, see `fingerprint`.
       deadline: `time.monotonic()` at which to give up.
-      say: called with a line about a worker that is refused.
+      say: called with a line about a worker that is refused or waited for, or about the own
+        address.
 
     Returns:
       Dict from ranks to `Lines`: on worker 0 the connections with all other workers, elsewhere the
@@ -37,11 +47,14 @@ def meet(cluster, own, deadline, say=print):
     """
     if cluster.rank == 0:
         return _receive_all(cluster, own, deadline, say)
-    check_port(cluster.workers[cluster.rank])
-    lines = Lines(wait_for(cluster.workers[0], cluster.who(0), deadline))
+    check_port(cluster.workers[cluster.rank], say)
+    timeout = deadline - time.monotonic()
+    with Waiting(lambda: cluster.who(0), timeout, say):
+        lines = Lines(wait_for(cluster.workers[0], cluster.who(0), deadline))
     try:
-        lines.send({'type': 'hello', 'rank': cluster.rank, 'fingerprint': own})
-        answer = _answer(cluster, lines, deadline)
+        with Waiting(lambda: 'the other workers, as %s does' % cluster.who(0), timeout, say):
+            lines.send({'type': 'hello', 'rank': cluster.rank, 'fingerprint': own})
+            answer = _answer(cluster, lines, deadline)
     except (EOFError, OSError):
         raise ClusterError('%s has closed the connection: it is at work already, or was ended. '
                            'A ring starts with all of its workers.' % cluster.who(0)) from None
@@ -86,22 +99,23 @@ def _answer(cluster, lines, deadline):
                            'uses the port, or the address is wrong.' % (
                                cluster.who(0), error)) from None
     if answer is None:
-        raise ClusterError('%s waits for other workers, and start_timeout is over: start them, or '
-                           'give a longer one.' % cluster.who(0))
+        raise ClusterError('%s waits for other workers, or is frozen, and start_timeout is over: '
+                           'see what it says, start them, or give a longer one.' % cluster.who(0))
     return answer
 
 
 def _receive_all(cluster, own, deadline, say):
-    listener = _listener(cluster.workers[0])
+    listener, doubt = _listener(cluster.workers[0])
+    if doubt is not None:
+        say(doubt)
     welcome, unknown = {}, []
+    missing = _Missing(cluster, welcome)
     try:
-        with listener:
+        with listener, Waiting(missing.look, deadline - time.monotonic(), say):
             while len(welcome) < cluster.num_workers - 1:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise ClusterError(
-                        'there %s no word of %s within start_timeout: start %s, correct the '
-                        'address, or give a longer one.' % _missing(cluster, welcome))
+                    raise missing.error(doubt)
                 sockets = [listener] + [lines.socket for lines in unknown]
                 for ready in readable(sockets, min(0.5, left)):
                     if ready is listener:
@@ -116,7 +130,7 @@ def _receive_all(cluster, own, deadline, say):
                         continue
                     if messages:
                         unknown.remove(lines)
-                        _judge(cluster, own, messages[0], lines, welcome, say)
+                        _judge(cluster, own, messages[0], lines, welcome, say, missing.refused)
         for lines in welcome.values():
             lines.send({'type': 'welcome'})
     except OSError:
@@ -131,8 +145,11 @@ def _receive_all(cluster, own, deadline, say):
     return welcome
 
 
-def _judge(cluster, own, message, lines, welcome, say):
+def _judge(cluster, own, message, lines, welcome, say, refused=None):
     rank, other = message.get('rank'), message.get('fingerprint')
+    if message.get('type') == 'who':  # of a worker 0 that has another list of workers
+        _refuse(lines, 'worker 0 is here')
+        return
     if message.get('type') != 'hello' or not isinstance(other, dict):
         lines.close()
         return
@@ -143,8 +160,12 @@ def _judge(cluster, own, message, lines, welcome, say):
         why = 'worker %d is here already: two processes have the same place in the cluster' % rank
     if why is None:
         welcome[rank] = lines
+        if refused is not None:
+            refused.pop(rank, None)
     else:
         say('refused        worker %s: %s' % (rank, why))
+        if refused is not None and isinstance(rank, int):
+            refused[rank] = why
         _refuse(lines, why)
 
 
@@ -156,28 +177,95 @@ def _refuse(lines, why):
     lines.close()
 
 
-def _missing(cluster, welcome):
-    missing = [rank for rank in range(1, cluster.num_workers) if rank not in welcome]
-    return ('is', ', '.join(cluster.who(rank) for rank in missing),
-            'it' if len(missing) == 1 else 'them')
+class _Missing:
+    """The workers that have not come to worker 0, and what is known of them.
+
+    Attributes:
+      refused: dict from ranks to why a worker was refused that said that it had this rank, and
+        has not come again as it should.
+    """
+
+    def __init__(self, cluster, welcome):
+        self.refused = {}
+        self._cluster, self._welcome = cluster, welcome
+        self._seen = {}
+
+    def look(self):
+        """Looks at their addresses, which may take seconds; the workers in words."""
+        for rank in self._ranks():
+            self._seen[rank] = _what_is_at(self._cluster.workers[rank])
+        return self._named(self._ranks())
+
+    def error(self, doubt):
+        """`ClusterError` about them.
+
+        Args:
+          doubt: what `_listener` says of the address of worker 0, where they look for it; or None.
+        """
+        silent = [rank for rank in self._ranks() if rank not in self.refused]
+        parts = [] if doubt is None or self._welcome else [doubt.split(None, 1)[1]]
+        if silent:
+            parts.append('there is no word of %s within start_timeout: start %s, correct the '
+                         'address, or give a longer one' % (
+                             self._named(silent), 'it' if len(silent) == 1 else 'them'))
+        for rank in sorted(self.refused)[:8]:
+            parts.append('worker %d was refused: %s' % (rank, self.refused[rank]))
+        return ClusterError('. '.join(part.rstrip('.') for part in parts) + '.')
+
+    def _ranks(self):
+        return [rank for rank in range(1, self._cluster.num_workers) if rank not in self._welcome]
+
+    def _named(self, ranks):
+        return ', '.join(self._cluster.who(rank) + self._seen.get(rank, '') for rank in ranks)
+
+
+def _what_is_at(address):
+    """What can be said of the address of a worker that does not come, to be added to its name.
+
+    A worker that has a rank connects to worker 0, and does not listen before the start.
+    """
+    try:
+        with socket.create_connection(split_address(address), timeout=2.) as connection:
+            lines = Lines(connection)
+            lines.send({'type': 'who'}, timeout=2.)
+            answer = lines.receive(time.monotonic() + 2.) or {}
+    except socket.gaierror as error:
+        return ' (the name of its host is not known here: %s)' % error.strerror
+    except (EOFError, OSError, ClusterError):
+        return ''
+    if answer.get('type') != 'refused':
+        return ''
+    return (' (a worker 0 answers there: the lists of workers are not the same on all machines, or '
+            'two processes have the number 0)')
 
 
 def _listener(address):
-    """A socket that listens at an address; on all interfaces if none of them has that address."""
+    """Listens at an address; on all interfaces if none of them has that address.
+
+    Returns:
+      `(socket, line)`: a line that says so in that case, else None.
+
+    Raises:
+      ClusterError: another process uses the port, or the address makes no sense.
+    """
     host, port = split_address(address)
-    listener = None
+    family = socket.AF_INET6 if ':' in host else socket.AF_INET
+    doubt = None
     for name in (host, ''):
-        listener = socket.socket()
+        listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((name, port))
             listener.listen(64)
-            return listener
+            return listener, doubt
         except OSError as error:
             listener.close()
             # A name that stands for this machine without being an address of it: a service of
-            # Kubernetes, a machine behind NAT.
+            # Kubernetes, a machine behind NAT. Or the address of another machine, by mistake.
             if name and error.errno in _NOT_OURS:
+                doubt = ('address        %s cannot be listened at: %s. Unless it leads to this '
+                         'machine from elsewhere, the host is not this machine: give this task '
+                         'another address' % (address, error.strerror or error))
                 continue
             raise ClusterError('%s cannot be listened at: %s. Another process uses the port, or '
                                'the host is not this machine: give this task another address.' % (

@@ -21,7 +21,8 @@ from towers.cluster.meeting import all_ready, check_port, meet
 from towers.cluster.parameter_servers import agree, answer_or_raise
 from towers.cluster.ring import broadcast_variables
 from towers.cluster.spread import SpreadingCreator
-from towers.cluster.stall import StallWatch
+from towers.cluster.stall import StallWatch, silent_servers
+from towers.cluster.waiting import Waiting
 from towers.cluster.watch import Watch
 from towers.errors import ClusterError, WorkerLostError
 from towers.nonfinite import explained
@@ -152,10 +153,13 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
     own = fingerprint(cluster, built, built.machines.same_examples, built.plan.optimizer, settings)
     if cluster.kind == 'ps':
         check_lookups()
-        check_port(cluster.workers[cluster.rank])
-        answer_or_raise(cluster, deadline)
+        check_port(cluster.workers[cluster.rank], say)
+        with Waiting(lambda: silent_servers(cluster), start_timeout, say):
+            answer_or_raise(cluster, deadline)
         server = start_server(cluster, config)
-        agree(cluster, own, server.target, config, deadline)
+        with Waiting(lambda: 'parameter servers' if cluster.is_chief else
+                     '%s, the chief' % cluster.who(0), start_timeout, say):
+            agree(cluster, own, server.target, config, deadline)
         stall = StallWatch(cluster, dead_after, say)
         try:
             with _non_finite_explained():
@@ -213,7 +217,7 @@ def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
     if cluster.job != 'ps':
         raise ClusterError('this process is %s, no parameter server: build towers in it.'
                            % cluster.name)
-    check_port(cluster.ps[cluster.rank])
+    check_port(cluster.ps[cluster.rank], say)
     server = start_server(cluster, cluster.session_config(tf.ConfigProto()))
     say('serving        %s; %s' % (cluster.who(cluster.rank, 'ps'), cluster.warning()))
     server.join()

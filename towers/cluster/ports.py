@@ -159,6 +159,8 @@ def wait_for(address, who, deadline, pause=0.2):
                                                     time.monotonic() - begin))
         try:
             return socket.create_connection((host, port), timeout=min(left, 5.))
+        except socket.gaierror as error:
+            reason = 'the name of its host is not known here (%s)' % error.strerror
         except OSError as error:
             reason = error.strerror or str(error)
         time.sleep(min(pause, max(0., deadline - time.monotonic())))

@@ -69,3 +69,10 @@ def _answers(address):
         return True
     except OSError:
         return False
+
+
+def silent_servers(cluster):
+    """The parameter servers that take no connection, in words; all, if each takes one."""
+    everyone = range(len(cluster.ps))
+    silent = [rank for rank in everyone if not _answers(cluster.ps[rank])]
+    return ', '.join(cluster.who(rank, 'ps') for rank in silent or everyone)

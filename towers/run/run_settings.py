@@ -56,7 +56,8 @@ class RunSettings:
         Args:
           values: dict (or list of pairs) from names to numbers, strings, booleans or None.
           kinds: dict from each of these names to one of `KINDS`.
-          form: format of a name and a value in messages: `'--%s=%s'` for flags.
+          form: format of a name and a value in messages: `'--%s=%s'` for flags. A name with a
+            space is in plain words, which no form fits.
           advice: end of the error of a refused run: how to begin another one; `'{directory}'` in it
             is replaced by the directory of the refused one.
 
@@ -122,7 +123,8 @@ class RunSettings:
             return [], ('%s cannot be read (%s): whether settings have changed cannot be told'
                         % (path, error))
         return [Difference(name, former[name], value, self._kinds[name], '%s, was %s' % (
-            self._form % (name, _shown(value)), _shown(former[name], quoted=True)))
+            (self._form if ' ' not in name else '%s: %s') % (name, _shown(value)),
+            _shown(former[name], quoted=True)))
                 for name, value in self._values.items()
                 if name in former and not _same(former[name], value)], None
 
