@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import datasets
 from datasets.epochs import Epochs
 from datasets.pipeline import epoch_order
+from towers.errors import InputError
 from towers.reason import reason_of
 from train_flags import FLAGS
 
@@ -49,14 +50,22 @@ def prepare_skipping(dataset, folder, position):
     folder has left out before `position`; `dataset.skipped` then holds both.
 
     Raises:
-      BadExampleError: there are more bad examples than --skip_bad allows.
+      BadExampleError: there are more bad examples than --skip_bad allows, or every test image is
+        bad.
     """
     if not _can_skip(dataset):
         return
     if FLAGS.mode == 'train' and not FLAGS.plan_only:
         dataset.skipped.resume(folder, position.examples)
     if FLAGS.skip_bad and not FLAGS.plan_only:  # all of them: evaluation is exact
-        dataset.find_bad('test', [(-1, number) for number in range(dataset.num_examples['test'])])
+        count = dataset.num_examples['test']
+        dataset.find_bad('test', [(-1, number) for number in range(count)])
+        if len(dataset.skipped.numbers('test')) == count:
+            first = next(bad.text for bad in dataset.skipped.examples
+                         if bad.split == 'test' and bad.number is not None)
+            raise datasets.BadExampleError(
+                'All %d images of the test set are bad, and there is nothing to evaluate; the '
+                'first: %s. See --mode=check_data.' % (count, first.rstrip('.')))
 
 
 @contextlib.contextmanager
@@ -147,6 +156,43 @@ def naming_bad_test_images(dataset):
             dataset.find_bad('test', [(-1, number)
                                       for number in range(dataset.num_examples['test'])])
         raise
+
+
+class SavingEvaluation:
+    """The evaluation of a run, which gives itself up where going on would lose trained steps.
+
+    That is at a signal that ends the run, and at an error of the test set. `EvaluationHook` then
+    stops the session, which saves.
+
+    Attributes:
+      metrics: those of the evaluation.
+      failure: the error, to be raised when the session has saved; or None.
+    """
+
+    def __init__(self, evaluation, dataset, stopped):
+        """
+        Args:
+          evaluation: `Evaluation` of the test set.
+          dataset: whose test set that is.
+          stopped: function without arguments that tells whether a signal has come.
+        """
+        self.metrics, self.failure = evaluation.metrics, None
+        self._evaluation, self._dataset, self._stopped = evaluation, dataset, stopped
+
+    def check_examples(self, session):
+        """As of the `Evaluation`."""
+        self._evaluation.check_examples(session)
+
+    def run(self, session):
+        """As of the `Evaluation`; None where it was given up."""
+        try:
+            with naming_bad_test_images(self._dataset):
+                return self._evaluation.run(session, self._stopped)
+        except (datasets.DatasetError, InputError) as error:
+            self.failure = error
+        except _INPUT_ERRORS as error:
+            self.failure = own_failure(error) or error
+        return None
 
 
 # ---- A pipeline of the user's own ---------------------------------------------------------------

@@ -39,6 +39,7 @@ def evaluate_or_predict(setup):
         if not FLAGS.plan_only:
             with train_data.naming_bad_test_images(setup.dataset):
                 {'eval': evaluate, 'predict': predict}[FLAGS.mode](evaluation)
+            train_data.tell_skipped(setup.dataset)
     if FLAGS.export_dir and not FLAGS.plan_only:
         export(setup.classifier)
 
