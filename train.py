@@ -152,11 +152,12 @@ def train(job, cluster=None):
         hooks.progress.close()
         hooks.signals.restore()
     train_data.tell_skipped(job.setup.dataset)
-    if hooks.signals.received is None:
+    failure = getattr(hooks.tested, 'failure', None)
+    if hooks.signals.received is None and failure is None:
         train_results.report(hooks.progress.throughput, hooks.evaluation.latest)
     print('checkpoint     %s' % tf.train.latest_checkpoint(train_dir()))
-    if ended is not None:
-        raise ended
+    if ended is not None or failure is not None:
+        raise ended or failure
     if FLAGS.export_dir and hooks.signals.received is None:
         train_results.export(job.setup.classifier)
     return hooks.signals.received
@@ -166,7 +167,7 @@ MANY_OPERATIONS = 50000  # of a graph whose first step takes so long that it is 
 
 
 class RunHooks(collections.namedtuple('RunHooks', [
-        'first', 'save_listeners', 'progress', 'evaluation', 'signals'])):
+        'first', 'save_listeners', 'progress', 'evaluation', 'signals', 'tested'])):
     """The hooks of a training.
 
     Attributes:
@@ -174,6 +175,7 @@ class RunHooks(collections.namedtuple('RunHooks', [
       save_listeners: list of `CheckpointSaverListener`s for the hook that saves.
       progress, evaluation: the `ProgressHook` and the `EvaluationHook` of that list.
       signals: `StopOnSignalHook` (of several machines `StopTogetherHook`), to come last.
+      tested: what the `EvaluationHook` runs: a `SavingEvaluation`; in a cluster the `Evaluation`.
     """
     __slots__ = ()
 
@@ -201,13 +203,18 @@ def make_hooks(job, cluster=None):
     fingerprint = [FingerprintHook(job.built.variables, counts.global_step, metrics.log)
                    ] if FLAGS.fingerprint else []
     signals = StopOnSignalHook() if cluster is None else towers.StopTogetherHook(cluster, job.built)
+    tested = job.evaluation
+    if cluster is None:  # machines stop together, at a step
+        tested = train_data.SavingEvaluation(tested, job.setup.dataset,
+                                             lambda: signals.received is not None)
     evaluation = EvaluationHook(
-        job.evaluation, counts.global_step, FLAGS.eval_steps or None, listeners,
+        tested, counts.global_step, FLAGS.eval_steps or None, listeners,
         ('accuracy', FLAGS.stop_at_accuracy) if FLAGS.stop_at_accuracy else None,
         skip_end=lambda: signals.received is not None)
     first = ([StartInputHook(job.iterator, job.evaluation), watch]
              + train_cluster.hooks(cluster, job) + listeners + fingerprint + [evaluation])
-    return RunHooks(first, [hook.listener for hook in listeners], progress, evaluation, signals)
+    return RunHooks(first, [hook.listener for hook in listeners], progress, evaluation, signals,
+                    tested)
 
 
 def run_steps(job, session, cluster=None):

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 import datasets
 from datasets.epochs import Epochs
 from datasets.pipeline import epoch_order
+from towers.errors import InputError
 from towers.reason import reason_of
 from train_flags import FLAGS
 
@@ -50,7 +51,8 @@ def prepare_skipping(dataset, folder, position):
     folder has left out before `position`; `dataset.skipped` then holds both.
 
     Raises:
-      BadExampleError: there are more bad examples than --skip_bad allows.
+      BadExampleError: there are more bad examples than --skip_bad allows, or every test image is
+        bad.
     """
     if not _can_skip(dataset):
         return
@@ -151,6 +153,43 @@ def naming_bad_test_images(dataset):
         if _can_skip(dataset) and not FLAGS.skip_bad:
             dataset.find_bad('test', range(dataset.num_examples['test']))
         raise
+
+
+class SavingEvaluation:
+    """The evaluation of a run, which gives itself up where going on would lose trained steps.
+
+    That is at a signal that ends the run, and at an error of the test set. `EvaluationHook` then
+    stops the session, which saves.
+
+    Attributes:
+      metrics: those of the evaluation.
+      failure: the error, to be raised when the session has saved; or None.
+    """
+
+    def __init__(self, evaluation, dataset, stopped):
+        """
+        Args:
+          evaluation: `Evaluation` of the test set.
+          dataset: whose test set that is.
+          stopped: function without arguments that tells whether a signal has come.
+        """
+        self.metrics, self.failure = evaluation.metrics, None
+        self._evaluation, self._dataset, self._stopped = evaluation, dataset, stopped
+
+    def check_examples(self, session):
+        """As of the `Evaluation`."""
+        self._evaluation.check_examples(session)
+
+    def run(self, session):
+        """As of the `Evaluation`; None where it was given up."""
+        try:
+            with naming_bad_test_images(self._dataset):
+                return self._evaluation.run(session, self._stopped)
+        except (datasets.DatasetError, InputError) as error:
+            self.failure = error
+        except _INPUT_ERRORS as error:
+            self.failure = own_failure(error) or error
+        return None
 
 
 # ---- A pipeline of the user's own ---------------------------------------------------------------

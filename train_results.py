@@ -42,7 +42,7 @@ def evaluate_or_predict(setup):
                     evaluate(evaluation)
                 else:
                     predict(evaluation, train_data.test_numbers(setup.dataset))
-                train_data.tell_skipped(setup.dataset)
+            train_data.tell_skipped(setup.dataset)
     if FLAGS.export_dir and not FLAGS.plan_only:
         export(setup.classifier)
 

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 from datasets import preprocessing
 from datasets.bad_examples import CUT_OFF, Bad, Prober, Skipped
 from datasets.epochs import Epochs, of_workers, plain_python, read_together
-from datasets.errors import DatasetError
+from datasets.errors import BadExampleError, DatasetError
 from datasets.jpeg_end import is_cut_off
 from datasets.pipeline import epoch_order
 from towers.errors import InvalidArgumentError
@@ -267,7 +267,10 @@ class ImageSet:
         for following in range(count):
             if (number + following) % count not in bad:
                 return (number + following) % count
-        raise DatasetError('All %d images of the %s set are bad.' % (count, split))
+        first = next(each.text for each in self.skipped.examples
+                     if each.split == split and each.number is not None)
+        raise BadExampleError('All %d images of the %s set are bad; the first: %s. See '
+                              '--mode=check_data.' % (count, split, first.rstrip('.')))
 
 
 def _draws(seed, epoch, number, count):

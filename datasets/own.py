@@ -89,7 +89,22 @@ class Own:
             with calling(self.name, 'eval_batches'):
                 batches = self._eval(batch_size=batch_size, image_size=image_size,
                                      channels=channels)
-            return self._checked('eval_batches', batches, channels)
+            return self._counted(self._checked('eval_batches', batches, channels))
+
+    def _counted(self, batches):
+        """The test batches, which fail where they are more than `num_examples` says: a pipeline
+        whose end TensorFlow does not know would else be evaluated for ever."""
+        said = self.num_examples['test']
+
+        def count(before, batch):
+            found = before + tf.size(batch[1], out_type=tf.int64)
+            check = _expected(found <= said, [
+                'eval_batches of %s gives ' % self.name, found, ' images or more, and its '
+                'num_examples says %d for test: correct that, or end the pipeline by '
+                '.take(%d)' % (said, said)])
+            with tf.control_dependencies([check]):
+                return tf.identity(found), batch
+        return batches.apply(tf.data.experimental.scan(tf.constant(0, tf.int64), count))
 
     def _checked(self, what, dataset, channels, batch_size=None):
         """The data set, whose batches fail where they are not what they have to be.

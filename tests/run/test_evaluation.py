@@ -235,6 +235,36 @@ def test_the_end_is_left_out_when_told():
     assert evaluated == [3] and hook.latest['accuracy'] == 0.3
 
 
+def test_an_evaluation_is_given_up_between_batches():
+    with tf.Graph().as_default():
+        evaluation = towers.Evaluation(model_fn, data(11, 3), 2)
+        with session_of(evaluation) as session:
+            asked = []
+            assert evaluation.run(session, lambda: asked.append(1) or len(asked) == 3) is None
+            assert len(asked) == 3
+            assert evaluation.run(session, lambda: False)['examples'] == 11
+
+
+@pytest.mark.parametrize('given_up_at, evaluated', [(2, []), (4, [2]), (5, [2, 4])])
+def test_what_gives_itself_up_stops_the_session_and_is_not_tried_again(given_up_at, evaluated):
+    class GivesUp(Accuracy):
+        def run(self, session):
+            results = super(GivesUp, self).run(session)
+            return None if self.steps[-1] == given_up_at else results
+    with tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step()
+        evaluation, listener = GivesUp(step), Listener()
+        hook = EvaluationHook(evaluation, step, 2, [listener])
+        update, done = tf.assign_add(step, 1), 0
+        with tf.train.MonitoredSession(hooks=[hook]) as session:
+            while not session.should_stop() and done < 5:
+                done = session.run(update)
+    assert done == given_up_at
+    assert [told for told, _ in listener.told] == evaluated
+    assert evaluation.steps == evaluated + [given_up_at]
+    assert (hook.latest is None) == (not evaluated)
+
+
 @pytest.mark.parametrize('options, text', [
     ({'stop_at': ('accuracy', 1)}, "stop_at=('accuracy', 1) is looked at when there is an "
      'evaluation: give every_steps.'),

@@ -8,8 +8,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from datasets.pipeline import epoch_order
-from image_files import jpeg, write_folder
-from train_runs import metrics, names_that_differ, untimed, values_of
+from image_files import jpeg, truncated, write_folder
+from train_runs import metrics, newest, names_that_differ, untimed, values_of
 import train_data
 import train_flags
 
@@ -137,6 +137,43 @@ def test_bad_images_are_left_out_listed_and_resumed(runner, tmp_path, model_for_
     run = runner.start(tmp_path / 'few', FOLDER + ['--data_dir=' + folder, '--train_steps=6',
                                                    '--skip_bad=1'], model_for_three_channels)
     assert run.status() == 1 and '--skip_bad=1 allows no more' in run.stderr
+
+
+@pytest.mark.slow
+def test_what_was_left_out_is_listed_by_every_mode(runner, tmp_path, model_for_three_channels):
+    folder = images(tmp_path / 'data', BAD)
+    flags = FOLDER + ['--data_dir=' + folder, '--skip_bad=3', '--train_steps=2']
+    runner.run(tmp_path / 'run', flags, before=model_for_three_channels)
+    for mode in ('eval', 'predict'):
+        done = runner.run(tmp_path / 'run', flags + [
+            '--mode=' + mode] + ['--predictions=%s' % (tmp_path / 'table')] * (mode == 'predict'),
+            before=model_for_three_channels)
+        assert 'skipped        1 bad example\n  ' in done.stdout
+        assert 'data/test/a/0.jpg' in done.stdout
+
+
+def test_a_test_set_without_a_good_image_is_said_before_the_run(runner, tmp_path,
+                                                                model_for_three_channels):
+    folder = images(tmp_path / 'data', ['test/%s/%d.jpg' % (name, number)
+                                        for name in 'ab' for number in (0, 1)])
+    run = runner.start(tmp_path / 'run', FOLDER + ['--data_dir=' + folder, '--train_steps=2',
+                                                   '--skip_bad=9'], model_for_three_channels)
+    assert run.status() == 1
+    assert re.match(r'train.py: All 4 images of the test set are bad; the first: '
+                    r'\S+test/a/0.jpg is a damaged JPEG: ', run.stderr)
+    assert 'step 1/2' not in run.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_a_bad_test_image_is_named_when_what_was_trained_is_saved(runner, tmp_path,
+                                                                  model_for_three_channels):
+    folder = images(tmp_path / 'data', ['test/a/0.jpg'])
+    run = runner.start(tmp_path / 'run', FOLDER + ['--data_dir=' + folder, '--train_steps=3'],
+                       model_for_three_channels)
+    assert run.status() == 1
+    assert re.search(r'train.py: \S+test/a/0.jpg is a damaged JPEG', run.stderr)
+    assert newest(tmp_path / 'run') == 3
 
 
 def test_check_data(runner, tmp_path):

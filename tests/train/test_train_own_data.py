@@ -1,10 +1,14 @@
 """`train.py` with a broken data set of the user's own: one line names the set and the fault."""
 
+import signal
+import time
+
 import pytest
 
-from train_runs import newest, steps_saved
+from train_runs import newest, steps_saved, wait_until
 
 MODULE = '''
+import time
 import numpy as np
 import tensorflow.compat.v1 as tf
 
@@ -36,6 +40,22 @@ def no_test(data_dir):
 def no_test_found(data_dir):
     return dict(GOOD, eval_batches=lambda **given: batches(**given).take(3).filter(
         lambda x, y: tf.reduce_sum(y) < 0))
+
+def slow(label):
+    time.sleep(.2)
+    return label
+
+def endless(data_dir):
+    return dict(GOOD, eval_batches=lambda **given: batches(**given).filter(
+        lambda x, y: tf.reduce_sum(y) > 0))
+
+def slow_test(data_dir):
+    return dict(GOOD, num_examples=dict(train=20, test=10000), eval_batches=lambda **given: batches(
+        **given).take(1000).map(lambda x, y: (x, tf.reshape(tf.py_func(slow, [y], tf.int64), [-1]))))
+
+def bad_label_in_test(data_dir):
+    return dict(GOOD, eval_batches=lambda **given: batches(**given).take(1).concatenate(
+        batches(**given).take(1).map(lambda x, y: (x, y + 7))))
 '''
 SHORT = ['--train_steps=4', '--batch_size=10', '--summary_steps=0']
 
@@ -102,3 +122,38 @@ def test_an_empty_test_set_shows_before_the_training(failing):
     done, lines = failing('no_test_found', status=2)
     assert lines == ['train.py: the data set to be evaluated has no batch: expected one at least.']
     assert steps_saved(done.train_dir) == []
+
+
+def test_a_test_set_without_end_is_an_error_and_what_was_trained_is_saved(failing):
+    done, lines = failing('endless')
+    assert lines == [
+        'train.py: eval_batches of own_data:endless gives 30 images or more, and its num_examples '
+        'says 20 for test: correct that, or end the pipeline by .take(20)']
+    assert newest(done.train_dir) == 4
+    assert 'test accuracy' not in done.stdout
+    done, lines = failing('endless', '--mode=eval')
+    assert lines[-1].startswith('train.py: eval_batches of own_data:endless gives 30 images or')
+
+
+@pytest.mark.slow
+def test_an_error_of_an_evaluation_on_the_way_ends_the_run_which_saves(failing):
+    done, lines = failing('bad_label_in_test', '--eval_steps=2')
+    assert lines == ['train.py: eval_batches of own_data:bad_label_in_test gives the label 8: '
+                     'expected 0 to 2']
+    assert newest(done.train_dir) == 2
+
+
+@pytest.mark.slow
+def test_a_signal_during_an_evaluation_gives_it_up_and_the_run_saves(runner, tmp_path):
+    (tmp_path / 'own_data.py').write_text(MODULE)
+    run = runner.start(tmp_path / 'run', ['--dataset=own_data:slow_test'] + SHORT,
+                       'import sys; sys.path.insert(0, %r)' % str(tmp_path))
+    wait_until(lambda: run.has_ended() or 'step 4/4' in run.stdout)
+    time.sleep(.5)
+    begin = time.time()
+    run.send(signal.SIGTERM)
+    assert run.status() == 128 + signal.SIGTERM
+    assert time.time() - begin < 60  # the evaluation takes 200 s
+    assert 'SIGTERM: finishing this step and saving' in run.stderr
+    assert newest(run.train_dir) == 4
+    assert 'test accuracy' not in run.stdout

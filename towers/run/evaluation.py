@@ -85,26 +85,33 @@ class Evaluation:
         with tf.device('/cpu:0'):
             self._size = tf.add_n([tf.cast(tower.size, tf.int64) for tower in self.built.towers])
 
-    def run(self, session):
+    def run(self, session, stopped=None):
         """Goes through the data set once.
 
         Args:
           session: `tf.Session` with the variables initialised; no `MonitoredSession`, whose hooks
             would take the batches for training steps.
+          stopped: function without arguments, called after each batch: if it returns True, the
+            evaluation is given up. Or None.
 
         Returns:
-          Dict from metric names and `'loss'` to floats, and from `'examples'` to their number.
+          Dict from metric names and `'loss'` to floats, and from `'examples'` to their number; or
+          None if it was given up.
 
         Raises:
           InvalidArgumentError: no session, or a session of another graph.
           InputError: the data set has no batch, or no end.
         """
+        if stopped is not None:
+            check_function('stopped', stopped, 0, 'a function without arguments, or None')
         self.check_examples(session)
         totals, examples = collections.defaultdict(float), 0
         for size, values in self._batches(session, self.metrics):
             examples += size
             for name, value in values.items():
                 totals[name] += float(value) * size
+            if stopped is not None and stopped():
+                return None
         if not examples:
             raise InputError(_NO_BATCH)
         result = {name: total / examples for name, total in totals.items()}
@@ -243,7 +250,8 @@ class EvaluationHook(OccasionalHook):
                  skip_end: typing.Optional[typing.Callable] = None):
         """
         Args:
-          evaluation: `Evaluation`.
+          evaluation: `Evaluation`; or an object with its `metrics` and `run(session)`. A `run`
+            that returns None has been given up: the session is then asked to stop.
           global_step: the variable that counts steps.
           every_steps: steps from one evaluation to the next; None: at the end only.
           listeners: list of hooks that get the results, by `evaluated(step, results, seconds)`:
@@ -288,16 +296,18 @@ class EvaluationHook(OccasionalHook):
         self._step = 0  # counted, as if each run of the session did one step
         self._since = 0  # the step of the latest evaluation that was due, or the restored one
         self._evaluated_step = None
+        self._given_up = False
 
     def after_create_session(self, session, coord):
         """Takes over the restored step; if `stop_at` is reached there, asks the session to stop."""
         self._step = self._since = int(session.run(self._global_step))
         self._evaluated_step = None
+        self._given_up = False
         if hasattr(self._evaluation, 'check_examples'):  # else found when the training is done
             self._evaluation.check_examples(session)
         if self._stop_at is not None and self._step and self._step % self._every_steps == 0:
             self._evaluate(session, listeners=())  # they had the results before the step was saved
-            if self._is_reached():
+            if self._given_up or self._is_reached():
                 coord.request_stop()
 
     def after_run(self, run_context, run_values):
@@ -311,7 +321,7 @@ class EvaluationHook(OccasionalHook):
             return  # several runs make a step here, and the counted step is ahead
         self._since = self._step
         self._evaluate(run_context.session, self._listeners)
-        if self._is_reached():
+        if self._given_up or self._is_reached():
             run_context.request_stop()
 
     def is_due(self):
@@ -325,13 +335,18 @@ class EvaluationHook(OccasionalHook):
     def end(self, session):
         """Evaluates the final weights, unless this step has been, or `skip_end` says otherwise."""
         self._step = int(session.run(self._global_step))
-        if self._evaluated_step != self._step and not (self._skip_end and self._skip_end()):
+        if self._evaluated_step != self._step and not self._given_up and not (
+                self._skip_end and self._skip_end()):
             self._evaluate(session, self._listeners)
 
     def _evaluate(self, session, listeners):
         """Evaluates the current step, and gives the results and their seconds to the listeners."""
         begin = time.perf_counter()
-        self.latest = self._evaluation.run(session)
+        results = self._evaluation.run(session)
+        self._given_up = results is None
+        if self._given_up:
+            return
+        self.latest = results
         self._evaluated_step = self._step
         for listener in listeners:
             listener.evaluated(self._step, self.latest, time.perf_counter() - begin)
