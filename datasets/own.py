@@ -140,6 +140,11 @@ class Own:
             raise InvalidArgumentError(
                 '%s gives batches of %d: expected the %d of its argument batch_size.' % (
                     what, size, batch_size))
+        size = size if batch_size is None else batch_size
+        of_labels = None if shapes[1].ndims is None else shapes[1].as_list()[0]
+        if None not in (size, of_labels) and size != of_labels:
+            raise InvalidArgumentError('%s gives batches of %d labels: expected %d, one for each '
+                                       'image.' % (what, of_labels, size))
         return compat.map_batches(dataset, lambda images, labels: self._checked_batch(
             what, images, labels, batch_size))
 

@@ -44,6 +44,8 @@ train_raises = change(train_batches=boo)
 eval_raises = change(eval_batches=boo)
 channels = change(train_batches=lambda **unused: batches([4, 8, 8, 2]))
 sevens = change(train_batches=lambda **unused: batches([7, 8, 8, 1]))
+pairs = change(train_batches=lambda **unused: batches([4, 8, 8, 1]).map(
+    lambda images, labels: (images, labels[:2])))
 short = change(train_batches=lambda **unused: batches([1, 8, 8, 1]).unbatch().take(6).batch(4))
 label = change(train_batches=lambda **unused: batches([4, 8, 8, 1], 8))
 one_hot = change(train_batches=lambda **unused: batches([4, 8, 8, 1]).map(
@@ -131,7 +133,9 @@ def test_a_module_that_cannot_be_imported(tmp_path, monkeypatch, source, text):
     ('channels', 'train_batches of m:channels gives images of 2 channels: expected the 1 of its '
                  'argument channels.'),
     ('sevens', 'train_batches of m:sevens gives batches of 7: expected the 4 of its argument '
-               'batch_size.')])
+               'batch_size.'),
+    ('pairs', 'train_batches of m:pairs gives batches of 2 labels: expected 4, one for each '
+              'image.')])
 def test_batches_of_another_shape(own, name, text):
     assert error_of(lambda: own(name).train_batches(seed=1, **ARGUMENTS)) == text
 

@@ -117,6 +117,43 @@ def test_steps_that_are_fed_wait_between_them():
     assert 3 * SLOW * 0.9 <= span.waited <= span.seconds - 4 * SLOW * 0.9
 
 
+def fed_and_blocking(built, steps=4):
+    """The `Span` of fed steps that begin with work, which keeps the only thread."""
+    value = tf.placeholder(tf.float32, [2])
+    learning_rate = tf.placeholder_with_default(0.1, [])
+
+    def model_fn(numbers):
+        weight = tf.get_variable('w', [], initializer=tf.zeros_initializer())
+        return tf.reduce_mean(tf.stop_gradient(slow(numbers)) * weight)
+    optimizer = tf.train.GradientDescentOptimizer(learning_rate)
+    if built:
+        train_op = towers.build_towers(model_fn, value, optimizer, ['/cpu:0']).train_op
+    else:
+        train_op = optimizer.minimize(model_fn(value))
+    watch = InputWatch(train_op)
+    with tf.Session(config=tf.ConfigProto(inter_op_parallelism_threads=1,
+                                          use_per_session_threads=True)) as session:
+        session.run([tf.global_variables_initializer(), watch.initializer])
+        for _ in range(steps):
+            session.run(train_op, {value: np.ones(2)})
+        return watch.span(watch.read(session))
+
+
+@pytest.mark.parametrize('built', [False, True])
+def test_a_fed_step_begins_before_its_first_work(built):
+    """Its begin was noted after it, and the step seemed to wait for what it worked."""
+    span = fed_and_blocking(built)
+    assert span.steps == 4 and span.waited <= span.seconds / 4
+    assert span.seconds >= 4 * SLOW * 0.9
+    graph = tf.get_default_graph()
+    begin = graph.get_operation_by_name('input_watch/begin')
+    takers = [op for op in graph.get_operations() if begin in op.control_inputs]
+    # The batch and the learning rate are fed; a tower's shard is computed from the batch.
+    fed = {tensor.op.name for op in takers for tensor in op.inputs
+           if tensor.op.type.startswith('Placeholder')}
+    assert fed == {'Placeholder', 'PlaceholderWithDefault'}
+
+
 def test_a_queue_and_not_the_tokens_of_one(graph):
     queue = tf.FIFOQueue(100, [tf.int64], [[]])
     tokens = tf.FIFOQueue(100, [tf.int64], [[]])

@@ -96,8 +96,9 @@ def test_training_data_without_a_batch(failing, flags):
         'without end: add .repeat()']
 
 
-def test_a_label_out_of_range_is_one_line(failing):
-    _, lines = failing('labels')
+@pytest.mark.parametrize('flags', [[], ['--stage_inputs']])
+def test_a_label_out_of_range_is_one_line(failing, flags):
+    _, lines = failing('labels', *flags)
     assert lines == [
         'train.py: train_batches of own_data:labels gives the label 8: expected 0 to 2']
 
@@ -109,10 +110,11 @@ def test_what_the_users_function_raises_keeps_its_traceback(failing):
     assert lines[-2:] == ["KeyError: 'no such flower'",
                           "train.py: --dataset=own_data:raises: raises "
                           "raised KeyError: 'no such flower'"]
-    _, lines = failing('rotten')
-    assert any("raise ValueError('file rotten')" in line for line in lines)
-    assert lines[-1] == ('train.py: --dataset=own_data:rotten: a batch could not be made: '
-                         'ValueError: file rotten')
+    for flags in ([], ['--stage_inputs']):
+        _, lines = failing('rotten', *flags)
+        assert any("raise ValueError('file rotten')" in line for line in lines)
+        assert lines[-1] == ('train.py: --dataset=own_data:rotten: a batch could not be made: '
+                             'ValueError: file rotten')
 
 
 @pytest.mark.slow

@@ -152,6 +152,9 @@ class InputWatch:
                 compat.add_control_inputs(taker, [ends[read].op])
         for taker in _takers([staged.staged], step)[staged.staged] if ahead else ():
             compat.add_control_inputs(taker, [is_staged.op])
+        # Else a step could begin with work that keeps all threads, and `begin` be noted after it.
+        for taker in _takers_of_fed(step) if self._is_fed else ():
+            compat.add_control_inputs(taker, [begin.op])
         compat.add_control_inputs(op, noted)
 
     def read(self, session):
@@ -321,13 +324,24 @@ def _before(op):
 
 
 def _takers(reads, step):
-    """{operation that reads: list of the operations of the step that wait for it}."""
+    """{each operation of `reads`: list of the operations of the step that wait for it}."""
     found = {read.name: [] for read in reads}
     for op in step:
         for name in {each.name for each in _before(op)}:
             if name in found:
                 found[name].append(op)
     return {read: found[read.name] for read in reads}
+
+
+def _takers_of_fed(step):
+    """The operations of a step that take what is fed to it; a list.
+
+    A tower's own placeholder has its shard of another one by default, which is computed.
+    """
+    fed = [op for op in step if op.type.startswith('Placeholder')]
+    takers = _takers(fed, step)
+    after = reachable_from([taker for op in fed for taker in takers[op]], step)
+    return [taker for op in fed if op.name not in after for taker in takers[op]]
 
 
 def _turns(takers, step):

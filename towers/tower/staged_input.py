@@ -28,6 +28,9 @@ while it went on. Then it fails again in the run that does not read, in which no
 the run after that goes on with the next batch. Hence a batch is put back once at the most. (What
 was being read when the work failed is lost: TensorFlow ends all operations of a step that fails.)
 
+The operations that read have names as TensorFlow's own ones: programs tell by `IteratorGetNext` in
+the text of an error that it is one of the data.
+
 The graph from the iterator to the inputs is imported once for `prime` and once for `read`. Branches
 are made of `Switch` and `Merge`, since `tf.cond` makes other operations in other versions.
 """
@@ -149,8 +152,8 @@ def _primed(inputs, reads, region, buffers, empty, remainder, num_shards, called
     with tf.control_dependencies([is_empty]):
         first = {read: tf.raw_ops.IteratorGetNext(
             iterator=handles[read], output_types=[out.dtype for out in read.outputs],
-            output_shapes=[out.shape for out in read.outputs], name='first')
-                 for read in reads}
+            output_shapes=[out.shape for out in read.outputs],
+            name='first/IteratorGetNext') for read in reads}
         with tf.control_dependencies([buffers.clear()]):
             put = buffers.put(_tensors_alone(split_batch(
                 _inputs_from(first, inputs, region, is_empty, 'prime'), num_shards, remainder,
@@ -166,7 +169,8 @@ def _read_next(inputs, reads, region, buffers, keep, remainder, num_shards, call
     with tf.control_dependencies([keep]):
         optionals = [tf.raw_ops.IteratorGetNextAsOptional(
             iterator=read.inputs[0], output_types=[out.dtype for out in read.outputs],
-            output_shapes=[out.shape for out in read.outputs], name='next') for read in reads]
+            output_shapes=[out.shape for out in read.outputs],
+            name='next/IteratorGetNextAsOptional') for read in reads]
     has = [tf.raw_ops.OptionalHasValue(optional=optional) for optional in optionals]
     has_all = has[0] if len(has) == 1 else tf.reduce_all(tf.stack(has))
     ended, goes_on = _switch(has_all, has_all)
