@@ -82,7 +82,7 @@ class Records:
         begin, length = (int(value) for value in self._places[number])
         try:
             # Opened anew each time: a thousand files kept open are more than many systems allow.
-            # A file object would take a third longer, microseconds an image, than the system's calls.
+            # A file object takes a third longer than the system's calls, microseconds an image.
             opened = os.open(path, os.O_RDONLY)
             try:
                 data = os.pread(opened, length, begin)
