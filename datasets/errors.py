@@ -12,4 +12,5 @@ class BadExampleError(DatasetError):
 
 
 class OwnDataError(DatasetError):
-    """A user's own pipeline raised an error, or ended; `__cause__` is what it raised."""
+    """A user's own pipeline raised an error, ended, or gives what no network can be trained on;
+    `__cause__` is what it raised."""

@@ -6,10 +6,11 @@
 
 `train_batches(batch_size, seed, image_size, channels, first_example)` returns a `tf.data.Dataset`
 that does not end, of `(images, labels)`; `eval_batches(batch_size, image_size, channels)` one that
-does. `first_example` is a scalar int64 tensor: how many examples a run that resumes has seen. A
-pipeline that does not go by it resumes with other examples than it would have had. With `--cluster`
-worker w of W takes every Wth batch, from the wth on: all make them all, so that a pipeline has to
-give each machine the same.
+does. Images are float32, or of another floating-point type, which becomes that; labels are int64,
+the numbers of classes. `first_example` is a scalar int64 tensor: how many examples a run that
+resumes has seen. A pipeline that does not go by it resumes with other examples than it would have
+had. With `--cluster` worker w of W takes every Wth batch, from the wth on: all make them all, so
+that a pipeline has to give each machine the same.
 
 What of it is not so is an error that names `--dataset=module:function`, before the run where that
 can be known; a label out of range or a batch of another size, in the step that would have had it.
@@ -66,9 +67,9 @@ class Own:
         """The user's batches; of several workers, every Wth of them.
 
         Raises:
-          InvalidArgumentError: what was returned is no such data set; `shift` or `remainder`,
-            which are the user's function's own matter.
-          OwnDataError: the user's function raised an error.
+          InvalidArgumentError: `shift` or `remainder`, which are the user's function's own matter.
+          OwnDataError: the user's function raised an error, or what it returned is no such data
+            set.
         """
         if shift or remainder != 'carry':
             raise InvalidArgumentError(
@@ -117,34 +118,42 @@ class Own:
         """
         what = '%s of %s' % (what, self.name)
         if not isinstance(dataset, compat.DATASET_TYPES):
-            raise InvalidArgumentError('%s returned a %s: expected a tf.data.Dataset.' % (
+            raise OwnDataError('%s returned a %s: expected a tf.data.Dataset.' % (
                 what, type(dataset).__name__))
+        kinds = tf.data.get_output_classes(dataset)
+        if kinds != (tf.Tensor, tf.Tensor):
+            raise OwnDataError(
+                '%s gives elements of the structure %s: expected (Tensor, Tensor), the images and '
+                'the labels, both dense: end it with a .map() that returns these two.' % (
+                    what, _kinds_text(kinds)))
         shapes = tf.data.get_output_shapes(dataset)
-        if (not isinstance(shapes, tuple) or len(shapes) != 2 or shapes[0].ndims not in (4, None)
-                or shapes[1].ndims not in (1, None)):
-            raise InvalidArgumentError(
+        if shapes[0].ndims not in (4, None) or shapes[1].ndims not in (1, None):
+            raise OwnDataError(
                 '%s gives elements of the shapes %s: expected (images [batch, height, width, '
                 'channels], labels [batch]), a label the number of a class.' % (what, shapes))
         types = tf.data.get_output_types(dataset)
         if not types[0].is_floating or types[1] != tf.int64:
-            raise InvalidArgumentError(
+            raise OwnDataError(
                 '%s gives elements of the types %s and %s: expected float32 images and int64 '
-                'labels.' % (what, types[0].name, types[1].name))
-        size = None
+                'labels: tf.cast them, and divide images of whole numbers by their white.' % (
+                    what, types[0].name, types[1].name))
+        sizes = [None, None]
         if shapes[0].ndims is not None:
-            size, _, _, found = shapes[0].as_list()
+            found = shapes[0].as_list()[3]
             if found not in (None, channels):
-                raise InvalidArgumentError('%s gives images of %d channels: expected the %d of its '
-                                           'argument channels.' % (what, found, channels))
-        if batch_size is not None and size not in (None, batch_size):
-            raise InvalidArgumentError(
-                '%s gives batches of %d: expected the %d of its argument batch_size.' % (
-                    what, size, batch_size))
-        size = size if batch_size is None else batch_size
-        of_labels = None if shapes[1].ndims is None else shapes[1].as_list()[0]
-        if None not in (size, of_labels) and size != of_labels:
-            raise InvalidArgumentError('%s gives batches of %d labels: expected %d, one for each '
-                                       'image.' % (what, of_labels, size))
+                raise OwnDataError('%s gives images of %d channels: expected the %d of its '
+                                   'argument channels.' % (what, found, channels))
+            sizes[0] = shapes[0].as_list()[0]
+        if shapes[1].ndims is not None:
+            sizes[1] = shapes[1].as_list()[0]
+        if None not in sizes and sizes[0] != sizes[1]:
+            raise OwnDataError('%s gives batches of %d images and %d labels: expected one label '
+                               'for each image.' % ((what,) + tuple(sizes)))
+        for size in sizes:
+            if batch_size is not None and size not in (None, batch_size):
+                raise OwnDataError(
+                    '%s gives batches of %d: expected the %d of its argument batch_size.' % (
+                        what, size, batch_size))
         return compat.map_batches(dataset, lambda images, labels: self._checked_batch(
             what, images, labels, batch_size))
 
@@ -159,6 +168,11 @@ class Own:
             checks.append(_expected(tf.equal(tf.rank(labels), 1), [
                 '%s gives labels of rank ' % what, tf.rank(labels),
                 ': expected 1, the number of a class for each image']))
+        with tf.control_dependencies(checks):
+            counts = tf.shape(images)[0], tf.size(labels)
+        checks.append(_expected(tf.equal(*counts), [
+            '%s gives a batch of ' % what, counts[0], ' images and ', counts[1],
+            ' labels: expected one label for each image']))
         if batch_size is not None:
             found = tf.shape(labels)[0]
             checks.append(_expected(tf.equal(found, batch_size), [
@@ -167,7 +181,7 @@ class Own:
                 % batch_size
                 ]))
         with tf.control_dependencies(checks):
-            images, labels = tf.identity(images), tf.identity(labels)
+            images, labels = tf.identity(tf.cast(images, tf.float32)), tf.identity(labels)
         if batch_size is not None:
             for each in (images, labels):
                 if each.shape.ndims is not None:
@@ -179,6 +193,17 @@ def _expected(condition, parts):
     text = tf.strings.join([part if isinstance(part, str) else tf.as_string(part)
                             for part in parts])
     return tf.Assert(condition, [text])
+
+
+def _kinds_text(kinds):
+    """The classes of a nest of tensors, as a text such as '({image: Tensor}, SparseTensor)'."""
+    if isinstance(kinds, dict):
+        return '{%s}' % ', '.join('%s: %s' % (name, _kinds_text(kind))
+                                  for name, kind in kinds.items())
+    if isinstance(kinds, (tuple, list)):
+        return '(%s)' % ', '.join(_kinds_text(kind) for kind in kinds)
+    # A ragged tensor's kind is its whole specification.
+    return getattr(kinds, '__name__', type(kinds).__name__.replace('Spec', ''))
 
 
 def _is_count(value, least=1):

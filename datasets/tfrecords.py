@@ -82,8 +82,12 @@ class Records:
         begin, length = (int(value) for value in self._places[number])
         try:
             # Opened anew each time: a thousand files kept open are more than many systems allow.
-            with open(path, 'rb', buffering=0) as records:
-                data = os.pread(records.fileno(), length, begin)
+            # A file object takes a third longer than the system's calls, microseconds an image.
+            opened = os.open(path, os.O_RDONLY)
+            try:
+                data = os.pread(opened, length, begin)
+            finally:
+                os.close(opened)
         except OSError as error:
             raise DatasetError('Cannot read %s: %s.' % (path, error.strerror or error))
         if len(data) < length:

@@ -52,6 +52,25 @@ one_hot = change(train_batches=lambda **unused: batches([4, 8, 8, 1]).map(
     lambda images, labels: (images, tf.one_hot(labels, 3, dtype=tf.int64))))
 column = change(train_batches=lambda **unused: batches([4, 8, 8, 1]).map(
     lambda images, labels: (images, tf.py_func(lambda each: each[:, None], [labels], tf.int64))))
+def changed(function):
+    return change(train_batches=lambda **unused: batches([4, 8, 8, 1]).map(function))
+
+dict_features = changed(lambda images, labels: ({'image': images}, labels))
+nested = changed(lambda images, labels: ((images, labels), labels))
+whole_dict = changed(lambda images, labels: {'images': images, 'labels': labels})
+three = changed(lambda images, labels: (images, labels, labels))
+ragged = changed(lambda images, labels: (tf.RaggedTensor.from_tensor(images), labels))
+sparse = changed(lambda images, labels: (images, tf.sparse.from_dense(labels)))
+whole_numbers = changed(lambda images, labels: (tf.cast(images, tf.uint8), labels))
+int32 = changed(lambda images, labels: (images, tf.cast(labels, tf.int32)))
+double = changed(lambda images, labels: (tf.cast(images + .25, tf.float64), labels))
+half = changed(lambda images, labels: (tf.cast(images + .25, tf.float16), labels))
+two_labels = changed(lambda images, labels: (images, labels[:2]))
+unknown = lambda value, of, dtype: tf.py_func(lambda each: each[:of], [value], dtype)
+two_images = changed(lambda images, labels: (tf.ensure_shape(
+    unknown(images, 2, tf.float32), [None, 8, 8, 1]), labels))
+eval_two_labels = change(eval_batches=lambda **unused: batches([4, 8, 8, 1]).map(
+    lambda images, labels: (images, labels[:2])))
 eval_label = change(eval_batches=lambda **unused: batches([4, 8, 8, 1], -1))
 not_callable = 3
 '''
@@ -134,14 +153,50 @@ def test_a_module_that_cannot_be_imported(tmp_path, monkeypatch, source, text):
                  'argument channels.'),
     ('sevens', 'train_batches of m:sevens gives batches of 7: expected the 4 of its argument '
                'batch_size.'),
-    ('pairs', 'train_batches of m:pairs gives batches of 2 labels: expected 4, one for each '
-              'image.')])
-def test_batches_of_another_shape(own, name, text):
-    assert error_of(lambda: own(name).train_batches(seed=1, **ARGUMENTS)) == text
+    ('two_labels', 'train_batches of m:two_labels gives batches of 4 images and 2 labels: expected '
+                   'one label for each image.'),
+    ('whole_numbers', 'train_batches of m:whole_numbers gives elements of the types uint8 and '
+                      'int64: expected float32 images and int64 labels: tf.cast them, and divide '
+                      'images of whole numbers by their white.'),
+    ('int32', 'train_batches of m:int32 gives elements of the types float32 and int32: expected '
+              'float32 images and int64 labels: tf.cast them, and divide images of whole numbers '
+              'by their white.')])
+def test_batches_of_another_shape_or_type(own, name, text):
+    assert error_of(lambda: own(name).train_batches(seed=1, **ARGUMENTS),
+                    datasets.OwnDataError) == text
+
+
+def test_evaluation_has_a_label_an_image_too(own):
+    assert error_of(lambda: own('eval_two_labels').eval_batches(**ARGUMENTS),
+                    datasets.OwnDataError) == (
+        'eval_batches of m:eval_two_labels gives batches of 4 images and 2 labels: expected one '
+        'label for each image.')
+
+
+@pytest.mark.parametrize('name, kinds', [
+    ('dict_features', '({image: Tensor}, Tensor)'), ('nested', '((Tensor, Tensor), Tensor)'),
+    ('whole_dict', '{images: Tensor, labels: Tensor}'), ('three', '(Tensor, Tensor, Tensor)'),
+    ('ragged', '(RaggedTensor, Tensor)'), ('sparse', '(Tensor, SparseTensor)')])
+def test_elements_that_are_no_pair_of_tensors(own, name, kinds):
+    assert error_of(lambda: own(name).train_batches(seed=1, **ARGUMENTS),
+                    datasets.OwnDataError) == (
+        'train_batches of m:%s gives elements of the structure %s: expected (Tensor, Tensor), the '
+        'images and the labels, both dense: end it with a .map() that returns these two.' % (
+            name, kinds))
+
+
+@pytest.mark.parametrize('name', ['double', 'half'])
+def test_images_of_other_precision_become_float32(own, name):
+    batch = tf.data.make_one_shot_iterator(
+        own(name).train_batches(seed=1, **ARGUMENTS)).get_next()
+    with tf.Session() as session:
+        images, _ = session.run(batch)
+    assert images.dtype == 'float32' and images.tolist() == [[[[.25]] * 8] * 8] * 4
 
 
 def test_labels_that_are_no_numbers_of_classes(own):
-    text = error_of(lambda: own('one_hot').train_batches(seed=1, **ARGUMENTS))
+    text = error_of(lambda: own('one_hot').train_batches(seed=1, **ARGUMENTS),
+                    datasets.OwnDataError)
     assert text.startswith('train_batches of m:one_hot gives elements of the shapes ')
     assert text.endswith('labels [batch]), a label the number of a class.')
 
@@ -153,6 +208,8 @@ def test_labels_that_are_no_numbers_of_classes(own):
     ('column', 'train_batches of m:column gives labels of rank 2: expected 1, the number of a '
                'class '
                'for each image'),
+    ('two_images', 'train_batches of m:two_images gives a batch of 2 images and 4 labels: expected '
+                   'one label for each image'),
     ('eval_label', 'eval_batches of m:eval_label gives the label -1: expected 0 to 2')])
 def test_a_batch_that_is_not_what_it_has_to_be(own, name, text):
     dataset = own(name)

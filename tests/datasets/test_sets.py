@@ -226,9 +226,9 @@ def test_a_pipeline_of_the_users_own(tmp_path, monkeypatch):
         first_example=8, share=(1, 3), **arguments), 3)] == [3, 6, 9]  # of 2, 3, 4, 5, …
     with pytest.raises(InvalidArgumentError, match='makes its batches itself'):
         found.train_batches(remainder='drop', **arguments)
-    for name, text in (('wrong', 'elements of the shapes'), ('none', 'returned a int'),
+    for name, text in (('wrong', 'elements of the structure Tensor: '), ('none', 'returned a int'),
                        ('untyped', 'types float32 and int32')):
-        with pytest.raises(InvalidArgumentError, match=text):
+        with pytest.raises(datasets.OwnDataError, match=text):
             datasets.get_dataset('own_data_of_a_test:' + name).train_batches(**arguments)
     with pytest.raises(InvalidArgumentError, match='num_examples, train_batches, eval_batches are'):
         datasets.get_dataset('own_data_of_a_test:lacking')
