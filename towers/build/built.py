@@ -49,15 +49,17 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
       own_state: list of the state variables of all towers, by variable and then by tower.
         `tf.variables_initializer(built.own_state)` resets all of them; the initializer of the
         model's own variable resets the first tower's alone.
-      updates_here: whether this process updates the variables, a bool. False in the workers of
-        synchronous parameter servers but for the chief: what a program runs after `train_op`, such
-        as moving averages of the weights, is for the process that updates them.
     """
     __slots__ = ()
 
     @property
     def updates_here(self):
-        """See the class."""
+        """Whether this process updates the variables, a bool.
+
+        False in the workers of synchronous parameter servers but for the chief. What a program runs
+        after `train_op`, such as moving averages of the weights, is for the process that updates
+        them.
+        """
         return self.machines is None or self.machines.updates_here
 
     def __repr__(self):
