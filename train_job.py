@@ -204,7 +204,7 @@ def build_job(setup, position=START, with_evaluation=True, stage_inputs=None, cl
     if FLAGS.average_decay:
         averages = WeightAverages(FLAGS.average_decay, global_step)
         averaged = averages.update_after(train_op, [variable for _, variable in built.gradients])
-        if cluster is None or built.machines.updates_here:
+        if built.updates_here:
             train_op = averaged
         weights = averages.instead_of_weights()
     make_initial_values_stateless(built.variables, FLAGS.seed)

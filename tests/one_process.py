@@ -36,9 +36,19 @@ def together(work, count, seconds=60):
     return results
 
 
+def averaged(built):
+    """The step with moving averages of the weights after it, as docs/clusters.md has it."""
+    averages = tf.train.ExponentialMovingAverage(0.5)
+    with tf.control_dependencies([built.train_op]):
+        with_averages = averages.apply(built.variables)
+    return with_averages if built.updates_here else built.train_op
+
+
 def train(cluster, model_fn, batch, make_optimizer, steps=2, num_towers=1, reduction='mean',
-          remainder='weight', on_build=None, **options):
-    """One worker's training; a dict of gradients of step 1 and of variables after the last."""
+          remainder='weight', on_build=None, step_of=lambda built: built.train_op, **options):
+    """One worker's training; a dict of gradients of step 1 and of variables after the last.
+
+    `step_of(built)` is the operation that is run in each step."""
     with tf.Graph().as_default():
         tf.set_random_seed(7 + cluster.rank)  # another start on each worker, but for the broadcast
         inputs = tuple(tf.constant(part) for part in batch)
@@ -48,6 +58,7 @@ def train(cluster, model_fn, batch, make_optimizer, steps=2, num_towers=1, reduc
                                     **options)
         if on_build is not None:
             on_build(built)
+        train_op = step_of(built)
         gradients = [tf.convert_to_tensor(gradient) for gradient, _ in built.gradients]
         lost = []
         with towers.join(cluster, built, start_timeout=30., dead_after=20.,
@@ -56,7 +67,7 @@ def train(cluster, model_fn, batch, make_optimizer, steps=2, num_towers=1, reduc
             first = session.run_step_fn(lambda step_context: step_context.session.run(trained))
             values = None
             for _ in range(steps):
-                fetched, _ = session.run([gradients, built.train_op])
+                fetched, _ = session.run([gradients, train_op])
                 values = fetched if values is None else values
             last = session.run_step_fn(lambda step_context: step_context.session.run(trained))
         assert not lost

@@ -71,7 +71,7 @@ class ClusterError(TowersError):
 
 
 class WorkerLostError(ClusterError):
-    """Another worker of the ring has ended, or does not answer any more; names it."""
+    """Another worker has ended, or does not answer any more, and this one needs it; names it."""
 
 
 class MissingPackageError(TowersError, ImportError):

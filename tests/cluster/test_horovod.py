@@ -57,6 +57,7 @@ def test_gradients_are_weighted_by_examples(uneven, reduction, given, operations
     assert dense.tolist() == [given, given]
     assert sparse.values.tolist() == [given] and sparse.indices.tolist() == [1]
     assert machines.counted(3) == 6 and machines.same_examples == (None if uneven else 3)
+    assert machines.updates_here
 
 
 def test_each_row_is_sent_once_and_those_of_all_are_added(asked, monkeypatch):

@@ -11,7 +11,7 @@ from towers.cluster import parameter_servers
 from towers.cluster.member import start_server
 from towers.cluster.spread import spread_over_servers
 from towers.errors import ClusterError
-from one_process import addresses, together, train
+from one_process import addresses, averaged, together, train
 from test_ring import batches, close, on_one_device, sparse_and_dense
 
 
@@ -107,6 +107,30 @@ def test_optimizers_see_a_row_of_two_workers_as_one(optimizer):
 def dense_mean(numbers):
     return tf.reduce_mean(numbers) * tf.get_variable('w', [], tf.float64, tf.zeros_initializer(),
                                                      use_resource=True)
+
+
+def test_what_comes_after_a_step_is_the_chiefs():
+    """The gradient is the mean of 1 and 2: the weight is -1.5, then -3. By hand, their average with
+    decay 0.5, from 0; twice a step it is another."""
+    workers, ps = addresses(2, 1)
+    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank)
+    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
+    assert server
+    here = {}
+    results = together(lambda rank: train(
+        make('worker', rank), dense_mean, (np.full([4], 1. + rank),),
+        lambda: tf.train.GradientDescentOptimizer(1.), 2, step_of=averaged,
+        on_build=lambda built: here.update({rank: built.updates_here})), 2)
+    assert here == {0: True, 1: False}
+    assert results[0]['last']['w'] == -3.
+    assert results[0]['last']['w/ExponentialMovingAverage'] == 0.5 * (0.5 * -1.5) + 0.5 * -3.
+
+
+def test_asynchronous_workers_all_update():
+    for count, synchronous in ((2, False), (1, True)):
+        cluster = towers.Cluster('ps', ['a:1', 'b:1'][:count], ['c:1'], rank=count - 1,
+                                 synchronous=synchronous)
+        assert cluster.machines(4, 'mean', 1).updates_here
 
 
 @pytest.mark.slow

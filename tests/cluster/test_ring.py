@@ -14,7 +14,7 @@ from towers.errors import ClusterError, InvalidArgumentError, WorkerLostError
 from towers.graph.graph_walk import reachable_from
 from towers.reduce import all_reduce
 from towers.run.step_loop import LoopSession
-from one_process import addresses, together, train
+from one_process import addresses, averaged, together, train
 
 
 def sparse_and_dense(rows, targets):
@@ -306,6 +306,20 @@ def test_an_error_of_one_is_told_to_the_other():
     with pytest.raises(WorkerLostError, match='worker 1 .* is lost: it ended: '
                        'InvalidArgumentError: no room on the disk'):
         together(work, 2)
+
+
+def test_what_comes_after_a_step_is_run_by_all():
+    """The gradient is the mean of 1 and 2; averages with decay 0.5, by hand."""
+    workers = addresses(2)
+    results = together(lambda rank: train(
+        towers.Cluster('ring', workers, rank=rank),
+        lambda x: tf.reduce_mean(x) * tf.get_variable(
+            'w', [], tf.float64, tf.zeros_initializer(), use_resource=True),
+        (np.full([4], 1. + rank),), lambda: tf.train.GradientDescentOptimizer(1.), 2,
+        step_of=averaged), 2)
+    for result in results:
+        assert result['last']['w'] == -3.
+        assert result['last']['w/ExponentialMovingAverage'] == 0.5 * (0.5 * -1.5) + 0.5 * -3.
 
 
 def test_a_ring_of_one_is_one_machine():

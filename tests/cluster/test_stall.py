@@ -41,6 +41,24 @@ def test_who_does_not_answer_is_named():
     assert 'worker 0' not in line  # itself, whose port nobody listens at here
 
 
+@pytest.mark.version_independent
+@pytest.mark.parametrize('ended, backup_workers, in_vain', [
+    ([1], 0, True), ([1], 1, False), ([0], 1, True), ([1, 2], 1, True), ([], 0, False)])
+def test_a_step_that_waits_for_a_worker_that_has_ended(ended, backup_workers, in_vain):
+    """One of three workers that is not needed may end; the chief, which makes the update, not."""
+    workers, ps = addresses(3, 1)
+    lines, found = [], []
+    watch = StallWatch(Cluster('ps', workers, ps, backup_workers=backup_workers), 0.1,
+                       lines.append, lambda: ended, found.append)
+    watch.step_begins()
+    deadline = time.time() + 20
+    while not lines and not found and time.time() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.1)
+    watch.close()
+    assert (len(lines), found) == ((0, [ended]) if in_vain else (1, []))
+
+
 @pytest.mark.slow
 @pytest.mark.version_independent
 def test_where_all_answer_one_is_slow():

@@ -52,6 +52,16 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
     """
     __slots__ = ()
 
+    @property
+    def updates_here(self):
+        """Whether this process updates the variables, a bool.
+
+        False in the workers of synchronous parameter servers but for the chief. What a program runs
+        after `train_op`, such as moving averages of the weights, is for the process that updates
+        them.
+        """
+        return self.machines is None or self.machines.updates_here
+
     def __repr__(self):
         count = len(self.devices)
         return '<BuiltTowers: %d tower%s on %s>' % (count, '' if count == 1 else 's', ', '.join(

@@ -15,6 +15,7 @@ from towers.arguments import (check_config, check_function, check_instance, chec
 from towers.build.built import BuiltTowers
 from towers.cluster.cluster import Cluster
 from towers.cluster.cut_tables import check_lookups
+from towers.cluster.ended_workers import EndedWorkers
 from towers.cluster.fingerprint import difference, fingerprint
 from towers.cluster.horovod import gathered_lines
 from towers.cluster.meeting import all_ready, check_port, meet
@@ -121,7 +122,8 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
       dead_after: seconds of silence after which another worker of a ring is gone. The process is
         then ended with a message that names it, and exit status 1, unless it ends by itself within
         5 seconds. On parameter servers: seconds that a step may take before a line says who does
-        not answer.
+        not answer; where it waits for a worker that has ended its training, which does not come
+        back, the process is ended as in a ring.
       settings: dict of what else has to be the same on all workers, from names to numbers or
         strings.
       say: called with lines about what happens.
@@ -160,11 +162,16 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         with Waiting(lambda: 'parameter servers' if cluster.is_chief else
                      '%s, the chief' % cluster.who(0), start_timeout, say):
             agree(cluster, own, server.target, config, deadline)
-        stall = StallWatch(cluster, dead_after, say)
+        ended, waits = threading.Event(), cluster.synchronous and cluster.num_workers > 1
+        stall = StallWatch(
+            cluster, dead_after, say,
+            EndedWorkers(cluster, server.target, config) if waits else None,
+            lambda ranks: _lose(_ended_error(cluster, ranks), on_lost, ended))
         try:
             with _non_finite_explained():
                 yield Member(cluster, built, server.target, config, stall)
         finally:
+            ended.set()
             stall.close()
         return
     if cluster.kind == 'horovod':
@@ -352,6 +359,14 @@ def _lost_error(cluster, rank, why):
     return WorkerLostError('%s is lost: %s. The ring cannot go on without it: start all workers '
                            'again, and they go on from the last checkpoint.' % (
                                cluster.who(rank), str(why).rstrip('.')))
+
+
+def _ended_error(cluster, ranks):
+    return WorkerLostError(
+        '%s has ended its training, perhaps for lack of data, and %s has not: a synchronous step '
+        'waits for all workers. Give each as many steps as the others, or see until_all_end. '
+        'Started again, all go on from the last checkpoint.' % (
+            ' and '.join(cluster.who(rank) for rank in ranks), cluster.who(cluster.rank)))
 
 
 def _lose(error, on_lost, ended):

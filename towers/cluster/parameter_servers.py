@@ -22,6 +22,7 @@ import time
 import tensorflow.compat.v1 as tf
 
 from towers.cluster import data_end
+from towers.cluster.ended_workers import note_begin, note_end
 from towers.cluster.fingerprint import difference
 from towers.cluster.ports import check_server
 from towers.cluster.shares import Shares
@@ -240,6 +241,7 @@ class _RoundsHook(OccasionalHook):
             self._set_round = tf.assign(self._round, self._first).op
             self._value = self._round.read_value()
             self._set_own = tf.assign(self._own_round, self._first).op
+            self._note_begin, self._note_end = note_begin(self._cluster), note_end(self._cluster)
             if not self._cluster.is_chief:
                 self._is_set = tf.is_variable_initialized(self._round)
                 return
@@ -262,16 +264,18 @@ class _RoundsHook(OccasionalHook):
             for drop, count in zip(self._drops, session.run(self._counts)):
                 if count:
                     session.run(drop, {self._drop_count: count})
-            session.run([self._set_steps, self._set_own, self._nobody_stops], first)
+            session.run([self._set_steps, self._set_own, self._nobody_stops, self._note_begin],
+                        first)
             session.run(self._set_round, first)
             session.run(self._give_tokens, first)
             return
         while not session.run(self._is_set):
             time.sleep(0.05)
-        session.run(self._set_own, {self._first: session.run(self._value)})
+        session.run([self._set_own, self._note_begin], {self._first: session.run(self._value)})
 
     def end(self, session):
-        """Tells the other workers, which wait for a token, that the chief has ended."""
+        """Notes that this worker has ended; a token of the chief's tells those who wait for one."""
+        session.run(self._note_end)
         if self._cluster.is_chief:
             session.run(self._give_tokens, {self._first: session.run(self._value) + 1})
 

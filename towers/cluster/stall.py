@@ -10,18 +10,23 @@ from towers.cluster.ports import split_address
 class StallWatch:
     """A thread that says which process does not answer, once in each step that takes too long.
 
-    A synchronous step waits for every worker, without a message from TensorFlow. The watch ends
-    nothing: a worker or server that is started again joins the run.
+    A synchronous step waits for every worker, without a message from TensorFlow. A worker or server
+    that was killed is waited for: started again, it joins the run. A worker that has ended in good
+    order does not come back, so that the step never ends.
     """
 
-    def __init__(self, cluster, seconds, say):
+    def __init__(self, cluster, seconds, say, ended=None, on_ended=None):
         """
         Args:
           cluster: `Cluster` with parameter servers.
           seconds: how long a step may take before a line is written.
           say: called with the line, in the thread.
+          ended: called for a list of the other workers that have ended; None where no step waits
+            for other workers.
+          on_ended: called with that list, once, when a step waits for one of them.
         """
         self._cluster, self._seconds, self._say = cluster, seconds, say
+        self._ended, self._on_ended = ended, on_ended
         self._since = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name='towers-stall')
@@ -38,14 +43,23 @@ class StallWatch:
     def close(self):
         """Ends the thread."""
         self._stop.set()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _run(self):
-        spoken_of = None
+        spoken_of = seen_in = None
         while not self._stop.wait(self._seconds / 5.):
             since = self._since
-            if since is not None and since != spoken_of and (
-                    time.monotonic() - since > self._seconds):
+            if since is None or time.monotonic() - since <= self._seconds:
+                continue
+            ended = [] if self._ended is None else self._ended()
+            if 0 in ended or len(ended) > self._cluster.backup_workers:
+                # A process that was frozen itself has one more look to find its step done.
+                if since == seen_in and since == self._since:
+                    self._on_ended(ended)
+                    return
+                seen_in = since
+            elif since != spoken_of:
                 spoken_of = since
                 self._say('waiting        the step takes more than %g seconds; %s' % (
                     self._seconds, self._who()))
