@@ -29,7 +29,7 @@ def test_a_worker_that_has_ended_is_named_and_one_that_is_gone_is_waited_for(
             servers[cluster.rank] = start_server(cluster, config)
         return servers[cluster.rank]
     monkeypatch.setattr(member, 'start_server', start)
-    monkeypatch.setattr(member, 'check_port', lambda address: None)
+    monkeypatch.setattr(member, 'check_port', lambda address, say: None)
     workers, ps = addresses(2, 1)
     make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank)
     server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))

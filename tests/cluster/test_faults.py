@@ -96,3 +96,19 @@ def test_with_parameter_servers_those_that_are_killed_join_again(tmp_path):
             launch.wait_for('%s was killed by SIGKILL: it is started again' % name)
         assert launch.status() == 0, launch.output
     assert train_runs.newest(folder) == STEPS
+
+
+@pytest.mark.slow
+def test_a_frozen_parameter_server_is_named(tmp_path):
+    """By the workers whose step waits for it; when it goes on, so does the run."""
+    folder = str(tmp_path / 'run')
+    with Launch(folder, ['--workers=2', '--ps=2'],
+                FLAGS + ['--cluster=ps', '--dead_after=2', '--train_dir=' + folder]) as launch:
+        launch.wait_for('step 50/')
+        launch.send('ps 1', signal.SIGSTOP)
+        launch.wait_for('takes connections and says nothing: its process is frozen')
+        launch.send('ps 1', signal.SIGCONT)
+        assert launch.status() == 0, launch.output
+    assert re.search(r'waiting .* step takes more than 2 seconds; ps 1 \(127.0.0.1:\d+\) takes',
+                     launch.output), launch.output
+    assert train_runs.newest(folder) == STEPS

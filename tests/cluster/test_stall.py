@@ -2,11 +2,13 @@
 
 import contextlib
 import socket
+import threading
 import time
 
 import pytest
 
 from towers import Cluster
+from towers.cluster import stall
 from towers.cluster.stall import StallWatch
 from towers.cluster.watch import Watch
 from one_process import addresses
@@ -29,16 +31,42 @@ def said(cluster):
     return line
 
 
+@contextlib.contextmanager
+def server(address, speaks):
+    """What answers connections as TensorFlow's server does; or, as a frozen one, takes them."""
+    host, port = address.split(':')
+    with contextlib.closing(socket.socket()) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, int(port)))
+        listener.listen(5)
+
+        def answer():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with contextlib.closing(connection):
+                        connection.sendall(b'\0\0\0\x04\0\0\0\0\0')  # settings of HTTP/2
+        if speaks:
+            threading.Thread(target=answer, daemon=True).start()
+        yield
+
+
 def test_who_does_not_answer_is_named():
     workers, ps = addresses(2, 1)
-    with contextlib.closing(socket.socket()) as server:
-        host, port = ps[0].split(':')
-        server.bind((host, int(port)))
-        server.listen(5)
+    with server(ps[0], speaks=True):
         line = said(Cluster('ps', workers, ps))
-    assert 'worker 1 (%s) does not answer: start it again' % workers[1] in line
-    assert 'ps 0' not in line
-    assert 'worker 0' not in line  # itself, whose port nobody listens at here
+    assert line.endswith('; worker 1 (%s) does not answer: start it again, and the run goes on'
+                         % workers[1])
+
+
+def test_one_that_is_frozen_is_named(monkeypatch):
+    """The system takes the connection, and the process says nothing."""
+    workers, ps = addresses(1, 2)
+    monkeypatch.setattr(stall._answers, '__defaults__', (0.3,))
+    with server(ps[0], speaks=False), server(ps[1], speaks=True):
+        line = said(Cluster('ps', workers, ps))
+    assert line.endswith('; ps 0 (%s) takes connections and says nothing: its process is frozen'
+                         % ps[0])
 
 
 @pytest.mark.version_independent
@@ -59,15 +87,20 @@ def test_a_step_that_waits_for_a_worker_that_has_ended(ended, backup_workers, in
     assert (len(lines), found) == ((0, [ended]) if in_vain else (1, []))
 
 
-@pytest.mark.slow
-@pytest.mark.version_independent
 def test_where_all_answer_one_is_slow():
-    ps = addresses(1)
-    with contextlib.closing(socket.socket()) as server:
-        host, port = ps[0].split(':')
-        server.bind((host, int(port)))
-        server.listen(5)
-        assert 'frozen, or slow' in said(Cluster('ps', addresses(1), ps))
+    workers, ps = addresses(1, 1)
+    with server(ps[0], speaks=True):
+        assert said(Cluster('ps', workers, ps)).endswith('; all workers and servers answer, so one '
+                                                         'of them is slow')
+
+
+def test_servers_that_are_waited_for():
+    workers, ps = addresses(1, 2)
+    cluster = Cluster('ps', workers, ps)
+    with server(ps[1], speaks=True):
+        assert stall.silent_servers(cluster) == 'ps 0 (%s)' % ps[0]
+        with server(ps[0], speaks=True):
+            assert stall.silent_servers(cluster) == 'ps 0 (%s), ps 1 (%s)' % tuple(ps)
 
 
 def test_a_worker_that_has_just_ended_its_training_is_waited_for():

@@ -111,26 +111,43 @@ def check_server(address, who, deadline):
       ClusterError: nothing answers in time, or another program does.
     """
     with contextlib.closing(wait_for(address, who, deadline)) as connection:
-        received = b''
-        try:
-            connection.sendall(_HTTP2)
-            while len(received) < 4:
-                connection.settimeout(max(0.01, deadline - time.monotonic()))
-                data = connection.recv(64)
-                if not data:
-                    break
-                received += data
-        except socket.timeout:
-            raise ClusterError('%s at %s takes connections and does not answer: its process is '
-                               'frozen, or another program uses the port.' % (
-                                   who, address)) from None
-        except OSError:
-            pass  # closed: no server, either
-        if received[3:4] != _SETTINGS:
-            raise ClusterError('what answers at %s, the address of %s, is no server of '
-                               "TensorFlow's: "
-                               'another program uses the port, or the address is wrong.' % (
-                                   address, who))
+        answers = speaks_as_server(connection, deadline)
+    if answers is None:
+        raise ClusterError('%s at %s takes connections and does not answer: its process is '
+                           'frozen, or another program uses the port.' % (who, address))
+    if not answers:
+        raise ClusterError('what answers at %s, the address of %s, is no server of '
+                           "TensorFlow's: "
+                           'another program uses the port, or the address is wrong.' % (
+                               address, who))
+
+
+def speaks_as_server(connection, deadline):
+    """Whether one of TensorFlow's servers is at the other end of a connection.
+
+    The system takes connections for a process that is frozen, but does not speak for it.
+
+    Args:
+      connection: `socket.socket`, just connected.
+      deadline: `time.monotonic()` at which to give up.
+
+    Returns:
+      True or False; None if nothing was said until the deadline.
+    """
+    received = b''
+    try:
+        connection.sendall(_HTTP2)
+        while len(received) < 4:
+            connection.settimeout(max(0.01, deadline - time.monotonic()))
+            data = connection.recv(64)
+            if not data:
+                break
+            received += data
+    except socket.timeout:
+        return None
+    except OSError:
+        pass  # closed: no server, either
+    return received[3:4] == _SETTINGS
 
 
 def wait_for(address, who, deadline, pause=0.2):

@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 
-from towers.cluster.ports import split_address
+from towers.cluster.ports import speaks_as_server, split_address
 
 
 class StallWatch:
@@ -70,23 +70,27 @@ class StallWatch:
                   for rank in range(len(addresses))
                   if (job, rank) != (self._cluster.job, self._cluster.rank)]
         addresses = {'worker': self._cluster.workers, 'ps': self._cluster.ps}
-        silent = [self._cluster.who(rank, job) for job, rank in others
-                  if not _answers(addresses[job][rank])]
-        if not silent:
-            return 'all workers and servers answer, so one of them is frozen, or slow'
-        return '%s does not answer: start it again, and the run goes on' % ', '.join(silent)
+        found = {(job, rank): _answers(addresses[job][rank]) for job, rank in others}
+        silent, mute = [', '.join(self._cluster.who(rank, job) for job, rank in others
+                                  if found[job, rank] is answer) for answer in (False, None)]
+        parts = ['%s does not answer: start it again, and the run goes on' % silent] * bool(silent)
+        if mute:
+            parts.append('%s takes connections and says nothing: its process is frozen' % mute)
+        return '; '.join(parts) or 'all workers and servers answer, so one of them is slow'
 
 
-def _answers(address):
+def _answers(address, seconds=2.):
+    """Whether a server speaks at an address; None if it takes a connection, and says nothing."""
     try:
-        socket.create_connection(split_address(address), timeout=2.).close()
-        return True
+        with socket.create_connection(split_address(address), timeout=seconds) as connection:
+            # What speaks as no server is another program, which has not got this step, either.
+            return speaks_as_server(connection, time.monotonic() + seconds)
     except OSError:
         return False
 
 
 def silent_servers(cluster):
-    """The parameter servers that take no connection, in words; all, if each takes one."""
+    """The parameter servers that do not answer, in words; all, if each does."""
     everyone = range(len(cluster.ps))
-    silent = [rank for rank in everyone if not _answers(cluster.ps[rank])]
+    silent = [rank for rank in everyone if _answers(cluster.ps[rank]) is not True]
     return ', '.join(cluster.who(rank, 'ps') for rank in silent or everyone)
