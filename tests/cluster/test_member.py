@@ -30,7 +30,7 @@ def test_errors_of_the_program_itself_wait_for_nothing():
 
 def test_nan_of_a_step_is_an_error_of_its_own():
     with pytest.raises(NonFiniteError, match='^the loss of tower 1 is NaN. Nothing of it was saved'):
-        with member._non_finite_explained():
+        with member._explained_in_words():
             raise ERRORS.InvalidArgumentError(
                 None, None, 'From /job:worker/replica:0/task:1:\n'
                 'towers-nonfinite[the loss of tower 1] : Tensor had NaN values')
@@ -40,7 +40,7 @@ def test_nan_of_a_step_is_an_error_of_its_own():
                                    KeyError('w')])
 def test_other_errors_stay_what_they_are(error):
     with pytest.raises(type(error)) as raised:
-        with member._non_finite_explained():
+        with member._explained_in_words():
             raise error
     assert raised.value is error
 

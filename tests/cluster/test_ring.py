@@ -212,8 +212,7 @@ def test_a_worker_without_data_does_not_hold_up_the_rest():
                                         tf.train.GradientDescentOptimizer(1.), 1, 'mean',
                                         remainder='weight', cluster=cluster)
             seen = []
-            with towers.join(cluster, built) as member, member.session(
-                    [_Initialize(feed.initializer)]) as session:
+            with towers.join(cluster, built) as member, member.session() as session:
                 while not session.should_stop():
                     seen.append(session.run([built.gradients[0][0], built.train_op])[0])
             return seen
@@ -222,13 +221,6 @@ def test_a_worker_without_data_does_not_hold_up_the_rest():
     for seen in together(work, 2):
         np.testing.assert_allclose(seen, means, rtol=1e-12)
 
-
-class _Initialize(tf.train.SessionRunHook):
-    def __init__(self, operation):
-        self._operation = operation
-
-    def after_create_session(self, session, coord):
-        session.run(self._operation)
 
 
 @pytest.mark.slow

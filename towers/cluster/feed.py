@@ -17,7 +17,8 @@ Feed.__doc__ = """A worker's batches.
 Attributes:
   inputs: the tensors of a batch, for `build_towers`.
   active: float32 scalar, for `cluster._replace(active=…)`: 0 when this worker has no batch left.
-  initializer: operation that begins the data.
+  initializer: operation that begins the data. Sessions of `Member` and `tf.train.MonitoredSession`
+    run it themselves, with the tables' initializers.
 """
 
 
@@ -71,6 +72,7 @@ def until_all_end(dataset: typing.Any) -> Feed:
 
     Raises:
       InvalidArgumentError: `dataset` is no `tf.data.Dataset`.
+      InputError: within `join`, in the first step: the dataset is empty.
     """
     check_instance('dataset', dataset, compat.DATASET_TYPES, 'a tf.data.Dataset')
 
@@ -81,5 +83,23 @@ def until_all_end(dataset: typing.Any) -> Feed:
         first = dataset.take(1).cache().repeat()
         iterator = tf.data.make_initializable_iterator(
             dataset.map(marked(1.)).concatenate(first.map(marked(0.))))
-        inputs, active = iterator.get_next()
-    return Feed(inputs, active, iterator.initializer)
+        # The data have no end but where they have no beginning.
+        batch = tf.data.experimental.get_next_as_optional(iterator)
+        with tf.control_dependencies([tf.raw_ops.Assert(
+                condition=batch.has_value(), data=[_EMPTY])]):
+            batch = tf.nest.map_structure(tf.identity, batch.get_value(), expand_composites=True)
+        tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+    return Feed(batch[0], batch[1], iterator.initializer)
+
+
+_EMPTY = 'towers: no batch for until_all_end'  # by which the error is known again
+
+
+def explained(error):
+    """The `InputError` for TensorFlow's error of a step without any data; None for another one."""
+    if _EMPTY not in str(error):
+        return None
+    return InputError('the data set that this worker gave to until_all_end has no batch: expected '
+                      'one at least, to compute with weight 0 when its data have ended. Share out '
+                      'examples by dataset.shard(cluster.num_workers, cluster.rank), or leave the '
+                      'last part of a batch in: batch(…, drop_remainder=False).')

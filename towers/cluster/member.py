@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import (check_config, check_function, check_instance, check_number,
                               check_say)
 from towers.build.built import BuiltTowers
+from towers.cluster import feed
 from towers.cluster.cluster import Cluster
 from towers.cluster.cut_tables import check_lookups
 from towers.cluster.ended_workers import EndedWorkers
@@ -168,7 +169,7 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
             EndedWorkers(cluster, server.target, config) if waits else None,
             lambda ranks: _lose(_ended_error(cluster, ranks), on_lost, ended))
         try:
-            with _non_finite_explained():
+            with _explained_in_words():
                 yield Member(cluster, built, server.target, config, stall)
         finally:
             ended.set()
@@ -176,7 +177,7 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         return
     if cluster.kind == 'horovod':
         _agree_by_horovod(cluster, own)
-        with _non_finite_explained():
+        with _explained_in_words():
             yield Member(cluster, built, '', config, None)
         return
     connections = meet(cluster, own, deadline, say)
@@ -192,7 +193,7 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
                   lambda rank, why: _lose(_lost_error(cluster, rank, why), on_lost, ended))
     member = Member(cluster, built, server.target, config, watch)
     try:
-        with _non_finite_explained():
+        with _explained_in_words():
             yield member
     except BaseException as error:
         lost = member.lost(dead_after + 1. if _may_be_a_peers(error) else 0.)
@@ -330,12 +331,13 @@ class _WaitingCreator(tf.train.SessionCreator):
 
 
 @contextlib.contextmanager
-def _non_finite_explained():
-    """A context in which a step that finds NaN or Inf raises `NonFiniteError`."""
+def _explained_in_words():
+    """A context in which a step that finds NaN or Inf raises `NonFiniteError`, and one of a worker
+    without any data `InputError`."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        reason = explained(error)
+        reason = explained(error) or feed.explained(error)
         if reason is None:
             raise
         raise reason from None
