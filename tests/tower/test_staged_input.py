@@ -475,25 +475,6 @@ def test_the_watch_counts_what_the_towers_wait_for():
     assert 0.1 < span.waited <= span.seconds
 
 
-@pytest.mark.parametrize('inputs, text', [
-    (lambda: tf.zeros([4]), 'they come from no iterator'),
-    (lambda: tf.placeholder(tf.float32, [4]), 'they come from no iterator'),
-    (lambda: tf.FIFOQueue(3, tf.float32, []).dequeue_many(4), 'reads them by QueueDequeueMany'),
-    (lambda: (one_shot(), tf.placeholder(tf.float32, [4])), "does not come from the iterator"),
-    (lambda: tf.cast(one_shot(), tf.float32) + tf.random_uniform([4]), 'draws random numbers'),
-    (lambda: tf.data.Iterator.from_string_handle(
-        tf.placeholder(tf.string, []), tf.int64, [4]).get_next(), 'depends on what is fed'),
-    (lambda: tf.data.Iterator.from_string_handle(
-        tf.as_string(7), tf.int64, [4]).get_next(), 'does not stand in the graph'),
-    (lambda: (one_shot(), initializable().get_next()),
-     r'several iterators \(IteratorV2, OneShotIterator\), of which one could be initialized again'),
-])
-def test_inputs_that_cannot_be_read_ahead(inputs, text):
-    with pytest.raises(towers.InputError, match=text):
-        towers.build_towers(lambda *parts: 0., inputs(), tf.train.GradientDescentOptimizer(0.1),
-                            DEVICES, stage_inputs=True)
-
-
 def initializable():
     return tf.data.make_initializable_iterator(batches())
 

@@ -40,8 +40,7 @@ import collections
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.errors import InputError
-from towers.graph.graph_walk import functions_of, is_random, reachable_from, step_operations
+from towers.tower.input_way import initializers, inputs_from, way_of
 from towers.tower.shards import Shards, sparse_placeholder, split_batch, with_sparse_tensors
 
 StagedInputs = collections.namedtuple('StagedInputs', 'read staged work')
@@ -54,9 +53,6 @@ Fields:
     waits for; or None.
   work: the operation after which all else is done that the update waits for.
 """
-
-_OTHER_READS = ('IteratorGetNextSync', 'IteratorGetNextAsOptional', 'QueueDequeue', 'ReaderRead',
-                'MultiDeviceIteratorGetNextFromShard', 'Unstage')
 
 
 def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'):
@@ -77,7 +73,7 @@ def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'
       InputError: inputs that come from no iterator, or by operations that cannot read ahead.
     """
     inputs = with_sparse_tensors(inputs)
-    reads, region = _way_of(inputs)
+    reads, region = way_of(inputs)
     graph = tf.get_default_graph()
     with tf.name_scope(name + '_staged') as scope, tf.device(None), \
             graph.colocate_with(None, ignore_existing=True):
@@ -103,7 +99,7 @@ def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'
                 with tf.control_dependencies([tensor.op for tensor in taken]):
                     reads_nothing = tf.identity(is_retried)
                 staged = tf.raw_ops.Merge(inputs=[done, reads_nothing], name='staged').output.op
-    for each in _initializers(reads):  # the buffers hold a batch of the old data
+    for each in initializers(reads):  # the buffers hold a batch of the old data
         with tf.device(None), tf.control_dependencies(None):
             compat.add_control_inputs(each, [
                 held.clear() for held in (buffers, kept) if held is not None])
@@ -156,7 +152,7 @@ def _primed(inputs, reads, region, buffers, empty, remainder, num_shards, called
             name='first/IteratorGetNext') for read in reads}
         with tf.control_dependencies([buffers.clear()]):
             put = buffers.put(_tensors_alone(split_batch(
-                _inputs_from(first, inputs, region, is_empty, 'prime'), num_shards, remainder,
+                inputs_from(first, inputs, region, is_empty, 'prime'), num_shards, remainder,
                 called=called)))
     with tf.control_dependencies([put]):
         primed = tf.identity(is_empty)
@@ -180,7 +176,7 @@ def _read_next(inputs, reads, region, buffers, keep, remainder, num_shards, call
             optional=present[read], output_types=[out.dtype for out in read.outputs],
             output_shapes=[out.shape for out in read.outputs], name='value') for read in reads}
         put = buffers.put(_tensors_alone(split_batch(
-            _inputs_from(values, inputs, region, goes_on, 'ahead'), num_shards, remainder,
+            inputs_from(values, inputs, region, goes_on, 'ahead'), num_shards, remainder,
             called=called)))
     with tf.control_dependencies([put]):
         goes_on = tf.identity(goes_on)
@@ -309,140 +305,3 @@ def _shards_of(cut, taken):
     return Shards(inputs, [instead.get(id(size), size) for size in cut.sizes],
                   [instead.get(id(weight), weight) for weight in cut.weights],
                   instead.get(id(cut.batch_size), cut.batch_size))
-
-
-# ---- From the iterator to the inputs ------------------------------------------------------------
-
-def _way_of(inputs):
-    """`(reads, region)`: the get_nexts, and the operations between them and the inputs."""
-    leaves = [leaf for leaf in tf.nest.flatten(inputs, expand_composites=True) if leaf is not None]
-    for leaf in leaves:
-        if not isinstance(leaf, tf.Tensor):
-            raise _cannot('%.80r is no tensor that comes from an iterator' % (leaf,))
-    known = step_operations(leaves)
-    reads = sorted((op for op in known if op.type == 'IteratorGetNext'), key=lambda op: op.name)
-    for op in known:
-        if op.type.startswith(_OTHER_READS):
-            raise _cannot('%r reads them by %s' % (op.name, op.type))
-    if not reads:
-        raise _cannot('they come from no iterator')
-    for read in reads:
-        if compat.in_control_flow(read):
-            raise _cannot('%r reads them within a tf.cond or tf.while_loop' % read.name)
-        fed = [op.name for op in step_operations([read.inputs[0]])
-               if op.type.startswith('Placeholder')]
-        if fed:
-            raise _cannot('which iterator it is depends on what is fed to %r' % fed[0])
-    iterators = {_iterator_of(read.inputs[0]) for read in reads}
-    if None in iterators:
-        raise _cannot('which iterator it is that %r reads does not stand in the graph'
-                      % next(read.name for read in reads if _iterator_of(read.inputs[0]) is None))
-    if len(iterators) > 1 and _initializers(reads):
-        # A batch of all iterators is in the buffers: that of the others would be lost.
-        raise _cannot('they come from several iterators (%s), of which one could be initialized '
-                      'again without the others; make one iterator of tf.data.Dataset.zip of the '
-                      'datasets' % ', '.join(sorted(iterators)))
-    after = reachable_from(reads, known, control=True)
-    region = [op for op in known if op.name in after and op not in reads]
-    for op in region:
-        if op.type in ('Enter', 'RefEnter'):  # `prime` and `read` would run in one frame
-            raise _cannot('%r, between the iterator and the inputs, is of a tf.while_loop'
-                          % op.name)
-    for op in known:
-        if is_random(op) or functions_of(op.node_def) and any(
-                is_random(inner) for name in functions_of(op.node_def)
-                for inner in compat.function_operations(op.graph, name).values()):
-            raise _cannot('%r draws random numbers for them, and would draw others' % op.name)
-    for leaf in leaves:
-        if leaf.op.name not in after and any(
-                op.op_def.is_stateful or op.type.startswith(('Placeholder', 'Variable'))
-                for op in step_operations([leaf])):
-            raise _cannot('%r does not come from the iterator' % leaf.name)
-    return reads, region
-
-
-def _iterator_of(handle):
-    """The name of the operation of the iterator that a handle is of; None if it is not known."""
-    op = handle.op
-    while op.type in ('Identity', 'IteratorToStringHandle') or op.type.startswith(
-            'IteratorFromStringHandle'):
-        op = op.inputs[0].op
-    return op.name if op.type in ('Iterator', 'IteratorV2', 'OneShotIterator') else None
-
-
-def _initializers(reads):
-    """The operations that initialize the iterators of some reads; a list."""
-    iterators = {_iterator_of(read.inputs[0]) for read in reads}
-    return [op for op in reads[0].graph.get_operations() if op.type == 'MakeIterator'
-            and _iterator_of(op.inputs[1]) in iterators]
-
-
-def _cannot(because):
-    return InputError(
-        'stage_inputs: the next batch of these inputs cannot be read ahead, since %s. Do that '
-        'within the dataset (dataset.map), and pass what the get_next() of its iterator returns; '
-        'or leave stage_inputs out.' % because)
-
-
-def _inputs_from(values, inputs, region, pivot, name):
-    """The inputs, computed from other values in place of those that the iterators give.
-
-    Args:
-      values: dict from `IteratorGetNext`s to lists of tensors in place of their outputs.
-      inputs: nest of tensors.
-      region: the operations between the iterators and the inputs; they are imported once more.
-      pivot: tensor that is alive in the branch in which the imported operations run.
-      name: name scope of the imported operations.
-    """
-    exchanged = {out.name: value for read, new in values.items()
-                 for out, value in zip(read.outputs, new)}
-    if region:
-        exchanged.update(_imported(region, exchanged, pivot, name))
-    flat = []
-    for leaf in tf.nest.flatten(inputs, expand_composites=True):
-        new = leaf if leaf is None else exchanged.get(leaf.name, leaf)  # a constant stays
-        if new is not leaf:
-            new.set_shape(leaf.shape)
-        flat.append(new)
-    return tf.nest.pack_sequence_as(inputs, flat, expand_composites=True)
-
-
-def _imported(region, exchanged, pivot, name):
-    """{name of a tensor of the region: the imported one}, which reads the `exchanged` tensors."""
-    inside = {op.name for op in region}
-    graph_def, outside, waiting = tf.GraphDef(), {}, {}
-    for op in region:
-        node = graph_def.node.add()
-        node.CopyFrom(op.node_def)
-        node.attr.pop('_class', None)  # operations that it is colocated with may be outside
-        del node.input[:]
-        for tensor in op.inputs:
-            if tensor.op.name in inside:
-                node.input.append(tensor.name)
-            else:
-                outside['%s_outside_%d:0' % (tensor.op.name.replace('/', '_'),
-                                             tensor.value_index)] = exchanged.get(
-                                                 tensor.name, tensor)
-                node.input.append('%s_outside_%d:0' % (tensor.op.name.replace('/', '_'),
-                                                       tensor.value_index))
-        for other in op.control_inputs:
-            if other.name in inside:
-                node.input.append('^' + other.name)
-            else:
-                waiting.setdefault(op.name, []).append(other)
-    graph = region[0].graph
-    graph_def.versions.CopyFrom(graph.graph_def_versions)
-    with tf.name_scope(None), tf.control_dependencies(None):
-        scope = graph.unique_name(pivot.op.name.rsplit('/', 1)[0] + '/' + name,
-                                  mark_as_used=False)
-        tf.import_graph_def(graph_def, outside, name=scope)
-    imported = {}
-    for op in region:
-        new_op = graph.get_operation_by_name('%s/%s' % (scope, op.name))
-        if op.name in waiting:
-            compat.add_control_inputs(new_op, [pivot.op] + [
-                other for other in waiting[op.name] if other.type != 'IteratorGetNext'])
-        for old, new in zip(op.outputs, new_op.outputs):
-            new.set_shape(old.shape)
-            imported[old.name] = new
-    return imported
