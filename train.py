@@ -64,6 +64,7 @@ def main(unused_argv):
         return 0
     if FLAGS.mode == 'diagnose':
         print(train_trials.diagnose(setup))
+        train_data.tell_skipped(dataset)
         return 0
     if FLAGS.mode == 'train':
         stopped_by = train_or_plan(setup)

@@ -50,8 +50,9 @@ def endless(data_dir):
         lambda x, y: tf.reduce_sum(y) > 0))
 
 def slow_test(data_dir):
-    return dict(GOOD, num_examples=dict(train=20, test=10000), eval_batches=lambda **given: batches(
-        **given).take(1000).map(lambda x, y: (x, tf.reshape(tf.py_func(slow, [y], tf.int64), [-1]))))
+    return dict(GOOD, num_examples=dict(train=20, test=10000), eval_batches=lambda **given:
+                batches(**given).take(1000).map(lambda x, y: (x, tf.reshape(
+                    tf.py_func(slow, [y], tf.int64), [-1]))))
 
 def bad_label_in_test(data_dir):
     return dict(GOOD, eval_batches=lambda **given: batches(**given).take(1).concatenate(
