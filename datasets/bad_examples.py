@@ -82,9 +82,8 @@ class Skipped:
         """Lines that count and list them; '' for none."""
         if not self.examples:
             return ''
-        return '\n'.join(['skipped        %d bad example%s' % (
-            len(self.examples), '' if len(self.examples) == 1 else 's')]
-            + ['  %s' % bad.text for bad in self.examples])
+        return '\n'.join(['skipped        %s' % counted(self.examples)]
+                         + ['  %s' % bad.text for bad in self.examples])
 
     def _read(self):
         try:
@@ -106,6 +105,19 @@ class Skipped:
             for bad in self.examples:
                 lines.write(json.dumps(bad._asdict()) + '\n')
         os.replace(self._path + '.new', self._path)
+
+
+def counted(found):
+    """How many of a list of `Bad`s there are, as text: '1 damaged file (…), 2 bad examples'."""
+    files = sum(bad.number is None for bad in found)
+    examples = len(found) - files
+    parts = []
+    if files:
+        parts.append('%d damaged file%s (what %s lost is not counted)' % (
+            files, '' if files == 1 else 's', 'it has' if files == 1 else 'they have'))
+    if examples or not files:
+        parts.append('%d bad example%s' % (examples, '' if examples == 1 else 's'))
+    return ', '.join(parts)
 
 
 class Prober:

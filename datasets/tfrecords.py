@@ -9,6 +9,7 @@ A record is: its length (uint64), a masked CRC-32C of these 8 bytes, the data, a
 the data; little-endian. The data's own checksum is compared where that is asked for.
 """
 
+import collections
 import concurrent.futures
 import functools
 import glob
@@ -42,13 +43,19 @@ class Records:
         Raises:
           DatasetError: no such file, one that cannot be read, is no (uncompressed) TFRecord file,
             is empty or ends in the middle of a record; one of those that the names count
-            (train-00000-of-00008) is missing; or no record in all of them.
+            (train-00000-of-00008) is missing, or there is one beside them with another name
+            (train-00000-of-00008.bak); or no record in all of them.
         """
         self.paths = sorted(path for path in glob.glob(pattern) if os.path.isfile(path))
         if not self.paths:
             raise DatasetError('There are no files %s: expected TFRecords of that name.'
                                % _unescaped(pattern))
-        self.damages = _missing_shards(self.paths)
+        strays = _strays(self.paths)
+        self.paths = [path for path in self.paths if path not in strays]
+        # Read, it would give examples twice; left out without a word, too few.
+        self.damages = ['%s does not fit the names of the other files, such as %s: move it away, '
+                        'or name it as they are' % (path, os.path.basename(self.paths[0]))
+                        for path in strays] + _missing_shards(self.paths)
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
             found, damages = zip(*pool.map(_places, self.paths))
         self.damages += [damage for damage in damages if damage is not None]
@@ -143,20 +150,36 @@ def _unescaped(pattern):
     return re.sub(r'\[([*?[])\]', r'\1', pattern)
 
 
+_COUNTED = re.compile(r'(.*-)(\d+)-of-(\d+)(|\D.*)$')  # train-00000-of-00008.tfrecord
+
+
+def _strays(paths):
+    """Of files whose names count them, those with another ending, as copies have, or no count."""
+    endings = {path: counted.group(4) for path, counted in zip(paths, map(_COUNTED.match, paths))
+               if counted}
+    if not endings:
+        return []
+    found = collections.Counter(endings.values())
+    ending = min(found, key=lambda each: (-found[each], len(each)))
+    return [path for path in paths if endings.get(path) != ending]
+
+
 def _missing_shards(paths):
     """A text for each set of files whose names count more of them than there are."""
     sets = {}
     for path in paths:
-        counted = re.match(r'(.*-)(\d+)(-of-)(\d+)$', path)
+        counted = _COUNTED.match(path)
         if counted:
-            sets.setdefault((counted.group(1), counted.group(4)), set()).add(int(counted.group(2)))
+            begin, number, count, ending = counted.groups()
+            sets.setdefault((begin, count, ending), set()).add(int(number))
     found = []
-    for (begin, count), numbers in sorted(sets.items()):
+    for (begin, count, ending), numbers in sorted(sets.items()):
         missing = sorted(set(range(int(count))) - numbers)
         if missing:
-            found.append('%d of the %d files %s*-of-%s %s missing: %s. Copy %s again.' % (
-                len(missing), int(count), begin, count, 'is' if len(missing) == 1 else 'are',
-                ', '.join('%s%0*d-of-%s' % (begin, len(count), number, count)
+            found.append('%d of the %d files %s*-of-%s%s %s missing: %s. Copy %s again.' % (
+                len(missing), int(count), begin, count, ending,
+                'is' if len(missing) == 1 else 'are',
+                ', '.join('%s%0*d-of-%s%s' % (begin, len(count), number, count, ending)
                           for number in missing[:3]) + (', ...' if len(missing) > 3 else ''),
                 'it' if len(missing) == 1 else 'them'))
     return found

@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import datasets
-from datasets.bad_examples import Bad, Skipped
+from datasets.bad_examples import Bad, Skipped, counted
 from image_files import batches, cmyk, jpeg, png, truncated, write_folder, write_records
 
 GOOD = [(jpeg(50 * label), label) for label in range(4)]
@@ -163,4 +163,29 @@ def test_damaged_files_are_counted(tmp_path):
         datasets.get_dataset('tfrecords', str(tmp_path), 4)
     found = datasets.get_dataset('tfrecords', str(tmp_path), 4, skip_bad=1)
     assert found.num_examples['train'] == 6
-    assert 'train-00001-of-00002' in found.skipped.describe()
+    text = found.skipped.describe()
+    assert text.startswith('skipped        1 damaged file (what it has lost is not counted)\n')
+    assert 'train-00001-of-00002' in text
+    said = []
+    assert datasets.check_data(found, said.append) == 1
+    assert said[0] == ('train          6 images that can be used, 0 bad, and 1 damaged file (what it '
+                       'has lost is not counted)')
+    assert said[-1] == 'check          1 damaged file (what it has lost is not counted)'
+
+
+@pytest.mark.parametrize('numbers, text', [
+    ([3], '1 bad example'), ([3, 5], '2 bad examples'),
+    ([None, 3, 5], '1 damaged file (what it has lost is not counted), 2 bad examples'),
+    ([None, None], '2 damaged files (what they have lost is not counted)')])
+def test_counts_of_what_was_left_out(numbers, text):
+    assert counted([Bad('train', number, -1, 'x') for number in numbers]) == text
+
+
+def test_check_data_lists_the_classes_that_have_images(tmp_path):
+    for split in ('train', 'test'):
+        write_records(tmp_path / (split + '-00000-of-00001'), [(jpeg(9), 7), (jpeg(9), 901)])
+    said = []
+    datasets.check_data(datasets.get_dataset('tfrecords', str(tmp_path), 1000), said.append)
+    rows = [line.split() for line in said[2:5]]
+    assert rows[:2] == [['7', '1'], ['901', '1']]
+    assert said[4] == '    998 of the 1000 classes have no image'
