@@ -149,7 +149,7 @@ def train(job, cluster=None):
     train_data.tell_skipped(job.setup.dataset)
     failure = getattr(hooks.tested, 'failure', None)
     if hooks.signals.received is None and failure is None:
-        train_results.report(hooks.progress.throughput, hooks.evaluation.latest)
+        train_results.report(hooks.progress.throughput, hooks.evaluation.latest, job.setup.dataset)
     print('checkpoint     %s' % tf.train.latest_checkpoint(train_dir()))
     if ended is not None or failure is not None:
         raise ended or failure

@@ -14,14 +14,19 @@ from train_flags import FLAGS, train_dir
 from train_job import START, make_evaluation, session_config, show
 
 
-def report(throughput, evaluation):
+def report(throughput, evaluation, dataset):
     """Prints the test accuracy, and images a second.
 
     Args:
       throughput: `Throughput`; or None.
       evaluation: dict that `Evaluation.run` returned.
+      dataset: whose test set that was.
     """
     print('test accuracy  %.4f on %d images' % (evaluation['accuracy'], evaluation['examples']))
+    said = dataset.num_examples['test']
+    if train_data.is_own() and evaluation['examples'] < said:
+        print('test images    num_examples of %s says %d for test, and %d came' % (
+            FLAGS.dataset, said, evaluation['examples']))
     if throughput is not None:
         print('speed          {:,.0f} images/s'.format(throughput.examples / throughput.seconds))
 
@@ -38,22 +43,25 @@ def evaluate_or_predict(setup):
         show(evaluation.built)
         if not FLAGS.plan_only:
             with train_data.naming_bad_test_images(setup.dataset):
-                {'eval': evaluate, 'predict': predict}[FLAGS.mode](evaluation)
+                if FLAGS.mode == 'eval':
+                    evaluate(evaluation, setup.dataset)
+                else:
+                    predict(evaluation)
             train_data.tell_skipped(setup.dataset)
     if FLAGS.export_dir and not FLAGS.plan_only:
         export(setup.classifier)
 
 
-def evaluate(evaluation):
+def evaluate(evaluation, dataset):
     """Evaluates the newest checkpoint on the test set, and prints the result."""
     with restored_session(evaluation.built) as session:
-        report(None, evaluation.run(session))
+        report(None, evaluation.run(session), dataset)
 
 
 def evaluate_in_graph(setup):
     """As `evaluate`, in a graph of its own."""
     with tf.Graph().as_default():
-        evaluate(make_evaluation(setup))
+        evaluate(make_evaluation(setup), setup.dataset)
 
 
 def predict(evaluation):

@@ -1,11 +1,13 @@
 """`--mode=check_data`: reads a data set once, and says what is in it."""
 
 import collections
+import os
 
 import numpy as np
 
 from datasets.bad_examples import Bad, counted
 from datasets.errors import DatasetError
+from datasets.image_folder import is_image
 
 _LISTED = 20  # bad examples, and classes
 
@@ -26,10 +28,8 @@ def check_data(dataset, say=print):
         for line in report.lines(split, dataset.num_classes, getattr(dataset, 'classes', None)):
             say(line)
         others = dataset.not_taken(split) if hasattr(dataset, 'not_taken') else ()
-        if others:
-            say('  left alone   %d file%s that %s no JPEG or PNG by name, such as %s' % (
-                len(others), '' if len(others) == 1 else 's',
-                'is' if len(others) == 1 else 'are', others[0]))
+        for kind, paths in _left_alone(others):
+            say('  left alone   %d %s, such as %s' % (len(paths), kind, paths[0]))
         bad += report.bad
     say('check          %s' % (counted(bad) if bad else 'every example can be used'))
     return len(bad)
@@ -53,13 +53,14 @@ class _Report:
             counts = [self.labels[label] for label in range(num_classes)]
             yield '  classes      %d of %d, %d to %d images each' % (
                 sum(number > 0 for number in counts), num_classes, min(counts), max(counts))
-            present = [(label, number) for label, number in enumerate(counts) if number]
+            present = [(label, number) for label, number in enumerate(counts)
+                       if number or num_classes <= _LISTED]
             for label, number in present[:_LISTED]:
                 yield '    %5d %-20s %s' % (label, _on_one_line(classes[label]) if classes else '',
                                             '{:,}'.format(number))
             if len(present) > _LISTED:
                 yield '    ... %d more' % (len(present) - _LISTED)
-            if len(present) < num_classes:
+            if len(present) < num_classes:  # of so many, those without one are counted
                 yield '    %d of the %d classes have no image' % (num_classes - len(present),
                                                                   num_classes)
             heights, widths, channels = zip(*self.sizes.elements())
@@ -72,6 +73,21 @@ class _Report:
             yield '  bad          %s' % bad.text
         if len(self.bad) > _LISTED:
             yield '  bad          ... %d more' % (len(self.bad) - _LISTED)
+
+
+def _left_alone(paths):
+    """Pairs of a text and the paths that it is true of, for what stands among images."""
+    found = collections.OrderedDict()
+    for path in paths:
+        if os.path.isdir(path):
+            kind = 'folder%s in a class folder that %s not looked into'
+        elif is_image(path):
+            kind = 'image%s beside the class folders that %s of no class'
+        else:
+            kind = 'file%s that %s no JPEG or PNG by name'
+        found.setdefault(kind, []).append(path)
+    return [(kind % (('', 'is') if len(each) == 1 else ('s', 'are')), each)
+            for kind, each in found.items()]
 
 
 def _on_one_line(name):

@@ -11,6 +11,9 @@ pipeline that does not go by it resumes with other examples than it would have h
 worker w of W takes every Wth batch, from the wth on: all make them all, so that a pipeline has to
 give each machine the same.
 
+`image_size` is what --image_size says, or the network's own size, or None; the network is made for
+the images as they come, which are of one size for training and testing.
+
 What of it is not so is an error that names `--dataset=module:function`, before the run where that
 can be known; a label out of range or a batch of another size, in the step that would have had it.
 """
@@ -52,6 +55,7 @@ class Own:
         if not _is_count(self.num_classes):
             raise InvalidArgumentError('%s says of num_classes %.80r: expected a whole number of '
                                        'at least 1.' % (name, self.num_classes))
+        self.num_classes = int(self.num_classes)  # NumPy's would not do as a dimension
         self.num_examples = _checked_numbers(name, fields['num_examples'])
         for field, arguments in _ARGUMENTS.items():
             if not _takes(fields[field], **dict.fromkeys(arguments)):
@@ -59,6 +63,7 @@ class Own:
                     '%s of %s is %.80r: expected a function that takes the arguments %s by '
                     'name.' % (
                         field, name, fields[field], ', '.join(arguments)))
+        self._sizes = {}  # heights and widths that are known, by function
         self._train, self._eval = fields['train_batches'], fields['eval_batches']
 
     def train_batches(self, batch_size, seed, image_size, channels=3, first_example=0, shift=0,
@@ -130,12 +135,22 @@ class Own:
             raise InvalidArgumentError(
                 '%s gives elements of the types %s and %s: expected float32 images and int64 '
                 'labels.' % (what, types[0].name, types[1].name))
-        size = None
-        if shapes[0].ndims is not None:
-            size, _, _, found = shapes[0].as_list()
-            if found not in (None, channels):
-                raise InvalidArgumentError('%s gives images of %d channels: expected the %d of its '
-                                           'argument channels.' % (what, found, channels))
+        if shapes[0].ndims is None or shapes[0].as_list()[3] is None:
+            raise InvalidArgumentError(
+                '%s gives images of the shape %s, too little to make a network for: expected '
+                '[batch, height, width, channels], from output_shapes of from_generator, or from '
+                'set_shape in a map.' % (what, shapes[0]))
+        size, height, width, found = shapes[0].as_list()
+        if found != channels:
+            raise InvalidArgumentError('%s gives images of %d channels: expected the %d of its '
+                                       'argument channels.' % (what, found, channels))
+        if None not in (height, width):
+            self._sizes[what] = height, width
+        for other, found in self._sizes.items():
+            if what in self._sizes and found != (height, width):
+                raise InvalidArgumentError(
+                    '%s gives images of %d x %d pixels, and %s of %d x %d: expected one size.' % (
+                        what, height, width, other, found[0], found[1]))
         if batch_size is not None and size not in (None, batch_size):
             raise InvalidArgumentError(
                 '%s gives batches of %d: expected the %d of its argument batch_size.' % (
@@ -187,7 +202,8 @@ def _checked_numbers(name, given):
         raise InvalidArgumentError("%s says of num_examples %.80r: expected a dict such as "
                                    "{'train': 3320, 'test': 350}, how many images each has."
                                    % (name, given))
-    return dict(given)
+    return {split: int(number) if _is_count(number, 0) else number
+            for split, number in given.items()}
 
 
 def _takes(function, *arguments, **named):

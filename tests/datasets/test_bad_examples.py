@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import datasets
 from datasets.bad_examples import Bad, Skipped, counted
-from image_files import batches, cmyk, jpeg, png, truncated, write_folder, write_records
+from image_files import batches, cmyk, jpeg, png, record, truncated, write_folder, write_records
 
 GOOD = [(jpeg(50 * label), label) for label in range(4)]
 
@@ -189,3 +189,30 @@ def test_check_data_lists_the_classes_that_have_images(tmp_path):
     rows = [line.split() for line in said[2:5]]
     assert rows[:2] == [['7', '1'], ['901', '1']]
     assert said[4] == '    998 of the 1000 classes have no image'
+
+
+def test_what_a_record_has_instead_of_an_image(tmp_path):
+    def features(**named):
+        return tf.train.Example(features=tf.train.Features(feature=named)).SerializeToString()
+    label = tf.train.Feature(int64_list=tf.train.Int64List(value=[1]))
+    of_bytes = tf.train.Feature(bytes_list=tf.train.BytesList(value=[b'a']))
+    with tf.io.TFRecordWriter(str(tmp_path / 'train-00000-of-00001')) as writer:
+        writer.write(features(**{'image/class/label': label, 'image': of_bytes}))
+        writer.write(features(**{'image/class/label': label, 'image/encoded': label}))
+        writer.write(record(jpeg(), 4))
+        writer.write(record(jpeg(), -1))
+    write_records(tmp_path / 'test-00000-of-00001', GOOD)
+    found = datasets.get_dataset('tfrecords', str(tmp_path), 4)
+    for number, text in enumerate([
+            "has no feature 'image/encoded', but 'image', 'image/class/label'",
+            "has a feature 'image/encoded' of the kind int64_list: expected bytes_list",
+            'has the label 4, which is not in 0 .. 3: give --background_class where labels begin '
+            'at 1, or more --num_classes', 'has the label -1, which is not in 0 .. 3']):
+        with pytest.raises(datasets.DatasetError) as caught:
+            found.look('train', number)
+        assert str(caught.value).split(' ', 6)[-1] == text
+    path = tmp_path / 'train-00000-of-00001'
+    path.unlink()
+    with pytest.raises(datasets.DatasetError) as caught:
+        found.look('train', 0)
+    assert str(caught.value).startswith('Cannot read %s: No such file' % path)

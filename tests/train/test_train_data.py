@@ -167,7 +167,8 @@ def test_check_data(runner, tmp_path):
 @pytest.mark.slow
 def test_diagnose(runner, tmp_path):
     run = runner.run(tmp_path / 'run', ['--mode=diagnose', '--diagnose_seconds=0.1'])
-    assert re.search(r'pipeline alone +[\d,]+ images/s .*\ntowers alone +[\d,]+ images/s', run.stdout)
+    assert re.search(r'pipeline alone +[\d,]+ images/s .*\ntowers alone +[\d,]+ images/s',
+                     run.stdout)
     assert run.stdout.rstrip().endswith('.')
 
 

@@ -210,8 +210,8 @@ def diagnose(trial, batches, devices, batch_size, stages=None, *, seconds=5., st
     # What is copied from one CPU to another is a pointer.
     copies = any('CPU' not in name.upper() for device in devices for name in stages_of(device))
     measured = len(names[:-1]) + 1 + copies + 2
-    say('measuring      %d times %g s, with warm-ups about %.0f s, and the time to build the towers '
-        'twice' % (measured, seconds, 1.25 * measured * seconds))
+    say('measuring      %d times %g s, with warm-ups about %.0f s, and the time to build the '
+        'towers twice' % (measured, seconds, 1.25 * measured * seconds))
 
     def measure(make, *devices):
         def once():
