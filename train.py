@@ -65,6 +65,7 @@ def main(unused_argv):
         return 0
     if FLAGS.mode == 'diagnose':
         print(train_trials.diagnose(setup))
+        train_data.tell_skipped(dataset)
         return 0
     train_job.check_classes(dataset)
     if FLAGS.mode == 'train':
@@ -154,7 +155,7 @@ def train(job, cluster=None):
     train_data.tell_skipped(job.setup.dataset)
     failure = getattr(hooks.tested, 'failure', None)
     if hooks.signals.received is None and failure is None:
-        train_results.report(hooks.progress.throughput, hooks.evaluation.latest)
+        train_results.report(hooks.progress.throughput, hooks.evaluation.latest, job.setup.dataset)
     print('checkpoint     %s' % tf.train.latest_checkpoint(train_dir()))
     if ended is not None or failure is not None:
         raise ended or failure

@@ -95,6 +95,32 @@ def skipping(job, session, workers=1):
             lambda step_context: step_context.session.run(job.iterator.initializer))
 
 
+def leave_out_first_bad(dataset, batch_size, error):
+    """Finds the bad training example that a pipeline has met which began at the first one.
+
+    Args:
+      dataset: whose training examples.
+      batch_size: examples a batch.
+      error: `tf.errors.OpError` of the step that would have read it.
+
+    Returns:
+      Whether there is one; it is left out from then on.
+
+    Raises:
+      BadExampleError: there are more bad examples than --skip_bad allows.
+    """
+    if not _can_skip(dataset) or not isinstance(error, _INPUT_ERRORS):
+        return False
+    first = 0
+    while first < dataset.num_examples['train']:
+        # As many as were looked at before, twice: each look sorts the examples of an epoch anew.
+        count = max(batch_size, first)
+        if dataset.find_bad('train', _upcoming(dataset, first, count)):
+            return True
+        first += 2 * count
+    return False
+
+
 def tell_skipped(dataset):
     """Prints which examples were left out, if any."""
     text = dataset.skipped.describe() if _can_skip(dataset) else ''

@@ -14,14 +14,19 @@ from train_flags import FLAGS, train_dir
 from train_job import START, make_evaluation, session_config, show
 
 
-def report(throughput, evaluation):
+def report(throughput, evaluation, dataset):
     """Prints the test accuracy, and images a second.
 
     Args:
       throughput: `Throughput`; or None.
       evaluation: dict that `Evaluation.run` returned.
+      dataset: whose test set that was.
     """
     print('test accuracy  %.4f on %d images' % (evaluation['accuracy'], evaluation['examples']))
+    said = dataset.num_examples['test']
+    if train_data.is_own() and evaluation['examples'] < said:
+        print('test images    num_examples of %s says %d for test, and %d came' % (
+            FLAGS.dataset, said, evaluation['examples']))
     if throughput is not None:
         print('speed          {:,.0f} images/s'.format(throughput.examples / throughput.seconds))
 
@@ -39,7 +44,7 @@ def evaluate_or_predict(setup):
         if not FLAGS.plan_only:
             with train_data.naming_bad_test_images(setup.dataset):
                 if FLAGS.mode == 'eval':
-                    evaluate(evaluation)
+                    evaluate(evaluation, setup.dataset)
                 else:
                     predict(evaluation, train_data.test_numbers(setup.dataset))
             train_data.tell_skipped(setup.dataset)
@@ -47,19 +52,19 @@ def evaluate_or_predict(setup):
         export(setup.classifier)
 
 
-def evaluate(evaluation, prefix=None):
-    """Evaluates a checkpoint, or the newest one, on the test set; prints the results, and returns
-    them as `Evaluation.run` does."""
+def evaluate(evaluation, dataset, prefix=None):
+    """Evaluates a checkpoint, or the newest one, on the test set of a data set; prints the results,
+    and returns them as `Evaluation.run` does."""
     with restored_session(evaluation.built, prefix) as session:
         results = evaluation.run(session)
-        report(None, results)
+        report(None, results, dataset)
         return results
 
 
 def evaluate_in_graph(setup, prefix):
     """As `evaluate`, in a graph of its own."""
     with tf.Graph().as_default():
-        return evaluate(make_evaluation(setup), prefix)
+        return evaluate(make_evaluation(setup), setup.dataset, prefix)
 
 
 def predict(evaluation, numbers):

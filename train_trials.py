@@ -104,7 +104,9 @@ def diagnose(setup):
     return diagnosis.diagnose(
         trial, batches, FLAGS.devices or FLAGS.num_towers, batch_size,
         stages=stages if hasattr(dataset, 'stages') else None, seconds=FLAGS.diagnose_seconds,
-        stage_inputs=train_data.staging())
+        stage_inputs=train_data.staging(),
+        mend=lambda error: train_data.leave_out_first_bad(dataset, batch_size, error),
+        say=lambda line: print(line, flush=True))
 
 
 def _measured(setup):

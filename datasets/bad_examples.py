@@ -92,9 +92,8 @@ class Skipped:
         """Lines that count and list them; '' for none."""
         if not self.examples:
             return ''
-        return '\n'.join(['skipped        %d bad example%s' % (
-            len(self.examples), '' if len(self.examples) == 1 else 's')]
-            + ['  %s' % bad.text for bad in self.examples])
+        return '\n'.join(['skipped        %s' % counted(self.examples)]
+                         + ['  %s' % bad.text for bad in self.examples])
 
     def _read(self):
         try:
@@ -116,6 +115,25 @@ class Skipped:
             for bad in self.examples:
                 lines.write(json.dumps(bad._asdict()) + '\n')
         os.replace(self._path + '.new', self._path)
+
+
+# Of a class folder.
+NO_IMAGES = 'The folder %s has no images: expected files %s.'
+
+
+def counted(found):
+    """How many of a list of `Bad`s there are, as text: '1 damaged file (…), 2 bad examples'."""
+    whole = [bad.text.startswith(NO_IMAGES.split('%s')[0]) for bad in found if bad.number is None]
+    folders, files, examples = sum(whole), len(whole) - sum(whole), len(found) - len(whole)
+    parts = []
+    if files:
+        parts.append('%d damaged file%s (what %s lost is not counted)' % (
+            files, '' if files == 1 else 's', 'it has' if files == 1 else 'they have'))
+    if folders:
+        parts.append('%d class folder%s without images' % (folders, '' if folders == 1 else 's'))
+    if examples or not whole:
+        parts.append('%d bad example%s' % (examples, '' if examples == 1 else 's'))
+    return ', '.join(parts)
 
 
 class Prober:

@@ -1,10 +1,13 @@
 """`--mode=check_data`: reads a data set once, and says what is in it."""
 
 import collections
+import os
 
 import numpy as np
 
+from datasets.bad_examples import Bad, counted
 from datasets.errors import DatasetError
+from datasets.image_folder import is_image
 
 _LISTED = 20  # bad examples, and classes
 
@@ -17,22 +20,19 @@ def check_data(dataset, say=print):
       say: called with each line.
 
     Returns:
-      How many examples are bad.
+      How many examples and files are bad.
     """
-    bad = 0
+    bad = []
     for split in ('train', 'test'):
         report = _check_split(dataset, split)
         for line in report.lines(split, dataset.num_classes, getattr(dataset, 'classes', None)):
             say(line)
         others = dataset.not_taken(split) if hasattr(dataset, 'not_taken') else ()
-        if others:
-            say('  left alone   %d file%s that %s no JPEG or PNG by name, such as %s' % (
-                len(others), '' if len(others) == 1 else 's',
-                'is' if len(others) == 1 else 'are', others[0]))
-        bad += len(report.bad)
-    say('check          %s' % ('every example can be used' if not bad else
-                               '%d bad example%s' % (bad, '' if bad == 1 else 's')))
-    return bad
+        for kind, paths in _left_alone(others):
+            say('  left alone   %d %s, such as %s' % (len(paths), kind, paths[0]))
+        bad += report.bad
+    say('check          %s' % (counted(bad) if bad else 'every example can be used'))
+    return len(bad)
 
 
 class _Report:
@@ -44,27 +44,50 @@ class _Report:
     def lines(self, split, num_classes, classes):
         """What was found, line by line."""
         count = sum(self.labels.values())
-        yield '%-14s %s images that can be used, %d bad' % (split, '{:,}'.format(count),
-                                                            len(self.bad))
+        examples = [bad for bad in self.bad if bad.number is not None]
+        files = len(self.bad) - len(examples)
+        yield '%-14s %s images that can be used, %d bad%s' % (
+            split, '{:,}'.format(count), len(examples),
+            ', and %s' % counted([bad for bad in self.bad if bad.number is None]) if files else '')
         if count:
             counts = [self.labels[label] for label in range(num_classes)]
             yield '  classes      %d of %d, %d to %d images each' % (
                 sum(number > 0 for number in counts), num_classes, min(counts), max(counts))
-            for label, number in list(enumerate(counts))[:_LISTED]:
+            present = [(label, number) for label, number in enumerate(counts)
+                       if number or num_classes <= _LISTED]
+            for label, number in present[:_LISTED]:
                 yield '    %5d %-20s %s' % (label, _on_one_line(classes[label]) if classes else '',
                                             '{:,}'.format(number))
-            if num_classes > _LISTED:
-                yield '    ... %d more' % (num_classes - _LISTED)
+            if len(present) > _LISTED:
+                yield '    ... %d more' % (len(present) - _LISTED)
+            if len(present) < num_classes:  # of so many, those without one are counted
+                yield '    %d of the %d classes have no image' % (num_classes - len(present),
+                                                                  num_classes)
             heights, widths, channels = zip(*self.sizes.elements())
             yield '  height       %s' % _range(heights)
             yield '  width        %s' % _range(widths)
             yield '  channels     %s' % ', '.join('%d: %s' % (each, '{:,}'.format(number)) for
                                                   each, number in sorted(
                                                       collections.Counter(channels).items()))
-        for text in self.bad[:_LISTED]:
-            yield '  bad          %s' % text
+        for bad in self.bad[:_LISTED]:
+            yield '  bad          %s' % bad.text
         if len(self.bad) > _LISTED:
             yield '  bad          ... %d more' % (len(self.bad) - _LISTED)
+
+
+def _left_alone(paths):
+    """Pairs of a text and the paths that it is true of, for what stands among images."""
+    found = collections.OrderedDict()
+    for path in paths:
+        if os.path.isdir(path):
+            kind = 'folder%s in a class folder that %s not looked into'
+        elif is_image(path):
+            kind = 'image%s beside the class folders that %s of no class'
+        else:
+            kind = 'file%s that %s no JPEG or PNG by name'
+        found.setdefault(kind, []).append(path)
+    return [(kind % (('', 'is') if len(each) == 1 else ('s', 'are')), each)
+            for kind, each in found.items()]
 
 
 def _on_one_line(name):
@@ -78,13 +101,13 @@ def _range(values):
 def _check_split(dataset, split):
     report = _Report()
     if hasattr(dataset, 'look'):
-        report.bad += [bad.text for bad in dataset.skipped.examples
+        report.bad += [bad for bad in dataset.skipped.examples
                        if bad.split == split and bad.number is None]
         for number in range(dataset.num_examples[split]):
             try:
                 size, label = dataset.look(split, number, checksum=True)
             except DatasetError as error:
-                report.bad.append(str(error))
+                report.bad.append(Bad(split, number, -1, str(error)))
                 continue
             report.sizes[size] += 1
             report.labels[label] += 1
@@ -92,8 +115,9 @@ def _check_split(dataset, split):
         images, labels = dataset.load(split)
         good = (labels >= 0) & (labels < dataset.num_classes) & np.isfinite(images).all((1, 2, 3))
         report.bad += [
-            'example %d of the %s set has the label %d, or pixels that are not finite' % (
-            number, split, labels[number]) for number in np.flatnonzero(~good)]
+            Bad(split, int(number), -1, 'example %d of the %s set has the label %d, or pixels that '
+                'are not finite' % (number, split, labels[number]))
+            for number in np.flatnonzero(~good)]
         report.labels.update(labels[good].tolist())
         report.sizes[images.shape[1:]] += int(good.sum())
     else:

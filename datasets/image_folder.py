@@ -5,10 +5,12 @@ Without a folder `train`, the class folders stand in the folder itself, and ever
 each class, from the first on, is a test image.
 """
 
+import glob
 import os
 
 import numpy as np
 
+from datasets.bad_examples import NO_IMAGES
 from datasets.errors import DatasetError
 
 _ENDINGS = ('.jpg', '.jpeg', '.png')
@@ -24,7 +26,8 @@ class FolderImages:
         Args:
           paths, labels: of the images.
           damages: what is wrong with a whole class, as texts.
-          others: paths of files in the class folders that are no JPEG or PNG by their names.
+          others: paths of what is left alone: in the class folders what is no JPEG or PNG by its
+            name, and folders; beside them, images.
         """
         self.others = list(others)
         self.paths, self.labels = paths, np.asarray(labels, np.int64)
@@ -63,8 +66,8 @@ def folder_splits(data_dir):
         test images have a class that the training images lack.
     """
     if not os.path.isdir(data_dir):
-        raise DatasetError('There is no folder %s: expected one with a folder of images for each '
-                           'class, or with train and test that have those.' % data_dir)
+        raise DatasetError('%s: expected one with a folder of images for each '
+                           'class, or with train and test that have those.' % no_folder(data_dir))
     train = os.path.join(data_dir, 'train')
     if not os.path.isdir(train):
         classes = _folders(data_dir)
@@ -93,6 +96,16 @@ def folder_splits(data_dir):
                      'test': FolderImages(*_images(test, classes, all_classes=False))}
 
 
+def is_image(path):
+    """Whether a path is that of an image by its name."""
+    return path.lower().endswith(_ENDINGS)
+
+
+def no_folder(path):
+    """The beginning of the error about a path that is no folder."""
+    return '%s is no folder' % path if os.path.exists(path) else 'There is no folder %s' % path
+
+
 def _folders(parent):
     found = sorted(name for name in os.listdir(parent)
                    if os.path.isdir(os.path.join(parent, name)) and not name.startswith('.'))
@@ -106,17 +119,19 @@ def _images(parent, classes, all_classes=True):
 
     A class without images is a damage, unless it may be missing.
     """
-    paths, labels, damages, others = [], [], [], []
+    paths, labels, damages = [], [], []
+    others = sorted(path for path in glob.glob(os.path.join(glob.escape(parent), '*'))
+                    if is_image(path) and os.path.isfile(path))  # of no class
     for label, name in enumerate(classes):
         folder = os.path.join(parent, name)
         inside = [] if not os.path.isdir(folder) else sorted(
             os.path.join(folder, image) for image in os.listdir(folder)
             if not image.startswith('.'))
-        found = [path for path in inside if path.lower().endswith(_ENDINGS)]
-        others += [path for path in inside if not path.lower().endswith(_ENDINGS)]
+        found = [path for path in inside
+                 if is_image(path) and not os.path.isdir(path)]
+        others += [path for path in inside if path not in set(found)]
         if not found and (all_classes or os.path.isdir(folder)):
-            damages.append('The folder %s has no images: expected files *%s.' % (
-                folder, ', *'.join(_ENDINGS)))
+            damages.append(NO_IMAGES % (folder, '*' + ', *'.join(_ENDINGS)))
         paths += found
         labels += [label] * len(found)
     if not paths:

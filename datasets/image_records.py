@@ -11,6 +11,7 @@ import os
 import tensorflow.compat.v1 as tf
 
 from datasets.errors import DatasetError
+from datasets.image_folder import no_folder
 from datasets.tfrecords import Records
 
 # As ImageNet's are named, and as slim's flowers are.
@@ -56,10 +57,15 @@ class RecordImages:
 
 
 def _only(features, name, kind):
-    values = getattr(features[name], kind).value if name in features else ()
+    if name not in features:
+        raise DatasetError('has no feature %r, but %s' % (
+            name, ', '.join(repr(each) for each in sorted(features)) or 'none at all'))
+    found = features[name].WhichOneof('kind')
+    if found not in (kind, None):
+        raise DatasetError('has a feature %r of the kind %s: expected %s' % (name, found, kind))
+    values = getattr(features[name], kind).value
     if len(values) != 1:
-        raise DatasetError('has %s %r' % ('no feature' if not len(values) else
-                                          '%d values of' % len(values), name))
+        raise DatasetError('has %d values of %r: expected one' % (len(values), name))
     return values[0]
 
 
@@ -70,8 +76,8 @@ def record_splits(data_dir, skip_damaged=False):
       DatasetError: no such folder or files, or damaged ones.
     """
     if not os.path.isdir(data_dir):
-        raise DatasetError('There is no folder %s: expected one with the TFRecords train-* and '
-                           'validation-*.' % data_dir)
+        raise DatasetError('%s: expected one with the TFRecords train-* and '
+                           'validation-*.' % no_folder(data_dir))
     return {split: RecordImages(_pattern(data_dir, names), skip_damaged)
             for split, names in (('train', _TRAIN), ('test', _TEST))}
 

@@ -190,12 +190,15 @@ class ImageSet:
             if checksum and not source.is_intact(number):
                 raise DatasetError('does not have the bytes that its checksum was made of')
             if not 0 <= label < self.num_classes:
-                raise DatasetError('has the label %d, which is not in 0 .. %d' % (
-                    label, self.num_classes - 1))
+                raise DatasetError('has the label %d, which is not in 0 .. %d%s' % (
+                    label, self.num_classes - 1,
+                    '' if self.name != 'tfrecords' or label < 0 else
+                    ': give --background_class where labels begin at 1, or more --num_classes'))
             return self._prober.size(encoded, 3, self._convert, whole), int(label)
         except DatasetError as error:
             text = str(error)
-            raise DatasetError(text if where in text else '%s %s' % (where, text))
+            named = where.split(', record ')[0] in text  # as that of a file that has gone
+            raise DatasetError(text if named else '%s %s' % (where, text))
 
     def _training(self, batch_size, seed, image_size, channels, first_example, shift, remainder,
                   share, example):

@@ -12,6 +12,9 @@ resumes has seen. A pipeline that does not go by it resumes with other examples 
 had. With `--cluster` worker w of W takes every Wth batch, from the wth on: all make them all, so
 that a pipeline has to give each machine the same.
 
+`image_size` is what --image_size says, or the network's own size, or None; the network is made for
+the images as they come, which are of one size for training and testing.
+
 What of it is not so is an error that names `--dataset=module:function`, before the run where that
 can be known; a label out of range or a batch of another size, in the step that would have had it.
 """
@@ -53,6 +56,7 @@ class Own:
         if not _is_count(self.num_classes):
             raise InvalidArgumentError('%s says of num_classes %.80r: expected a whole number of '
                                        'at least 1.' % (name, self.num_classes))
+        self.num_classes = int(self.num_classes)  # NumPy's would not do as a dimension
         self.num_examples = _checked_numbers(name, fields['num_examples'])
         for field, arguments in _ARGUMENTS.items():
             if not _takes(fields[field], **dict.fromkeys(arguments)):
@@ -60,6 +64,7 @@ class Own:
                     '%s of %s is %.80r: expected a function that takes the arguments %s by '
                     'name.' % (
                         field, name, fields[field], ', '.join(arguments)))
+        self._sizes = {}  # heights and widths that are known, by function
         self._train, self._eval = fields['train_batches'], fields['eval_batches']
 
     def train_batches(self, batch_size, seed, image_size, channels=3, first_example=0, shift=0,
@@ -137,19 +142,27 @@ class Own:
                 '%s gives elements of the types %s and %s: expected float32 images and int64 '
                 'labels: tf.cast them, and divide images of whole numbers by their white.' % (
                     what, types[0].name, types[1].name))
-        sizes = [None, None]
-        if shapes[0].ndims is not None:
-            found = shapes[0].as_list()[3]
-            if found not in (None, channels):
-                raise OwnDataError('%s gives images of %d channels: expected the %d of its '
-                                   'argument channels.' % (what, found, channels))
-            sizes[0] = shapes[0].as_list()[0]
-        if shapes[1].ndims is not None:
-            sizes[1] = shapes[1].as_list()[0]
-        if None not in sizes and sizes[0] != sizes[1]:
+        if shapes[0].ndims is None or shapes[0].as_list()[3] is None:
+            raise OwnDataError(
+                '%s gives images of the shape %s, too little to make a network for: expected '
+                '[batch, height, width, channels], from output_shapes of from_generator, or from '
+                'set_shape in a map.' % (what, shapes[0]))
+        of_images, height, width, found = shapes[0].as_list()
+        if found != channels:
+            raise OwnDataError('%s gives images of %d channels: expected the %d of its '
+                               'argument channels.' % (what, found, channels))
+        if None not in (height, width):
+            self._sizes[what] = height, width
+        for other, found in self._sizes.items():
+            if what in self._sizes and found != (height, width):
+                raise OwnDataError(
+                    '%s gives images of %d x %d pixels, and %s of %d x %d: expected one size.' % (
+                        what, height, width, other, found[0], found[1]))
+        of_labels = None if shapes[1].ndims is None else shapes[1].as_list()[0]
+        if None not in (of_images, of_labels) and of_images != of_labels:
             raise OwnDataError('%s gives batches of %d images and %d labels: expected one label '
-                               'for each image.' % ((what,) + tuple(sizes)))
-        for size in sizes:
+                               'for each image.' % (what, of_images, of_labels))
+        for size in (of_images, of_labels):
             if batch_size is not None and size not in (None, batch_size):
                 raise OwnDataError(
                     '%s gives batches of %d: expected the %d of its argument batch_size.' % (
@@ -217,7 +230,8 @@ def _checked_numbers(name, given):
         raise InvalidArgumentError("%s says of num_examples %.80r: expected a dict such as "
                                    "{'train': 3320, 'test': 350}, how many images each has."
                                    % (name, given))
-    return dict(given)
+    return {split: int(number) if _is_count(number, 0) else number
+            for split, number in given.items()}
 
 
 def _takes(function, *arguments, **named):

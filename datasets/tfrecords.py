@@ -9,6 +9,7 @@ A record is: its length (uint64), a masked CRC-32C of these 8 bytes, the data, a
 the data; little-endian. The data's own checksum is compared where that is asked for.
 """
 
+import collections
 import concurrent.futures
 import functools
 import glob
@@ -43,13 +44,19 @@ class Records:
         Raises:
           DatasetError: no such file, one that cannot be read, is no (uncompressed) TFRecord file,
             is empty or ends in the middle of a record; one of those that the names count
-            (train-00000-of-00008) is missing; or no record in all of them.
+            (train-00000-of-00008) is missing, or there is one beside them with another name
+            (train-00000-of-00008.bak); or no record in all of them.
         """
         self.paths = sorted(path for path in glob.glob(pattern) if os.path.isfile(path))
         if not self.paths:
             raise DatasetError('There are no files %s: expected TFRecords of that name.'
                                % _unescaped(pattern))
-        self.damages = _missing_shards(self.paths)
+        strays = _strays(self.paths)
+        self.paths = [path for path in self.paths if path not in strays]
+        # Read, it would give examples twice; left out without a word, too few.
+        self.damages = ['%s does not fit the names of the other files, such as %s: move it away, '
+                        'or name it as they are' % (path, os.path.basename(self.paths[0]))
+                        for path in strays] + _missing_shards(self.paths)
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
             found, damages = zip(*pool.map(_places, self.paths))
         self.damages += [damage for damage in damages if damage is not None]
@@ -146,6 +153,24 @@ class _Checker:
 def _unescaped(pattern):
     """A pattern without what `glob.escape` adds, for error texts."""
     return re.sub(r'\[([*?[])\]', r'\1', pattern)
+
+
+def _strays(paths):
+    """Of files whose names count them, those without a count; and copies of others by another
+    ending, such as train-00001-of-00004.bak."""
+    counted = {path: _SHARD.match(os.path.basename(path)) for path in paths}
+    if not any(counted.values()):
+        return []
+    places = {path: found.groups()[:4] for path, found in counted.items() if found}
+    endings = collections.Counter(counted[path].group(5) for path in places)
+
+    def rank(path):
+        ending = counted[path].group(5)
+        return -endings[ending], len(ending), ending
+
+    def is_copy(path):
+        return any(places[other] == places[path] and rank(other) < rank(path) for other in places)
+    return [path for path in paths if path not in places or is_copy(path)]
 
 
 def _missing_shards(paths):

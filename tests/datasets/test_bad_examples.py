@@ -5,8 +5,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import datasets
-from datasets.bad_examples import Bad, Skipped
-from image_files import batches, cmyk, jpeg, png, truncated, write_folder, write_records
+from datasets.bad_examples import Bad, Skipped, counted
+from image_files import batches, cmyk, jpeg, png, record, truncated, write_folder, write_records
 
 GOOD = [(jpeg(50 * label), label) for label in range(4)]
 
@@ -212,4 +212,56 @@ def test_damaged_files_are_counted(tmp_path):
         datasets.get_dataset('tfrecords', str(tmp_path), 4)
     found = datasets.get_dataset('tfrecords', str(tmp_path), 4, skip_bad=1)
     assert found.num_examples['train'] == 6
-    assert 'train-00001-of-00002' in found.skipped.describe()
+    text = found.skipped.describe()
+    assert text.startswith('skipped        1 damaged file (what it has lost is not counted)\n')
+    assert 'train-00001-of-00002' in text
+    said = []
+    assert datasets.check_data(found, said.append) == 1
+    assert said[0] == ('train          6 images that can be used, 0 bad, and 1 damaged file (what it '
+                       'has lost is not counted)')
+    assert said[-1] == 'check          1 damaged file (what it has lost is not counted)'
+
+
+@pytest.mark.parametrize('numbers, text', [
+    ([3], '1 bad example'), ([3, 5], '2 bad examples'),
+    ([None, 3, 5], '1 damaged file (what it has lost is not counted), 2 bad examples'),
+    ([None, None], '2 damaged files (what they have lost is not counted)')])
+def test_counts_of_what_was_left_out(numbers, text):
+    assert counted([Bad('train', number, -1, 'x') for number in numbers]) == text
+
+
+def test_check_data_lists_the_classes_that_have_images(tmp_path):
+    for split in ('train', 'test'):
+        write_records(tmp_path / (split + '-00000-of-00001'), [(jpeg(9), 7), (jpeg(9), 901)])
+    said = []
+    datasets.check_data(datasets.get_dataset('tfrecords', str(tmp_path), 1000), said.append)
+    rows = [line.split() for line in said[2:5]]
+    assert rows[:2] == [['7', '1'], ['901', '1']]
+    assert said[4] == '    998 of the 1000 classes have no image'
+
+
+def test_what_a_record_has_instead_of_an_image(tmp_path):
+    def features(**named):
+        return tf.train.Example(features=tf.train.Features(feature=named)).SerializeToString()
+    label = tf.train.Feature(int64_list=tf.train.Int64List(value=[1]))
+    of_bytes = tf.train.Feature(bytes_list=tf.train.BytesList(value=[b'a']))
+    with tf.io.TFRecordWriter(str(tmp_path / 'train-00000-of-00001')) as writer:
+        writer.write(features(**{'image/class/label': label, 'image': of_bytes}))
+        writer.write(features(**{'image/class/label': label, 'image/encoded': label}))
+        writer.write(record(jpeg(), 4))
+        writer.write(record(jpeg(), -1))
+    write_records(tmp_path / 'test-00000-of-00001', GOOD)
+    found = datasets.get_dataset('tfrecords', str(tmp_path), 4)
+    for number, text in enumerate([
+            "has no feature 'image/encoded', but 'image', 'image/class/label'",
+            "has a feature 'image/encoded' of the kind int64_list: expected bytes_list",
+            'has the label 4, which is not in 0 .. 3: give --background_class where labels begin '
+            'at 1, or more --num_classes', 'has the label -1, which is not in 0 .. 3']):
+        with pytest.raises(datasets.DatasetError) as caught:
+            found.look('train', number)
+        assert str(caught.value).split(' ', 6)[-1] == text
+    path = tmp_path / 'train-00000-of-00001'
+    path.unlink()
+    with pytest.raises(datasets.DatasetError) as caught:
+        found.look('train', 0)
+    assert str(caught.value).startswith('Cannot read %s: No such file' % path)

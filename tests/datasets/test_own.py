@@ -7,6 +7,7 @@ import datasets
 from towers.errors import InvalidArgumentError
 
 MODULE = '''
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 def batches(shape, label=1):
@@ -72,6 +73,12 @@ two_images = changed(lambda images, labels: (tf.ensure_shape(
 eval_two_labels = change(eval_batches=lambda **unused: batches([4, 8, 8, 1]).map(
     lambda images, labels: (images, labels[:2])))
 eval_label = change(eval_batches=lambda **unused: batches([4, 8, 8, 1], -1))
+other_size = change(eval_batches=lambda **unused: batches([4, 10, 8, 1]).take(1))
+generated = change(train_batches=lambda **unused: tf.data.Dataset.from_generator(
+    lambda: [], (tf.float32, tf.int64)))
+numpys = change(num_classes=np.int64(3), num_examples=dict(train=np.int32(8), test=np.int64(4)))
+more = change(eval_batches=lambda **unused: batches([4, 8, 8, 1]).take(2).filter(
+    lambda images, labels: tf.equal(labels[0], 1)))
 not_callable = 3
 '''
 ARGUMENTS = dict(batch_size=4, image_size=8, channels=1)
@@ -210,10 +217,12 @@ def test_labels_that_are_no_numbers_of_classes(own):
                'for each image'),
     ('two_images', 'train_batches of m:two_images gives a batch of 2 images and 4 labels: expected '
                    'one label for each image'),
-    ('eval_label', 'eval_batches of m:eval_label gives the label -1: expected 0 to 2')])
+    ('eval_label', 'eval_batches of m:eval_label gives the label -1: expected 0 to 2'),
+    ('more', 'eval_batches of m:more gives 8 images or more, and its num_examples says 4 for '
+             'test: correct that, or end the pipeline by .take(4)')])
 def test_a_batch_that_is_not_what_it_has_to_be(own, name, text):
     dataset = own(name)
-    batches = (dataset.eval_batches(**ARGUMENTS) if name == 'eval_label' else
+    batches = (dataset.eval_batches(**ARGUMENTS) if name in ('eval_label', 'more') else
                dataset.train_batches(seed=1, **ARGUMENTS))
     batch = tf.data.make_one_shot_iterator(batches).get_next()
     with tf.Session() as session:
@@ -233,3 +242,26 @@ def test_tensorflow_still_knows_how_many_batches_there_are(own):
         good.train_batches(seed=1, **ARGUMENTS), good.eval_batches(**ARGUMENTS))]
     with tf.Session() as session:
         assert session.run(counts) == [tf.data.experimental.INFINITE_CARDINALITY, 1]
+
+
+def test_numbers_of_numpys(own):
+    found = own('numpys')
+    assert type(found.num_classes) is int and found.num_classes == 3
+    assert found.num_examples == dict(train=8, test=4)
+    assert all(type(number) is int for number in found.num_examples.values())
+
+
+def test_images_of_an_unknown_shape(own):
+    assert error_of(lambda: own('generated').train_batches(seed=1, **ARGUMENTS),
+                    datasets.OwnDataError) == (
+        'train_batches of m:generated gives images of the shape <unknown>, too little to make a '
+        'network for: expected [batch, height, width, channels], from output_shapes of '
+        'from_generator, or from set_shape in a map.')
+
+
+def test_test_images_of_another_size(own):
+    found = own('other_size')
+    found.train_batches(seed=1, **ARGUMENTS)
+    assert error_of(lambda: found.eval_batches(**ARGUMENTS), datasets.OwnDataError) == (
+        'eval_batches of m:other_size gives images of 10 x 8 pixels, and train_batches of '
+        'm:other_size of 8 x 8: expected one size.')

@@ -60,6 +60,7 @@ def test_a_class_without_images_is_named_and_can_be_left_out(tmp_path):
     assert check_data(found, lines.append) == 2
     assert sum('has no images' in line for line in lines) == 2
     assert any(line.split() == ['1', 'b', '0'] for line in lines)
+    assert lines[-1] == 'check          2 class folders without images'
 
 
 def test_check_data_says_what_it_leaves_alone(tmp_path):
@@ -69,8 +70,10 @@ def test_check_data_says_what_it_leaves_alone(tmp_path):
     said = []
     assert check_data(found, said.append) == 0
     assert [line for line in said if 'left alone' in line] == [
-        '  left alone   2 files that are no JPEG or PNG by name, such as %s' % (
-            tmp_path / 'train' / 'a\nb' / '2.webp')]
+        '  left alone   1 file that is no JPEG or PNG by name, such as %s' % (
+            tmp_path / 'train' / 'a\nb' / '2.webp'),
+        '  left alone   1 folder in a class folder that is not looked into, such as %s' % (
+            tmp_path / 'train' / 'a\nb' / 'deep')]
     assert sum(line.split() == ['0', 'a\\nb', '1'] for line in said) == 2  # on one line
 
 
@@ -242,3 +245,23 @@ def test_numbers_of_classes_are_for_those_that_need_them():
     for options in ({'num_classes': 3}, {'background_class': True}):
         with pytest.raises(InvalidArgumentError, match='has its own number of classes'):
             datasets.get_dataset('digits', **options)
+
+
+def test_images_of_no_class_and_folders_in_a_class_are_left_alone_and_said(tmp_path):
+    folder = write_folder(tmp_path, {'cat/1.jpg': jpeg(), 'cat/2.jpg': jpeg(), 'cat/x.txt': b'',
+                                     'cat/more/3.jpg': jpeg(), 'loose.jpg': jpeg()})
+    said = []
+    datasets.check_data(datasets.get_dataset('folder', folder), said.append)
+    assert [line for line in said if 'left alone' in line] == [
+        '  left alone   1 image beside the class folders that is of no class, such as %s/loose.jpg'
+        % folder,
+        '  left alone   1 folder in a class folder that is not looked into, such as %s/cat/more'
+        % folder,
+        '  left alone   1 file that is no JPEG or PNG by name, such as %s/cat/x.txt' % folder]
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / 'file').write_text('')
+    for name in ('folder', 'tfrecords'):
+        with pytest.raises(datasets.DatasetError, match='file is no folder: expected one with'):
+            datasets.get_dataset(name, str(tmp_path / 'file'), 3 * (name == 'tfrecords'))

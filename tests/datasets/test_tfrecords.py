@@ -107,6 +107,40 @@ def test_an_empty_file_and_a_missing_shard_among_others(folder):
         'The file %s/train-00002-of-00004 is empty. Copy it again.' % folder)
 
 
+@pytest.mark.parametrize('stray', ['train-00001-of-00002.bak', 'train-00001-of-00002~',
+                                   'train-extra'])
+def test_a_file_beside_counted_ones_whose_name_does_not_fit(folder, stray):
+    """Read, it would give examples twice."""
+    write(folder / stray, RECORDS[2:])
+    with pytest.raises(DatasetError) as caught:
+        Records(str(folder / 'train-*'))
+    assert str(caught.value) == (
+        '%s/%s does not fit the names of the other files, such as train-00000-of-00002: move it '
+        'away, or name it as they are' % (folder, stray))
+    records = Records(str(folder / 'train-*'), skip_damaged=True)
+    assert len(records) == len(RECORDS) and len(records.damages) == 1
+
+
+def test_a_copy_of_the_only_shard(tmp_path):
+    for name in ('train-00000-of-00001', 'train-00000-of-00001.bak'):
+        write(tmp_path / name, [b'one'])
+    with pytest.raises(DatasetError, match=r'train-00000-of-00001.bak does not fit'):
+        Records(str(tmp_path / 'train-*'))
+
+
+def test_names_that_fit(tmp_path):
+    for names in (['train-a', 'train-b.tfrecord'],
+                  ['train-00000-of-00002.tfrecord', 'train-00001-of-00002.tfrecord']):
+        folder = tmp_path / names[0]
+        folder.mkdir()
+        for name in names:
+            write(folder / name, [b'one'])
+        assert len(Records(str(folder / 'train-*'))) == 2
+    (folder / names[0]).unlink()
+    with pytest.raises(DatasetError, match='missing: \\S+train-00000-of-00002.tfrecord. Copy'):
+        Records(str(folder / 'train-*'))
+
+
 def test_records_before_a_damage_can_be_used(tmp_path):
     write(tmp_path / 'train-0', RECORDS)
     content = (tmp_path / 'train-0').read_bytes()

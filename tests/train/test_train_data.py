@@ -188,8 +188,22 @@ def test_check_data(runner, tmp_path):
 @pytest.mark.slow
 def test_diagnose(runner, tmp_path):
     run = runner.run(tmp_path / 'run', ['--mode=diagnose', '--diagnose_seconds=0.1'])
-    assert re.search(r'pipeline alone +[\d,]+ images/s\ntowers alone +[\d,]+ images/s', run.stdout)
+    assert re.search(r'pipeline alone +[\d,]+ images/s .*\ntowers alone +[\d,]+ images/s',
+                     run.stdout)
     assert run.stdout.rstrip().endswith('.')
+
+
+def test_diagnose_names_a_bad_image_or_leaves_it_out(runner, tmp_path, model_for_three_channels):
+    folder = images(tmp_path / 'data', ['train/b/3.jpg'])
+    flags = FOLDER + ['--data_dir=' + folder, '--mode=diagnose', '--diagnose_seconds=0.1']
+    run = runner.start(tmp_path / 'run', flags, model_for_three_channels)
+    assert run.status() == 1, run.stderr
+    assert re.search(r'train.py: \S+data/train/b/3.jpg is a damaged JPEG: .*--skip_bad=10',
+                     run.stderr), run.stderr
+    assert 'Traceback' not in run.stderr
+    done = runner.run(tmp_path / 'run', flags + ['--skip_bad=1'], before=model_for_three_channels)
+    assert re.search(r'measuring      6 times 0.1 s, .*\n(.*\n)*together ', done.stdout)
+    assert re.search(r'skipped        1 bad example\n  \S+train/b/3.jpg', done.stdout)
 
 
 def test_synthetic_images_stay_on_the_towers(runner, tmp_path):

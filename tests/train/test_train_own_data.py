@@ -41,6 +41,9 @@ def no_test_found(data_dir):
     return dict(GOOD, eval_batches=lambda **given: batches(**given).take(3).filter(
         lambda x, y: tf.reduce_sum(y) < 0))
 
+def few_test(data_dir):
+    return dict(GOOD, num_examples=dict(train=20, test=350))
+
 def slow(label):
     time.sleep(.2)
     return label
@@ -50,8 +53,9 @@ def endless(data_dir):
         lambda x, y: tf.reduce_sum(y) > 0))
 
 def slow_test(data_dir):
-    return dict(GOOD, num_examples=dict(train=20, test=10000), eval_batches=lambda **given: batches(
-        **given).take(1000).map(lambda x, y: (x, tf.reshape(tf.py_func(slow, [y], tf.int64), [-1]))))
+    return dict(GOOD, num_examples=dict(train=20, test=10000), eval_batches=lambda **given:
+                batches(**given).take(1000).map(lambda x, y: (x, tf.reshape(
+                    tf.py_func(slow, [y], tf.int64), [-1]))))
 
 def bad_label_in_test(data_dir):
     return dict(GOOD, eval_batches=lambda **given: batches(**given).take(1).concatenate(
@@ -159,3 +163,9 @@ def test_a_signal_during_an_evaluation_gives_it_up_and_the_run_saves(runner, tmp
     assert 'SIGTERM: finishing this step and saving' in run.stderr
     assert newest(run.train_dir) == 4
     assert 'test accuracy' not in run.stdout
+
+
+def test_fewer_test_images_than_said(failing):
+    done, _ = failing('few_test', status=0)
+    assert 'on 20 images\ntest images    num_examples of own_data:few_test says 350 for test, and ' \
+        '20 came\n' in done.stdout
