@@ -1,6 +1,7 @@
 """Workers of synchronous parameter servers that are killed, and started again: no gradient of
-theirs is counted twice, and none is left out."""
+theirs is counted twice, and none is left out; the others are where the chief is."""
 
+import contextlib
 import threading
 import time
 
@@ -12,7 +13,7 @@ import towers
 from towers.cluster import member, rounds
 from towers.cluster.member import start_server
 from towers.errors import ClusterError
-from towers.run.step_loop import OccasionalHook
+from towers.run.step_loop import LoopSession, OccasionalHook
 from one_process import addresses
 
 
@@ -93,12 +94,15 @@ def workers(monkeypatch):
 class Chief:
     """The chief in a thread: before a step it waits until it may do it.
 
+    With a folder it saves every second step, and goes on from there.
+
     Attributes:
       values: the weights when all steps are done.
     """
 
-    def __init__(self, workers, steps):
+    def __init__(self, workers, steps, folder=None, is_gone=False):
         self._steps, self._allowed, self.values = steps, threading.Semaphore(0), None
+        self._folder, self._is_gone = folder, is_gone
         self._thread = threading.Thread(target=workers.join, args=(0, self._train), daemon=True)
         self._thread.start()
 
@@ -111,13 +115,18 @@ class Chief:
         assert not self._thread.is_alive()
 
     def _train(self, joined, built, train_op, hooks):
-        with joined.session(hooks) as session:
+        session = joined.session(hooks) if self._folder is None else towers.training_session(
+            self._folder, tf.train.get_global_step(), hooks, save_steps=2, member=joined,
+            say=lambda line: None)
+        with contextlib.suppress(Gone), session as session:
             for _ in range(self._steps):
                 assert self._allowed.acquire(timeout=60)
                 session.run(train_op)
             assert self._allowed.acquire(timeout=60)
             self.values = session.run_step_fn(
                 lambda step_context: step_context.session.run(built.variables))
+            if self._is_gone:
+                raise Gone()
 
 
 def until_it_stops(joined, built, train_op, hooks):
@@ -198,3 +207,38 @@ def test_a_worker_that_is_started_again_when_the_chief_has_ended_ends(workers):
     chief.join()
     assert workers.join(1, until_it_stops) == 0
     np.testing.assert_array_equal(chief.values[0], -50.5)
+
+
+def loop_until_it_stops(joined, built, train_op, hooks):
+    """As `until_it_stops`, by the loop of train.py."""
+    signals = towers.StopTogetherHook(joined.cluster, built)
+    try:
+        with joined.session(hooks + [signals], LoopSession) as session:
+            return session.run_steps(train_op, 100) - 1
+    finally:
+        signals.restore()
+
+
+@pytest.mark.parametrize('train', [until_it_stops, loop_until_it_stops])
+def test_workers_begin_again_where_the_chief_does(workers, tmp_path, train):
+    """The chief is gone after step 3 and goes on from 2: by hand the weight after step 5 is
+    -(5 * 100 + 1 + 2 + 4 + 8 + 16) / 2, and not with 16 + 32 + 64 from a worker that goes on.
+
+    The other's step 4 had begun; it is not counted, nor is its gradient."""
+    last = []
+
+    def chiefs():
+        for is_gone in (True, False):
+            chief = Chief(workers, 3, str(tmp_path), is_gone)
+            chief.allow(4)
+            chief.join()
+        last.append(chief.values)
+    thread = threading.Thread(target=chiefs, daemon=True)
+    thread.start()
+    steps = workers.join(1, train)
+    thread.join(60)
+    np.testing.assert_array_equal(last[0][0], -265.5)
+    np.testing.assert_array_equal(last[0][1], [-2.5, -2.5])
+    assert steps == 6  # three, and three again from the checkpoint
+    [line] = workers.said
+    assert line.startswith('beginning anew worker 0 (') and ', and so does worker 1 (' in line

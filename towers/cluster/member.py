@@ -162,6 +162,8 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         with Waiting(lambda: 'parameter servers' if cluster.is_chief else
                      '%s, the chief' % cluster.who(0), start_timeout, say):
             agree(cluster, own, server.target, config, deadline)
+        if built.machines.hook is not None:
+            built.machines.hook.say = say
         ended, waits = threading.Event(), cluster.synchronous and cluster.num_workers > 1
         stall = StallWatch(
             cluster, dead_after, say,

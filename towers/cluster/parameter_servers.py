@@ -145,7 +145,8 @@ class ServedMachines:
                 before = tf.identity(before)
             newest = tf.while_loop(lambda token: token <= before, lambda token: queue.dequeue(),
                                    [before])  # skips the tokens of earlier rounds
-            with tf.control_dependencies([tf.assign(self._own_round, newest)]):
+            with tf.control_dependencies([tf.assign(self._own_round, newest),
+                                          self.hook.note_anew(before, newest)]):
                 newest = self._own_round.read_value()
             self.stops = tf.cast(newest % 2, tf.int32)
             if self._cluster.active is None:

@@ -7,14 +7,17 @@ already: given twice, they would be counted twice, without a word.
 
 import time
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.cluster.ended_workers import have_ended, note_begin, note_end
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.run.step_loop import OccasionalHook
 
 FIRST_SERVER = '/job:ps/task:0/device:CPU:0'
+_MOST = 7  # what a token is at most more than the round of its step: 4 and the mark of an end
 _POLL = 0.05  # seconds between two looks at what a worker waits for
 _UNTIL_ANEW = 20.
 """Seconds in which a chief that has lost its session, with a server, begins the rounds anew."""
@@ -67,7 +70,11 @@ class SentGradients:
 
 
 class RoundsHook(OccasionalHook):
-    """Begins the rounds when a session is made, or made again."""
+    """Begins the rounds when a session is made, or made again.
+
+    Attributes:
+      say: called with a line when this worker begins anew.
+    """
 
     def __init__(self, cluster, shared_round, own_round, wants_to_stop, accumulators, tokens,
                  notes):
@@ -78,6 +85,7 @@ class RoundsHook(OccasionalHook):
           accumulators, tokens: its accumulators, and dict of its queues of tokens.
           notes: `SentGradients`.
         """
+        self.say, self._is_anew = print, False
         self._wants_to_stop = wants_to_stop
         self._cluster, self._round, self._own_round = cluster, shared_round, own_round
         self._accumulators, self._tokens, self._notes = accumulators, tokens, notes
@@ -108,6 +116,7 @@ class RoundsHook(OccasionalHook):
                                            for _, queue in sorted(self._tokens.items())])
 
     def after_create_session(self, session, coord):
+        self._is_anew = False
         if self._cluster.is_chief:
             first = {self._first: 4 * int(time.time() * 1e6)}
             session.run(self._set_steps, first)  # from here on older gradients are refused
@@ -155,6 +164,45 @@ class RoundsHook(OccasionalHook):
         session.run(self._note_end)
         if self._cluster.is_chief:
             session.run(self._give_tokens, {self._first: session.run(self._value) + 1})
+
+    def note_anew(self, before, newest):
+        """The operation of a worker's step that notes whether its token is of rounds begun anew.
+
+        They begin anew when the chief is started again, or has lost its session with a server: at
+        its last checkpoint. This worker's next example then is not the one of its next step.
+
+        Args:
+          before, newest: int64 scalars: the round of this step, and its token.
+        """
+        def note():
+            self._is_anew = True
+            return np.int32(0)
+        # Python, since no fetch of a hook may depend on the step: a session may run something else.
+        # An operation waits for all of a branch of control flow v1, see `raise_at_end`.
+        with only_device('/cpu:0'), compat.control_flow_v1():
+            return tf.identity(tf.cond(newest > before + _MOST, lambda: tf.py_func(
+                note, [], tf.int32), lambda: tf.constant(0))).op
+
+    def after_run(self, run_context, run_values):
+        """Begins the session anew if the rounds have."""
+        self._raise_if_anew()
+
+    def step_done(self, fetched):
+        """Begins the session anew if the rounds have."""
+        self._raise_if_anew()
+
+    def _raise_if_anew(self):
+        """Raises what `MonitoredSession` makes another session for, with all that hooks do then.
+
+        The step is run again: its gradients are of an older round, and have been dropped.
+        """
+        if not self._is_anew:
+            return
+        self._is_anew = False
+        who = self._cluster.who
+        self.say('beginning anew %s has begun again at its last checkpoint, and so does %s' % (
+            who(0), who(self._cluster.rank)))
+        raise tf.errors.AbortedError(None, None, '%s has begun again.' % who(0))
 
     def is_due(self):
         """Never: there is nothing to do around a step."""
