@@ -91,7 +91,7 @@ def test_with_parameter_servers_those_that_are_killed_join_again(tmp_path):
     folder, unbroken = str(tmp_path / 'run'), str(tmp_path / 'unbroken')
     with Launch(folder, ['--workers=2', '--ps=1', '--restarts=1'],
                 FLAGS + ['--cluster=ps', '--train_dir=' + folder]) as launch:
-        for step, name in ((40, 'worker 1'), (80, 'worker 0'), (120, 'ps 0')):
+        for step, name in ((40, 'worker 0'), (80, 'ps 0'), (120, 'worker 1')):
             launch.wait_for('step %d/' % step)
             launch.send(name, signal.SIGKILL)
             launch.wait_for('%s was killed by SIGKILL: it is started again' % name)
