@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster.ended_workers import have_ended, note_begin, note_end
+from towers.cluster.waiting import Waiting
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.run.step_loop import OccasionalHook
@@ -73,7 +74,7 @@ class RoundsHook(OccasionalHook):
     """Begins the rounds when a session is made, or made again.
 
     Attributes:
-      say: called with a line when this worker begins anew.
+      say: called with a line when this worker begins anew, or waits for the chief before it begins.
     """
 
     def __init__(self, cluster, shared_round, own_round, wants_to_stop, accumulators, tokens,
@@ -128,10 +129,12 @@ class RoundsHook(OccasionalHook):
             session.run(self._set_round, first)
             session.run(self._give_tokens, first)
             return
-        while not session.run(self._is_set):
-            time.sleep(_POLL)
-        session.run([self._set_own, self._note_begin],
-                    {self._first: self._round_to_join(session)})
+        with Waiting(lambda: 'the next step of %s, the chief' % self._cluster.who(0), None,
+                     self.say):
+            while not session.run(self._is_set):
+                time.sleep(_POLL)
+            newest = self._round_to_join(session)
+        session.run([self._set_own, self._note_begin], {self._first: newest})
 
     def _round_to_join(self, session):
         """Waits for the first round that this worker has given no gradients for, an int.
