@@ -1,11 +1,15 @@
-"""What a worker makes of an error of its step; joining itself is in the tests of each kind."""
+"""What a worker makes of an error of its step, and the chief of another session; joining itself is
+in the tests of each kind."""
 
 import pytest
 import tensorflow.compat.v1 as tf
 
+import towers
 from towers.cluster import member
 from towers.cluster.cluster import Cluster
+from towers.cluster.member import start_server
 from towers.nonfinite import NonFiniteError
+from one_process import addresses
 
 ERRORS = tf.errors
 
@@ -50,3 +54,25 @@ def test_other_errors_stay_what_they_are(error):
 def test_the_reason_may_be_whatever_a_peer_sent(why, text):
     cluster = Cluster('ring', workers=['127.0.0.1:1', '127.0.0.1:2'])
     assert text in str(member._lost_error(cluster, 1, why))
+
+
+def test_a_first_server_that_was_lost_is_told_again_what_the_chief_trains(monkeypatch):
+    """A worker that is started after it would wait for the chief in vain."""
+    told = []
+    monkeypatch.setattr(member, 'agree', lambda cluster, *unused: told.append(cluster.rank))
+    workers, ps = addresses(1, 1)
+    cluster = towers.Cluster('ps', workers, ps)
+    server = start_server(towers.Cluster('ps', workers, ps, 'ps', 0), tf.ConfigProto())
+    built = towers.build_towers(
+        lambda x: tf.reduce_mean(x) * tf.get_variable('w', []), tf.ones([1]),
+        tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
+    errors = [tf.errors.AbortedError(None, None, 'the server is gone')]
+
+    class Lose(tf.train.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            if errors:
+                raise errors.pop()
+    with towers.join(cluster, built, on_lost=lambda error: None) as joined:
+        with joined.session([Lose()]) as session:
+            session.run(built.train_op)
+    assert server and told == [0, 0]

@@ -52,3 +52,11 @@ def test_the_end_does_not_wait_for_a_look_that_takes_long():
     goes_on.set()
     wait._thread.join(20.)
     assert lines == []
+
+
+def test_of_a_wait_without_end_no_limit_is_said(monkeypatch):
+    monkeypatch.setattr(waiting, 'FIRST', 0.05)
+    lines, said = [], threading.Event()
+    with Waiting(lambda: 'worker 0', None, lambda line: lines.append(line) or said.set()):
+        assert said.wait(20.)
+    assert lines[0] == 'waiting        for worker 0'

@@ -35,7 +35,7 @@ def raise_at_end(is_over, noted_in=None):
 def after(operation, gradients):
     """The same `(gradient, variable)` pairs; each gradient waits for an operation."""
     with tf.control_dependencies([operation]):
-        return [(_same(gradient), variable) for gradient, variable in gradients]
+        return [(same(gradient), variable) for gradient, variable in gradients]
 
 
 def own_data(cluster, gradients):
@@ -50,7 +50,8 @@ def own_data(cluster, gradients):
     return after(ended, gradients), [ended]
 
 
-def _same(gradient):
+def same(gradient):
+    """An identity of a gradient, dense or sparse, on the current device."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(tf.identity(gradient.values), tf.identity(gradient.indices),
                                 gradient.dense_shape)

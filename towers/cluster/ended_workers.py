@@ -33,6 +33,12 @@ def note_end(cluster):
         return _noted(cluster, 1)
 
 
+def have_ended(cluster):
+    """int32 vector: whether each worker has ended; an error before the chief's `note_begin`."""
+    with only_device(_SERVER):
+        return tf.raw_ops.ReadVariableOp(resource=_handle(cluster), dtype=tf.int32)
+
+
 class EndedWorkers:
     """Asks the first server, from any thread, which workers have ended."""
 
@@ -58,9 +64,7 @@ class EndedWorkers:
     def _ask(self):
         try:
             with tf.Graph().as_default():
-                with only_device(_SERVER):
-                    value = tf.raw_ops.ReadVariableOp(resource=_handle(self._cluster),
-                                                      dtype=tf.int32)
+                value = have_ended(self._cluster)
                 with tf.Session(self._target, config=self._config) as session:
                     ended = session.run(value)
         except tf.errors.OpError:  # the server has been started again, and knows nothing yet

@@ -163,6 +163,8 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         with Waiting(lambda: 'parameter servers' if cluster.is_chief else
                      '%s, the chief' % cluster.who(0), start_timeout, say):
             agree(cluster, own, server.target, config, deadline)
+        if built.machines.hook is not None:
+            built.machines.hook.say = say
         ended, waits = threading.Event(), cluster.synchronous and cluster.num_workers > 1
         stall = StallWatch(
             cluster, dead_after, say,
@@ -170,7 +172,11 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
             lambda ranks: _lose(_ended_error(cluster, ranks), on_lost, ended))
         try:
             with _explained_in_words():
-                yield Member(cluster, built, server.target, config, stall)
+                joined = Member(cluster, built, server.target, config, stall)
+                if cluster.is_chief:
+                    joined.hooks.append(_ToldAgainHook(lambda: agree(
+                        cluster, own, server.target, config, time.monotonic() + start_timeout)))
+                yield joined
         finally:
             ended.set()
             stall.close()
@@ -295,6 +301,23 @@ class _StepWatchHook(OccasionalHook):
 
     def end(self, session):
         self._watch.step_ends()
+
+
+class _ToldAgainHook(OccasionalHook):
+    """Tells the first server again what the chief trains, when a session is made again: the server
+    may be another process, and a worker that is started later would wait for it."""
+
+    def __init__(self, tell):
+        self._tell, self._is_first = tell, True
+
+    def after_create_session(self, session, coord):
+        if not self._is_first:
+            self._tell()
+        self._is_first = False
+
+    def is_due(self):
+        """Never: there is nothing to do around a step."""
+        return False
 
 
 class _OnceCreator(tf.train.SessionCreator):

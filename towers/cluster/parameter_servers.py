@@ -22,18 +22,16 @@ import time
 import tensorflow.compat.v1 as tf
 
 from towers.cluster import data_end
-from towers.cluster.ended_workers import note_begin, note_end
 from towers.cluster.fingerprint import difference
 from towers.cluster.ports import check_server
+from towers.cluster.rounds import FIRST_SERVER, RoundsHook, SentGradients
 from towers.cluster.shares import Shares
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.reason import reason_of
 from towers.reduce.rows import each_row_once, rows_once, scaled
-from towers.run.step_loop import OccasionalHook
 from towers.tower.objectives import tensors_of
 
-_FIRST_SERVER = '/job:ps/task:0/device:CPU:0'
 _NO_DATA = 3  # what the last token of a training without data is more than its round
 
 
@@ -75,13 +73,7 @@ class ServedMachines:
         needed = cluster.num_workers - cluster.backup_workers
         with tf.name_scope('served') as scope:
             self._make_rounds(scope)
-            weight, total, is_over = None, None, None
-            if shares.are_weighted:
-                weight = shares.own_examples()
-                with only_device(_FIRST_SERVER):
-                    total = self._summed(weight, [], scope + 'examples', needed)
-                    is_over = total <= 0.
-                    total = tf.maximum(total, 1.)
+            weight = shares.own_examples() if shares.are_weighted else None
             factor = weight
             if weight is None:
                 factor = 1. if shares.is_mean else float(cluster.num_workers)
@@ -89,21 +81,28 @@ class ServedMachines:
                 # divide by the number that came.
                 factor /= 1 if cluster.backup_workers else needed
             tasks = tasks_by_size([variable for _, variable in gradients], len(cluster.ps))
-            sums = []
+            to_sum = []  # (gradient, shape of the sum, name, server)
+            if weight is not None:
+                to_sum.append((weight, [], scope + 'examples', FIRST_SERVER))
             for gradient, variable in gradients:
                 with only_device('/cpu:0'):
                     gradient = scaled(_as(gradient, _summed_dtype(gradient)), factor)
                     if isinstance(gradient, tf.IndexedSlices):
                         gradient = each_row_once(gradient)
-                with only_device('/job:ps/task:%d/device:CPU:0' % tasks[variable.op.name]):
-                    sums.append(self._summed(gradient, variable.get_shape(),
-                                             scope + variable.op.name, needed))
-            self.hook = _RoundsHook(cluster, self._round, self._own_round, self._wants_to_stop,
-                                    self._accumulators, self._tokens)
+                to_sum.append((gradient, variable.get_shape(), scope + variable.op.name,
+                               '/job:ps/task:%d/device:CPU:0' % tasks[variable.op.name]))
+            sums = self._all_summed(to_sum, needed)
+            self.hook = RoundsHook(cluster, self._round, self._own_round, self._wants_to_stop,
+                                   self._accumulators, self._tokens, self._notes)
             if not cluster.is_chief:
                 return gradients
             self.gates = [each.op for each in tensors_of([(each, None) for each in sums])]
-            if total is not None:
+            total = is_over = None
+            if weight is not None:
+                with only_device(FIRST_SERVER):
+                    total, sums = sums[0], sums[1:]
+                    is_over = total <= 0.
+                    total = tf.maximum(total, 1.)
                 of_all = (1. if shares.is_mean else float(cluster.num_workers)) / total
                 sums = [scaled(each, of_all) for each in sums]
             # An accumulator adds up equal rows of two workers only where both send them in
@@ -133,20 +132,21 @@ class ServedMachines:
             return update
         with tf.name_scope('served/'), only_device('/cpu:0'):
             if self._cluster.is_chief:
-                with tf.control_dependencies([update] + self._pushes):
+                with tf.control_dependencies([update, self._notes.begun_now] + self._pushes):
                     next_round = tf.identity(tf.assign_add(self._own_round, 4))
                     self.stops = self._wants_to_stop.read_value()
-                with only_device(_FIRST_SERVER):
+                with only_device(FIRST_SERVER):
                     noted = tf.assign(self._round, next_round)
                     with tf.control_dependencies([noted]):
                         return tf.group(*[queue.enqueue([next_round])
                                           for rank, queue in sorted(self._tokens.items())])
             queue, before = self._tokens[self._cluster.rank], tf.identity(self._own_round)
-            with tf.control_dependencies(self._pushes):
+            with tf.control_dependencies([self._notes.all_sent]):
                 before = tf.identity(before)
             newest = tf.while_loop(lambda token: token <= before, lambda token: queue.dequeue(),
                                    [before])  # skips the tokens of earlier rounds
-            with tf.control_dependencies([tf.assign(self._own_round, newest)]):
+            with tf.control_dependencies([tf.assign(self._own_round, newest),
+                                          self.hook.note_anew(before, newest)]):
                 newest = self._own_round.read_value()
             self.stops = tf.cast(newest % 2, tf.int32)
             if self._cluster.active is None:
@@ -161,14 +161,14 @@ class ServedMachines:
         with tf.control_dependencies(self.gates), only_device('/cpu:0'):
             last, count = self._own_round.read_value() + _NO_DATA, tf.cast(is_over, tf.int32)
             last = tf.fill([count], last)  # none in other steps, which takes no branch
-        with only_device(_FIRST_SERVER):
+        with only_device(FIRST_SERVER):
             told = [queue.enqueue_many([last]) for _, queue in sorted(self._tokens.items())]
         with tf.control_dependencies(told):
             return data_end.raise_at_end(is_over)
 
     def _make_rounds(self, scope):
         """Makes the round's number, on the first server and on this worker, and token queues."""
-        with only_device(_FIRST_SERVER):
+        with only_device(FIRST_SERVER):
             self._round = tf.Variable(tf.zeros([], tf.int64), trainable=False, use_resource=True,
                                       collections=['towers_rounds'], name='round')
             self._wants_to_stop = tf.Variable(0, trainable=False, use_resource=True,
@@ -181,9 +181,39 @@ class ServedMachines:
             self._own_round = tf.Variable(
                 tf.zeros([], tf.int64), trainable=False, use_resource=True, name='own_round',
                 collections=[tf.GraphKeys.LOCAL_VARIABLES])
+        self._notes = SentGradients(self._cluster)
 
-    def _summed(self, gradient, shape, name, needed):
-        """Adds a gradient to an accumulator on the current device.
+    def _all_summed(self, to_sum, needed):
+        """Adds gradients to accumulators, and notes on the first server what has been sent.
+
+        Args:
+          to_sum: list of `(gradient, shape of the sum, name, server)`.
+          needed: number of gradients in a sum.
+
+        Returns:
+          List of the accumulators' sums, which the chief alone takes.
+        """
+        gradients = [gradient for gradient, _, _, _ in to_sum]
+        begun = []
+        if not self._cluster.is_chief:
+            # The servers have them all before the first one is added: a worker that is killed on
+            # the way has given none, and what is left is the time of adding up. Nothing is sent
+            # later for it: a server takes a gradient as soon as the backward pass has it.
+            for place, (gradient, _, _, server) in enumerate(to_sum):
+                with only_device(server):
+                    gradients[place] = data_end.same(gradient)
+            begun = tensors_of([(gradient, None) for gradient in gradients])
+        begun = self._notes.note_begun(begun, self._own_round.read_value())
+        sums = []
+        for gradient, (_, shape, name, server) in zip(gradients, to_sum):
+            with only_device(server):
+                sums.append(self._summed(gradient, shape, name, needed,
+                                         [] if self._cluster.is_chief else [begun]))
+        self._notes.note_sent(self._pushes, self._own_round.read_value())
+        return sums
+
+    def _summed(self, gradient, shape, name, needed, after):
+        """Adds a gradient to an accumulator on the current device, after some operations.
 
         Returns:
           The accumulator's sum of `needed` gradients, which the chief alone takes.
@@ -197,14 +227,14 @@ class ServedMachines:
                         self._cluster.backup_workers, name))
             accumulator = tf.SparseConditionalAccumulator(
                 gradient.dtype.base_dtype, shape, shared_name=name, reduction_type='SUM')
-            indices = tf.cast(gradient.indices, tf.int64)
-            self._pushes.append(accumulator.apply_grad(
-                indices, gradient.values, gradient.dense_shape, local_step=local_round))
+            parts = (tf.cast(gradient.indices, tf.int64), gradient.values, gradient.dense_shape)
         else:
             accumulator = tf.ConditionalAccumulator(
                 gradient.dtype.base_dtype, shape, shared_name=name,
                 reduction_type='MEAN' if self._cluster.backup_workers else 'SUM')
-            self._pushes.append(accumulator.apply_grad(gradient, local_step=local_round))
+            parts = (gradient,)
+        with tf.control_dependencies(after):
+            self._pushes.append(accumulator.apply_grad(*parts, local_step=local_round))
         self._accumulators.append(accumulator)
         with tf.control_dependencies([self._pushes[-1]]):
             if isinstance(gradient, tf.IndexedSlices):
@@ -225,63 +255,6 @@ def _as(gradient, dtype):
         return tf.IndexedSlices(tf.cast(gradient.values, dtype), gradient.indices,
                                 gradient.dense_shape)
     return tf.cast(gradient, dtype)
-
-
-class _RoundsHook(OccasionalHook):
-    """Begins the rounds when a session is made, or made again."""
-
-    def __init__(self, cluster, shared_round, own_round, wants_to_stop, accumulators, tokens):
-        self._wants_to_stop = wants_to_stop
-        self._cluster, self._round, self._own_round = cluster, shared_round, own_round
-        self._accumulators, self._tokens = accumulators, tokens
-
-    def begin(self):
-        with tf.name_scope('served/begin'), only_device(_FIRST_SERVER):
-            self._first = tf.placeholder(tf.int64, [])
-            self._set_round = tf.assign(self._round, self._first).op
-            self._value = self._round.read_value()
-            self._set_own = tf.assign(self._own_round, self._first).op
-            self._note_begin, self._note_end = note_begin(self._cluster), note_end(self._cluster)
-            if not self._cluster.is_chief:
-                self._is_set = tf.is_variable_initialized(self._round)
-                return
-            self._set_steps = tf.group(*[each.set_global_step(self._first)
-                                         for each in self._accumulators])
-            self._counts = [each.num_accumulated() for each in self._accumulators]
-            self._drop_count = tf.placeholder(tf.int32, [])
-            self._drops = [
-                (each.take_indexed_slices_grad(self._drop_count).indices
-                 if isinstance(each, tf.SparseConditionalAccumulator) else
-                 each.take_grad(self._drop_count)) for each in self._accumulators]
-            self._nobody_stops = tf.assign(self._wants_to_stop, 0).op
-            self._give_tokens = tf.group(*[queue.enqueue([self._first])
-                                           for _, queue in sorted(self._tokens.items())])
-
-    def after_create_session(self, session, coord):
-        if self._cluster.is_chief:
-            first = {self._first: 4 * int(time.time() * 1e6)}
-            session.run(self._set_steps, first)  # from here on older gradients are refused
-            for drop, count in zip(self._drops, session.run(self._counts)):
-                if count:
-                    session.run(drop, {self._drop_count: count})
-            session.run([self._set_steps, self._set_own, self._nobody_stops, self._note_begin],
-                        first)
-            session.run(self._set_round, first)
-            session.run(self._give_tokens, first)
-            return
-        while not session.run(self._is_set):
-            time.sleep(0.05)
-        session.run([self._set_own, self._note_begin], {self._first: session.run(self._value)})
-
-    def end(self, session):
-        """Notes that this worker has ended; a token of the chief's tells those who wait for one."""
-        session.run(self._note_end)
-        if self._cluster.is_chief:
-            session.run(self._give_tokens, {self._first: session.run(self._value) + 1})
-
-    def is_due(self):
-        """Never: there is nothing to do around a step."""
-        return False
 
 
 def tasks_by_size(variables, num_servers):
@@ -344,7 +317,7 @@ _SPARE = 1.  # seconds that a more exact error of the thread has to come after t
 
 
 def _compare(cluster, own, target, config, deadline):
-    with tf.Graph().as_default(), tf.device(_FIRST_SERVER):
+    with tf.Graph().as_default(), tf.device(FIRST_SERVER):
         kept = tf.get_variable('towers/fingerprint', [], tf.string, use_resource=True,
                                initializer=tf.constant_initializer(''),
                                trainable=False)

@@ -1,4 +1,4 @@
-"""Says whom a process waits for at the start of a cluster, when that takes long."""
+"""Says whom a process waits for before it trains, when that takes long."""
 
 import threading
 
@@ -13,7 +13,7 @@ class Waiting:
         Args:
           whom: function without arguments that returns whom the block waits for, a text; called in
             a thread of its own, since it may look for addresses.
-          timeout: seconds after which the block gives up.
+          timeout: seconds after which the block gives up; None: it never does.
           say: called with the line, in that thread.
         """
         self._whom, self._timeout, self._say = whom, timeout, say
@@ -28,9 +28,12 @@ class Waiting:
         self._stop.set()  # not joined: a look for an address may take seconds
 
     def _run(self):
-        pause = min(FIRST, self._timeout / 2.)  # so that one look is done before the block gives up
+        pause, limit = FIRST, ''
+        if self._timeout is not None:
+            pause = min(FIRST, self._timeout / 2.)  # one look is done before the block gives up
+            limit = ', start_timeout is %.3g s' % self._timeout
         while not self._stop.wait(pause):
             whom = self._whom()
             if not self._stop.is_set():
-                self._say('waiting        for %s, start_timeout is %.3g s' % (whom, self._timeout))
+                self._say('waiting        for %s%s' % (whom, limit))
             pause = AGAIN

@@ -1,0 +1,212 @@
+"""Where a worker of synchronous training on parameter servers begins, and begins again.
+
+An accumulator takes every gradient of its round, from whomever it is. So a worker that was killed
+in a step and is started again has to know whether the accumulators have its gradients of the round
+already: given twice, they would be counted twice, without a word.
+"""
+
+import time
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.cluster.ended_workers import have_ended, note_begin, note_end
+from towers.cluster.waiting import Waiting
+from towers.errors import ClusterError
+from towers.placement.variable_device import only_device
+from towers.run.step_loop import OccasionalHook
+
+FIRST_SERVER = '/job:ps/task:0/device:CPU:0'
+_MOST = 7  # what a token is at most more than the round of its step: 4 and the mark of an end
+_POLL = 0.05  # seconds between two looks at what a worker waits for
+_UNTIL_ANEW = 20.
+"""Seconds in which a chief that has lost its session, with a server, begins the rounds anew."""
+
+
+class SentGradients:
+    """Notes on the first server which gradients each worker has sent.
+
+    A worker notes the round before it adds its first gradient to an accumulator, and again when all
+    have been added. The chief, which begins the rounds anew when it is started again, notes only
+    that its step has begun: all that its step before does is then done.
+
+    Attributes:
+      begun, sent: int64 variables with the round of each worker's first and second note.
+      begun_now: operation of the first note.
+      all_sent: operation of the second note; None on the chief.
+    """
+
+    def __init__(self, cluster):
+        self._cluster, self.begun_now, self.all_sent = cluster, None, None
+        with only_device(FIRST_SERVER):
+            self.begun, self.sent = [
+                tf.Variable(tf.zeros([cluster.num_workers], tf.int64), trainable=False,
+                            use_resource=True, collections=['towers_rounds'], name=name)
+                for name in ('begun', 'sent')]
+
+    def note_begun(self, after, own_round):
+        """Makes `begun_now`, to run after some tensors are there; returns it."""
+        self.begun_now = self._noted(self.begun, after, own_round)
+        return self.begun_now
+
+    def note_sent(self, pushes, own_round):
+        """Makes `all_sent`, to run after some operations."""
+        if not self._cluster.is_chief:
+            self.all_sent = self._noted(self.sent, pushes, own_round)
+
+    def begin(self, first):
+        """The operation by which the chief begins the rounds anew, with the number `first`."""
+        rounds = tf.fill([self._cluster.num_workers], tf.zeros([], tf.int64))
+        of_chief = tf.concat([tf.reshape(first, [1]), rounds[1:]], 0)
+        return tf.group(tf.assign(self.begun, of_chief), tf.assign(self.sent, rounds))
+
+    def _noted(self, variable, after, own_round):
+        with only_device(FIRST_SERVER):
+            own_round = tf.reshape(own_round, [1])
+            with tf.control_dependencies(after):
+                return tf.raw_ops.ResourceScatterUpdate(
+                    resource=variable.handle, indices=tf.constant([self._cluster.rank]),
+                    updates=own_round)
+
+
+class RoundsHook(OccasionalHook):
+    """Begins the rounds when a session is made, or made again.
+
+    Attributes:
+      say: called with a line when this worker begins anew, or waits for the chief before it begins.
+    """
+
+    def __init__(self, cluster, shared_round, own_round, wants_to_stop, accumulators, tokens,
+                 notes):
+        """
+        Args:
+          cluster: `Cluster`.
+          shared_round, own_round, wants_to_stop: variables of `ServedMachines`.
+          accumulators, tokens: its accumulators, and dict of its queues of tokens.
+          notes: `SentGradients`.
+        """
+        self.say, self._is_anew = print, False
+        self._wants_to_stop = wants_to_stop
+        self._cluster, self._round, self._own_round = cluster, shared_round, own_round
+        self._accumulators, self._tokens, self._notes = accumulators, tokens, notes
+
+    def begin(self):
+        with tf.name_scope('served/begin'), only_device(FIRST_SERVER):
+            self._first = tf.placeholder(tf.int64, [])
+            self._set_round = tf.assign(self._round, self._first).op
+            self._value = self._round.read_value()
+            self._set_own = tf.assign(self._own_round, self._first).op
+            self._note_begin, self._note_end = note_begin(self._cluster), note_end(self._cluster)
+            if not self._cluster.is_chief:
+                self._is_set = tf.is_variable_initialized(self._round)
+                self._state = [self._value, self._notes.begun.read_value(),
+                               self._notes.sent.read_value(), have_ended(self._cluster)]
+                return
+            self._set_steps = tf.group(*[each.set_global_step(self._first)
+                                         for each in self._accumulators])
+            self._counts = [each.num_accumulated() for each in self._accumulators]
+            self._drop_count = tf.placeholder(tf.int32, [])
+            self._drops = [
+                (each.take_indexed_slices_grad(self._drop_count).indices
+                 if isinstance(each, tf.SparseConditionalAccumulator) else
+                 each.take_grad(self._drop_count)) for each in self._accumulators]
+            self._nobody_stops = tf.assign(self._wants_to_stop, 0).op
+            self._nothing_sent = self._notes.begin(self._first)
+            self._give_tokens = tf.group(*[queue.enqueue([self._first])
+                                           for _, queue in sorted(self._tokens.items())])
+
+    def after_create_session(self, session, coord):
+        self._is_anew = False
+        if self._cluster.is_chief:
+            first = {self._first: 4 * int(time.time() * 1e6)}
+            session.run(self._set_steps, first)  # from here on older gradients are refused
+            for drop, count in zip(self._drops, session.run(self._counts)):
+                if count:
+                    session.run(drop, {self._drop_count: count})
+            session.run([self._set_steps, self._set_own, self._nobody_stops, self._note_begin,
+                         self._nothing_sent], first)
+            session.run(self._set_round, first)
+            session.run(self._give_tokens, first)
+            return
+        with Waiting(lambda: 'the next step of %s, the chief' % self._cluster.who(0), None,
+                     self.say):
+            while not session.run(self._is_set):
+                time.sleep(_POLL)
+            newest = self._round_to_join(session)
+        session.run([self._set_own, self._note_begin], {self._first: newest})
+
+    def _round_to_join(self, session):
+        """Waits for the first round that this worker has given no gradients for, an int.
+
+        It also waits until the chief is in its step of that round, so that what its step before
+        writes last, such as the place in the data, is there for the hooks that come next. After the
+        last round there is no such step.
+
+        Raises:
+          ClusterError: some gradients of the round have been given.
+        """
+        rank, deadline = self._cluster.rank, None
+        while True:
+            newest, begun, sent, ended = session.run(self._state)
+            if ended[0] or begun[rank] != newest and begun[0] >= newest:
+                return newest
+            if begun[rank] == newest != sent[rank]:
+                # With backup workers the round may end without the others, and a server that was
+                # lost has the chief begin anew.
+                deadline = deadline or time.monotonic() + _UNTIL_ANEW
+                if time.monotonic() > deadline:
+                    raise ClusterError(
+                        '%s was ended while it sent the gradients of a step, and nobody can tell '
+                        'which of them have been added up. End all workers and start them again: '
+                        'they go on from the last checkpoint.' % self._cluster.who(rank))
+            time.sleep(_POLL)
+
+    def end(self, session):
+        """Notes that this worker has ended; a token of the chief's tells those who wait for one."""
+        session.run(self._note_end)
+        if self._cluster.is_chief:
+            session.run(self._give_tokens, {self._first: session.run(self._value) + 1})
+
+    def note_anew(self, before, newest):
+        """The operation of a worker's step that notes whether its token is of rounds begun anew.
+
+        They begin anew when the chief is started again, or has lost its session with a server: at
+        its last checkpoint. This worker's next example then is not the one of its next step.
+
+        Args:
+          before, newest: int64 scalars: the round of this step, and its token.
+        """
+        def note():
+            self._is_anew = True
+            return np.int32(0)
+        # Python, since no fetch of a hook may depend on the step: a session may run something else.
+        # An operation waits for all of a branch of control flow v1, see `raise_at_end`.
+        with only_device('/cpu:0'), compat.control_flow_v1():
+            return tf.identity(tf.cond(newest > before + _MOST, lambda: tf.py_func(
+                note, [], tf.int32), lambda: tf.constant(0))).op
+
+    def after_run(self, run_context, run_values):
+        """Begins the session anew if the rounds have."""
+        self._raise_if_anew()
+
+    def step_done(self, fetched):
+        """Begins the session anew if the rounds have."""
+        self._raise_if_anew()
+
+    def _raise_if_anew(self):
+        """Raises what `MonitoredSession` makes another session for, with all that hooks do then.
+
+        The step is run again: its gradients are of an older round, and have been dropped.
+        """
+        if not self._is_anew:
+            return
+        self._is_anew = False
+        who = self._cluster.who
+        self.say('beginning anew %s has begun again at its last checkpoint, and so does %s' % (
+            who(0), who(self._cluster.rank)))
+        raise tf.errors.AbortedError(None, None, '%s has begun again.' % who(0))
+
+    def is_due(self):
+        """Never: there is nothing to do around a step."""
+        return False
