@@ -20,8 +20,8 @@ from towers.cluster.ended_workers import EndedWorkers
 from towers.cluster.fingerprint import difference, fingerprint
 from towers.cluster.horovod import gathered_lines
 from towers.cluster.meeting import all_ready, check_port, meet
+from towers.cluster.member_hooks import BroadcastHook, StepWatchHook, ToldAgainHook
 from towers.cluster.parameter_servers import agree, answer_or_raise
-from towers.cluster.ring import broadcast_variables
 from towers.cluster.spread import SpreadingCreator
 from towers.cluster.stall import StallWatch, silent_servers
 from towers.cluster.waiting import Waiting
@@ -30,7 +30,6 @@ from towers.errors import ClusterError, WorkerLostError
 from towers.nonfinite import explained
 from towers.placement.devices import session_config
 from towers.reason import reason_of
-from towers.run.step_loop import OccasionalHook
 
 START_TIMEOUT = 120.
 DEAD_AFTER = 30.
@@ -54,7 +53,7 @@ class Member:
         self.target, self.config = target, config
         self._watch, self._built = watch, built
         self._sessions = 0
-        self.hooks = [_StepWatchHook(watch)] if watch is not None else []
+        self.hooks = [StepWatchHook(watch)] if watch is not None else []
         if cluster.kind in ('ring', 'horovod'):
             self.hooks.append(BroadcastHook(cluster, built))
         elif built.machines.hook is not None:
@@ -174,7 +173,7 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
             with _explained_in_words():
                 joined = Member(cluster, built, server.target, config, stall)
                 if cluster.is_chief:
-                    joined.hooks.append(_ToldAgainHook(lambda: agree(
+                    joined.hooks.append(ToldAgainHook(lambda: agree(
                         cluster, own, server.target, config, time.monotonic() + start_timeout)))
                 yield joined
         finally:
@@ -248,76 +247,6 @@ def start_server(cluster, config):
     except tf.errors.OpError as error:
         raise ClusterError('the server of %s cannot start: %s.' % (
             cluster.who(cluster.rank, cluster.job), reason_of(error).rstrip('.'))) from None
-
-
-class BroadcastHook(OccasionalHook):
-    """Gives this session the variables of worker 0, which restored or initialised them."""
-
-    def __init__(self, cluster, built):
-        self._cluster, self._built = cluster, built
-        self._operations = []
-
-    def begin(self):
-        """Makes the operations, when all variables are there."""
-        if self._cluster.num_workers == 1:
-            return
-        # What is trained is the same on all workers, whatever collection it is in.
-        variables = {variable.op.name: variable for variable in tf.global_variables() + [
-            variable for _, variable in self._built.gradients]}
-        variables = [variables[name] for name in sorted(variables)]
-        self._operations = [broadcast_variables(self._cluster, variables)
-                            if self._cluster.kind == 'ring' else self._built.machines.broadcast(variables)]
-        if self._built.replicas is not None:
-            self._operations.append(self._built.replicas.refresh())
-
-    def after_create_session(self, session, coord):
-        """Broadcasts; the workers do so together."""
-        for operation in self._operations:
-            session.run(operation)
-
-    def is_due(self):
-        """Never: there is nothing to do around a step."""
-        return False
-
-
-class _StepWatchHook(OccasionalHook):
-    """Tells the watch whether a step is under way, which needs all workers."""
-
-    def __init__(self, watch):
-        self._watch = watch
-
-    def before_run(self, run_context):
-        self._watch.step_begins()
-
-    def after_run(self, run_context, run_values):
-        self._watch.step_ends()
-
-    def is_due(self):
-        self._watch.step_begins()  # called before every step
-        return False
-
-    def step_done(self, fetched):
-        self._watch.step_ends()
-
-    def end(self, session):
-        self._watch.step_ends()
-
-
-class _ToldAgainHook(OccasionalHook):
-    """Tells the first server again what the chief trains, when a session is made again: the server
-    may be another process, and a worker that is started later would wait for it."""
-
-    def __init__(self, tell):
-        self._tell, self._is_first = tell, True
-
-    def after_create_session(self, session, coord):
-        if not self._is_first:
-            self._tell()
-        self._is_first = False
-
-    def is_due(self):
-        """Never: there is nothing to do around a step."""
-        return False
 
 
 class _OnceCreator(tf.train.SessionCreator):

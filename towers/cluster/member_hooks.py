@@ -1,0 +1,76 @@
+"""Hooks of the sessions of a cluster's workers: `Member.hooks`."""
+
+import tensorflow.compat.v1 as tf
+
+from towers.cluster.ring import broadcast_variables
+from towers.run.step_loop import OccasionalHook
+
+
+class BroadcastHook(OccasionalHook):
+    """Gives this session the variables of worker 0, which restored or initialised them."""
+
+    def __init__(self, cluster, built):
+        self._cluster, self._built = cluster, built
+        self._operations = []
+
+    def begin(self):
+        """Makes the operations, when all variables are there."""
+        if self._cluster.num_workers == 1:
+            return
+        # What is trained is the same on all workers, whatever collection it is in.
+        variables = {variable.op.name: variable for variable in tf.global_variables() + [
+            variable for _, variable in self._built.gradients]}
+        variables = [variables[name] for name in sorted(variables)]
+        self._operations = [broadcast_variables(self._cluster, variables)
+                            if self._cluster.kind == 'ring' else self._built.machines.broadcast(variables)]
+        if self._built.replicas is not None:
+            self._operations.append(self._built.replicas.refresh())
+
+    def after_create_session(self, session, coord):
+        """Broadcasts; the workers do so together."""
+        for operation in self._operations:
+            session.run(operation)
+
+    def is_due(self):
+        """Never: there is nothing to do around a step."""
+        return False
+
+
+class StepWatchHook(OccasionalHook):
+    """Tells the watch whether a step is under way, which needs all workers."""
+
+    def __init__(self, watch):
+        self._watch = watch
+
+    def before_run(self, run_context):
+        self._watch.step_begins()
+
+    def after_run(self, run_context, run_values):
+        self._watch.step_ends()
+
+    def is_due(self):
+        self._watch.step_begins()  # called before every step
+        return False
+
+    def step_done(self, fetched):
+        self._watch.step_ends()
+
+    def end(self, session):
+        self._watch.step_ends()
+
+
+class ToldAgainHook(OccasionalHook):
+    """Tells the first server again what the chief trains, when a session is made again: the server
+    may be another process, and a worker that is started later would wait for it."""
+
+    def __init__(self, tell):
+        self._tell, self._is_first = tell, True
+
+    def after_create_session(self, session, coord):
+        if not self._is_first:
+            self._tell()
+        self._is_first = False
+
+    def is_due(self):
+        """Never: there is nothing to do around a step."""
+        return False
