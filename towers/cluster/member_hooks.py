@@ -21,8 +21,9 @@ class BroadcastHook(OccasionalHook):
         variables = {variable.op.name: variable for variable in tf.global_variables() + [
             variable for _, variable in self._built.gradients]}
         variables = [variables[name] for name in sorted(variables)]
-        self._operations = [broadcast_variables(self._cluster, variables)
-                            if self._cluster.kind == 'ring' else self._built.machines.broadcast(variables)]
+        self._operations = [
+            broadcast_variables(self._cluster, variables) if self._cluster.kind == 'ring'
+            else self._built.machines.broadcast(variables)]
         if self._built.replicas is not None:
             self._operations.append(self._built.replicas.refresh())
 
