@@ -78,6 +78,8 @@ def alone(rank, workers, seconds=0.6):
     return lines, str(error.value)
 
 
+@pytest.mark.slow
+@pytest.mark.version_independent
 def test_those_that_wait_say_so():
     workers = addresses(2)
     for own, other in ((0, 1), (1, 0)):
@@ -102,6 +104,8 @@ def test_worker_0_says_that_its_address_is_of_another_machine():
         assert error.startswith(workers[0]) and 'no word of worker 1' in error
 
 
+@pytest.mark.slow
+@pytest.mark.version_independent
 def test_an_address_that_others_reach_is_not_blamed():
     """A name that leads here from elsewhere only: worker 1 has come, worker 2 is missing."""
     here = addresses(1)[0]
@@ -138,6 +142,8 @@ def test_a_refusal_is_repeated_at_the_end():
         'worker 1 was refused: its number of towers is 3, and that of worker 0 2.')
 
 
+@pytest.mark.slow
+@pytest.mark.version_independent
 def test_swapped_lists_are_said():
     workers = addresses(2)
 

@@ -184,6 +184,7 @@ def test_gradients_of_a_worker_that_is_started_again_are_not_counted_twice(worke
         assert session.run(w) == chief.values[0]
 
 
+@pytest.mark.slow
 def test_a_worker_that_had_sent_some_gradients_says_that_all_have_to_begin_again(
         workers, monkeypatch):
     monkeypatch.setattr(rounds, '_UNTIL_ANEW', 0.3)
@@ -198,6 +199,7 @@ def test_a_worker_that_had_sent_some_gradients_says_that_all_have_to_begin_again
     chief.join()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_started_again_when_the_chief_has_ended_ends(workers):
     chief = Chief(workers, 1)
     chief.allow(1)
@@ -219,6 +221,7 @@ def loop_until_it_stops(joined, built, train_op, hooks):
         signals.restore()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('train', [until_it_stops, loop_until_it_stops])
 def test_workers_begin_again_where_the_chief_does(workers, tmp_path, train):
     """The chief is gone after step 3 and goes on from 2: by hand the weight after step 5 is

@@ -87,6 +87,8 @@ def test_a_step_that_waits_for_a_worker_that_has_ended(ended, backup_workers, in
     assert (len(lines), found) == ((0, [ended]) if in_vain else (1, []))
 
 
+@pytest.mark.slow
+@pytest.mark.version_independent
 def test_where_all_answer_one_is_slow():
     workers, ps = addresses(1, 1)
     with server(ps[0], speaks=True):

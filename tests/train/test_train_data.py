@@ -193,6 +193,7 @@ def test_diagnose(runner, tmp_path):
     assert run.stdout.rstrip().endswith('.')
 
 
+@pytest.mark.slow
 def test_diagnose_names_a_bad_image_or_leaves_it_out(runner, tmp_path, model_for_three_channels):
     folder = images(tmp_path / 'data', ['train/b/3.jpg'])
     flags = FOLDER + ['--data_dir=' + folder, '--mode=diagnose', '--diagnose_seconds=0.1']

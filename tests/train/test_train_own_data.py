@@ -130,6 +130,7 @@ def test_an_empty_test_set_shows_before_the_training(failing):
     assert steps_saved(done.train_dir) == []
 
 
+@pytest.mark.slow
 def test_a_test_set_without_end_is_an_error_and_what_was_trained_is_saved(failing):
     done, lines = failing('endless')
     assert lines == [
