@@ -109,7 +109,7 @@ PROGRAM = """
 import sys
 import numpy as np
 import tensorflow.compat.v1 as tf
-sys.path.insert(0, 'tests/cluster')
+sys.path[:0] = ['tests', 'tests/cluster']
 import towers
 from test_check_cluster import BATCH, momentum
 from test_ring import sparse_and_dense
