@@ -310,8 +310,9 @@ def test_work_that_fails_when_the_next_batch_is_there_costs_its_batch_alone():
         ('ok', [1, 2, 4]), ('ok', [1, 2, 4, 5]), ('end', [1, 2, 4, 5])]
 
 
+@pytest.mark.slow  # the reading has to be slower than the work, whatever else runs
 def test_work_that_fails_while_the_next_batch_is_read_is_tried_once_more():
-    program = Powers([], read=0.2, work=0.03, bad_work=[2])
+    program = Powers([], read=1.5, work=0.03, bad_work=[2])
     with program.session() as session:
         assert program.run(session) == ('ok', [1])
         assert program.run(session) == ('bad work', [1]) and held(session) == [(0, 1), (0, 1)]
