@@ -1,9 +1,9 @@
 """Colours distorted at random, plane by plane.
 
 TensorFlow's `adjust_saturation` and `adjust_hue` go through HSV pixel by pixel, and its contrast is
-an image less a value for each channel: each takes as long as the decoding of the image. The same
-numbers (within 1e-5) follow from red, green and blue as planes, by operations on whole planes.
-With M and m the largest and the smallest of a pixel's three, and R = M - m:
+an image less a value for each channel: each takes 0.7 to 1 ms for 224 x 224 pixels. The same
+numbers (within 1e-5) follow from red, green and blue as planes, by operations on whole planes. With
+M and m the largest and the smallest of a pixel's three, and R = M - m:
 
     saturation times k:  M - (M - c) min(k, M / R)                      (HSV's S = R / M is at most 1)
     hue plus d:          m + R clip(| |h + d - h_c| - 3 | - 1, 0, 1)    h in sixths of the circle,
@@ -55,8 +55,8 @@ def distorted_colors(image, draws):
                 planes = change(planes)
             return tf.clip_by_value(image_of(planes, tf.shape(image)), 0., 1.)
         return apply
-    # Functions, unlike what only decodes: of their hundred operations each, three in four would
-    # wait to be skipped.
+    # Functions, unlike the branches around the decoder: the operations of the other orders would
+    # otherwise be looked at, too.
     chosen = tf.cast(draws[0] * len(orders), tf.int32)
     return tf.ensure_shape(tf.switch_case(chosen, [applied(order) for order in orders]),
                            image.shape)
