@@ -124,8 +124,6 @@ CALLS = {
     'BuildProgress': lambda given: (towers.BuildProgress, {}),
     'check_towers': lambda given: (towers.check_towers, dict(
         model_fn=reached, inputs=np.ones([4, 2], np.float32))),
-    'check_cluster': lambda given: (towers.check_cluster, dict(
-        model_fn=reached, inputs=np.ones([4, 2], np.float32))),
     'audit': lambda given: (towers.audit, dict(built=given.built)),
     'memory_account': lambda given: (towers.memory_account, dict(built=given.built)),
     'measure_memory': lambda given: (towers.measure_memory, dict(

@@ -30,8 +30,7 @@ _FUNCTIONS = {('build_towers', 'transform_gradients'), ('build_towers', 'var_lis
               ('split_batch', 'device'), ('choose_variable_device', 'build'),
               ('export_saved_model', 'build'), ('Evaluation', 'model_fn'),
               ('training_session', 'say'), ('check_towers', 'model_fn'),
-              ('check_cluster', 'model_fn'), ('memory_report', 'build'),
-              ('fit_batch_size', 'build')}
+              ('memory_report', 'build'), ('fit_batch_size', 'build')}
 # Numbers are inputs like any others; TensorFlow says what the model cannot do with them. And with
 # reuse=True the graph has to have the variables.
 _FINE = {('build_towers', 'inputs'), ('build_towers', 'reuse')}

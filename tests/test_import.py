@@ -171,7 +171,7 @@ def test_public_functions_carry_type_hints():
 # ---- rooms ---------------------------------------------------------------------------------------
 
 # As docs/architecture.md has them, from above to below; what is in no folder comes last.
-ROOMS = ['launch', 'fronts', 'cluster', 'run', 'memory', 'inspect', 'build', 'clone', 'reduce',
+ROOMS = ['launch', 'fronts', 'inspect', 'cluster', 'run', 'memory', 'build', 'clone', 'reduce',
          'tower', 'recomputation', 'placement', 'checkpoint', 'graph', 'for all rooms']
 
 

@@ -15,7 +15,6 @@ from towers.build.plan import Plan
 from towers.checkpoint.files import newest_checkpoint
 from towers.checkpoint.match import check_fits, init_from
 from towers.checkpoint.tidy import tidy_directory
-from towers.cluster.check import check_cluster
 from towers.cluster.cluster import Cluster
 from towers.cluster.feed import files_of_worker, until_all_end
 from towers.cluster.member import Member, join, serve

@@ -109,13 +109,13 @@ PROGRAM = """
 import sys
 import numpy as np
 import tensorflow.compat.v1 as tf
-sys.path[:0] = ['tests', 'tests/cluster']
+sys.path[:0] = ['tests', 'tests/inspect']
 import towers
-from test_check_cluster import BATCH, momentum
-from test_ring import sparse_and_dense
+from machine_samples import sparse_and_dense
+from test_check_machines import BATCH, momentum
 tf.disable_v2_behavior()
-report = towers.check_cluster(sparse_and_dense, BATCH, momentum, 'horovod', %s,
-                              tolerance=1e-12)
+report = towers.check_towers(sparse_and_dense, BATCH, momentum, %s, tolerance=1e-12,
+                             cluster='horovod')
 print('equal: %%s' %% (report.equal and report.compared > 12))
 print(report)
 """
@@ -124,8 +124,8 @@ print(report)
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists(HOROVODRUN), reason='Horovod is not installed')
 @pytest.mark.parametrize('workers, arguments', [
-    (2, "(1, 1), 2, steps=3, reduction='sum'"), (2, "(1, 2), 2, steps=3, accumulate=2"),
-    (3, "(1, 3, 2), 2, steps=2, reduction='mean'")])
+    (2, "2, 3, 'sum'"), (2, "2, 3, shares=(1, 2), accumulate=2"),
+    (3, "2, 2, shares=(1, 3, 2)")])
 def test_processes_of_horovod_are_one_device(workers, arguments):
     done = subprocess.run(
         [HOROVODRUN, '-np', str(workers), sys.executable, '-c', PROGRAM % arguments],

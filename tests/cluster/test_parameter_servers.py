@@ -11,8 +11,8 @@ from towers.cluster import parameter_servers
 from towers.cluster.member import start_server
 from towers.cluster.spread import spread_over_servers
 from towers.errors import ClusterError
+from machine_samples import batches, close, on_one_device, sparse_and_dense
 from one_process import addresses, averaged, together, train
-from test_ring import batches, close, on_one_device, sparse_and_dense
 
 
 def served(sizes, num_ps, steps=2, num_towers=1, reduction='mean', **fields):

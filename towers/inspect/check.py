@@ -1,20 +1,18 @@
 """`check_towers`: does a model give the same numbers on N towers as on one device?"""
 
 import collections
-import numbers
 import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers import compat
-from towers.arguments import (check_choice, check_count, check_flag, check_function,
-                              check_instance)
-from towers.build.arguments import check_model_fn
-from towers.build.request import REDUCTIONS
-from towers.errors import InputError, InvalidArgumentError, SharedVariableError
+from towers.arguments import check_count, check_flag
+from towers.errors import InvalidArgumentError, SharedVariableError
+from towers.inspect.check_arguments import check_arguments, checked_machines
+from towers.inspect.check_machines import run_machines
 from towers.inspect.check_report import (Difference, TowersReport, compare, compare_initial_values,
-                                         is_finite, likely_cause, not_compared, why_not_finite)
+                                         drifted_cause, is_finite, likely_cause, not_compared,
+                                         why_not_finite)
 from towers.inspect.check_runs import (first_examples, repeat_first_shard, run_one_device,
                                        run_towers)
 from towers.placement.devices import resolve_devices
@@ -25,7 +23,9 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
                  make_optimizer: typing.Optional[typing.Callable] = None, num_towers: int = 2,
                  steps: int = 3, reduction: str = 'mean', same_shards: bool = False,
                  tolerance: typing.Optional[float] = None, seed: int = 0,
-                 **options) -> TowersReport:
+                 cluster: typing.Optional[str] = None,
+                 shares: typing.Optional[typing.Sequence[int]] = None,
+                 num_ps: typing.Optional[int] = None, **options) -> TowersReport:
     """Trains a model some steps on N towers and on one device, and compares the numbers.
 
     One device runs a plain TF1 program, without this package's towers and their analysis of graphs:
@@ -35,6 +35,13 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
     gradients of the first step, and variables and optimizer slots after the last step. A value that
     is not finite on either side is neither equal nor different, and is reported first.
 
+    With `cluster=` the towers are those of several workers. For `'ring'` and `'ps'` these are
+    threads of this process; each has one of TensorFlow's servers, and they send to each other over
+    loopback. For `'horovod'` they are the processes of `horovodrun -np 2 python …`, each of which
+    makes this call and gets the report. Losses are then weighted by the workers' examples, moving
+    averages are worker 0's, and but for `'ps'` the workers' weights also have to be the same bit
+    for bit.
+
     Args:
       model_fn: as for `build_towers`.
       inputs: a sample batch: a nest of arrays [n, …] or `tf.SparseTensorValue`s.
@@ -43,7 +50,7 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
         `tf.train.get_or_create_global_step()`, which then counts the steps). None for momentum
         SGD at rate 0.01. For a model with several losses it returns a dict of optimizers by name;
         a step is then that of all losses.
-      num_towers: how many virtual CPU towers.
+      num_towers: how many virtual CPU towers; of each worker, with `cluster`.
       steps: how many steps, all on the same batch.
       reduction: as for `build_towers`; with `'sum'` the one device gets N times its gradient.
       same_shards: use the batch's first n/N examples N times over, so that all towers see the same
@@ -54,8 +61,12 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
         computes in float64 throughout, 1e-4 where float32 is the coarsest type in it, 0.02 for
         float16, 0.1 for bfloat16.
       seed: graph-level seed of the initial weights.
+      cluster: None for one machine; or `'ring'`, `'ps'` (synchronous) or `'horovod'`.
+      shares: the workers' parts of the batch: `(1, 1)`, the default, are two halves, `(3, 1)` three
+        quarters and a quarter. n has to be a multiple of their sum. With `same_shards` all equal.
+      num_ps: number of parameter servers, for `'ps'`; 1 if None.
       **options: more arguments of `build_towers`: `devices` (then they are counted, not
-        `num_towers`), `remainder`, `variable_device`, `variable_scope`, `var_list` (a function),
+        `num_towers`) and `remainder`, without `cluster`; `variable_device`, `variable_scope`, `var_list` (a function),
         `transform_gradients`, `regularization`, `update_ops`, `copies`, `all_reduce`, `accumulate`,
         `recompute`, `micro_batches`, `schedule`, `stages`, `gradient_options`.
 
@@ -64,18 +75,22 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
 
     Raises:
       StepError: TensorFlow cannot run the model's step, on one device or on the towers.
-      TowersError: bad arguments, as `build_towers`.
+      TowersError: bad arguments, as `build_towers`; or a cluster that cannot be made.
     """
-    check_arguments('check_towers', model_fn, inputs, make_optimizer, num_towers, steps, reduction,
-                    tolerance, seed, options, OPTIONS)
+    check_arguments(model_fn, inputs, make_optimizer, num_towers, steps, reduction, tolerance, seed,
+                    options)
+    machines = checked_machines(cluster, shares, num_ps, same_shards, options)
     check_flag('same_shards', same_shards)
     make_optimizer = make_optimizer or (lambda: tf.train.MomentumOptimizer(0.01, 0.9))
+    if machines is not None:
+        return _check_machines(machines, model_fn, inputs, make_optimizer, num_towers, steps,
+                               reduction, same_shards, tolerance, seed, options)
     if 'devices' in options:
         devices = resolve_devices(options.pop('devices'), options.get('check_devices', True),
                                   options.get('allow_repeated_devices', False))
-        num_towers = len(devices)
     else:
         devices = tuple('/device:CPU:%d' % index for index in range(num_towers))
+    num_towers = len(devices)
     if num_towers < 2 and not _differs_on_one_tower(devices, options):
         raise InvalidArgumentError('devices=%r: expected at least 2 towers to compare with one '
                                    'device; or accumulate=, recompute=, or several devices for '
@@ -87,16 +102,38 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
         inputs = first_examples(inputs, lambda count: count - count % parts)
     factor = num_towers if reduction == 'sum' else 1
     one, traits = run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, options)
-    tolerance = _tolerance(tolerance, traits)
     try:
         many, sum_of_losses = run_towers(model_fn, inputs, make_optimizer, devices, steps,
                                          one['initial'], reduction, options)
     except SharedVariableError as error:
         missing = Difference('variable', 'of a later tower', float('inf'))
-        return TowersReport(False, missing, tolerance, missing, 'an unshared variable: %s' % error,
-                            0, num_towers, steps, reduction, None, [])
-    return report_on(one, many, traits, tolerance, sum_of_losses, num_towers, steps, reduction,
-                     same_shards, parts)
+        return TowersReport(False, missing, _tolerance(tolerance, traits), missing,
+                            'an unshared variable: %s' % error, 0, num_towers, steps, reduction,
+                            None, [], 1)
+    return _report_on(one, many, traits, tolerance, sum_of_losses, num_towers, steps, reduction,
+                      same_shards, parts)
+
+
+def _check_machines(machines, model_fn, inputs, make_optimizer, num_towers, steps, reduction,
+                    same_shards, tolerance, seed, options):
+    """As `check_towers`, on several workers, which `machines` are."""
+    workers = len(machines.shares)
+    parts = workers * _parts(num_towers, options)
+    if same_shards:
+        inputs = repeat_first_shard(inputs, parts)
+    sizes = machines.sizes(inputs)
+    factor = workers * num_towers if reduction == 'sum' else 1
+    one, traits = run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, options)
+    many, sum_of_losses, drifted = run_machines(
+        machines, sizes, model_fn, inputs, make_optimizer, num_towers, steps, one['initial'],
+        reduction, options)
+    report = _report_on(one, many, traits, tolerance, sum_of_losses, workers * num_towers, steps,
+                        reduction, same_shards, parts, workers)
+    if not drifted or report.not_finite is not None:
+        return report
+    # Whatever else differs: workers that drift apart are the cause of the rest.
+    first = Difference('variable', drifted[0], float('inf'))
+    return report._replace(equal=False, first=first, worst=first, cause=drifted_cause(drifted))
 
 
 def _parts(num_towers, options):
@@ -107,8 +144,8 @@ def _parts(num_towers, options):
     return num_towers
 
 
-def report_on(one, many, traits, tolerance, sum_of_losses, num_towers, steps, reduction,
-              same_shards=False, parts=None):
+def _report_on(one, many, traits, tolerance, sum_of_losses, num_towers, steps, reduction,
+               same_shards, parts, workers=1):
     """The `TowersReport` of two runs.
 
     Args:
@@ -116,7 +153,8 @@ def report_on(one, many, traits, tolerance, sum_of_losses, num_towers, steps, re
       many: such a dict of the towers' values.
       sum_of_losses: the sum of the towers' losses in the first step.
       tolerance, num_towers, steps, reduction, same_shards: as for `check_towers`.
-      parts: into how many parts a batch is cut; None for one a tower.
+      parts: into how many parts a batch is cut.
+      workers: of how many workers the towers are.
     """
     tolerance = _tolerance(tolerance, traits)
     noise = _ROUNDING[traits.coarsest].noise * max(
@@ -132,10 +170,10 @@ def report_on(one, many, traits, tolerance, sum_of_losses, num_towers, steps, re
     if not_finite is not None:
         cause = why_not_finite(not_finite, one, many)
     elif beyond:
-        cause = likely_cause(beyond[0], one, traits, sum_of_losses, parts or num_towers)
+        cause = likely_cause(beyond[0], one, traits, sum_of_losses, parts)
     return TowersReport(not beyond and not_finite is None, worst, tolerance,
                         beyond[0] if beyond else None, cause, len(differences), num_towers, steps,
-                        reduction, not_finite, left_out)
+                        reduction, not_finite, left_out, workers)
 
 
 _Rounding = collections.namedtuple('_Rounding', 'tolerance noise')
@@ -152,62 +190,3 @@ def _differs_on_one_tower(devices, options):
     """Whether one tower is built in another way than a plain program."""
     return (len(all_devices(devices)) > 1 or options.get('recompute') is not None
             or options.get('accumulate', 1) != 1 or options.get('micro_batches', 1) != 1)
-
-
-OPTIONS = ('devices', 'remainder', 'variable_device', 'variable_scope', 'var_list',
-            'transform_gradients', 'regularization', 'update_ops', 'check_devices',
-            'allow_repeated_devices', 'copies', 'all_reduce', 'accumulate', 'recompute',
-            'micro_batches', 'schedule', 'stages', 'gradient_options')
-
-
-def check_arguments(caller, model_fn, inputs, make_optimizer, num_towers, steps, reduction,
-                    tolerance, seed, options, known):
-    """Raises a `TowersError` for arguments that `check_towers` does not take.
-
-    Args:
-      caller: name of the function, for texts.
-      options: dict of arguments of `build_towers`.
-      known: names of the options that are allowed.
-      The others are those of `check_towers`.
-    """
-    check_model_fn(model_fn)
-    check_choice('reduction', reduction, REDUCTIONS)
-    if all(leaf is None for leaf in tf.nest.flatten(inputs)):
-        raise InputError('inputs=%.80r: expected a sample batch, of at least one array [n, …].'
-                         % (inputs,))
-    for leaf in tf.nest.flatten(inputs):
-        if isinstance(leaf, (tf.Tensor, tf.SparseTensor) + compat.VARIABLE_TYPES):
-            raise InputError('inputs hold the tensor %r: %s makes graphs of its own and takes '
-                             'arrays, such as np.random.rand(8, 3).' % (leaf.name, caller)
-                             if not isinstance(leaf, tf.SparseTensor) else
-                             'inputs hold a SparseTensor: %s makes graphs of its own and takes '
-                             'tf.SparseTensorValues.' % caller)
-    if make_optimizer is not None:
-        check_function('make_optimizer', make_optimizer, 0, 'a function that makes the optimizer, '
-                       'such as lambda: tf.train.AdamOptimizer(0.001), since there are two graphs')
-    for name, value, least in (('num_towers', num_towers, 1), ('steps', steps, 1),
-                               ('seed', seed, 0)):
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-            raise InvalidArgumentError('%s=%r: expected a whole number of at least %d.'
-                                       % (name, value, least))
-    if tolerance is not None and (isinstance(tolerance, bool) or not isinstance(
-            tolerance, numbers.Real) or not tolerance >= 0):
-        raise InvalidArgumentError('tolerance=%r: expected None or a number of at least 0.'
-                                   % (tolerance,))
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise InvalidArgumentError('%s takes no %s: expected some of make_optimizer, %s.%s' % (
-            caller, unknown[0], ', '.join(known),
-            ' make_optimizer= is a function that makes the optimizer, since there are two graphs.'
-            if unknown[0] == 'optimizer' else ''))
-    for name in ('var_list', 'transform_gradients'):
-        if isinstance(options.get(name), dict):
-            for each in options[name].values():
-                check_function(name, each, 1, 'functions of one argument here, since there are two '
-                               'graphs')
-        elif options.get(name) is not None:
-            check_function(name, options[name], 1, 'a function of one argument here, since there '
-                           'are two graphs')
-    if options.get('variable_scope') is not None:
-        check_instance('variable_scope', options['variable_scope'], (str, tf.VariableScope),
-                       'a name, a tf.VariableScope or None')

@@ -17,7 +17,7 @@ SHARD_VARIANCE = 'a moving variance, under same_shards'
 
 class TowersReport(collections.namedtuple('TowersReport', [
         'equal', 'worst', 'tolerance', 'first', 'cause', 'compared', 'towers', 'steps',
-        'reduction', 'not_finite', 'left_out'])):
+        'reduction', 'not_finite', 'left_out', 'workers'])):
     """The result of `check_towers`; print it.
 
     Attributes:
@@ -34,12 +34,15 @@ class TowersReport(collections.namedtuple('TowersReport', [
       not_finite: the first `Difference` of which either side holds a NaN or an infinity, in the
         order in which a step computes things; None where all values are finite.
       left_out: list of `LeftOut`: the variables that are not compared; nor are their slots.
+      workers: how many workers the towers were of; 1 without a cluster.
     """
     __slots__ = ()
 
     def __str__(self):
-        ran = '%d tower%s against one device on the full batch, %d steps, reduction %s' % (
-            self.towers, '' if self.towers == 1 else 's', self.steps, self.reduction)
+        ran = '%d tower%s%s against one device on the full batch, %d steps, reduction %s' % (
+            self.towers, '' if self.towers == 1 else 's',
+            '' if self.workers == 1 else ' of %d workers' % self.workers, self.steps,
+            self.reduction)
         if self.not_finite is not None:
             text = 'NOT finite: %s %s holds a NaN or an infinity: %s. Likely cause: %s' % (
                 self.not_finite.what, self.not_finite.name, ran, self.cause)
@@ -178,3 +181,10 @@ def likely_cause(first, one, traits, sum_of_losses, num_parts):
                 'with same_shards=True, where these agree, or with batch norm in inference mode.')
     return ('something that mixes the examples of a batch other than by the mean of a loss, such '
             'as a statistic of the batch, or a loss divided by a count that differs by shard.')
+
+
+def drifted_cause(names):
+    """The cause that a report gives where the workers' variables are not the same."""
+    return ('the workers do not have the same values of %s: something in the update differs from '
+            "worker to worker, such as a number that one machine alone knows, or NumPy's random "
+            'numbers.' % ', '.join(names[:3]))

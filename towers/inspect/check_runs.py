@@ -41,7 +41,7 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
     """
     with tf.Graph().as_default() as graph:
         tf.set_random_seed(seed)
-        batch = _map_leaves(_constant, inputs)
+        batch = constants(inputs)
         objectives = checked_objectives(
             make_optimizer(), options.get('var_list'), options.get('transform_gradients'))
         check_gradient_options(options.get('gradient_options'), objectives)
@@ -146,7 +146,7 @@ def run_towers(model_fn, inputs, make_optimizer, devices, steps, initial, reduct
       name to array, the initial values that towers compute from a part of the batch.
     """
     with tf.Graph().as_default():
-        batch = _map_leaves(_constant, inputs)
+        batch = constants(inputs)
         optimizer = make_optimizer()
         built = build_towers(model_fn, batch, optimizer, devices, reduction,
                              global_step=tf.train.get_global_step(), **options)
@@ -198,6 +198,11 @@ def _names_on_one_device(variables, initial):
     return {name: name for name in names}
 
 
+def constants(inputs):
+    """A nest of arrays and `tf.SparseTensorValue`s as tensors of the graph."""
+    return map_leaves(_constant, inputs)
+
+
 def _constant(leaf):
     if isinstance(leaf, tf.SparseTensorValue):
         return tf.SparseTensor.from_value(leaf)
@@ -225,10 +230,16 @@ def _train(session, loss, pairs, train_op, steps, names, also=()):
         result['loss'].update(('of step %d %s' % (step + 1, label.rstrip(': ')) if label else
                                'of step %d' % (step + 1), value)
                               for label, value in values.items())
-    trainable = {variable.op.name for variable in tf.trainable_variables()}
-    result['variable'], result['slot'] = {}, {}
     variables = tf.global_variables()
-    for variable, value in zip(variables, session.run(variables)):
+    result.update(sort_values(variables, session.run(variables), names))
+    return result
+
+
+def sort_values(variables, values, names):
+    """`{'variable': {name: value}, 'slot': {…}}`, by the names that `names` gives for their own."""
+    trainable = {variable.op.name for variable in tf.trainable_variables()}
+    result = {'variable': {}, 'slot': {}}
+    for variable, value in zip(variables, values):
         name = variable.op.name
         is_slot = any(name.startswith(other + '/') for other in trainable) or '/' not in name and (
             name.endswith('_power'))
@@ -246,7 +257,7 @@ def _labelled(shaped):
 def repeat_first_shard(inputs, num_towers):
     """The inputs' first n // N examples, N times over."""
     first = first_examples(inputs, lambda count: count // num_towers)
-    return _map_leaves(lambda leaf: np.concatenate([leaf] * num_towers), first)
+    return map_leaves(lambda leaf: np.concatenate([leaf] * num_towers), first)
 
 
 def first_examples(inputs, how_many):
@@ -259,14 +270,14 @@ def first_examples(inputs, how_many):
         if not how_many(len(leaf)):
             raise InputError('%d examples are too few: every tower needs one.' % len(leaf))
         return leaf[:how_many(len(leaf))]
-    return _map_leaves(first, inputs)
+    return map_leaves(first, inputs)
 
 
-def _map_leaves(function, inputs):
+def map_leaves(function, inputs):
     """As `tf.nest.map_structure`, which would take a `tf.SparseTensorValue` apart."""
     if isinstance(inputs, tf.SparseTensorValue) or not tf.nest.is_nested(inputs):
         return None if inputs is None else function(inputs)
     if isinstance(inputs, dict):
-        return {key: _map_leaves(function, inputs[key]) for key in inputs}
-    parts = [_map_leaves(function, each) for each in inputs]
+        return {key: map_leaves(function, inputs[key]) for key in inputs}
+    parts = [map_leaves(function, each) for each in inputs]
     return type(inputs)(*parts) if hasattr(inputs, '_fields') else type(inputs)(parts)

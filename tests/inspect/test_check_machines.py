@@ -1,11 +1,13 @@
-"""`check_cluster`: the contract over machines, held against a plain program on one device."""
+"""`check_towers(cluster=…)`: the contract over machines, held against a plain program on one device."""
+
+import re
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from test_ring import batches, sparse_and_dense
+from machine_samples import batches, sparse_and_dense
 
 BATCH = batches([12])[0]
 
@@ -19,10 +21,13 @@ def momentum():
     pytest.param('ring', (1, 3, 2), 1, 'sum', marks=pytest.mark.slow),
     pytest.param('ps', (1, 3, 2), 2, 'mean', marks=pytest.mark.slow)])
 def test_machines_are_one_device(kind, shares, num_towers, reduction):
-    report = towers.check_cluster(sparse_and_dense, BATCH, momentum, kind, shares, num_towers, 2, 2,
-                                  reduction, tolerance=1e-12)
+    report = towers.check_towers(
+        sparse_and_dense, BATCH, momentum, num_towers, 2, reduction, tolerance=1e-12, cluster=kind,
+        shares=shares, num_ps=2 if kind == 'ps' else None)
     assert report.equal, str(report)
-    assert report.towers == len(shares) * num_towers
+    assert report.towers == len(shares) * num_towers and report.workers == len(shares)
+    assert '%d towers of %d workers against one device' % (
+        report.towers, len(shares)) in str(report)
     assert report.compared == 2 + 4 + 4 + 4  # losses, gradients, variables, slots
 
 
@@ -34,7 +39,8 @@ def test_weights_of_half_precision(kind, options):
                               tf.float64) for dtype in (tf.bfloat16, tf.float16))
         return tf.reduce_mean(tf.square(tf.reduce_sum(numbers * product, 1)))
     numbers = np.random.RandomState(5).randn(8, 3)
-    report = towers.check_cluster(model_fn, numbers, momentum, kind, (1, 3), 2, steps=2, **options)
+    report = towers.check_towers(model_fn, numbers, momentum, steps=2, cluster=kind, shares=(1, 3),
+                                 **options)
     assert report.equal and report.tolerance == 0.1, str(report)
 
 
@@ -44,17 +50,17 @@ def test_a_gradient_of_half_precision_times_its_examples_is_too_large(kind):
     def model_fn(numbers):
         weight = tf.get_variable('w', [], tf.float16, tf.zeros_initializer())
         return tf.reduce_mean(tf.cast(weight, tf.float64) * numbers)
-    report = towers.check_cluster(
-        model_fn, np.full([8], 2e4), lambda: tf.train.GradientDescentOptimizer(0.125), kind, (1, 3),
-        steps=1)
+    report = towers.check_towers(
+        model_fn, np.full([8], 2e4), lambda: tf.train.GradientDescentOptimizer(0.125), 1, steps=1,
+        cluster=kind, shares=(1, 3))
     assert report.equal and report.not_finite is None, str(report)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['ring', 'ps'])
 def test_micro_batches_and_a_forward_pass_that_is_computed_again(kind):
-    report = towers.check_cluster(sparse_and_dense, BATCH, momentum, kind, (1, 2), 2, steps=2,
-                                  tolerance=1e-12, accumulate=2, recompute='auto')
+    report = towers.check_towers(sparse_and_dense, BATCH, momentum, steps=2, tolerance=1e-12,
+                                 cluster=kind, shares=(1, 2), accumulate=2, recompute='auto')
     assert report.equal, str(report)
 
 
@@ -64,8 +70,8 @@ def test_several_losses_are_refused():
         loss = tf.reduce_mean(weight * numbers)
         return {'loss': {'one': loss, 'other': 2 * loss}}
     with pytest.raises(towers.InvalidArgumentError, match='several .one, other.'):
-        towers.check_cluster(model_fn, np.arange(1., 9.), lambda: {
-            'one': momentum(), 'other': momentum()})
+        towers.check_towers(model_fn, np.arange(1., 9.), lambda: {
+            'one': momentum(), 'other': momentum()}, cluster='ring')
 
 
 @pytest.mark.slow
@@ -78,8 +84,8 @@ def test_a_clipped_gradient_is_clipped_once_over_all_machines():
         return tf.reduce_mean(tf.square(tf.reduce_sum(numbers * weights, 1)))
     numbers = np.random.RandomState(5).randn(12, 3)
     for kind in ('ring', 'ps'):
-        report = towers.check_cluster(dense, numbers, momentum, kind, (1, 2), steps=2,
-                                      transform_gradients=clip)
+        report = towers.check_towers(dense, numbers, momentum, 1, steps=2, cluster=kind,
+                                     shares=(1, 2), transform_gradients=clip)
         assert report.equal, str(report)
 
 
@@ -89,13 +95,42 @@ def test_a_loss_that_is_a_sum_is_found():
     def model_fn(numbers):
         weight = tf.get_variable('w', [], tf.float64, tf.ones_initializer())
         return tf.reduce_sum(weight * numbers)
-    report = towers.check_cluster(model_fn, np.arange(1., 9.), momentum)
+    report = towers.check_towers(model_fn, np.arange(1., 9.), momentum, 1, cluster='ring')
     assert not report.equal and 'sums over the batch' in report.cause
 
 
-def test_shares_that_do_not_divide_are_refused():
-    with pytest.raises(towers.InvalidArgumentError, match='of 12 examples'):
-        towers.check_cluster(sparse_and_dense, BATCH, shares=(5, 2))
+@pytest.mark.parametrize('arguments, said', [
+    ({'cluster': 'ring', 'shares': (5, 2)}, 'of 12 examples'),
+    ({'cluster': 'ring', 'shares': (1,)}, 'two or more workers'),
+    ({'cluster': 'ring', 'shares': (3, 1), 'same_shards': True}, 'the workers have equal parts'),
+    ({'cluster': 'rings'}, "cluster='rings'"), ({'cluster': ['a:1']}, 'starts workers of its own'),
+    ({'cluster': 'ring', 'num_ps': 2}, "num_ps=2 goes with cluster='ps'"),
+    ({'cluster': 'ps', 'num_ps': 0}, 'num_ps=0'), ({'num_ps': 1}, 'num_ps=1 goes with cluster='),
+    ({'shares': (1, 1)}, 'goes with cluster='),
+    ({'cluster': 'ring', 'devices': 2}, 'devices= and cluster='),
+    ({'cluster': 'ring', 'remainder': 'drop'}, 'remainder= and cluster=')])
+def test_refused(arguments, said):
+    with pytest.raises(towers.InvalidArgumentError, match=re.escape(said)):
+        towers.check_towers(sparse_and_dense, BATCH, **arguments)
+
+
+def test_the_same_shards_for_batch_norm():
+    """The statistics of each shard are those of the batch, so that workers agree with one device;
+    the first worker's moving mean is that of all."""
+    def model_fn(numbers, targets):
+        mean, variance = tf.nn.moments(numbers, [0])
+        average = tf.get_variable('mean', [2], tf.float64, tf.zeros_initializer(), trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(average, average / 2 + mean / 2))
+        weights = tf.get_variable('weights', [2], tf.float64, tf.ones_initializer())
+        normal = (numbers - mean) / tf.sqrt(variance + 0.125)
+        return tf.reduce_mean(tf.square(tf.reduce_sum(normal * weights, 1) - targets))
+    numbers = np.random.RandomState(3).randn(16, 2)
+    batch = {'numbers': numbers, 'targets': numbers[:, 0] * 3}
+    alike = towers.check_towers(lambda each: model_fn(**each), batch, momentum, 2, tolerance=1e-12,
+                                same_shards=True, cluster='ring')
+    assert alike.equal and alike.compared == 3 + 1 + 2 + 1, str(alike)
+    unlike = towers.check_towers(lambda each: model_fn(**each), batch, momentum, 2, cluster='ring')
+    assert unlike.first.what == 'loss' and 'same_shards=True' in unlike.cause, str(unlike)
 
 
 def square(inputs):
@@ -109,7 +144,7 @@ def test_moving_averages_are_each_workers_own():
         mean = tf.get_variable('mean', [], tf.float64, tf.zeros_initializer(), trainable=False)
         tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(mean, tf.reduce_mean(inputs)))
         return square(inputs)
-    report = towers.check_cluster(model_fn, (np.arange(8.),), steps=1)
+    report = towers.check_towers(model_fn, (np.arange(8.),), num_towers=1, steps=1, cluster='ring')
     assert not report.equal and report.not_finite is None
     # 3.5 on one device; 1.5 of the first four.
     assert (report.first.what, report.first.name) == ('variable', 'mean')
@@ -122,7 +157,8 @@ def test_weights_that_differ_from_worker_to_worker_are_said_to():
     def noisy(pairs):
         noise = tf.numpy_function(lambda: float(next(draws)), [], tf.float64)
         return [(gradient + tf.reshape(noise, []), variable) for gradient, variable in pairs]
-    report = towers.check_cluster(square, (np.arange(8.),), transform_gradients=noisy)
+    report = towers.check_towers(square, (np.arange(8.),), num_towers=1, cluster='ring',
+                                 transform_gradients=noisy)
     assert not report.equal and report.first.name == 'weight'
     assert 'the workers do not have the same values of weight' in str(report)
     assert 'NaN' not in str(report)

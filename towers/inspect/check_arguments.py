@@ -1,0 +1,127 @@
+"""What `check_towers` takes: its arguments, and those of `build_towers` that it hands on."""
+
+import collections
+import numbers
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.arguments import check_choice, check_count, check_function, check_instance
+from towers.build.arguments import check_model_fn
+from towers.build.request import REDUCTIONS
+from towers.cluster.cluster import KINDS
+from towers.errors import InputError, InvalidArgumentError
+
+OPTIONS = ('devices', 'remainder', 'variable_device', 'variable_scope', 'var_list',
+           'transform_gradients', 'regularization', 'update_ops', 'check_devices',
+           'allow_repeated_devices', 'copies', 'all_reduce', 'accumulate', 'recompute',
+           'micro_batches', 'schedule', 'stages', 'gradient_options')
+
+
+def check_arguments(model_fn, inputs, make_optimizer, num_towers, steps, reduction, tolerance, seed,
+                    options):
+    """Raises a `TowersError` for arguments that `check_towers` does not take; see there.
+
+    Args:
+      options: dict of arguments of `build_towers`.
+    """
+    check_model_fn(model_fn)
+    check_choice('reduction', reduction, REDUCTIONS)
+    if all(leaf is None for leaf in tf.nest.flatten(inputs)):
+        raise InputError('inputs=%.80r: expected a sample batch, of at least one array [n, …].'
+                         % (inputs,))
+    for leaf in tf.nest.flatten(inputs):
+        if isinstance(leaf, (tf.Tensor, tf.SparseTensor) + compat.VARIABLE_TYPES):
+            raise InputError('inputs hold the tensor %r: check_towers makes graphs of its own and '
+                             'takes arrays, such as np.random.rand(8, 3).' % leaf.name
+                             if not isinstance(leaf, tf.SparseTensor) else
+                             'inputs hold a SparseTensor: check_towers makes graphs of its own and '
+                             'takes tf.SparseTensorValues.')
+    if make_optimizer is not None:
+        check_function('make_optimizer', make_optimizer, 0, 'a function that makes the optimizer, '
+                       'such as lambda: tf.train.AdamOptimizer(0.001), since there are two graphs')
+    for name, value, least in (('num_towers', num_towers, 1), ('steps', steps, 1),
+                               ('seed', seed, 0)):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+            raise InvalidArgumentError('%s=%r: expected a whole number of at least %d.'
+                                       % (name, value, least))
+    if tolerance is not None and (isinstance(tolerance, bool) or not isinstance(
+            tolerance, numbers.Real) or not tolerance >= 0):
+        raise InvalidArgumentError('tolerance=%r: expected None or a number of at least 0.'
+                                   % (tolerance,))
+    unknown = sorted(set(options) - set(OPTIONS))
+    if unknown:
+        raise InvalidArgumentError('check_towers takes no %s: expected some of make_optimizer, %s.%s'
+                                   % (unknown[0], ', '.join(OPTIONS),
+            ' make_optimizer= is a function that makes the optimizer, since there are two graphs.'
+            if unknown[0] == 'optimizer' else ''))
+    for name in ('var_list', 'transform_gradients'):
+        if isinstance(options.get(name), dict):
+            for each in options[name].values():
+                check_function(name, each, 1, 'functions of one argument here, since there are two '
+                               'graphs')
+        elif options.get(name) is not None:
+            check_function(name, options[name], 1, 'a function of one argument here, since there '
+                           'are two graphs')
+    if options.get('variable_scope') is not None:
+        check_instance('variable_scope', options['variable_scope'], (str, tf.VariableScope),
+                       'a name, a tf.VariableScope or None')
+
+
+class Machines(collections.namedtuple('Machines', 'kind shares num_ps')):
+    """The workers of `check_towers(cluster=…)`: the kind of cluster, their shares of a batch, and
+    the number of parameter servers."""
+    __slots__ = ()
+
+    def sizes(self, inputs):
+        """How many of the inputs' examples each worker has."""
+        leaves = tf.nest.flatten(inputs)
+        sparse = [leaf for leaf in leaves if isinstance(leaf, tf.SparseTensorValue)]
+        counts = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in leaves
+                  if leaf is not None}
+        if sparse or len(counts) != 1 or None in counts:
+            raise InputError('inputs=%.80r: with cluster= expected arrays [n, …] of the same n, '
+                             'which can be cut into the parts of the workers.' % (inputs,))
+        [count] = counts
+        if not count or count % sum(self.shares):
+            raise InvalidArgumentError(
+                'shares=%r of %d examples: expected whole numbers whose sum divides the number of '
+                'examples.' % (self.shares, count))
+        return [share * count // sum(self.shares) for share in self.shares]
+
+
+def checked_machines(cluster, shares, num_ps, same_shards, options):
+    """The `Machines` that `check_towers` is asked for; None for one machine."""
+    if cluster is None:
+        for name, value in (('shares', shares), ('num_ps', num_ps)):
+            if value is not None:
+                raise InvalidArgumentError("%s=%r goes with cluster=, such as cluster='ring'."
+                                           % (name, value))
+        return None
+    if not isinstance(cluster, str):
+        raise InvalidArgumentError(
+            'cluster=%.80r: check_towers starts workers of its own, and takes the kind of cluster: '
+            '%s.' % (cluster, ', '.join(map(repr, KINDS))))
+    check_choice('cluster', cluster, KINDS)
+    for name in ('devices', 'remainder'):
+        if name in options:
+            raise InvalidArgumentError(
+                '%s= and cluster=: %s. Pass one of the two.' % (name, {
+                    'devices': 'each worker has num_towers towers on CPUs of its own',
+                    'remainder': "a worker's batch that does not divide is weighted"}[name]))
+    if num_ps is not None and cluster != 'ps':
+        raise InvalidArgumentError("num_ps=%r goes with cluster='ps', and it is %r."
+                                   % (num_ps, cluster))
+    check_count('num_ps', 1 if num_ps is None else num_ps)
+    shares = (1, 1) if shares is None else shares
+    if not isinstance(shares, (tuple, list)) or len(shares) < 2 or not all(
+            isinstance(share, numbers.Integral) and not isinstance(share, bool) and share > 0
+            for share in shares):
+        raise InvalidArgumentError('shares=%.80r: expected the parts of two or more workers, whole '
+                                   'numbers such as (1, 1) or (3, 1).' % (shares,))
+    if same_shards and len(set(shares)) > 1:
+        raise InvalidArgumentError('shares=%r and same_shards=True: all shards are the same, so '
+                                   'that the workers have equal parts.' % (tuple(shares),))
+    return Machines(cluster, tuple(int(share) for share in shares),
+                    1 if num_ps is None else int(num_ps))
