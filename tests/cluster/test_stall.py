@@ -87,6 +87,26 @@ def test_a_step_that_waits_for_a_worker_that_has_ended(ended, backup_workers, in
     assert (len(lines), found) == ((0, [ended]) if in_vain else (1, []))
 
 
+@pytest.mark.version_independent
+def test_a_process_that_was_told_to_stop_waits_no_longer():
+    workers, ps = addresses(2, 1)
+    lines, told, found = [], [], []
+    with server(ps[0], speaks=True):
+        watch = StallWatch(Cluster('ps', workers, ps), 0.1, lines.append,
+                           told_to_stop=lambda: bool(told), on_told=found.append)
+        watch.step_begins()
+        deadline = time.time() + 20
+        while not lines and time.time() < deadline:
+            time.sleep(0.02)
+        assert lines and not found  # without a signal it waits on, and says so once
+        told.append(True)
+        while not found and time.time() < deadline:
+            time.sleep(0.02)
+        watch.close()
+    assert len(lines) == 1
+    assert found == ['worker 1 (%s) does not answer' % workers[1]]
+
+
 @pytest.mark.slow
 @pytest.mark.version_independent
 def test_where_all_answer_one_is_slow():

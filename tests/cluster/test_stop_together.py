@@ -1,6 +1,8 @@
 """`StopTogetherHook`: what makes a worker stop."""
 
+import os
 import signal
+import time
 import types
 
 import pytest
@@ -28,6 +30,21 @@ def test_one_of_several_workers_is_enough_and_it_stays_so():
     assert len(stopped) == 1 and hook.received is None
     hook.step_done(0)
     assert len(stopped) == 2
+
+
+def test_the_watch_of_a_step_on_parameter_servers_learns_of_a_signal_at_once():
+    """In another thread: the main one may be in a step that never ends."""
+    hook, _ = hook_of(towers.Cluster('ps', ['a:1', 'b:2'], ['c:3']))
+    hook.after_create_session(None, hook._coordinator)
+    try:
+        assert not hook._machines.told_to_stop
+        os.kill(os.getpid(), signal.SIGTERM)
+        deadline = time.time() + 10
+        while not hook._machines.told_to_stop and time.time() < deadline:
+            time.sleep(0.01)
+        assert hook._machines.told_to_stop
+    finally:
+        hook.restore()
 
 
 @pytest.mark.parametrize('cluster', [

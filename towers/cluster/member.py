@@ -168,7 +168,9 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         stall = StallWatch(
             cluster, dead_after, say,
             EndedWorkers(cluster, server.target, config) if waits else None,
-            lambda ranks: _lose(_ended_error(cluster, ranks), on_lost, ended))
+            lambda ranks: _lose(_ended_error(cluster, ranks), on_lost, ended),
+            lambda: built.machines.told_to_stop,
+            lambda who: _lose(_told_error(cluster, dead_after, who), on_lost, ended))
         try:
             with _explained_in_words():
                 joined = Member(cluster, built, server.target, config, stall)
@@ -321,6 +323,13 @@ def _ended_error(cluster, ranks):
         'waits for all workers. Give each as many steps as the others, or see until_all_end. '
         'Started again, all go on from the last checkpoint.' % (
             ' and '.join(cluster.who(rank) for rank in ranks), cluster.who(cluster.rank)))
+
+
+def _told_error(cluster, seconds, who):
+    return WorkerLostError(
+        '%s was told to stop, and its step takes more than %g seconds: %s. It ends without saving. '
+        'Started again, all go on from the last checkpoint.' % (
+            cluster.who(cluster.rank), seconds, who))
 
 
 def _lose(error, on_lost, ended):

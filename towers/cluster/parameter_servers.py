@@ -45,6 +45,7 @@ class ServedMachines:
       hook: hook that every session of a synchronous training needs; None for an asynchronous one.
       gates: list of operations that updates which ride on the train op have to wait for: on the
         chief of a synchronous training, until the gradients of all workers have come.
+      told_to_stop: whether a signal has told this process to stop.
     """
 
     def __init__(self, cluster, examples, reduction, num_towers):
@@ -53,7 +54,7 @@ class ServedMachines:
         self._shares = Shares(cluster, examples, reduction)
         self._accumulators, self._pushes = [], []
         self.hook = self.stops = self.stop = None
-        self.gates = []
+        self.gates, self.told_to_stop = [], False
 
     @property
     def same_examples(self):

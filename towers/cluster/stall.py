@@ -12,10 +12,12 @@ class StallWatch:
 
     A synchronous step waits for every worker, without a message from TensorFlow. A worker or server
     that was killed is waited for: started again, it joins the run. A worker that has ended in good
-    order does not come back, so that the step never ends.
+    order does not come back, so that the step never ends. And once this process has been told to
+    stop, it waits no longer.
     """
 
-    def __init__(self, cluster, seconds, say, ended=None, on_ended=None):
+    def __init__(self, cluster, seconds, say, ended=None, on_ended=None, told_to_stop=bool,
+                 on_told=None):
         """
         Args:
           cluster: `Cluster` with parameter servers.
@@ -24,9 +26,12 @@ class StallWatch:
           ended: called for a list of the other workers that have ended; None where no step waits
             for other workers.
           on_ended: called with that list, once, when a step waits for one of them.
+          told_to_stop: called for whether a signal has told this process to stop.
+          on_told: called, once, with words that say for whom a step of such a process waits.
         """
         self._cluster, self._seconds, self._say = cluster, seconds, say
         self._ended, self._on_ended = ended, on_ended
+        self._told_to_stop, self._on_told = told_to_stop, on_told
         self._since = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name='towers-stall')
@@ -53,18 +58,22 @@ class StallWatch:
             if since is None or time.monotonic() - since <= self._seconds:
                 continue
             ended = [] if self._ended is None else self._ended()
-            if 0 in ended or len(ended) > self._cluster.backup_workers:
+            in_vain = 0 in ended or len(ended) > self._cluster.backup_workers
+            if in_vain or self._told_to_stop():
                 # A process that was frozen itself has one more look to find its step done.
                 if since == seen_in and since == self._since:
-                    self._on_ended(ended)
+                    if in_vain:
+                        self._on_ended(ended)
+                    else:
+                        self._on_told(self._who())
                     return
                 seen_in = since
             elif since != spoken_of:
                 spoken_of = since
                 self._say('waiting        the step takes more than %g seconds; %s' % (
-                    self._seconds, self._who()))
+                    self._seconds, self._who(': start it again, and the run goes on')))
 
-    def _who(self):
+    def _who(self, advice=''):
         others = [(job, rank) for job, addresses in (('worker', self._cluster.workers),
                                                      ('ps', self._cluster.ps))
                   for rank in range(len(addresses))
@@ -73,7 +82,7 @@ class StallWatch:
         found = {(job, rank): _answers(addresses[job][rank]) for job, rank in others}
         silent, mute = [', '.join(self._cluster.who(rank, job) for job, rank in others
                                   if found[job, rank] is answer) for answer in (False, None)]
-        parts = ['%s does not answer: start it again, and the run goes on' % silent] * bool(silent)
+        parts = ['%s does not answer%s' % (silent, advice)] * bool(silent)
         if mute:
             parts.append('%s takes connections and says nothing: its process is frozen' % mute)
         return '; '.join(parts) or 'all workers and servers answer, so one of them is slow'

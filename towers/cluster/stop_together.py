@@ -90,6 +90,11 @@ class StopTogetherHook(StopOnSignalHook):
                     pass  # the data have ended, here or on another worker that stops, too
         super(StopTogetherHook, self).end(session)
 
+    def noticed(self):
+        """On parameter servers, lets the watch of a step know that nobody wants to wait long."""
+        if self._cluster.kind == 'ps':
+            self._machines.told_to_stop = True
+
     def _say_so(self):
         if self.received is not None and not self._has_said and self._machines.stop is not None:
             self._session.run(self._machines.stop)

@@ -149,9 +149,13 @@ class StopOnSignalHook(OccasionalHook):
                     continue
                 if first is None:
                     first, since = number, time.monotonic()
+                    self.noticed()
                     self._say(number)
                 elif not self._is_echo(number, first, since):
                     os._exit(128 + number)
+
+    def noticed(self):
+        """Called at the first signal, at once and in another thread; a step may be under way."""
 
     def _say(self, number):
         stream = self._stream or sys.stderr
