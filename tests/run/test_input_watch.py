@@ -117,6 +117,18 @@ def test_steps_that_are_fed_wait_between_them():
     assert 3 * SLOW * 0.9 <= span.waited <= span.seconds - 4 * SLOW * 0.9
 
 
+@pytest.mark.parametrize('shape, waits', [([2], True), ([], False)])
+def test_steps_that_read_and_are_fed_wait_between_them_for_examples(shape, waits):
+    """Not for a number, such as a learning rate, which no loop makes long."""
+    value = tf.placeholder(tf.int64, shape)
+    train_op, _ = training(numbers(False) + tf.reduce_sum(value), slow_step=True)
+    fed = {value: np.ones(shape)}
+    span, watch = watched(train_op, 4, fed, lambda: time.sleep(SLOW))
+    assert len(watch.reads) == 1
+    assert (span.waited >= 3 * SLOW * 0.9) == waits
+    assert span.waited <= span.seconds - 4 * SLOW * 0.9
+
+
 def fed_and_blocking(built, steps=4):
     """The `Span` of fed steps that begin with work, which keeps the only thread."""
     value = tf.placeholder(tf.float32, [2])
@@ -232,9 +244,9 @@ def test_shares_are_of_the_span_and_survive_a_session_made_anew(monkeypatch):
     assert watch.span(second, first) == Span(3., 6., 10)
     assert watch.span(first, second) == Span(1., 4., 10)
     assert watch.span(first, first).share is None
-    watch._is_fed = True  #: what is between the steps, but for evaluations, is the waiting
-    assert watch.span(second, first, away=6.5) == Span(2., 8., 10)
-    assert watch.span(second, first, away=100.) == Span(0., 6., 10)
+    watch._is_fed = True  #: what is between the steps, but for evaluations, is waiting, too
+    assert watch.span(second, first, away=6.5) == Span(5., 8., 10)
+    assert watch.span(second, first, away=100.) == Span(3., 6., 10)
 
 
 def test_away_counts_evaluations_and_checkpoints():

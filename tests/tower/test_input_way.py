@@ -1,6 +1,7 @@
 """The way from an iterator to the inputs: which ones cannot be read ahead, and why."""
 
 import pytest
+import tensorflow
 import tensorflow.compat.v1 as tf
 
 import towers
@@ -21,6 +22,38 @@ def one_shot():
     return tf.data.make_one_shot_iterator(numbers()).get_next()
 
 
+def static_table():
+    keys = tf.range(20, dtype=tf.int64)
+    return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys), -1)
+
+
+def checked(batch):
+    with tf.control_dependencies([tf.Assert(tf.reduce_all(batch >= 0), [batch])]):
+        return tf.identity(batch)
+
+
+def counter():
+    return tf.get_variable('count', [], tf.int64, tf.zeros_initializer(), trainable=False)
+
+
+def counted(batch):
+    """Counts the batches that have come: one more than those that were trained on, if ahead."""
+    with tf.control_dependencies([tf.assign_add(counter(), tf.reduce_sum(batch))]):
+        return tf.identity(batch)
+
+
+def get_next_after_a_count():
+    iterator = tf.data.make_one_shot_iterator(numbers())
+    with tf.control_dependencies([tf.assign_add(counter(), 1)]):
+        return iterator.get_next()
+
+
+def inner_reader(batch):
+    """A function that reads a variable."""
+    scale = tf.get_variable('scale', [], tf.int64, tf.ones_initializer(), use_resource=True)
+    return tensorflow.function(lambda each: each * scale)(batch)
+
+
 @pytest.mark.parametrize('inputs, text', [
     (lambda: tf.zeros([4]), 'they come from no iterator'),
     (lambda: tf.placeholder(tf.float32, [4]), 'they come from no iterator'),
@@ -33,11 +66,30 @@ def one_shot():
         tf.as_string(7), tf.int64, [4]).get_next(), 'does not stand in the graph'),
     (lambda: (one_shot(), initializable().get_next()),
      r'several iterators \(IteratorV2, OneShotIterator\), of which one could be initialized again'),
+    (lambda: one_shot() * tf.placeholder_with_default(tf.constant(1, tf.int64), []),
+     r"'PlaceholderWithDefault' \(PlaceholderWithDefault\), on the way from the iterator"),
+    (lambda: one_shot() * tf.placeholder(tf.int64, []), 'another value in another step'),
+    (lambda: one_shot() * tf.train.get_or_create_global_step(), "'global_step' .* another value"),
+    (lambda: one_shot() * tf.get_variable('v', [], tf.int64, tf.ones_initializer(),
+                                          use_resource=True), 'another value in another step'),
+    (lambda: counted(one_shot()), r'another value in another step'),
+    (lambda: get_next_after_a_count(), 'another value in another step'),
+    (lambda: inner_reader(one_shot()), 'another value in another step'),
+    (lambda: one_shot() + tf.cast(tf.timestamp(), tf.int64), r'\(Timestamp\)'),
 ])
 def test_inputs_that_cannot_be_read_ahead(inputs, text):
     with pytest.raises(towers.InputError, match=text):
         towers.build_towers(lambda *parts: 0., inputs(), tf.train.GradientDescentOptimizer(0.1),
                             DEVICES, stage_inputs=True)
+
+
+@pytest.mark.parametrize('way', [
+    lambda batch: static_table().lookup(batch), lambda batch: tf.py_func(abs, [batch], tf.int64),
+    lambda batch: tf.cond(tf.reduce_sum(batch) > 9, lambda: 2 * batch, lambda: batch),
+    lambda batch: tensorflow.function(lambda each: each * 2)(batch), checked])
+def test_what_is_the_same_whenever_it_runs_may_be_on_the_way(way):
+    [read], region = way_of(way(one_shot()))
+    assert read.type == 'IteratorGetNext' and region
 
 
 def test_the_way_goes_once_more_on_other_values():

@@ -109,7 +109,10 @@ class InputWatch:
         takers = _takers(reads, step)
         begins, ends = {}, {}
         self.reads = [staged.read.name] if ahead else [read.name for read in reads]
-        self._is_fed = staged is None and not reads
+        # Beside an iterator, examples are fed, and not the rate of learning or of dropout.
+        self._is_fed = staged is None and not reads or any(
+            op.type in ('Placeholder', 'PlaceholderV2') and op.outputs[0].shape.ndims != 0
+            for op in step)
         with tf.device(None), tf.device('/cpu:0'), tf.control_dependencies(None), \
                 tf.name_scope('input_watch/'):
             # In no collection: it is not saved, and only `initializer` initializes it.
@@ -176,8 +179,8 @@ class InputWatch:
             since = NOTHING
         waited, seconds = reading.waited - since.waited, reading.in_steps - since.in_steps
         if self._is_fed:
-            waited = max(reading.between - since.between - away, 0.)
-            seconds += waited
+            between = max(reading.between - since.between - away, 0.)
+            waited, seconds = waited + between, seconds + between
         return Span(waited, seconds, reading.steps - since.steps)
 
 

@@ -12,6 +12,11 @@ from towers.graph.graph_walk import functions_of, is_random, reachable_from, ste
 
 _OTHER_READS = ('IteratorGetNextSync', 'IteratorGetNextAsOptional', 'QueueDequeue', 'ReaderRead',
                 'MultiDeviceIteratorGetNextFromShard', 'Unstage')
+# What TensorFlow marks as stateful, and what gives the same for the same batch whenever it runs.
+_WHENEVER = frozenset([
+    'Assert', 'Print', 'PrintV2', 'PyFunc', 'EagerPyFunc', 'HashTable', 'HashTableV2',
+    'LookupTableFind', 'LookupTableFindV2', 'LookupTableSize', 'LookupTableSizeV2', 'If', 'Case',
+    'While', 'PartitionedCall', 'StatefulPartitionedCall', 'SymbolicGradient', 'RemoteCall'])
 
 
 def way_of(inputs):
@@ -59,7 +64,34 @@ def way_of(inputs):
                 op.op_def.is_stateful or op.type.startswith(('Placeholder', 'Variable'))
                 for op in step_operations([leaf])):
             raise _cannot('%r does not come from the iterator' % leaf.name)
+    iterator_parts = step_operations([read.inputs[0] for read in reads])
+    for op in sorted(set(known) - set(iterator_parts) - set(reads), key=lambda op: op.name):
+        found = [op] * _depends_on_the_step(op) or [
+            inner for inner in _inside(op)
+            if inner.type != 'Placeholder' and _depends_on_the_step(inner)]  # an argument, there
+        if found:
+            raise _cannot('%r (%s), on the way from the iterator, reads or writes what may be '
+                          'another value in another step' % (op.name, found[0].type))
     return reads, region
+
+
+def _inside(op):
+    """The operations in the functions that an operation calls, and in those that these call."""
+    found, waiting, seen = [], [op.node_def], set()
+    while waiting:
+        names = functions_of(waiting.pop()) - seen
+        seen |= names
+        for name in names:
+            body = list(compat.function_operations(op.graph, name).values())
+            found += body
+            waiting += [each.node_def for each in body]
+    return found
+
+
+def _depends_on_the_step(op):
+    """Whether an operation may give something else, or do something twice, a step earlier."""
+    return op.type.startswith(('Placeholder', 'Variable', 'VarHandle')) or (
+        op.op_def.is_stateful and op.type not in _WHENEVER)
 
 
 def _iterator_of(handle):
