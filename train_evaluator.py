@@ -5,6 +5,7 @@ import os
 import signal
 import time
 
+from absl import flags
 import tensorflow.compat.v1 as tf
 
 import towers
@@ -14,11 +15,12 @@ import train_job
 import train_results
 from train_flags import train_dir
 
+FLAGS = flags.FLAGS
 FILE = 'evaluator.jsonl'
 
 
 def evaluate_run(setup, cluster):
-    """Evaluates each new checkpoint of --train_dir, up to that of the last step of the flags.
+    """Evaluates each new checkpoint of --train_dir, up to that with which the run ends by its flags.
 
     Args:
       setup: `Setup`.
@@ -29,7 +31,7 @@ def evaluate_run(setup, cluster):
     """
     return evaluate_checkpoints(
         lambda prefix: train_results.evaluate_in_graph(setup, prefix),
-        lambda prefix: is_last(setup, cluster, prefix), train_dir())
+        lambda prefix: is_last(setup, cluster, prefix), train_dir(), reaches_accuracy)
 
 
 def is_last(setup, cluster, prefix):
@@ -41,7 +43,14 @@ def is_last(setup, cluster, prefix):
     return position is not None and position.step >= train_job.last_step(setup, cluster, position)
 
 
-def evaluate_checkpoints(evaluate, ends_with, directory, pause=1.):
+def reaches_accuracy(step, results):
+    """Whether the run stops after a step by --stop_at_accuracy: it looks every --eval_steps."""
+    return bool(FLAGS.stop_at_accuracy and step % FLAGS.eval_steps == 0
+                and results['accuracy'] >= FLAGS.stop_at_accuracy)
+
+
+def evaluate_checkpoints(evaluate, ends_with, directory, reaches=lambda step, results: False,
+                         pause=1.):
     """Evaluates each new checkpoint of a directory; the results become lines of `FILE` there.
 
     It takes the newest one. Those that came while another one was evaluated are passed over, and
@@ -51,6 +60,7 @@ def evaluate_checkpoints(evaluate, ends_with, directory, pause=1.):
       evaluate: function of the prefix of a checkpoint; returns a dict of results.
       ends_with: function of the prefix of a checkpoint; returns whether it is the last one.
       directory: of the run.
+      reaches: function of a step and its results; returns whether the run ends there by them.
       pause: seconds from one look to the next.
 
     Returns:
@@ -74,6 +84,7 @@ def evaluate_checkpoints(evaluate, ends_with, directory, pause=1.):
                 try:
                     step, is_over = step_of(newest) or 0, ends_with(newest)
                     results = evaluate(newest)
+                    is_over = is_over or reaches(step, results)
                 except READ_ERRORS + (tf.errors.OpError, towers.CheckpointError):
                     if os.path.exists(newest + '.index'):
                         raise

@@ -78,6 +78,25 @@ def test_each_checkpoint_is_evaluated_once_and_the_last_one_ends_it(folder, caps
             folder, folder), 'evaluated      the last step, 30: ended']
 
 
+def test_a_run_that_stops_by_its_accuracy_ends_it(folder):
+    """It looks every 20 steps, so that the 0.9 of step 10 is no end."""
+    train_flags.FLAGS(['train.py', '--stop_at_accuracy=0.8', '--eval_steps=20'])
+    chief, accuracies, found = Chief(folder), {10: .9, 20: .7, 40: .8}, []
+
+    def evaluate(prefix):
+        found.append(int(prefix.rpartition('-')[2]))
+        for step in sorted(accuracies):
+            if step > found[-1]:
+                chief.save(step)
+                break
+        return {'accuracy': accuracies[found[-1]]}
+    chief.save(10)
+    assert train_evaluator.evaluate_checkpoints(
+        evaluate, lambda prefix: False, folder, train_evaluator.reaches_accuracy,
+        pause=0.01) is None
+    assert found == [10, 20, 40]
+
+
 def test_those_that_come_meanwhile_are_passed_over_and_named(folder, capsys):
     assert evaluated(folder, [[10], [20, 30, 40], [50]], 50) == [10, 40, 50]
     assert ('passed over    model.ckpt-20, model.ckpt-30: model.ckpt-40 is newer'
