@@ -15,10 +15,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from datasets import preprocessing
-from datasets.bad_examples import CUT_OFF, Bad, Prober, Skipped
+from datasets.bad_examples import Bad, Prober, Skipped, wrong_bytes
 from datasets.epochs import Epochs, of_workers, plain_python, read_together
 from datasets.errors import BadExampleError, DatasetError
-from datasets.jpeg_end import is_cut_off
 from datasets.pipeline import epoch_order
 from towers.errors import InvalidArgumentError
 
@@ -234,11 +233,10 @@ class ImageSet:
             for number in numbers:
                 try:
                     encoded, label = source.image(int(self._good(split, number, known)))
-                    wrong = ''
+                    # What the decoders might take, and `look` calls bad.
+                    wrong = wrong_bytes(encoded)
                     if not 0 <= label < self.num_classes:
                         wrong = 'the label %d is not in 0 .. %d' % (label, self.num_classes - 1)
-                    elif is_cut_off(encoded):  # which a decoder of a part might not come to
-                        wrong = CUT_OFF
                     found.append((encoded, label, wrong))
                 except DatasetError as error:
                     found.append((b'', 0, str(error)))
