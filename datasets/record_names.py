@@ -49,16 +49,13 @@ def _form(path):
     of the name have to say the same.
     """
     name = os.path.basename(path)
-    number = _NUMBER.search(name)
+    numbers = [match.start() for match in _NUMBER.finditer(name)]
     found = [('%s-*' % match.group(1) if match.group(1) else '*_%s_*' % match.group(2),
-              match.end()) for match in
-             _WORD.finditer(name, 0, number.start() + 1 if number else len(name))]
-    if not found:
-        return None
-    form, end = found[-1]
-    if number and end == number.start():
-        return form
-    if len({each in _FORMS['train'] for each, _ in found}) > 1:
+              match.end()) for match in _WORD.finditer(name)]
+    numbered = [form for form, end in found if end in numbers]
+    if numbered or not found:
+        return numbered[-1] if numbered else None
+    if len({form in _FORMS['train'] for form, _ in found}) > 1:
         raise DatasetError('%s is to train on and to test on by its name: expected train, '
                            'validation or test right before its number, as in '
                            'flowers_train_00000-of-00005.tfrecord. Give it another name, or move '

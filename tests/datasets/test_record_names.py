@@ -37,6 +37,7 @@ def splits(folder, names):
     (['_train_train_00000-of-00001.bak'], ['_train_test_00000-of-00001.bak'], []),
     # What comes after the number says nothing.
     (['a_train_00000-of-00001_test_b'], ['a_test_00000-of-00001_train_b'], []),
+    (['a_1-of-2_train_00000-of-00001'], ['a_00000-of-00001_test_b'], []),
     ([], [], ['train', 'trains-00000-of-00001', 'mytrain_00000-of-00001', 'x_training_1'])])
 def test_names(tmp_path, train, test, neither):
     assert splits(tmp_path, train + test + neither) == [train, test]
