@@ -18,6 +18,7 @@ from datasets import preprocessing
 from datasets.bad_examples import Bad, Prober, Skipped, wrong_bytes
 from datasets.epochs import Epochs, of_workers, plain_python, read_together
 from datasets.errors import BadExampleError, DatasetError
+from datasets.shown_names import shown
 from datasets.pipeline import epoch_order
 from towers.errors import InvalidArgumentError
 
@@ -55,7 +56,7 @@ class ImageSet:
         self._prober = Prober()
         for split in sorted(sources):
             for damage in sources[split].damages:
-                self.skipped.add(Bad(split, None, -1, damage))
+                self.skipped.add(Bad(split, None, -1, shown(damage)))
         self.num_examples = {split: len(source) for split, source in sources.items()}
 
     def train_batches(self, batch_size, seed, image_size, channels=3, first_example=0, shift=0,
@@ -183,7 +184,7 @@ class ImageSet:
           DatasetError: it is bad; names file, place and what is wrong.
         """
         source = self._sources[split]
-        where = source.where(number)
+        where = shown(source.where(number))  # as errors have it
         try:
             encoded, label = source.image(number)
             if checksum and not source.is_intact(number):
