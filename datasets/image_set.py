@@ -116,9 +116,8 @@ class ImageSet:
             # The same part of the image, and nothing done to it.
             draws = _draws(seed, epoch, number, self.num_examples['train'])
             image = preprocessing.decoded_part(
-                encoded, lambda height, width: preprocessing.random_window(
-                    draws[:4 * preprocessing.ATTEMPTS], height, width), image_size, channels,
-                self._convert)
+                encoded, lambda height, width: preprocessing.random_window(draws, height, width),
+                image_size, channels, self._convert)
             return image[0, 0, 0]
 
         def augment(*read):
