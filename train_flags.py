@@ -416,6 +416,10 @@ def contradiction(given):
         return '--predictions is empty: name a file to write'
     if FLAGS.export_dir and not _may_hold_files(FLAGS.export_dir):
         return '--export_dir=%s cannot be written to: name a folder' % FLAGS.export_dir
+    for name in ('train_dir', 'export_dir', 'init_from'):
+        if any('\ud800' <= each <= '\udfff' for each in FLAGS[name].value):
+            return ('--%s=%a is no UTF-8, and TensorFlow opens no other names: give another' % (
+                name, FLAGS[name].value))
     if FLAGS.base_learning_rate <= 0:
         return '--base_learning_rate=%g: expected more than 0' % FLAGS.base_learning_rate
     if FLAGS.decay == 'exponential' and not FLAGS.decay_epochs:

@@ -95,7 +95,8 @@ def check_classes(dataset):
     recorded, given = recorded_setting(train_dir(), _CLASSES), names_of_classes(dataset)
     if not given or recorded is None or not tf.train.latest_checkpoint(train_dir()):
         return
-    trained, found = recorded.split('\n'), list(dataset.classes)
+    # Both split, since a name may have a line break in it.
+    trained, found = recorded.split('\n'), given[0][1].split('\n')
     if trained != found:
         place = next(place for place, pair in enumerate(itertools.zip_longest(trained, found))
                      if pair[0] != pair[1])

@@ -106,8 +106,7 @@ def read_and_decode(dataset, folder, image_size):
 
 def _cropped(data, draws, image_size):
     size = tf.cast(tf.image.extract_jpeg_shape(data)[:2], tf.float32)
-    window = tf.cast(preprocessing.random_window(draws[:4 * preprocessing.ATTEMPTS],
-                                                 size[0], size[1]), tf.int32)
+    window = tf.cast(preprocessing.random_window(draws, size[0], size[1]), tf.int32)
     pixels = tf.image.decode_and_crop_jpeg(data, window, channels=3)
     return tf.raw_ops.ResizeBilinear(images=pixels[tf.newaxis], size=[image_size, image_size],
                                      half_pixel_centers=True)[0]

@@ -35,6 +35,7 @@ Fields:
 
 CUT_OFF = 'is a damaged JPEG: it ends before its end marker, as a file that was copied in part does'
 
+_JPEG, _PNG = b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n'
 _FILE = 'skipped_examples.jsonl'
 
 
@@ -136,6 +137,20 @@ def counted(found):
     return ', '.join(parts)
 
 
+def wrong_bytes(encoded):
+    """What is wrong with the bytes of an image by their beginning and end; '' for nothing.
+
+    It takes a fifth of a microsecond. The decoders are no judges of it: that of PNGs takes a GIF of
+    one picture as well, and that of a part of a JPEG does not come to its end.
+    """
+    if encoded.startswith(_JPEG):
+        return CUT_OFF if is_cut_off(encoded) else ''
+    if encoded.startswith(_PNG):
+        return ''
+    return ('is neither a JPEG nor a PNG: it begins with %r' % encoded[:8] if encoded else
+            'is empty')
+
+
 class Prober:
     """Decodes single images, to tell what is wrong with them."""
 
@@ -163,13 +178,10 @@ class Prober:
         Raises:
           DatasetError: it cannot be used; the text goes on after the image's name.
         """
-        if not encoded:
-            raise DatasetError('is empty')
-        jpeg = encoded.startswith(b'\xff\xd8\xff')
-        if not jpeg and not encoded.startswith(b'\x89PNG\r\n\x1a\n'):
-            raise DatasetError('is neither a JPEG nor a PNG: it begins with %r' % encoded[:8])
-        if is_cut_off(encoded):
-            raise DatasetError(CUT_OFF)
+        wrong = wrong_bytes(encoded)
+        if wrong:
+            raise DatasetError(wrong)
+        jpeg = encoded.startswith(_JPEG)
         if self._session is None:
             self._session = tf.Session(graph=self._graph, config=tf.ConfigProto(
                 device_count={'GPU': 0}))

@@ -8,6 +8,7 @@ import numpy as np
 from datasets.bad_examples import Bad, counted
 from datasets.errors import DatasetError
 from datasets.image_folder import is_image
+from datasets.shown_names import shown
 
 _LISTED = 20  # bad examples, and classes
 
@@ -29,7 +30,7 @@ def check_data(dataset, say=print):
             say(line)
         others = dataset.not_taken(split) if hasattr(dataset, 'not_taken') else ()
         for kind, paths in _left_alone(others):
-            say('  left alone   %d %s, such as %s' % (len(paths), kind, paths[0]))
+            say('  left alone   %d %s, such as %s' % (len(paths), kind, shown(paths[0])))
         bad += report.bad
     say('check          %s' % (counted(bad) if bad else 'every example can be used'))
     return len(bad)
@@ -56,7 +57,7 @@ class _Report:
             present = [(label, number) for label, number in enumerate(counts)
                        if number or num_classes <= _LISTED]
             for label, number in present[:_LISTED]:
-                yield '    %5d %-20s %s' % (label, _on_one_line(classes[label]) if classes else '',
+                yield '    %5d %-20s %s' % (label, shown(classes[label]) if classes else '',
                                             '{:,}'.format(number))
             if len(present) > _LISTED:
                 yield '    ... %d more' % (len(present) - _LISTED)
@@ -88,10 +89,6 @@ def _left_alone(paths):
         found.setdefault(kind, []).append(path)
     return [(kind % (('', 'is') if len(each) == 1 else ('s', 'are')), each)
             for kind, each in found.items()]
-
-
-def _on_one_line(name):
-    return ''.join(each if each.isprintable() else repr(each)[1:-1] for each in name)
 
 
 def _range(values):

@@ -1,10 +1,17 @@
 """The error of a data set whose files cannot be used."""
 
+from datasets.shown_names import shown
 from towers.errors import TowersError
 
 
 class DatasetError(TowersError, IOError):
-    """A data set's file is missing or is not the file it should be."""
+    """A data set's file is missing or is not the file it should be.
+
+    Its text is one line that can be encoded, whatever the names in it: see `shown`.
+    """
+
+    def __init__(self, text):
+        super(DatasetError, self).__init__(shown(text))
 
 
 class BadExampleError(DatasetError):

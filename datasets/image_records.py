@@ -5,25 +5,21 @@ scripts of slim and TPU write ImageNet, 1 .. n, where 0 is a background class th
 counts as one more.
 """
 
-import glob
 import os
 
 import tensorflow.compat.v1 as tf
 
 from datasets.errors import DatasetError
 from datasets.image_folder import no_folder
+from datasets.record_names import record_paths
 from datasets.tfrecords import Records
-
-# As ImageNet's are named, and as slim's flowers are.
-_TRAIN = ('train-*', '*_train_*')
-_TEST = ('validation-*', 'test-*', '*_validation_*', '*_test_*')
 
 
 class RecordImages:
     """The images of one split; a source of `ImageSet`."""
 
-    def __init__(self, pattern, skip_damaged=False):
-        self._records = Records(pattern, skip_damaged)
+    def __init__(self, pattern, paths, skip_damaged=False):
+        self._records = Records(pattern, skip_damaged, paths)
         self.damages = self._records.damages
 
     def __len__(self):
@@ -73,20 +69,14 @@ def record_splits(data_dir, skip_damaged=False):
     """{'train': RecordImages, 'test': RecordImages} of a folder.
 
     Raises:
-      DatasetError: no such folder or files, or damaged ones.
+      DatasetError: no such folder or files, damaged ones, or one that would be of both splits.
     """
     if not os.path.isdir(data_dir):
         raise DatasetError('%s: expected one with the TFRecords train-* and '
                            'validation-*.' % no_folder(data_dir))
-    return {split: RecordImages(_pattern(data_dir, names), skip_damaged)
-            for split, names in (('train', _TRAIN), ('test', _TEST))}
-
-
-def _pattern(data_dir, names):
-    """The first of the patterns that any file has; the first of all if none has."""
-    # The folder is a name, whatever is in it: only the files' part is a pattern.
-    patterns = [os.path.join(glob.escape(data_dir), name) for name in names]
-    return next((pattern for pattern in patterns if glob.glob(pattern)), patterns[0])
+    found = {split: record_paths(data_dir, split) for split in ('train', 'test')}
+    return {split: RecordImages(pattern, paths, skip_damaged)
+            for split, (pattern, paths) in found.items()}
 
 
 def count_classes(data_dir):

@@ -15,10 +15,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from datasets import preprocessing
-from datasets.bad_examples import CUT_OFF, Bad, Prober, Skipped
+from datasets.bad_examples import Bad, Prober, Skipped, wrong_bytes
 from datasets.epochs import Epochs, of_workers, plain_python, read_together
 from datasets.errors import BadExampleError, DatasetError
-from datasets.jpeg_end import is_cut_off
+from datasets.shown_names import shown
 from datasets.pipeline import epoch_order
 from towers.errors import InvalidArgumentError
 
@@ -56,7 +56,7 @@ class ImageSet:
         self._prober = Prober()
         for split in sorted(sources):
             for damage in sources[split].damages:
-                self.skipped.add(Bad(split, None, -1, damage))
+                self.skipped.add(Bad(split, None, -1, shown(damage)))
         self.num_examples = {split: len(source) for split, source in sources.items()}
 
     def train_batches(self, batch_size, seed, image_size, channels=3, first_example=0, shift=0,
@@ -116,9 +116,8 @@ class ImageSet:
             # The same part of the image, and nothing done to it.
             draws = _draws(seed, epoch, number, self.num_examples['train'])
             image = preprocessing.decoded_part(
-                encoded, lambda height, width: preprocessing.random_window(
-                    draws[:4 * preprocessing.ATTEMPTS], height, width), image_size, channels,
-                self._convert)
+                encoded, lambda height, width: preprocessing.random_window(draws, height, width),
+                image_size, channels, self._convert)
             return image[0, 0, 0]
 
         def augment(*read):
@@ -184,7 +183,7 @@ class ImageSet:
           DatasetError: it is bad; names file, place and what is wrong.
         """
         source = self._sources[split]
-        where = source.where(number)
+        where = shown(source.where(number))  # as errors have it
         try:
             encoded, label = source.image(number)
             if checksum and not source.is_intact(number):
@@ -234,11 +233,10 @@ class ImageSet:
             for number in numbers:
                 try:
                     encoded, label = source.image(int(self._good(split, number, known)))
-                    wrong = ''
+                    # What the decoders might take, and `look` calls bad.
+                    wrong = wrong_bytes(encoded)
                     if not 0 <= label < self.num_classes:
                         wrong = 'the label %d is not in 0 .. %d' % (label, self.num_classes - 1)
-                    elif is_cut_off(encoded):  # which a decoder of a part might not come to
-                        wrong = CUT_OFF
                     found.append((encoded, label, wrong))
                 except DatasetError as error:
                     found.append((b'', 0, str(error)))

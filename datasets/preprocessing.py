@@ -19,8 +19,15 @@ from datasets.colors import distorted_colors
 
 AUGMENTS = ('inception', 'crop', 'none')
 
-ATTEMPTS = 10  # at a crop; more than one in a million images needs more, and is then not cropped
-TRAIN_DRAWS = 4 * ATTEMPTS + 6  # crops; mirrored; order of the colour's distortions; four factors
+# At a crop, as in slim. Ten do for all but one in a million photographs, but leave an image that is
+# ten times as wide as high as it is one time in four.
+ATTEMPTS = 100
+# Four of each of the first ten attempts; mirrored; order of the colour's distortions; four factors;
+# then the other attempts, so that what the first ten are enough for is drawn by the same numbers as
+# when there were no more.
+MIRRORED = 40
+_COLORS, _MORE = slice(41, 46), 46
+TRAIN_DRAWS = 4 * ATTEMPTS + _MORE - MIRRORED
 _LEAST_AREA, _LEAST_COVERED = 0.05, 0.1
 _ASPECTS = (3. / 4., 4. / 3.)  # width / height; slim has 0.75 .. 1.33
 _CENTRAL_SHARE = 0.875
@@ -44,11 +51,10 @@ def random_image(encoded, draws, image_size, channels=3, augment='inception', co
     if augment == 'none':
         return central_image(encoded, image_size, channels, convert)
     colors = augment == 'inception'
-    mirrored, rest = draws[4 * ATTEMPTS] >= 0.5, draws[4 * ATTEMPTS + 1:]
-    image = decoded_part(encoded, lambda height, width: random_window(
-        draws[:4 * ATTEMPTS], height, width), image_size, channels, convert,
-                         1. if colors else 2., mirrored)
-    return (distorted_colors(image, rest) * 2. if colors else image) - 1.
+    image = decoded_part(encoded, lambda height, width: random_window(draws, height, width),
+                         image_size, channels, convert, 1. if colors else 2.,
+                         draws[MIRRORED] >= 0.5)
+    return (distorted_colors(image, draws[_COLORS]) * 2. if colors else image) - 1.
 
 
 def central_image(encoded, image_size, channels=3, convert=False):
@@ -63,10 +69,10 @@ def random_window(draws, height, width):
     covers enough of the image; the whole image where there is none.
 
     Args:
-      draws: float32 [4 * ATTEMPTS]: aspect, height, top, left of each.
+      draws: float32 [TRAIN_DRAWS]: aspect, height, top, left of each, at their places.
       height, width: of the image, float32 scalars.
     """
-    draws = tf.reshape(draws, [ATTEMPTS, 4])
+    draws = tf.reshape(tf.concat([draws[:MIRRORED], draws[_MORE:]], 0), [ATTEMPTS, 4])
     aspect = _ASPECTS[0] + (_ASPECTS[1] - _ASPECTS[0]) * draws[:, 0]
     area = height * width
     least = tf.round(tf.sqrt(_LEAST_AREA * area / aspect))

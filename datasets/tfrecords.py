@@ -33,13 +33,14 @@ _THREADS = 16  # that wait for a disk while they look for the places of records
 class Records:
     """All records of some TFRecord files, numbered from 0 in the order of the files' names."""
 
-    def __init__(self, pattern, skip_damaged=False):
+    def __init__(self, pattern, skip_damaged=False, paths=None):
         """Finds the records.
 
         Args:
           pattern: of the files' paths, such as '/data/imagenet/train-*', for `glob`.
           skip_damaged: list what is wrong with a file in `damages`, and use the records before
             that; False: raise it.
+          paths: those of the pattern's files that are meant; None: all.
 
         Raises:
           DatasetError: no such file, one that cannot be read, is no (uncompressed) TFRecord file,
@@ -47,7 +48,8 @@ class Records:
             (train-00000-of-00008) is missing, or there is one beside them with another name
             (train-00000-of-00008.bak); or no record in all of them.
         """
-        self.paths = sorted(path for path in glob.glob(pattern) if os.path.isfile(path))
+        self.paths = sorted(path for path in (glob.glob(pattern) if paths is None else paths)
+                            if os.path.isfile(path))
         if not self.paths:
             raise DatasetError('There are no files %s: expected TFRecords of that name.'
                                % _unescaped(pattern))

@@ -25,6 +25,16 @@ def png(level=100, height=20, width=30, channels=3):
         return session.run(tf.image.encode_png(image))
 
 
+def gif():
+    """A GIF of 8 x 8 gray pixels, one picture: the table of colours is cleared before each pixel."""
+    codes = [4, 0] * 64 + [5]  # three bits each, the first in the lowest
+    packed = sum(code << 3 * place for place, code in enumerate(codes))
+    data = packed.to_bytes((3 * len(codes) + 7) // 8, 'little')
+    return (b'GIF89a' + struct.pack('<HHBBB', 8, 8, 0x91, 0, 0) + b'\x64' * 12
+            + b',' + struct.pack('<HHHHB', 0, 0, 8, 8, 0)
+            + struct.pack('BB', 2, len(data)) + data + b'\0;')
+
+
 def cmyk():
     """A CMYK JPEG of 8 x 8 pixels: a gray one's tables, and four components of one flat block."""
     gray = jpeg(128, 8, 8, 1)

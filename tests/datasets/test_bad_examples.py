@@ -6,7 +6,8 @@ import tensorflow.compat.v1 as tf
 
 import datasets
 from datasets.bad_examples import Bad, Skipped, counted
-from image_files import batches, cmyk, jpeg, png, record, truncated, write_folder, write_records
+from image_files import (batches, cmyk, gif, jpeg, png, record, truncated, write_folder,
+                         write_records)
 
 GOOD = [(jpeg(50 * label), label) for label in range(4)]
 
@@ -87,6 +88,36 @@ def test_a_jpeg_that_is_cut_off_is_bad_whatever_part_of_it_is_wanted(tmp_path):
     said = []
     assert datasets.check_data(good, said.append) == 2
     assert sum('it ends before its end marker' in line for line in said) == 2
+
+
+@pytest.mark.parametrize('kind', ['folder', 'tfrecords'])
+def test_a_gif_is_bad_though_the_decoder_of_pngs_takes_it(tmp_path, kind):
+    with tf.Session() as session:
+        assert session.run(tf.image.decode_png(gif(), channels=3)).shape == (8, 8, 3)
+    for split, bad in (('train', 2), ('test', 1)):
+        images = [gif() if number == bad else png(number) for number in range(4)]
+        if kind == 'folder':
+            write_folder(tmp_path, {'%s/a/%d.png' % (split, number): image
+                                    for number, image in enumerate(images)})
+        else:
+            write_records(tmp_path / (split + '-00000-of-00001'), [
+                (image, 0) for image in images])
+
+    def dataset(skip_bad=0):
+        return datasets.get_dataset(kind, str(tmp_path), int(kind == 'tfrecords'),
+                                    skip_bad=skip_bad)
+    for made in (dataset().train_batches(batch_size=4, seed=1, image_size=8),
+                 dataset().eval_batches(batch_size=4, image_size=8)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match='is neither a JPEG nor a PNG: it '
+                           "begins with b.{1,2}GIF89a"):
+            batches(made, 1)
+    found = dataset(skip_bad=2)
+    assert found.find_bad('train', range(4), 0) == found.find_bad('test', range(4)) == 1
+    assert [bad[:2] for bad in found.skipped.examples] == [('train', 2), ('test', 1)]
+    assert batches(found.eval_batches(batch_size=4, image_size=8), 1)[0][0].shape[0] == 3
+    said = []
+    assert datasets.check_data(dataset(), said.append) == 2
+    assert sum('is neither a JPEG nor a PNG' in line for line in said) == 2
 
 
 def test_damage_after_the_part_that_an_evaluation_takes(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from datasets import preprocessing
-from datasets.preprocessing import ATTEMPTS, TRAIN_DRAWS
+from datasets.preprocessing import MIRRORED, TRAIN_DRAWS
 from image_files import jpeg, png
 
 
@@ -14,8 +14,9 @@ def run(*tensors):
         return session.run(tensors)
 
 
-def windows(count, height, width):
-    draws = np.random.RandomState(3).uniform(size=[count, 4 * ATTEMPTS]).astype(np.float32)
+def windows(count, height, width, draws=None):
+    if draws is None:
+        draws = np.random.RandomState(3).uniform(size=[count, TRAIN_DRAWS]).astype(np.float32)
     fed = tf.constant(draws)
     found = tf.map_fn(lambda each: preprocessing.random_window(
         each, tf.constant(float(height)), tf.constant(float(width))), fed)
@@ -45,10 +46,11 @@ def test_windows_are_inside_and_as_large_and_wide_as_they_may_be(height, width):
         assert abs(np.corrcoef(down, right)[0, 1]) < .3  # of some 200 places, drawn each by itself
 
 
-def test_windows_are_distributed_as_those_of_tensorflow():
-    ours = windows(600, 375, 500)
+@pytest.mark.parametrize('height, width', [(375, 500), (100, 1000)])
+def test_windows_are_distributed_as_those_of_tensorflow(height, width):
+    ours = windows(600, height, width)
     begin, size, _ = tf.image.sample_distorted_bounding_box(
-        [375, 500, 3], tf.zeros([1, 0, 4]), seed=1, min_object_covered=.1,
+        [height, width, 3], tf.zeros([1, 0, 4]), seed=1, min_object_covered=.1,
         aspect_ratio_range=[.75, 4 / 3], area_range=[.05, 1.], max_attempts=100,
         use_image_if_no_bounding_boxes=True)
     window = tf.concat([begin[:2], size[:2]], 0)
@@ -59,7 +61,30 @@ def test_windows_are_distributed_as_those_of_tensorflow():
         for share in (25, 50, 75):
             # A quartile of 600 such numbers has a standard deviation of 2 % of their range.
             assert abs(np.percentile(ours[:, column], share) - np.percentile(
-                theirs[:, column], share)) < .1 * (375 if column % 2 == 0 else 500)
+                theirs[:, column], share)) < .1 * (height if column % 2 == 0 else width)
+
+
+@pytest.mark.parametrize('height, width, of_ten', [(100, 1000, 74), (1000, 100, 123), (20, 160, 3)])
+def test_narrow_images_are_cropped_and_others_as_by_ten_attempts(height, width, of_ten):
+    draws = np.random.RandomState(5).uniform(size=[300, TRAIN_DRAWS]).astype(np.float32)
+    of_all = windows(300, height, width, draws)
+    assert not ((of_all[:, 2] == height) & (of_all[:, 3] == width)).any()
+    draws[:, 46:] = 0  # of the attempts after the tenth: none of them fits
+    first = windows(300, height, width, draws)
+    whole = (first[:, 2] == height) & (first[:, 3] == width)
+    assert whole.sum() == of_ten
+    np.testing.assert_array_equal(of_all[~whole], first[~whole])
+
+
+def test_the_crops_of_an_ordinary_image_are_those_that_they_were():
+    draws = run(tf.random.stateless_uniform([TRAIN_DRAWS], seed=[3, -8]))[0]
+    first = run(tf.random.stateless_uniform([46], seed=[3, -8]))[0]  # as when there were ten
+    np.testing.assert_array_equal(draws[:46], first)
+    assert windows(1, 375, 500, draws[np.newaxis]).tolist() == [[96, 187, 231, 239]]
+    others = np.where(np.arange(TRAIN_DRAWS) < 46, draws, 0)
+    image, same = run(*[preprocessing.random_image(tf.constant(jpeg(height=60, width=80)), each, 16)
+                        for each in (draws, others)])
+    np.testing.assert_array_equal(image, same)
 
 
 def test_a_function_of_the_draws_alone():
@@ -73,10 +98,10 @@ def test_a_function_of_the_draws_alone():
 
 def test_mirrored_by_its_draw():
     draws = np.full([TRAIN_DRAWS], .5, np.float32)
-    draws[4 * ATTEMPTS] = .4
+    draws[MIRRORED] = .4
     plain = preprocessing.random_image(tf.constant(jpeg()), draws, 16, augment='crop')
     draws = draws.copy()
-    draws[4 * ATTEMPTS] = .6
+    draws[MIRRORED] = .6
     mirrored = preprocessing.random_image(tf.constant(jpeg()), draws, 16, augment='crop')
     plain, mirrored = run(plain, mirrored)
     np.testing.assert_array_equal(plain[:, ::-1], mirrored)

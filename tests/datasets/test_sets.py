@@ -71,9 +71,9 @@ def test_check_data_says_what_it_leaves_alone(tmp_path):
     assert check_data(found, said.append) == 0
     assert [line for line in said if 'left alone' in line] == [
         '  left alone   1 file that is no JPEG or PNG by name, such as %s' % (
-            tmp_path / 'train' / 'a\nb' / '2.webp'),
+            tmp_path / 'train' / 'a\\nb' / '2.webp'),
         '  left alone   1 folder in a class folder that is not looked into, such as %s' % (
-            tmp_path / 'train' / 'a\nb' / 'deep')]
+            tmp_path / 'train' / 'a\\nb' / 'deep')]
     assert sum(line.split() == ['0', 'a\\nb', '1'] for line in said) == 2  # on one line
 
 

@@ -35,6 +35,17 @@ def test_a_stream_like_any_other():
     assert not output.isatty() and output.getvalue() == 'a\nbc'
 
 
+@pytest.mark.parametrize('encoding, written', [
+    ('utf-8', b'\xc3\xbc m\\udcfc\n'), ('ascii', b'\\xfc m\\udcfc\n')])
+def test_what_the_encoding_lacks_is_escaped(encoding, written):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding, 'strict')
+    output = OutputStream(stream)
+    print('\xfc m\udcfc', file=output, flush=True)
+    output.writelines(['a', '\udcfc'])
+    output.flush()
+    assert stream.buffer.getvalue() == written + b'a\\udcfc' and output.lost is None
+
+
 def test_a_loss_is_told_once_and_the_rest_goes_nowhere():
     errors, stream = [], Gone()
     output = OutputStream(stream, errors.append)

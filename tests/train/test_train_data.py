@@ -1,5 +1,6 @@
 """`train.py` and its data: staging, remainders, bad examples, the modes that look at data."""
 
+import os
 import re
 import types
 
@@ -191,6 +192,21 @@ def test_diagnose(runner, tmp_path):
     assert re.search(r'pipeline alone +[\d,]+ images/s .*\ntowers alone +[\d,]+ images/s',
                      run.stdout)
     assert run.stdout.rstrip().endswith('.')
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_a_bad_image_whose_name_is_no_utf8(runner, tmp_path, model_for_three_channels):
+    folder = images(tmp_path / 'data', [])
+    os.rename(os.path.join(folder, 'train/b/3.jpg'), os.path.join(folder, 'train/b/m\udcfc.jpg'))
+    with open(os.path.join(folder, 'train/b/m\udcfc.jpg'), 'wb') as image:
+        image.write(b'')
+    flags = FOLDER + ['--data_dir=' + folder, '--skip_bad=1']
+    for steps in (4, 6):
+        done = runner.run(tmp_path / 'run', flags + ['--train_steps=%d' % steps],
+                          before=model_for_three_channels)
+        assert re.search(r'skipped        1 bad example\n  \S+/train/b/m\\xfc.jpg is empty\n',
+                         done.stdout), done.stdout
 
 
 @pytest.mark.slow

@@ -117,6 +117,10 @@ def test_flags_that_contradict_each_other(capsys, argv, text):
     ('--mode=test', 'flag --mode=test: value should be one of '
                     '<train|eval|predict|check_data|diagnose|memory>'),
     ('--lr_scaling=double', 'flag --lr_scaling=double: value should be one of <none|sqrt|linear>'),
+    ('--train_dir=caf\udce9', r"--train_dir='caf\udce9' is no UTF-8, and TensorFlow opens no other "
+     'names: give another'),
+    ('--export_dir=caf\udce9', r"--export_dir='caf\udce9' is no UTF-8"),
+    ('--init_from=caf\udce9', r"--init_from='caf\udce9' is no UTF-8"),
     ('--batchsize=100', "Unknown command line flag 'batchsize'. Did you mean: batch_size ?")])
 def test_flags_that_make_no_sense(capsys, argv, text):
     assert refusal(capsys, *argv.split()).startswith(text)

@@ -110,6 +110,17 @@ def test_other_classes_than_the_run_was_trained_on_are_refused(tmp_path):
             train_job.check_classes(OfFolders('daisy', 'rose', 'tulip', 'zinnia'))
 
 
+def test_a_line_break_in_the_name_of_a_class(tmp_path):
+    classes = OfFolders('a\nb', 'caf\udce9')
+    with flagsaver.flagsaver(train_dir=str(tmp_path), data_dir='flowers'):
+        train_flags.run_settings(60, train_job.names_of_classes(classes)).begin(str(tmp_path))
+        (tmp_path / 'checkpoint').write_text('model_checkpoint_path: "model.ckpt-1"\n')
+        (tmp_path / 'model.ckpt-1.index').write_bytes(b'')
+        train_job.check_classes(classes)
+        with pytest.raises(datasets.DatasetError, match=r"class 2 is 'rose', and was 'caf\\udce9'"):
+            train_job.check_classes(OfFolders('a\nb', 'rose'))
+
+
 def test_a_run_without_names_of_classes_is_not_compared(tmp_path):
     with flagsaver.flagsaver(train_dir=str(tmp_path)):
         train_flags.run_settings(60).begin(str(tmp_path))

@@ -38,8 +38,15 @@ class OutputStream:
         return getattr(self._stream, name)
 
     def write(self, text):
-        """Writes a text; returns its length, also where it is discarded."""
-        self._attempt('write', text)
+        """Writes a text; returns its length, also where it is discarded.
+
+        What the stream's encoding lacks, such as a file's name that is no UTF-8, is escaped.
+        """
+        try:
+            self._attempt('write', text)
+        except UnicodeEncodeError:  # before any of it is written
+            encoding = self._stream.encoding
+            self._attempt('write', text.encode(encoding, 'backslashreplace').decode(encoding))
         return len(text)
 
     def writelines(self, lines):

@@ -1,0 +1,67 @@
+"""Which split a TFRecord file is of, by its name."""
+
+import os
+
+import pytest
+
+import datasets
+from datasets.record_names import record_paths
+from image_files import jpeg, write_records
+
+
+def splits(folder, names):
+    """Names of the files of each split, of a folder with empty files of these names."""
+    for name in names:
+        (folder / name).write_bytes(b'')
+    return [[os.path.basename(path) for path in record_paths(str(folder), split)[1]]
+            for split in ('train', 'test')]
+
+
+@pytest.mark.parametrize('train, test, neither', [
+    (['train-00000-of-00002', 'train-00001-of-00002'], ['validation-00000-of-00001'],
+     ['x_train_00000-of-00001', 'test-00000-of-00001', 'labels.txt']),
+    (['train-all'], ['test-all'], ['x_test_all']),
+    (['flowers_train_00000-of-00005.tfrecord'], ['flowers_validation_00000-of-00001.tfrecord'],
+     ['flowers_test_00000-of-00001.tfrecord']),
+    (['x_train_00000_of_00001'], ['x_test_00000_of_00001'], []),
+    (['flowers_train_v2_00000-of-00001'], ['flowers_test_v2_00000-of-00001'], []),
+    (['a_train_.tfrecord', 'a_train_b_train_c.tfrecord'], ['a_test_b.tfrecord'], ['a_train.x']),
+    # Prefixes that have such a word.
+    (['re_train_flowers_train_00000-of-00001.tfrecord'],
+     ['re_train_flowers_validation_00000-of-00001.tfrecord'], []),
+    (['x_test_a_train_00000-of-00001'], ['x_test_a_test_00000-of-00001'], []),
+    (['x_test_a_train_00000-of-00001'], ['x_test_a_validation_00000-of-00001'], []),
+    (['test-a_train_00000-of-00001'], ['test-a_validation_00000-of-00001'],
+     ['test-a_test_00000-of-00001']),
+    (['train-a_train_00000-of-00001'], ['train-a_test_00000-of-00001'], []),
+    (['_train_train_00000-of-00001.bak'], ['_train_test_00000-of-00001.bak'], []),
+    # What comes after the number says nothing.
+    (['a_train_00000-of-00001_test_b'], ['a_test_00000-of-00001_train_b'], []),
+    (['a_1-of-2_train_00000-of-00001'], ['a_00000-of-00001_test_b'], []),
+    ([], [], ['train', 'trains-00000-of-00001', 'mytrain_00000-of-00001', 'x_training_1'])])
+def test_names(tmp_path, train, test, neither):
+    assert splits(tmp_path, train + test + neither) == [train, test]
+
+
+@pytest.mark.parametrize('name', ['re_train_flowers_validation_x.tfrecord',
+                                  'a_test_b_train_c_00000-of-00001', 'train-a_test_b'])
+def test_a_name_of_both_splits(tmp_path, name):
+    with pytest.raises(datasets.DatasetError, match='%s is to train on and to test on by its name: '
+                       'expected train, validation or test right before' % name):
+        splits(tmp_path, [name])
+
+
+def test_a_folder_is_no_file(tmp_path):
+    (tmp_path / 'train-old').mkdir()
+    assert splits(tmp_path, ['a_train_00000-of-00001']) == [['a_train_00000-of-00001'], []]
+
+
+def test_examples_of_a_prefix_with_the_word_of_a_split(tmp_path):
+    for split, labels in (('train', [0, 1, 2]), ('validation', [2])):
+        write_records(tmp_path / ('re_train_flowers_%s_00000-of-00001.tfrecord' % split),
+                      [(jpeg(), label) for label in labels])
+    found = datasets.get_dataset('tfrecords', str(tmp_path), 3)
+    assert found.num_examples == {'train': 3, 'test': 1}
+    (tmp_path / 're_train_flowers_train_00000-of-00001.tfrecord').rename(tmp_path / 'a')
+    with pytest.raises(datasets.DatasetError, match='There are no files .*/train-\\*'):
+        datasets.get_dataset('tfrecords', str(tmp_path), 3)

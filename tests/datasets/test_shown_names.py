@@ -1,0 +1,92 @@
+"""Names of files that are no UTF-8, or have line breaks: named on a line, left out, resumed."""
+
+import os
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+import datasets
+from datasets.bad_examples import Skipped
+from datasets.shown_names import shown
+from image_files import batches, jpeg, write_folder, write_records
+
+NAME = b'm\xfc\nller.jpg'.decode('utf-8', 'surrogateescape')
+SHOWN = r'm\xfc\nller.jpg'
+
+
+@pytest.mark.parametrize('name, text', [
+    ('plain name.jpg', 'plain name.jpg'),
+    ('m\xfcller \u4e2d\u3000.jpg', 'm\xfcller \u4e2d\u3000.jpg'),
+    ('m\udcfcller', r'm\xfcller'), ('a\nb\tc\x7f', r'a\nb\tc\x7f'), ('\ud800', r'\ud800'),
+    ('\u2028', r'\u2028'), (r'a\xfc', r'a\xfc')])
+def test_what_is_escaped(name, text):
+    assert shown(name) == text
+    assert str(datasets.BadExampleError(name)) == text
+
+
+@pytest.fixture
+def folder(tmp_path):
+    found = write_folder(tmp_path, {'%s/a/%d.jpg' % (split, number): jpeg(number)
+                                    for split in ('train', 'test') for number in range(3)})
+    # Links to nothing: the reader fails, and the error has the name.
+    for split in ('train', 'test'):
+        os.symlink('nowhere', os.path.join(found, split, 'a', NAME))
+    return found
+
+
+def test_a_bad_image_is_named(folder):
+    found = datasets.get_dataset('folder', folder)
+    for made in (found.train_batches(batch_size=4, seed=1, image_size=8),
+                 found.eval_batches(batch_size=4, image_size=8)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r'm.{1,2}xfc.{1,2}nller\.jpg: No'):
+            batches(made, 1)
+    with pytest.raises(datasets.BadExampleError) as error:
+        found.find_bad('train', range(4))
+    assert str(error.value).startswith('Cannot read %s: No such file or directory. --skip_bad' % (
+        os.path.join(folder, 'train', 'a', SHOWN)))
+
+
+def test_it_is_left_out_listed_and_resumed(folder, tmp_path):
+    found = datasets.get_dataset('folder', folder, skip_bad=2)
+    found.skipped.resume(str(tmp_path / 'run'), 0)
+    assert found.find_bad('test', range(4)) == found.find_bad('train', range(4), 8) == 1
+    assert batches(found.eval_batches(batch_size=4, image_size=8), 1)[0][0].shape[0] == 3
+    text = 'Cannot read %s: No such file or directory.'
+    assert found.skipped.describe() == '\n'.join(
+        ['skipped        2 bad examples'] + [
+            '  ' + text % os.path.join(folder, split, 'a', SHOWN) for split in ('test', 'train')])
+    again = Skipped(2)
+    again.resume(str(tmp_path / 'run'), 8)
+    assert again.examples == found.skipped.examples
+    again = datasets.get_dataset('folder', folder, skip_bad=2)
+    again.skipped.resume(str(tmp_path / 'run'), 8)
+    assert again.find_bad('test', range(4)) == 0
+
+
+def test_check_data_says_it_on_a_line(folder):
+    for place in ('train', 'train/a'):  # beside the classes, and no image
+        write_folder(folder, {'%s/%s' % (place, NAME if place == 'train' else NAME + '.txt'): b''})
+    os.mkdir(os.path.join(folder, 'train', 'empty' + NAME))
+    write_folder(folder, {'test/a/%s.png' % NAME: b'a'})
+    said = []
+    assert datasets.check_data(datasets.get_dataset('folder', folder, skip_bad=9), said.append) == 4
+    for line in said:
+        line.encode('utf-8')
+        assert '\n' not in line
+    assert sum(SHOWN in line for line in said) == 8, said
+
+
+def test_shards(tmp_path):
+    write_records(tmp_path / 'test-00000-of-00001', [(jpeg(), 0)])
+    for number in (0, 1):
+        write_records(tmp_path / 'train-0', [(b'', 0)])
+        os.rename(str(tmp_path / 'train-0'),
+                  os.path.join(str(tmp_path), 'train-\udcfc-%05d-of-00003' % number))
+    with pytest.raises(datasets.DatasetError, match=r'missing: .*/train-\\xfc-00002-of-00003\.'):
+        datasets.get_dataset('tfrecords', str(tmp_path), 3)
+    found = datasets.get_dataset('tfrecords', str(tmp_path), 3, skip_bad=9)
+    with pytest.raises(datasets.BadExampleError, match=r'All 2 images .*: \S+/train-\\xfc-00000-of-'
+                       '00003, record 0 at byte 0 is empty'):
+        found.find_bad('train', [0])
+    assert [shown(bad.text) for bad in found.skipped.examples] == [
+        bad.text for bad in found.skipped.examples]
