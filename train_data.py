@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import datasets
 from datasets.epochs import Epochs
-from datasets.pipeline import epoch_order
+from datasets.stream_probe import StreamOrder
 from towers.errors import InputError
 from towers.reason import reason_of
 from train_flags import FLAGS
@@ -80,17 +80,21 @@ def skipping(job, session, workers=1):
     dataset = job.setup.dataset
     try:
         yield
-    except _INPUT_ERRORS:
+    except _INPUT_ERRORS as error:
         if not _can_skip(dataset):
             raise
         first = session.run_step_fn(
             lambda step_context: int(step_context.session.run(job.counts.examples)))
-        # Looked at are the batches of two steps: with staged inputs the batch that failed may be
-        # the one after the step's. Those that are made further ahead fail in their turn.
-        found = dataset.find_bad(
-            'train', _upcoming(dataset, first, workers * job.setup.batch_size), first)
-        if not found:
-            raise
+        epochs, probe = _epochs(job.setup, workers), _probe(job.setup, workers)
+        following, later = (epochs.place_after(first, steps) for steps in (1, 2))
+        # With staged inputs the batch that failed may be the one after the step's. Those that are
+        # made further ahead fail in their turn.
+        if not probe.find_bad(first, following):
+            if (following >= job.last_example and job.built.staged is not None
+                    and 'IteratorGetNext' in str(error) and probe.meets_bad(following, later)):
+                return  # no step of the run needs it, and this one is now run without reading ahead
+            if not probe.find_bad(following, later):
+                raise
         session.run_step_fn(
             lambda step_context: step_context.session.run(job.iterator.initializer))
 
@@ -138,6 +142,16 @@ def _can_skip(dataset):
     return hasattr(dataset, 'find_bad')
 
 
+def _epochs(setup, workers):
+    return Epochs(setup.dataset.num_examples['train'], workers * setup.batch_size, FLAGS.remainder)
+
+
+def _probe(setup, workers):
+    """The `StreamProbe` of the run."""
+    return setup.dataset.stream_probe(FLAGS.seed, _epochs(setup, workers).length,
+                                      **setup.classifier.image_format)
+
+
 def _upcoming(dataset, first, batch_size):
     """The examples of the next two steps.
 
@@ -149,20 +163,9 @@ def _upcoming(dataset, first, batch_size):
     Returns:
       List of the numbers of the examples in the data set.
     """
-    length = Epochs(dataset.num_examples['train'], batch_size, FLAGS.remainder).length
     total = dataset.num_examples['train']
-    with tf.Graph().as_default():
-        epoch = tf.placeholder(tf.int64, [])
-        order = epoch_order(total, FLAGS.seed)(epoch)
-        with tf.Session() as session:
-            orders = {}
-            found = []
-            for place in range(first, first + 2 * batch_size):
-                of = place // length
-                if of not in orders:
-                    orders[of] = session.run(order, {epoch: of})
-                found.append(int(orders[of][place % length % total]))
-            return found
+    order = StreamOrder(total, FLAGS.seed, Epochs(total, batch_size, FLAGS.remainder).length)
+    return [order.at(place).number for place in range(first, first + 2 * batch_size)]
 
 
 @contextlib.contextmanager

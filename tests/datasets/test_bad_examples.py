@@ -40,7 +40,7 @@ def test_what_is_bad_ends_the_step_and_is_named(tmp_path, bad, text):
             batches(found.train_batches(batch_size=6, seed=1, image_size=8), 1)
     with pytest.raises(datasets.BadExampleError, match=r'train-00000-of-00001, record 2 at byte '
                        r'\d+ .*' + text):
-        found.find_bad('train', range(6), 7)
+        found.find_bad('train', range(6))
 
 
 def test_the_next_good_one_takes_its_place_and_all_others_keep_theirs(tmp_path):
@@ -52,8 +52,8 @@ def test_the_next_good_one_takes_its_place_and_all_others_keep_theirs(tmp_path):
     order = batches(datasets.pipeline.example_order(6, 1).batch(12), 1)[0]
     assert labels.tolist() == (order % 4).tolist()
     skipping = records(tmp_path, (truncated(), 0), skip_bad=1)
-    assert skipping.find_bad('train', range(6), 7) == 1
-    assert skipping.find_bad('train', range(6), 7) == 0
+    assert skipping.find_bad('train', range(6)) == 1
+    assert skipping.find_bad('train', range(6)) == 0
     found = batches(skipping.train_batches(batch_size=3, seed=1, image_size=8), 4)
     expected = np.where(order == 2, 3, order)
     assert np.concatenate([part for _, part in found]).tolist() == (expected % 4).tolist()
@@ -82,8 +82,8 @@ def test_a_jpeg_that_is_cut_off_is_bad_whatever_part_of_it_is_wanted(tmp_path):
                 tf.errors.InvalidArgumentError, match='it ends before its end marker'):
             batches(made(), 1)
     found = datasets.get_dataset('folder', str(tmp_path), skip_bad=2)
-    assert found.find_bad('train', range(6), 12) == found.find_bad('test', range(6)) == 1
-    assert [bad[:3] for bad in found.skipped.examples] == [('train', 2, 12), ('test', 4, -1)]
+    assert found.find_bad('train', range(6)) == found.find_bad('test', range(6)) == 1
+    assert [bad[:3] for bad in found.skipped.examples] == [('train', 2, -1), ('test', 4, -1)]
     said = []
     assert datasets.check_data(good, said.append) == 2
     assert sum('it ends before its end marker' in line for line in said) == 2
@@ -97,7 +97,7 @@ def test_damage_after_the_part_that_an_evaluation_takes(tmp_path):
     # As many images are counted as without skip_bad.
     assert found.find_bad('test', range(3)) == 0
     assert batches(found.eval_batches(batch_size=3, image_size=8), 1)[0][0].shape[0] == 3
-    assert found.find_bad('train', range(3), 0) == 1
+    assert found.find_bad('train', range(3)) == 1
     assert found.skipped.numbers('train') == {1}
     assert datasets.check_data(found, lambda line: None) == 2
 
@@ -106,9 +106,9 @@ def test_bad_ones_that_follow_each_other_are_found_at_once(tmp_path):
     found = datasets.get_dataset('folder', write_folder(tmp_path, {
         'train/a/1.jpg': b'', 'train/a/2.jpg': CUT, 'train/a/3.jpg': jpeg(), 'train/b/1.jpg': b'',
         'test/a/1.jpg': jpeg()}), skip_bad=9)
-    assert found.find_bad('train', [0], 40) == 2
-    assert [bad[:3] for bad in found.skipped.examples] == [('train', 0, 40), ('train', 1, 40)]
-    assert found.find_bad('train', [0, 1, 2], 40) == 0
+    assert found.find_bad('train', [0]) == 2
+    assert [bad[:3] for bad in found.skipped.examples] == [('train', 0, -1), ('train', 1, -1)]
+    assert found.find_bad('train', [0, 1, 2]) == 0
 
 
 def test_a_bad_test_image_is_left_out(tmp_path):
@@ -136,7 +136,8 @@ def test_a_run_takes_up_what_it_knew_at_its_place(tmp_path):
     skipped.resume(str(tmp_path), 0)
     for position in (10, 20, 30):
         skipped.add(Bad('train', position, position, 'example %d is empty' % position))
-    for position, known in ((0, []), (9, []), (10, [10]), (19, [10]), (20, [10, 20]),
+    # What is at the place at which it goes on has not been met yet.
+    for position, known in ((0, []), (10, []), (11, [10]), (20, [10]), (21, [10, 20]),
                             (99, [10, 20, 30])):
         again = Skipped(9)
         again.resume(str(tmp_path), position)
