@@ -46,18 +46,32 @@ def whole_batch(built):
 
 # ---- Bad examples -------------------------------------------------------------------------------
 
-def prepare_skipping(dataset, folder, position):
-    """Finds the bad test images, with --skip_bad, and the training examples that the run in a
-    folder has left out before `position`; `dataset.skipped` then holds both.
+def prepare_skipping(setup, folder, position, workers=1):
+    """Finds the bad test images, with --skip_bad, and those training examples that the run in a
+    folder has left out before `position` and that are still bad; `dataset.skipped` then holds both.
+    Prints what is used again.
+
+    Args:
+      setup: `Setup`.
+      folder: of the run.
+      position: `Position` that it goes on from.
+      workers: how many workers share the stream of examples.
 
     Raises:
       BadExampleError: there are more bad examples than --skip_bad allows, or every test image is
         bad.
     """
+    dataset = setup.dataset
     if not _can_skip(dataset):
         return
     if FLAGS.mode == 'train' and not FLAGS.plan_only:
-        dataset.skipped.resume(folder, position.examples)
+        used_again = dataset.skipped.resume(folder, position.examples,
+                                            _probe(setup, workers).change)
+        if used_again:
+            print('used again     %d example%s that the run left out before: it is not the run '
+                  'that it would be without a stop' % (
+                      len(used_again), '' if len(used_again) == 1 else 's'))
+            print('\n'.join('  %s' % text for text in used_again), flush=True)
     if FLAGS.skip_bad and not FLAGS.plan_only:  # all of them: evaluation is exact
         dataset.find_bad('test', range(dataset.num_examples['test']))
 

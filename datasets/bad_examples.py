@@ -9,7 +9,7 @@ that resumes goes on as if it had never stopped.
 Nearly all damages are seen whatever part of an image is decoded, see `jpeg_end`. Of some in the
 middle of a JPEG's data the decoder only complains where it comes to the end of the image, and many
 it does not see at all. So what is known as bad is written down with its place in the stream, and a
-run that resumes leaves it out from there on.
+run that resumes leaves it out from there on, if it is still bad.
 """
 
 import collections
@@ -80,19 +80,44 @@ class Skipped:
         self.examples.append(bad)
         self._write()
 
-    def resume(self, folder, position):
-        """Takes up what the run in a folder left out before a position of its stream.
+    def resume(self, folder, place, change):
+        """Takes up what the run in a folder left out before a place of its stream, if it is the
+        same and still bad. From now on the list is kept in the folder.
 
-        What it left out later will be found there again: until then it was read.
+        What it left out later is found there again: until then it was read. What is wrong with
+        files and the test set is looked for anew in any case.
+
+        Args:
+          folder: of the run.
+          place: at which the run goes on.
+          change: function from a `Bad` of the list to what has become of it, a text; None where it
+            is still bad. It is called when those before it have been taken up.
+
+        Returns:
+          The changes, a list of texts.
 
         Raises:
-          DatasetError: its list of them is damaged.
+          BadExampleError: those that are still bad are too many, or none may be left out.
+          DatasetError: the list is damaged.
         """
-        self._path = os.path.join(folder, _FILE)
-        if os.path.exists(self._path):
-            found = self._read(self._path)
-            self.examples = [bad for bad in found if bad.position < position] + [
-                bad for bad in self.examples if bad not in found]
+        path = os.path.join(folder, _FILE)
+        changes = []
+        for bad in self._read(path) if os.path.exists(path) else []:
+            if bad.split != 'train' or bad.number is None or bad.position >= place:
+                continue
+            changed = change(bad)
+            if changed is not None:
+                changes.append(changed)
+            elif self.most:
+                self.add(bad)  # not written yet: an error leaves the list as it is
+            else:
+                raise BadExampleError(
+                    '%s. The run in %s left it out, and may leave out none now: give --skip_bad '
+                    'again, as in --skip_bad=10, or mend it.' % (bad.text.rstrip('.'), folder))
+        self._path = path
+        if changes:
+            self._write()
+        return changes
 
     def describe(self):
         """Lines that count and list them; '' for none."""

@@ -98,6 +98,32 @@ class StreamProbe:
         """Whether there is a bad example between two places of the stream; leaves none out."""
         return any(self._bad_at(place) is not None for place in range(begin, end))
 
+    def change(self, bad):
+        """What has become of an example that was bad, a text; None where it is still bad.
+
+        That is where it cannot be decoded whole, or not what was drawn of it at its place.
+
+        Args:
+          bad: `Bad` of the training examples of this seed, as found in an earlier run.
+        """
+        try:
+            if not 0 <= bad.number < self._dataset.num_examples['train']:
+                raise IndexError(bad.number)
+            where = self._dataset.where('train', bad.number)
+            if bad.name and bad.name != name_of(where):
+                raise IndexError(bad.number)
+            self._dataset.look('train', bad.number)
+        except IndexError:
+            return ('%s: the files have changed, and that is no longer example %d. If it is still '
+                    'bad it is found again' % (bad.text.rstrip('.'), bad.number))
+        except DatasetError:
+            return None
+        if bad.position >= 0:
+            found = self._bad_at(bad.position)
+            if found is not None and found.number == bad.number:
+                return None
+        return '%s is good now' % where
+
     def _bad_at(self, place):
         """The `Bad` that the pipeline would meet at a place; None where it can go on."""
         element = self._order.at(place)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import types
 
 from absl.testing import flagsaver
@@ -176,6 +177,33 @@ def test_what_is_bad_after_the_end_of_a_run_does_not_end_it(runner, tmp_path,
     plain = runner.run(tmp_path / 'plain', flags[:-1] + ['--train_steps=2'],
                        before=model_for_three_channels)
     assert names_that_differ(values_of(plain.train_dir, 2), values_of(tmp_path / 'run', 2)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_a_run_that_resumes_looks_at_what_it_left_out_again(runner, tmp_path,
+                                                            model_for_three_channels):
+    folder = images(tmp_path / 'data', BAD[:2])
+    flags = FOLDER + ['--data_dir=' + folder]
+    runner.run(tmp_path / 'run', flags + ['--train_steps=4', '--skip_bad=3'],
+               before=model_for_three_channels)
+    left_out = listed(tmp_path / 'run')
+    assert len(left_out) == 2
+    run = runner.start(tmp_path / 'run', flags + ['--train_steps=8'], model_for_three_channels)
+    assert run.status() == 1
+    assert re.match(r'train.py: \S+train/(a/1|b/3).jpg is a damaged JPEG: .*The run in \S+ left it '
+                    'out, and may leave out none now: give --skip_bad again', run.stderr)
+    assert listed(tmp_path / 'run') == left_out
+    images(tmp_path / 'data', [])  # mends them
+    shutil.copytree(str(tmp_path / 'run'), str(tmp_path / 'new'))
+    (tmp_path / 'new' / 'skipped_examples.jsonl').unlink()
+    again = runner.run(tmp_path / 'run', flags + ['--train_steps=8'],
+                       before=model_for_three_channels)
+    assert re.search(r'used again     2 examples that the run left out before: .*\n'
+                     r'  \S+jpg is good now\n  \S+jpg is good now\n', again.stdout)
+    assert 'skipped  ' not in again.stdout and listed(tmp_path / 'run') == []
+    runner.run(tmp_path / 'new', flags + ['--train_steps=8'], before=model_for_three_channels)
+    assert names_that_differ(values_of(tmp_path / 'run', 8), values_of(tmp_path / 'new', 8)) == []
 
 
 @pytest.mark.slow
