@@ -105,7 +105,8 @@ def train_or_plan(setup):
     if runs:
         setup = setup._replace(stages=train_trials.choose_stages(setup, position))
     if saves:
-        train_data.prepare_skipping(setup.dataset, train_dir(), position)
+        train_data.prepare_skipping(setup, train_dir(), position,
+                                    train_cluster.share(cluster)[1])
     with tf.Graph().as_default():
         tf.set_random_seed(FLAGS.seed)
         job = train_job.build_job(setup, position, with_evaluation=saves and runs, cluster=cluster)

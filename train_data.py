@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import datasets
 from datasets.epochs import Epochs
-from datasets.pipeline import epoch_order
+from datasets.stream_probe import StreamOrder
 from towers.errors import InputError
 from towers.reason import reason_of
 from train_flags import FLAGS
@@ -46,18 +46,32 @@ def whole_batch(built):
 
 # ---- Bad examples -------------------------------------------------------------------------------
 
-def prepare_skipping(dataset, folder, position):
-    """Finds the bad test images, with --skip_bad, and the training examples that the run in a
-    folder has left out before `position`; `dataset.skipped` then holds both.
+def prepare_skipping(setup, folder, position, workers=1):
+    """Finds the bad test images, with --skip_bad, and those training examples that the run in a
+    folder has left out before `position` and that are still bad; `dataset.skipped` then holds both.
+    Prints what is used again.
+
+    Args:
+      setup: `Setup`.
+      folder: of the run.
+      position: `Position` that it goes on from.
+      workers: how many workers share the stream of examples.
 
     Raises:
       BadExampleError: there are more bad examples than --skip_bad allows, or every test image is
         bad.
     """
+    dataset = setup.dataset
     if not _can_skip(dataset):
         return
     if FLAGS.mode == 'train' and not FLAGS.plan_only:
-        dataset.skipped.resume(folder, position.examples)
+        used_again = dataset.skipped.resume(folder, position.examples,
+                                            _probe(setup, workers).change)
+        if used_again:
+            print('used again     %d example%s that the run left out before: it is not the run '
+                  'that it would be without a stop' % (
+                      len(used_again), '' if len(used_again) == 1 else 's'))
+            print('\n'.join('  %s' % text for text in used_again), flush=True)
     if FLAGS.skip_bad and not FLAGS.plan_only:  # all of them: evaluation is exact
         dataset.find_bad('test', range(dataset.num_examples['test']))
 
@@ -80,17 +94,21 @@ def skipping(job, session, workers=1):
     dataset = job.setup.dataset
     try:
         yield
-    except _INPUT_ERRORS:
+    except _INPUT_ERRORS as error:
         if not _can_skip(dataset):
             raise
         first = session.run_step_fn(
             lambda step_context: int(step_context.session.run(job.counts.examples)))
-        # Looked at are the batches of two steps: with staged inputs the batch that failed may be
-        # the one after the step's. Those that are made further ahead fail in their turn.
-        found = dataset.find_bad(
-            'train', _upcoming(dataset, first, workers * job.setup.batch_size), first)
-        if not found:
-            raise
+        epochs, probe = _epochs(job.setup, workers), _probe(job.setup, workers)
+        following, later = (epochs.place_after(first, steps) for steps in (1, 2))
+        # With staged inputs the batch that failed may be the one after the step's. Those that are
+        # made further ahead fail in their turn.
+        if not probe.find_bad(first, following):
+            if (following >= job.last_example and job.built.staged is not None
+                    and 'IteratorGetNext' in str(error) and probe.meets_bad(following, later)):
+                return  # no step of the run needs it, and this one is now run without reading ahead
+            if not probe.find_bad(following, later):
+                raise
         session.run_step_fn(
             lambda step_context: step_context.session.run(job.iterator.initializer))
 
@@ -138,6 +156,16 @@ def _can_skip(dataset):
     return hasattr(dataset, 'find_bad')
 
 
+def _epochs(setup, workers):
+    return Epochs(setup.dataset.num_examples['train'], workers * setup.batch_size, FLAGS.remainder)
+
+
+def _probe(setup, workers):
+    """The `StreamProbe` of the run."""
+    return setup.dataset.stream_probe(FLAGS.seed, _epochs(setup, workers).length,
+                                      **setup.classifier.image_format)
+
+
 def _upcoming(dataset, first, batch_size):
     """The examples of the next two steps.
 
@@ -149,20 +177,9 @@ def _upcoming(dataset, first, batch_size):
     Returns:
       List of the numbers of the examples in the data set.
     """
-    length = Epochs(dataset.num_examples['train'], batch_size, FLAGS.remainder).length
     total = dataset.num_examples['train']
-    with tf.Graph().as_default():
-        epoch = tf.placeholder(tf.int64, [])
-        order = epoch_order(total, FLAGS.seed)(epoch)
-        with tf.Session() as session:
-            orders = {}
-            found = []
-            for place in range(first, first + 2 * batch_size):
-                of = place // length
-                if of not in orders:
-                    orders[of] = session.run(order, {epoch: of})
-                found.append(int(orders[of][place % length % total]))
-            return found
+    order = StreamOrder(total, FLAGS.seed, Epochs(total, batch_size, FLAGS.remainder).length)
+    return [order.at(place).number for place in range(first, first + 2 * batch_size)]
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ def evaluate_or_predict(setup):
     exports."""
     if not FLAGS.plan_only:
         newest_or_refuse()  # before a network is built for nothing
-    train_data.prepare_skipping(setup.dataset, train_dir(), START)
+    train_data.prepare_skipping(setup, train_dir(), START)
     with tf.Graph().as_default():
         tf.set_random_seed(FLAGS.seed)
         evaluation = make_evaluation(setup)

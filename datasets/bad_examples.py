@@ -1,15 +1,15 @@
-"""Examples that cannot be used: found, named by file and place, replaced, counted.
+"""Examples that cannot be used: named by file and place, replaced, counted, written down.
 
 The pipeline does not look for them: a bad one ends the step that would read it, before anything of
-it is trained on. Then the examples of that step are looked at one by one, here. What is known to be
-bad is from then on replaced by the next good example of the files, which depends on nothing but the
-files, so that a batch is full, every other example keeps its place, and a run that resumes goes on
-as if it had never stopped.
+it is trained on. Then the examples of that step are tried one by one, see `stream_probe`. What is
+known to be bad is from its place on replaced by the next good example of the files, which depends
+on nothing but the files, so that a batch is full, every other example keeps its place, and a run
+that resumes goes on as if it had never stopped.
 
 Nearly all damages are seen whatever part of an image is decoded, see `jpeg_end`. Of some in the
 middle of a JPEG's data the decoder only complains where it comes to the end of the image, and many
-it does not see at all. So what is known as bad is written down with the place in the stream from
-which on it was left out, and a run that resumes leaves out what it had left out there.
+it does not see at all. So what is known as bad is written down with its place in the stream, and a
+run that resumes leaves it out from there on, if it is still bad.
 """
 
 import collections
@@ -22,15 +22,17 @@ from datasets.errors import BadExampleError, DatasetError
 from datasets.jpeg_end import is_cut_off
 from datasets.preprocessing import central_window
 
-Bad = collections.namedtuple('Bad', 'split number position text')
+Bad = collections.namedtuple('Bad', 'split number position text name')
+Bad.__new__.__defaults__ = ('',)
 """An example that cannot be used.
 
 Fields:
   split: 'train' or 'test'.
   number: of the example; None for what is wrong with a whole file.
-  position: place in the stream of training examples from which on it is left out: that of the step
-    that failed, not its own; -1 where it was known before.
+  position: place in the stream of training examples from which on it is left out: where the
+    pipeline failed at it, in its own place or in that of a bad one; -1: everywhere.
   text: file, place, and what is wrong.
+  name: of the example in the folder of the data, as long as its files are the same; '' if unknown.
 """
 
 CUT_OFF = 'is a damaged JPEG: it ends before its end marker, as a file that was copied in part does'
@@ -54,7 +56,11 @@ class Skipped:
 
     def numbers(self, split):
         """The set of the numbers of a split's bad examples."""
-        return {bad.number for bad in self.examples
+        return set(self.since(split))
+
+    def since(self, split):
+        """Dict from the numbers of a split's bad examples to their positions, see `Bad`."""
+        return {bad.number: bad.position for bad in self.examples
                 if bad.split == split and bad.number is not None}
 
     def add(self, bad):
@@ -75,19 +81,44 @@ class Skipped:
         self.examples.append(bad)
         self._write()
 
-    def resume(self, folder, position):
-        """Takes up what the run in a folder left out from a position of its stream on.
+    def resume(self, folder, place, change):
+        """Takes up what the run in a folder left out before a place of its stream, if it is the
+        same and still bad. From now on the list is kept in the folder.
 
-        What it left out from a later one on will be found there again: until then it was read.
+        What it left out later is found there again: until then it was read. What is wrong with
+        files and the test set is looked for anew in any case.
+
+        Args:
+          folder: of the run.
+          place: at which the run goes on.
+          change: function from a `Bad` of the list to what has become of it, a text; None where it
+            is still bad. It is called when those before it have been taken up.
+
+        Returns:
+          The changes, a list of texts.
 
         Raises:
-          DatasetError: its list of them is damaged.
+          BadExampleError: those that are still bad are too many, or none may be left out.
+          DatasetError: the list is damaged.
         """
-        self._path = os.path.join(folder, _FILE)
-        if os.path.exists(self._path):
-            found = self._read()
-            self.examples = [bad for bad in found if bad.position <= position] + [
-                bad for bad in self.examples if bad not in found]
+        path = os.path.join(folder, _FILE)
+        changes = []
+        for bad in self._read(path) if os.path.exists(path) else []:
+            if bad.split != 'train' or bad.number is None or bad.position >= place:
+                continue
+            changed = change(bad)
+            if changed is not None:
+                changes.append(changed)
+            elif self.most:
+                self.add(bad)  # not written yet: an error leaves the list as it is
+            else:
+                raise BadExampleError(
+                    '%s. The run in %s left it out, and may leave out none now: give --skip_bad '
+                    'again, as in --skip_bad=10, or mend it.' % (bad.text.rstrip('.'), folder))
+        self._path = path
+        if changes:
+            self._write()
+        return changes
 
     def describe(self):
         """Lines that count and list them; '' for none."""
@@ -96,9 +127,10 @@ class Skipped:
         return '\n'.join(['skipped        %s' % counted(self.examples)]
                          + ['  %s' % bad.text for bad in self.examples])
 
-    def _read(self):
+    @staticmethod
+    def _read(path):
         try:
-            with open(self._path, encoding='utf-8') as lines:
+            with open(path, encoding='utf-8') as lines:
                 found = [Bad(**json.loads(line)) for line in lines if line.strip()]
             if not all(isinstance(bad.position, int) for bad in found):
                 raise ValueError('a position is no number')
@@ -106,7 +138,7 @@ class Skipped:
         except (OSError, ValueError, TypeError) as error:
             raise DatasetError('%s, the list of what the run left out, cannot be read: %s. Remove '
                                'it: what is bad is found again where it is met.' % (
-                                   self._path, error)) from None
+                                   path, error)) from None
 
     def _write(self):
         if self._path is None:
@@ -192,14 +224,14 @@ class Prober:
                 self._session.run(self._jpeg if whole else self._central, {self._encoded: encoded})
         except tf.errors.OpError as error:
             raise DatasetError('is a damaged %s: %s' % (
-                'JPEG' if jpeg else 'PNG', _reason(error.message)))
+                'JPEG' if jpeg else 'PNG', short_reason(error.message)))
         if size[2] != channels and not convert:
             raise DatasetError('has %s, and %d are expected; --convert_colors takes it as it is '
                                'decoded' % (_channels_text(size[2], jpeg), channels))
         return tuple(int(each) for each in size)
 
 
-def _reason(message):
+def short_reason(message):
     """What an operation said: TF puts its traceback before it, and the operation's name after."""
     return message.split(' [[')[0].rstrip().split('\n')[-1].rstrip('.')[:120]
 

@@ -20,6 +20,7 @@ from datasets.epochs import Epochs, of_workers, plain_python, read_together
 from datasets.errors import BadExampleError, DatasetError
 from datasets.shown_names import shown
 from datasets.pipeline import epoch_order
+from datasets.stream_probe import StreamProbe, name_of
 from towers.errors import InvalidArgumentError
 
 _PREFETCHED = 2  # batches
@@ -126,8 +127,8 @@ class ImageSet:
         def staged(example):
             with tf.device('/cpu:0'):
                 return Epochs(self.num_examples['train'], batch_size).batches(
-                    self._places(seed), 0, example, self._numbered_reader('train')).prefetch(
-                        _PREFETCHED)
+                    self._places(seed, self.num_examples['train']), 0, example,
+                    self._numbered_reader('train')).prefetch(_PREFETCHED)
         found = collections.OrderedDict([('read', staged(read)), ('decode', staged(decode))])
         if self._augment != 'none':
             found['augment'] = staged(augment)
@@ -143,32 +144,46 @@ class ImageSet:
         bad = self.skipped.numbers(split)
         return [number for number in range(self.num_examples[split]) if number not in bad]
 
-    def find_bad(self, split, numbers, position=-1):
+    def find_bad(self, split, numbers):
         """Looks at examples, and leaves out those that are bad: how many were found.
 
         A test image is bad where an evaluation could not take it: whether any may be left out does
-        not change which ones are counted. Of a training image all has to be decodable, since the
-        next crop may take any part of it.
+        not change which ones are counted. Of a training image all has to be decodable, since a
+        crop may take any part of it. (Not so in a run, see `stream_probe`.)
 
         Args:
           split: 'train' or 'test'.
           numbers: of the examples.
-          position: place in the stream from which on they are left out, see `Bad`.
 
         Raises:
           DatasetError: they are too many; names the first one that is.
         """
-        known, before = self.skipped.numbers(split), len(self.skipped.examples)
+        before = len(self.skipped.examples)
         for number in numbers:
             good = None
             while good is None:  # the next good one, if this one is bad, takes its place at once
-                looked_at = int(self._good(split, number, known))
+                looked_at = self.stand_in(split, number)
                 try:
                     good = self.look(split, looked_at, whole=split == 'train')
                 except DatasetError as error:
-                    self.skipped.add(Bad(split, looked_at, int(position), str(error)))
-                    known.add(looked_at)
+                    self.skipped.add(Bad(split, looked_at, -1, str(error),
+                                         name_of(self.where(split, looked_at))))
         return len(self.skipped.examples) - before
+
+    def stream_probe(self, seed, length, image_size, channels=3):
+        """The `StreamProbe` of a training.
+
+        Args:
+          seed, image_size, channels: as for `train_batches`.
+          length: examples that training is given in an epoch, see `Epochs`.
+        """
+        return StreamProbe(self, seed, length, lambda *element: self._train_example(
+            seed, image_size, channels, *(each[0] for each in self._numbered_reader('train')(
+                *(tf.reshape(each, [1]) for each in element)))))
+
+    def where(self, split, number):
+        """File, and place in it, of an example."""
+        return self._sources[split].where(number)
 
     def look(self, split, number, checksum=False, whole=True):
         """Reads and decodes one example: `((height, width, channels), label)`.
@@ -205,14 +220,22 @@ class ImageSet:
         epochs = of_workers(self.num_examples['train'], batch_size, remainder, share)
         with tf.device('/cpu:0'):
             return epochs.batches(
-                self._places(seed), first_example,
+                self._places(seed, epochs.length), first_example,
                 lambda *read: example(seed, image_size, channels, *read),
                 self._numbered_reader('train')).prefetch(_PREFETCHED)
 
-    def _places(self, seed):
-        """Function from an epoch to `(epochs, numbers)` of its examples, int64 [n] each."""
-        order = epoch_order(self.num_examples['train'], seed)
-        return lambda epoch: (tf.fill([self.num_examples['train']], epoch), order(epoch))
+    def _places(self, seed, length):
+        """Function from an epoch to `(places, epochs, numbers)` of its examples, int64 [n] each.
+
+        Args:
+          seed: of the order.
+          length: examples that training is given in an epoch. One that is given twice in an epoch
+            has its first place both times.
+        """
+        count = self.num_examples['train']
+        order = epoch_order(count, seed)
+        return lambda epoch: (epoch * length + tf.range(count, dtype=tf.int64),
+                              tf.fill([count], epoch), order(epoch))
 
     def _train_example(self, seed, image_size, channels, epoch, number, *read):
         encoded, label = self._checked(*read)
@@ -221,18 +244,19 @@ class ImageSet:
                                           self._convert), label
 
     def _reader(self, split):
-        """Function from numbers of examples, int64 [n], to `(encoded, labels, wrong)`, [n] each.
+        """Function from numbers of examples and their places in the stream, int64 [n] each, to
+        `(encoded, labels, wrong)`, [n] each.
 
         They are of the examples, or of the good ones in their place. `wrong` says what is wrong
         with an example, '' for nothing: an error would be that of all n examples.
         """
         source = self._sources[split]
 
-        def read(numbers):
-            known, found = self.skipped.numbers(split), []
-            for number in numbers:
+        def read(numbers, places):
+            known, found = self.skipped.since(split), []
+            for number, place in zip(numbers, places):
                 try:
-                    encoded, label = source.image(int(self._good(split, number, known)))
+                    encoded, label = source.image(self.stand_in(split, number, place, known))
                     # What the decoders might take, and `look` calls bad.
                     wrong = wrong_bytes(encoded)
                     if not 0 <= label < self.num_classes:
@@ -244,16 +268,17 @@ class ImageSet:
             return (np.array(encoded, object), np.array(labels, np.int64),
                     np.array([text.encode('utf-8') for text in wrong], object))
 
-        def reader(numbers):
-            read_ones = tf.numpy_function(read, [numbers], [tf.string, tf.int64, tf.string],
-                                          name='read_examples')
+        def reader(numbers, places=None):
+            read_ones = tf.numpy_function(
+                read, [numbers, tf.zeros_like(numbers) if places is None else places],
+                [tf.string, tf.int64, tf.string], name='read_examples')
             return tuple(tf.ensure_shape(each, [None]) for each in read_ones)
         return reader
 
     def _numbered_reader(self, split):
-        """`_reader` that takes and returns the epochs and numbers of the examples as well."""
+        """`_reader` that takes places, epochs and numbers, and returns the latter two as well."""
         reader = self._reader(split)
-        return lambda epochs, numbers: (epochs, numbers) + reader(numbers)
+        return lambda places, epochs, numbers: (epochs, numbers) + reader(numbers, places)
 
     def _checked(self, encoded, label, wrong):
         """The encoded image and the label of an example that can be used; else the step fails."""
@@ -262,12 +287,25 @@ class ImageSet:
         with tf.control_dependencies([valid]):
             return tf.identity(encoded), tf.identity(label)
 
-    def _good(self, split, number, bad):
-        """The number of the example itself, or of the next good one."""
+    def stand_in(self, split, number, place=None, known=None):
+        """The number of the example itself, or of the next good one: an int.
+
+        Args:
+          split: 'train' or 'test'.
+          number: of the example.
+          place: in the stream, of training examples: later ones may be left out from there on;
+            None: after all of them.
+          known: `skipped.since(split)`, from before; or None.
+
+        Raises:
+          BadExampleError: all are left out there.
+        """
         count = self.num_examples[split]
+        known = self.skipped.since(split) if known is None else known
         for following in range(count):
-            if (number + following) % count not in bad:
-                return (number + following) % count
+            other = int(number + following) % count
+            if other not in known or (place is not None and place < known[other]):
+                return other
         first = next(each.text for each in self.skipped.examples
                      if each.split == split and each.number is not None)
         raise BadExampleError('All %d images of the %s set are bad; the first: %s. See '

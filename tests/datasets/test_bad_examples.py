@@ -1,5 +1,7 @@
 """Bad examples: named by file and place, or left out, counted, replaced; so after a resume, too."""
 
+import json
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -41,7 +43,7 @@ def test_what_is_bad_ends_the_step_and_is_named(tmp_path, bad, text):
             batches(found.train_batches(batch_size=6, seed=1, image_size=8), 1)
     with pytest.raises(datasets.BadExampleError, match=r'train-00000-of-00001, record 2 at byte '
                        r'\d+ .*' + text):
-        found.find_bad('train', range(6), 7)
+        found.find_bad('train', range(6))
 
 
 def test_the_next_good_one_takes_its_place_and_all_others_keep_theirs(tmp_path):
@@ -53,8 +55,8 @@ def test_the_next_good_one_takes_its_place_and_all_others_keep_theirs(tmp_path):
     order = batches(datasets.pipeline.example_order(6, 1).batch(12), 1)[0]
     assert labels.tolist() == (order % 4).tolist()
     skipping = records(tmp_path, (truncated(), 0), skip_bad=1)
-    assert skipping.find_bad('train', range(6), 7) == 1
-    assert skipping.find_bad('train', range(6), 7) == 0
+    assert skipping.find_bad('train', range(6)) == 1
+    assert skipping.find_bad('train', range(6)) == 0
     found = batches(skipping.train_batches(batch_size=3, seed=1, image_size=8), 4)
     expected = np.where(order == 2, 3, order)
     assert np.concatenate([part for _, part in found]).tolist() == (expected % 4).tolist()
@@ -83,8 +85,8 @@ def test_a_jpeg_that_is_cut_off_is_bad_whatever_part_of_it_is_wanted(tmp_path):
                 tf.errors.InvalidArgumentError, match='it ends before its end marker'):
             batches(made(), 1)
     found = datasets.get_dataset('folder', str(tmp_path), skip_bad=2)
-    assert found.find_bad('train', range(6), 12) == found.find_bad('test', range(6)) == 1
-    assert [bad[:3] for bad in found.skipped.examples] == [('train', 2, 12), ('test', 4, -1)]
+    assert found.find_bad('train', range(6)) == found.find_bad('test', range(6)) == 1
+    assert [bad[:3] for bad in found.skipped.examples] == [('train', 2, -1), ('test', 4, -1)]
     said = []
     assert datasets.check_data(good, said.append) == 2
     assert sum('it ends before its end marker' in line for line in said) == 2
@@ -128,7 +130,7 @@ def test_damage_after_the_part_that_an_evaluation_takes(tmp_path):
     # As many images are counted as without skip_bad.
     assert found.find_bad('test', range(3)) == 0
     assert batches(found.eval_batches(batch_size=3, image_size=8), 1)[0][0].shape[0] == 3
-    assert found.find_bad('train', range(3), 0) == 1
+    assert found.find_bad('train', range(3)) == 1
     assert found.skipped.numbers('train') == {1}
     assert datasets.check_data(found, lambda line: None) == 2
 
@@ -137,9 +139,9 @@ def test_bad_ones_that_follow_each_other_are_found_at_once(tmp_path):
     found = datasets.get_dataset('folder', write_folder(tmp_path, {
         'train/a/1.jpg': b'', 'train/a/2.jpg': CUT, 'train/a/3.jpg': jpeg(), 'train/b/1.jpg': b'',
         'test/a/1.jpg': jpeg()}), skip_bad=9)
-    assert found.find_bad('train', [0], 40) == 2
-    assert [bad[:3] for bad in found.skipped.examples] == [('train', 0, 40), ('train', 1, 40)]
-    assert found.find_bad('train', [0, 1, 2], 40) == 0
+    assert found.find_bad('train', [0]) == 2
+    assert [bad[:3] for bad in found.skipped.examples] == [('train', 0, -1), ('train', 1, -1)]
+    assert found.find_bad('train', [0, 1, 2]) == 0
 
 
 def test_a_bad_test_image_is_left_out(tmp_path):
@@ -162,16 +164,55 @@ def test_one_more_than_allowed(tmp_path):
         Skipped(0).add(Bad('train', 4, 12, 'a, record 4 is empty'))
 
 
-def test_a_run_takes_up_what_it_knew_at_its_place(tmp_path):
+def still_bad(bad):
+    """What has become of an example: nothing."""
+
+
+def list_of_a_run(folder, *positions):
     skipped = Skipped(9)
-    skipped.resume(str(tmp_path), 0)
-    for position in (10, 20, 30):
+    skipped.resume(str(folder), 0, still_bad)
+    skipped.add(Bad('test', 4, -1, 'test example 4 is empty'))
+    skipped.add(Bad('train', None, -1, 'a file is missing'))
+    for position in positions:
         skipped.add(Bad('train', position, position, 'example %d is empty' % position))
-    for position, known in ((0, []), (9, []), (10, [10]), (19, [10]), (20, [10, 20]),
-                            (99, [10, 20, 30])):
+    return folder / 'skipped_examples.jsonl'
+
+
+def test_a_run_takes_up_what_it_knew_at_its_place(tmp_path):
+    list_of_a_run(tmp_path, 10, 20, 30)
+    # What is at the place at which it goes on has not been met yet.
+    for place, known in ((0, []), (10, []), (11, [10]), (20, [10]), (21, [10, 20]),
+                         (99, [10, 20, 30])):
         again = Skipped(9)
-        again.resume(str(tmp_path), position)
-        assert sorted(again.numbers('train')) == known
+        assert again.resume(str(tmp_path), place, still_bad) == []
+        assert again.since('train') == {number: number for number in known}
+        # Whole files and the test set are looked for anew.
+        assert len(again.examples) == len(known)
+
+
+def test_what_a_run_left_out_and_is_good_now_goes_from_its_list(tmp_path):
+    path = list_of_a_run(tmp_path, 10, 20, 30)
+    again, asked = Skipped(9), []
+
+    def change(bad):
+        asked.append((bad.number, sorted(again.numbers('train'))))
+        return '%d is good now' % bad.number if bad.number != 20 else None
+    assert again.resume(str(tmp_path), 99, change) == ['10 is good now', '30 is good now']
+    assert asked == [(10, []), (20, []), (30, [20])]
+    assert again.numbers('train') == {20}
+    assert [json.loads(line)['number'] for line in path.read_text().splitlines()] == [20]
+
+
+@pytest.mark.parametrize('most, text', [
+    (0, r'example 10 is empty. The run in \S+ left it out, and may leave out none now: give '
+        r'--skip_bad again, as in --skip_bad=10, or mend it'),
+    (2, 'example 30 is empty. 2 were left out already, and --skip_bad=2 allows no more')])
+def test_a_run_that_resumes_may_leave_out_as_many_as_it_is_told(tmp_path, most, text):
+    path = list_of_a_run(tmp_path, 10, 20, 30)
+    before = path.read_text()
+    with pytest.raises(datasets.BadExampleError, match=text):
+        Skipped(most).resume(str(tmp_path), 99, still_bad)
+    assert path.read_text() == before  # a run that is told better goes on from it
 
 
 @pytest.mark.parametrize('content', [
@@ -181,7 +222,7 @@ def test_a_damaged_list_of_a_run_is_named(tmp_path, content):
     (tmp_path / 'skipped_examples.jsonl').write_text(content)
     with pytest.raises(datasets.DatasetError, match='skipped_examples.jsonl.* cannot be read: '
                        '.* Remove it'):
-        Skipped(3).resume(str(tmp_path), 7)
+        Skipped(3).resume(str(tmp_path), 7, still_bad)
 
 
 def test_all_bad(tmp_path):

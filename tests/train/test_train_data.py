@@ -1,7 +1,9 @@
 """`train.py` and its data: staging, remainders, bad examples, the modes that look at data."""
 
+import json
 import os
 import re
+import shutil
 import types
 
 from absl.testing import flagsaver
@@ -138,6 +140,70 @@ def test_bad_images_are_left_out_listed_and_resumed(runner, tmp_path, model_for_
     run = runner.start(tmp_path / 'few', FOLDER + ['--data_dir=' + folder, '--train_steps=6',
                                                    '--skip_bad=1'], model_for_three_channels)
     assert run.status() == 1 and '--skip_bad=1 allows no more' in run.stderr
+
+
+def listed(train_dir):
+    with open(os.path.join(str(train_dir), 'skipped_examples.jsonl')) as lines:
+        return [tuple(json.loads(line)[name] for name in ('split', 'number', 'position'))
+                for line in lines]
+
+
+@pytest.mark.slow
+def test_the_same_is_left_out_with_staged_inputs(runner, tmp_path, model_for_three_channels):
+    folder = images(tmp_path / 'data', [])
+    # By the default seed they are at places 4 and 8. The second one's damage is in its last bytes,
+    # and the crop at that place does not come to them, so that it is a good one.
+    write_folder(folder, {'train/a/1.jpg': b'', 'train/b/2.jpg':
+                          jpeg(77, 40, 40)[:-2] + b'\xff\xc4\0\0\xff\xd9'})
+    flags = FOLDER + ['--data_dir=' + folder, '--skip_bad=3', '--train_steps=3', '--fingerprint']
+    for name, more in (('plain', []), ('staged', ['--stage_inputs'])):
+        runner.run(tmp_path / name, flags + more, before=model_for_three_channels)
+        assert listed(tmp_path / name) == [('train', 1, 4)]
+    assert untimed(metrics(tmp_path / 'plain')) == untimed(metrics(tmp_path / 'staged'))
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_what_is_bad_after_the_end_of_a_run_does_not_end_it(runner, tmp_path,
+                                                            model_for_three_channels):
+    folder = images(tmp_path / 'data', [])
+    write_folder(folder, {'train/a/3.jpg': b''})  # by the default seed at place 9
+    flags = FOLDER + ['--data_dir=' + folder, '--stage_inputs']
+    runner.run(tmp_path / 'run', flags + ['--train_steps=2'], before=model_for_three_channels)
+    assert newest(tmp_path / 'run') == 2
+    run = runner.start(tmp_path / 'run', flags + ['--train_steps=3'], model_for_three_channels)
+    assert run.status() == 1
+    assert re.match(r'train.py: \S+train/a/3.jpg is empty. --skip_bad=10 would', run.stderr)
+    plain = runner.run(tmp_path / 'plain', flags[:-1] + ['--train_steps=2'],
+                       before=model_for_three_channels)
+    assert names_that_differ(values_of(plain.train_dir, 2), values_of(tmp_path / 'run', 2)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_a_run_that_resumes_looks_at_what_it_left_out_again(runner, tmp_path,
+                                                            model_for_three_channels):
+    folder = images(tmp_path / 'data', BAD[:2])
+    flags = FOLDER + ['--data_dir=' + folder]
+    runner.run(tmp_path / 'run', flags + ['--train_steps=4', '--skip_bad=3'],
+               before=model_for_three_channels)
+    left_out = listed(tmp_path / 'run')
+    assert len(left_out) == 2
+    run = runner.start(tmp_path / 'run', flags + ['--train_steps=8'], model_for_three_channels)
+    assert run.status() == 1
+    assert re.match(r'train.py: \S+train/(a/1|b/3).jpg is a damaged JPEG: .*The run in \S+ left it '
+                    'out, and may leave out none now: give --skip_bad again', run.stderr)
+    assert listed(tmp_path / 'run') == left_out
+    images(tmp_path / 'data', [])  # mends them
+    shutil.copytree(str(tmp_path / 'run'), str(tmp_path / 'new'))
+    (tmp_path / 'new' / 'skipped_examples.jsonl').unlink()
+    again = runner.run(tmp_path / 'run', flags + ['--train_steps=8'],
+                       before=model_for_three_channels)
+    assert re.search(r'used again     2 examples that the run left out before: .*\n'
+                     r'  \S+jpg is good now\n  \S+jpg is good now\n', again.stdout)
+    assert 'skipped  ' not in again.stdout and listed(tmp_path / 'run') == []
+    runner.run(tmp_path / 'new', flags + ['--train_steps=8'], before=model_for_three_channels)
+    assert names_that_differ(values_of(tmp_path / 'run', 8), values_of(tmp_path / 'new', 8)) == []
 
 
 @pytest.mark.slow

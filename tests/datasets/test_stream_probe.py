@@ -1,0 +1,150 @@
+"""Which training examples are bad, and from which place of the stream on: the pipeline says so."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import datasets
+from datasets.bad_examples import Bad
+from datasets.errors import DatasetError
+from datasets.stream_probe import StreamOrder
+from image_files import batches, jpeg, write_folder, write_records
+
+ENDS_BADLY = jpeg(77, 40, 40)[:-2] + b'\xff\xc4\0\0\xff\xd9'  # a wrong table after the last block
+SEED, COUNT, LONG = 2, 3, 60  # the crops of this seed that come to the end: at places 9 and 51
+
+
+def folder_of(folder, bad=ENDS_BADLY, **options):
+    """Three images; the second one is bad in its last bytes, which few crops come to."""
+    write_folder(folder, {'%s/%s/%d.jpg' % (split, 'abc'[number], number):
+                          bad if (split, number) == ('train', 1) else jpeg(90 * number, 40, 40)
+                          for split in ('train', 'test') for number in range(COUNT)})
+    return datasets.get_dataset('folder', str(folder), augment='crop', **options)
+
+
+def trained(dataset, count, size=1):
+    found = batches(dataset.train_batches(batch_size=size, seed=SEED, image_size=8), count // size)
+    return [np.concatenate(parts) for parts in zip(*found)]
+
+
+def test_bad_is_where_the_pipeline_fails_whatever_the_batches(tmp_path):
+    found = folder_of(tmp_path, skip_bad=5)
+    before, _ = trained(found, 9)
+    with tf.Graph().as_default(), pytest.raises(tf.errors.InvalidArgumentError):
+        trained(found, 10)
+    for step in (1, 4, 6, LONG):
+        found = folder_of(tmp_path, skip_bad=5)
+        probe = found.stream_probe(SEED, COUNT, 8)
+        assert sum(probe.find_bad(place, place + step) for place in range(0, LONG, step)) == 1
+        assert [bad[:3] for bad in found.skipped.examples] == [('train', 1, 9)]
+        assert 'b/1.jpg is a damaged JPEG: ' in found.skipped.describe()
+    # It is left out from its place on, and from no earlier one.
+    images, labels = trained(found, LONG, 4)
+    np.testing.assert_array_equal(images[:9], before)
+    numbers = batches(datasets.pipeline.example_order(COUNT, SEED).batch(LONG), 1)[0]
+    assert numbers[9] == 1 and 1 in numbers[:9]
+    assert labels.tolist() == numbers[:9].tolist() + [2 if number == 1 else number
+                                                      for number in numbers[9:]]
+
+
+def test_those_that_follow_each_other_are_found_at_one_place(tmp_path):
+    found = datasets.get_dataset('folder', write_folder(tmp_path, {
+        'train/a/1.jpg': b'', 'train/a/2.jpg': b'no', 'train/a/3.jpg': jpeg(),
+        'test/a/1.jpg': jpeg()}), skip_bad=9)
+    order = StreamOrder(3, SEED, 3)
+    place = next(place for place in range(3) if order.at(place).number == 0)
+    assert found.stream_probe(SEED, 3, 8).find_bad(place, place + 1) == 2
+    assert [bad[:3] for bad in found.skipped.examples] == [('train', 0, place), ('train', 1, place)]
+
+
+@pytest.mark.parametrize('remainder, length', [('carry', 5), ('drop', 4), ('pad', 6)])
+def test_places_are_those_of_the_pipeline(tmp_path, remainder, length):
+    write_folder(tmp_path, {'%s/a/%d.jpg' % (split, number): jpeg(50 * number)
+                            for split in ('train', 'test') for number in range(5)})
+    found = datasets.get_dataset('folder', str(tmp_path), augment='crop', skip_bad=1)
+    order = StreamOrder(5, SEED, length)
+    elements = [order.at(place) for place in range(3 * length)]
+    seen = []
+    found.stand_in = lambda split, number, place, known: seen.append((place, number)) or number
+    batches(found.train_batches(batch_size=2, seed=SEED, image_size=8, remainder=remainder),
+            3 * length // 2)
+    known = {(each.place, each.number) for each in elements}
+    # It reads ahead, in any order.
+    assert known <= set(seen)
+    assert len(known) == 3 * min(length, 5)
+    if remainder == 'pad':  # the second time in an epoch it has its first place
+        assert elements[5] == elements[0] and elements[11] == elements[6]
+
+
+def test_what_has_become_of_a_bad_example(tmp_path):
+    found = folder_of(tmp_path, skip_bad=5)
+    probe = found.stream_probe(SEED, COUNT, 8)
+    probe.find_bad(0, LONG)
+    bad, = found.skipped.examples
+    assert bad.name == 'b/1.jpg'
+    found.skipped.examples = []
+    assert probe.change(bad) is None
+    assert probe.change(bad._replace(position=0)) is None  # of another seed: some part is bad
+    for other in (bad._replace(name='c/1.jpg'), bad._replace(number=3), bad._replace(number=-1)):
+        assert ': the files have changed, and that is no longer example %d' % other.number in (
+            probe.change(other))
+    (tmp_path / 'train/b/1.jpg').write_bytes(jpeg(9))
+    assert probe.change(bad) == '%s is good now' % (tmp_path / 'train/b/1.jpg')
+
+
+def test_what_the_pipeline_alone_cannot_take_is_still_bad(tmp_path):
+    found = folder_of(tmp_path, skip_bad=5)
+    found.look = lambda split, number: ((40, 40, 3), 0)
+    probe = found.stream_probe(SEED, COUNT, 8)
+    assert probe.find_bad(0, LONG) == 1
+    bad, = found.skipped.examples
+    assert 'train/b/1.jpg cannot be used: ' in bad.text
+    found.skipped.examples = []
+    assert probe.change(bad) is None
+    assert probe.change(bad._replace(position=0)).endswith('b/1.jpg is good now')
+
+
+def test_a_folder_of_data_that_was_moved_is_the_same_data(tmp_path):
+    found = folder_of(tmp_path / 'here', skip_bad=5)
+    found.stream_probe(SEED, COUNT, 8).find_bad(0, LONG)
+    (tmp_path / 'here').rename(tmp_path / 'there')
+    moved = datasets.get_dataset('folder', str(tmp_path / 'there'), augment='crop', skip_bad=5)
+    assert moved.stream_probe(SEED, COUNT, 8).change(found.skipped.examples[0]) is None
+
+
+def test_a_shard_that_is_copied_back_gives_the_records_other_numbers(tmp_path):
+    for shard in range(2):
+        write_records(tmp_path / ('train-%05d-of-00002' % shard), [
+            (b'' if (shard, number) == (1, 2) else jpeg(), 0) for number in range(4)])
+    write_records(tmp_path / 'test-00000-of-00001', [(jpeg(), 0)])
+    first, kept = tmp_path / 'train-00000-of-00002', tmp_path / 'kept'
+    first.rename(kept)
+    run = str(tmp_path / 'run')
+    found = datasets.get_dataset('tfrecords', str(tmp_path), 2, skip_bad=3)
+    probe = found.stream_probe(SEED, 4, 8)
+    found.skipped.resume(run, 0, probe.change)
+    assert probe.find_bad(0, 4) == 1 and found.skipped.numbers('train') == {2}
+    again = datasets.get_dataset('tfrecords', str(tmp_path), 2, skip_bad=3)
+    assert again.skipped.resume(run, 8, again.stream_probe(SEED, 4, 8).change) == []
+    assert again.skipped.numbers('train') == {2}
+    kept.rename(first)
+    whole = datasets.get_dataset('tfrecords', str(tmp_path), 2, skip_bad=3)
+    probe = whole.stream_probe(SEED, 8, 8)
+    said, = whole.skipped.resume(run, 8, probe.change)
+    assert 'train-00001-of-00002, record 2 at byte ' in said
+    assert 'is empty: the files have changed, and that is no longer example 2.' in said
+    assert whole.skipped.numbers('train') == set()
+    assert probe.find_bad(8, 16) == 1 and whole.skipped.numbers('train') == {6}
+
+
+def test_errors_name_the_first_one_that_is_too_many(tmp_path):
+    found = folder_of(tmp_path)
+    with pytest.raises(datasets.BadExampleError, match=r'train/b/1.jpg is a damaged JPEG: .*'
+                       '--skip_bad=10 would leave out'):
+        found.stream_probe(SEED, COUNT, 8).find_bad(0, LONG)
+    all_bad = datasets.get_dataset('folder', write_folder(tmp_path / 'bad', {
+        'train/b/1.jpg': b'', 'test/b/1.jpg': jpeg()}), skip_bad=3)
+    with pytest.raises(DatasetError, match='All 1 images of the train set are bad'):
+        all_bad.stream_probe(SEED, 1, 8).find_bad(0, 1)
+    assert all_bad.skipped.examples == [Bad(
+        'train', 0, 0, '%s is empty' % (tmp_path / 'bad/train/b/1.jpg'), 'b/1.jpg')]
