@@ -46,7 +46,8 @@ class Records:
           DatasetError: no such file, one that cannot be read, is no (uncompressed) TFRecord file,
             is empty or ends in the middle of a record; one of those that the names count
             (train-00000-of-00008) is missing, or there is one beside them with another name
-            (train-00000-of-00008.bak); or no record in all of them.
+            (train-00000-of-00008.bak); or no record in all of them. Also with `skip_damaged`: two
+            whole sets of files, such as train-*-of-00002 and train-*-of-00004.
         """
         self.paths = sorted(path for path in (glob.glob(pattern) if paths is None else paths)
                             if os.path.isfile(path))
@@ -180,8 +181,11 @@ def _missing_shards(paths):
 
     A set has the beginning, the count and the ending of its names in common, as those of
     train-00000-of-00008 or flowers_train_00000-of-00005.tfrecord.
+
+    Raises:
+      DatasetError: two whole sets are the same but for their count.
     """
-    sets = {}
+    sets, whole = {}, {}
     for path in paths:
         folder, name = os.path.split(path)
         counted = _SHARD.match(name)
@@ -197,6 +201,11 @@ def _missing_shards(paths):
         count = int(of[4:])
         first = 1 if 0 not in numbers and count in numbers else 0  # some begin with 1
         missing = sorted(set(range(first, first + count)) - numbers)
+        if not missing and whole.setdefault((begin, ending), of) != of:
+            raise DatasetError(
+                'The files %s*%s%s and %s*%s%s are two whole sets: written anew in another number '
+                'of files, say, with each example in both. Move one set away, or give it another '
+                'name.' % (begin, whole[begin, ending], ending, begin, of, ending))
         if missing:
             found.append('%d of the %d files %s*%s%s %s missing: %s. Copy %s again.' % (
                 len(missing), count, begin, of, ending, 'is' if len(missing) == 1 else 'are',

@@ -1,5 +1,6 @@
 """Random access to TFRecords: the right bytes, and what a damaged file says."""
 
+import os
 import struct
 
 import pytest
@@ -204,3 +205,19 @@ def test_a_missing_file_of_slims_names(tmp_path):
         write(tmp_path / ('flowers_train_%05d-of-00003.tfrecord' % number), RECORDS)
     with pytest.raises(DatasetError, match='flowers_train_00001-of-00003.tfrecord. Copy it again'):
         Records(str(tmp_path / '*_train_*'))
+
+
+def test_two_whole_sets_are_not_read_as_one(folder):
+    """Of 4 files what was of 2: each example would be there twice."""
+    for number in range(4):
+        write(folder / ('train-%05d-of-00004' % number), RECORDS[:1])
+    for skip in (False, True):
+        with pytest.raises(DatasetError, match=(
+                'train-\\*-of-00002 and %s/train-\\*-of-00004 are two whole sets' % folder)):
+            Records(str(folder / 'train-*'), skip)
+    os.rename(str(folder / 'train-00003-of-00004'), str(folder / 'elsewhere'))
+    assert len(Records(str(folder / 'train-*'), True)) == len(RECORDS) + 3  # which is listed
+    for number in range(3):
+        os.rename(str(folder / ('train-%05d-of-00004' % number)),
+                  str(folder / ('train-more-%05d-of-00003' % number)))
+    assert len(Records(str(folder / 'train-*'))) == len(RECORDS) + 3
