@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 from datasets.bad_examples import Bad, short_reason
 from datasets.errors import DatasetError
 from datasets.pipeline import epoch_order
+from datasets.shown_names import shown
 
 _EPOCHS_KEPT = 2  # of 1.28 million examples 10 MB each; a batch may reach from one to the next
 
@@ -122,7 +123,7 @@ class StreamProbe:
             found = self._bad_at(bad.position)
             if found is not None and found.number == bad.number:
                 return None
-        return '%s is good now' % where
+        return '%s is good now' % shown(where)
 
     def _bad_at(self, place):
         """The `Bad` that the pipeline would meet at a place; None where it can go on."""
@@ -133,7 +134,7 @@ class StreamProbe:
             return None
         except tf.errors.OpError as error:
             where = self._dataset.where('train', number)
-            text = '%s cannot be used: %s' % (where, short_reason(error.message))
+            text = '%s cannot be used: %s' % (shown(where), short_reason(error.message))
         try:
             self._dataset.look('train', number)  # which says it better
         except DatasetError as error:

@@ -104,6 +104,23 @@ def test_what_the_pipeline_alone_cannot_take_is_still_bad(tmp_path):
     assert probe.change(bad._replace(position=0)).endswith('b/1.jpg is good now')
 
 
+def test_names_that_are_no_utf_8_can_be_said(tmp_path):
+    found = folder_of(tmp_path, skip_bad=5)
+    path = str(tmp_path / 'train/b/1\udcff.jpg')  # the byte ff
+    (tmp_path / 'train/b/1.jpg').rename(path)
+    found = datasets.get_dataset('folder', str(tmp_path), augment='crop', skip_bad=5)
+    look, found.look = found.look, lambda split, number: None
+    probe = found.stream_probe(SEED, COUNT, 8)
+    assert probe.find_bad(0, LONG) == 1
+    bad, = found.skipped.examples
+    found.look, found.skipped.examples = look, []
+    assert probe.change(bad) is None
+    with open(path, 'wb') as image:
+        image.write(jpeg(9))
+    for text in (bad.text, probe.change(bad)):
+        assert 'train/b/1' in text.encode('utf-8').decode('utf-8')
+
+
 def test_a_folder_of_data_that_was_moved_is_the_same_data(tmp_path):
     found = folder_of(tmp_path / 'here', skip_bad=5)
     found.stream_probe(SEED, COUNT, 8).find_bad(0, LONG)
