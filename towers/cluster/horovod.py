@@ -70,9 +70,12 @@ class HorovodMachines(Machines):
                 weight = shares.weight(total)
         combined = []
         for gradient, variable in gradients:
-            with only_device(variable.device or None):
+            with only_device(variable.device or None), tf.name_scope(variable.op.name):
                 if weight is not None:
                     gradient = scaled(gradient, weight)
+                # Horovod brings together what has one name, and names it by what it is given: by
+                # the variable here, and not by operations that each worker may have others of.
+                gradient = data_end.same(gradient)
                 combined.append((self._reduced(gradient, weight is None and shares.is_mean),
                                  variable))
         if self._cluster.active is None:
