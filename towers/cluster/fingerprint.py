@@ -4,6 +4,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.cluster.drawn_updates import seeds_of_updates
 from towers.cluster.gradient_kinds import difference_of_kinds
+from towers.cluster.update_numbers import constants_of_updates, difference_of_constants
 from towers.graph.graph_walk import step_operations
 
 _WORDS = {'workers': 'its list of workers', 'ps': 'its list of parameter servers',
@@ -36,7 +37,7 @@ def fingerprint(cluster, built, examples, optimizer=None, settings=None):
         'towers': len(built.devices), 'reduction': built.plan.reduction, 'examples': examples,
         'optimizer': optimizer, 'settings': dict(_numbers_of_updates(cluster, built),
                                                  **(settings or {})),
-        'gradients': built.machines.kinds,
+        'gradients': built.machines.kinds, 'updates': constants_of_updates(cluster, built),
         'variables': [[variable.op.name, variable.dtype.base_dtype.name,
                        str(variable.get_shape())] for variable in built.variables]}
 
@@ -68,7 +69,7 @@ def difference(own, other):
         if mine.get(name) != yours.get(name):
             return 'its %s is %s, and that of worker 0 %s' % (
                 name, _text(yours.get(name)), _text(mine.get(name)))
-    return None
+    return difference_of_constants(own['updates'], other.get('updates', ()))
 
 
 _NOT_NUMBERS = ('var', 'grad', 'delta')  # inputs of an update that are no hyper-parameters
