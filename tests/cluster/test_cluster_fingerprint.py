@@ -11,7 +11,9 @@ from towers.cluster.fingerprint import difference, fingerprint
 OWN = {'kind': 'ring', 'workers': ['a:1', 'b:1'], 'ps': [], 'synchronous': True,
        'backup_workers': 0, 'tensorflow': '2.21.0', 'towers': 2, 'reduction': 'sum',
        'examples': 8, 'optimizer': 'AdamOptimizer', 'settings': {'seed': 1},
-       'variables': [['w', 'float32', '(2, 3)'], ['b', 'float32', '(3,)']]}
+       'variables': [['w', 'float32', '(2, 3)'], ['b', 'float32', '(3,)']],
+       'gradients': [['w', 'dense float32'], ['b', 'dense float32']],
+       'updates': [[['0.5', '1'], ['w']], [['0.5'], ['b']]]}
 
 
 def test_two_alike():

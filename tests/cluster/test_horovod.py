@@ -78,6 +78,21 @@ def test_each_row_is_sent_once_and_those_of_all_are_added(asked, monkeypatch):
     assert (together.indices.tolist(), together.values.tolist()) == ([1, 0], [15., 22.])
 
 
+def test_gradients_are_named_by_their_variables(asked, monkeypatch):
+    """Horovod names what it adds up by the tensor: that of an operation that one worker has more of
+    than another would be another gradient's there."""
+    sent = []
+    monkeypatch.setattr(sys.modules['horovod.tensorflow'], 'allreduce',
+                        lambda gradient, op: sent.append(gradient) or gradient)
+    v, rows = [tf.get_variable(name, [2]) for name in ('net/v', 'net/rows')]
+    towers.Cluster('horovod').machines(3, 'sum', 1).combine([
+        (tf.constant([4., 4.]), v),
+        (tf.IndexedSlices(tf.constant([4.]), tf.constant([1]), tf.constant([2])), rows)])
+    names = [tensor.op.name.rpartition('/')[0]
+             for tensor in (sent[0], sent[1].values, sent[1].indices)]
+    assert names == ['net/v_1', 'net/rows_1', 'net/rows_1']
+
+
 def test_the_step_without_data_raises_after_all_reductions(asked, monkeypatch):
     """The stand-in has no data of another process here."""
     monkeypatch.setattr(sys.modules['horovod.tensorflow'], 'allreduce',

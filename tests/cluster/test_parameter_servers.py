@@ -9,7 +9,8 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers.cluster import parameter_servers
 from towers.cluster.member import start_server
-from towers.cluster.spread import spread_over_servers
+from towers.cluster.fingerprint import difference, fingerprint
+from towers.cluster.spread import servers_of_variables, spread_over_servers
 from towers.errors import ClusterError
 from machine_samples import batches, close, on_one_device, sparse_and_dense
 from one_process import addresses, averaged, together, train
@@ -227,6 +228,54 @@ def test_variables_are_spread_by_size_and_everything_else_is_on_the_worker(graph
         if op.type in ('SaveV2', 'RestoreV2'):
             assert spec.job == 'worker', op.name
     assert saver
+
+
+def of_order(rank, names, chief_only=()):
+    """(servers of variables, of accumulators, fingerprint) of a model that makes its variables in
+    this order; those whose names are in capitals are not trained."""
+    with tf.Graph().as_default() as graph:
+        cluster = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1', 'd:1'], rank=rank)
+        sizes = {'a': 4, 'b': 2, 'c': 3, 'D': 4, 'E': 1}
+        built = towers.build_towers(
+            lambda x: sum(tf.reduce_mean(x * tf.get_variable(
+                name, [sizes[name]], trainable=name.islower())) for name in names), tf.ones([4, 1]),
+            tf.train.AdamOptimizer(0.1), 1, 'mean', cluster=cluster)
+        for name, size in chief_only:
+            tf.get_variable(name, [size])
+        trained = [variable for _, variable in built.gradients]
+        sums = {op.get_attr('shared_name').decode().rpartition('/')[2]: op.device
+                for op in graph.get_operations() if op.type.endswith('ConditionalAccumulator')}
+        servers = servers_of_variables(cluster, graph, trained)
+        said = dict(fingerprint(cluster, built, 4), servers=servers)
+        return servers, sums, said
+
+
+def test_variables_are_on_the_same_servers_in_whatever_order_they_are_made():
+    servers, sums, said = of_order(0, 'abcDE')
+    assert {name: servers[name] for name in 'abcDE'} == {'a': 0, 'b': 1, 'c': 1, 'D': 0, 'E': 1}
+    assert {name: '/task:%d/' % servers[name] in device for name, device in sums.items()} == {
+        'a': True, 'b': True, 'c': True}
+    for names in ('cDEba', 'EDbca'):
+        assert of_order(1, names)[:2] == (servers, sums)
+    assert difference(said, of_order(1, 'EDbca')[2]) is None
+
+
+@pytest.mark.parametrize('names', ['amz', 'zma', 'mza'])
+def test_variables_that_have_to_be_together_are_dealt_out_by_the_first_name(graph, names):
+    pair = [name for name in names if name != 'm']
+    for name in names:
+        with tf.colocate_with(graph.get_operation_by_name(pair[0]) if name == pair[1] else None,
+                              ignore_existing=True):
+            tf.get_variable(name, [4 if name == 'm' else 2], use_resource=True)
+    cluster = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1', 'd:1'])
+    assert servers_of_variables(cluster, graph) == {'a': 0, 'z': 0, 'm': 1}
+
+
+def test_a_worker_that_spreads_other_variables_is_refused():
+    said = [of_order(rank, 'abcDE', [('average', 9)] * (rank == 0))[2] for rank in (0, 1)]
+    assert difference(*said) == (
+        "its variable 'D' is on ps 0, and that of worker 0 on ps 1, since the two spread other "
+        'variables: make the same ones on all workers, also those that the chief alone needs')
 
 
 @pytest.mark.parametrize('resource', [True, False])

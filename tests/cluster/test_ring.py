@@ -61,6 +61,15 @@ def test_large_gradients_travel_in_pieces_of_two_halves(monkeypatch):
             assert value.tobytes() == other['last'][name].tobytes(), name
 
 
+def test_variables_are_sent_in_the_order_of_their_names():
+    """Workers may make them in another order."""
+    variables = [tf.get_variable(name, [size]) for name, size in (('v', 2), ('u', 3), ('w', 1))]
+    ring.broadcast_variables(towers.Cluster('ring', ['a:1', 'b:1']), variables)
+    sent = {op.get_attr('instance_key'): op.inputs[0].shape.as_list()
+            for op in tf.get_default_graph().get_operations() if op.type == 'CollectiveBcastSend'}
+    assert [sent[key] for key in sorted(sent)] == [[3], [2], [1]]
+
+
 def test_each_reduction_waits_for_the_one_before(monkeypatch):
     """Else one worker might wait in one of them for a worker that waits in another."""
     monkeypatch.setattr(all_reduce, 'BUFFER_BYTES', 64)  # a buffer for each variable

@@ -3,6 +3,8 @@
 import tensorflow.compat.v1 as tf
 
 from towers.cluster.drawn_updates import seeds_of_updates
+from towers.cluster.gradient_kinds import difference_of_kinds
+from towers.cluster.update_numbers import constants_of_updates, difference_of_constants
 from towers.graph.graph_walk import step_operations
 
 _WORDS = {'workers': 'its list of workers', 'ps': 'its list of parameter servers',
@@ -35,6 +37,7 @@ def fingerprint(cluster, built, examples, optimizer=None, settings=None):
         'towers': len(built.devices), 'reduction': built.plan.reduction, 'examples': examples,
         'optimizer': optimizer, 'settings': dict(_numbers_of_updates(cluster, built),
                                                  **(settings or {})),
+        'gradients': built.machines.kinds, 'updates': constants_of_updates(cluster, built),
         'variables': [[variable.op.name, variable.dtype.base_dtype.name,
                        str(variable.get_shape())] for variable in built.variables]}
 
@@ -52,12 +55,21 @@ def difference(own, other):
         if ours.get(name) != theirs.get(name):
             return 'its model is another one: variable %r is %s, and that of worker 0 %s' % (
                 name, _variable(theirs.get(name)), _variable(ours.get(name)))
+    why = difference_of_kinds(own['gradients'], other.get('gradients', ()))
+    if why is not None:
+        return why
+    mine, yours = own.get('servers', {}), other.get('servers', {})
+    for name in sorted(set(mine) & set(yours)):
+        if mine[name] != yours[name]:
+            return ('its variable %r is on ps %d, and that of worker 0 on ps %d, since the two '
+                    'spread other variables: make the same ones on all workers, also those that '
+                    'the chief alone needs' % (name, yours[name], mine[name]))
     mine, yours = own['settings'], other.get('settings', {})
     for name in sorted(set(mine) | set(yours)):
         if mine.get(name) != yours.get(name):
             return 'its %s is %s, and that of worker 0 %s' % (
                 name, _text(yours.get(name)), _text(mine.get(name)))
-    return None
+    return difference_of_constants(own['updates'], other.get('updates', ()))
 
 
 _NOT_NUMBERS = ('var', 'grad', 'delta')  # inputs of an update that are no hyper-parameters
@@ -75,6 +87,9 @@ def _numbers_of_updates(cluster, built):
         return found
     if cluster.kind != 'ps' and cluster.num_workers > 1:
         found['random numbers of its update'] = {seeds_of_updates(built)}
+    state = sorted(variable.op.name for variable in getattr(built.machines, 'state', ()))
+    if state:  # worker 0 sends it, and the others wait for it
+        found['state that training reads'] = {', '.join(state)}
     for op in step_operations([built.train_op]):
         if 'Apply' not in op.type:
             continue

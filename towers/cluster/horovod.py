@@ -5,6 +5,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.cluster import data_end
 from towers.cluster.common_state import read_by_training
+from towers.cluster.machines import Machines
 from towers.cluster.shares import Shares
 from towers.compat import TF_VERSION
 from towers.errors import MissingPackageError
@@ -38,7 +39,7 @@ def load_horovod():
     return hvd
 
 
-class HorovodMachines:
+class HorovodMachines(Machines):
     """Combines gradients by Horovod's all-reduce; see `RingMachines`.
 
     Attributes:
@@ -59,8 +60,7 @@ class HorovodMachines:
         """This machine's number of examples, if all machines need the same number; else None."""
         return self._shares.same_examples
 
-    def combine(self, gradients):
-        """As `RingMachines.combine`."""
+    def _over_machines(self, gradients):
         hvd, shares = self._hvd, self._shares
         self._own = list(gradients)
         with only_device('/cpu:0'):
@@ -70,9 +70,12 @@ class HorovodMachines:
                 weight = shares.weight(total)
         combined = []
         for gradient, variable in gradients:
-            with only_device(variable.device or None):
+            with only_device(variable.device or None), tf.name_scope(variable.op.name):
                 if weight is not None:
                     gradient = scaled(gradient, weight)
+                # Horovod brings together what has one name, and names it by what it is given: by
+                # the variable here, and not by operations that each worker may have others of.
+                gradient = data_end.same(gradient)
                 combined.append((self._reduced(gradient, weight is None and shares.is_mean),
                                  variable))
         if self._cluster.active is None:

@@ -22,7 +22,7 @@ from towers.cluster.horovod import gathered_lines
 from towers.cluster.meeting import all_ready, check_port, meet
 from towers.cluster.member_hooks import BroadcastHook, StepWatchHook, ToldAgainHook
 from towers.cluster.parameter_servers import agree, answer_or_raise
-from towers.cluster.spread import SpreadingCreator
+from towers.cluster.spread import SpreadingCreator, servers_of_variables
 from towers.cluster.stall import StallWatch, silent_servers
 from towers.cluster.waiting import Waiting
 from towers.cluster.watch import Watch
@@ -154,6 +154,8 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
     config = cluster.session_config(config or session_config(built.devices))
     own = fingerprint(cluster, built, built.machines.same_examples, built.plan.optimizer, settings)
     if cluster.kind == 'ps':
+        own['servers'] = servers_of_variables(
+            cluster, tf.get_default_graph(), [variable for _, variable in built.gradients])
         check_lookups()
         check_port(cluster.workers[cluster.rank], say)
         with Waiting(lambda: silent_servers(cluster), start_timeout, say):

@@ -23,6 +23,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.cluster import data_end
 from towers.cluster.fingerprint import difference
+from towers.cluster.machines import Machines
 from towers.cluster.ports import check_server
 from towers.cluster.rounds import FIRST_SERVER, RoundsHook, SentGradients
 from towers.cluster.shares import Shares
@@ -35,7 +36,7 @@ from towers.tower.objectives import tensors_of
 _NO_DATA = 3  # what the last token of a training without data is more than its round
 
 
-class ServedMachines:
+class ServedMachines(Machines):
     """Combines the gradients of one build over the workers of parameter servers.
 
     Attributes:
@@ -61,7 +62,7 @@ class ServedMachines:
         """This machine's number of examples, if all machines need the same number; else None."""
         return self._shares.same_examples if self._cluster.synchronous else None
 
-    def combine(self, gradients):
+    def _over_machines(self, gradients):
         """The gradients for the update: list of `(gradient, variable)`.
 
         In a synchronous training the chief gets the gradients over all machines. Every other
@@ -258,16 +259,22 @@ def _as(gradient, dtype):
     return tf.cast(gradient, dtype)
 
 
-def tasks_by_size(variables, num_servers):
+def tasks_by_size(variables, num_servers, used=None):
     """Deals variables out over servers: each goes to the server that has the fewest bytes so far.
 
-    Every worker computes the same: it depends on the variables' sizes and order alone.
+    The largest comes first. Every worker computes the same, in whatever order it made them: it
+    depends on their sizes and names alone.
+
+    Args:
+      variables: list of variables.
+      num_servers: how many servers there are.
+      used: list of the bytes that each server has already; grows here. None where they have none.
 
     Returns:
       Dict from names of variables to numbers of servers.
     """
-    used, tasks = [0] * num_servers, {}
-    for variable in variables:
+    used, tasks = [0] * num_servers if used is None else used, {}
+    for variable in sorted(variables, key=lambda each: (-_bytes(each), each.op.name)):
         task = used.index(min(used))
         tasks[variable.op.name] = task
         used[task] += _bytes(variable)

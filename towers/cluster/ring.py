@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.cluster import data_end
 from towers.cluster.common_state import read_by_training
+from towers.cluster.machines import Machines
 from towers.cluster.ring_rows import SparseGradients
 from towers.cluster.shares import Shares
 from towers.errors import ClusterError
@@ -94,7 +95,7 @@ class Collectives:
         return self._key
 
 
-class RingMachines:
+class RingMachines(Machines):
     """Combines the gradients of one build over the workers of a ring.
 
     Attributes:
@@ -122,15 +123,7 @@ class RingMachines:
         """This machine's number of examples, if all machines need the same number; else None."""
         return self._shares.same_examples
 
-    def combine(self, gradients):
-        """The gradients over all machines.
-
-        Args:
-          gradients: list of `(gradient, variable)` of this machine's towers, combined.
-
-        Returns:
-          Such a list, the same on every worker bit for bit.
-        """
+    def _over_machines(self, gradients):
         if self._cluster.num_workers == 1:
             gradients, self.gates = data_end.own_data(self._cluster, rows_once(gradients))
             return gradients
@@ -250,14 +243,14 @@ def broadcast_variables(cluster, variables):
 
     Args:
       cluster: `Cluster`, a ring.
-      variables: list of variables, the same on every worker, in the same order.
+      variables: list of variables, the same on every worker, in any order.
 
     Raises:
       ClusterError: a variable whose type or shape cannot be sent.
     """
     ring = Collectives(cluster.rank, cluster.num_workers)
     last, done = [], []
-    for variable in variables:
+    for variable in sorted(variables, key=lambda each: each.op.name):
         dtype, shape = variable.dtype.base_dtype, variable.get_shape()
         sent = next((sent for sent, dtypes in _SENT_AS if dtype in dtypes), None)
         if sent is None or not shape.is_fully_defined():

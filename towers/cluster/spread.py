@@ -48,17 +48,12 @@ def spread_over_servers(cluster, graph, first=()):
     Args:
       cluster: `Cluster` with parameter servers.
       graph: a `tf.Graph` that no session has run yet.
-      first: list of variables to be dealt out before all others, in this order.
+      first: list of variables to be dealt out before all others.
 
     Returns:
       Dict from names of global variables to numbers of servers.
     """
-    variables = collections.OrderedDict(
-        (variable.op.name, variable)
-        for variable in list(first) + _global_variables(graph))
-    owners = _used_together(graph, variables)
-    sizes = tasks_by_size(_Together.of(variables, owners), len(cluster.ps))
-    tasks = {name: sizes[owners[name]] for name in variables}
+    tasks = servers_of_variables(cluster, graph, first)
     worker = tf.DeviceSpec(job='worker', task=cluster.rank)
     # Name of an operation -> its server: variables here; in the loop below also the operations that
     # take a variable, or are colocated with one (the operations of initial values are).
@@ -81,6 +76,30 @@ def spread_over_servers(cluster, graph, first=()):
                 job=worker.job, task=worker.task, device_type=spec.device_type,
                 device_index=spec.device_index).to_string())
     return tasks
+
+
+def servers_of_variables(cluster, graph, first=()):
+    """Deals the global variables of a graph out over the parameter servers.
+
+    Every worker has to come to the same, in whatever order it made its variables.
+
+    Args:
+      cluster, graph, first: as for `spread_over_servers`.
+
+    Returns:
+      Dict from names of variables to numbers of servers.
+    """
+    variables = collections.OrderedDict(
+        (variable.op.name, variable) for some in (first, _global_variables(graph))
+        for variable in sorted(some, key=lambda each: each.op.name))
+    owners = _used_together(graph, variables)
+    names, used, tasks = {variable.op.name for variable in first}, [0] * len(cluster.ps), {}
+    together = _Together.of(variables, owners)
+    for are_first in (True, False):
+        tasks.update(tasks_by_size([each for each in together
+                                    if (each.op.name in names) == are_first],
+                                   len(cluster.ps), used))
+    return {name: tasks[owners[name]] for name in variables}
 
 
 class _Together(collections.namedtuple('_Together', 'op shape dtype')):
