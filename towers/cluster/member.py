@@ -72,7 +72,8 @@ class Member:
         """
         if self.cluster.kind == 'ps':
             return SpreadingCreator(self.cluster, creator, scaffold,
-                                    [variable for _, variable in self._built.gradients])
+                                    [variable for _, variable in self._built.gradients],
+                                    self._built.train_op)
         return _OnceCreator(self, creator) if self.cluster.kind == 'ring' else creator
 
     def session(self, hooks=(), session_class=tf.train.MonitoredSession):

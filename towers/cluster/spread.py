@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster.parameter_servers import tasks_by_size
+from towers.cluster.read_after import read_after_writes
 
 # These take the handles of variables that the functions use which they call.
 _CALLS = ('If', 'StatelessIf', 'While', 'StatelessWhile', 'Case', 'StatelessCase',
@@ -24,20 +25,23 @@ _LOOKUPS = ('Gather', 'GatherV2', 'GatherNd')
 class SpreadingCreator(tf.train.SessionCreator):
     """Makes sessions; before the first one, when the graph is complete, spreads the graph."""
 
-    def __init__(self, cluster, creator, scaffold, first=()):
+    def __init__(self, cluster, creator, scaffold, first=(), train_op=None):
         """
         Args:
           cluster, first: as for `spread_over_servers`.
           creator: the `tf.train.SessionCreator` that makes the sessions.
           scaffold: the creator's `tf.train.Scaffold`.
+          train_op: as for `read_after_writes`.
         """
         self._cluster, self._creator, self._scaffold = cluster, creator, scaffold
-        self._first, self._is_spread = first, False
+        self._first, self._train_op, self._is_spread = first, train_op, False
 
     def create_session(self):
         if not self._is_spread:
+            graph = tf.get_default_graph()
+            read_after_writes(graph, list(self._first) + _global_variables(graph), self._train_op)
             self._scaffold.finalize()
-            spread_over_servers(self._cluster, tf.get_default_graph(), self._first)
+            spread_over_servers(self._cluster, graph, self._first)
             self._is_spread = True
         return self._creator.create_session()
 
