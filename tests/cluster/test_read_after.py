@@ -13,7 +13,7 @@ from one_process import addresses, together
 
 
 def two_weights(numbers):
-    """The gradient of each weight is the mean of the numbers; reference variables, TF1's default."""
+    """The gradient of each weight is the mean of the numbers; TF1's reference variables."""
     weights = [tf.get_variable(name, [2], tf.float64, tf.zeros_initializer(), use_resource=False)
                for name in ('a', 'b')]
     return tf.reduce_mean(numbers) * (tf.reduce_sum(weights[0]) + tf.reduce_sum(weights[1]))
@@ -95,9 +95,9 @@ def test_the_other_worker_sees_the_chiefs_update():
 
     def work(rank):
         with tf.Graph().as_default():
-            built = towers.build_towers(two_weights, tf.fill([4], tf.constant(1. + rank, tf.float64)),
-                                        tf.train.GradientDescentOptimizer(1.), 1, 'mean',
-                                        cluster=make('worker', rank))
+            built = towers.build_towers(
+                two_weights, tf.fill([4], tf.constant(1. + rank, tf.float64)),
+                tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=make('worker', rank))
             with tf.control_dependencies([built.train_op]):
                 seen = [tf.identity(built.variables[0]), built.variables[1].read_value()]
             with towers.join(make('worker', rank), built, start_timeout=30.) as member:

@@ -59,7 +59,7 @@ class HorovodMachines:
         """This machine's number of examples, if all machines need the same number; else None."""
         return self._shares.same_examples
 
-    def combine(self, gradients):
+    def combine(self, gradients, loss=None):
         """As `RingMachines.combine`."""
         hvd, shares = self._hvd, self._shares
         self._own = list(gradients)

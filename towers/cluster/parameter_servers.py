@@ -21,6 +21,7 @@ import time
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.cluster import data_end
 from towers.cluster.fingerprint import difference
 from towers.cluster.ports import check_server
@@ -52,8 +53,8 @@ class ServedMachines:
         """See `Cluster.machines`."""
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
-        self._accumulators, self._pushes = [], []
-        self.hook = self.stops = self.stop = None
+        self._accumulators, self._pushes, self._given = [], [], []
+        self.hook = self.stops = self.stop = self._counted = None
         self.gates, self.told_to_stop = [], False
 
     @property
@@ -61,11 +62,12 @@ class ServedMachines:
         """This machine's number of examples, if all machines need the same number; else None."""
         return self._shares.same_examples if self._cluster.synchronous else None
 
-    def combine(self, gradients):
+    def combine(self, gradients, loss=None):
         """The gradients for the update: list of `(gradient, variable)`.
 
         In a synchronous training the chief gets the gradients over all machines. Every other
-        worker, and each worker of an asynchronous training, gets its own gradients back.
+        worker, and each worker of an asynchronous training, gets its own gradients back. It sends
+        them when it has computed its `loss`, too: the update may begin as soon as it has.
         """
         cluster, shares = self._cluster, self._shares
         if not cluster.synchronous or cluster.num_workers == 1:
@@ -92,7 +94,7 @@ class ServedMachines:
                         gradient = each_row_once(gradient)
                 to_sum.append((gradient, variable.get_shape(), scope + variable.op.name,
                                '/job:ps/task:%d/device:CPU:0' % tasks[variable.op.name]))
-            sums = self._all_summed(to_sum, needed)
+            sums = self._all_summed(to_sum, needed, [] if loss is None else [loss])
             self.hook = RoundsHook(cluster, self._round, self._own_round, self._wants_to_stop,
                                    self._accumulators, self._tokens, self._notes)
             if not cluster.is_chief:
@@ -134,18 +136,22 @@ class ServedMachines:
         with tf.name_scope('served/'), only_device('/cpu:0'):
             if self._cluster.is_chief:
                 with tf.control_dependencies([update, self._notes.begun_now] + self._pushes):
-                    next_round = tf.identity(tf.assign_add(self._own_round, 4))
+                    self._counted = tf.assign_add(self._own_round, 4)
+                    next_round = tf.identity(self._counted)
                     self.stops = self._wants_to_stop.read_value()
                 with only_device(FIRST_SERVER):
                     noted = tf.assign(self._round, next_round)
                     with tf.control_dependencies([noted]):
-                        return tf.group(*[queue.enqueue([next_round])
-                                          for rank, queue in sorted(self._tokens.items())])
+                        self._given = [queue.enqueue([next_round])
+                                       for rank, queue in sorted(self._tokens.items())]
+                        return tf.group(noted, *self._given)
             queue, before = self._tokens[self._cluster.rank], tf.identity(self._own_round)
             with tf.control_dependencies([self._notes.all_sent]):
                 before = tf.identity(before)
-            newest = tf.while_loop(lambda token: token <= before, lambda token: queue.dequeue(),
-                                   [before])  # skips the tokens of earlier rounds
+            # Skips the tokens of earlier rounds. A queue takes part in no loop of control flow v2.
+            with compat.control_flow_v1():
+                newest = tf.while_loop(lambda token: token <= before, lambda token: queue.dequeue(),
+                                       [before])
             with tf.control_dependencies([tf.assign(self._own_round, newest),
                                           self.hook.note_anew(before, newest)]):
                 newest = self._own_round.read_value()
@@ -153,6 +159,21 @@ class ServedMachines:
             if self._cluster.active is None:
                 return self.stops.op
             return data_end.raise_at_end(tf.equal(newest % 4, _NO_DATA))
+
+    def hold_rounds(self):
+        """Has the chief let the others go on when it begins its next step, not after its update.
+
+        They then see what it has written in between. Call it when no session has run the graph.
+        """
+        if self.hook is None or not self._cluster.is_chief or self.hook.holds:
+            return
+        self.hook.holds = True
+        with tf.name_scope('served/'), only_device('/cpu:0'), tf.control_dependencies(None):
+            begun = tf.identity(self._own_round.read_value())
+        compat.add_control_inputs(self._counted.op, [begun.op])
+        for give in self._given:
+            compat.replace_input(give, 1, begun)
+            compat.set_control_inputs(give, [])
 
     def _end_all(self, is_over):
         """The operation that ends the chief's training when no worker has data.
@@ -184,12 +205,13 @@ class ServedMachines:
                 collections=[tf.GraphKeys.LOCAL_VARIABLES])
         self._notes = SentGradients(self._cluster)
 
-    def _all_summed(self, to_sum, needed):
+    def _all_summed(self, to_sum, needed, computed):
         """Adds gradients to accumulators, and notes on the first server what has been sent.
 
         Args:
           to_sum: list of `(gradient, shape of the sum, name, server)`.
           needed: number of gradients in a sum.
+          computed: list of what else this worker has to have computed from the weights before.
 
         Returns:
           List of the accumulators' sums, which the chief alone takes.
@@ -203,7 +225,7 @@ class ServedMachines:
             for place, (gradient, _, _, server) in enumerate(to_sum):
                 with only_device(server):
                     gradients[place] = data_end.same(gradient)
-            begun = tensors_of([(gradient, None) for gradient in gradients])
+            begun = tensors_of([(gradient, None) for gradient in gradients]) + computed
         begun = self._notes.note_begun(begun, self._own_round.read_value())
         sums = []
         for gradient, (_, shape, name, server) in zip(gradients, to_sum):

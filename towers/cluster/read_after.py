@@ -55,8 +55,8 @@ class _Reads:
     def make(self):
         for op in self._operations:
             known = self._before.get(op.name)
-            if known is None:
-                continue
+            if known is None or op.type in ('Merge', 'RefMerge'):
+                continue  # the value of one branch does not wait for a write in the other
             for place, tensor in enumerate(op.inputs):
                 if _takes_reference(op, place, tensor):
                     continue
@@ -182,7 +182,7 @@ def _inputs(op):
 
 
 def _is_with(op, source):
-    """Whether an operation is on the server of a variable, such as a read for an earlier session."""
+    """Whether an operation is on the server of a variable, such as an earlier session's read."""
     return ('loc:@' + source.name).encode() in op.colocation_groups()
 
 

@@ -122,11 +122,12 @@ class RingMachines:
         """This machine's number of examples, if all machines need the same number; else None."""
         return self._shares.same_examples
 
-    def combine(self, gradients):
+    def combine(self, gradients, loss=None):
         """The gradients over all machines.
 
         Args:
           gradients: list of `(gradient, variable)` of this machine's towers, combined.
+          loss: unused: this worker makes the update itself, which waits for its loss.
 
         Returns:
           Such a list, the same on every worker bit for bit.

@@ -75,6 +75,7 @@ class RoundsHook(OccasionalHook):
 
     Attributes:
       say: called with a line when this worker begins anew, or waits for the chief before it begins.
+      holds: whether the chief gives the tokens of a step when it begins the next one.
     """
 
     def __init__(self, cluster, shared_round, own_round, wants_to_stop, accumulators, tokens,
@@ -86,7 +87,7 @@ class RoundsHook(OccasionalHook):
           accumulators, tokens: its accumulators, and dict of its queues of tokens.
           notes: `SentGradients`.
         """
-        self.say, self._is_anew = print, False
+        self.say, self.holds, self._is_anew = print, False, False
         self._wants_to_stop = wants_to_stop
         self._cluster, self._round, self._own_round = cluster, shared_round, own_round
         self._accumulators, self._tokens, self._notes = accumulators, tokens, notes
@@ -166,7 +167,10 @@ class RoundsHook(OccasionalHook):
         """Notes that this worker has ended; a token of the chief's tells those who wait for one."""
         session.run(self._note_end)
         if self._cluster.is_chief:
-            session.run(self._give_tokens, {self._first: session.run(self._value) + 1})
+            newest = session.run(self._value)
+            if self.holds:  # the token that the next step would have begun with
+                session.run(self._give_tokens, {self._first: newest})
+            session.run(self._give_tokens, {self._first: newest + 1})
 
     def note_anew(self, before, newest):
         """The operation of a worker's step that notes whether its token is of rounds begun anew.
