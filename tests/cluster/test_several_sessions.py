@@ -12,7 +12,7 @@ from test_after_the_step import squared, two_workers
 @pytest.mark.parametrize('slow', [0, 1])
 def test_a_worker_that_comes_to_its_second_session_waits_for_the_other(slow):
     """Each session begins with 8, and halves the weight twice. Whoever is first waits for longer
-    than `dead_after`: the other one has ended a session, and not its training."""
+    than `dead_after`: the other one ends a session meanwhile, and not its training."""
     said, lost = [], []
 
     def work(cluster, rank):
@@ -29,6 +29,7 @@ def test_a_worker_that_comes_to_its_second_session_waits_for_the_other(slow):
                     for _ in range(2):
                         losses.append(session.run([built.loss, built.train_op])[0])
                     value = session.run(built.variables[0])
+                    time.sleep(0.7 if rank == slow else 0.)
         return losses, value
     (of_chief, value), (of_other, _) = two_workers(work)
     assert of_chief == [8., 2., 8., 2.] and of_other == [24., 6., 24., 6.]
