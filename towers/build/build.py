@@ -177,7 +177,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         if request.optimizer is None and request.remainder == 'weight':
             towers = keep_shapes_of_empty_shards(towers, shards.batch_size)
         combined = combine_towers(builder, request, towers)
-        combined, machines = combine_machines(request, shards, combined)
+        combined, machines = combine_machines(request, shards, combined, outputs.loss)
         update = update_variables(builder, request, towers, outputs, combined, staged, machines)
         update = update._replace(slots=update.slots + builder.kept_slots())
         if request.accumulate > 1:
@@ -311,8 +311,11 @@ def _combine(builder, request, of_towers, name=None):
         return CombinedTowers(gradients, [], on_towers)
 
 
-def combine_machines(request, shards, combined):
+def combine_machines(request, shards, combined, loss):
     """The gradients over all machines, and the object that combines them.
+
+    Args:
+      loss: the loss of this machine's batch, which reads the weights before they change.
 
     Returns:
       `(CombinedTowers, machines)`; `machines` is None without a cluster.
@@ -321,7 +324,7 @@ def combine_machines(request, shards, combined):
         return combined, None
     machines = request.cluster.machines(shards.batch_size, request.reduction, len(request.devices))
     with tf.name_scope('combine_machines'):
-        gradients = machines.combine(combined.gradients)
+        gradients = machines.combine(combined.gradients, loss)
     on_towers = combined.on_towers
     if on_towers is not None:
         on_towers = {variable.op.name: [gradient] * len(request.devices)

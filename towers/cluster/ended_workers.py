@@ -3,6 +3,10 @@
 A worker notes it in a variable on the first server, which is found by its name there from every
 graph. So the others can tell a worker that will not come back, and that they wait for in vain, from
 one that was killed, and joins again when it is started again.
+
+A worker may train in several sessions, one after the other, each begun by the chief with rounds of
+higher numbers. What is noted is therefore the round in which a worker ended: in an earlier session
+than the chief's it has ended that one alone, and comes to the next.
 """
 
 import threading
@@ -15,28 +19,42 @@ _SERVER = '/job:ps/task:0/device:CPU:0'
 _NAME = 'towers_ended_workers'
 
 
-def note_begin(cluster):
+def note_begin(cluster, first):
     """The operation by which a worker notes that it trains; the chief's, that all do.
 
     The chief's has to be the first one that is run on a server: it makes the variable.
+
+    Args:
+      cluster: `Cluster`.
+      first: int64 scalar, on the chief: the number of the first round of its session.
     """
     with only_device(_SERVER):
         if cluster.is_chief:
-            return tf.raw_ops.AssignVariableOp(
-                resource=_handle(cluster), value=tf.zeros([cluster.num_workers], tf.int32))
-        return _noted(cluster, 0)
+            return tf.raw_ops.AssignVariableOp(resource=_handle(cluster), value=tf.concat(
+                [tf.zeros([cluster.num_workers], tf.int64), tf.reshape(first, [1])], 0))
+        return _noted(cluster, tf.zeros([], tf.int64))
 
 
-def note_end(cluster):
-    """The operation by which a worker notes that it has ended its training."""
+def note_end(cluster, own_round):
+    """The operation by which a worker notes that it has ended its training.
+
+    Args:
+      cluster: `Cluster`.
+      own_round: int64 scalar: the number of the round that it would go on with.
+    """
     with only_device(_SERVER):
-        return _noted(cluster, 1)
+        return _noted(cluster, own_round)
 
 
 def have_ended(cluster):
-    """int32 vector: whether each worker has ended; an error before the chief's `note_begin`."""
+    """Which workers have ended the chief's newest session; an error before its `note_begin`.
+
+    Returns:
+      `(bool vector, int64 scalar)`; the scalar is the number of the session's first round.
+    """
     with only_device(_SERVER):
-        return tf.raw_ops.ReadVariableOp(resource=_handle(cluster), dtype=tf.int32)
+        noted = tf.raw_ops.ReadVariableOp(resource=_handle(cluster), dtype=tf.int64)
+        return noted[:-1] >= noted[-1], noted[-1]
 
 
 class EndedWorkers:
@@ -64,7 +82,7 @@ class EndedWorkers:
     def _ask(self):
         try:
             with tf.Graph().as_default():
-                value = have_ended(self._cluster)
+                value, _ = have_ended(self._cluster)
                 with tf.Session(self._target, config=self._config) as session:
                     ended = session.run(value)
         except tf.errors.OpError:  # the server has been started again, and knows nothing yet
@@ -74,10 +92,11 @@ class EndedWorkers:
 
 
 def _handle(cluster):
-    return tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[cluster.num_workers], shared_name=_NAME)
+    return tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[cluster.num_workers + 1],
+                                  shared_name=_NAME)
 
 
 def _noted(cluster, value):
     return tf.raw_ops.ResourceScatterUpdate(
         resource=_handle(cluster), indices=tf.constant([cluster.rank]),
-        updates=tf.constant([value]))
+        updates=tf.reshape(value, [1]))

@@ -60,7 +60,7 @@ class HorovodMachines(Machines):
         """This machine's number of examples, if all machines need the same number; else None."""
         return self._shares.same_examples
 
-    def _over_machines(self, gradients):
+    def _over_machines(self, gradients, loss):
         hvd, shares = self._hvd, self._shares
         self._own = list(gradients)
         with only_device('/cpu:0'):

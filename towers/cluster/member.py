@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import (check_config, check_function, check_instance, check_number,
                               check_say)
 from towers.build.built import BuiltTowers
-from towers.cluster import feed
+from towers.cluster import feed, spread
 from towers.cluster.cluster import Cluster
 from towers.cluster.cut_tables import check_lookups
 from towers.cluster.ended_workers import EndedWorkers
@@ -71,8 +71,7 @@ class Member:
           scaffold: the creator's `tf.train.Scaffold`.
         """
         if self.cluster.kind == 'ps':
-            return SpreadingCreator(self.cluster, creator, scaffold,
-                                    [variable for _, variable in self._built.gradients])
+            return SpreadingCreator(self.cluster, creator, scaffold, self._built)
         return _OnceCreator(self, creator) if self.cluster.kind == 'ring' else creator
 
     def session(self, hooks=(), session_class=tf.train.MonitoredSession):
@@ -288,12 +287,12 @@ class _WaitingCreator(tf.train.SessionCreator):
 
 @contextlib.contextmanager
 def _explained_in_words():
-    """A context in which a step that finds NaN or Inf raises `NonFiniteError`, and one of a worker
-    without any data `InputError`."""
+    """A context in which a step that finds NaN or Inf raises `NonFiniteError`, one of a worker
+    without any data `InputError`, and one that cannot be placed `ClusterError`."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        reason = explained(error) or feed.explained(error)
+        reason = explained(error) or feed.explained(error) or spread.explained(error)
         if reason is None:
             raise
         raise reason from None

@@ -21,6 +21,7 @@ import time
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.cluster import data_end
 from towers.cluster.fingerprint import difference
 from towers.cluster.machines import Machines
@@ -53,8 +54,8 @@ class ServedMachines(Machines):
         """See `Cluster.machines`."""
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
-        self._accumulators, self._pushes = [], []
-        self.hook = self.stops = self.stop = None
+        self._accumulators, self._pushes, self._given = [], [], []
+        self.hook = self.stops = self.stop = self._counted = None
         self.gates, self.told_to_stop = [], False
 
     @property
@@ -62,11 +63,12 @@ class ServedMachines(Machines):
         """This machine's number of examples, if all machines need the same number; else None."""
         return self._shares.same_examples if self._cluster.synchronous else None
 
-    def _over_machines(self, gradients):
+    def _over_machines(self, gradients, loss):
         """The gradients for the update: list of `(gradient, variable)`.
 
         In a synchronous training the chief gets the gradients over all machines. Every other
-        worker, and each worker of an asynchronous training, gets its own gradients back.
+        worker, and each worker of an asynchronous training, gets its own gradients back. It sends
+        them when it has computed its `loss`, too: the update may begin as soon as it has.
         """
         cluster, shares = self._cluster, self._shares
         if not cluster.synchronous or cluster.num_workers == 1:
@@ -93,7 +95,7 @@ class ServedMachines(Machines):
                         gradient = each_row_once(gradient)
                 to_sum.append((gradient, variable.get_shape(), scope + variable.op.name,
                                '/job:ps/task:%d/device:CPU:0' % tasks[variable.op.name]))
-            sums = self._all_summed(to_sum, needed)
+            sums = self._all_summed(to_sum, needed, [] if loss is None else [loss])
             self.hook = RoundsHook(cluster, self._round, self._own_round, self._wants_to_stop,
                                    self._accumulators, self._tokens, self._notes)
             if not cluster.is_chief:
@@ -135,18 +137,22 @@ class ServedMachines(Machines):
         with tf.name_scope('served/'), only_device('/cpu:0'):
             if self._cluster.is_chief:
                 with tf.control_dependencies([update, self._notes.begun_now] + self._pushes):
-                    next_round = tf.identity(tf.assign_add(self._own_round, 4))
+                    self._counted = tf.assign_add(self._own_round, 4)
+                    next_round = tf.identity(self._counted)
                     self.stops = self._wants_to_stop.read_value()
                 with only_device(FIRST_SERVER):
                     noted = tf.assign(self._round, next_round)
                     with tf.control_dependencies([noted]):
-                        return tf.group(*[queue.enqueue([next_round])
-                                          for rank, queue in sorted(self._tokens.items())])
+                        self._given = [queue.enqueue([next_round])
+                                       for rank, queue in sorted(self._tokens.items())]
+                        return tf.group(noted, *self._given)
             queue, before = self._tokens[self._cluster.rank], tf.identity(self._own_round)
             with tf.control_dependencies([self._notes.all_sent]):
                 before = tf.identity(before)
-            newest = tf.while_loop(lambda token: token <= before, lambda token: queue.dequeue(),
-                                   [before])  # skips the tokens of earlier rounds
+            # Skips the tokens of earlier rounds. A queue takes part in no loop of control flow v2.
+            with compat.control_flow_v1():
+                newest = tf.while_loop(lambda token: token <= before, lambda token: queue.dequeue(),
+                                       [before])
             with tf.control_dependencies([tf.assign(self._own_round, newest),
                                           self.hook.note_anew(before, newest)]):
                 newest = self._own_round.read_value()
@@ -154,6 +160,21 @@ class ServedMachines(Machines):
             if self._cluster.active is None:
                 return self.stops.op
             return data_end.raise_at_end(tf.equal(newest % 4, _NO_DATA))
+
+    def hold_rounds(self):
+        """Has the chief let the others go on when it begins its next step, not after its update.
+
+        They then see what it has written in between. Call it when no session has run the graph.
+        """
+        if self.hook is None or not self._cluster.is_chief or self.hook.holds:
+            return
+        self.hook.holds = True
+        with tf.name_scope('served/'), only_device('/cpu:0'), tf.control_dependencies(None):
+            begun = tf.identity(self._own_round.read_value())
+        compat.add_control_inputs(self._counted.op, [begun.op])
+        for give in self._given:
+            compat.replace_input(give, 1, begun)
+            compat.set_control_inputs(give, [])
 
     def _end_all(self, is_over):
         """The operation that ends the chief's training when no worker has data.
@@ -185,12 +206,13 @@ class ServedMachines(Machines):
                 collections=[tf.GraphKeys.LOCAL_VARIABLES])
         self._notes = SentGradients(self._cluster)
 
-    def _all_summed(self, to_sum, needed):
+    def _all_summed(self, to_sum, needed, computed):
         """Adds gradients to accumulators, and notes on the first server what has been sent.
 
         Args:
           to_sum: list of `(gradient, shape of the sum, name, server)`.
           needed: number of gradients in a sum.
+          computed: list of what else this worker has to have computed from the weights before.
 
         Returns:
           List of the accumulators' sums, which the chief alone takes.
@@ -204,7 +226,7 @@ class ServedMachines(Machines):
             for place, (gradient, _, _, server) in enumerate(to_sum):
                 with only_device(server):
                     gradients[place] = data_end.same(gradient)
-            begun = tensors_of([(gradient, None) for gradient in gradients])
+            begun = tensors_of([(gradient, None) for gradient in gradients]) + computed
         begun = self._notes.note_begun(begun, self._own_round.read_value())
         sums = []
         for gradient, (_, shape, name, server) in zip(gradients, to_sum):

@@ -123,7 +123,7 @@ class RingMachines(Machines):
         """This machine's number of examples, if all machines need the same number; else None."""
         return self._shares.same_examples
 
-    def _over_machines(self, gradients):
+    def _over_machines(self, gradients, loss):
         if self._cluster.num_workers == 1:
             gradients, self.gates = data_end.own_data(self._cluster, rows_once(gradients))
             return gradients

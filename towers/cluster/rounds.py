@@ -75,6 +75,7 @@ class RoundsHook(OccasionalHook):
 
     Attributes:
       say: called with a line when this worker begins anew, or waits for the chief before it begins.
+      holds: whether the chief gives the tokens of a step when it begins the next one.
     """
 
     def __init__(self, cluster, shared_round, own_round, wants_to_stop, accumulators, tokens,
@@ -86,7 +87,10 @@ class RoundsHook(OccasionalHook):
           accumulators, tokens: its accumulators, and dict of its queues of tokens.
           notes: `SentGradients`.
         """
-        self.say, self._is_anew = print, False
+        self.say, self.holds, self._is_anew = print, False, False
+        # Of the chief's sessions that this worker has joined, and ended: the first rounds.
+        self._joined = self._ended = None
+        self._is_between = False
         self._wants_to_stop = wants_to_stop
         self._cluster, self._round, self._own_round = cluster, shared_round, own_round
         self._accumulators, self._tokens, self._notes = accumulators, tokens, notes
@@ -97,11 +101,12 @@ class RoundsHook(OccasionalHook):
             self._set_round = tf.assign(self._round, self._first).op
             self._value = self._round.read_value()
             self._set_own = tf.assign(self._own_round, self._first).op
-            self._note_begin, self._note_end = note_begin(self._cluster), note_end(self._cluster)
+            self._note_begin = note_begin(self._cluster, self._first)
+            self._note_end = note_end(self._cluster, self._own_round.read_value())
             if not self._cluster.is_chief:
                 self._is_set = tf.is_variable_initialized(self._round)
                 self._state = [self._value, self._notes.begun.read_value(),
-                               self._notes.sent.read_value(), have_ended(self._cluster)]
+                               self._notes.sent.read_value()] + list(have_ended(self._cluster))
                 return
             self._set_steps = tf.group(*[each.set_global_step(self._first)
                                          for each in self._accumulators])
@@ -129,8 +134,8 @@ class RoundsHook(OccasionalHook):
             session.run(self._set_round, first)
             session.run(self._give_tokens, first)
             return
-        with Waiting(lambda: 'the next step of %s, the chief' % self._cluster.who(0), None,
-                     self.say):
+        with Waiting(lambda: 'the next %s of %s, the chief' % (
+                'session' if self._is_between else 'step', self._cluster.who(0)), None, self.say):
             while not session.run(self._is_set):
                 time.sleep(_POLL)
             newest = self._round_to_join(session)
@@ -141,15 +146,20 @@ class RoundsHook(OccasionalHook):
 
         It also waits until the chief is in its step of that round, so that what its step before
         writes last, such as the place in the data, is there for the hooks that come next. After the
-        last round there is no such step.
+        last round there is no such step. A worker that has itself ended that session of the chief's
+        comes to the next one, and waits for it.
 
         Raises:
           ClusterError: some gradients of the round have been given.
         """
         rank, deadline = self._cluster.rank, None
         while True:
-            newest, begun, sent, ended = session.run(self._state)
-            if ended[0] or begun[rank] != newest and begun[0] >= newest:
+            newest, begun, sent, ended, first = session.run(self._state)
+            self._is_between = ended[0] and first == self._ended
+            # The chief notes that its session has begun before it sets the first round.
+            if newest >= first and not self._is_between and (
+                    ended[0] or begun[rank] != newest and begun[0] >= newest):
+                self._joined = first
                 return newest
             if begun[rank] == newest != sent[rank]:
                 # With backup workers the round may end without the others, and a server that was
@@ -165,8 +175,12 @@ class RoundsHook(OccasionalHook):
     def end(self, session):
         """Notes that this worker has ended; a token of the chief's tells those who wait for one."""
         session.run(self._note_end)
+        self._ended = self._joined
         if self._cluster.is_chief:
-            session.run(self._give_tokens, {self._first: session.run(self._value) + 1})
+            newest = session.run(self._value)
+            if self.holds:  # the token that the next step would have begun with
+                session.run(self._give_tokens, {self._first: newest})
+            session.run(self._give_tokens, {self._first: newest + 1})
 
     def note_anew(self, before, newest):
         """The operation of a worker's step that notes whether its token is of rounds begun anew.

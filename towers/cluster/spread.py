@@ -8,11 +8,16 @@ operations (savers, summaries, input) are on no server.
 """
 
 import collections
+import re
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster.parameter_servers import tasks_by_size
+from towers.cluster.read_after import read_after_writes
+from towers.cluster.written_besides import written_besides
+from towers.errors import ClusterError
+from towers.reason import reason_of
 
 # These take the handles of variables that the functions use which they call.
 _CALLS = ('If', 'StatelessIf', 'While', 'StatelessWhile', 'Case', 'StatelessCase',
@@ -24,20 +29,27 @@ _LOOKUPS = ('Gather', 'GatherV2', 'GatherNd')
 class SpreadingCreator(tf.train.SessionCreator):
     """Makes sessions; before the first one, when the graph is complete, spreads the graph."""
 
-    def __init__(self, cluster, creator, scaffold, first=()):
+    def __init__(self, cluster, creator, scaffold, built):
         """
         Args:
-          cluster, first: as for `spread_over_servers`.
+          cluster: `Cluster` with parameter servers.
           creator: the `tf.train.SessionCreator` that makes the sessions.
           scaffold: the creator's `tf.train.Scaffold`.
+          built: `BuiltTowers`.
         """
         self._cluster, self._creator, self._scaffold = cluster, creator, scaffold
-        self._first, self._is_spread = first, False
+        self._built, self._is_spread = built, False
 
     def create_session(self):
         if not self._is_spread:
+            graph, built = tf.get_default_graph(), self._built
+            trained = [variable for _, variable in built.gradients]
+            variables = trained + _global_variables(graph)
+            read_after_writes(graph, variables, built.train_op)
+            if written_besides(graph, variables, built.train_op):
+                built.machines.hold_rounds()
             self._scaffold.finalize()
-            spread_over_servers(self._cluster, tf.get_default_graph(), self._first)
+            spread_over_servers(self._cluster, graph, trained)
             self._is_spread = True
         return self._creator.create_session()
 
@@ -100,6 +112,24 @@ def servers_of_variables(cluster, graph, first=()):
                                     if (each.op.name in names) == are_first],
                                    len(cluster.ps), used))
     return {name: tasks[owners[name]] for name in variables}
+
+
+def explained(error):
+    """A `ClusterError` for an error of TensorFlow's about operations of two processes; or None.
+
+    A loop or branch of control flow v2 runs where it is called. TensorFlow 2 would keep operations
+    in it beside a reference variable, 1.15 those that hand on a resource variable.
+    """
+    found = _APART.search(reason_of(error))
+    return found and ClusterError(
+        'TensorFlow would have %r and %r in one process, and one of them is on a parameter server, '
+        'the other on a worker: this version cannot take that variable into a loop or branch of '
+        'control flow v2. Call tf.disable_control_flow_v2() before the model is built.'
+        % found.groups())
+
+
+_APART = re.compile(r'Cannot colocate nodes \{\{colocation_node ([^}]*)\}\} and '
+                    r'\{\{colocation_node ([^}]*)\}\}: Cannot merge devices with incompatible jobs')
 
 
 class _Together(collections.namedtuple('_Together', 'op shape dtype')):

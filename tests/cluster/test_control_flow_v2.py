@@ -1,0 +1,77 @@
+"""Programs that enable control flow v2, on parameter servers."""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers import compat
+from towers.cluster import spread
+from towers.cluster.member import start_server
+from towers.errors import ClusterError
+from one_process import addresses
+from test_after_the_step import squared, two_workers
+
+V115 = tf.__version__.startswith('1.')
+BUILDING = threading.Lock()  # the switch of control flow v2 is the whole process's
+
+
+@pytest.fixture(autouse=True)
+def with_v2():
+    was_enabled = tf.control_flow_v2_enabled()
+    tf.enable_control_flow_v2()
+    yield
+    if not was_enabled:
+        tf.disable_control_flow_v2()
+
+
+def train(cluster, rank, model_fn=squared):
+    with BUILDING:
+        built = towers.build_towers(
+            model_fn, tf.constant([.25 + .5 * rank], tf.float64),
+            tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
+    with towers.join(cluster, built, start_timeout=30.) as member, member.session() as session:
+        for _ in range(2):
+            session.run(built.train_op)
+        return session.run(built.variables[0])
+
+
+def test_a_model_without_control_flow_trains():
+    """Each step halves the weight; on 1.15 no queue may be in a loop of v2."""
+    assert two_workers(train)[0] == 2.
+
+
+def in_a_loop(numbers):
+    """A lookup in a loop. This version cannot place the one or the other kind of variable."""
+    table = tf.get_variable('table', [3, 1], tf.float64, tf.ones_initializer(), use_resource=V115)
+    return tf.reduce_mean(tf.while_loop(
+        lambda i, total: i < 2, lambda i, total: (i + 1, total + tf.nn.embedding_lookup(
+            table, tf.range(3))), [0, tf.zeros([3, 1], tf.float64)])[1]) * numbers[0]
+
+
+def alone(model_fn):
+    workers, ps = addresses(1, 1)
+    server = towers.Cluster('ps', workers, ps, 'ps', 0)
+    assert start_server(server, server.session_config(tf.ConfigProto()))
+    with tf.Graph().as_default():
+        return train(towers.Cluster('ps', workers, ps), 0, model_fn)
+
+
+def test_a_variable_that_cannot_be_taken_into_a_loop_is_refused_in_words():
+    with pytest.raises(ClusterError, match=(
+            "^TensorFlow would have '.*' and '.*' in one process, and one of them is on a "
+            'parameter server, the other on a worker: .* Call tf.disable_control_flow_v2')):
+        alone(in_a_loop)
+
+
+def test_the_same_trains_without_control_flow_v2():
+    """The gradient of a row is its two lookups, over three rows, times 0.25."""
+    with compat.control_flow_v1():
+        np.testing.assert_allclose(alone(in_a_loop), [[1. - 2 * .25 * 2 / 3]] * 3, rtol=1e-12)
+
+
+def test_other_errors_are_left_as_they_are():
+    error = tf.errors.InvalidArgumentError(None, None, 'Cannot colocate nodes a and b: no reason')
+    assert spread.explained(error) is None
