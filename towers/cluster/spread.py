@@ -46,7 +46,7 @@ class SpreadingCreator(tf.train.SessionCreator):
             trained = [variable for _, variable in built.gradients]
             variables = trained + _global_variables(graph)
             read_after_writes(graph, variables, built.train_op)
-            if written_besides(graph, variables, built.train_op):
+            if written_besides(graph, variables, built):
                 built.machines.hold_rounds()
             self._scaffold.finalize()
             spread_over_servers(self._cluster, graph, trained)
