@@ -16,7 +16,7 @@ from towers.errors import ClusterError
 from one_process import addresses, together
 
 SAME = {'kind': 'ring', 'workers': [], 'towers': 2, 'variables': [['w', 'float32', '(2,)']],
-        'settings': {'--seed': 1}}
+        'gradients': [['w', 'dense float32']], 'updates': [], 'settings': {'--seed': 1}}
 
 
 def met(fingerprints, seconds=20., workers=None, say=None):
@@ -265,6 +265,18 @@ def test_strangers_are_not_listened_to():
                     break
     results = together(work, 3)
     assert sorted(results[0]) == [1] and sorted(results[1]) == [0]
+
+
+@pytest.mark.parametrize('change', [
+    {'variables': 5}, {'variables': [1]}, {'variables': [[]]}, {'gradients': 'w'},
+    {'gradients': [3]}, {'settings': [1]}, {'updates': [[1]]}, {'servers': 7}])
+def test_a_fingerprint_of_any_other_form_is_refused(change):
+    why = []
+    left, right = socket.socketpair()
+    with contextlib.closing(left), contextlib.closing(right):
+        _judge(Cluster('ring', addresses(2)), SAME, {'type': 'hello', 'rank': 1, 'fingerprint':
+               dict(SAME, **change)}, Lines(left), {}, why.append)
+    assert len(why) == 1 and why[0].startswith('refused        worker 1: '), why
 
 
 def watched(count, dead_after):

@@ -153,7 +153,10 @@ def _judge(cluster, own, message, lines, welcome, say, refused=None):
     if message.get('type') != 'hello' or not isinstance(other, dict):
         lines.close()
         return
-    why = difference(own, other)
+    try:
+        why = difference(own, other)
+    except (TypeError, ValueError, LookupError, AttributeError):  # anyone can send anything
+        why = 'it sends no fingerprint of a worker'
     if why is None and not (isinstance(rank, int) and 0 < rank < cluster.num_workers):
         why = 'its rank is %r, and the ring has %d workers' % (rank, cluster.num_workers)
     if why is None and rank in welcome:
