@@ -11,10 +11,10 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import data_end
-from towers.cluster.common_state import read_by_training
 from towers.cluster.machines import Machines
 from towers.cluster.ring_rows import SparseGradients
 from towers.cluster.shares import Shares
+from towers.cluster.update_state import share_state
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.reduce import all_reduce
@@ -107,7 +107,8 @@ class RingMachines(Machines):
         every worker always has examples.
       examples: float64 scalar: the number of examples of this step on all workers; None where each
         worker has the same number, so that nothing is counted.
-      state: list of the variables that worker 0 gives to the others after each step.
+      state: list of the variables that worker 0 gives to the others in each step.
+      counts: dict of what the model's counters count by, see `counts_of_model`.
     """
 
     def __init__(self, cluster, examples, reduction, num_towers):
@@ -115,8 +116,8 @@ class RingMachines(Machines):
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
         self.stops = self.stop = self.examples = self.data_ended = None
-        self.hook, self.gates, self.state = None, [], []
-        self._own = []  # the gradients of this machine, with their variables
+        self.hook, self.gates, self.state, self.counts = None, [], [], {}
+        self._own, self._combined = [], []  # gradients, with their variables: before and after
 
     @property
     def same_examples(self):
@@ -153,8 +154,9 @@ class RingMachines(Machines):
                 ended = self._ended() or tf.no_op()
             if self._cluster.active is not None:
                 self.gates = [ended]
-            return data_end.after(ended, [(reduced[variable.op.name], variable)
-                                          for _, variable in gradients])
+            self._combined = data_end.after(ended, [(reduced[variable.op.name], variable)
+                                                    for _, variable in gradients])
+            return self._combined
 
     updates_here = True
     """Whether this worker makes the update; on parameter servers the chief alone does."""
@@ -163,17 +165,17 @@ class RingMachines(Machines):
         """The number of examples that this worker adds to the count of all workers in a step."""
         return examples * self._cluster.num_workers
 
-    def train_op(self, update):
+    def train_op(self, update, before=()):
         """The operation of a step: the update, which every worker makes.
 
-        What training reads of worker 0's state goes to the others, see `common_state`.
+        What training reads of worker 0's state goes to the others, see `share_state`.
         """
-        self.state = read_by_training([gradient for gradient, _ in self._own], update,
-                                      [variable for _, variable in self._own])
-        if not self.state:
+        if self._cluster.num_workers == 1:
             return update
-        with tf.control_dependencies([update]):
-            return broadcast_variables(self._cluster, self.state)
+        update, self.state, self.counts = share_state(
+            update, before, self._own, self._combined, not self._shares.are_weighted,
+            lambda variable: broadcast_variables(self._cluster, [variable]))
+        return update
 
     def _count(self, ring, rows):
         """Adds up the numbers that are known when the batch is; sets `stops`.
