@@ -13,6 +13,7 @@ from towers import compat
 from towers.cluster import data_end
 from towers.cluster.machines import Machines
 from towers.cluster.ring_rows import SparseGradients
+from towers.cluster.same_step import SameStep
 from towers.cluster.shares import Shares
 from towers.cluster.update_state import share_state
 from towers.errors import ClusterError
@@ -118,6 +119,7 @@ class RingMachines(Machines):
         self.stops = self.stop = self.examples = self.data_ended = None
         self.hook, self.gates, self.state, self.counts = None, [], [], {}
         self._own, self._combined = [], []  # gradients, with their variables: before and after
+        self._same_step = self._check = None
 
     @property
     def same_examples(self):
@@ -151,9 +153,12 @@ class RingMachines(Machines):
                     last_rows))
                 last += last_rows
             with tf.control_dependencies(last):
-                ended = self._ended() or tf.no_op()
+                in_step = self._same_step.check(*self._check)
+                ended = self._ended() or in_step
             if self._cluster.active is not None:
                 self.gates = [ended]
+            with tf.control_dependencies([in_step]):
+                ended = tf.group(ended)
             self._combined = data_end.after(ended, [(reduced[variable.op.name], variable)
                                                     for _, variable in gradients])
             return self._combined
@@ -175,7 +180,7 @@ class RingMachines(Machines):
         update, self.state, self.counts = share_state(
             update, before, self._own, self._combined, not self._shares.are_weighted,
             lambda variable: broadcast_variables(self._cluster, [variable]))
-        return update
+        return self._same_step.counted(update)
 
     def _count(self, ring, rows):
         """Adds up the numbers that are known when the batch is; sets `stops`.
@@ -194,12 +199,15 @@ class RingMachines(Machines):
                            collections=[tf.GraphKeys.LOCAL_VARIABLES])
         self.stop = tf.assign(stop, 1.).op
         shares = self._shares
+        self._same_step = SameStep(ring.num_workers)
         own = [tf.identity(stop)] + ([shares.own_examples()] if shares.are_weighted else [])
+        own.append(self._same_step.own())
         number = len(own)
         own = tf.stack(own)
         counted = rows is not None and rows.are_counted_early
         total = ring.reduce(tf.concat([own, rows.counts], 0) if counted else own)
         self.stops = tf.cast(tf.round(total[0]), tf.int32)
+        self._check = own[-1], total[number - 1]
         counts = total[number:] if counted else None
         if not shares.are_weighted:
             return None, counts
