@@ -188,7 +188,7 @@ def test_the_plan_of_asynchronous_workers_says_what_each_applies(num_towers, red
     assert min(result['last']['w'] for result in results) == -.5 * 4. * factor * 3
     assert plans[0].all_towers == 3 * num_towers and plans[0].towers_an_update == num_towers
     plan = ' '.join(str(plans[0]).split())
-    assert '%d towers in all, in each update those of one worker with its 4 examples' % (
+    assert '%d towers in all, those of one worker, and its batch, in each update' % (
         3 * num_towers) in plan
     for text in texts:
         assert text in plan

@@ -11,7 +11,7 @@ KINDS = ('dropout', 'branch', 'loop')
 
 
 def noise(seed):
-    """A model function of an example, and what it draws: by an operation, in a branch and in a loop."""
+    """A model function of an example; it draws by an operation, in a branch and in a loop."""
     def model_fn(inputs):
         weight = tf.get_variable('weight', [], initializer=tf.ones_initializer())
         kept = tf.nn.dropout(inputs, rate=.5, seed=seed)
@@ -27,7 +27,7 @@ def noise(seed):
 
 
 def drawn(cluster, num_towers, seed, graph_seed=5, **options):
-    """{kind: [2, 64] for each tower of this machine, or micro-batch: what it draws in two steps}."""
+    """{kind: [2, 64] for each tower of this machine, or micro-batch}: what it draws in two steps."""
     with tf.Graph().as_default():
         tf.set_random_seed(graph_seed)
         step = tf.train.get_or_create_global_step()

@@ -21,7 +21,6 @@ PlannedTower = collections.namedtuple('PlannedTower', 'index device examples own
 """A row of the plan: `examples` is an int, or None where the batch is not static; `owns` names
 what this tower alone provides."""
 
-
 _WIDTH = 100  # columns of a screen
 _SESSION = 'tf.Session(config=towers.session_config(built.devices)) makes the CPU devices'
 
@@ -72,8 +71,7 @@ class Plan(collections.namedtuple('Plan', [
       cluster_warning: one line about who can reach this machine, or None.
       adds_up: whether losses are sums over the examples, which are added over towers: with
         `replicate_model_fn` and `Reduction.SUM`.
-      towers_an_update: how many towers' gradients are in one update: of all machines, but for
-        asynchronous workers, who each apply their own.
+      towers_an_update: how many of them an update has: all, or those of an asynchronous worker.
     """
     __slots__ = ()
 
@@ -148,8 +146,7 @@ def make_plan(builder, towers, shards, request, update, joined, how_built):
     update_ops = request.of_tower.update_ops
     cluster = request.cluster if request.objectives else None
     all_towers = len(request.devices) * (1 if cluster is None else cluster.num_workers)
-    alone = cluster is not None and not cluster.synchronous
-    together = len(request.devices) if alone else all_towers
+    together = all_towers if cluster is None or cluster.synchronous else len(request.devices)
     rows = []
     micro_batches = request.accumulate
     for first in range(0, len(towers), micro_batches):
@@ -221,13 +218,12 @@ def _row_name(device):
 def _cluster(cluster, batch_size, all_towers):
     """The machines, and the number of towers and examples that a step has on all of them."""
     batch = 'batches of any size'
-    if isinstance(batch_size, int):
+    if not cluster.synchronous:
+        batch = 'those of one worker, and its batch, in each update'
+    elif isinstance(batch_size, int):
         batch = ('%d examples here a step' % batch_size if cluster.uneven else
                  'batch %d = %d x %d' % (batch_size * cluster.num_workers, cluster.num_workers,
                                          batch_size))
-    if not cluster.synchronous:
-        batch = 'in each update those of one worker with %s' % (
-            'its %d examples' % batch_size if isinstance(batch_size, int) else 'its batch')
     return '%s; %d towers in all, %s' % (cluster.describe(), all_towers, batch)
 
 

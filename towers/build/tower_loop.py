@@ -61,7 +61,7 @@ def _called(builder, request, shards, index):
     part = request.parts[index]
     with Recording(tf.get_default_graph()) as made:
         tower = builder.tower(index, part.device, part.scope, shards, request.factor)
-    builder.note_call(index, made.operations)
+    builder.own_seeds.note(index, made.operations)
     return tower._replace(index=part.tower, micro_batch=part.micro_batch)
 
 

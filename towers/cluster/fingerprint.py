@@ -86,9 +86,6 @@ def _numbers_of_updates(cluster, built):
     if cluster.kind == 'ps' and cluster.synchronous:
         return found
     if cluster.kind != 'ps' and cluster.num_workers > 1:
-        # A message of which one worker knows nothing would be waited for for ever.
-        found['state that worker 0 gives to the others'] = {
-            variable.op.name for variable in built.machines.state}
         found.update(('number that counter %s adds' % name, {text})
                      for name, text in built.machines.counts.items())
         found['random numbers of its update'] = {seeds_of_updates(built)}

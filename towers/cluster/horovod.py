@@ -54,7 +54,7 @@ class HorovodMachines(Machines):
         self._shares = Shares(cluster, examples, reduction)
         self._hvd = load_horovod()
         self.state, self.gates, self.counts = [], [], {}
-        self._own, self._combined = [], []  # as in `RingMachines`
+        self._own = []  # as in `RingMachines`
 
     @property
     def same_examples(self):
@@ -79,14 +79,12 @@ class HorovodMachines(Machines):
                 gradient = data_end.same(gradient)
                 combined.append((self._reduced(gradient, weight is None and shares.is_mean),
                                  variable))
-        self._combined = combined
         if self._cluster.active is None:
             return combined
         with tf.control_dependencies(tensors_of(combined)):  # which the other workers wait for
             ended = data_end.raise_at_end(total <= 0.)
         self.gates = [ended]
-        self._combined = data_end.after(ended, combined)
-        return self._combined
+        return data_end.after(ended, combined)
 
     def _reduced(self, gradient, average):
         hvd = self._hvd
@@ -105,7 +103,7 @@ class HorovodMachines(Machines):
         if self._cluster.num_workers == 1:
             return update
         update, self.state, self.counts = share_state(
-            update, before, self._own, self._combined, not self._shares.are_weighted,
+            update, before, self._own, self.combined, not self._shares.are_weighted,
             self._of_rank_0)
         return update
 

@@ -118,7 +118,7 @@ class RingMachines(Machines):
         self._shares = Shares(cluster, examples, reduction)
         self.stops = self.stop = self.examples = self.data_ended = None
         self.hook, self.gates, self.state, self.counts = None, [], [], {}
-        self._own, self._combined = [], []  # gradients, with their variables: before and after
+        self._own = []  # the gradients of this machine, with their variables
         self._same_step = self._check = None
 
     @property
@@ -159,9 +159,8 @@ class RingMachines(Machines):
                 self.gates = [ended]
             with tf.control_dependencies([in_step]):
                 ended = tf.group(ended)
-            self._combined = data_end.after(ended, [(reduced[variable.op.name], variable)
-                                                    for _, variable in gradients])
-            return self._combined
+            return data_end.after(ended, [(reduced[variable.op.name], variable)
+                                          for _, variable in gradients])
 
     updates_here = True
     """Whether this worker makes the update; on parameter servers the chief alone does."""
@@ -178,7 +177,7 @@ class RingMachines(Machines):
         if self._cluster.num_workers == 1:
             return update
         update, self.state, self.counts = share_state(
-            update, before, self._own, self._combined, not self._shares.are_weighted,
+            update, before, self._own, self.combined, not self._shares.are_weighted,
             lambda variable: broadcast_variables(self._cluster, [variable]))
         return self._same_step.counted(update)
 

@@ -21,7 +21,11 @@ from towers.graph import graph_walk
 
 
 class OwnSeeds:
-    """Gives towers that were made by calls of the model function seeds of their own."""
+    """Gives towers that were made by calls of the model function seeds of their own.
+
+    Attributes:
+      taken: list of what a step runs of the latest tower besides what the `Tower` has.
+    """
 
     def __init__(self, parts_before, graph):
         """
@@ -29,18 +33,17 @@ class OwnSeeds:
           parts_before: how many micro-batches the towers of the machines before this one have.
           graph: the `tf.Graph`.
         """
-        self._before, self._graph = parts_before, graph
-        self._called = []  # what `note` was given
+        self._before, self._graph, self.taken = parts_before, graph, []
+        self._called = []  # (index, operations, taken)
 
-    def note(self, index, operations, taken):
-        """Notes a tower that was made by a call.
+    def note(self, index, operations):
+        """Notes the latest tower, which was made by a call.
 
         Args:
           index: its number.
           operations: list of its operations, forward and backward.
-          taken: list of what a step runs besides what the `Tower` has.
         """
-        self._called.append((index, operations, taken))
+        self._called.append((index, operations, self.taken))
 
     def give(self, towers):
         """Changes seeds; only when clones were made, which have theirs from the first tower's.

@@ -111,6 +111,7 @@ class TowerBuilder:
       random_keys: the constants of a tower that hold seeds, see `make_stateless`.
       direct_variables: see `SharedVariables.direct`.
       stage_cuts: `StageCuts` of the first tower, or None.
+      own_seeds: `OwnSeeds`, which is to be told of each tower that `tower` makes.
       own_state: `OwnState`: variables that each tower has of its own.
       inline_updates: `InlineUpdates`: writes of shared variables in the forward pass.
     """
@@ -143,7 +144,7 @@ class TowerBuilder:
                                        on_creation=self.losses.registered.creation,
                                        left_over=self._attempt)
         self._gradients_of_first = 0
-        self._own_seeds = OwnSeeds(options.called.parts_before, graph)
+        self.own_seeds = OwnSeeds(options.called.parts_before, graph)
         self.own_state = OwnState(num_towers, graph)
         self.inline_updates = InlineUpdates(graph, options.update_ops, num_towers,
                                             options.served_rank)
@@ -169,10 +170,6 @@ class TowerBuilder:
         """The `UPDATE_OPS` from before the towers, see `TowerCollections`."""
         return self._collections.updates_before()
 
-    def note_call(self, index, operations):
-        """Call this with the operations of each tower that was made by `tower`, for its seeds."""
-        self._own_seeds.note(index, operations, self._taken_by_model())
-
     @contextlib.contextmanager
     def undone_on_error(self, scopes):
         """Leaves the graph's collections as one device would, or, on an error, as they were.
@@ -196,7 +193,7 @@ class TowerBuilder:
         """
         if towers[0].data_loss is not None:
             self.losses.finish(weight, flat(towers[0].data_loss)[0].dtype)
-        self._own_seeds.give(towers)
+        self.own_seeds.give(towers)
         self._shared.number_slots_on()
         self.inline_updates.wait_for_readers(towers)
         self._collections.finish()
@@ -266,7 +263,7 @@ class TowerBuilder:
             self.gradients.choose_variables()
         updates = _unique(added.get(tf.GraphKeys.UPDATE_OPS, []) + keras_updates
                           + list(output.updates or ()))
-        taken = self._taken_by_model()
+        taken = self.own_seeds.taken = self._taken_by_model()
         self._settle_writes(index, made.operations, output, taken, updates, data_operations, used,
                             keras.states())
         if not index and self._gradients_of_model() is None:
