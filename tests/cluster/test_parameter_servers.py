@@ -165,6 +165,35 @@ def test_asynchronous_workers_apply_their_own_gradients():
     assert max(result['last']['global_step'] for result in results) == 2
 
 
+@pytest.mark.parametrize('num_towers, reduction, texts', [
+    (1, 'mean', ['mean (of one tower: its own gradient)']),
+    (1, 'sum', ['sum (of one tower: its own gradient)']),
+    (2, 'mean', ["mean: the gradient of the worker's own batch's mean loss"]),
+    (2, 'sum', ["sum: 2 x the gradient of the worker's own batch's mean loss",
+                '0.5; on the sum, steps as 2 x 0.5 = 1 would on the mean'])])
+def test_the_plan_of_asynchronous_workers_says_what_each_applies(num_towers, reduction, texts):
+    """Three workers, each with a gradient of 4 times the factor of its own towers."""
+    workers, ps = addresses(3, 1)
+    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank, synchronous=False)
+    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
+    assert server
+    plans = []
+    results = together(lambda rank: train(
+        make('worker', rank), dense_mean, (np.full([4], 4.),),
+        lambda: tf.train.GradientDescentOptimizer(.5), 1, num_towers, reduction,
+        on_build=lambda built: plans.append(built.plan)), 3)
+    factor = num_towers if reduction == 'sum' else 1
+    assert [result['gradients']['w'] for result in results] == [4. * factor] * 3
+    # The worker that comes last sees all three updates.
+    assert min(result['last']['w'] for result in results) == -.5 * 4. * factor * 3
+    assert plans[0].all_towers == 3 * num_towers and plans[0].towers_an_update == num_towers
+    plan = ' '.join(str(plans[0]).split())
+    assert '%d towers in all, those of one worker, and its batch, in each update' % (
+        3 * num_towers) in plan
+    for text in texts:
+        assert text in plan
+
+
 @pytest.mark.slow
 def test_another_model_is_refused_by_name():
     workers, ps = addresses(2, 1)

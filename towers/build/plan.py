@@ -21,7 +21,6 @@ PlannedTower = collections.namedtuple('PlannedTower', 'index device examples own
 """A row of the plan: `examples` is an int, or None where the batch is not static; `owns` names
 what this tower alone provides."""
 
-
 _WIDTH = 100  # columns of a screen
 _SESSION = 'tf.Session(config=towers.session_config(built.devices)) makes the CPU devices'
 
@@ -33,7 +32,7 @@ class Plan(collections.namedtuple('Plan', [
         'shared_by_order', 'regularization', 'batch_norm', 'without_gradient', 'how_built',
         'combination', 'stages', 'accumulation', 'recomputation', 'precision', 'loss_scale', 'xla',
         'own_state', 'initial_of_first', 'inline_updates', 'inputs', 'session', 'all_towers',
-        'cluster', 'cluster_warning', 'adds_up'])):
+        'cluster', 'cluster_warning', 'adds_up', 'towers_an_update'])):
     """What `build_towers` built, in words; `print(plan)` fits a screen.
 
     Attributes:
@@ -72,6 +71,7 @@ class Plan(collections.namedtuple('Plan', [
       cluster_warning: one line about who can reach this machine, or None.
       adds_up: whether losses are sums over the examples, which are added over towers: with
         `replicate_model_fn` and `Reduction.SUM`.
+      towers_an_update: how many of them an update has: all, or those of an asynchronous worker.
     """
     __slots__ = ()
 
@@ -146,6 +146,7 @@ def make_plan(builder, towers, shards, request, update, joined, how_built):
     update_ops = request.of_tower.update_ops
     cluster = request.cluster if request.objectives else None
     all_towers = len(request.devices) * (1 if cluster is None else cluster.num_workers)
+    together = all_towers if cluster is None or cluster.synchronous else len(request.devices)
     rows = []
     micro_batches = request.accumulate
     for first in range(0, len(towers), micro_batches):
@@ -171,7 +172,7 @@ def make_plan(builder, towers, shards, request, update, joined, how_built):
         optimizer=_optimizers(request, update),
         global_step='counted here, since the optimizer leaves it to its caller: do not add to it'
         if update.counts else None,
-        learning_rate=_learning_rates(request, all_towers),
+        learning_rate=_learning_rates(request, together),
         variable_device=request.placement.describe(), num_variables=len(variables),
         num_trainable=_num_trainable(builder, request, variables),
         parameters=sum(count for count, _ in counts),
@@ -203,7 +204,7 @@ def make_plan(builder, towers, shards, request, update, joined, how_built):
         all_towers=all_towers,
         cluster=None if cluster is None else _cluster(cluster, shards.batch_size, all_towers),
         cluster_warning=None if cluster is None else cluster.warning(),
-        adds_up=_adds_up(request))
+        adds_up=_adds_up(request), towers_an_update=together)
 
 
 def _row_name(device):
@@ -217,7 +218,9 @@ def _row_name(device):
 def _cluster(cluster, batch_size, all_towers):
     """The machines, and the number of towers and examples that a step has on all of them."""
     batch = 'batches of any size'
-    if isinstance(batch_size, int):
+    if not cluster.synchronous:
+        batch = 'those of one worker, and its batch, in each update'
+    elif isinstance(batch_size, int):
         batch = ('%d examples here a step' % batch_size if cluster.uneven else
                  'batch %d = %d x %d' % (batch_size * cluster.num_workers, cluster.num_workers,
                                          batch_size))
@@ -231,13 +234,14 @@ _IGNORES_SCALE = ('AdamOptimizer', 'RMSPropOptimizer', 'AdagradOptimizer', 'Adad
 
 
 def _reduction(plan):
-    if plan.all_towers == 1:
+    batch = 'batch' if plan.towers_an_update == plan.all_towers else "worker's own batch"
+    if plan.towers_an_update == 1:
         return '%s (of one tower: its own gradient)' % plan.reduction
     if plan.adds_up:
         return "sum: the gradient of the sum of the towers' losses"
     if plan.reduction == 'mean':
-        return "mean: the gradient of the batch's mean loss"
-    return "sum: %d x the gradient of the batch's mean loss" % plan.all_towers
+        return "mean: the gradient of the %s's mean loss" % batch
+    return "sum: %d x the gradient of the %s's mean loss" % (plan.towers_an_update, batch)
 
 
 def _num_trainable(builder, request, variables):

@@ -166,7 +166,8 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         numerics.check_numerics, numerics.xla, recompute,
         _cutting(stages, placement, stages_of(names[0]), schedule, accumulate, objectives,
                  len(names) > 1 or loss_scale is not None or cluster is not None), accumulate,
-        NamesOnOneMachine(0 if cluster is None else cluster.rank * len(names), name),
+        NamesOnOneMachine(_before(cluster, len(names)), name,
+                          _before(cluster, len(parts))),
         None if cluster is None else cluster.served_rank)
     return Request(
         optimizer, objectives, names, reduction,
@@ -320,6 +321,11 @@ def _checked_recompute(recompute, objectives, numerics):
         raise InvalidArgumentError('recompute=%.80r and xla=True: XLA decides by itself what it '
                                    'keeps. Pass one of the two.' % (recompute,))
     return recompute
+
+
+def _before(cluster, count):
+    """How many the machines before this one have, if each has `count`."""
+    return 0 if cluster is None else cluster.rank * count
 
 
 def _parts(name, devices, accumulate, first_scope):

@@ -59,7 +59,9 @@ def _called(builder, request, shards, index):
     """Tower number `index`, by a call of the model function."""
     _say(request, index)
     part = request.parts[index]
-    tower = builder.tower(index, part.device, part.scope, shards, request.factor)
+    with Recording(tf.get_default_graph()) as made:
+        tower = builder.tower(index, part.device, part.scope, shards, request.factor)
+    builder.own_seeds.note(index, made.operations)
     return tower._replace(index=part.tower, micro_batch=part.micro_batch)
 
 

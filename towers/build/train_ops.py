@@ -18,7 +18,8 @@ from towers.tower.counters import counting_updates
 from towers.tower.objectives import flat, map_shaped, tensors_of
 from towers.tower.write_order import gates
 
-Update = collections.namedtuple('Update', 'train_op train_ops slots gradients rides counts')
+Update = collections.namedtuple(
+    'Update', 'train_op train_ops slots gradients rides counts before', defaults=((),))
 """The operations of the update, as `update_variables` returns them.
 
 Fields:
@@ -30,6 +31,8 @@ Fields:
   rides: dict from the name of a loss to the number of updates, such as batch norm's, that ride on
     its train op; empty with one loss.
   counts: whether the global step is counted here, since the optimizer leaves it to its caller.
+  before: tuple of the tensors and operations that the optimizer waits for: the loss, and the
+    updates that ride on the train op; with several losses ().
 """
 
 
@@ -76,7 +79,7 @@ def _of_one_loss(builder, request, towers, outputs, gradients, combined, staged,
     applied = apply_update(
         request.objectives[0].optimizer, gradients, request.global_step, request.placement,
         builder.variables, after, request.replicas, combined.on_towers, scaled_losses, on_skip)
-    return Update(applied.train_op, {}, applied.slots, gradients, {}, applied.counts)
+    return Update(applied.train_op, {}, applied.slots, gradients, {}, applied.counts, tuple(after))
 
 
 def _computed(outputs, towers):

@@ -8,7 +8,8 @@ from towers.clone.functions import rename_functions
 from towers.clone.limits import CannotClone, has_seed
 from towers.graph.graph_walk import functions_of
 from towers.graph.scopes import inside_text
-from towers.tower.stateless_random import key_of, seed_of_tower
+from towers.tower.own_seeds import seed_of_tower
+from towers.tower.stateless_random import key_of
 
 
 class Template:
@@ -118,7 +119,7 @@ class Template:
                    else self._in_text.sub(root, text.decode()).encode())
 
         def new_seed(seed, seed2):
-            return seed_of_tower(seed, seed2, self._names.towers_before + index)
+            return seed_of_tower(seed, seed2, self._names.parts_before + index)
 
         for value, seed, seed2 in self._seeds:
             value.i = new_seed(seed, seed2)

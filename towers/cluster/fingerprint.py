@@ -86,6 +86,8 @@ def _numbers_of_updates(cluster, built):
     if cluster.kind == 'ps' and cluster.synchronous:
         return found
     if cluster.kind != 'ps' and cluster.num_workers > 1:
+        found.update(('number that counter %s adds' % name, {text})
+                     for name, text in built.machines.counts.items())
         found['random numbers of its update'] = {seeds_of_updates(built)}
     state = sorted(variable.op.name for variable in getattr(built.machines, 'state', ()))
     if state:  # worker 0 sends it, and the others wait for it

@@ -4,9 +4,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.cluster import data_end
-from towers.cluster.common_state import read_by_training
 from towers.cluster.machines import Machines
 from towers.cluster.shares import Shares
+from towers.cluster.update_state import share_state
 from towers.compat import TF_VERSION
 from towers.errors import MissingPackageError
 from towers.placement.variable_device import only_device
@@ -44,7 +44,7 @@ class HorovodMachines(Machines):
 
     Attributes:
       stops: always None: a signal ends the process that gets it, and Horovod ends the others.
-      state: as in `RingMachines`.
+      state, counts: as in `RingMachines`.
     """
     stops = stop = hook = None
     updates_here = True
@@ -53,7 +53,8 @@ class HorovodMachines(Machines):
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
         self._hvd = load_horovod()
-        self.state, self.gates, self._own = [], [], []  # as in `RingMachines`
+        self.state, self.gates, self.counts = [], [], {}
+        self._own = []  # as in `RingMachines`
 
     @property
     def same_examples(self):
@@ -97,18 +98,19 @@ class HorovodMachines(Machines):
         """As `RingMachines.counted`."""
         return examples * self._cluster.num_workers
 
-    def train_op(self, update):
+    def train_op(self, update, before=()):
         """As `RingMachines.train_op`."""
         if self._cluster.num_workers == 1:
             return update
-        self.state = read_by_training([gradient for gradient, _ in self._own], update,
-                                      [variable for _, variable in self._own])
-        if not self.state:
-            return update
-        with tf.control_dependencies([update]), only_device('/cpu:0'):
-            return tf.group(*[tf.assign(variable, self._hvd.broadcast(
+        update, self.state, self.counts = share_state(
+            update, before, self._own, self.combined, not self._shares.are_weighted,
+            self._of_rank_0)
+        return update
+
+    def _of_rank_0(self, variable):
+        with only_device('/cpu:0'):
+            return tf.assign(variable, self._hvd.broadcast(
                 variable.read_value(), 0, name='towers_state/' + variable.op.name)).op
-                              for variable in self.state])
 
     def broadcast(self, variables):
         """An operation that gives all processes these variables of rank 0."""

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import (check_config, check_function, check_instance, check_number,
                               check_say)
 from towers.build.built import BuiltTowers
-from towers.cluster import feed, spread
+from towers.cluster import feed, same_step, spread
 from towers.cluster.cluster import Cluster
 from towers.cluster.cut_tables import check_lookups
 from towers.cluster.ended_workers import EndedWorkers
@@ -288,11 +288,13 @@ class _WaitingCreator(tf.train.SessionCreator):
 @contextlib.contextmanager
 def _explained_in_words():
     """A context in which a step that finds NaN or Inf raises `NonFiniteError`, one of a worker
-    without any data `InputError`, and one that cannot be placed `ClusterError`."""
+    without any data `InputError`, and one that cannot be placed, or of a worker that is ahead of
+    others, `ClusterError`."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        reason = explained(error) or feed.explained(error) or spread.explained(error)
+        reason = (explained(error) or feed.explained(error) or spread.explained(error)
+                  or same_step.explained(error))
         if reason is None:
             raise
         raise reason from None

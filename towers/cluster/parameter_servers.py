@@ -130,7 +130,7 @@ class ServedMachines(Machines):
             return examples
         return examples * self._cluster.num_workers if self._cluster.is_chief else 0
 
-    def train_op(self, update):
+    def train_op(self, update, before=()):
         """The operation of a step: on the chief with the update, elsewhere without."""
         if self.hook is None:
             return update

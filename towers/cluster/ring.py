@@ -11,10 +11,11 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import data_end
-from towers.cluster.common_state import read_by_training
 from towers.cluster.machines import Machines
 from towers.cluster.ring_rows import SparseGradients
+from towers.cluster.same_step import SameStep
 from towers.cluster.shares import Shares
+from towers.cluster.update_state import share_state
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.reduce import all_reduce
@@ -107,7 +108,8 @@ class RingMachines(Machines):
         every worker always has examples.
       examples: float64 scalar: the number of examples of this step on all workers; None where each
         worker has the same number, so that nothing is counted.
-      state: list of the variables that worker 0 gives to the others after each step.
+      state: list of the variables that worker 0 gives to the others in each step.
+      counts: dict of what the model's counters count by, see `counts_of_model`.
     """
 
     def __init__(self, cluster, examples, reduction, num_towers):
@@ -115,8 +117,9 @@ class RingMachines(Machines):
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
         self.stops = self.stop = self.examples = self.data_ended = None
-        self.hook, self.gates, self.state = None, [], []
+        self.hook, self.gates, self.state, self.counts = None, [], [], {}
         self._own = []  # the gradients of this machine, with their variables
+        self._same_step = self._check = None
 
     @property
     def same_examples(self):
@@ -150,9 +153,12 @@ class RingMachines(Machines):
                     last_rows))
                 last += last_rows
             with tf.control_dependencies(last):
-                ended = self._ended() or tf.no_op()
+                in_step = self._same_step.check(*self._check)
+                ended = self._ended() or in_step
             if self._cluster.active is not None:
                 self.gates = [ended]
+            with tf.control_dependencies([in_step]):
+                ended = tf.group(ended)
             return data_end.after(ended, [(reduced[variable.op.name], variable)
                                           for _, variable in gradients])
 
@@ -163,17 +169,17 @@ class RingMachines(Machines):
         """The number of examples that this worker adds to the count of all workers in a step."""
         return examples * self._cluster.num_workers
 
-    def train_op(self, update):
+    def train_op(self, update, before=()):
         """The operation of a step: the update, which every worker makes.
 
-        What training reads of worker 0's state goes to the others, see `common_state`.
+        What training reads of worker 0's state goes to the others, see `share_state`.
         """
-        self.state = read_by_training([gradient for gradient, _ in self._own], update,
-                                      [variable for _, variable in self._own])
-        if not self.state:
+        if self._cluster.num_workers == 1:
             return update
-        with tf.control_dependencies([update]):
-            return broadcast_variables(self._cluster, self.state)
+        update, self.state, self.counts = share_state(
+            update, before, self._own, self.combined, not self._shares.are_weighted,
+            lambda variable: broadcast_variables(self._cluster, [variable]))
+        return self._same_step.counted(update)
 
     def _count(self, ring, rows):
         """Adds up the numbers that are known when the batch is; sets `stops`.
@@ -192,12 +198,15 @@ class RingMachines(Machines):
                            collections=[tf.GraphKeys.LOCAL_VARIABLES])
         self.stop = tf.assign(stop, 1.).op
         shares = self._shares
+        self._same_step = SameStep(ring.num_workers)
         own = [tf.identity(stop)] + ([shares.own_examples()] if shares.are_weighted else [])
+        own.append(self._same_step.own())
         number = len(own)
         own = tf.stack(own)
         counted = rows is not None and rows.are_counted_early
         total = ring.reduce(tf.concat([own, rows.counts], 0) if counted else own)
         self.stops = tf.cast(tf.round(total[0]), tf.int32)
+        self._check = own[-1], total[number - 1]
         counts = total[number:] if counted else None
         if not shares.are_weighted:
             return None, counts

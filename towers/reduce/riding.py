@@ -23,7 +23,8 @@ def held_back(updates, gates, active, computed):
     write of the forward pass itself, which `loss` or a prediction takes along without a step.
 
     Args:
-      updates: list of operations or tensors, which nothing waits for yet but other updates.
+      updates: list of operations or tensors, which nothing waits for yet but other updates, and
+        what `transform_gradients` has made.
       gates: list of operations to wait for.
       active: float scalar, 0 in a worker whose own data have ended; or None.
       computed: list of the tensors that can be had without a step: loss, predictions, metrics.
@@ -45,17 +46,43 @@ def held_back(updates, gates, active, computed):
     operations = graph_walk.step_operations(updates)
     writes, frames = Writes(tf.get_default_graph()), Frames(operations)
     roots = {getattr(update, 'op', update).name for update in updates}
+    gated = []
     for op in operations:
         if op.name not in step and (op.name in roots or writes.of(op)):
             for held in [op] if frames.is_outside(op) else _leading_into(op, frames):
                 if held.name not in step:
                     compat.add_control_inputs(held, gates)
+                    gated.append(held)
     if skipped is None:
         return updates
     with only_device('/cpu:0'), tf.name_scope('riding'):
         with tf.control_dependencies(updates):
             done = tf.identity(taken)
-        return [tf.raw_ops.Merge(inputs=[done, skipped])[0]]
+        merged = tf.raw_ops.Merge(inputs=[done, skipped])[0]
+    left_out = graph_walk.reachable_from(gated, operations, control=True)
+    _wait_instead(left_out, operations, done.op, merged.op)
+    return [merged]
+
+
+def _wait_instead(left_out, operations, done, merged):
+    """Makes what waits for operations that may be left out wait for `merged`.
+
+    What waits for an operation that is not run is not run, either: `transform_gradients` may have
+    a read of a moving average after its update.
+
+    Args:
+      left_out: names of operations.
+      operations: the operations of the updates themselves, which go on waiting.
+      done: the operation that runs where the updates have.
+      merged: the operation that runs in either case.
+    """
+    own = {op.name for op in operations}
+    for op in merged.graph.get_operations():
+        if op.name in own or op is done:
+            continue
+        kept = [other for other in op.control_inputs if other.name not in left_out]
+        if len(kept) < len(op.control_inputs):
+            compat.set_control_inputs(op, kept + [merged])
 
 
 def _leading_into(op, frames):

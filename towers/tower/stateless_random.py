@@ -184,15 +184,17 @@ class NamesOnOneMachine:
 
     Attributes:
       towers_before: how many towers the machines before this one have.
+      parts_before: how many micro-batches these towers have together.
     """
 
-    def __init__(self, towers_before, name):
+    def __init__(self, towers_before, name, parts_before=None):
         """
         Args:
-          towers_before: see the class.
+          towers_before, parts_before: see the class; None for one micro-batch a tower.
           name: prefix of the towers' name scopes, such as 'tower'.
         """
         self.towers_before = towers_before
+        self.parts_before = towers_before if parts_before is None else parts_before
         self._name = name
         self._number = re.compile(r'(?<![\w.\-])%s_(\d+)' % re.escape(name))
 
@@ -205,32 +207,6 @@ class NamesOnOneMachine:
             return '%s_%d/%s' % (self._name, self.towers_before, own)
         return '%s%d%s' % (own[:found.start(1)], int(found.group(1)) + self.towers_before,
                            own[found.end(1):])
-
-
-def change_seeds(operations, fetches, tower):
-    """Gives a tower's stateful random ops other seeds, as a clone has them.
-
-    Machines that build the same graph with the same graph-level seed would draw the same numbers.
-    Ops with equal seeds still have equal ones; ops without a seed draw others anyway.
-
-    Args:
-      operations, fetches: as for `make_stateless`.
-      tower: the tower's number, of all machines.
-    """
-    needed = {op.name for op in graph_walk.step_operations(fetches)}
-    for op in operations:
-        if op.name in needed and graph_walk.is_random(op) and 'seed2' in op.node_def.attr:
-            seed, seed2 = op.get_attr('seed'), op.get_attr('seed2')
-            if seed or seed2:
-                compat.set_attribute(op, 'seed2', tf.AttrValue(i=seed_of_tower(seed, seed2, tower)))
-
-
-def seed_of_tower(seed, seed2, tower):
-    """The `seed2` of an op in another tower than the first one.
-
-    It does not depend on the op's name: two ops with equal seeds have equal numbers there, too.
-    """
-    return zlib.crc32(('%d %d tower %d' % (seed, seed2, tower)).encode()) or 1
 
 
 _TWINS = {

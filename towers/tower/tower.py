@@ -28,12 +28,13 @@ from towers.tower.nested_builds import call_of_model_fn
 from towers.tower.objectives import all_pairs, flat, map_shaped, tensors_of
 from towers.tower.outputs import call_model_fn, metrics_by_kind, to_model_output
 from towers.tower.own_optimizers import check_no_own_optimizer
+from towers.tower.own_seeds import OwnSeeds
 from towers.tower.own_state import OwnState
 from towers.tower.recomputation import recomputed_draws
 from towers.tower.scoped_looks import looks_within
 from towers.tower.seen_variables import SeenVariables
 from towers.tower.stage_cuts import cut_into_stages
-from towers.tower.stateless_random import change_seeds, give_own_seeds, make_stateless
+from towers.tower.stateless_random import give_own_seeds, make_stateless
 from towers.tower.variables import SharedVariables
 
 
@@ -110,6 +111,7 @@ class TowerBuilder:
       random_keys: the constants of a tower that hold seeds, see `make_stateless`.
       direct_variables: see `SharedVariables.direct`.
       stage_cuts: `StageCuts` of the first tower, or None.
+      own_seeds: `OwnSeeds`, which is to be told of each tower that `tower` makes.
       own_state: `OwnState`: variables that each tower has of its own.
       inline_updates: `InlineUpdates`: writes of shared variables in the forward pass.
     """
@@ -142,6 +144,7 @@ class TowerBuilder:
                                        on_creation=self.losses.registered.creation,
                                        left_over=self._attempt)
         self._gradients_of_first = 0
+        self.own_seeds = OwnSeeds(options.called.parts_before, graph)
         self.own_state = OwnState(num_towers, graph)
         self.inline_updates = InlineUpdates(graph, options.update_ops, num_towers,
                                             options.served_rank)
@@ -190,6 +193,7 @@ class TowerBuilder:
         """
         if towers[0].data_loss is not None:
             self.losses.finish(weight, flat(towers[0].data_loss)[0].dtype)
+        self.own_seeds.give(towers)
         self._shared.number_slots_on()
         self.inline_updates.wait_for_readers(towers)
         self._collections.finish()
@@ -259,7 +263,7 @@ class TowerBuilder:
             self.gradients.choose_variables()
         updates = _unique(added.get(tf.GraphKeys.UPDATE_OPS, []) + keras_updates
                           + list(output.updates or ()))
-        taken = self._taken_by_model()
+        taken = self.own_seeds.taken = self._taken_by_model()
         self._settle_writes(index, made.operations, output, taken, updates, data_operations, used,
                             keras.states())
         if not index and self._gradients_of_model() is None:
@@ -321,7 +325,7 @@ class TowerBuilder:
 
     def _seed(self, index, num_towers, forward, backward, fetches):
         """Gives the tower's random ops seeds of its own, or of the step."""
-        number = self.called.towers_before + index
+        number = self.called.parts_before + index
         if self._options.random_step is None and num_towers == 1 and not number:
             return
         operations = forward + backward
@@ -331,8 +335,6 @@ class TowerBuilder:
             self.random_ops = make_stateless(operations, fetches, self._options.random_step,
                                              self._graph.seed, self.random_keys, repeats,
                                              self.called)
-        if self.called.towers_before:
-            change_seeds(operations, fetches, number)
         give_own_seeds(operations, number, self._graph.seed, self._options.random_step,
                        self.random_keys, repeats, self.called)
 

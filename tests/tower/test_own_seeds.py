@@ -1,0 +1,90 @@
+"""Numbers drawn by towers of several machines, by seeds: those of one machine, and no two alike."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers import compat
+
+KINDS = ('dropout', 'branch', 'loop')
+
+
+def noise(seed):
+    """A model function of an example; it draws by an operation, in a branch and in a loop."""
+    def model_fn(inputs):
+        weight = tf.get_variable('weight', [], initializer=tf.ones_initializer())
+        kept = tf.nn.dropout(inputs, rate=.5, seed=seed)
+        branch = tf.cond(tf.reduce_sum(inputs) > 0.,
+                         lambda: tf.random_normal([1, 64], seed=seed), lambda: inputs)
+        loop = tf.while_loop(
+            lambda turn, _: turn < 2,
+            lambda turn, total: [turn + 1, total + tf.random_normal([1, 64], seed=seed)],
+            [0, tf.zeros([1, 64])], parallel_iterations=1)[1]
+        return towers.ModelOutput(weight * tf.reduce_mean(kept * branch * loop),
+                                  dict(zip(KINDS, (kept, branch, loop))))
+    return model_fn
+
+
+def drawn(cluster, num_towers, seed, graph_seed=5, **options):
+    """{kind: [2, 64] for each tower of this machine, or micro-batch}: what it draws in two steps."""
+    with tf.Graph().as_default():
+        tf.set_random_seed(graph_seed)
+        step = tf.train.get_or_create_global_step()
+        built = towers.build_towers(
+            noise(seed), (tf.ones([num_towers * options.get('accumulate', 1), 64]),),
+            tf.train.GradientDescentOptimizer(.1), num_towers, global_step=step, cluster=cluster,
+            **options)
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            session.run(tf.global_variables_initializer())
+            both = [session.run(built.predictions) for _ in range(2)]
+    return {kind: list(np.stack([each[kind] for each in both], 1)) for kind in KINDS}
+
+
+def of_machines(num_towers, seed, **options):
+    """The same of two machines, one after the other."""
+    parts = [drawn(towers.Cluster('ring', ['a:1', 'b:1'], rank=rank), num_towers, seed, **options)
+             for rank in range(2)]
+    return {kind: parts[0][kind] + parts[1][kind] for kind in KINDS}
+
+
+@pytest.fixture(params=['v1', 'v2'])
+def control_flow(request):
+    """Branches and loops of both kinds; in those of v2, functions, seeds count from zero."""
+    was = tf.control_flow_v2_enabled()
+    (tf.enable_control_flow_v2 if request.param == 'v2' else tf.disable_control_flow_v2)()
+    yield request.param
+    (tf.enable_control_flow_v2 if was else tf.disable_control_flow_v2)()
+
+
+@pytest.mark.parametrize('num_towers, options', [
+    (1, {}), (2, {}), (2, dict(copies='reuse')), (1, dict(accumulate=2)),
+    (1, dict(accumulate=2, copies='reuse'))])
+def test_with_seeds_of_operations_machines_draw_what_one_draws(num_towers, options, control_flow):
+    one = drawn(None, 2 * num_towers, 3, **options)
+    several = of_machines(num_towers, 3, **options)
+    for kind in KINDS:
+        np.testing.assert_array_equal(several[kind], one[kind], kind)
+        assert len({each.tobytes() for each in one[kind]}) == len(one[kind]), kind
+
+
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_with_a_graph_level_seed_no_two_towers_draw_alike(copies, control_flow):
+    several, again = of_machines(2, None, copies=copies), of_machines(2, None, copies=copies)
+    for kind in KINDS:
+        assert len({each.tobytes() for each in several[kind]}) == 4, kind
+        np.testing.assert_array_equal(several[kind], again[kind], kind)
+        if copies == 'clone' and compat.TF_VERSION >= (2, 0):
+            np.testing.assert_array_equal(several[kind], drawn(None, 4, None, copies=copies)[kind],
+                                          kind)
+
+
+def test_without_any_seed_nothing_is_changed():
+    with tf.Graph().as_default():
+        towers.build_towers(
+            noise(None), (tf.ones([2, 64]),), tf.train.GradientDescentOptimizer(.1), 2,
+            copies='reuse', global_step=tf.train.get_or_create_global_step(),
+            cluster=towers.Cluster('ring', ['a:1', 'b:1'], rank=1))
+        seeds = [(op.get_attr('seed'), op.get_attr('seed2'))
+                 for op in tf.get_default_graph().get_operations() if op.type == 'RandomUniform']
+    assert seeds == [(0, 0)] * 2
