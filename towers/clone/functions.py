@@ -9,8 +9,8 @@ import re
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.clone.limits import CannotClone, check_state, has_seed
-from towers.graph.graph_walk import functions_of
+from towers.clone.limits import CannotClone, check_state
+from towers.graph.graph_walk import functions_of, has_seed, rename_functions
 from towers.placement.tower_device import follows_tower, moved, overlaps
 
 
@@ -109,18 +109,6 @@ class ClonedFunctions:
             self.cloned |= {name for name, function in self._library.items()
                             if any(functions_of(node) & self.cloned
                                    for node in function.node_def)}
-
-
-def rename_functions(node, names):
-    """Makes a node call other functions; `names` is a dict from old to new ones."""
-    node.op = names.get(node.op, node.op)
-    for value in node.attr.values():
-        kind = value.WhichOneof('value')
-        if kind == 'func':
-            value.func.name = names.get(value.func.name, value.func.name)
-        elif kind == 'list':
-            for each in value.list.func:
-                each.name = names.get(each.name, each.name)
 
 
 def _that_leads(op, operations):

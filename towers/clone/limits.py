@@ -34,12 +34,6 @@ def _static_shapes(inputs):
             for leaf in tf.nest.flatten(inputs, expand_composites=True)]
 
 
-def has_seed(node):
-    """Whether a node draws random numbers by a seed of its own (0, 0 stands for none)."""
-    return 'seed' in node.attr and 'seed2' in node.attr and bool(
-        node.attr['seed'].i or node.attr['seed2'].i)
-
-
 _FED = ('Placeholder', 'PlaceholderV2', 'PlaceholderWithDefault')
 _CALLS_PYTHON = ('PyFunc', 'EagerPyFunc')  # not PyFuncStateless, which is declared to be pure
 _JOINS_OTHERS = ('Collective', 'Nccl', 'Horovod')

@@ -1,12 +1,10 @@
 """The `tf.GraphDef` that is imported for a clone: the first tower's, adapted to each tower."""
 
-
 import tensorflow.compat.v1 as tf
 
 from towers import nonfinite
-from towers.clone.functions import rename_functions
-from towers.clone.limits import CannotClone, has_seed
-from towers.graph.graph_walk import functions_of
+from towers.clone.limits import CannotClone
+from towers.graph.graph_walk import functions_of, has_seed, rename_functions
 from towers.graph.scopes import inside_text
 from towers.tower.own_seeds import seed_of_tower
 from towers.tower.stateless_random import key_of

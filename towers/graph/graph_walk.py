@@ -72,6 +72,12 @@ def is_random(op):
             or op.type.endswith('CandidateSampler'))
 
 
+def has_seed(node):
+    """Whether a node draws random numbers by a seed of its own (0, 0 stands for none)."""
+    return 'seed' in node.attr and 'seed2' in node.attr and bool(
+        node.attr['seed'].i or node.attr['seed2'].i)
+
+
 def is_control_flow(op):
     """Whether an operation is in, enters or leaves a loop or a branch of control flow v1."""
     return compat.in_control_flow(op) or op.type in CONTROL_FLOW
@@ -111,6 +117,18 @@ def functions_of(node):
         elif kind == 'list':
             names.update(each.name for each in value.list.func)
     return names
+
+
+def rename_functions(node, names):
+    """Makes a node call other functions; `names` is a dict from old to new ones."""
+    node.op = names.get(node.op, node.op)
+    for value in node.attr.values():
+        kind = value.WhichOneof('value')
+        if kind == 'func':
+            value.func.name = names.get(value.func.name, value.func.name)
+        elif kind == 'list':
+            for each in value.list.func:
+                each.name = names.get(each.name, each.name)
 
 
 def step_operations(fetches):

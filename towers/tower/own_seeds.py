@@ -15,9 +15,8 @@ import zlib
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.clone.functions import rename_functions
-from towers.clone.limits import has_seed
 from towers.graph import graph_walk
+from towers.graph.graph_walk import has_seed, rename_functions
 
 
 class OwnSeeds:
