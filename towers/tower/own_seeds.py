@@ -50,7 +50,7 @@ class OwnSeeds:
         Args:
           towers: list of all `Tower`s.
         """
-        if not self._before and len(self._called) < 2:
+        if not self._before and len(self._called) < 2 or self._is_drawn_again(towers):
             return
         of_first = None
         for index, operations, taken in self._called:
@@ -67,6 +67,15 @@ class OwnSeeds:
             if self._before + index:
                 self._change_functions(
                     [op for op in operations if op.name in needed], self._before + index)
+
+    def _is_drawn_again(self, towers):
+        """Whether a gradient that is yet to be made may draw the towers' numbers once more.
+
+        A function with a gradient of its own, such as `tf.recompute_grad`, does so by the seeds that
+        it knows, and has to get the same.
+        """
+        return not any(tower.pairs for tower in towers) and any(
+            op.type == 'IdentityN' for _, operations, _ in self._called for op in operations)
 
     def _change_functions(self, operations, number):
         """The same within functions: branches and loops of control flow v2.
