@@ -7,7 +7,7 @@ import numpy as np
 
 from datasets.bad_examples import Bad, counted
 from datasets.errors import DatasetError
-from datasets.image_folder import is_image
+from datasets.image_folder import is_image, is_special
 from datasets.shown_names import shown
 
 _LISTED = 20  # bad examples, and classes
@@ -82,6 +82,8 @@ def _left_alone(paths):
     for path in paths:
         if os.path.isdir(path):
             kind = 'folder%s in a class folder that %s not looked into'
+        elif is_special(path):
+            kind = 'pipe%s or the like that %s no file'
         elif is_image(path):
             kind = 'image%s beside the class folders that %s of no class'
         else:

@@ -101,6 +101,14 @@ def is_image(path):
     return path.lower().endswith(_ENDINGS)
 
 
+def is_special(path):
+    """Whether a path leads to a folder, a pipe, a device: reading a pipe would wait for ever.
+
+    A link that leads nowhere does not: it is an image that cannot be read.
+    """
+    return os.path.exists(path) and not os.path.isfile(path)
+
+
 def no_folder(path):
     """The beginning of the error about a path that is no folder."""
     return '%s is no folder' % path if os.path.exists(path) else 'There is no folder %s' % path
@@ -128,7 +136,7 @@ def _images(parent, classes, all_classes=True):
             os.path.join(folder, image) for image in os.listdir(folder)
             if not image.startswith('.'))
         found = [path for path in inside
-                 if is_image(path) and not os.path.isdir(path)]
+                 if is_image(path) and not is_special(path)]
         others += [path for path in inside if path not in set(found)]
         if not found and (all_classes or os.path.isdir(folder)):
             damages.append(NO_IMAGES % (folder, '*' + ', *'.join(_ENDINGS)))

@@ -9,7 +9,6 @@ A record is: its length (uint64), a masked CRC-32C of these 8 bytes, the data, a
 the data; little-endian. The data's own checksum is compared where that is asked for.
 """
 
-import collections
 import concurrent.futures
 import functools
 import glob
@@ -22,10 +21,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from datasets.errors import DatasetError
+from datasets.record_sets import missing_of, strays_of
 
 _HEADER = struct.Struct('<QI')  # 12 bytes before the data
 _FOOTER_BYTES = 4
-_SHARD = re.compile(r'(.*?)(\d+)([-_]of[-_])(\d+)(.*)', re.S)
 _SEGMENT_BYTES = 2 ** 22  # that are compared with their checksums at a time
 _THREADS = 16  # that wait for a disk while they look for the places of records
 
@@ -54,12 +53,12 @@ class Records:
         if not self.paths:
             raise DatasetError('There are no files %s: expected TFRecords of that name.'
                                % _unescaped(pattern))
-        strays = _strays(self.paths)
+        strays = strays_of(self.paths)
         self.paths = [path for path in self.paths if path not in strays]
         # Read, it would give examples twice; left out without a word, too few.
         self.damages = ['%s does not fit the names of the other files, such as %s: move it away, '
                         'or name it as they are' % (path, os.path.basename(self.paths[0]))
-                        for path in strays] + _missing_shards(self.paths)
+                        for path in strays] + missing_of(self.paths)
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
             found, damages = zip(*pool.map(_places, self.paths))
         self.damages += [damage for damage in damages if damage is not None]
@@ -158,63 +157,6 @@ def _unescaped(pattern):
     return re.sub(r'\[([*?[])\]', r'\1', pattern)
 
 
-def _strays(paths):
-    """Of files whose names count them, those without a count; and copies of others by another
-    ending, such as train-00001-of-00004.bak."""
-    counted = {path: _SHARD.match(os.path.basename(path)) for path in paths}
-    if not any(counted.values()):
-        return []
-    places = {path: found.groups()[:4] for path, found in counted.items() if found}
-    endings = collections.Counter(counted[path].group(5) for path in places)
-
-    def rank(path):
-        ending = counted[path].group(5)
-        return -endings[ending], len(ending), ending
-
-    def is_copy(path):
-        return any(places[other] == places[path] and rank(other) < rank(path) for other in places)
-    return [path for path in paths if path not in places or is_copy(path)]
-
-
-def _missing_shards(paths):
-    """A text for each set of files whose names count more of them than there are.
-
-    A set has the beginning, the count and the ending of its names in common, as those of
-    train-00000-of-00008 or flowers_train_00000-of-00005.tfrecord.
-
-    Raises:
-      DatasetError: two whole sets are the same but for their count.
-    """
-    sets, whole = {}, {}
-    for path in paths:
-        folder, name = os.path.split(path)
-        counted = _SHARD.match(name)
-        if counted:
-            begin, number, of, count, rest = counted.groups()
-            glued = max(0, len(number) - len(count))  # digits that end the name before the number
-            # Some names have a checksum after the count, each its own.
-            ending = rest if rest[:1] in ('', '.') else '*' + os.path.splitext(rest)[1]
-            key = os.path.join(folder, begin + number[:glued]), of + count, ending
-            sets.setdefault(key, set()).add(int(number[glued:]))
-    found = []
-    for (begin, of, ending), numbers in sorted(sets.items()):
-        count = int(of[4:])
-        first = 1 if 0 not in numbers and count in numbers else 0  # some begin with 1
-        missing = sorted(set(range(first, first + count)) - numbers)
-        if not missing and whole.setdefault((begin, ending), of) != of:
-            raise DatasetError(
-                'The files %s*%s%s and %s*%s%s are two whole sets: written anew in another number '
-                'of files, say, with each example in both. Move one set away, or give it another '
-                'name.' % (begin, whole[begin, ending], ending, begin, of, ending))
-        if missing:
-            found.append('%d of the %d files %s*%s%s %s missing: %s. Copy %s again.' % (
-                len(missing), count, begin, of, ending, 'is' if len(missing) == 1 else 'are',
-                ', '.join('%s%0*d%s%s' % (begin, len(of) - 4, number, of, ending)
-                          for number in missing[:3]) + (', ...' if len(missing) > 3 else ''),
-                'it' if len(missing) == 1 else 'them'))
-    return found
-
-
 def _places(path):
     """`(places, damage)`: where the data of each record of a file begins, and its length, int64
     [records, 2]; and what is wrong after that, or None."""
@@ -229,15 +171,18 @@ def _places(path):
                 header = os.pread(records.fileno(), _HEADER.size, begin)
                 length, checksum = (_HEADER.unpack(header) if len(header) == _HEADER.size
                                     else (size, None))
-                # A whole file would take long to check; its first record tells what it is.
+                # The checksum of each length would take long; the first one tells what the file is.
                 if begin == 0 and checksum is not None and masked_crc32c(header[:8]) != checksum:
                     damage = ('%s is no TFRecord file, or a compressed one: the checksum of its '
                               'first record is wrong.' % path)
                     break
                 end = begin + _HEADER.size + length + _FOOTER_BYTES
                 if end > size:
-                    damage = ('%s ends in the middle of the record that begins at byte %d: it has '
-                              '%d bytes. Copy it again.' % (path, begin, size))
+                    is_length = checksum is None or masked_crc32c(header[:8]) == checksum
+                    damage = '%s %s the record that begins at byte %d%s. Copy it again.' % ((
+                        path, 'ends in the middle of', begin, ': it has %d bytes' % size)
+                        if is_length else (path, 'is damaged at', begin, ', whose length has '
+                                           'another checksum'))
                     break
                 places.append((begin + _HEADER.size, length))
                 begin = end

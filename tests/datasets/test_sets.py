@@ -64,14 +64,18 @@ def test_a_class_without_images_is_named_and_can_be_left_out(tmp_path):
 
 
 def test_check_data_says_what_it_leaves_alone(tmp_path):
-    found = datasets.get_dataset('folder', write_folder(tmp_path, {
+    write_folder(tmp_path, {
         'train/a\nb/1.jpg': jpeg(), 'train/a\nb/2.webp': b'', 'train/a\nb/deep/1.jpg': jpeg(),
-        'train/a\nb/.hidden': b'', 'test/a\nb/1.jpg': jpeg()}))
+        'train/a\nb/.hidden': b'', 'test/a\nb/1.jpg': jpeg()})
+    os.mkfifo(str(tmp_path / 'train' / 'a\nb' / '3.jpg'))  # to read it would wait for a writer
+    found = datasets.get_dataset('folder', str(tmp_path))
     said = []
     assert check_data(found, said.append) == 0
     assert [line for line in said if 'left alone' in line] == [
         '  left alone   1 file that is no JPEG or PNG by name, such as %s' % (
             tmp_path / 'train' / 'a\\nb' / '2.webp'),
+        '  left alone   1 pipe or the like that is no file, such as %s' % (
+            tmp_path / 'train' / 'a\\nb' / '3.jpg'),
         '  left alone   1 folder in a class folder that is not looked into, such as %s' % (
             tmp_path / 'train' / 'a\\nb' / 'deep')]
     assert sum(line.split() == ['0', 'a\\nb', '1'] for line in said) == 2  # on one line

@@ -98,6 +98,8 @@ def test_a_length_that_reaches_beyond_the_file(tmp_path):
 
 
 def test_an_empty_file_and_a_missing_shard_among_others(folder):
+    os.rename(str(folder / 'train-00000-of-00002'), str(folder / 'train-00000-of-00004'))
+    os.rename(str(folder / 'train-00001-of-00002'), str(folder / 'train-00001-of-00004'))
     (folder / 'train-00002-of-00004').write_bytes(b'')
     with pytest.raises(DatasetError, match=r'1 of the 4 files|train-\*-of'):
         Records(str(folder / 'train-*'))
@@ -109,7 +111,8 @@ def test_an_empty_file_and_a_missing_shard_among_others(folder):
 
 
 @pytest.mark.parametrize('stray', ['train-00001-of-00002.bak', 'train-00001-of-00002~',
-                                   'train-extra'])
+                                   'train-extra', 'train-00002-of-00002',
+                                   'train-00001-of-00004', 'train-00001-of-00004.bak'])
 def test_a_file_beside_counted_ones_whose_name_does_not_fit(folder, stray):
     """Read, it would give examples twice."""
     write(folder / stray, RECORDS[2:])
@@ -175,38 +178,6 @@ def test_checksums_of_records_in_any_order(tmp_path, monkeypatch):
         7, 2, 1]
 
 
-@pytest.mark.parametrize('names, missing', [
-    (['train-00000-of-00002', 'train-00001-of-00002'], []),
-    (['train-00001-of-00003'], ['2 of the 3 files /d/train-*-of-00003 are missing: '
-                                '/d/train-00000-of-00003, /d/train-00002-of-00003. Copy them']),
-    (['flowers_train_%05d-of-00005.tfrecord' % each for each in (0, 1, 3, 4)],
-     ['1 of the 5 files /d/flowers_train_*-of-00005.tfrecord is missing: '
-      '/d/flowers_train_00002-of-00005.tfrecord. Copy it']),
-    (['a_train_0_of_2.tfrecords', 'b_train_0_of_1.tfrecords', 'b_train_1_of_2.tfrecords'],
-     ['1 of the 2 files /d/a_train_*_of_2.tfrecords is missing: /d/a_train_1_of_2.tfrecords. Copy',
-      '1 of the 2 files /d/b_train_*_of_2.tfrecords is missing: /d/b_train_0_of_2.tfrecords. Copy'
-      ]),
-    (['train-1-of-2', 'train-2-of-2'], []),  # some count from 1
-    (['train-2-of-2'], ['1 of the 2 files /d/train-*-of-2 is missing: /d/train-1-of-2. Copy']),
-    (['train2014000-of-002', 'train2014001-of-002', 'train2017000-of-001'], []),
-    (['train-0-of-2-8f3a.tfrecord', 'train-1-of-2-b01c.tfrecord'], []),
-    (['train-0-of-2-8f3a.tfrecord'], ['1 of the 2 files /d/train-*-of-2*.tfrecord is missing: '
-                                      '/d/train-1-of-2*.tfrecord. Copy']),
-    (['train-0', 'train-of-2', 'train-5'], [])])
-def test_files_that_the_names_of_others_count(names, missing):
-    found = tfrecords._missing_shards(['/d/' + name for name in names])
-    assert len(found) == len(missing)
-    for text, begin in zip(found, missing):
-        assert text.startswith(begin)
-
-
-def test_a_missing_file_of_slims_names(tmp_path):
-    for number in (0, 2):
-        write(tmp_path / ('flowers_train_%05d-of-00003.tfrecord' % number), RECORDS)
-    with pytest.raises(DatasetError, match='flowers_train_00001-of-00003.tfrecord. Copy it again'):
-        Records(str(tmp_path / '*_train_*'))
-
-
 def test_two_whole_sets_are_not_read_as_one(folder):
     """Of 4 files what was of 2: each example would be there twice."""
     for number in range(4):
@@ -216,8 +187,26 @@ def test_two_whole_sets_are_not_read_as_one(folder):
                 'train-\\*-of-00002 and %s/train-\\*-of-00004 are two whole sets' % folder)):
             Records(str(folder / 'train-*'), skip)
     os.rename(str(folder / 'train-00003-of-00004'), str(folder / 'elsewhere'))
-    assert len(Records(str(folder / 'train-*'), True)) == len(RECORDS) + 3  # which is listed
+    left = Records(str(folder / 'train-*'), True)  # three of four are no set beside a whole one
+    assert len(left) == len(RECORDS) and len(left.damages) == 3
     for number in range(3):
         os.rename(str(folder / ('train-%05d-of-00004' % number)),
                   str(folder / ('train-more-%05d-of-00003' % number)))
     assert len(Records(str(folder / 'train-*'))) == len(RECORDS) + 3
+
+
+def test_a_length_that_is_damaged_is_no_end_of_the_file(tmp_path):
+    write(tmp_path / 'train-0', RECORDS)
+    content = bytearray((tmp_path / 'train-0').read_bytes())
+    content[16 + 5] ^= 1  # of the second record's length
+    (tmp_path / 'train-0').write_bytes(bytes(content))
+    with pytest.raises(DatasetError, match='train-0 is damaged at the record that begins at byte '
+                       '%d, whose length has another checksum. Copy it' % 16):
+        Records(str(tmp_path / 'train-*'))
+
+
+def test_a_missing_file_of_slims_names(tmp_path):
+    for number in (0, 2):
+        write(tmp_path / ('flowers_train_%05d-of-00003.tfrecord' % number), RECORDS)
+    with pytest.raises(DatasetError, match='flowers_train_00001-of-00003.tfrecord. Copy it again'):
+        Records(str(tmp_path / '*_train_*'))
