@@ -186,7 +186,10 @@ class Own:
         checks.append(_expected(tf.equal(*counts), [
             '%s gives a batch of ' % what, counts[0], ' images and ', counts[1],
             ' labels: expected one label for each image']))
-        if batch_size is not None:
+        if batch_size is None:
+            checks.append(_expected(counts[0] > 0, [
+                '%s gives a batch of 0 images: expected none without images' % what]))
+        else:
             found = tf.shape(labels)[0]
             checks.append(_expected(tf.equal(found, batch_size), [
                 '%s gives a batch of ' % what, found,

@@ -72,6 +72,8 @@ two_images = changed(lambda images, labels: (tf.ensure_shape(
     unknown(images, 2, tf.float32), [None, 8, 8, 1]), labels))
 eval_two_labels = change(eval_batches=lambda **unused: batches([4, 8, 8, 1]).map(
     lambda images, labels: (images, labels[:2])))
+eval_empty = change(eval_batches=lambda **unused: batches([4, 8, 8, 1]).take(1).concatenate(
+    batches([4, 8, 8, 1]).take(1).map(lambda images, labels: (images[:0], labels[:0]))))
 eval_label = change(eval_batches=lambda **unused: batches([4, 8, 8, 1], -1))
 other_size = change(eval_batches=lambda **unused: batches([4, 10, 8, 1]).take(1))
 generated = change(train_batches=lambda **unused: tf.data.Dataset.from_generator(
@@ -218,11 +220,13 @@ def test_labels_that_are_no_numbers_of_classes(own):
     ('two_images', 'train_batches of m:two_images gives a batch of 2 images and 4 labels: expected '
                    'one label for each image'),
     ('eval_label', 'eval_batches of m:eval_label gives the label -1: expected 0 to 2'),
+    ('eval_empty', 'eval_batches of m:eval_empty gives a batch of 0 images: expected none without '
+                   'images'),
     ('more', 'eval_batches of m:more gives 8 images or more, and its num_examples says 4 for '
              'test: correct that, or end the pipeline by .take(4)')])
 def test_a_batch_that_is_not_what_it_has_to_be(own, name, text):
     dataset = own(name)
-    batches = (dataset.eval_batches(**ARGUMENTS) if name in ('eval_label', 'more') else
+    batches = (dataset.eval_batches(**ARGUMENTS) if name in ('eval_label', 'eval_empty', 'more') else
                dataset.train_batches(seed=1, **ARGUMENTS))
     batch = tf.data.make_one_shot_iterator(batches).get_next()
     with tf.Session() as session:
