@@ -47,6 +47,22 @@ def test_differences_by_kind(tmp_path):
     assert str(difference) == "--name=x, was '': changes the run from here on"
 
 
+def test_what_another_value_means_may_be_said(tmp_path):
+    def of(seed, count, **options):
+        return RunSettings({'seed': seed, 'a b': count}, {'seed': CHANGES, 'a b': CHANGES},
+                           effects={'a b': 'another order'}, **options)
+    of(1, 60).begin(str(tmp_path))
+    differences, _ = of(2, 90, form='--%s=%s').compare(str(tmp_path))
+    assert [str(each) for each in differences] == [
+        '--seed=2, was 1: changes the run from here on', 'a b: 90, was 60: another order']
+    assert of(2, 90).record(str(tmp_path), 3, differences) == []
+    assert [change['to'] for change in read(tmp_path)['changes']] == [2, 90]
+    with pytest.raises(InvalidArgumentError, match='effects=3 .*a dict from names to texts'):
+        RunSettings({}, {}, effects=3)
+    with pytest.raises(InvalidArgumentError, match=r"effects\['a'\]=3 .*a text"):
+        RunSettings({'a': 1}, {'a': CHANGES}, effects={'a': 3})
+
+
 @pytest.mark.parametrize('was, now, same', [
     (1, 1.0, True), (4e-5, 4e-5, True), (0.1 + 0.2, 0.3, False), (True, 1, False),
     (0, False, False), (None, '', False), (None, None, True), ('1', 1, False)])

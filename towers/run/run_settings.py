@@ -18,7 +18,7 @@ STATE = 'state'
 KINDS = (HARMLESS, CHANGES, STATE)
 
 
-class Difference(collections.namedtuple('Difference', 'name was now kind text')):
+class Difference(collections.namedtuple('Difference', 'name was now kind text effect')):
     """A setting with another value than when the run was last started.
 
     Attributes:
@@ -26,12 +26,16 @@ class Difference(collections.namedtuple('Difference', 'name was now kind text'))
       was, now: its values.
       kind: one of `KINDS`.
       text: such as `'--seed=2, was 1'`.
+      effect: what that means for the run; '': what the kind says.
     """
     __slots__ = ()
 
     def __str__(self):
-        return '%s: %s' % (self.text, 'no change to the run' if self.kind == HARMLESS else
-                           'changes the run from here on')
+        return '%s: %s' % (self.text, self.effect or (
+            'no change to the run' if self.kind == HARMLESS else 'changes the run from here on'))
+
+
+Difference.__new__.__defaults__ = ('',)
 
 
 class RunSettings:
@@ -51,7 +55,8 @@ class RunSettings:
       error names these settings as the reason: optimizer, model.
     """
 
-    def __init__(self, values: typing.Any, kinds: dict, form: str = '%s=%s', advice: str = ''):
+    def __init__(self, values: typing.Any, kinds: dict, form: str = '%s=%s', advice: str = '',
+                 effects: typing.Optional[dict] = None):
         """
         Args:
           values: dict (or list of pairs) from names to numbers, strings, booleans or None.
@@ -60,6 +65,8 @@ class RunSettings:
             space is in plain words, which no form fits.
           advice: end of the error of a refused run: how to begin another one; `'{directory}'` in it
             is replaced by the directory of the refused one.
+          effects: dict from names to what another value means, a text for the lines of a run that
+            goes on; of the other names the kind is said.
 
         Raises:
           InvalidArgumentError: a name without a kind, or a value of another type.
@@ -82,6 +89,10 @@ class RunSettings:
                 % (values, kinds)) from None
         self._form = form
         self._advice = advice
+        self._effects = {} if effects is None else effects
+        check_instance('effects', self._effects, dict, 'a dict from names to texts, or None')
+        for name, effect in self._effects.items():
+            check_instance('effects[%r]' % (name,), effect, str, 'a text')
         for name, value in self._values.items():
             if self._kinds.get(name) not in KINDS:
                 raise InvalidArgumentError('kinds=%r: expected one of %s for the setting %r.' % (
@@ -124,7 +135,7 @@ class RunSettings:
                         % (path, error))
         return [Difference(name, former[name], value, self._kinds[name], '%s, was %s' % (
             (self._form if ' ' not in name else '%s: %s') % (name, _shown(value)),
-            _shown(former[name], quoted=True)))
+            _shown(former[name], quoted=True)), self._effects.get(name, ''))
                 for name, value in self._values.items()
                 if name in former and not _same(former[name], value)], None
 
