@@ -146,7 +146,7 @@ def train(job, cluster=None):
                     memory_limit=train_flags.memory_limit(), member=member,
                     **train_flags.file_options(
                         job.setup.batch_size, train_cluster.of_all(cluster, job)
-                        + train_job.names_of_classes(job.setup.dataset))) as session:
+                        + train_job.of_data(job.setup.dataset))) as session:
                 ended = run_steps(job, session, cluster)
             if ended is not None and cluster is not None and cluster.kind == 'ring':
                 raise ended  # here, so that the other workers hear of it at once

@@ -352,7 +352,7 @@ def run_settings(batch_size, further=()):
     Args:
       batch_size: an int.
       further: list of pairs of a name, with a space in it since it is no flag's, and a value that
-        changes the run.
+        changes the run; some with a third, a text: what another value changes.
     """
     kinds = {name: kind for kind, names in RESUMING.items() for name in names}
     if FLAGS.decay == 'cosine' and not FLAGS.decay_epochs:  # the rate falls until the last step
@@ -360,11 +360,11 @@ def run_settings(batch_size, further=()):
     names = [name for name in sum(GROUPS.values(), []) if kinds[name] is not None]
     return towers.RunSettings(
         [(name, batch_size if name == 'batch_size' else FLAGS[name].value) for name in names]
-        + list(further),
-        dict({name: kinds[name] for name in names}, **{name: CHANGES for name, _ in further}),
+        + [each[:2] for each in further],
+        dict({name: kinds[name] for name in names}, **{each[0]: CHANGES for each in further}),
         '--%s=%s',
         'Or begin another run in another --train_dir, which --init_from={directory} starts with '
-        'what fits of the weights.')
+        'what fits of the weights.', {each[0]: each[2] for each in further if len(each) > 2})
 
 
 def file_options(batch_size, further=()):

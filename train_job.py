@@ -86,6 +86,15 @@ def names_of_classes(dataset):
     return [] if classes is None else [(_CLASSES, '\n'.join(classes))]
 
 
+def of_data(dataset):
+    """The settings of a run that its data are, as `train_flags.run_settings` takes them."""
+    effect = () if train_data.is_own() else (  # their order is the user's own
+        'other examples in another order from here on, not the run that it would be without a '
+        'stop',)
+    return names_of_classes(dataset) + [
+        ('number of training examples', int(dataset.num_examples['train'])) + effect]
+
+
 def check_classes(dataset):
     """Raises `DatasetError` for classes that are not those which the run's network was trained on.
 

@@ -1,5 +1,7 @@
 """train_job: the graph that `train.py` runs, and where in the stream of examples it begins."""
 
+import types
+
 from absl.testing import flagsaver
 import pytest
 import tensorflow.compat.v1 as tf
@@ -108,6 +110,21 @@ def test_other_classes_than_the_run_was_trained_on_are_refused(tmp_path):
             train_job.check_classes(OfFolders('rose', 'tulip', 'zdaisy'))
         with pytest.raises(datasets.DatasetError, match="class 3 is 'zinnia', and was none"):
             train_job.check_classes(OfFolders('daisy', 'rose', 'tulip', 'zinnia'))
+
+
+@pytest.mark.parametrize('name, effect', [
+    ('folder', 'other examples in another order from here on, not the run that it would be without '
+     'a stop'),
+    ('mine:data', 'changes the run from here on')])  # whose order is its own
+def test_another_number_of_training_examples_is_said(tmp_path, name, effect):
+    def settings(count):
+        return train_flags.run_settings(20, train_job.of_data(
+            types.SimpleNamespace(num_examples={'train': count, 'test': 1})))
+    with flagsaver.flagsaver(dataset=name):
+        settings(60).begin(str(tmp_path))
+        assert settings(60).compare(str(tmp_path)) == ([], None)
+        (difference,), _ = settings(90).compare(str(tmp_path))
+        assert str(difference) == 'number of training examples: 90, was 60: ' + effect
 
 
 def test_a_line_break_in_the_name_of_a_class(tmp_path):
