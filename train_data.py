@@ -9,6 +9,7 @@ import traceback
 import tensorflow.compat.v1 as tf
 
 import datasets
+from datasets.bad_examples import lines_of_changes
 from datasets.epochs import Epochs
 from datasets.stream_probe import StreamOrder
 from towers.errors import InputError
@@ -49,7 +50,7 @@ def whole_batch(built):
 def prepare_skipping(setup, folder, position, workers=1):
     """Finds the bad test images, with --skip_bad, and those training examples that the run in a
     folder has left out before `position` and that are still bad; `dataset.skipped` then holds both.
-    Prints what is used again.
+    Prints what has become of the others.
 
     Args:
       setup: `Setup`.
@@ -65,13 +66,10 @@ def prepare_skipping(setup, folder, position, workers=1):
     if not _can_skip(dataset):
         return
     if FLAGS.mode == 'train' and not FLAGS.plan_only:
-        used_again = dataset.skipped.resume(folder, position.examples,
-                                            _probe(setup, workers).change)
-        if used_again:
-            print('used again     %d example%s that the run left out before: it is not the run '
-                  'that it would be without a stop' % (
-                      len(used_again), '' if len(used_again) == 1 else 's'))
-            print('\n'.join('  %s' % text for text in used_again), flush=True)
+        changes = dataset.skipped.resume(folder, position.examples,
+                                         _probe(setup, workers).look_again)
+        for line in lines_of_changes(changes):
+            print(line, flush=True)
     if FLAGS.skip_bad and not FLAGS.plan_only:  # all of them: evaluation is exact
         dataset.find_bad('test', range(dataset.num_examples['test']))
 

@@ -21,6 +21,8 @@ import tensorflow.compat.v1 as tf
 from datasets.errors import BadExampleError, DatasetError
 from datasets.jpeg_end import is_cut_off
 from datasets.preprocessing import central_window
+from towers.errors import LogFileError
+from towers.run.whole_file import written_whole
 
 Bad = collections.namedtuple('Bad', 'split number position text name')
 Bad.__new__.__defaults__ = ('',)
@@ -33,6 +35,14 @@ Fields:
     pipeline failed at it, in its own place or in that of a bad one; -1: everywhere.
   text: file, place, and what is wrong.
   name: of the example in the folder of the data, as long as its files are the same; '' if unknown.
+"""
+
+Change = collections.namedtuple('Change', 'is_good text')
+"""What has become of an example that was bad and is not the same bad example now.
+
+Fields:
+  is_good: whether it is good now; else its number is that of another one, or of none.
+  text: a line.
 """
 
 CUT_OFF = 'is a damaged JPEG: it ends before its end marker, as a file that was copied in part does'
@@ -81,9 +91,10 @@ class Skipped:
         self.examples.append(bad)
         self._write()
 
-    def resume(self, folder, place, change):
+    def resume(self, folder, place, look_again):
         """Takes up what the run in a folder left out before a place of its stream, if it is the
-        same and still bad. From now on the list is kept in the folder.
+        same and still bad. From now on the list is kept in the folder, and is written at once: what
+        is known by now belongs to it, and what an earlier start knew does not.
 
         What it left out later is found there again: until then it was read. What is wrong with
         files and the test set is looked for anew in any case.
@@ -91,24 +102,26 @@ class Skipped:
         Args:
           folder: of the run.
           place: at which the run goes on.
-          change: function from a `Bad` of the list to what has become of it, a text; None where it
-            is still bad. It is called when those before it have been taken up.
+          look_again: function from a `Bad` of the list to what has become of it: a `Bad`, with what
+            is wrong now, where it is still bad; else a `Change`. It is called when those before it
+            have been taken up.
 
         Returns:
-          The changes, a list of texts.
+          List of the `Change`s.
 
         Raises:
           BadExampleError: those that are still bad are too many, or none may be left out.
           DatasetError: the list is damaged.
+          LogFileError: it cannot be written.
         """
         path = os.path.join(folder, _FILE)
-        changes = []
-        for bad in self._read(path) if os.path.exists(path) else []:
+        exists, changes = os.path.exists(path), []
+        for bad in self._read(path) if exists else []:
             if bad.split != 'train' or bad.number is None or bad.position >= place:
                 continue
-            changed = change(bad)
-            if changed is not None:
-                changes.append(changed)
+            bad = look_again(bad)
+            if isinstance(bad, Change):
+                changes.append(bad)
             elif self.most:
                 self.add(bad)  # not written yet: an error leaves the list as it is
             else:
@@ -116,7 +129,7 @@ class Skipped:
                     '%s. The run in %s left it out, and may leave out none now: give --skip_bad '
                     'again, as in --skip_bad=10, or mend it.' % (bad.text.rstrip('.'), folder))
         self._path = path
-        if changes:
+        if exists or self.examples:
             self._write()
         return changes
 
@@ -143,11 +156,29 @@ class Skipped:
     def _write(self):
         if self._path is None:
             return
-        os.makedirs(os.path.dirname(self._path), exist_ok=True)
-        with open(self._path + '.new', 'w') as lines:
+        try:
+            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        except OSError as error:
+            raise LogFileError('The directory %s cannot be made: %s.' % (
+                os.path.dirname(self._path), error.strerror or error)) from error
+        with written_whole(self._path, 'Make room or make the directory writable.') as lines:
             for bad in self.examples:
                 lines.write(json.dumps(bad._asdict()) + '\n')
-        os.replace(self._path + '.new', self._path)
+
+
+def lines_of_changes(changes):
+    """Lines that count and list what a run that resumes found changed, a list of `Change`s."""
+    lines = []
+    for is_good, said in (
+            (True, 'used again     %s that the run left out before: '),
+            (False, 'forgotten      %s that the run left out before, since files came or went: '
+                    'what is still bad is found again where it is met; ')):
+        texts = ['  %s' % change.text for change in changes if change.is_good == is_good]
+        if texts:
+            lines.append(said % ('1 example' if len(texts) == 1 else '%d examples' % len(texts))
+                         + 'it is not the run that it would be without a stop')
+        lines += texts
+    return lines
 
 
 # Of a class folder.

@@ -13,7 +13,7 @@ import os
 
 import tensorflow.compat.v1 as tf
 
-from datasets.bad_examples import Bad, short_reason
+from datasets.bad_examples import Bad, Change, short_reason
 from datasets.errors import DatasetError
 from datasets.pipeline import epoch_order
 from datasets.shown_names import shown
@@ -99,10 +99,11 @@ class StreamProbe:
         """Whether there is a bad example between two places of the stream; leaves none out."""
         return any(self._bad_at(place) is not None for place in range(begin, end))
 
-    def change(self, bad):
-        """What has become of an example that was bad, a text; None where it is still bad.
+    def look_again(self, bad):
+        """What has become of an example that was bad: a `Bad`, with its file and what is wrong as
+        they are now, where it is still bad; else a `Change`.
 
-        That is where it cannot be decoded whole, or not what was drawn of it at its place.
+        It is still bad where it cannot be decoded whole, or not what was drawn of it at its place.
 
         Args:
           bad: `Bad` of the training examples of this seed, as found in an earlier run.
@@ -115,15 +116,15 @@ class StreamProbe:
                 raise IndexError(bad.number)
             self._dataset.look('train', bad.number)
         except IndexError:
-            return ('%s: the files have changed, and that is no longer example %d. If it is still '
-                    'bad it is found again' % (bad.text.rstrip('.'), bad.number))
-        except DatasetError:
-            return None
+            return Change(False, '%s: that is no longer example %d' % (
+                bad.text.rstrip('.'), bad.number))
+        except DatasetError as error:
+            return bad._replace(text=str(error), name=name_of(where))
         if bad.position >= 0:
             found = self._bad_at(bad.position)
             if found is not None and found.number == bad.number:
-                return None
-        return '%s is good now' % shown(where)
+                return bad._replace(text=found.text, name=found.name)
+        return Change(True, '%s is good now' % shown(where))
 
     def _bad_at(self, place):
         """The `Bad` that the pipeline would meet at a place; None where it can go on."""

@@ -1,6 +1,4 @@
-"""Bad examples: named by file and place, or left out, counted, replaced; so after a resume, too."""
-
-import json
+"""Bad examples: named by file and place, or left out, counted, replaced."""
 
 import numpy as np
 import pytest
@@ -162,67 +160,6 @@ def test_one_more_than_allowed(tmp_path):
         skipped.add(Bad('train', 4, 12, 'a, record 4 is empty'))
     with pytest.raises(datasets.BadExampleError, match='--skip_bad=10 would leave out'):
         Skipped(0).add(Bad('train', 4, 12, 'a, record 4 is empty'))
-
-
-def still_bad(bad):
-    """What has become of an example: nothing."""
-
-
-def list_of_a_run(folder, *positions):
-    skipped = Skipped(9)
-    skipped.resume(str(folder), 0, still_bad)
-    skipped.add(Bad('test', 4, -1, 'test example 4 is empty'))
-    skipped.add(Bad('train', None, -1, 'a file is missing'))
-    for position in positions:
-        skipped.add(Bad('train', position, position, 'example %d is empty' % position))
-    return folder / 'skipped_examples.jsonl'
-
-
-def test_a_run_takes_up_what_it_knew_at_its_place(tmp_path):
-    list_of_a_run(tmp_path, 10, 20, 30)
-    # What is at the place at which it goes on has not been met yet.
-    for place, known in ((0, []), (10, []), (11, [10]), (20, [10]), (21, [10, 20]),
-                         (99, [10, 20, 30])):
-        again = Skipped(9)
-        assert again.resume(str(tmp_path), place, still_bad) == []
-        assert again.since('train') == {number: number for number in known}
-        # Whole files and the test set are looked for anew.
-        assert len(again.examples) == len(known)
-
-
-def test_what_a_run_left_out_and_is_good_now_goes_from_its_list(tmp_path):
-    path = list_of_a_run(tmp_path, 10, 20, 30)
-    again, asked = Skipped(9), []
-
-    def change(bad):
-        asked.append((bad.number, sorted(again.numbers('train'))))
-        return '%d is good now' % bad.number if bad.number != 20 else None
-    assert again.resume(str(tmp_path), 99, change) == ['10 is good now', '30 is good now']
-    assert asked == [(10, []), (20, []), (30, [20])]
-    assert again.numbers('train') == {20}
-    assert [json.loads(line)['number'] for line in path.read_text().splitlines()] == [20]
-
-
-@pytest.mark.parametrize('most, text', [
-    (0, r'example 10 is empty. The run in \S+ left it out, and may leave out none now: give '
-        r'--skip_bad again, as in --skip_bad=10, or mend it'),
-    (2, 'example 30 is empty. 2 were left out already, and --skip_bad=2 allows no more')])
-def test_a_run_that_resumes_may_leave_out_as_many_as_it_is_told(tmp_path, most, text):
-    path = list_of_a_run(tmp_path, 10, 20, 30)
-    before = path.read_text()
-    with pytest.raises(datasets.BadExampleError, match=text):
-        Skipped(most).resume(str(tmp_path), 99, still_bad)
-    assert path.read_text() == before  # a run that is told better goes on from it
-
-
-@pytest.mark.parametrize('content', [
-    '{"split": "train", "num', '[1]', '{"a": 1}', '\0\0',
-    '{"split": "train", "number": 1, "position": null, "text": ""}'])
-def test_a_damaged_list_of_a_run_is_named(tmp_path, content):
-    (tmp_path / 'skipped_examples.jsonl').write_text(content)
-    with pytest.raises(datasets.DatasetError, match='skipped_examples.jsonl.* cannot be read: '
-                       '.* Remove it'):
-        Skipped(3).resume(str(tmp_path), 7, still_bad)
 
 
 def test_all_bad(tmp_path):

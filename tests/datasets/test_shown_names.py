@@ -48,7 +48,7 @@ def test_a_bad_image_is_named(folder):
 def test_it_is_left_out_listed_and_resumed(folder, tmp_path):
     found = datasets.get_dataset('folder', folder, skip_bad=2)
     probe = found.stream_probe(1, 4, 8)
-    assert found.skipped.resume(str(tmp_path / 'run'), 0, probe.change) == []
+    assert found.skipped.resume(str(tmp_path / 'run'), 0, probe.look_again) == []
     assert found.find_bad('test', range(4)) == probe.find_bad(0, 4) == 1
     assert batches(found.eval_batches(batch_size=4, image_size=8), 1)[0][0].shape[0] == 3
     text = 'Cannot read %s: No such file or directory.'
@@ -56,7 +56,8 @@ def test_it_is_left_out_listed_and_resumed(folder, tmp_path):
         ['skipped        2 bad examples'] + [
             '  ' + text % os.path.join(folder, split, 'a', SHOWN) for split in ('test', 'train')])
     again = datasets.get_dataset('folder', folder, skip_bad=2)
-    assert again.skipped.resume(str(tmp_path / 'run'), 4, again.stream_probe(1, 4, 8).change) == []
+    look_again = again.stream_probe(1, 4, 8).look_again
+    assert again.skipped.resume(str(tmp_path / 'run'), 4, look_again) == []
     assert again.skipped.examples == found.skipped.examples[1:]  # the test set is looked at anew
     assert again.find_bad('test', range(4)) == 1
 

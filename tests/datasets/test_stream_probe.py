@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import datasets
-from datasets.bad_examples import Bad
+from datasets.bad_examples import Bad, Change
 from datasets.errors import DatasetError
 from datasets.stream_probe import StreamOrder
 from image_files import batches, jpeg, write_folder, write_records
@@ -83,13 +83,17 @@ def test_what_has_become_of_a_bad_example(tmp_path):
     bad, = found.skipped.examples
     assert bad.name == 'b/1.jpg'
     found.skipped.examples = []
-    assert probe.change(bad) is None
-    assert probe.change(bad._replace(position=0)) is None  # of another seed: some part is bad
+    assert probe.look_again(bad) == bad
+    other = bad._replace(position=0)
+    assert probe.look_again(other) == other  # of another seed: some part is bad
     for other in (bad._replace(name='c/1.jpg'), bad._replace(number=3), bad._replace(number=-1)):
-        assert ': the files have changed, and that is no longer example %d' % other.number in (
-            probe.change(other))
-    (tmp_path / 'train/b/1.jpg').write_bytes(jpeg(9))
-    assert probe.change(bad) == '%s is good now' % (tmp_path / 'train/b/1.jpg')
+        assert probe.look_again(other) == Change(False, '%s: that is no longer example %d' % (
+            bad.text, other.number))
+    path = tmp_path / 'train/b/1.jpg'
+    path.write_bytes(b'')  # bad in another way: the text is that of now, as is the name
+    assert probe.look_again(bad._replace(name='')) == bad._replace(text='%s is empty' % path)
+    path.write_bytes(jpeg(9))
+    assert probe.look_again(bad) == Change(True, '%s is good now' % path)
 
 
 def test_what_the_pipeline_alone_cannot_take_is_still_bad(tmp_path):
@@ -100,8 +104,9 @@ def test_what_the_pipeline_alone_cannot_take_is_still_bad(tmp_path):
     bad, = found.skipped.examples
     assert 'train/b/1.jpg cannot be used: ' in bad.text
     found.skipped.examples = []
-    assert probe.change(bad) is None
-    assert probe.change(bad._replace(position=0)).endswith('b/1.jpg is good now')
+    earlier = bad._replace(text='as it was worded before')
+    assert probe.look_again(earlier) == bad
+    assert probe.look_again(bad._replace(position=0)).text.endswith('b/1.jpg is good now')
 
 
 def test_names_that_are_no_utf_8_can_be_said(tmp_path):
@@ -114,10 +119,10 @@ def test_names_that_are_no_utf_8_can_be_said(tmp_path):
     assert probe.find_bad(0, LONG) == 1
     bad, = found.skipped.examples
     found.look, found.skipped.examples = look, []
-    assert probe.change(bad) is None
+    assert probe.look_again(bad).name == bad.name
     with open(path, 'wb') as image:
         image.write(jpeg(9))
-    for text in (bad.text, probe.change(bad)):
+    for text in (bad.text, probe.look_again(bad).text):
         assert 'train/b/1' in text.encode('utf-8').decode('utf-8')
 
 
@@ -126,7 +131,10 @@ def test_a_folder_of_data_that_was_moved_is_the_same_data(tmp_path):
     found.stream_probe(SEED, COUNT, 8).find_bad(0, LONG)
     (tmp_path / 'here').rename(tmp_path / 'there')
     moved = datasets.get_dataset('folder', str(tmp_path / 'there'), augment='crop', skip_bad=5)
-    assert moved.stream_probe(SEED, COUNT, 8).change(found.skipped.examples[0]) is None
+    bad, = found.skipped.examples
+    again = moved.stream_probe(SEED, COUNT, 8).look_again(bad)
+    assert bad.text.startswith('%s/here/train/b/1.jpg is a damaged JPEG: ' % tmp_path)
+    assert again == bad._replace(text=bad.text.replace('/here/', '/there/'))
 
 
 def test_a_shard_that_is_copied_back_gives_the_records_other_numbers(tmp_path):
@@ -139,17 +147,17 @@ def test_a_shard_that_is_copied_back_gives_the_records_other_numbers(tmp_path):
     run = str(tmp_path / 'run')
     found = datasets.get_dataset('tfrecords', str(tmp_path), 2, skip_bad=3)
     probe = found.stream_probe(SEED, 4, 8)
-    found.skipped.resume(run, 0, probe.change)
+    found.skipped.resume(run, 0, probe.look_again)
     assert probe.find_bad(0, 4) == 1 and found.skipped.numbers('train') == {2}
     again = datasets.get_dataset('tfrecords', str(tmp_path), 2, skip_bad=3)
-    assert again.skipped.resume(run, 8, again.stream_probe(SEED, 4, 8).change) == []
+    assert again.skipped.resume(run, 8, again.stream_probe(SEED, 4, 8).look_again) == []
     assert again.skipped.numbers('train') == {2}
     kept.rename(first)
     whole = datasets.get_dataset('tfrecords', str(tmp_path), 2, skip_bad=3)
     probe = whole.stream_probe(SEED, 8, 8)
-    said, = whole.skipped.resume(run, 8, probe.change)
-    assert 'train-00001-of-00002, record 2 at byte ' in said
-    assert 'is empty: the files have changed, and that is no longer example 2.' in said
+    said, = whole.skipped.resume(run, 8, probe.look_again)
+    assert not said.is_good and 'train-00001-of-00002, record 2 at byte ' in said.text
+    assert said.text.endswith(' is empty: that is no longer example 2')
     assert whole.skipped.numbers('train') == set()
     assert probe.find_bad(8, 16) == 1 and whole.skipped.numbers('train') == {6}
 
