@@ -1,6 +1,7 @@
 """What a worker makes of an error of its step, and the chief of another session; joining itself is
 in the tests of each kind."""
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -9,7 +10,7 @@ from towers.cluster import member
 from towers.cluster.cluster import Cluster
 from towers.cluster.member import start_server
 from towers.nonfinite import NonFiniteError
-from one_process import addresses
+from one_process import addresses, together, train
 
 ERRORS = tf.errors
 
@@ -76,3 +77,29 @@ def test_a_first_server_that_was_lost_is_told_again_what_the_chief_trains(monkey
         with joined.session([Lose()]) as session:
             session.run(built.train_op)
     assert server and told == [0, 0]
+
+
+def test_a_ring_whose_workers_have_other_variables_says_so():
+    """They would wait for each other at the start of the session, without a word."""
+    workers = addresses(2)
+
+    def model_fn(x):
+        return tf.reduce_mean(x * tf.get_variable('w', [], initializer=tf.ones_initializer()))
+
+    def work(rank, collections):
+        def on_build(built):
+            tf.get_variable('both', [])
+            if rank == 0:
+                tf.get_variable('best', [], collections=collections)
+        try:
+            return train(towers.Cluster('ring', workers, rank=rank), model_fn,
+                         (np.ones([2], np.float32),), lambda: tf.train.GradientDescentOptimizer(.5),
+                         on_build=on_build)['last']['w']
+        except towers.TowersError as error:
+            return str(error)
+    found = together(lambda rank: work(rank, None), 2)
+    for rank, names in enumerate(['best, both, global_step', 'both, global_step']):
+        assert ('the workers have other variables, besides those of the model; this one has %s: '
+                % names) in found[rank], found
+    workers = addresses(2)
+    assert together(lambda rank: work(rank, [tf.GraphKeys.LOCAL_VARIABLES]), 2) == [0., 0.]

@@ -102,6 +102,14 @@ def test_a_transformation_of_the_sums():
         "its update of 'table' computes with 7, 7, and that of worker 0 with 3, 3")
 
 
+def test_what_one_worker_prints_of_a_sum_does_not_count():
+    def printed(pairs):
+        return [(tf.Print(tf.convert_to_tensor(gradient), [tf.norm(tf.convert_to_tensor(gradient)),
+                                                           tf.constant(7.)]), variable)
+                for gradient, variable in pairs]
+    assert difference(of_worker(0, transform=printed), of_worker(1)) is None
+
+
 @pytest.mark.parametrize('fields', [dict(uneven=True), ASYNCHRONOUS])
 @pytest.mark.parametrize('make', [lambda: None, lambda: tf.train.AdamOptimizer(0.1)])
 def test_a_number_of_examples_is_no_number_of_an_update(make, fields):

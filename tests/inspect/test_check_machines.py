@@ -162,3 +162,16 @@ def test_weights_that_differ_from_worker_to_worker_are_said_to():
     assert not report.equal and report.first.name == 'weight'
     assert 'the workers do not have the same values of weight' in str(report)
     assert 'NaN' not in str(report)
+
+
+@pytest.mark.parametrize('cluster', ['ring', None])
+def test_what_the_forward_pass_writes_is_written_once_a_step(cluster):
+    """A moving mean that the model writes itself, as batch norm does without UPDATE_OPS."""
+    def model_fn(numbers):
+        mean = tf.get_variable('mean', [], tf.float64, tf.zeros_initializer(), trainable=False)
+        with tf.control_dependencies([tf.assign_add(
+                mean, 0.5 * (tf.reduce_mean(numbers) - mean))]):
+            return square(tf.identity(numbers))
+    report = towers.check_towers(model_fn, np.arange(8.), same_shards=True, steps=2,
+                                 cluster=cluster)
+    assert report.equal and report.compared == 2 + 1 + 2 + 1, str(report)

@@ -112,6 +112,10 @@ class HorovodMachines(Machines):
             return tf.assign(variable, self._hvd.broadcast(
                 variable.read_value(), 0, name='towers_state/' + variable.op.name)).op
 
+    def added_up(self, number, name):
+        """The sum of all processes' numbers, a tensor; `name` is the same on all."""
+        return self._hvd.allreduce(number, op=self._hvd.Sum, name=name)
+
     def broadcast(self, variables):
         """An operation that gives all processes these variables of rank 0."""
         return self._hvd.broadcast_variables(variables, 0)

@@ -1,8 +1,12 @@
 """Hooks of the sessions of a cluster's workers: `Member.hooks`."""
 
+import zlib
+
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.ring import broadcast_variables
+from towers.cluster.ring import Collectives, broadcast_variables
+from towers.errors import ClusterError
+from towers.placement.variable_device import only_device
 from towers.run.step_loop import OccasionalHook
 
 
@@ -11,7 +15,7 @@ class BroadcastHook(OccasionalHook):
 
     def __init__(self, cluster, built):
         self._cluster, self._built = cluster, built
-        self._operations = []
+        self._operations, self._names, self._total = [], [], None
 
     def begin(self):
         """Makes the operations, when all variables are there."""
@@ -20,7 +24,9 @@ class BroadcastHook(OccasionalHook):
         # What is trained is the same on all workers, whatever collection it is in.
         variables = {variable.op.name: variable for variable in tf.global_variables() + [
             variable for _, variable in self._built.gradients]}
-        variables = [variables[name] for name in sorted(variables)]
+        self._names = sorted(variables)
+        variables = [variables[name] for name in self._names]
+        self._total = self._added_up(float(self._digest()))
         self._operations = [
             broadcast_variables(self._cluster, variables) if self._cluster.kind == 'ring'
             else self._built.machines.broadcast(variables)]
@@ -28,9 +34,33 @@ class BroadcastHook(OccasionalHook):
             self._operations.append(self._built.replicas.refresh())
 
     def after_create_session(self, session, coord):
-        """Broadcasts; the workers do so together."""
+        """Broadcasts; the workers do so together.
+
+        Raises:
+          ClusterError: they have other variables, and would wait for each other for ever.
+        """
+        if self._total is not None and (
+                session.run(self._total) != self._digest() * self._cluster.num_workers):
+            models = {variable.op.name for variable in self._built.variables}
+            own = [name for name in self._names if name not in models]
+            raise ClusterError(
+                'the workers have other variables, besides those of the model; this one has %s%s: '
+                'worker 0 gives them to all. Make the same ones on every worker, or what one of '
+                'them needs for itself in collections=[tf.GraphKeys.LOCAL_VARIABLES].' % (
+                    ', '.join(own[:5]) or 'none', ', …' if len(own) > 5 else ''))
         for operation in self._operations:
             session.run(operation)
+
+    def _digest(self):
+        return zlib.crc32('\n'.join(self._names).encode())
+
+    def _added_up(self, number):
+        """A tensor: the sum of the workers' numbers, float64."""
+        with only_device('/cpu:0'), tf.name_scope('same_variables'):
+            number = tf.constant(number, tf.float64)
+            if self._cluster.kind == 'ring':
+                return Collectives(self._cluster.rank, self._cluster.num_workers).reduce(number)
+            return self._built.machines.added_up(number, 'towers_variables')
 
     def is_due(self):
         """Never: there is nothing to do around a step."""

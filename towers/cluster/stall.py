@@ -85,7 +85,9 @@ class StallWatch:
         parts = ['%s does not answer%s' % (silent, advice)] * bool(silent)
         if mute:
             parts.append('%s takes connections and says nothing: its process is frozen' % mute)
-        return '; '.join(parts) or 'all workers and servers answer, so one of them is slow'
+        return '; '.join(parts) or (
+            'all workers and servers answer, so one of them is slow, or has run built.gradients '
+            'without the step')
 
 
 def _answers(address, seconds=2.):

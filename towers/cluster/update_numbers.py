@@ -104,7 +104,8 @@ def _constants(operations, seen, functions):
             found += _texts(op.get_attr('value'))
         elif op.type not in VARIABLE_OPS:
             found += functions.constants(op.node_def)
-        for tensor in op.inputs:
+        # Of what is printed, the first input alone goes on.
+        for tensor in op.inputs[:1] if op.type == 'Print' else op.inputs:
             if tensor.op.name not in seen:
                 seen.add(tensor.op.name)
                 stack.append(tensor.op)

@@ -18,6 +18,9 @@ from towers.placement.devices import session_config
 from towers.reason import failing_on
 
 
+_PATIENCE = 120.  # seconds for the chief to begin, or to say what is wrong
+
+
 def run_machines(machines, sizes, model_fn, inputs, make_optimizer, num_towers, steps, initial,
                  reduction, options):
     """Trains on several workers, from the initial values of `run_one_device`.
@@ -39,7 +42,8 @@ def run_machines(machines, sizes, model_fn, inputs, make_optimizer, num_towers, 
 
     def work(cluster):
         return _train(cluster, model_fn, parts[cluster.rank], make_optimizer, num_towers, steps,
-                      reduction, dict(initial), options)
+                      reduction, dict(initial), has_begun, options)
+    has_begun = threading.Event()
     train = _by_horovod if machines.kind == 'horovod' else _on_servers
     losses, many, drifted = train(machines, work, len(set(sizes)) > 1)
     sum_of_losses = sum(float(loss['of step 1']) for loss in losses)
@@ -120,8 +124,14 @@ def _together(work, count):
 
 
 def _train(cluster, model_fn, batch, make_optimizer, num_towers, steps, reduction, initial,
-           options):
-    """Trains one worker; returns its numbers in the dicts that `run_one_device` returns."""
+           has_begun, options):
+    """Trains one worker; returns its numbers in the dicts that `run_one_device` returns.
+
+    Args:
+      has_begun: `threading.Event` that the chief of parameter servers sets when the variables have
+        the `initial` values; the others begin then.
+      The others are those of `run_machines`, for this worker.
+    """
     with tf.Graph().as_default():
         inputs = constants(batch)
         optimizer = make_optimizer()
@@ -130,7 +140,7 @@ def _train(cluster, model_fn, batch, make_optimizer, num_towers, steps, reductio
             model_fn, inputs, optimizer, num_towers, reduction, remainder='weight',
             global_step=step, cluster=cluster, **options)
         gradients = [tf.convert_to_tensor(gradient) for gradient, _ in built.gradients]
-        begin = _Begin(cluster, initial, built.replicas)
+        begin = _Begin(cluster, initial, built.replicas, has_begun)
         shared = [variable for _, variable in built.gradients]
         if cluster.kind != 'ps':
             shared = shared + built.machines.state
@@ -156,8 +166,9 @@ def _train(cluster, model_fn, batch, make_optimizer, num_towers, steps, reductio
 class _Begin(tf.train.SessionRunHook):
     """Gives the variables the initial values of the run on one device."""
 
-    def __init__(self, cluster, initial, replicas):
+    def __init__(self, cluster, initial, replicas, has_begun):
         self._cluster, self._initial, self._replicas = cluster, initial, replicas
+        self._has_begun = has_begun
         self._refresh = []
 
     def begin(self):
@@ -173,5 +184,10 @@ class _Begin(tf.train.SessionRunHook):
             self._refresh = [self._replicas.refresh()]
 
     def after_create_session(self, session, coord):
+        if self._cluster.kind == 'ps' and not self._cluster.is_chief:
+            # It is ready when the chief has initialised the variables, which it writes then.
+            self._has_begun.wait(_PATIENCE)
+            return
         session.run(self._assignments, self._fed)
         session.run(self._refresh)
+        self._has_begun.set()

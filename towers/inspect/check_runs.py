@@ -222,11 +222,13 @@ def _train(session, loss, pairs, train_op, steps, names, also=()):
     gradients = [tf.convert_to_tensor(gradient) for gradient, _ in all_pairs(pairs)]
     of_gradients = [label + names[variable.op.name] for label, each in _labelled(pairs)
                     for _, variable in each]
-    # In one run: another forward pass would update the model's counters and averages again.
-    gradients, also = session.run([gradients, also])
-    result = {'gradient': dict(zip(of_gradients, gradients)), 'loss': {}, 'also': also}
+    result = {'loss': {}}
     for step in range(steps):
-        values, _ = session.run([dict(_labelled(loss)), train_op])
+        # With the step: another forward pass would write the model's counters and averages again.
+        values, _, first = session.run([dict(_labelled(loss)), train_op,
+                                        [] if step else [gradients, also]])
+        if not step:
+            result['gradient'], result['also'] = dict(zip(of_gradients, first[0])), first[1]
         result['loss'].update(('of step %d %s' % (step + 1, label.rstrip(': ')) if label else
                                'of step %d' % (step + 1), value)
                               for label, value in values.items())
