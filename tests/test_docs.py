@@ -25,7 +25,7 @@ PAGES_OF_ONE_PROGRAM = [page for page in pages.names()
 DIFFS = [block for page in pages.names() for block in pages.blocks(page, 'diff')]
 # For `make test`, which has little time.
 SLOW = ('docs/guide.md', 'docs/evaluation.md', 'docs/stages.md', 'docs/install.md',
-        'docs/training.md', 'docs/estimator.md', 'docs/data.md', 'docs/memory.md')
+        'docs/training.md', 'docs/estimator.md', 'docs/data.md', 'docs/memory.md', 'docs/keras.md')
 
 
 def slow_if(condition):

@@ -121,6 +121,7 @@ def test_checkpoints_stay_when_asked_for(train):
     assert [name for name in os.listdir(run.folder) if name.startswith('model.ckpt')]
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_told_and_the_rest_goes_on(train):
     (train.parent / 'sqrt-1').write_text("sys.exit('train.py: NaN in tower 1')")
     the_runs = the_set(train)

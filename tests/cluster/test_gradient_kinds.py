@@ -71,6 +71,7 @@ def test_a_dense_gradient_and_a_sparse_one(fields):
         assert "of 'a' is dense float32, and that of worker 0 sparse float32." in why
 
 
+@pytest.mark.slow
 def test_a_worker_of_a_ring_with_another_order_is_refused():
     """Before the first step, in which the two would add up gradients of different variables."""
     workers, said = addresses(2), []

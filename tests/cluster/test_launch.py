@@ -195,6 +195,7 @@ def handlers():
         signal.signal(number, handler)
 
 
+@pytest.mark.fast_only('1-4')
 @pytest.mark.parametrize('ps, started', [(0, 6), (1, 4)])
 def test_the_launcher_starts_all_again_but_with_parameter_servers(ps, started, capsys, handlers):
     """Worker 1 fails: without servers both are started again, with one it alone."""

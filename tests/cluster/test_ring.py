@@ -38,6 +38,7 @@ def test_gradients_and_weights_are_those_of_one_device(sizes, num_towers, reduct
             assert value.tobytes() == other['gradients'][name].tobytes(), name
 
 
+@pytest.mark.slow
 def test_large_gradients_travel_in_pieces_of_two_halves(monkeypatch):
     monkeypatch.setattr(all_reduce, 'BUFFER_BYTES', 40)  # 5 and 4 of a kernel's 9 numbers
     monkeypatch.setattr(ring, '_HALVED', 40)
@@ -110,6 +111,7 @@ def test_no_row_on_any_worker():
         assert result['gradients']['net/bias'] == -2.
 
 
+@pytest.mark.slow
 def test_copies_on_every_tower_get_the_gradient_of_all_machines():
     parts, workers = batches([4, 4]), addresses(2)
     results = together(lambda rank: train(

@@ -159,6 +159,7 @@ def a_part_of_them(machines):
     return machines._pushes[0]
 
 
+@pytest.mark.slow
 def test_gradients_of_a_worker_that_is_started_again_are_not_counted_twice(workers):
     """Plain TF1 on both examples; by hand the weight is -(3 * 100 + 1 + 2 + 4) / 2."""
     chief = Chief(workers, 3)

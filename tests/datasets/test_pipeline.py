@@ -47,6 +47,7 @@ def expected_order(num_examples, seed, epoch):
     return sorted(range(num_examples), key=lambda i: -(keys[i] % 2 ** 62))
 
 
+@pytest.mark.fast_only('^(?!5)')
 @pytest.mark.fast_only('^5$')
 @pytest.mark.parametrize('seed', [0, 5, 2 ** 40 + 3, -2])
 def test_order_is_the_documented_one(seed):

@@ -301,6 +301,7 @@ def test_update_ops_of_the_model_run_once_a_step():
             assert session.run(built.variables[1]) == step  # the first tower's
 
 
+@pytest.mark.slow
 def test_a_sync_replicas_optimizer_inside():
     made = []
 

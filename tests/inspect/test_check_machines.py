@@ -31,6 +31,7 @@ def test_machines_are_one_device(kind, shares, num_towers, reduction):
     assert report.compared == 2 + 4 + 4 + 4  # losses, gradients, variables, slots
 
 
+@pytest.mark.fast_only('ring')
 @pytest.mark.parametrize('kind, options', [('ring', {'variable_device': 'replicated'}), ('ps', {})])
 def test_weights_of_half_precision(kind, options):
     """TensorFlow's accumulators take no bfloat16, its broadcast on 1.15 no float16 either."""
@@ -114,6 +115,7 @@ def test_refused(arguments, said):
         towers.check_towers(sparse_and_dense, BATCH, **arguments)
 
 
+@pytest.mark.slow
 def test_the_same_shards_for_batch_norm():
     """The statistics of each shard are those of the batch, so that workers agree with one device;
     the first worker's moving mean is that of all."""

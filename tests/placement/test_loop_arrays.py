@@ -56,6 +56,7 @@ def time_major(x):
     return tf.reduce_mean(tf.square(net[-1] - 1))
 
 
+@pytest.mark.fast_only('^(?!clone-2$)')
 @pytest.mark.fast_only('clone-2')
 @pytest.mark.parametrize('micro_batches', [1, 2])
 @pytest.mark.parametrize('copies', ['clone', 'reuse'])

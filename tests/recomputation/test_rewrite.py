@@ -113,6 +113,7 @@ def test_the_numbers_are_the_same_to_the_last_bit(options):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.fast_only('v2')
 @pytest.mark.parametrize('version', ['v1', 'v2'])
 def test_loops_branches_and_functions_are_kept_whole(version):
     was = tf.control_flow_v2_enabled()
@@ -289,6 +290,7 @@ def two_losses(images):
     return {'loss': {'one': output['loss'], 'two': tf.reduce_mean(tf.exp(output['predictions']))}}
 
 
+@pytest.mark.slow
 def test_each_of_several_losses_computes_again_for_itself():
     def optimizers():
         return {'one': tf.train.GradientDescentOptimizer(.1), 'two': tf.train.AdamOptimizer(.1)}

@@ -270,6 +270,7 @@ def clip(pairs):
     return list(zip(tf.clip_by_global_norm(gradients, 0.01)[0], variables))
 
 
+@pytest.mark.fast_only('copy')
 @pytest.mark.parametrize('method', METHODS)
 def test_a_transformation_sees_the_models_own_pairs_once(method):
     seen = []
@@ -445,6 +446,7 @@ def assert_same_values(ours, theirs, tolerance=1e-12):
         assert samples.relative_difference(ours[name], theirs[name]) < tolerance, name
 
 
+@pytest.mark.fast_only('^(?!adam$)')
 @pytest.mark.parametrize('optimizer', ['adam', pytest.param('rmsprop', marks=pytest.mark.slow)])
 def test_checkpoints_go_both_ways_and_over_towers(tmp_path, optimizer):
     plain = run_in_directory(tmp_path / 'plain', 6, 2, optimizer)

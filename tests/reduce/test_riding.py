@@ -90,6 +90,7 @@ def test_what_the_loss_takes_along_is_left_as_it_is():
         assert session.run(loss) == 1.
 
 
+@pytest.mark.slow
 def test_the_chiefs_moving_average_is_written_after_all_workers_have_read_it():
     """It is on the server: a slow worker read what the chief had written in the same step.
 

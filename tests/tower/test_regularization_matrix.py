@@ -142,6 +142,7 @@ def check(model_fn, arrays=(X,), num_towers=2, reduction='mean', plain=None, tol
     return ours
 
 
+@pytest.mark.slow
 def test_one_shape_for_each_way_to_register():
     """A diagonal of what the slow tests go through whole."""
     pairs = list(itertools.product(COPIES, KINDS))
@@ -414,6 +415,7 @@ def test_a_gradient_that_is_overridden_around_the_total(copies):
     assert samples.run(built, built.gradients[0][0]) == -4.
 
 
+@pytest.mark.fast_only('auto')
 @pytest.mark.parametrize('copies', COPIES)
 def test_a_regularizer_with_a_loop(copies):
     """A power iteration, say, is proven to be nothing; it counts once all the same."""
@@ -500,6 +502,7 @@ def random_model(seed):
     return model_fn, (X[:count],), num_towers, dict(options, remainder='weight'), v2, text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('first', [0] + [
     pytest.param(first, marks=pytest.mark.slow) for first in range(10, 60, 10)])
 def test_random_models(first, control_flow):

@@ -289,6 +289,7 @@ def test_diagnose_names_a_bad_image_or_leaves_it_out(runner, tmp_path, model_for
     assert re.search(r'skipped        1 bad example\n  \S+train/b/3.jpg', done.stdout)
 
 
+@pytest.mark.slow
 def test_synthetic_images_stay_on_the_towers(runner, tmp_path):
     run = runner.run(tmp_path / 'run', ['--dataset=synthetic', '--num_classes=10', '--image_size=8',
                                         '--batch_size=8', '--train_steps=3', '--summary_steps=0'])

@@ -76,6 +76,7 @@ def failing(runner, tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('flags', [[], pytest.param(['--stage_inputs'], marks=pytest.mark.slow)])
 def test_training_data_that_end_are_an_error_and_what_was_done_is_saved(failing, flags):
     done, lines = failing('ends', *flags)
@@ -100,6 +101,7 @@ def test_training_data_without_a_batch(failing, flags):
         'without end: add .repeat()']
 
 
+@pytest.mark.fast_only('flags0')
 @pytest.mark.parametrize('flags', [[], ['--stage_inputs']])
 def test_a_label_out_of_range_is_one_line(failing, flags):
     _, lines = failing('labels', *flags)

@@ -235,6 +235,7 @@ LoopSession.run_steps = run_steps
 '''
 
 
+@pytest.mark.slow
 def test_too_little_memory_is_one_line(runner, tmp_path):
     run = runner.run(tmp_path / 'run', LONG, status=1, before=NO_MEMORY)
     assert run.stderr.startswith(
