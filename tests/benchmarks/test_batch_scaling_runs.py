@@ -89,6 +89,7 @@ def statuses(the_runs):
     return [runs.status(run, 600)[0] for run in the_runs]
 
 
+@pytest.mark.slow
 def test_all_run_in_order_and_not_again(train):
     the_runs = the_set(train)
     assert statuses(the_runs) == ['not run yet'] * 4

@@ -93,6 +93,7 @@ def test_a_worker_that_has_ended_is_named_and_one_that_is_gone_is_waited_for(
     assert ended() == [1]
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_tells_of_nobody():
     workers, ps = addresses(2, 1)
     config = towers.Cluster('ps', workers, ps).session_config(tf.ConfigProto())

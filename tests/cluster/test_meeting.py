@@ -94,6 +94,7 @@ def test_those_that_wait_say_so():
         'waiting        for the other workers, as worker 0 (%s) does, start_timeout' % workers[0])
 
 
+@pytest.mark.slow
 def test_worker_0_says_that_its_address_is_of_another_machine():
     for host, reason in (('203.0.113.9', 'assign requested address'), ('no.invalid', 'known')):
         workers = ['%s:%s' % (host, addresses(1)[0].split(':')[1])] + addresses(1)
@@ -122,6 +123,7 @@ def test_an_address_that_others_reach_is_not_blamed():
     assert answer['type'] == 'refused'
 
 
+@pytest.mark.slow
 def test_a_name_that_is_not_known_is_said():
     lines, error = alone(0, addresses(1) + ['no.invalid:5'])
     for text in lines + [error]:
@@ -130,6 +132,7 @@ def test_a_name_that_is_not_known_is_said():
     assert 'the name of its host is not known here (' in error
 
 
+@pytest.mark.slow
 def test_a_refusal_is_repeated_at_the_end():
     workers = addresses(2)
 

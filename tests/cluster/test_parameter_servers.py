@@ -80,6 +80,7 @@ def test_transform_gradients_gets_each_row_once(count, fields, counted):
     assert seen == ['table'] * count
 
 
+@pytest.mark.fast_only('0')
 @pytest.mark.parametrize('optimizer', [
     lambda: tf.train.AdagradOptimizer(0.5), lambda: tf.train.FtrlOptimizer(0.5),
     lambda: tf.train.RMSPropOptimizer(0.1, momentum=0.5)])

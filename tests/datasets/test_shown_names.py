@@ -33,6 +33,7 @@ def folder(tmp_path):
     return found
 
 
+@pytest.mark.slow
 def test_a_bad_image_is_named(folder):
     found = datasets.get_dataset('folder', folder)
     for made in (found.train_batches(batch_size=4, seed=1, image_size=8),

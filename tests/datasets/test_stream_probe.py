@@ -162,6 +162,7 @@ def test_a_shard_that_is_copied_back_gives_the_records_other_numbers(tmp_path):
     assert probe.find_bad(8, 16) == 1 and whole.skipped.numbers('train') == {6}
 
 
+@pytest.mark.slow
 def test_errors_name_the_first_one_that_is_too_many(tmp_path):
     found = folder_of(tmp_path)
     with pytest.raises(datasets.BadExampleError, match=r'train/b/1.jpg is a damaged JPEG: .*'

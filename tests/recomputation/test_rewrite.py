@@ -186,6 +186,7 @@ def block_model_as_it_is(images):
         towers.recompute = recompute
 
 
+@pytest.mark.slow
 def test_a_block_that_the_model_marks():
     def check(built):
         again = [op for op in step_operations([built.train_op]) if '/recompute/' in op.name]

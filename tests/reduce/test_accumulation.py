@@ -85,6 +85,7 @@ def test_the_weights_are_those_of_the_whole_batch(at_once, devices, accumulate, 
         assert kinds['rows'] is tf.IndexedSlices and 'unused' not in kinds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('devices, accumulate', [(1, 4), (2, 4)])
 def test_sum_is_as_many_times_the_mean_as_there_are_towers(devices, accumulate):
     one, _, _ = trained(1, 1, 1)

@@ -318,6 +318,7 @@ def built_on(devices, examples=8, **options):
                                reduction='mean', regularization='add', **options)
 
 
+@pytest.mark.fast_only('clone')
 @pytest.mark.parametrize('copies', ['clone', 'reuse'])
 def test_towers_against_one_device(copies):
     run_of_four = samples.check_against_one_device(

@@ -212,11 +212,13 @@ def test_registered_losses_are_added_once(way, copies, variable_device):
                 ', computed once a step' if copies == 'auto' and count % num_towers == 0 else ''))
 
 
+@pytest.mark.slow
 def test_what_the_loss_has_already_is_not_added_again():
     for way, shape in zip(sorted(WAYS), itertools.cycle(('sum', 'where', 'cond v1'))):
         check(model_of(WAYS[way], SHAPES[shape]), regularization='add')
 
 
+@pytest.mark.slow
 def test_keras_losses_are_added_or_left():
     def model_fn(x):
         layer = keras.layers.Dense(1, kernel_regularizer=l2, dtype='float64', name='dense')
@@ -537,6 +539,7 @@ def test_the_loss_of_a_shared_layer_counts_once(copies, variable_device, use_res
     assert str(ours.built.plan).count('2 registered losses added, counted once') == 1
 
 
+@pytest.mark.fast_only('False')
 @pytest.mark.parametrize('use_resource', KINDS)
 def test_the_loss_of_a_shared_layer_in_the_models_own_loss_of_copies(use_resource):
     """There the loss has the term of each further call already."""
