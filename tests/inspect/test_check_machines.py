@@ -1,4 +1,4 @@
-"""`check_towers(cluster=…)`: the contract over machines, held against a plain program on one device."""
+"""`check_towers(cluster=…)`: the contract over machines, beside a plain program."""
 
 import re
 

@@ -46,6 +46,6 @@ def explained(error):
     found = _FOUND.search(str(error))
     return None if found is None else ClusterError(
         'the workers of the ring are in different steps: this one has made %s, all of them '
-        'together %s. Some of them alone have run what needs all of them, such as built.gradients, between '
-        'two steps. Run it on all workers at the same time, or fetch it with the step.'
+        'together %s. Some of them alone have run what needs all of them, such as built.gradients, '
+        'between two steps. Run it on all workers at the same time, or fetch it with the step.'
         % found.groups())
