@@ -20,7 +20,7 @@ FILE = 'evaluator.jsonl'
 
 
 def evaluate_run(setup, cluster):
-    """Evaluates each new checkpoint of --train_dir, up to that with which the run ends by its flags.
+    """Evaluates each new checkpoint of --train_dir, up to the one that ends the run by its flags.
 
     Args:
       setup: `Setup`.

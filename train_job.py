@@ -110,8 +110,8 @@ def check_classes(dataset):
         place = next(place for place, pair in enumerate(itertools.zip_longest(trained, found))
                      if pair[0] != pair[1])
         raise datasets.DatasetError(
-            'the %d classes of --data_dir=%s are not the %d that the run in %s was trained on: class '
-            '%d is %s, and was %s. Give the folders their old names, or begin another run in '
+            'the %d classes of --data_dir=%s are not the %d that the run in %s was trained on: '
+            'class %d is %s, and was %s. Give the folders their old names, or begin another run in '
             'another --train_dir.' % (
                 len(found), FLAGS.data_dir, len(trained), train_dir(), place,
                 *('%r' % names[place] if place < len(names) else 'none'

@@ -5,7 +5,7 @@ an image less a value for each channel: each takes 0.7 to 1 ms for 224 x 224 pix
 numbers (within 1e-5) follow from red, green and blue as planes, by operations on whole planes. With
 M and m the largest and the smallest of a pixel's three, and R = M - m:
 
-    saturation times k:  M - (M - c) min(k, M / R)                      (HSV's S = R / M is at most 1)
+    saturation times k:  M - (M - c) min(k, M / R)                      (HSV's S = R / M <= 1)
     hue plus d:          m + R clip(| |h + d - h_c| - 3 | - 1, 0, 1)    h in sixths of the circle,
                                                                         h_c = 0, 2, 4
 """

@@ -35,10 +35,10 @@ def parse(argv):
     parser.add_argument('--host', default='127.0.0.1', help='address of all (127.0.0.1)')
     parser.add_argument('--restarts', type=_count(0), default=0, help='how often all are started '
                         'again when one fails; with --ps, how often each process that fails is (0)')
-    parser.add_argument('--linger', type=_seconds, default=5., help='seconds in which the others can '
-                        'notice that one has failed, before they are told to end (5)')
-    parser.add_argument('--grace', type=_seconds, default=30., help='seconds from SIGTERM to SIGKILL '
-                        '(30)')
+    parser.add_argument('--linger', type=_seconds, default=5., help='seconds in which the others '
+                        'can notice that one has failed, before they are told to end (5)')
+    parser.add_argument('--grace', type=_seconds, default=30., help='seconds from SIGTERM to '
+                        'SIGKILL (30)')
     parser.add_argument('command', nargs=argparse.REMAINDER, help='-- program and its arguments; a '
                         '.py file, or -m and a module, is run by this Python')
     options = parser.parse_args(argv)

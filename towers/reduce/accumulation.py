@@ -161,8 +161,8 @@ def _write_among(stuck):
 def waits_for(op):
     """Names of the operations that an operation waits for, without the back edges of a loop.
 
-    An operation that leads out of a loop waits for all that leads into the next turn: no turn begins
-    before all of the one `parallel_iterations` earlier is over, pushes onto stacks included.
+    An operation that leads out of a loop waits for all that leads into the next turn: no turn
+    begins before all of the one `parallel_iterations` earlier is over, pushes onto stacks included.
     """
     names = {tensor.op.name for tensor in op.inputs if tensor.op.type not in _BACK} | {
         other.name for other in op.control_inputs if other.type not in _BACK}

@@ -129,7 +129,7 @@ def _batches(op):
 
 
 def _with_an_example(batch, op):
-    """The batch `[n, ...]`, not copied; or one example of zeros where n is 0: on the device of `op`."""
+    """The batch `[n, ...]`, not copied; or one example of zeros where n is 0. On `op`'s device."""
     with tf.device(None), tf.device(device_like(op)):
         missing = tf.cast(tf.equal(tf.shape(batch)[:1], 0), tf.int32)
         paddings = tf.pad(missing[tf.newaxis], [[0, batch.shape.ndims - 1], [1, 0]])

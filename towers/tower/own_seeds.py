@@ -71,8 +71,8 @@ class OwnSeeds:
     def _is_drawn_again(self, towers):
         """Whether a gradient that is yet to be made may draw the towers' numbers once more.
 
-        A function with a gradient of its own, such as `tf.recompute_grad`, does so by the seeds that
-        it knows, and has to get the same.
+        A function with a gradient of its own, such as `tf.recompute_grad`, does so by the seeds
+        that it knows, and has to get the same.
         """
         return not any(tower.pairs for tower in towers) and any(
             op.type == 'IdentityN' for _, operations, _ in self._called for op in operations)
