@@ -23,6 +23,7 @@ from models import registry  # noqa: E402
 import towers  # noqa: E402
 from towers.run.evaluation import EvaluationHook  # noqa: E402
 from towers.run.fingerprint import FingerprintHook  # noqa: E402
+from towers.run.long_steps import LongStepHook  # noqa: E402
 from towers.run.metrics_log import MetricsHook  # noqa: E402
 from towers.run.output_stream import OutputStream, lasting_output  # noqa: E402
 from towers.run.progress import ProgressHook  # noqa: E402
@@ -214,6 +215,7 @@ def make_hooks(job, cluster=None):
         ('accuracy', FLAGS.stop_at_accuracy) if FLAGS.stop_at_accuracy else None,
         skip_end=lambda: signals.received is not None)
     first = ([StartInputHook(job.iterator, job.evaluation), watch]
+             + [LongStepHook(watch.watch, say=progress.write)]
              + train_cluster.hooks(cluster, job) + listeners + fingerprint + [evaluation])
     return RunHooks(first, [hook.listener for hook in listeners], progress, evaluation, signals,
                     tested)

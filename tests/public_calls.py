@@ -102,6 +102,8 @@ CALLS = {
         cluster=cluster(), built=given.built._replace(machines=Session()))),
     'InputWatch': lambda given: (towers.InputWatch, dict(train_op=given.loss)),
     'InputWatchHook': lambda given: (towers.InputWatchHook, dict(train_op=given.loss)),
+    'LongStepHook': lambda given: (towers.LongStepHook, dict(
+        watch=towers.InputWatch(given.built.train_op))),
     'OutOfMemoryHook': lambda given: (towers.OutOfMemoryHook, dict(built=given.built)),
     'out_of_memory_explained': lambda given: (towers.out_of_memory_explained, dict(
         built=given.built)),

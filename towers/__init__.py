@@ -52,6 +52,7 @@ from towers.run.evaluation import Evaluation, EvaluationHook
 from towers.run.export import export_saved_model
 from towers.run.input_watch import InputWatch, InputWatchHook
 from towers.run.learning_rate import LearningRate, scale_learning_rate
+from towers.run.long_steps import LongStepHook
 from towers.run.metrics_log import MetricsHook
 from towers.run.operation_times import operation_times
 from towers.run.progress import ProgressHook

@@ -120,7 +120,12 @@ class InputWatch:
                                        use_resource=True, name='counts')
             latest_end = tf.Variable(tf.zeros([], tf.float64), trainable=False, collections=[],
                                      use_resource=True, name='latest_end')
-            self.initializer = tf.group(self._counts.initializer, latest_end.initializer)
+            # Times when a step began and when it had its input, noted while it goes on.
+            begun, read = (tf.Variable(tf.zeros([], tf.float64), trainable=False, collections=[],
+                                       use_resource=True, name=name) for name in ('begun', 'read'))
+            self._marks = [begun.read_value(), read.read_value()]
+            self.initializer = tf.group(self._counts.initializer, latest_end.initializer,
+                                        begun.initializer, read.initializer)
             self._value = self._counts.read_value()
             begin = tf.timestamp(name='begin')
             gap = begin - latest_end.read_value()
@@ -143,6 +148,8 @@ class InputWatch:
                 noted = [self._counts.assign_add(tf.stack([
                     waited, end - begin, tf.where(gap < begin, gap, tf.zeros_like(gap)),
                     tf.ones([], tf.float64)])).op, latest_end.assign(end).op]
+            noted += [begun.assign(begin).op, read.assign(
+                is_staged if ahead else tf.reduce_max(tf.stack(list(ends.values()) or [begin]))).op]
         # Else the runtime could read before `begin`, and the reading would seem to take no time.
         for each in step if staged is not None else ():
             if each.type == 'StageSize':
@@ -165,6 +172,12 @@ class InputWatch:
         """
         waited, in_steps, between, steps = session.run(self._value)
         return Reading(float(waited), float(in_steps), float(between), int(steps))
+
+    def read_marks(self, session):
+        """When the latest step began, and when one last had all of its input: seconds since 1970, as
+        `time.time`. May be called while a step is under way.
+        """
+        return session.run(self._marks)
 
     def span(self, reading, since=NOTHING, away=0.):
         """The `Span` from one `Reading` to another.

@@ -79,7 +79,6 @@ class LoopSession(tf.train.MonitoredSession):
         self.run_step_fn(loop)
         return done
 
-
     def _step_alone(self, train_op):
         """The function that runs a step in which no hook is due: the same one from call to call.
 
