@@ -59,8 +59,8 @@ flags.DEFINE_string('model', 'digits', 'network by name; an unknown one lists th
 flags.DEFINE_string('dataset', 'digits', 'data set by name; an unknown one lists those that exist; '
                     'or module:function, a tf.data pipeline of your own')
 flags.DEFINE_string('data_dir', '', 'folder of the data set, for one that is not part of this')
-flags.DEFINE_integer('num_classes', 0, 'classes of tfrecords and synthetic images; 0: as many as '
-                     'labels.txt in --data_dir lists, or 1000', lower_bound=0,
+flags.DEFINE_integer('num_classes', 0, 'classes of tfrecords, where 0 is as many as labels.txt '
+                     'in --data_dir lists, and of synthetic images, where 0 is 1000', lower_bound=0,
                      upper_bound=MOST_EXAMPLES)
 flags.DEFINE_boolean('background_class', False, 'labels of tfrecords begin at 1, and 0 is a class '
                      'more')

@@ -190,6 +190,7 @@ def build_job(setup, position=START, with_evaluation=True, stage_inputs=None, cl
             batch_size=batch_size, seed=FLAGS.seed, first_example=tf.identity(examples_seen),
             shift=FLAGS.augment_shift, remainder=FLAGS.remainder,
             share=train_cluster.share(cluster), **classifier.image_format)
+        train_data.check_sizes(batches, 'train_batches', classifier.takes_any_size)
         iterator = tf.data.make_initializable_iterator(batches)
         batch = iterator.get_next()
     rate = train_flags.make_learning_rate(batch_size, num_towers, epochs.length, last_example,
@@ -275,6 +276,7 @@ def make_evaluation(setup, trained=None):
     """
     batches = setup.dataset.eval_batches(batch_size=setup.batch_size,
                                          **setup.classifier.image_format)
+    train_data.check_sizes(batches, 'eval_batches', setup.classifier.takes_any_size)
     progress = towers.BuildProgress(what='evaluation tower')
     evaluation = Evaluation(
         setup.classifier.model_fn(is_training=False), batches,

@@ -15,7 +15,7 @@ from datasets import digits
 from datasets.check_data import check_data  # noqa: F401 (public here)
 from datasets.errors import BadExampleError, DatasetError, OwnDataError  # noqa: F401 (public here)
 from datasets.image_folder import folder_splits
-from datasets.image_records import count_classes, record_splits
+from datasets.image_records import count_classes, labels_path, record_splits
 from datasets.image_set import ImageSet
 from datasets.imagenet import imagenet
 from datasets.keras_sets import SETS, load_keras_set
@@ -57,12 +57,14 @@ def _keras_set(name):
 
 
 def _tfrecords(data_dir, num_classes=0, background_class=False, skip_bad=0, **options):
-    num_classes = num_classes or count_classes(data_dir)
+    counted_in = None if num_classes else labels_path(data_dir)
+    num_classes = num_classes or count_classes(data_dir, background_class)
     if not num_classes:
         raise InvalidArgumentError('TFRecords do not say how many classes there are, and %s has no '
                                    'labels.txt: give --num_classes.' % data_dir)
     return ImageSet('tfrecords', record_splits(data_dir, skip_bad > 0),
-                    num_classes + bool(background_class), skip_bad=skip_bad, **options)
+                    num_classes + bool(background_class), skip_bad=skip_bad,
+                    counted_in=counted_in, **options)
 
 
 def _folder(data_dir, **options):
@@ -84,7 +86,8 @@ def get_dataset(name, data_dir=None, num_classes=0, background_class=False, **op
       name: 'digits', 'mnist', 'fashion_mnist', 'cifar10', 'cifar100', 'imagenet', 'tfrecords',
         'folder' or 'synthetic'; or 'module:function', see `own`.
       data_dir: folder of its files, for 'imagenet', 'tfrecords' and 'folder'.
-      num_classes: for 'tfrecords' and 'synthetic'; 0: what a labels.txt lists, or 1000.
+      num_classes: for 'tfrecords' and 'synthetic'; 0: as many as the labels.txt of the TFRecords
+        lists, and 1000 of 'synthetic'.
       background_class: for 'tfrecords': labels begin at 1, and 0 is one class more.
       **options: for those that are files: `augment`, `convert` and `skip_bad` of `ImageSet`.
 

@@ -87,11 +87,15 @@ def folder_splits(data_dir):
     test = next((os.path.join(data_dir, name) for name in _TEST_NAMES
                  if os.path.isdir(os.path.join(data_dir, name))), None)
     if test is None:
-        raise DatasetError('%s has a folder train, but none named %s.' % (
-            data_dir, ' or '.join(_TEST_NAMES)))
+        raise DatasetError(
+            '%s has a folder train, but none named %s: make one, with class folders of the images '
+            'to test on, or move the class folders out of train: without it, every fifth image is '
+            'for testing.' % (data_dir, ' or '.join(_TEST_NAMES)))
     unknown = sorted(set(_folders(test)) - set(classes))
     if unknown:
-        raise DatasetError('%s has a class %r that %s does not have.' % (test, unknown[0], train))
+        raise DatasetError(
+            '%s has a class %r that %s does not have: give the folder the name of a class, move it '
+            'away, or add images of it to train on.' % (test, unknown[0], train))
     return classes, {'train': FolderImages(*_images(train, classes)),
                      'test': FolderImages(*_images(test, classes, all_classes=False))}
 
@@ -118,7 +122,9 @@ def _folders(parent):
     found = sorted(name for name in os.listdir(parent)
                    if os.path.isdir(os.path.join(parent, name)) and not name.startswith('.'))
     if not found:
-        raise DatasetError('%s has no folders: expected one for each class.' % parent)
+        raise DatasetError(
+            '%s has no folders: expected one for each class, with its images: move each image into '
+            'one, such as %s.' % (parent, os.path.join(parent, 'daisy', '1.jpg')))
     return found
 
 
@@ -139,9 +145,18 @@ def _images(parent, classes, all_classes=True):
                  if is_image(path) and not is_special(path)]
         others += [path for path in inside if path not in set(found)]
         if not found and (all_classes or os.path.isdir(folder)):
-            damages.append(NO_IMAGES % (folder, '*' + ', *'.join(_ENDINGS)))
+            damages.append(NO_IMAGES % (folder, '*' + ', *'.join(_ENDINGS)) + _too_deep(inside))
         paths += found
         labels += [label] * len(found)
     if not paths:
-        raise DatasetError(damages[0] if len(damages) == 1 else '%s has no images.' % parent)
+        raise DatasetError(damages[0] if len(damages) == 1 else
+                           'The class folders of %s have no images: expected files %s.%s' % (
+                               parent, '*' + ', *'.join(_ENDINGS), _too_deep(others)))
     return paths, labels, damages, others
+
+
+def _too_deep(paths):
+    """What to say of the folders among paths within class folders without images, if any."""
+    folders = [path for path in paths if os.path.isdir(path)]
+    return folders and (' Folders within class folders are not looked into, such as %s: move the '
+                        'images up.' % folders[0]) or ''

@@ -6,13 +6,17 @@ counts as one more.
 """
 
 import os
+import re
 
 import tensorflow.compat.v1 as tf
 
 from datasets.errors import DatasetError
 from datasets.image_folder import no_folder
-from datasets.record_names import record_paths
+from datasets.record_names import no_files, record_paths
 from datasets.tfrecords import Records
+
+# UTF-8 may begin with a mark.
+_NUMBERED_LINE = re.compile(b'(?:\xef\xbb\xbf)?\\s*(\\d{1,9})\\s*:')
 
 
 class RecordImages:
@@ -75,14 +79,63 @@ def record_splits(data_dir, skip_damaged=False):
         raise DatasetError('%s: expected one with the TFRecords train-* and '
                            'validation-*.' % no_folder(data_dir))
     found = {split: record_paths(data_dir, split) for split in ('train', 'test')}
+    for split, (_, paths) in found.items():
+        if not paths:
+            raise DatasetError(no_files(data_dir, split))
     return {split: RecordImages(pattern, paths, skip_damaged)
             for split, (pattern, paths) in found.items()}
 
 
-def count_classes(data_dir):
-    """How many classes the `labels.txt` of slim's conversion scripts lists; None without one."""
-    path = os.path.join(data_dir, 'labels.txt')
+def labels_path(data_dir):
+    """The path of the `labels.txt` of slim's conversion scripts."""
+    return os.path.join(data_dir, 'labels.txt')
+
+
+def count_classes(data_dir, background_class=False):
+    """How many classes the `labels.txt` of a folder lists; None without one.
+
+    A line is `0:daisy`, as slim writes it, or a name alone, on all lines.
+
+    Args:
+      data_dir: the folder.
+      background_class: labels begin at 1, and so may the numbers in the file.
+
+    Raises:
+      DatasetError: it lists none, cannot be read, or its numbers are not 0, 1, 2, … each once.
+    """
+    path = labels_path(data_dir)
     if not os.path.exists(path):
         return None
-    with open(path, 'rb') as lines:  # the names may be of any encoding: they are but counted
-        return len([line for line in lines if line.strip()])
+    try:
+        with open(path, 'rb') as opened:  # the names may be of any encoding: they are but counted
+            lines = [line for line in opened.read().splitlines() if line.strip()]
+    except OSError as error:
+        raise DatasetError('Cannot read %s: %s.' % (path, error.strerror or error))
+    if not lines:
+        raise DatasetError('%s lists no class: expected a line for each, such as 0:daisy; or give '
+                           '--num_classes.' % path)
+    numbers = [int(found.group(1)) for found in map(_NUMBERED_LINE.match, lines) if found]
+    if numbers:
+        _check_numbers(path, numbers, len(lines), background_class)
+    return len(lines)
+
+
+def _check_numbers(path, numbers, count, background_class):
+    if len(numbers) < count:
+        wrong = '%d of its %d lines have none' % (count - len(numbers), count)
+    else:
+        first = 1 if background_class and 0 not in numbers else 0
+        wanted = set(range(first, first + count))
+        lacking = sorted(wanted - set(numbers))
+        if not lacking:
+            return
+        if not background_class and set(numbers) == set(range(1, count + 1)):
+            raise DatasetError(
+                '%s numbers its %d classes from 1: give --background_class where the labels of the '
+                'records begin at 1 as well, or number them from 0.' % (path, count))
+        twice = sorted(number for number in set(numbers) if numbers.count(number) > 1)
+        wrong = '%d is missing%s' % (lacking[0], ', and %d is there twice' % twice[0] if twice
+                                     else '')
+    raise DatasetError('%s numbers its classes otherwise than 0, 1, 2 and so on, each once: %s. '
+                       'Mend it, or give --num_classes, which is then used in its place.' % (
+                           path, wrong))

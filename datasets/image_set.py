@@ -40,7 +40,7 @@ class ImageSet:
     image_shape = (None, None, 3)
 
     def __init__(self, name, sources, num_classes, classes=None, augment='inception', convert=False,
-                 skip_bad=0):
+                 skip_bad=0, counted_in=None):
         """
         Args:
           name: what it is called.
@@ -50,10 +50,12 @@ class ImageSet:
           augment: see `preprocessing.random_image`.
           convert: see `preprocessing.decoded_part`.
           skip_bad: how many bad examples may be left out.
+          counted_in: path of the file that says how many classes there are, for errors; or None.
         """
         self.name, self.num_classes, self.classes = name, num_classes, classes
         self.skipped = Skipped(skip_bad)
         self._sources, self._augment, self._convert = sources, augment, convert
+        self._counted_in = counted_in
         self._prober = Prober()
         for split in sorted(sources):
             for damage in sources[split].damages:
@@ -204,8 +206,9 @@ class ImageSet:
             if checksum and not source.is_intact(number):
                 raise DatasetError('does not have the bytes that its checksum was made of')
             if not 0 <= label < self.num_classes:
-                raise DatasetError('has the label %d, which is not in 0 .. %d%s' % (
+                raise DatasetError('has the label %d, which is not in 0 .. %d%s%s' % (
                     label, self.num_classes - 1,
+                    ', by the classes that %s lists' % self._counted_in if self._counted_in else '',
                     '' if self.name != 'tfrecords' or label < 0 else
                     ': give --background_class where labels begin at 1, or more --num_classes'))
             return self._prober.size(encoded, 3, self._convert, whole), int(label)

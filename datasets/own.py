@@ -135,7 +135,8 @@ class Own:
         if shapes[0].ndims not in (4, None) or shapes[1].ndims not in (1, None):
             raise OwnDataError(
                 '%s gives elements of the shapes %s: expected (images [batch, height, width, '
-                'channels], labels [batch]), a label the number of a class.' % (what, shapes))
+                'channels], labels [batch]), a label the number of a class.' % (
+                    what, compat.shapes_text(shapes)))
         types = tf.data.get_output_types(dataset)
         if not types[0].is_floating or types[1] != tf.int64:
             raise OwnDataError(

@@ -1,8 +1,9 @@
 """Which split a TFRecord file is of, by its name.
 
 Names in use: `train-00000-of-01024` (ImageNet), `flowers_train_00000-of-00005.tfrecord` (slim), and
-either without a number. What comes before the word is the user's own, and may have such a word in
-it: `re_train_flowers_validation_00000-of-00001.tfrecord` is one to test on.
+either without a number; with a number also `train_00000-of-00005`, `flowers_train-00000-of-00005`.
+What comes before the word is the user's own, and may have such a word in it:
+`re_train_flowers_validation_00000-of-00001.tfrecord` is one to test on.
 """
 
 import glob
@@ -11,11 +12,15 @@ import re
 
 from datasets.errors import DatasetError
 
-# Of each split the words, the best first, as ImageNet's names have them, and then as slim's do.
-_FORMS = {'train': ('train-*', '*_train_*'),
-          'test': ('validation-*', 'test-*', '*_validation_*', '*_test_*')}
-_WORD = re.compile(r'(?:^(train|validation|test)(?=-)|_(train|validation|test)(?=_))')
+_WORDS = {'train': ('train',), 'test': ('validation', 'test')}
+# Forms of names, the best first: as ImageNet has them, as slim does; and, in folders that have
+# neither, those where a number has to follow, since files of other kinds have such names as well.
+_USUAL, _NUMBERED = ('%s-*', '*_%s_*'), ('%s_*', '*_%s-*')
+_FORMS = {split: [form % word for form in _USUAL + _NUMBERED for word in words]
+          for split, words in _WORDS.items()}
+_WORD = re.compile(r'(^|_)(train|validation|test)(?=([-_])(\d?))')
 _NUMBER = re.compile(r'[-_]\d+[-_]of[-_]\d+')
+_SHOWN = 5  # names, in an error
 
 
 def record_paths(data_dir, split):
@@ -42,6 +47,23 @@ def record_paths(data_dir, split):
     return patterns[0], []
 
 
+def no_files(data_dir, split):
+    """The text of the error about a folder without files of a split."""
+    forms, words = _FORMS[split], _WORDS[split]
+    usual, numbered = forms[:2 * len(words)], forms[2 * len(words):]
+    names = [name for name in sorted(os.listdir(data_dir)) if not name.startswith('.')]
+    # Those of the other split are no names to be mended, and may be many.
+    other = set(record_paths(data_dir, 'test' if split == 'train' else 'train')[1])
+    names = [name for name in names if os.path.join(data_dir, name) not in other] or names
+    more = len(names) - _SHOWN
+    there = 'The folder has %s%s.' % (
+        ', '.join(names[:_SHOWN]), ' and %d more' % more if more > 0 else '')
+    return ('There are no files %s to %s on: expected TFRecords named %s, or with a number %s. '
+            '%s' % (os.path.join(data_dir, forms[0]), split, ', '.join(usual),
+                    ', '.join(form[:-1] + '00000-of-00005' for form in numbered),
+                    there if names else 'The folder is empty.'))
+
+
 def _form(path):
     """The form by which a file's name says its split; None if it does not.
 
@@ -50,14 +72,20 @@ def _form(path):
     """
     name = os.path.basename(path)
     numbers = [match.start() for match in _NUMBER.finditer(name)]
-    found = [('%s-*' % match.group(1) if match.group(1) else '*_%s_*' % match.group(2),
-              match.end()) for match in _WORD.finditer(name)]
-    numbered = [form for form, end in found if end in numbers]
-    if numbered or not found:
-        return numbered[-1] if numbered else None
-    if len({form in _FORMS['train'] for form, _ in found}) > 1:
+    found = []  # of each word: (split, form, whether the number of the file follows)
+    for match in _WORD.finditer(name):
+        before, word, after, digit = match.groups()
+        form = ('*' + before if before else '') + '%s' + after + '*'
+        split = 'train' if word == 'train' else 'test'
+        found.append((split, form % word if form in _USUAL or digit else None,
+                      match.end() in numbers))
+    numbered = [form for _, form, is_numbered in found if is_numbered]
+    if numbered:
+        return numbered[-1]
+    forms = [form for _, form, _ in found if form is not None]
+    if forms and len({split for split, _, _ in found}) > 1:
         raise DatasetError('%s is to train on and to test on by its name: expected train, '
                            'validation or test right before its number, as in '
                            'flowers_train_00000-of-00005.tfrecord. Give it another name, or move '
                            'it away.' % path)
-    return found[0][0]
+    return forms[0] if forms else None

@@ -9,6 +9,7 @@ A record is: its length (uint64), a masked CRC-32C of these 8 bytes, the data, a
 the data; little-endian. The data's own checksum is compared where that is asked for.
 """
 
+import collections
 import concurrent.futures
 import functools
 import glob
@@ -66,7 +67,9 @@ class Records:
             raise DatasetError(self.damages[0])
         counts = [len(places) for places in found]
         if not sum(counts):
-            raise DatasetError('The files %s hold no records.' % _unescaped(pattern))
+            raise DatasetError('No record can be read of the %s %s. %s' % (
+                'file' if len(self.paths) == 1 else '%d files' % len(self.paths),
+                _unescaped(pattern), ' '.join(_kinds_of(damages, self.paths))))
         self._checker, self._checked = None, (0, 0, 0)
         self._files = np.repeat(np.arange(len(found), dtype=np.int32), counts)
         self._places = np.concatenate(found)  # [n, 2]: where the data begins, and its length
@@ -150,6 +153,20 @@ class _Checker:
                     count += 1
             except (tf.errors.DataLossError, tf.errors.OutOfRangeError):
                 return count
+
+
+def _kinds_of(damages, paths):
+    """Of each kind of damage, the first file's text and how many more files have it; a list.
+
+    Args:
+      damages: texts, one for each of the paths, or None.
+    """
+    kinds = collections.OrderedDict()
+    for damage, path in zip(damages, paths):
+        if damage is not None:
+            kinds.setdefault(re.sub(r'\d+', '', damage.replace(path, '')), []).append(damage)
+    return [same[0] + (' (%d more like it.)' % (len(same) - 1) if len(same) > 1 else '')
+            for same in kinds.values()]
 
 
 def _unescaped(pattern):

@@ -39,6 +39,11 @@ class Classifier:
         if not aux_loss_weight and 'create_aux_logits' in network.options:
             self._options['create_aux_logits'] = False
 
+    @property
+    def takes_any_size(self):
+        """Whether the network takes images of unknown height and width."""
+        return self._network.takes_any_size
+
     def model_fn(self, is_training):
         """The model function that every tower calls with its shard, `(images, labels)`."""
         def model_fn(images, labels):

@@ -127,6 +127,11 @@ class Network(collections.namedtuple('Network', [
             arguments['batch_norm_decay'] = float(batch_norm_decay)
         return arguments
 
+    @property
+    def takes_any_size(self):
+        """Whether `build` takes images of whatever height and width, also of unknown ones."""
+        return self.image_sizes == (1, None)
+
     def _check_options(self, options):
         for option in sorted(options):
             if option not in self.options:
@@ -148,8 +153,13 @@ class Network(collections.namedtuple('Network', [
             least, most = self.image_sizes_without_aux
         if (least, most) == (1, None):
             return
-        for side in images.get_shape().as_list()[1:3]:
-            if side is None or side < least or (most is not None and side > most):
+        for name, side in zip(('height', 'width'), images.get_shape().as_list()[1:3]):
+            if side is None:
+                raise InvalidArgumentError(
+                    'The network %s needs images whose height and width are known, and the %s of '
+                    '%s is not: resize them, or call set_shape where they have one size.' % (
+                        self.name, name, images.get_shape()))
+            if side < least or (most is not None and side > most):
                 raise InvalidArgumentError(
                     'The network %s needs images whose height and width are %s pixels, not %s; '
                     'its default is %d x %d.'

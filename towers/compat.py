@@ -345,6 +345,19 @@ VARIABLE_TYPES = (tf.Variable, tensorflow.Variable)
 DATASET_TYPES = (tf.data.Dataset, tensorflow.compat.v2.data.Dataset)
 
 
+def shapes_text(shapes):
+    """A nest of shapes as a text for errors, such as '((4, 8, 8, 1), (4,))'.
+
+    Within a tuple TensorFlow writes `TensorShape([Dimension(4)])`, and on 2 `TensorShape([4])`.
+    """
+    if isinstance(shapes, dict):
+        return '{%s}' % ', '.join('%s: %s' % (name, shapes_text(each))
+                                  for name, each in shapes.items())
+    if isinstance(shapes, (tuple, list)):
+        return '(%s)' % ', '.join(map(shapes_text, shapes))
+    return str(shapes)
+
+
 def map_batches(dataset, function):
     """`dataset.map` that keeps the known number of batches, which the `map` of v1 forgets."""
     return tensorflow.compat.v2.data.Dataset.map(dataset, function)

@@ -4,6 +4,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import datasets
+import image_files
+import pages
 from towers.errors import InvalidArgumentError
 
 MODULE = '''
@@ -206,8 +208,9 @@ def test_images_of_other_precision_become_float32(own, name):
 def test_labels_that_are_no_numbers_of_classes(own):
     text = error_of(lambda: own('one_hot').train_batches(seed=1, **ARGUMENTS),
                     datasets.OwnDataError)
-    assert text.startswith('train_batches of m:one_hot gives elements of the shapes ')
-    assert text.endswith('labels [batch]), a label the number of a class.')
+    assert text == (
+        'train_batches of m:one_hot gives elements of the shapes ((4, 8, 8, 1), (4, 3)): expected '
+        '(images [batch, height, width, channels], labels [batch]), a label the number of a class.')
 
 
 @pytest.mark.parametrize('name, text', [
@@ -269,3 +272,23 @@ def test_test_images_of_another_size(own):
     assert error_of(lambda: found.eval_batches(**ARGUMENTS), datasets.OwnDataError) == (
         'eval_batches of m:other_size gives images of 10 x 8 pixels, and train_batches of '
         'm:other_size of 8 x 8: expected one size.')
+
+
+def test_the_example_of_the_docs_is_what_it_has_to_be(tmp_path, monkeypatch):
+    source = pages.blocks('docs/data.md', 'python')[0].lines
+    assert 'def squares(data_dir):' in source
+    (tmp_path / 'squares.py').write_text('\n'.join(source))
+    monkeypatch.chdir(tmp_path)
+    found = datasets.get_dataset('squares:squares')
+    place = tf.placeholder_with_default(tf.constant(0, tf.int64), [])
+    iterator = tf.data.make_initializable_iterator(found.train_batches(
+        batch_size=32, seed=1, image_size=8, channels=1, first_example=place))
+    batch, labels = iterator.get_next(), []
+    with tf.Session() as session:
+        for first in (0, 64, 96):
+            session.run(iterator.initializer, {place: first})
+            labels.append([session.run(batch)[1].tolist() for _ in range(4)])
+    assert labels[0][2:] == labels[1][:2] and labels[0][:3] == labels[2][:3]
+    assert sorted(sum(labels[0][:3], [])) == [0] * 32 + [1] * 32 + [2] * 32
+    tests = image_files.batches(found.eval_batches(batch_size=10, image_size=8, channels=1))
+    assert [len(each) for _, each in tests] == [10, 10, 4]

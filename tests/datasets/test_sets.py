@@ -36,9 +36,15 @@ def test_a_folder_without_is_split(tmp_path):
 
 @pytest.mark.parametrize('files, text', [
     ({'train/a/1.txt': b'', 'test/a/1.jpg': b''}, r'a has no images: expected files \*.jpg'),
-    ({'train/a/1.jpg': b''}, 'none named test or validation or val'),
-    ({'train/a/1.jpg': b'', 'test/b/1.jpg': b''}, "a class 'b' that .*train does not have"),
-    ({'1.jpg': b''}, 'has no folders'),
+    ({'train/a/1.jpg': b''}, 'none named test or validation or val: make one, .* or '
+     'move the class folders out of train'),
+    ({'train/a/1.jpg': b'', 'test/b/1.jpg': b''}, "a class 'b' that .*train does not have: give "
+     'the folder the name of a class, move it away'),
+    ({'1.jpg': b''}, 'has no folders: expected one for each class, .* such as .*/daisy/1.jpg'),
+    ({'train/a/x/1.jpg': b'', 'train/b/1.txt': b'', 'test/a/1.jpg': b''},
+     r'The class folders of .*train have no images: .*not looked into, such as .*train/a/x: move'),
+    ({'flowers/train/1.jpg': b''},
+     r'The folder .*flowers has no images: .*not looked into, such as .*flowers/train: move'),
     ({'a/1.jpg': b''}, 'nothing is left to train on')])
 def test_folders_that_are_none(tmp_path, files, text):
     with pytest.raises(datasets.DatasetError, match=text):
@@ -269,3 +275,53 @@ def test_a_file_is_no_folder(tmp_path):
     for name in ('folder', 'tfrecords'):
         with pytest.raises(datasets.DatasetError, match='file is no folder: expected one with'):
             datasets.get_dataset(name, str(tmp_path / 'file'), 3 * (name == 'tfrecords'))
+
+
+def test_a_class_whose_images_are_too_deep_is_said_to_be(tmp_path):
+    folder = write_folder(tmp_path, {
+        'train/a/1.jpg': jpeg(), 'train/b/x/1.jpg': jpeg(), 'test/a/1.jpg': jpeg()})
+    with pytest.raises(datasets.BadExampleError, match='train/b has no images: .*Folders within '
+                       'class folders are not looked into, such as .*train/b/x: move .* up'):
+        datasets.get_dataset('folder', folder)
+
+
+@pytest.fixture
+def three_classes(tmp_path):
+    """A function from the contents of labels.txt to the data set; labels are 0 to 2."""
+    for name in ('train', 'validation'):
+        write_records(tmp_path / (name + '-00000-of-00001'), [(jpeg(), label) for label in (0, 2)])
+
+    def made(labels, **options):
+        (tmp_path / 'labels.txt').write_bytes(labels)
+        return datasets.get_dataset('tfrecords', str(tmp_path), **options)
+    return made
+
+
+@pytest.mark.parametrize('labels, background, count', [
+    (b'0:daisy\n1:rose\n\n2:tulip\n', False, 3), (b'daisy\nrose\ntulip', False, 3),
+    (b'\xef\xbb\xbf1:b\r\n0: a\r\n', False, 2), (b'rose 1\n2 roses\n', False, 2),
+    (b'0:daisy\n1:rose\n', True, 3), (b'1:daisy\n2:rose\n', True, 3)])
+def test_labels_that_are_counted(three_classes, labels, background, count):
+    assert three_classes(labels, background_class=background).num_classes == count
+
+
+@pytest.mark.parametrize('labels, background, text', [
+    (b'', False, 'labels.txt lists no class: expected a line for each, such as 0:daisy'),
+    (b' \n', False, 'labels.txt lists no class'),
+    (b'0:daisy\n5:rose\n', False, 'and so on, each once: 1 is missing. Mend it, or'),
+    (b'0:a\n0:b\n2:c\n', False, 'each once: 1 is missing, and 0 is there twice'),
+    (b'0:a\nb\n', False, 'each once: 1 of its 2 lines have none'),
+    (b'1:a\n2:b\n', False, 'numbers its 2 classes from 1: give --background_class'),
+    (b'1:a\n3:b\n', True, 'each once: 2 is missing')])
+def test_labels_that_cannot_be_counted(three_classes, labels, background, text):
+    with pytest.raises(datasets.DatasetError, match=text):
+        three_classes(labels, background_class=background)
+    assert three_classes(labels, num_classes=4).num_classes == 4
+
+
+def test_a_label_out_of_range_names_the_file_that_counts_the_classes(three_classes):
+    with pytest.raises(datasets.DatasetError, match=(
+            'has the label 2, which is not in 0 .. 1, by the classes that .*/labels.txt lists: ')):
+        three_classes(b'a\nb\n').look('train', 1)
+    with pytest.raises(datasets.DatasetError, match='which is not in 0 .. 1: give'):
+        three_classes(b'a\n', num_classes=2).look('train', 1)

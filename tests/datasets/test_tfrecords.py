@@ -210,3 +210,27 @@ def test_a_missing_file_of_slims_names(tmp_path):
         write(tmp_path / ('flowers_train_%05d-of-00003.tfrecord' % number), RECORDS)
     with pytest.raises(DatasetError, match='flowers_train_00001-of-00003.tfrecord. Copy it again'):
         Records(str(tmp_path / '*_train_*'))
+
+
+@pytest.mark.parametrize('kind, text', [
+    ('GZIP', r'train-0 is no TFRecord file, or a compressed one: the checksum of its first record '
+             r'is wrong\. \(2 more like it\.\)$'),
+    ('ZLIB', r'train-0 is no TFRecord .*\(2 more like it\.\)$'),
+    ('empty', r'The file .*train-0 is empty\. Copy it again\. \(2 more like it\.\)$'),
+    ('short', r'train-0 ends in the middle of the record that begins at byte 0: it has \d+ bytes\. '
+              r'Copy it again\. \(2 more like it\.\)$'),
+    ('each its own', r'train-0 is no TFRecord file.*wrong\. The file .*train-1 is empty\. Copy it '
+                     r'again\. .*train-2 ends in the middle of .* Copy it again\.$')])
+def test_a_set_without_a_record_that_can_be_read_says_why(tmp_path, kind, text):
+    for number in range(3):
+        path = tmp_path / ('train-%d' % number)
+        how = kind if kind != 'each its own' else ('GZIP', 'empty', 'short')[number]
+        if how in ('GZIP', 'ZLIB'):
+            write(path, RECORDS, options=tf.io.TFRecordOptions(compression_type=how))
+        else:
+            write(path, [] if how == 'empty' else [b'x' * (50 + number)])
+        if how == 'short':
+            path.write_bytes(path.read_bytes()[:30 + number])
+    with pytest.raises(DatasetError, match=r'^No record can be read of the 3 files .*train-\*\. .*'
+                       + text):
+        Records(str(tmp_path / 'train-*'), skip_damaged=True)

@@ -235,7 +235,9 @@ def test_options_are_passed_on():
     ({'droput': 0.5}, "no option 'droput'. It has: dropout_keep_prob, reuse, scope"),
     ({'images': tf.int32}, 'convert_image_dtype'),
     ({'images': [1, 8, 8]}, 'needs images of shape'),
-    ({'images': [1, 8, 8, None]}, 'known number of channels')])
+    ({'images': [1, 8, 8, None]}, 'known number of channels'),
+    ({'images': [1, None, 8, 1]}, 'whose height and width are known, and the height of (1, '),
+    ({'images': [1, 8, None, 1]}, 'whose height and width are known, and the width of (1, 8, ')])
 def test_bad_arguments(graph, arguments, text):
     images = arguments.pop('images', [1, 8, 8, 1]) if 'images' in arguments else [1, 8, 8, 1]
     images = (tf.placeholder(tf.float32, images) if isinstance(images, list)

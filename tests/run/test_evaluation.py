@@ -356,7 +356,8 @@ def test_trained_of_another_graph():
 def test_single_examples():
     text = error_of(lambda: Evaluation(
         model_fn, tf.data.Dataset.from_tensor_slices((X, Y)), 2), InputError)
-    assert 'single examples: expected batches, from its .batch(n).' in text
+    assert text == ('dataset gives elements of the shapes (%s, ()), single examples: expected '
+                    'batches, from its .batch(n).' % (X.shape[1:],))
 
 
 def test_the_precision_is_looked_at_beside_trained():

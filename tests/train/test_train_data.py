@@ -10,8 +10,10 @@ from absl.testing import flagsaver
 import pytest
 import tensorflow.compat.v1 as tf
 
+import datasets
 from datasets.pipeline import epoch_order
 from image_files import jpeg, truncated, write_folder
+from models import registry
 from train_runs import metrics, newest, names_that_differ, untimed, values_of
 import train_data
 import train_flags
@@ -33,6 +35,29 @@ def test_where_bad_examples_are_looked_for():
         orders = [session.run(epoch_order(10, 5)(tf.constant(epoch, tf.int64))).tolist()
                   for epoch in (0, 1)]
     assert found == orders[0][7:] + orders[1][:9]
+
+
+@pytest.mark.parametrize('sides, unknown', [
+    ([None, 8], 'height'), ([8, None], 'width'), ([None, None], 'height and width')])
+def test_images_of_unknown_size_name_the_users_function(sides, unknown):
+    batches = tf.data.Dataset.from_generator(
+        list, (tf.float32, tf.int64), ([4] + sides + [1], [4]))
+    with flagsaver.flagsaver():
+        train_flags.FLAGS(['train.py', '--dataset=own:set', '--model=digits'])
+        with pytest.raises(datasets.OwnDataError) as error:
+            train_data.check_sizes(batches, 'train_batches', takes_any_size=False)
+        train_data.check_sizes(batches, 'train_batches', takes_any_size=True)
+        train_flags.FLAGS(['train.py', '--dataset=digits'])
+        train_data.check_sizes(batches, 'train_batches', takes_any_size=False)
+    assert str(error.value).startswith(
+        'train_batches of own:set gives images of unknown %s, shape (4, ' % unknown)
+    assert str(error.value).endswith('tf.image.resize them to one size, or call set_shape in a map '
+                                     'where they have one.')
+
+
+def test_networks_that_take_any_size():
+    assert [name for name in ('digits', 'inception_v3', 'resnet_v2_50')
+            if registry.get_network(name).takes_any_size] == ['resnet_v2_50']
 
 
 @pytest.mark.slow

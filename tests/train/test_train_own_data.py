@@ -34,6 +34,15 @@ rotten = train(lambda dataset: dataset.map(lambda x, y: (x, tf.reshape(
 def raises(data_dir):
     raise KeyError('no such flower')
 
+def any_height(batches):
+    return tf.data.Dataset.from_generator(
+        list, (tf.float32, tf.int64), ([None, None, 8, 1], [None]))
+
+any_height_train = train(any_height)
+
+def any_height_test(data_dir):
+    return dict(GOOD, eval_batches=lambda **given: any_height(None))
+
 def no_test(data_dir):
     return dict(GOOD, eval_batches=lambda **given: batches(**given).take(0))
 
@@ -107,6 +116,15 @@ def test_a_label_out_of_range_is_one_line(failing, flags):
     _, lines = failing('labels', *flags)
     assert lines == [
         'train.py: train_batches of own_data:labels gives the label 8: expected 0 to 2']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('part', ['train', 'test'])
+def test_images_of_an_unknown_height_are_one_line(failing, part):
+    _, (line,) = failing('any_height_' + part)
+    assert line.startswith('train.py: %s_batches of own_data:any_height_%s gives images of unknown '
+                           'height, shape (' % ('train' if part == 'train' else 'eval', part))
+    assert 'which --model=digits needs to know: tf.image.resize them to one size' in line
 
 
 @pytest.mark.slow

@@ -69,7 +69,8 @@ class Evaluation:
                 devices, check_devices = trained.devices, False
         if any(shape.ndims == 0 for shape in tf.nest.flatten(tf.data.get_output_shapes(dataset))):
             raise InputError('dataset gives elements of the shapes %s, single examples: expected '
-                             'batches, from its .batch(n).' % (tf.data.get_output_shapes(dataset),))
+                             'batches, from its .batch(n).' % compat.shapes_text(
+                                 tf.data.get_output_shapes(dataset)))
         options = dict(
             remainder='weight', reuse=trained, name=name, variable_device=variable_device,
             check_devices=check_devices, allow_repeated_devices=trained is not None, copies=copies,

@@ -309,7 +309,11 @@ def checked_watch(input_watch):
 
 
 def describe_share(share):
-    """The words of TensorFlow's profiler for a run with this share of waiting."""
+    """The words of TensorFlow's profiler for a run with this share of waiting.
+
+    They are those of the whole percentage, which stands beside them.
+    """
+    share = round(100 * share) / 100
     if share >= HIGHLY:
         return 'highly input-bound'
     return 'moderately input-bound' if share >= MODERATELY else 'not input-bound'
