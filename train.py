@@ -127,6 +127,7 @@ def train(job, cluster=None):
       The number of the signal that stopped it, or None.
     """
     hooks = make_hooks(job, cluster)
+    newest = train_results.NewestCheckpoint(train_dir())
     if isinstance(sys.stdout, OutputStream):  # a run whose output is lost saves before it ends
         sys.stdout.on_lost = lambda error: hooks.signals.stop(signal.SIGPIPE)
     operations = len(tf.get_default_graph().get_operations())
@@ -143,11 +144,13 @@ def train(job, cluster=None):
             with training_session(
                     train_dir(), job.counts.global_step, hooks.first,
                     train_job.session_config(job.built), last_hooks=[hooks.signals],
-                    listeners=hooks.save_listeners, initial_values=initial_values, built=job.built,
+                    listeners=hooks.save_listeners + [newest], initial_values=initial_values,
+                    built=job.built,
                     memory_limit=train_flags.memory_limit(), member=member,
                     **train_flags.file_options(
                         job.setup.batch_size, train_cluster.of_all(cluster, job)
                         + train_job.of_data(job.setup.dataset))) as session:
+                newest.path = tf.train.latest_checkpoint(train_dir())
                 ended = run_steps(job, session, cluster)
             if ended is not None and cluster is not None and cluster.kind == 'ring':
                 raise ended  # here, so that the other workers hear of it at once
@@ -158,7 +161,7 @@ def train(job, cluster=None):
     failure = getattr(hooks.tested, 'failure', None)
     if hooks.signals.received is None and failure is None:
         train_results.report(hooks.progress.throughput, hooks.evaluation.latest, job.setup.dataset)
-    print('checkpoint     %s' % tf.train.latest_checkpoint(train_dir()))
+    print('checkpoint     %s' % newest.path)
     if ended is not None or failure is not None:
         raise ended or failure
     if FLAGS.export_dir and hooks.signals.received is None:

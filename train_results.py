@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import os
 
 import tensorflow.compat.v1 as tf
 
@@ -12,6 +13,21 @@ from towers.run.whole_file import written_whole
 import train_data
 from train_flags import FLAGS, train_dir
 from train_job import START, make_evaluation, session_config, show
+
+
+class NewestCheckpoint(tf.train.CheckpointSaverListener):
+    """Keeps the newest checkpoint of this run: when it has ended, another one may save beside it.
+
+    Attributes:
+      path: the prefix of its files; to be set to the one that the run goes on from.
+    """
+
+    def __init__(self, directory):
+        self._directory, self.path = directory, None
+
+    def after_save(self, session, global_step_value):
+        """Takes the one that has been saved."""
+        self.path = os.path.join(self._directory, 'model.ckpt-%d' % global_step_value)
 
 
 def report(throughput, evaluation, dataset):

@@ -15,7 +15,7 @@ from one_process import addresses
 
 
 class Gone(Exception):
-    """What ends a worker without a word, as a signal does."""
+    """What ends a worker before the others."""
 
 
 @pytest.mark.fast_only('False')
@@ -64,7 +64,7 @@ def test_a_worker_that_has_ended_is_named_and_one_that_is_gone_is_waited_for(
                     if rank:
                         assert ended() == []
                     if not ends:
-                        raise Gone()
+                        raise Gone('a reason')
                     if rank == 0:
                         results.append(session.run_step_fn(
                             lambda step_context: step_context.session.run(built.variables[0])))
@@ -85,12 +85,23 @@ def test_a_worker_that_has_ended_is_named_and_one_that_is_gone_is_waited_for(
             work(1, 2, ends=False)
         assert spoke.wait(30)
         assert not told.wait(1.)
-        assert len(said) == 1 and 'the step takes more than 1 seconds' in said[0]
+        [line] = said
+        assert line.endswith('the step takes more than 1 seconds; worker 1 (%s) has ended: Gone: '
+                             'a reason. When that is mended, start it again, and the run goes on'
+                             % workers[1])
     assert ended() == [1] * in_good_order
     work(1, 1)  # started again: it is no longer one that has ended, until it has
     chief.join(30)
     assert results == [-4.5]  # three times the mean of 1 and 2
     assert ended() == [1]
+
+
+@pytest.mark.version_independent
+def test_a_server_that_is_gone_is_not_asked():
+    """TensorFlow would wait for it, and what is to be said about it with it."""
+    asked = EndedWorkers(towers.Cluster('ps', *addresses(2, 1)), 'grpc://unused:1',
+                         tf.ConfigProto())
+    assert asked() == [] and asked.notes is None and asked._thread is None
 
 
 @pytest.mark.slow

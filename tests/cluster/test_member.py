@@ -2,6 +2,7 @@
 in the tests of each kind."""
 
 import re
+import types
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import towers
 from towers.cluster import member
 from towers.cluster.cluster import Cluster
 from towers.cluster.member import start_server
+from towers.cluster.member_hooks import BegunAnewHook
 from towers.nonfinite import NonFiniteError
 from one_process import addresses, together, train
 
@@ -68,17 +70,44 @@ def test_a_first_server_that_was_lost_is_told_again_what_the_chief_trains(monkey
     server = start_server(towers.Cluster('ps', workers, ps, 'ps', 0), tf.ConfigProto())
     built = towers.build_towers(
         lambda x: tf.reduce_mean(x) * tf.get_variable('w', []), tf.ones([1]),
-        tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
+        tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster,
+        global_step=tf.train.get_or_create_global_step())
     errors = [tf.errors.AbortedError(None, None, 'the server is gone')]
 
     class Lose(tf.train.SessionRunHook):
         def after_run(self, run_context, run_values):
             if errors:
                 raise errors.pop()
-    with towers.join(cluster, built, on_lost=lambda error: None) as joined:
+    said = []
+    with towers.join(cluster, built, on_lost=lambda error: None, say=said.append) as joined:
         with joined.session([Lose()]) as session:
             session.run(built.train_op)
     assert server and told == [0, 0]
+    assert said == ['beginning anew worker 0 (%s), the chief, has lost its session with the '
+                    'servers, and begins again at step 0' % workers[0]]
+
+
+@pytest.mark.version_independent
+@pytest.mark.parametrize('rank, is_anew, step, line', [
+    (0, None, 200, 'worker 0 (a:1), the chief, has lost its session with the servers, and begins '
+     'again at its last checkpoint, of step 200'),
+    (1, True, 200, 'worker 0 (a:1) has begun again at its last checkpoint, of step 200, and so '
+     'does worker 1 (b:1)'),
+    (1, False, 7, 'worker 1 (b:1) has lost its session with the servers, and goes on after step 7'),
+    (1, None, None, 'worker 1 (b:1) has lost its session with the servers, and goes on')])
+def test_a_session_that_is_made_again_says_from_where_it_goes_on(rank, is_anew, step, line):
+    """On asynchronous parameter servers there are no rounds, hence None."""
+    cluster, said = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1'], rank=rank), []
+    rounds = None if is_anew is None else types.SimpleNamespace(chief_is_anew=is_anew)
+    hook = BegunAnewHook(cluster, rounds, said.append)
+    session = types.SimpleNamespace(run=lambda fetch: step)
+    for _ in range(2):  # two sessions of the program's own are none that are made again
+        hook.begin()
+        hook._global_step = None if step is None else 'step'
+        hook.after_create_session(session, None)
+    assert said == []
+    hook.after_create_session(session, None)
+    assert said == ['beginning anew ' + line]
 
 
 def test_a_ring_whose_workers_have_other_variables_says_so():

@@ -209,11 +209,16 @@ def test_another_model_is_refused_by_name():
                 lambda x: tf.reduce_mean(x * tf.get_variable('w', [rank + 1])), tf.zeros([4, 1]),
                 tf.train.GradientDescentOptimizer(0.1), 1, 'mean', global_step=step,
                 cluster=make('worker', rank))
-            with towers.join(make('worker', rank), built, start_timeout=30.):
-                pass
+            with towers.join(make('worker', rank), built, start_timeout=30., say=said.append):
+                deadline = time.monotonic() + 30.
+                while not said and time.monotonic() < deadline:
+                    time.sleep(0.05)
+    said = []
     with pytest.raises(ClusterError, match="worker 1 .* does not belong .* variable 'w' is float32 "
                        r'\(2,\), and that of worker 0 float32 \(1,\)'):
         together(work, 2)
+    assert said == ["refused        worker 1: its model is another one: variable 'w' is float32 "
+                    '(2,), and that of worker 0 float32 (1,)']  # by the chief
 
 
 def test_a_server_that_makes_no_session_is_no_silent_wait(monkeypatch):

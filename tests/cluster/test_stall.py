@@ -8,9 +8,10 @@ import time
 import pytest
 
 from towers import Cluster
-from towers.cluster import stall
+from towers.cluster import ports, stall
 from towers.cluster.stall import StallWatch
 from towers.cluster.watch import Watch
+from towers.cluster.worker_notes import FAILED, JOINED, REFUSED, Note
 from one_process import addresses
 
 
@@ -18,9 +19,9 @@ def said(cluster):
     lines = []
     watch = StallWatch(cluster, 0.2, lines.append)
     watch.step_begins()
-    watch.step_ends()
+    watch.session_ends()
     time.sleep(0.5)
-    assert lines == []  # between steps nothing is said
+    assert lines == []  # between sessions nothing is said
     watch.step_begins()
     deadline = time.time() + 20
     while not lines and time.time() < deadline:
@@ -62,7 +63,7 @@ def test_who_does_not_answer_is_named():
 def test_one_that_is_frozen_is_named(monkeypatch):
     """The system takes the connection, and the process says nothing."""
     workers, ps = addresses(1, 2)
-    monkeypatch.setattr(stall._answers, '__defaults__', (0.3,))
+    monkeypatch.setattr(ports.answers, '__defaults__', (0.3,))
     with server(ps[0], speaks=False), server(ps[1], speaks=True):
         line = said(Cluster('ps', workers, ps))
     assert line.endswith('; ps 0 (%s) takes connections and says nothing: its process is frozen'
@@ -105,6 +106,114 @@ def test_a_process_that_was_told_to_stop_waits_no_longer():
         watch.close()
     assert len(lines) == 1
     assert found == ['worker 1 (%s) does not answer' % workers[1]]
+
+
+class Heard:
+    """A `StallWatch` of worker 0, in the middle of a step, and what it says and does."""
+
+    def __init__(self, monkeypatch, workers=2, backup_workers=0, seconds=0.1, start_timeout=0.3,
+                 again=30., silent=(), notes=None):
+        monkeypatch.setattr(stall, 'AGAIN', again)
+        monkeypatch.setattr(stall, '_all_answers',
+                            lambda addresses: [each not in silent for each in addresses])
+        self.lines, self.missing, self.notes = [], [], notes
+        cluster = Cluster('ps', ['w:%d' % (1 + each) for each in range(workers)], ['ps:1'],
+                          backup_workers=backup_workers)
+        self.watch = StallWatch(cluster, seconds, self.lines.append, lambda: [],
+                                notes=lambda: self.notes, start_timeout=start_timeout,
+                                on_missing=self.missing.append)
+
+    def until_all_came(self):
+        deadline = time.time() + 20
+        while not self.watch._all_came and time.time() < deadline:
+            time.sleep(0.01)
+
+    def until(self, is_so):
+        deadline = time.time() + 20
+        while not is_so() and time.time() < deadline:
+            time.sleep(0.01)
+        self.watch.close()
+        return self.lines
+
+
+@pytest.mark.version_independent
+@pytest.mark.parametrize('note, why', [
+    (Note(REFUSED, 'its model is another one'), 'worker 1 was refused: its model is another one'),
+    (Note('', ''), 'there is no word of worker 1 (w:2) within start_timeout: start it, or give a '
+     'longer one')])
+def test_a_first_step_whose_worker_never_comes_ends(monkeypatch, note, why):
+    heard = Heard(monkeypatch, notes={0: Note(JOINED, ''), 1: note})
+    heard.watch.step_begins()
+    lines = heard.until(lambda: heard.missing)
+    assert heard.missing == [why]
+    waiting = ['waiting        for worker 1 (w:2)%s, start_timeout is 0.3 s' % (
+        ', which was refused' * bool(note.kind))]
+    refused = ['refused        worker 1: its model is another one'] * bool(note.kind)
+    assert lines == refused + waiting  # not: start it again, or one of them is slow
+
+
+@pytest.mark.version_independent
+@pytest.mark.parametrize('workers, backup_workers, later', [
+    (2, 0, Note(REFUSED, 'another one')),  # it was there, and is started again as another
+    (3, 1, Note('', ''))])  # the other two suffice
+def test_a_worker_that_once_trained_or_is_not_needed_may_stay_away(
+        monkeypatch, workers, backup_workers, later):
+    joined = {rank: Note(JOINED, '') for rank in range(workers)}
+    if backup_workers:
+        joined[1] = later
+    heard = Heard(monkeypatch, workers, backup_workers, start_timeout=0.1, notes=joined)
+    heard.watch.step_begins()
+    heard.watch.step_ends()
+    heard.until_all_came()
+    heard.notes[1] = later
+    heard.watch.step_begins()
+    time.sleep(0.4)
+    heard.watch.close()
+    assert not heard.missing and not any('start_timeout' in line for line in heard.lines)
+
+
+@pytest.mark.version_independent
+@pytest.mark.parametrize('note, text', [
+    (Note(FAILED, 'ValueError: shape (5,).'), 'worker 1 (w:2) has ended: ValueError: shape (5,). '
+     'When that is mended, start it again, and the run goes on'),
+    (Note(REFUSED, 'its reduction is sum'), 'worker 1 (w:2) was refused: its reduction is sum. It '
+     'joins when it is started as worker 0 is')])
+def test_why_a_worker_has_ended_is_said_and_no_wrong_advice(monkeypatch, note, text):
+    heard = Heard(monkeypatch, silent=('w:2',), notes={0: Note(JOINED, ''), 1: Note(JOINED, '')})
+    heard.until_all_came()
+    heard.notes[1] = note
+    heard.watch.step_begins()
+    assert heard.until(lambda: heard.lines)[-1] == (
+        'waiting        the step takes more than 0.1 seconds; ' + text)
+
+
+@pytest.mark.version_independent
+def test_a_step_that_waits_says_so_again(monkeypatch):
+    heard = Heard(monkeypatch, again=0.2, silent=('w:2',))
+    heard.watch.step_begins()
+    lines = heard.until(lambda: len(heard.lines) >= 3)
+    assert len(set(lines)) == 1 and len(lines) >= 3
+
+
+@pytest.mark.version_independent
+def test_that_all_answer_again_is_no_news(monkeypatch):
+    silent = ['w:2']
+    heard = Heard(monkeypatch, silent=silent)
+    heard.watch.step_begins()
+    heard.until(lambda: heard.lines and not silent.clear() and time.sleep(0.2) is None)
+    assert len(heard.lines) == 1 and 'worker 1 (w:2) does not answer' in heard.lines[0]
+
+
+@pytest.mark.version_independent
+@pytest.mark.parametrize('silent, said', [(('ps:1',), True), (('w:2',), False)])
+def test_between_two_steps_a_server_is_waited_for_and_no_worker(monkeypatch, silent, said):
+    """A checkpoint, or another session, needs the servers alone."""
+    heard = Heard(monkeypatch, silent=silent)
+    heard.watch.step_ends()
+    time.sleep(0.4)
+    heard.watch.close()
+    assert heard.lines == ['waiting        no step for more than 0.1 seconds; ps 0 (ps:1) does not '
+                           'answer: start it again, and the run goes on'] * said
 
 
 @pytest.mark.slow

@@ -14,7 +14,9 @@ import tf_slim as slim
 import datasets
 from models.digits import digits, digits_arg_scope
 from train_runs import metrics
+import towers
 from towers.slim_mend import mend_slim
+import train_results
 
 
 @pytest.fixture(scope='module')
@@ -126,3 +128,17 @@ def test_predictions_have_to_have_a_folder(runner, reference, tmp_path):
     run = runner.run(tmp_path / 'run', ['--mode=predict', '--predictions=%s' % path], status=1)
     assert run.stderr == ('train.py: %s cannot be written: No such file or directory. Give another '
                           '--predictions.\n' % path)
+
+
+def test_the_checkpoint_that_is_named_is_the_runs_own(tmp_path):
+    """Another run may have taken over the folder before the line is printed."""
+    ours, step = str(tmp_path), tf.train.get_or_create_global_step()
+    count, newest = tf.assign_add(step, 1), train_results.NewestCheckpoint(ours)
+    for steps in (3, 0):  # a run that has nothing to do names the one that it goes on from
+        with towers.training_session(ours, step, [], listeners=[newest],
+                                     save_steps=100, say=lambda line: None) as session:
+            newest.path = tf.train.latest_checkpoint(ours)
+            for _ in range(steps):
+                session.run(count)
+        assert newest.path == tf.train.latest_checkpoint(ours) == os.path.join(
+            ours, 'model.ckpt-3')

@@ -13,9 +13,10 @@ import threading
 
 import tensorflow.compat.v1 as tf
 
+from towers.cluster.ports import answers
+from towers.cluster.worker_notes import FIRST_SERVER, noted, notes_of, only_first
 from towers.placement.variable_device import only_device
 
-_SERVER = '/job:ps/task:0/device:CPU:0'
 _NAME = 'towers_ended_workers'
 
 
@@ -28,7 +29,7 @@ def note_begin(cluster, first):
       cluster: `Cluster`.
       first: int64 scalar, on the chief: the number of the first round of its session.
     """
-    with only_device(_SERVER):
+    with only_device(FIRST_SERVER):
         if cluster.is_chief:
             return tf.raw_ops.AssignVariableOp(resource=_handle(cluster), value=tf.concat(
                 [tf.zeros([cluster.num_workers], tf.int64), tf.reshape(first, [1])], 0))
@@ -42,7 +43,7 @@ def note_end(cluster, own_round):
       cluster: `Cluster`.
       own_round: int64 scalar: the number of the round that it would go on with.
     """
-    with only_device(_SERVER):
+    with only_device(FIRST_SERVER):
         return _noted(cluster, own_round)
 
 
@@ -52,13 +53,18 @@ def have_ended(cluster):
     Returns:
       `(bool vector, int64 scalar)`; the scalar is the number of the session's first round.
     """
-    with only_device(_SERVER):
+    with only_device(FIRST_SERVER):
         noted = tf.raw_ops.ReadVariableOp(resource=_handle(cluster), dtype=tf.int64)
         return noted[:-1] >= noted[-1], noted[-1]
 
 
 class EndedWorkers:
-    """Asks the first server, from any thread, which workers have ended."""
+    """Asks the first server, from any thread, which workers have ended.
+
+    Attributes:
+      notes: what the workers had noted when it was asked last: dict from ranks to `Note`s; None
+        where the server did not answer.
+    """
 
     def __init__(self, cluster, target, config, seconds=5.):
         """
@@ -67,23 +73,31 @@ class EndedWorkers:
           seconds: how long to wait for an answer: TensorFlow waits without end for a server that
             is gone or frozen.
         """
-        self._cluster, self._target, self._config = cluster, target, config
+        self._cluster, self._target, self._config = cluster, target, only_first(config)
         self._seconds, self._thread, self._found = seconds, None, []
+        self.notes = self._read = None
 
     def __call__(self):
         """List of the other workers that have ended; empty where the server does not answer."""
+        self.notes = None
+        if answers(self._cluster.ps[0]) is not True:  # or TensorFlow waits for it
+            return []
         if self._thread is None or not self._thread.is_alive():
-            self._found = []
+            self._found, self._read = [], None
             self._thread = threading.Thread(target=self._ask, daemon=True, name='towers-ended')
             self._thread.start()
         self._thread.join(self._seconds)
-        return [] if self._thread.is_alive() else self._found
+        if self._thread.is_alive():
+            return []
+        self.notes = self._read
+        return self._found
 
     def _ask(self):
         try:
             with tf.Graph().as_default():
-                value, _ = have_ended(self._cluster)
+                notes, (value, _) = noted(self._cluster), have_ended(self._cluster)
                 with tf.Session(self._target, config=self._config) as session:
+                    self._read = notes_of(session.run(notes))
                     ended = session.run(value)
         except tf.errors.OpError:  # the server has been started again, and knows nothing yet
             return

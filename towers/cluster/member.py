@@ -20,12 +20,14 @@ from towers.cluster.ended_workers import EndedWorkers
 from towers.cluster.fingerprint import difference, fingerprint
 from towers.cluster.horovod import gathered_lines
 from towers.cluster.meeting import all_ready, check_port, meet
-from towers.cluster.member_hooks import BroadcastHook, StepWatchHook, ToldAgainHook
+from towers.cluster.member_hooks import (BegunAnewHook, BroadcastHook, StepWatchHook,
+                                         ToldAgainHook)
 from towers.cluster.parameter_servers import agree, answer_or_raise
 from towers.cluster.spread import SpreadingCreator, servers_of_variables
 from towers.cluster.stall import StallWatch, silent_servers
 from towers.cluster.waiting import Waiting
 from towers.cluster.watch import Watch
+from towers.cluster.worker_notes import note_failure
 from towers.errors import ClusterError, WorkerLostError
 from towers.nonfinite import explained
 from towers.placement.devices import session_config
@@ -122,7 +124,7 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         then ended with a message that names it, and exit status 1, unless it ends by itself within
         5 seconds. On parameter servers: seconds that a step may take before a line says who does
         not answer; where it waits for a worker that has ended its training, which does not come
-        back, the process is ended as in a ring.
+        back, or that has not come within `start_timeout`, the process is ended as in a ring.
       settings: dict of what else has to be the same on all workers, from names to numbers or
         strings.
       say: called with lines about what happens.
@@ -166,19 +168,31 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         if built.machines.hook is not None:
             built.machines.hook.say = say
         ended, waits = threading.Event(), cluster.synchronous and cluster.num_workers > 1
+        asked = EndedWorkers(cluster, server.target, config) if waits else None
+
+        def tell(error):
+            if waits:
+                note_failure(cluster, server.target, config,
+                             '%s: %s' % (type(error).__name__, reason_of(error)))
         stall = StallWatch(
-            cluster, dead_after, say,
-            EndedWorkers(cluster, server.target, config) if waits else None,
+            cluster, dead_after, say, asked,
             lambda ranks: _lose(_ended_error(cluster, ranks), on_lost, ended),
             lambda: built.machines.told_to_stop,
-            lambda who: _lose(_told_error(cluster, dead_after, who), on_lost, ended))
+            lambda who: _lose(_told_error(cluster, dead_after, who), on_lost, ended),
+            (lambda: asked.notes) if waits else None, start_timeout,
+            lambda why: _lose(_missing_error(cluster, why), on_lost, ended, tell))
         try:
             with _explained_in_words():
                 joined = Member(cluster, built, server.target, config, stall)
                 if cluster.is_chief:
-                    joined.hooks.append(ToldAgainHook(lambda: agree(
+                    # Before the rounds begin, by which the others hear of the session.
+                    joined.hooks.insert(0, ToldAgainHook(lambda: agree(
                         cluster, own, server.target, config, time.monotonic() + start_timeout)))
+                joined.hooks.append(BegunAnewHook(cluster, built.machines.hook, say))
                 yield joined
+        except BaseException as error:
+            tell(error)
+            raise
         finally:
             ended.set()
             stall.close()
@@ -328,6 +342,11 @@ def _ended_error(cluster, ranks):
             ' and '.join(cluster.who(rank) for rank in ranks), cluster.who(cluster.rank)))
 
 
+def _missing_error(cluster, why):
+    return WorkerLostError('%s cannot begin, since a synchronous step waits for all workers: %s.'
+                           % (cluster.who(cluster.rank), why))
+
+
 def _told_error(cluster, seconds, who):
     return WorkerLostError(
         '%s was told to stop, and its step takes more than %g seconds: %s. It ends without saving. '
@@ -335,13 +354,22 @@ def _told_error(cluster, seconds, who):
             cluster.who(cluster.rank), seconds, who))
 
 
-def _lose(error, on_lost, ended):
-    """Ends the process if it does not end by itself: a step without its peer may never end."""
+def _lose(error, on_lost, ended, tell=None):
+    """Ends the process if it does not end by itself: a step without its peer may never end.
+
+    Args:
+      error: `WorkerLostError`.
+      on_lost: as for `join`.
+      ended: event that is set when the process ends by itself.
+      tell: called with the error before the process is ended.
+    """
     if on_lost is not None:
         on_lost(error)
         return
     if ended.wait(_TIME_TO_SAY):
         return
+    if tell is not None:
+        tell(error)
     sys.stderr.write('%s\n' % error)
     sys.stderr.flush()
     sys.stdout.flush()

@@ -87,7 +87,7 @@ class StepWatchHook(OccasionalHook):
         self._watch.step_ends()
 
     def end(self, session):
-        self._watch.step_ends()
+        self._watch.session_ends()
 
 
 class ToldAgainHook(OccasionalHook):
@@ -105,3 +105,51 @@ class ToldAgainHook(OccasionalHook):
     def is_due(self):
         """Never: there is nothing to do around a step."""
         return False
+
+
+class BegunAnewHook(OccasionalHook):
+    """Says that this worker's session has been made again, and from where it goes on.
+
+    A session that is lost with a server is made again without a word of TensorFlow's.
+    """
+
+    def __init__(self, cluster, rounds, say):
+        """
+        Args:
+          cluster: `Cluster` with parameter servers.
+          rounds: `RoundsHook`, called before this one; None of asynchronous workers.
+          say: called with the line.
+        """
+        self._cluster, self._rounds, self._say = cluster, rounds, say
+        self._is_first, self._global_step = True, None
+
+    def begin(self):
+        """Another session of the program's is none that is made again."""
+        self._is_first, self._global_step = True, tf.train.get_global_step()
+
+    def after_create_session(self, session, coord):
+        if not self._is_first:
+            step = None if self._global_step is None else int(session.run(self._global_step))
+            self._say('beginning anew ' + self._what(step))
+        self._is_first = False
+
+    def _what(self, step):
+        own, chief = self._cluster.who(self._cluster.rank), self._cluster.who(0)
+        if self._cluster.is_chief:
+            return ('%s, the chief, has lost its session with the servers, and begins again at '
+                    '%s' % (own, _place(step)))
+        if self._rounds is not None and self._rounds.chief_is_anew:
+            return '%s has begun again at %s, and so does %s' % (chief, _place(step), own)
+        return '%s has lost its session with the servers, and goes on%s' % (
+            own, '' if step is None else ' after step %d' % step)
+
+    def is_due(self):
+        """Never: there is nothing to do around a step."""
+        return False
+
+
+def _place(step):
+    """Where a chief begins that has lost what the servers had."""
+    if step == 0:
+        return 'step 0'
+    return 'its last checkpoint%s' % ('' if step is None else ', of step %d' % step)

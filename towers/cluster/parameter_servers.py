@@ -28,6 +28,7 @@ from towers.cluster.machines import Machines
 from towers.cluster.ports import check_server
 from towers.cluster.rounds import FIRST_SERVER, RoundsHook, SentGradients
 from towers.cluster.shares import Shares
+from towers.cluster.worker_notes import JOINED, REFUSED, begin_notes, note
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.reason import reason_of
@@ -354,10 +355,13 @@ def _compare(cluster, own, target, config, deadline):
         text = tf.placeholder(tf.string, [])
         write, read = tf.assign(kept, text), kept.read_value()
         with tf.Session(target, config=config) as session:
+            is_there = tf.is_variable_initialized(kept)
             if cluster.is_chief:
+                # The notes come first: who finds the fingerprint makes one.
+                begin_notes(cluster, session, not session.run(is_there) or session.run(
+                    read).decode('utf-8') != json.dumps(own))
                 session.run(write.op, {text: json.dumps(own)})
                 return
-            is_there = tf.is_variable_initialized(kept)
             why, tries = None, 0
             while time.monotonic() < deadline:
                 if session.run(is_there):
@@ -370,6 +374,11 @@ def _compare(cluster, own, target, config, deadline):
             else:
                 raise ClusterError('%s has not come within start_timeout: start it, or give a '
                                    'longer one.' % cluster.who(0))
+            try:
+                session.run(note(cluster, JOINED if why is None else REFUSED, why or ''))
+            except tf.errors.OpError:
+                if why is None:
+                    raise
     if why is not None:
         raise ClusterError('%s does not belong to the cluster of %s: %s.' % (
             cluster.who(cluster.rank), cluster.who(0), why))

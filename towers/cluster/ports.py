@@ -122,6 +122,16 @@ def check_server(address, who, deadline):
                                address, who))
 
 
+def answers(address, seconds=2.):
+    """Whether a server speaks at an address; None if it takes a connection, and says nothing."""
+    try:
+        with socket.create_connection(split_address(address), timeout=seconds) as connection:
+            # What speaks as no server is another program, which is of no use, either.
+            return speaks_as_server(connection, time.monotonic() + seconds)
+    except OSError:
+        return False
+
+
 def speaks_as_server(connection, deadline):
     """Whether one of TensorFlow's servers is at the other end of a connection.
 

@@ -13,11 +13,11 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.cluster.ended_workers import have_ended, note_begin, note_end
 from towers.cluster.waiting import Waiting
+from towers.cluster.worker_notes import FIRST_SERVER, JOINED, note
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.run.step_loop import OccasionalHook
 
-FIRST_SERVER = '/job:ps/task:0/device:CPU:0'
 _MOST = 7  # what a token is at most more than the round of its step: 4 and the mark of an end
 _POLL = 0.05  # seconds between two looks at what a worker waits for
 _UNTIL_ANEW = 20.
@@ -76,6 +76,8 @@ class RoundsHook(OccasionalHook):
     Attributes:
       say: called with a line when this worker begins anew, or waits for the chief before it begins.
       holds: whether the chief gives the tokens of a step when it begins the next one.
+      chief_is_anew: whether the session of the chief's that this worker has joined last is another
+        one than that before.
     """
 
     def __init__(self, cluster, shared_round, own_round, wants_to_stop, accumulators, tokens,
@@ -90,6 +92,7 @@ class RoundsHook(OccasionalHook):
         self.say, self.holds, self._is_anew = print, False, False
         # Of the chief's sessions that this worker has joined, and ended: the first rounds.
         self._joined = self._ended = None
+        self.chief_is_anew = False
         self._is_between = False
         self._wants_to_stop = wants_to_stop
         self._cluster, self._round, self._own_round = cluster, shared_round, own_round
@@ -105,6 +108,8 @@ class RoundsHook(OccasionalHook):
             self._note_end = note_end(self._cluster, self._own_round.read_value())
             if not self._cluster.is_chief:
                 self._is_set = tf.is_variable_initialized(self._round)
+                # Again, since the server may be another one than that which heard of it.
+                self._note_joined = note(self._cluster, JOINED)
                 self._state = [self._value, self._notes.begun.read_value(),
                                self._notes.sent.read_value()] + list(have_ended(self._cluster))
                 return
@@ -138,8 +143,9 @@ class RoundsHook(OccasionalHook):
                 'session' if self._is_between else 'step', self._cluster.who(0)), None, self.say):
             while not session.run(self._is_set):
                 time.sleep(_POLL)
-            newest = self._round_to_join(session)
-        session.run([self._set_own, self._note_begin], {self._first: newest})
+            before, newest = self._joined, self._round_to_join(session)
+        self.chief_is_anew = before not in (None, self._joined)
+        session.run([self._set_own, self._note_begin, self._note_joined], {self._first: newest})
 
     def _round_to_join(self, session):
         """Waits for the first round that this worker has given no gradients for, an int.
@@ -191,14 +197,15 @@ class RoundsHook(OccasionalHook):
         Args:
           before, newest: int64 scalars: the round of this step, and its token.
         """
-        def note():
+        def notice():
             self._is_anew = True
             return np.int32(0)
         # Python, since no fetch of a hook may depend on the step: a session may run something else.
         # An operation waits for all of a branch of control flow v1, see `raise_at_end`.
         with only_device('/cpu:0'), compat.control_flow_v1():
-            return tf.identity(tf.cond(newest > before + _MOST, lambda: tf.py_func(
-                note, [], tf.int32), lambda: tf.constant(0))).op
+            # Not `tf.py_func`, which warns of its end on TensorFlow 2; both are stateful.
+            return tf.identity(tf.cond(newest > before + _MOST, lambda: tf.numpy_function(
+                notice, [], tf.int32), lambda: tf.constant(0))).op
 
     def after_run(self, run_context, run_values):
         """Begins the session anew if the rounds have."""
@@ -216,10 +223,7 @@ class RoundsHook(OccasionalHook):
         if not self._is_anew:
             return
         self._is_anew = False
-        who = self._cluster.who
-        self.say('beginning anew %s has begun again at its last checkpoint, and so does %s' % (
-            who(0), who(self._cluster.rank)))
-        raise tf.errors.AbortedError(None, None, '%s has begun again.' % who(0))
+        raise tf.errors.AbortedError(None, None, '%s has begun again.' % self._cluster.who(0))
 
     def is_due(self):
         """Never: there is nothing to do around a step."""

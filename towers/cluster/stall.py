@@ -1,49 +1,72 @@
 """Says who does not answer when a step on parameter servers takes long."""
 
-import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
-from towers.cluster.ports import speaks_as_server, split_address
+from towers.cluster.ports import answers
+from towers.cluster.waiting import AGAIN, FIRST
+from towers.cluster.worker_notes import FAILED, REFUSED
+
+_PAUSE = 1.  # seconds from one look to the next, at most
+_ALL_ANSWER = ('all workers and servers answer, so one of them is slow, or has run built.gradients '
+               'without the step')
+_MOST_LOOKS = 16  # at addresses at a time: that of a machine that is off takes seconds
 
 
 class StallWatch:
-    """A thread that says which process does not answer, once in each step that takes too long.
+    """A thread that says which process does not answer in a step that takes too long, and again.
 
     A synchronous step waits for every worker, without a message from TensorFlow. A worker or server
     that was killed is waited for: started again, it joins the run. A worker that has ended in good
-    order does not come back, so that the step never ends. And once this process has been told to
-    stop, it waits no longer.
+    order does not come back, so that the step never ends; nor does the first step, if a worker has
+    not come in time or was refused. And once this process has been told to stop, it waits no
+    longer.
+
+    Between two steps it waits for the servers alone: in a checkpoint, or for another session.
     """
 
     def __init__(self, cluster, seconds, say, ended=None, on_ended=None, told_to_stop=bool,
-                 on_told=None):
+                 on_told=None, notes=None, start_timeout=None, on_missing=None):
         """
         Args:
           cluster: `Cluster` with parameter servers.
           seconds: how long a step may take before a line is written.
-          say: called with the line, in the thread.
+          say: called with the lines, in the thread.
           ended: called for a list of the other workers that have ended; None where no step waits
             for other workers.
           on_ended: called with that list, once, when a step waits for one of them.
           told_to_stop: called for whether a signal has told this process to stop.
           on_told: called, once, with words that say for whom a step of such a process waits.
+          notes: called, after `ended`, for a dict from ranks to `Note`s; or None where nothing is
+            known. None as `ended` is.
+          start_timeout: seconds from now on in which the workers have to come.
+          on_missing: called with words, once, when the first step waits for one that has not.
         """
         self._cluster, self._seconds, self._say = cluster, seconds, say
         self._ended, self._on_ended = ended, on_ended
         self._told_to_stop, self._on_told = told_to_stop, on_told
-        self._since = None
+        self._notes, self._on_missing = notes, on_missing
+        self._start_timeout, self._begun = start_timeout, time.monotonic()
+        self._at = (self._begun, False)  # when a step or a pause began, and whether it is a step
+        self._all_came = self._has_done_step = False
+        self._refused = {}  # rank -> the reason that has been said
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name='towers-stall')
         self._thread.start()
 
     def step_begins(self):
         """Notes that a step begins now."""
-        self._since = time.monotonic()
+        self._at = (time.monotonic(), True)
 
     def step_ends(self):
-        """Notes that no step is under way."""
-        self._since = None
+        """Notes that a step has been done."""
+        self._has_done_step = True
+        self._at = (time.monotonic(), False)
+
+    def session_ends(self):
+        """Notes that no step comes for now."""
+        self._at = None
 
     def close(self):
         """Ends the thread."""
@@ -52,56 +75,130 @@ class StallWatch:
             self._thread.join()
 
     def _run(self):
-        spoken_of = seen_in = None
-        while not self._stop.wait(self._seconds / 5.):
-            since = self._since
-            if since is None or time.monotonic() - since <= self._seconds:
+        spoken = spoken_at = seen = None
+        while not self._stop.wait(min(self._seconds / 5., _PAUSE)):
+            at = self._at
+            if at is None:
                 continue
-            ended = [] if self._ended is None else self._ended()
-            in_vain = 0 in ended or len(ended) > self._cluster.backup_workers
-            if in_vain or self._told_to_stop():
+            since, in_step = at
+            took = time.monotonic() - since
+            takes_long = took > self._seconds
+            looks_for_missing = self._notes is not None and not self._all_came
+            if not takes_long and not looks_for_missing:
+                continue
+            asks = in_step or looks_for_missing
+            ended = self._ended() if asks and self._ended is not None else []
+            notes = self._notes() if asks and self._notes is not None else None
+            missing = self._missing(notes) if looks_for_missing and notes else []
+            waits = in_step and self._stops(missing) and took > min(FIRST, self._start_timeout / 2.)
+            in_vain = in_step and takes_long and self._stops(ended)
+            is_late = waits and time.monotonic() - self._begun > self._start_timeout
+            told = None
+            if takes_long and not in_vain and not is_late and self._told_to_stop():
+                told = self._who(in_step, notes)
+            if in_vain or is_late or told:
                 # A process that was frozen itself has one more look to find its step done.
-                if since == seen_in and since == self._since:
+                if at == seen and at == self._at:
                     if in_vain:
                         self._on_ended(ended)
+                    elif is_late:
+                        self._on_missing(self._why_missing(missing, notes))
                     else:
-                        self._on_told(self._who())
+                        self._on_told(told)
                     return
-                seen_in = since
-            elif since != spoken_of:
-                spoken_of = since
-                self._say('waiting        the step takes more than %g seconds; %s' % (
-                    self._seconds, self._who(': start it again, and the run goes on')))
+                seen = at
+                continue
+            line = None
+            if waits:
+                line = 'for %s, start_timeout is %.3g s' % (', '.join(
+                    self._cluster.who(rank) + ', which was refused' * (notes[rank].kind == REFUSED)
+                    for rank in missing), self._start_timeout)
+            elif takes_long and not self._stops(missing):
+                line = self._stall(in_step, notes)
+            now = time.monotonic()
+            is_new = spoken is None or since > spoken_at or now - spoken_at >= AGAIN
+            # What becomes known later is said at once; that all answer again is no news.
+            if line and at == self._at and (
+                    is_new or line != spoken and not line.endswith(_ALL_ANSWER)):
+                spoken, spoken_at = line, now
+                self._say('waiting        ' + line)
 
-    def _who(self, advice=''):
-        others = [(job, rank) for job, addresses in (('worker', self._cluster.workers),
-                                                     ('ps', self._cluster.ps))
-                  for rank in range(len(addresses))
-                  if (job, rank) != (self._cluster.job, self._cluster.rank)]
-        addresses = {'worker': self._cluster.workers, 'ps': self._cluster.ps}
-        found = {(job, rank): _answers(addresses[job][rank]) for job, rank in others}
-        silent, mute = [', '.join(self._cluster.who(rank, job) for job, rank in others
+    def _stops(self, ranks):
+        """Whether no step can be done without these workers."""
+        return 0 in ranks or len(ranks) > self._cluster.backup_workers
+
+    def _missing(self, notes):
+        """The other workers that have not joined; the chief says which of them were refused."""
+        found = []
+        for rank, note in sorted(notes.items()):
+            if rank == self._cluster.rank or note.kind not in ('', REFUSED):
+                continue
+            found.append(rank)
+            if (self._cluster.is_chief and note.kind == REFUSED
+                    and self._refused.get(rank) != note.why):
+                self._refused[rank] = note.why
+                self._say('refused        worker %d: %s' % (rank, note.why))
+        # Backup workers may never come.
+        self._all_came = not found or self._has_done_step and not self._stops(found)
+        return found
+
+    def _why_missing(self, missing, notes):
+        silent = [rank for rank in missing if notes[rank].kind != REFUSED]
+        parts = ['worker %d was refused: %s' % (rank, notes[rank].why.rstrip('.'))
+                 for rank in missing if rank not in silent]
+        if silent:
+            parts.append('there is no word of %s within start_timeout: start %s, or give a longer '
+                         'one' % (self._named(silent), 'it' if len(silent) == 1 else 'them'))
+        return '. '.join(parts)
+
+    def _named(self, ranks):
+        return ', '.join(self._cluster.who(rank) for rank in ranks)
+
+    def _stall(self, in_step, notes):
+        """The line about a step, or pause, that takes long; None where nothing is wrong."""
+        who = self._who(in_step, notes, ': start it again, and the run goes on')
+        return who and '%s more than %g seconds; %s' % (
+            'the step takes' if in_step else 'no step for', self._seconds, who)
+
+    def _who(self, in_step, notes, advice=''):
+        """For whom this process waits, in words; None in a pause if all servers answer."""
+        notes, cluster, parts = notes or {}, self._cluster, []
+        for rank, note in sorted(notes.items()):
+            if rank == cluster.rank:
+                continue
+            if note.kind == REFUSED:
+                parts.append('%s was refused: %s%s' % (
+                    cluster.who(rank), note.why.rstrip('.'),
+                    advice and '. It joins when it is started as worker 0 is'))
+            elif note.kind == FAILED:
+                parts.append('%s has ended: %s%s' % (
+                    cluster.who(rank), note.why.rstrip('.'),
+                    advice and '. When that is mended, start it again, and the run goes on'))
+        others = [('worker', rank) for rank in range(cluster.num_workers if in_step else 0)
+                  if rank != cluster.rank
+                  and (rank not in notes or notes[rank].kind not in (REFUSED, FAILED))]
+        others += [('ps', rank) for rank in range(len(cluster.ps))]
+        addresses = {'worker': cluster.workers, 'ps': cluster.ps}
+        found = dict(zip(others, _all_answers([addresses[job][rank] for job, rank in others])))
+        silent, mute = [', '.join(cluster.who(rank, job) for job, rank in others
                                   if found[job, rank] is answer) for answer in (False, None)]
-        parts = ['%s does not answer%s' % (silent, advice)] * bool(silent)
+        if silent:
+            parts.append('%s does not answer%s' % (silent, advice))
         if mute:
             parts.append('%s takes connections and says nothing: its process is frozen' % mute)
-        return '; '.join(parts) or (
-            'all workers and servers answer, so one of them is slow, or has run built.gradients '
-            'without the step')
+        return '; '.join(parts) or (_ALL_ANSWER if in_step else None)
 
 
-def _answers(address, seconds=2.):
-    """Whether a server speaks at an address; None if it takes a connection, and says nothing."""
-    try:
-        with socket.create_connection(split_address(address), timeout=seconds) as connection:
-            # What speaks as no server is another program, which has not got this step, either.
-            return speaks_as_server(connection, time.monotonic() + seconds)
-    except OSError:
-        return False
+def _all_answers(addresses):
+    """What `answers` gives for each address, a list; those that do not answer take no turns."""
+    if not addresses:
+        return []
+    with ThreadPoolExecutor(min(len(addresses), _MOST_LOOKS)) as pool:
+        return list(pool.map(answers, addresses))
 
 
 def silent_servers(cluster):
     """The parameter servers that do not answer, in words; all, if each does."""
     everyone = range(len(cluster.ps))
-    silent = [rank for rank in everyone if _answers(cluster.ps[rank]) is not True]
+    silent = [rank for rank, answer in enumerate(_all_answers(cluster.ps)) if answer is not True]
     return ', '.join(cluster.who(rank, 'ps') for rank in silent or everyone)

@@ -49,6 +49,10 @@ class Watch:
         """Notes that this worker is in no step."""
         self._in_step_since = None
 
+    def session_ends(self):
+        """Notes that no step comes for now."""
+        self.step_ends()
+
     def wait_for_loss(self, seconds):
         """Waits until a worker is known to be lost; `lost`."""
         self._found.wait(seconds)
