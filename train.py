@@ -124,7 +124,7 @@ def train(job, cluster=None):
     """Runs the steps that are left, evaluates, saves, exports, and prints the results.
 
     Returns:
-      The number of the signal that stopped it, or None.
+      The number of the signal that stopped it, or None; in a cluster the first one to any worker.
     """
     hooks = make_hooks(job, cluster)
     newest = train_results.NewestCheckpoint(train_dir())
@@ -159,21 +159,22 @@ def train(job, cluster=None):
         hooks.signals.restore()
     train_data.tell_skipped(job.setup.dataset)
     failure = getattr(hooks.tested, 'failure', None)
-    if hooks.signals.received is None and failure is None:
+    if hooks.signals.stopping_signal is None and failure is None:
         train_results.report(hooks.progress.throughput, hooks.evaluation.latest, job.setup.dataset)
+    train_cluster.tell_end(hooks.end)
     print('checkpoint     %s' % newest.path)
     if ended is not None or failure is not None:
         raise ended or failure
-    if FLAGS.export_dir and hooks.signals.received is None:
+    if FLAGS.export_dir and hooks.signals.stopping_signal is None:
         train_results.export(job.setup.classifier)
-    return hooks.signals.received
+    return hooks.signals.stopping_signal
 
 
 MANY_OPERATIONS = 50000  # of a graph whose first step takes so long that it is announced
 
 
 class RunHooks(collections.namedtuple('RunHooks', [
-        'first', 'save_listeners', 'progress', 'evaluation', 'signals', 'tested'])):
+        'first', 'save_listeners', 'progress', 'evaluation', 'signals', 'tested', 'end'])):
     """The hooks of a training.
 
     Attributes:
@@ -182,6 +183,7 @@ class RunHooks(collections.namedtuple('RunHooks', [
       progress, evaluation: the `ProgressHook` and the `EvaluationHook` of that list.
       signals: `StopOnSignalHook` (of several machines `StopTogetherHook`), to come last.
       tested: what the `EvaluationHook` runs: a `SavingEvaluation`; in a cluster the `Evaluation`.
+      end: in a cluster an `EndHook`, else None.
     """
     __slots__ = ()
 
@@ -212,16 +214,17 @@ def make_hooks(job, cluster=None):
     tested = job.evaluation
     if cluster is None:  # machines stop together, at a step
         tested = train_data.SavingEvaluation(tested, job.setup.dataset,
-                                             lambda: signals.received is not None)
+                                             lambda: signals.stopping_signal is not None)
     evaluation = EvaluationHook(
         tested, counts.global_step, FLAGS.eval_steps or None, listeners,
         ('accuracy', FLAGS.stop_at_accuracy) if FLAGS.stop_at_accuracy else None,
-        skip_end=lambda: signals.received is not None)
+        skip_end=lambda: signals.stopping_signal is not None)
+    ends = [] if cluster is None else [train_cluster.EndHook(cluster, job, signals)]
     first = ([StartInputHook(job.iterator, job.evaluation), watch]
              + [LongStepHook(watch.watch, say=progress.write)]
-             + train_cluster.hooks(cluster, job) + listeners + fingerprint + [evaluation])
+             + train_cluster.hooks(cluster, job) + ends + listeners + fingerprint + [evaluation])
     return RunHooks(first, [hook.listener for hook in listeners], progress, evaluation, signals,
-                    tested)
+                    tested, ends[0] if ends else None)
 
 
 def run_steps(job, session, cluster=None):

@@ -6,7 +6,7 @@ from absl import flags
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.run.step_loop import LoopSession
+from towers.run.step_loop import LoopSession, OccasionalHook
 import train_data
 import train_flags
 
@@ -72,12 +72,17 @@ _OF_ONE_MACHINE = frozenset([
     'all_reduce', 'xla', 'cluster', 'synchronous', 'backup_workers', 'fingerprint'])
 
 
+# Flags by which a run ends: the chief's count, and another value on a worker would be passed over.
+_OF_THE_END = ['train_steps', 'train_epochs', 'stop_at_accuracy']
+
+
 def compared_flags():
-    """Names of the flags that have to be the same on all workers, since they change its numbers.
+    """Names of the flags that have to be the same on all workers: they change the run's numbers, or
+    its end.
 
     Each worker computes its part of the gradient, or updates, by its own flags.
     """
-    return [name for kind in (train_flags.CHANGES, train_flags.STATE)
+    return _OF_THE_END + [name for kind in (train_flags.CHANGES, train_flags.STATE)
             for name in train_flags.RESUMING[kind] if name not in _OF_ONE_MACHINE]
 
 
@@ -99,6 +104,47 @@ def join(cluster, job):
                  '--train_dir),'] = job.last_example
     return towers.join(cluster, job.built, start_timeout=FLAGS.start_timeout,
                        dead_after=FLAGS.dead_after, settings=settings)
+
+
+class EndHook(OccasionalHook):
+    """Says why a run ends before its last step.
+
+    Attributes:
+      step: steps that the run has done when the session ends; None before.
+    """
+
+    def __init__(self, cluster, job, signals):
+        """
+        Args:
+          cluster: `Cluster`.
+          job: `Job`.
+          signals: `StopTogetherHook`.
+        """
+        self.step = None
+        self._cluster, self._counts, self._signals = cluster, job.counts, signals
+
+    def is_due(self):
+        """Never: there is nothing to do around a step."""
+        return False
+
+    def end(self, session):
+        """Reads the step."""
+        self.step = int(session.run(self._counts.global_step))
+
+    def reason(self):
+        """`'stopped at step 629 of 100000: worker 1 was told to stop (SIGTERM)'`; or None."""
+        why = self._signals.reason()
+        if why is None and not self._cluster.is_chief and self._signals.is_told:
+            why = '%s, the chief, has ended the run' % self._cluster.who(0)
+        if why is None or self.step is None or self.step >= self._counts.last_step:
+            return None
+        return 'stopped at step %d of %d: %s' % (self.step, self._counts.last_step, why)
+
+
+def tell_end(end):
+    """Prints the reason of an `EndHook`, if there is one; `end` may be None."""
+    if end is not None and end.reason() is not None:
+        print(end.reason(), flush=True)
 
 
 def joined(cluster, job):
@@ -123,17 +169,18 @@ def work(cluster, job, input_hook):
       input_hook: hook that starts the input pipeline.
 
     Returns:
-      The number of the signal; or None.
+      The number of the signal, to whichever worker it was sent; or None.
 
     Raises:
       OwnDataError: the training data ended before the chief did.
       ClusterError, WorkerLostError: as `towers.join`.
     """
     signals = towers.StopTogetherHook(cluster, job.built)
-    own_hooks = [input_hook]
+    end = EndHook(cluster, job, signals)
+    own_hooks = [input_hook, end]
     if cluster.kind != 'ring' and job.built.machines.stops is None:
         own_hooks.append(tf.train.StopAtStepHook(last_step=job.counts.last_step))
-    ended = None
+    has_ended, ended = False, None
     try:
         with join(cluster, job) as member:
             print('%s joined' % cluster.name, flush=True)
@@ -143,7 +190,9 @@ def work(cluster, job, input_hook):
                         with train_data.skipping(job, session, cluster.num_workers):
                             session.run_steps(job.train_op, _FOREVER)
                 except tf.errors.OutOfRangeError:  # which ends the session without an error
-                    ended = train_data.ended_on_worker()
+                    has_ended = True
+            if has_ended and not signals.is_told:  # the chief's end ends a step likewise
+                ended = train_data.ended_on_worker()
             if ended is not None and cluster.kind == 'ring':
                 raise ended  # here, so that the others hear of it at once
     finally:
@@ -151,7 +200,8 @@ def work(cluster, job, input_hook):
     print('%s ended' % cluster.name, flush=True)
     if ended is not None:
         raise ended
-    return signals.received
+    tell_end(end)
+    return signals.stopping_signal
 
 
 def _listed(name):

@@ -40,6 +40,13 @@ def blocks(page, *languages):
     return [each for each in found if not languages or each.language in languages]
 
 
+def own_name(block):
+    """The name of the file that a block of Python is, by its first line, such as `# own.py`; or
+    None of a block that is a part of the page's program."""
+    found = re.match(r'# (\w+\.py)$', (block.lines or [''])[0])
+    return found and found.group(1)
+
+
 MARK = '@@@ '  # before a line that the program prints for the test
 
 

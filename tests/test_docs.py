@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 
 from absl.testing import flagsaver
@@ -60,14 +61,35 @@ def run_program(runner, tmp_path_factory):
     pytest.param(page, marks=slow_if(page in SLOW) + skip_without_estimator(page))
     for page in PAGES_OF_ONE_PROGRAM])
 def test_the_python_of_a_page_runs_and_prints_what_stands_below_it(page, run_program):
-    programs = pages.blocks(page, 'python')
+    programs = [block for block in pages.blocks(page, 'python') if not pages.own_name(block)]
     output = pages.printed(run_program(pages.program(programs)))
     shown = pages.blocks(page)
     for block, below in zip(shown, shown[1:] + [None]):
-        if block.language == 'python' and below is not None and below.language == 'text':
+        if block in programs and below is not None and below.language == 'text':
             actual = output[block.line].splitlines()
             assert pages.is_printed(below.lines, actual), '%s: it printed\n%s' % (
                 place(below), output[block.line])
+
+
+FILES = [block for page in pages.names() for block in pages.blocks(page, 'python')
+         if pages.own_name(block)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('block', FILES, ids=place)
+def test_a_file_of_a_page_prints_what_stands_below_its_commands(block, tmp_path):
+    (tmp_path / pages.own_name(block)).write_text('\n'.join(block.lines) + '\n')
+    below = next(each for each in pages.blocks(block.page, 'console') if each.line > block.line)
+    for number, (command, output) in enumerate(pages.commands(below)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        words = [os.path.join('..', word) if word == pages.own_name(block) else word
+                 for word in shlex.split(command)]
+        run = subprocess.run(
+            [sys.executable] + words[1:], cwd=str(folder), stdout=subprocess.PIPE, timeout=150,
+            env=dict(os.environ, PYTHONPATH=pages.ROOT), universal_newlines=True)
+        assert run.returncode == 0, run.stdout
+        assert pages.is_printed(output, run.stdout.splitlines()), run.stdout
 
 
 LOSSES = '''
@@ -204,6 +226,8 @@ def check_flags(program, arguments):
         with flagsaver.flagsaver():
             train.FLAGS.unparse_flags()
             train.FLAGS(['train.py'] + [each for each in arguments if each != '--helpshort'])
+        return
+    if program in {pages.own_name(block) for block in FILES}:  # a file that stands on a page
         return
     name = program[:-3] if program.endswith('.py') else program.replace('.', '/')
     assert glob.glob(os.path.join(pages.ROOT, name + '*')), program

@@ -115,6 +115,18 @@ def test_one_that_fails_is_started_again_if_asked_for(tmp_path):
         '[worker 0] well', '[worker 1] well']
 
 
+@pytest.mark.parametrize('again', [False, True])
+def test_none_is_started_again_when_one_was_told_to_stop(again):
+    """The others need their time to save, longer than `linger`."""
+    code = "time.sleep(1. - me[1])\nsys.exit(143)"
+    tasks = launch.tasks_of(2, 0, [sys.executable, '-S', '-c', HEAD + code])
+    lines = []
+    processes = Processes(tasks, 3, 0., write=lines.append, again=(lambda: tasks) if again else None)
+    assert processes.run() == 143
+    assert lines == ['[launch] worker 1 ended with status 143, since the run was told to stop: the '
+                     'others are ended']
+
+
 def test_all_are_started_again_where_none_can_go_on_alone(tmp_path):
     """The one that ended well does its part once more, and the ports are others."""
     ports = []

@@ -138,9 +138,23 @@ def test_workers_compare_every_flag_that_changes_the_numbers():
     compared = set(train_cluster.compared_flags())
     assert {'momentum', 'warmup_epochs', 'decay_epochs', 'decay_rate', 'base_batch_size',
             'weight_decay', 'remainder', 'augment', 'dataset', 'image_size', 'optimizer',
-            'seed', 'update_ops'} <= compared
+            'seed', 'update_ops', 'train_steps', 'train_epochs', 'stop_at_accuracy'} <= compared
     # Each machine's own, or compared as what they come to.
     assert not compared & {'data_dir', 'train_dir', 'devices', 'batch_size', 'log_every', 'copies'}
+
+
+@pytest.mark.parametrize('rank, step, stopped_by, is_told, expected', [
+    (0, 629, 'worker 1 was told to stop (SIGTERM)', True,
+     'stopped at step 629 of 1000: worker 1 was told to stop (SIGTERM)'),
+    (1, 629, None, True, 'stopped at step 629 of 1000: worker 0 (a:1), the chief, has ended the '
+     'run'),
+    (0, 629, None, False, None), (1, 1000, None, True, None), (1, None, None, True, None)])
+def test_a_run_that_ends_before_its_last_step_says_why(rank, step, stopped_by, is_told, expected):
+    signals = types.SimpleNamespace(reason=lambda: stopped_by, is_told=is_told)
+    job = types.SimpleNamespace(counts=types.SimpleNamespace(last_step=1000))
+    end = train_cluster.EndHook(towers.Cluster('ring', ['a:1', 'b:2'], rank=rank), job, signals)
+    end.step = step
+    assert end.reason() == expected
 
 
 def test_a_worker_that_saves_nothing_exports_nothing(monkeypatch, tmp_path):

@@ -46,7 +46,7 @@ class HorovodMachines(Machines):
       stops: always None: a signal ends the process that gets it, and Horovod ends the others.
       state, counts: as in `RingMachines`.
     """
-    stops = stop = hook = None
+    stops = codes = hook = None
     updates_here = True
 
     def __init__(self, cluster, examples, reduction, num_towers):

@@ -213,6 +213,7 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
     ended = threading.Event()
     watch = Watch(cluster, connections, dead_after,
                   lambda rank, why: _lose(_lost_error(cluster, rank, why), on_lost, ended))
+    built.machines.watch = watch
     member = Member(cluster, built, server.target, config, watch)
     try:
         with _explained_in_words():

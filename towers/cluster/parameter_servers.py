@@ -28,6 +28,7 @@ from towers.cluster.machines import Machines
 from towers.cluster.ports import check_server
 from towers.cluster.rounds import FIRST_SERVER, RoundsHook, SentGradients
 from towers.cluster.shares import Shares
+from towers.cluster.telling import ServedCode
 from towers.cluster.worker_notes import JOINED, REFUSED, begin_notes, note
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
@@ -42,9 +43,9 @@ class ServedMachines(Machines):
     """Combines the gradients of one build over the workers of parameter servers.
 
     Attributes:
-      stops: int32 scalar of a synchronous training: whether to stop after this step. It is 1 on the
-        chief when a worker wants to stop, and on the others when the chief has stopped.
-      stop: operation by which a worker tells the chief that it wants to stop.
+      stops: int32 scalar of a synchronous training: whether to stop after this step. It is not 0 on
+        the chief when a worker wants to stop, and on the others when the chief has stopped.
+      codes: `ServedCode`, by which a worker tells the chief that it wants to stop; or None.
       hook: hook that every session of a synchronous training needs; None for an asynchronous one.
       gates: list of operations that updates which ride on the train op have to wait for: on the
         chief of a synchronous training, until the gradients of all workers have come.
@@ -56,7 +57,7 @@ class ServedMachines(Machines):
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
         self._accumulators, self._pushes, self._given = [], [], []
-        self.hook = self.stops = self.stop = self._counted = None
+        self.hook = self.stops = self.codes = self._counted = None
         self.gates, self.told_to_stop = [], False
 
     @property
@@ -197,7 +198,7 @@ class ServedMachines(Machines):
                                       collections=['towers_rounds'], name='round')
             self._wants_to_stop = tf.Variable(0, trainable=False, use_resource=True,
                                               collections=['towers_rounds'], name='wants_to_stop')
-            self.stop = tf.assign(self._wants_to_stop, 1).op
+            self.codes = ServedCode(self._cluster, self._wants_to_stop)
             self._tokens = {rank: tf.FIFOQueue(-1, tf.int64, [[]], name='tokens_%d' % rank,
                                                shared_name='%stokens_%d' % (scope, rank))
                             for rank in range(1, self._cluster.num_workers)}

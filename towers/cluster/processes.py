@@ -16,6 +16,7 @@ Task = collections.namedtuple('Task', 'job index command environment')
 """What to start: `command` a list of strings, `environment` a dict."""
 
 _PR_SET_PDEATHSIG = 1
+_TOLD = tuple(128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 _LAST = ('ps',)  # jobs that never end by themselves: they are ended after all others
 
 
@@ -81,6 +82,10 @@ class TaskProcess:
         return 'ended with status %d' % code if code >= 0 else (
             'was killed by %s' % signal.Signals(-code).name)
 
+    def was_told(self):
+        """Whether it has ended in good order since a signal told it to, as its status says."""
+        return self._process.poll() in _TOLD
+
     def send(self, number):
         """Sends a signal to its process group; a group that is gone is no error."""
         try:
@@ -108,9 +113,11 @@ class Processes:
         Args:
           tasks: list of `Task`s; the progress line shows the last line of the first one.
           restarts: how often each process that fails is started again; with `again`, how often all
-            are.
+            are. None is when one ends with the status of SIGTERM, SIGINT or SIGHUP (143, 130, 129):
+            it was told to stop, and has ended in good order.
           linger: seconds between the failure of one process and SIGTERM to the others, in which
-            the others can notice the failure and say so themselves.
+            the others can notice the failure and say so themselves; `grace`, if that is longer,
+            where it was told to stop.
           grace: seconds from SIGTERM to SIGKILL.
           write: called with each line of output, prefixed; None for standard output.
           progress: called with the one line that says how things are, or None.
@@ -178,7 +185,8 @@ class Processes:
             status = [process.status() for process in self._processes]
             for number, process in enumerate(self._processes):
                 if status[number] and failed is None and self._signalled is None:
-                    if process.restarts_left and self._again is None:
+                    told = process.was_told()
+                    if process.restarts_left and self._again is None and not told:
                         process.finish()
                         process.restarts_left -= 1
                         self._say('%s %s: it is started again' % (process.name, process.ending()))
@@ -187,6 +195,12 @@ class Processes:
                         status[number] = None
                         continue
                     failed = number
+                    if told:  # nobody wants the run to go on, and the others have to save
+                        self._restarts = self._restarts_left = 0
+                        self._say('%s %s, since the run was told to stop: the others are ended' % (
+                            process.name, process.ending()))
+                        terminate_at = now + max(self._linger, self._grace)
+                        continue
                     self._say('%s %s: %s' % (process.name, process.ending(), self._consequence()))
                     terminate_at = now + self._linger
             working = [number for number, process in enumerate(self._processes)

@@ -15,6 +15,7 @@ from towers.cluster.machines import Machines
 from towers.cluster.ring_rows import SparseGradients
 from towers.cluster.same_step import SameStep
 from towers.cluster.shares import Shares
+from towers.cluster.telling import Codes
 from towers.cluster.update_state import share_state
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
@@ -100,10 +101,10 @@ class RingMachines(Machines):
     """Combines the gradients of one build over the workers of a ring.
 
     Attributes:
-      stops: int32 scalar: how many workers want to stop after this step; the same on all of them.
-        None for a ring of one.
-      stop: operation by which this worker says that it wants to stop; its next step tells the
-        others.
+      stops: int32 [W]: of each worker the number of the signal for which it wants to stop after
+        this step, or 0; the same on all of them. None for a ring of one.
+      watch: `Watch` of this worker, while it is a member; or None.
+      codes: `Codes`, by which a worker says that it wants to stop, or has stopped; or None.
       data_ended: bool variable, True after the step in which no worker had an example; None where
         every worker always has examples.
       examples: float64 scalar: the number of examples of this step on all workers; None where each
@@ -116,10 +117,10 @@ class RingMachines(Machines):
         """See `Cluster.machines`."""
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
-        self.stops = self.stop = self.examples = self.data_ended = None
+        self.stops = self.codes = self.examples = self.data_ended = None
         self.hook, self.gates, self.state, self.counts = None, [], [], {}
         self._own = []  # the gradients of this machine, with their variables
-        self._same_step = self._check = None
+        self._same_step = self._check = self.watch = None
 
     @property
     def same_examples(self):
@@ -169,6 +170,20 @@ class RingMachines(Machines):
         """The number of examples that this worker adds to the count of all workers in a step."""
         return examples * self._cluster.num_workers
 
+    def told_others(self, session):
+        """Tells the other workers that this one runs no more steps; waits until they know.
+
+        Returns:
+          The codes of all workers, see `Codes`.
+        """
+        try:
+            if self.watch is not None:
+                self.watch.step_begins()  # another worker may have ended without a word
+            return session.run(self.codes.tell)[0].round()[:self._cluster.num_workers]
+        finally:
+            if self.watch is not None:
+                self.watch.step_ends()
+
     def train_op(self, update, before=()):
         """The operation of a step: the update, which every worker makes.
 
@@ -179,6 +194,7 @@ class RingMachines(Machines):
         update, self.state, self.counts = share_state(
             update, before, self._own, self.combined, not self._shares.are_weighted,
             lambda variable: broadcast_variables(self._cluster, [variable]))
+        self.codes.finish(update, _CPU)
         return self._same_step.counted(update)
 
     def _count(self, ring, rows):
@@ -194,23 +210,25 @@ class RingMachines(Machines):
           `(weight, counts)`: the weight of this worker's gradient, None where all weigh the same;
           the sum of `rows.counts`, None where they are not known yet.
         """
-        stop = tf.Variable(0., trainable=False, dtype=tf.float64, name='wants_to_stop',
-                           collections=[tf.GraphKeys.LOCAL_VARIABLES])
-        self.stop = tf.assign(stop, 1.).op
-        shares = self._shares
+        self.codes, shares = Codes(ring.rank, ring.num_workers), self._shares
         self._same_step = SameStep(ring.num_workers)
-        own = [tf.identity(stop)] + ([shares.own_examples()] if shares.are_weighted else [])
-        own.append(self._same_step.own())
-        number = len(own)
-        own = tf.stack(own)
+        steps = self._same_step.own()
+        own = ([shares.own_examples()] if shares.are_weighted else []) + [steps]
+        none = tf.stack([tf.zeros([], tf.float64)] * (len(own) - 1) + [steps])
+        number = ring.num_workers + len(own)
+        own = tf.concat([self.codes.own(), tf.stack(own)], 0)
         counted = rows is not None and rows.are_counted_early
-        total = ring.reduce(tf.concat([own, rows.counts], 0) if counted else own)
-        self.stops = tf.cast(tf.round(total[0]), tf.int32)
-        self._check = own[-1], total[number - 1]
+        if counted:
+            own = tf.concat([own, rows.counts], 0)
+            none = tf.concat([none, tf.zeros(rows.counts.shape, tf.float64)], 0)
+        total = ring.reduce(own)
+        self.codes.read(total, none)
+        self.stops = self.codes.stops
+        self._check = steps, total[number - 1]
         counts = total[number:] if counted else None
         if not shares.are_weighted:
             return None, counts
-        self.examples = total[1]
+        self.examples = total[ring.num_workers]
         return shares.weight(self.examples), counts
 
     def _dense(self, ring, dense, weight, last):

@@ -1,7 +1,9 @@
 """All workers stop after the same step, whichever of them is told to."""
 
+import signal
 import typing
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_instance
@@ -19,8 +21,21 @@ class StopTogetherHook(StopOnSignalHook):
     there are: in a ring all workers stop when one does, on parameter servers when the chief does,
     whatever the reason. The end of a worker's data is no such stop, see `until_all_end`.
 
+    A worker of a ring that ends its loop of steps tells the others without running the model again,
+    and so without anything that the program feeds. A step that another worker has begun meanwhile
+    changes nothing: it raises `tf.errors.OutOfRangeError`, which `tf.train.MonitoredSession` takes
+    for the end of the training, as at the end of the data.
+
+        with …session(hooks=[stop]) as session:
+            while not session.should_stop():
+                session.run(built.train_op)
+        sys.exit(stop.status)
+
     Attributes:
       received: as in `StopOnSignalHook`; None in a worker that stops because another one does.
+      is_told: whether this worker stops because a worker, perhaps itself, has said so.
+      stopped_by: None, or `(rank, number)` of the worker that got a signal, and the signal's, as
+        soon as this worker knows of it.
     """
 
     def __init__(self, cluster: typing.Any, built: typing.Any, stream: typing.Any = None):
@@ -39,9 +54,31 @@ class StopTogetherHook(StopOnSignalHook):
             raise InvalidArgumentError('built was made without a cluster: pass cluster= to '
                                        'build_towers, too.')
         super(StopTogetherHook, self).__init__(stream)
-        self._cluster, self._train_op, self._machines = cluster, built.train_op, built.machines
-        self._has_said = self._is_told = False
+        self.stopped_by = None
+        self._cluster, self._machines = cluster, built.machines
+        self.is_told = self._has_said = self._is_in_step = False
         self._session = None
+
+    @property
+    def stopping_signal(self):
+        """The number of the signal that ended the run, to whichever worker it was sent; or None."""
+        if self.received is not None:
+            return self.received
+        return None if self.stopped_by is None else self.stopped_by[1]
+
+    @property
+    def status(self):
+        """The exit status by which this worker says so: 128 plus that number; 0 without a signal.
+        """
+        return 0 if self.stopping_signal is None else 128 + self.stopping_signal
+
+    def reason(self):
+        """Who was told to stop, in words: `'worker 1 was told to stop (SIGTERM)'`; or None."""
+        number = self.stopping_signal
+        if number is None:
+            return None
+        rank = self._cluster.rank if self.received is not None else self.stopped_by[0]
+        return 'worker %d was told to stop (%s)' % (rank, signal.Signals(number).name)
 
     def after_create_session(self, session, coord):
         """Installs the handlers, once."""
@@ -54,7 +91,7 @@ class StopTogetherHook(StopOnSignalHook):
 
     def before_run(self, run_context):
         """Has that tensor fetched with the step."""
-        self._say_so()
+        self._begin_step()
         return None if self._machines.stops is None else tf.train.SessionRunArgs(
             self._machines.stops)
 
@@ -65,7 +102,7 @@ class StopTogetherHook(StopOnSignalHook):
 
     def is_due(self):
         """Never: `step_done` can end the session as well."""
-        self._say_so()
+        self._begin_step()
         return False
 
     def step_done(self, fetched):
@@ -74,20 +111,18 @@ class StopTogetherHook(StopOnSignalHook):
             self._coordinator.request_stop()
 
     def end(self, session):
-        """In a ring, a worker that stops by itself runs one more step, which tells the others.
+        """In a ring, a worker that stops by itself tells the others.
 
-        That step is not saved. Other workers may stop by themselves after the same step; they then
-        run one more, too.
+        Others may stop by themselves after the same step; they then do so, too. One whose step has
+        raised an error, such as the end of its own data, has perhaps sent a part of it.
         """
-        if (self._cluster.kind == 'ring' and not self._is_told
-                and self._machines.stops is not None):
-            ended = self._machines.data_ended
-            if ended is None or not session.run(ended):
-                session.run(self._machines.stop)
-                try:
-                    session.run(self._train_op)
-                except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
-                    pass  # the data have ended, here or on another worker that stops, too
+        codes = self._machines.codes if self._cluster.kind == 'ring' else None
+        if codes is not None:
+            told = session.run(codes.told)
+            if told.any():
+                self._note(session, told)
+            elif not self.is_told and not self._is_in_step:
+                self._note(session, self._machines.told_others(session))
         super(StopTogetherHook, self).end(session)
 
     def noticed(self):
@@ -95,13 +130,20 @@ class StopTogetherHook(StopOnSignalHook):
         if self._cluster.kind == 'ps':
             self._machines.told_to_stop = True
 
-    def _say_so(self):
-        if self.received is not None and not self._has_said and self._machines.stop is not None:
-            self._session.run(self._machines.stop)
+    def _begin_step(self):
+        self._is_in_step = True
+        if self.received is not None and not self._has_said and self._machines.codes is not None:
+            self._machines.codes.say(self._session, self.received)
             self._has_said = True
 
     def _is_time(self, stops):
+        self._is_in_step = False
         if stops is None:
             return self.received is not None
-        self._is_told = self._is_told or int(stops) > 0
-        return self._is_told
+        if not self.is_told and np.any(stops):
+            self._note(self._session, stops)
+        return self.is_told
+
+    def _note(self, session, stops):
+        self.is_told = True
+        self.stopped_by = self._machines.codes.found(session, stops)

@@ -55,6 +55,11 @@ class StopOnSignalHook(OccasionalHook):
         self._former = {}
         self._watcher = self._pipe_end = self._former_fd = self._coordinator = None
 
+    @property
+    def stopping_signal(self):
+        """The number of the signal that ended the run; None without one."""
+        return self.received
+
     def after_create_session(self, session, coord):
         """Installs the handlers, once.
 

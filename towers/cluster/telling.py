@@ -1,0 +1,136 @@
+"""How a worker tells the others that it wants to stop, and why; and that it runs no more steps.
+
+All workers of a ring add up some numbers in each step before they send gradients, a code of each
+worker among them: 0, or why it wants to stop. A worker whose loop is over adds the code `OVER`, by
+a piece of graph that depends on no batch, placeholder or weight. The others may have begun another
+step, which one machine would not make: it ends by `tf.errors.OutOfRangeError`, as at the end of the
+data, before anything is sent or updated. On parameter servers the code is a number on a server.
+"""
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.cluster import data_end
+from towers.graph.graph_walk import step_operations
+from towers.placement.variable_device import only_device
+
+OVER = 1000
+"""The code of a worker that runs no more steps; codes below are numbers of signals."""
+
+
+class Codes:
+    """The codes of all workers of a ring, among the numbers that a step adds up first.
+
+    Attributes:
+      stops: int32 [W]: the codes of all workers in this step; None before `read`.
+      set_code, code: operation by which this worker gives its code, and the scalar to feed it.
+      told: int32 [W] variable: the codes in the step that `OVER` of some worker has ended; zeros
+        before.
+      tell: what a worker runs, once, that runs no more steps; None before `finish`.
+    """
+
+    def __init__(self, rank, num_workers):
+        """Makes the variables, on the current device."""
+        self._rank, self._num_workers = rank, num_workers
+        self._own = tf.Variable(0., trainable=False, dtype=tf.float64, name='wants_to_stop',
+                                collections=[tf.GraphKeys.LOCAL_VARIABLES])
+        self.code = tf.placeholder(tf.float64, [], 'stop_code')
+        self.set_code = tf.assign(self._own, self.code).op
+        self.told = tf.Variable(tf.zeros([num_workers], tf.int32), trainable=False,
+                                use_resource=True, name='told_to_stop',
+                                collections=[tf.GraphKeys.LOCAL_VARIABLES])
+        self.stops = self.tell = self._goes_on = self._reduced = self._rest = None
+
+    def say(self, session, number):
+        """Gives the code of a signal; the next step of this worker tells the others."""
+        session.run(self.set_code, {self.code: number})
+
+    def found(self, session, stops):
+        """The first worker that got a signal, `(rank, number)`, from a value of `stops`; or None.
+        """
+        return next(((rank, int(code)) for rank, code in enumerate(stops) if 0 < code < OVER),
+                    None)
+
+    def own(self):
+        """This worker's numbers: float64 [W], its code in its own place."""
+        return tf.one_hot(self._rank, self._num_workers, dtype=tf.float64) * self._own
+
+    def read(self, reduced, rest):
+        """Makes `stops`, which raises where a worker runs no more steps.
+
+        Args:
+          reduced: float64 vector, the sums over all workers; those of `own` come first.
+          rest: float64 vector: what a worker without an example adds after them.
+        """
+        self._reduced, self._rest = reduced, rest
+        codes = tf.cast(tf.round(reduced[:self._num_workers]), tf.int32)
+        self._goes_on = data_end.raise_at_end(tf.reduce_any(codes >= OVER), self.told, codes)
+        with tf.control_dependencies([self._goes_on]):
+            self.stops = tf.identity(codes, name='stops')
+
+    def finish(self, train_op, device):
+        """Makes `tell`, when the operation of a step is there; all that it sends waits for `stops`.
+
+        TensorFlow counts the steps of each set of collective operations apart, by their keys, and
+        brings together what is in steps of one number. So `tell` names all those of a step, and
+        executes the one: the others get their inputs from a branch that is never taken.
+        """
+        first = self._reduced.op
+        others = [op for op in step_operations([train_op])
+                  if op.type.startswith('Collective') and op is not first]
+        for op in others:
+            compat.add_control_inputs(op, [self._goes_on])
+        with only_device(device), tf.name_scope('tell'), tf.control_dependencies(None):
+            own = tf.one_hot(self._rank, self._num_workers, dtype=tf.float64) * OVER
+            own = tf.concat([own, self._rest], 0)
+            never = self.told.read_value()[0] < 0  # no constant: what is never run is cut off then
+            unused = [_copy(op, [_never_made(each, never) for each in op.inputs],
+                            _in_branch(never, never).op) for op in others]
+            self.tell = [_copy(first, [own]).outputs[0]] + unused
+
+
+class ServedCode:
+    """The code of the worker of a cluster with parameter servers that got a signal, on a server."""
+
+    def __init__(self, cluster, variable):
+        """
+        Args:
+          cluster: `Cluster`.
+          variable: int32 scalar on a server, 0 while nobody wants to stop.
+        """
+        self._rank = cluster.rank
+        with only_device(variable.device):
+            self._code = tf.placeholder(tf.int32, [], 'stop_code')
+            self._set = tf.assign(variable, self._code).op
+            self._read = variable.read_value()
+
+    def say(self, session, number):
+        """Gives the code of a signal."""
+        session.run(self._set, {self._code: (self._rank + 1) * OVER + number})
+
+    def found(self, session, stops):
+        """As `Codes.found`; `stops` is that of the chief, or what the chief's last token says."""
+        code = int(session.run(self._read))
+        return (code // OVER - 1, code % OVER) if code else None
+
+
+def _in_branch(value, is_taken):
+    """The value, in a branch of control flow v1 that is taken or not."""
+    return tf.identity(tf.raw_ops.Switch(data=value, pred=is_taken).output_true)
+
+
+def _never_made(tensor, never):
+    """A tensor of the same type and rank that no step makes."""
+    value = _in_branch(tf.zeros([], tensor.dtype.base_dtype), never)
+    return value if tensor.shape.ndims is None else tf.fill(
+        [1 if size is None else size for size in tensor.shape.as_list()], value)
+
+
+def _copy(op, inputs, after=None):
+    """Another operation with the same attributes."""
+    attributes = {name: value for name, value in op.node_def.attr.items()
+                  if not name.startswith('_')}
+    with tf.control_dependencies([] if after is None else [after]):
+        return tf.get_default_graph().create_op(
+            op.type, inputs, [output.dtype.base_dtype for output in op.outputs],
+            name=op.type, attrs=attributes)
