@@ -63,6 +63,7 @@ def main(unused_argv):
     setup = train_job.make_setup(network, dataset)
     if FLAGS.mode == 'memory':
         train_trials.show_memory(setup)
+        train_data.tell_skipped(dataset)
         return 0
     if FLAGS.mode == 'diagnose':
         print(train_trials.diagnose(setup))
@@ -247,13 +248,15 @@ def run_steps(job, session, cluster=None):
         print('%s holds %d steps already, and %d were asked for: evaluating them. Another '
               '--train_dir starts anew.' % (train_dir(), step, last))
     try:
-        if FLAGS.audit_runtime and step < last and not session.should_stop():
-            audit_runtime(job, session)
-            step += 1
+        audits = FLAGS.audit_runtime
         # Again if TensorFlow lost the session: it then went back to the newest checkpoint.
         while step < last and not session.should_stop():
             with train_data.skipping(job, session, train_cluster.share(cluster)[1]):
-                session.run_steps(job.train_op, last - step)
+                if audits:
+                    audit_runtime(job, session)
+                    audits = False
+                else:
+                    session.run_steps(job.train_op, last - step)
             step = last if session.should_stop() else position()
     except tf.errors.OutOfRangeError:  # ends the session without an error, so that it saves
         return train_data.ended(position(), begin, last)

@@ -12,8 +12,8 @@ import datasets
 from datasets.bad_examples import lines_of_changes
 from datasets.epochs import Epochs
 from datasets.stream_probe import StreamOrder
-from towers.errors import InputError
-from towers.reason import reason_of
+from towers.errors import InputError, MeasurementError
+from towers.reason import is_of_input, reason_of
 from train_flags import FLAGS
 
 # TensorFlow's errors of a step whose batch cannot be made.
@@ -116,8 +116,8 @@ def leave_out_first_bad(dataset, batch_size, error):
 
     Args:
       dataset: whose training examples.
-      batch_size: examples a batch.
-      error: `tf.errors.OpError` of the step that would have read it.
+      batch_size: about how many examples a batch has.
+      error: what the step raised that would have read it.
 
     Returns:
       Whether there is one; it is left out from then on.
@@ -125,16 +125,61 @@ def leave_out_first_bad(dataset, batch_size, error):
     Raises:
       BadExampleError: there are more bad examples than --skip_bad allows.
     """
-    if not _can_skip(dataset) or not isinstance(error, _INPUT_ERRORS):
+    if not (_can_skip(dataset) and isinstance(error, _INPUT_ERRORS) and is_of_input(error)):
         return False
-    first = 0
-    while first < dataset.num_examples['train']:
-        # As many as were looked at before, twice: each look sorts the examples of an epoch anew.
-        count = max(batch_size, first)
-        if dataset.find_bad('train', _upcoming(dataset, first, count)):
+    # The order of the first epoch has them all. Twice as many as were looked at before, each time:
+    # so that many bad ones take few attempts.
+    total, first = dataset.num_examples['train'], 0
+    order = StreamOrder(total, FLAGS.seed, total)
+    while first < total:
+        following = min(total, max(2 * batch_size, 3 * first))
+        if dataset.find_bad('train', (order.at(place).number
+                                      for place in range(first, following))):
             return True
-        first += 2 * count
+        first = following
     return False
+
+
+def trying(dataset, batch_size, trial, keep=False):
+    """What a trial returns: steps on the data, from the first example on, that train nothing.
+
+    All trials pass through here. One whose input fails begins anew without the bad examples that it
+    met, any number of them with --skip_bad; they are forgotten at its end, since how far it came
+    depends on the machine.
+
+    Args:
+      dataset: that it reads.
+      batch_size: about how many examples a batch has.
+      trial: function of a `say`, to be called with each text for the screen; those that an earlier
+        attempt has said are not said again.
+      keep: go on leaving out what was met, as many as --skip_bad allows: no run follows.
+
+    Raises:
+      BadExampleError: an example is bad, and none may be left out; or all of them are.
+      OwnDataError: the user's own pipeline failed.
+      Exception: what the trial raises for another reason.
+    """
+    said = 0
+    with contextlib.nullcontext() if keep or not _can_skip(dataset) else (
+            dataset.skipped.forgetting()):
+        while True:
+            number = 0
+
+            def say(text):
+                nonlocal said, number
+                number += 1
+                if number > said:
+                    said = number
+                    print(text, flush=True)
+            try:
+                return trial(say)
+            except (tf.errors.OpError, MeasurementError) as error:
+                failed = error if isinstance(error, tf.errors.OpError) else error.__cause__
+                failure = None if failed is None else own_failure(failed)
+                if failure is not None:
+                    raise failure from failure.__cause__
+                if failed is None or not leave_out_first_bad(dataset, batch_size, failed):
+                    raise
 
 
 def tell_skipped(dataset):
@@ -162,22 +207,6 @@ def _probe(setup, workers):
     """The `StreamProbe` of the run."""
     return setup.dataset.stream_probe(FLAGS.seed, _epochs(setup, workers).length,
                                       **setup.classifier.image_format)
-
-
-def _upcoming(dataset, first, batch_size):
-    """The examples of the next two steps.
-
-    Args:
-      dataset: whose training examples.
-      first: place in the stream of examples of the first one.
-      batch_size: examples that one step of all workers takes.
-
-    Returns:
-      List of the numbers of the examples in the data set.
-    """
-    total = dataset.num_examples['train']
-    order = StreamOrder(total, FLAGS.seed, Epochs(total, batch_size, FLAGS.remainder).length)
-    return [order.at(place).number for place in range(first, first + 2 * batch_size)]
 
 
 @contextlib.contextmanager

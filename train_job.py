@@ -239,10 +239,14 @@ def build_job(setup, position=START, with_evaluation=True, stage_inputs=None, cl
 def _end_of_run(epochs, position):
     """The last step of the run, and the place in the stream of examples after it (two ints).
 
-    Counted from `position`: the steps before it may have had another batch size.
+    Counted from `position`: the steps before it may have had another batch size, and the batches
+    from there on begin at its place. --train_epochs are passed over when each of their examples has
+    been given; the step that gives the last one is done whole, as in a run without a stop, so with
+    --remainder=carry it may take some of the next epoch.
     """
-    train_steps = FLAGS.train_steps or position.step + max(0, int(epochs.steps(
-        position.examples, FLAGS.train_epochs * epochs.length)))
+    # In floats 0.07 * 100 is more than 7, which would be a step more.
+    end = math.ceil(round(FLAGS.train_epochs * epochs.length, 6))
+    train_steps = FLAGS.train_steps or position.step + epochs.steps(position.examples, end)
     return train_steps, epochs.place_after(position.examples, max(0, train_steps - position.step))
 
 

@@ -1,4 +1,8 @@
-"""What train.py finds out by running steps that train nothing: placement, memory, diagnosis."""
+"""What train.py finds out by running steps that train nothing: placement, memory, diagnosis.
+
+They read the data: whatever runs a step does so within `train_data.trying`, which sees to bad
+examples.
+"""
 
 import tensorflow.compat.v1 as tf
 
@@ -32,7 +36,9 @@ def choose_variable_device(setup, position):
     devices = towers.resolve_devices(FLAGS.devices or FLAGS.num_towers)
     chosen, text = choose_placement.recorded_choice(
         train_dir(), devices,
-        lambda: towers.choose_variable_device(build, towers.placement_candidates(devices)))
+        lambda: train_data.trying(
+            setup.dataset, setup.batch_size, lambda say: towers.choose_variable_device(
+                build, towers.placement_candidates(devices))))
     print(text, flush=True)
     return chosen
 
@@ -50,7 +56,7 @@ def choose_stages(setup, position):
     if FLAGS.stages not in ('time', 'both') or len(names) == len(devices):
         return setup.stages
 
-    def measure():
+    def measure(say):
         with tf.Graph().as_default():
             job = _built(setup, position, with_evaluation=False)
             config = session_config(job.built)
@@ -59,7 +65,7 @@ def choose_stages(setup, position):
                                           config=config)
     times, text = recorded_times(train_dir(), dict(
         model=FLAGS.model, image_size=FLAGS.image_size, batch_size=setup.batch_size,
-        devices=names), measure)
+        devices=names), lambda: train_data.trying(setup.dataset, setup.batch_size, measure))
     print(text, flush=True)
     return towers.AutoStages(FLAGS.stages, times)
 
@@ -67,8 +73,9 @@ def choose_stages(setup, position):
 def show_memory(setup):
     """Prints where the memory of a step goes, and draws it (--memory_plot)."""
     memory_reports.count_on_cpus()
-    towers.memory_report(_measured(setup), setup.batch_size, train_flags.memory_limit(),
-                         FLAGS.memory_plot or None, session_config)
+    train_data.trying(setup.dataset, setup.batch_size, lambda say: towers.memory_report(
+        _measured(setup), setup.batch_size, train_flags.memory_limit(), FLAGS.memory_plot or None,
+        session_config, say), keep=True)
 
 
 def choose_batch_size(setup):
@@ -81,13 +88,16 @@ def choose_batch_size(setup):
     if isinstance(recorded, int) and recorded % parts == 0:
         print('batch %d: as the run in %s was last started' % (recorded, train_dir()), flush=True)
         return recorded
-    return towers.fit_batch_size(
-        _measured(setup), parts, train_flags.memory_limit(), print, session_config,
-        setup.dataset.num_examples['train']).batch_size
+    return train_data.trying(setup.dataset, parts, lambda say: towers.fit_batch_size(
+        _measured(setup), parts, train_flags.memory_limit(), say, session_config,
+        setup.dataset.num_examples['train'])).batch_size
 
 
 def diagnose(setup):
-    """Measures the pipeline, the towers, and both: a `diagnosis.Diagnosis` to be printed."""
+    """Measures the pipeline, the towers, and both: a `diagnosis.Diagnosis` to be printed.
+
+    Each measurement that meets a bad example begins anew, not all of them.
+    """
     dataset, batch_size = setup.dataset, setup.batch_size
 
     def trial(stage_inputs):
@@ -101,12 +111,12 @@ def diagnose(setup):
 
     def stages():
         return dataset.stages(batch_size, FLAGS.seed, **setup.classifier.image_format)
-    return diagnosis.diagnose(
+    return train_data.trying(dataset, batch_size, lambda say: diagnosis.diagnose(
         trial, batches, FLAGS.devices or FLAGS.num_towers, batch_size,
         stages=stages if hasattr(dataset, 'stages') else None, seconds=FLAGS.diagnose_seconds,
         stage_inputs=train_data.staging(),
         mend=lambda error: train_data.leave_out_first_bad(dataset, batch_size, error),
-        say=lambda line: print(line, flush=True))
+        say=say), keep=True)
 
 
 def _measured(setup):

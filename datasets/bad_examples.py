@@ -13,8 +13,10 @@ run that resumes leaves it out from there on, if it is still bad.
 """
 
 import collections
+import contextlib
 import json
 import os
+import sys
 
 import tensorflow.compat.v1 as tf
 
@@ -90,6 +92,21 @@ class Skipped:
                 'more: see --mode=check_data.' % (len(self.examples), self.most)))
         self.examples.append(bad)
         self._write()
+
+    @contextlib.contextmanager
+    def forgetting(self):
+        """A block of steps that train nothing: what is left out in it, any number where any may
+        be, is not afterwards.
+
+        How many such steps there are depends on the machine, and what a run leaves out may not.
+        """
+        kept = self.most, self.examples, self._path
+        self.most, self.examples, self._path = (
+            sys.maxsize if self.most else 0, list(self.examples), None)
+        try:
+            yield
+        finally:
+            self.most, self.examples, self._path = kept
 
     def resume(self, folder, place, look_again):
         """Takes up what the run in a folder left out before a place of its stream, if it is the

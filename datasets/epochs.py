@@ -128,21 +128,37 @@ class Epochs:
             self.length += -num_examples % batch_size
 
     def steps(self, begin, end):
-        """How many steps go from one place of the stream to another."""
-        return self._steps_before(end) - self._steps_before(begin)
+        """How many steps it takes from one place of the stream to have given all examples before
+        another, an int; 0 where that is done already.
+
+        `begin` may be any place: of a run that resumes with another batch size it is no multiple of
+        this one, and its batches begin at the place itself.
+        """
+        if self.is_static:
+            return max(0, -(-(end - begin) // self._batch))
+        first, following = self._rest_of_epoch(begin)
+        if end <= following:
+            return max(0, -(-(end - begin) // self._batch))
+        whole, rest = divmod(end - following, self.length)
+        return first + whole * self._steps_an_epoch() - (-rest // self._batch)
 
     def place_after(self, begin, steps):
-        """The place in the stream after so many steps from `begin`."""
+        """The place in the stream after so many steps from `begin`, which may be any place."""
         if self.is_static:
             return begin + steps * self._batch
-        whole, rest = divmod(self._steps_before(begin) + steps, self._steps_before(self.length))
-        return whole * self.length + rest * self._batch
+        first, following = self._rest_of_epoch(begin)
+        if steps < first:
+            return begin + steps * self._batch
+        whole, rest = divmod(steps - first, self._steps_an_epoch())
+        return following + whole * self.length + rest * self._batch
 
-    def _steps_before(self, place):
-        if self.is_static:
-            return -(-place // self._batch)
-        whole, rest = divmod(place, self.length)
-        return whole * -(-self.length // self._batch) - (-rest // self._batch)
+    def _rest_of_epoch(self, place):
+        """`(steps, place)`: those from a place to the end of its epoch, and where that is."""
+        following = (place // self.length + 1) * self.length
+        return -(-(following - place) // self._batch), following
+
+    def _steps_an_epoch(self):
+        return -(-self.length // self._batch)
 
     def stream(self, of_epoch, first_example=0):
         """The elements of of_epoch(0), then those of of_epoch(1), …, from a place on.

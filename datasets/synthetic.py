@@ -36,9 +36,13 @@ class Synthetic:
         return self._batch(batch_size, seed + share[0], image_size, channels).repeat()
 
     def eval_batches(self, batch_size, image_size, channels=3):
-        """As `train_batches`, as often as it takes for the test images."""
+        """As `train_batches`, as often as it takes for the test images; the last may be short."""
         size = min(batch_size, NUM_EXAMPLES['test'])
-        return self._batch(size, 0, image_size, channels).repeat(NUM_EXAMPLES['test'] // size)
+        whole, rest = divmod(NUM_EXAMPLES['test'], size)
+        batches = self._batch(size, 0, image_size, channels).repeat(whole)
+        if not rest:
+            return batches  # of a static shape
+        return batches.concatenate(self._batch(rest, 0, image_size, channels))
 
     def _batch(self, size, seed, image_size, channels):
         with tf.device('/cpu:0'):

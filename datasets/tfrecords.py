@@ -6,13 +6,16 @@ all records are found once (their lengths are in the files, 12 bytes a record to
 record is then one read at its place.
 
 A record is: its length (uint64), a masked CRC-32C of these 8 bytes, the data, a masked CRC-32C of
-the data; little-endian. The data's own checksum is compared where that is asked for.
+the data; little-endian. The checksums of all lengths are compared, for all records of a file at
+once, since a length that is wrong leads anywhere: in the zeros that an interrupted copy leaves each
+16 bytes would be a record. The data's own checksum is compared where that is asked for.
 """
 
 import collections
 import concurrent.futures
 import functools
 import glob
+import itertools
 import os
 import re
 import struct
@@ -26,6 +29,8 @@ from datasets.record_sets import missing_of, strays_of
 
 _HEADER = struct.Struct('<QI')  # 12 bytes before the data
 _FOOTER_BYTES = 4
+_AROUND = _HEADER.size + _FOOTER_BYTES  # bytes of a record beside its data
+_HEADERS_TOGETHER = 2 ** 14  # that are compared with their checksums at once
 _SEGMENT_BYTES = 2 ** 22  # that are compared with their checksums at a time
 _THREADS = 16  # that wait for a disk while they look for the places of records
 
@@ -177,51 +182,108 @@ def _unescaped(pattern):
 def _places(path):
     """`(places, damage)`: where the data of each record of a file begins, and its length, int64
     [records, 2]; and what is wrong after that, or None."""
-    places, damage = [], None
+    parts, damage = [np.zeros([0, 2], np.int64)], None
     try:
         size = os.path.getsize(path)
         if not size:
             damage = 'The file %s is empty. Copy it again.' % path
         with open(path, 'rb', buffering=0) as records:
-            begin = 0
-            while begin < size:
-                header = os.pread(records.fileno(), _HEADER.size, begin)
-                length, checksum = (_HEADER.unpack(header) if len(header) == _HEADER.size
-                                    else (size, None))
-                # The checksum of each length would take long; the first one tells what the file is.
-                if begin == 0 and checksum is not None and masked_crc32c(header[:8]) != checksum:
-                    damage = ('%s is no TFRecord file, or a compressed one: the checksum of its '
-                              'first record is wrong.' % path)
+            chain = _chain(records.fileno(), size)
+            while damage is None:
+                found = list(itertools.islice(chain, _HEADERS_TOGETHER))
+                if not found:
                     break
-                end = begin + _HEADER.size + length + _FOOTER_BYTES
-                if end > size:
-                    is_length = checksum is None or masked_crc32c(header[:8]) == checksum
-                    damage = '%s %s the record that begins at byte %d%s. Copy it again.' % ((
-                        path, 'ends in the middle of', begin, ': it has %d bytes' % size)
-                        if is_length else (path, 'is damaged at', begin, ', whose length has '
-                                           'another checksum'))
-                    break
-                places.append((begin + _HEADER.size, length))
-                begin = end
+                begins, headers = zip(*found)
+                begins = np.array(begins, np.int64)
+                lengths, is_right = _lengths(headers)
+                left = np.maximum(size - begins - _AROUND, -1)  # for data; the longest is 2^64 - 1
+                good = is_right & (left >= 0) & (lengths <= left.astype(np.uint64))
+                count = len(good) if good.all() else int(good.argmin())
+                parts.append(np.stack([begins[:count] + _HEADER.size,
+                                       lengths[:count].astype(np.int64)], 1))
+                if count < len(good):
+                    damage = _damage(path, size, int(begins[count]), headers[count],
+                                     is_right[count])
+            places = np.concatenate(parts)
+            if damage is not None and len(places) and not any(headers[count]):
+                last = int(places[-1].sum())
+                if not any(os.pread(records.fileno(), _FOOTER_BYTES, last)):
+                    # The zeros began in this record, in the place of its checksum at least.
+                    damage = _damage(path, size, int(places[-1, 0]) - _HEADER.size, b'\0', False)
+                    parts = [places[:-1]]
     except OSError as error:
         damage = 'Cannot read %s: %s.' % (path, error.strerror or error)
-    return np.array(places, np.int64).reshape([-1, 2]), damage
+    return np.concatenate(parts), damage
+
+
+def _chain(descriptor, size):
+    """The place and the 12 bytes of each record's header, as far as the lengths lead; the last
+    header may be cut off."""
+    begin = 0
+    while begin < size:
+        header = os.pread(descriptor, _HEADER.size, begin)
+        yield begin, header
+        if len(header) < _HEADER.size:
+            return
+        begin += _AROUND + _HEADER.unpack(header)[0]
+
+
+def _lengths(headers):
+    """`(lengths, is_right)` of some headers: uint64 [n]; bool [n], whether it has that checksum.
+
+    Of one that is cut off the length is the largest, and right: the file ends in it.
+    """
+    whole = np.array([len(header) == _HEADER.size for header in headers])
+    parts = np.frombuffer(b''.join(header.ljust(_HEADER.size, b'\0') for header in headers),
+                          [('length', '<u8'), ('checksum', '<u4')])
+    lengths = parts['length'].astype(np.uint64)
+    of_each = parts['length'].copy().view(np.uint8).reshape([-1, 8]).T
+    return (np.where(whole, lengths, np.uint64(2 ** 64 - 1)),
+            ~whole | (masked_crc32c(of_each) == parts['checksum']))
+
+
+def _damage(path, size, begin, header, is_right):
+    """What is wrong with the record that begins at a byte, a text.
+
+    Args:
+      path, size, begin: of the file; its bytes; the place.
+      header: its bytes there.
+      is_right: whether they are a length with its checksum, or the file ends there.
+    """
+    if begin == 0 and not is_right:
+        return ('%s is no TFRecord file, or a compressed one: the checksum of its first record is '
+                'wrong.' % path)
+    if is_right:
+        what, more = 'ends in the middle of', ': it has %d bytes' % size
+    elif any(header):
+        what, more = 'is damaged at', ', whose length has another checksum'
+    else:
+        what, more = 'is damaged at', ': zeros follow, as in a file that was copied in part'
+    return '%s %s the record that begins at byte %d%s. Copy it again.' % (path, what, begin, more)
 
 
 def masked_crc32c(data):
-    """TFRecord's checksum: CRC-32C (Castagnoli), rotated by 15 bits, plus a constant."""
-    crc, table = 0xffffffff, _crc_table()
+    """TFRecord's checksum: CRC-32C (Castagnoli), rotated by 15 bits, plus a constant.
+
+    Args:
+      data: uint8 [bytes], or [bytes, n] for n checksums at once.
+
+    Returns:
+      int, or uint64 [n].
+    """
+    crc, table = np.full(data.shape[1:], 0xffffffff, np.uint64), _crc_table()
     for byte in data:
-        crc = (crc >> 8) ^ table[(crc ^ byte) & 0xff]
-    crc ^= 0xffffffff
-    return ((crc >> 15 | crc << 17) + 0xa282ead8) & 0xffffffff
+        crc = crc >> _EIGHT ^ table[(crc ^ byte) & _BYTE]
+    crc = crc ^ _WORD
+    return (crc >> np.uint64(15) | crc << np.uint64(17)) + np.uint64(0xa282ead8) & _WORD
+
+
+_EIGHT, _BYTE, _WORD = np.uint64(8), np.uint64(0xff), np.uint64(0xffffffff)
 
 
 @functools.lru_cache(maxsize=None)
 def _crc_table():
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = (byte >> 1) ^ (0x82f63b78 if byte & 1 else 0)
-        table.append(byte)
+    table = np.arange(256, dtype=np.uint64)
+    for _ in range(8):
+        table = (table >> np.uint64(1)) ^ (table & np.uint64(1)) * np.uint64(0x82f63b78)
     return table

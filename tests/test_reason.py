@@ -4,7 +4,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from towers.errors import StepError
-from towers.reason import failing_on, reason_of
+from towers.reason import failing_on, is_of_input, reason_of
 
 
 @pytest.mark.parametrize('message', [
@@ -34,6 +34,19 @@ from towers.reason import failing_on, reason_of
 def test_the_reason(message):
     assert reason_of(tf.errors.InvalidArgumentError(None, None, message)) == (
         'm = 9 is not in [0, 3)')
+
+
+@pytest.mark.parametrize('text, expected', [
+    ('rotten\n\t [[{{node Assert}}]]\n\t [[IteratorGetNext]]', True),
+    ('rotten\n\t [[{{node next/IteratorGetNextAsOptional}}]]', True),
+    ('rotten\n\t [[node IteratorGetNext_1 (defined at a.py:3) ]]', True),
+    ('rotten\n\t [[{{node model/Assert}}]]\n\t [[IteratorGetNext/_3]]', False),
+    ('rotten\n\t [[{{node model/Assert}}]]\n\t [[shards/IteratorGetNext_1/_12]]', False),
+    ('rotten\n\t [[{{node model/Assert}}]]', False)])
+def test_whether_it_is_of_the_input(text, expected):
+    assert is_of_input(tf.errors.UnknownError(None, None, text)) == expected
+    assert not is_of_input(tf.errors.ResourceExhaustedError(None, None, text))
+    assert not is_of_input(RuntimeError(text))
 
 
 def test_what_has_no_text():

@@ -32,6 +32,21 @@ def reason_of(error):
     return _PLACE.sub('', lines[0]) or lines[0] if lines else repr(error)
 
 
+# The node that failed, or that called the function in which one did; not `IteratorGetNext/_3`,
+# which is a copy of a batch that was made.
+_OF_INPUT = re.compile(r'\[\[(?:\{\{)?(?:node )?[^\s\]]*IteratorGetNext\w*(?![\w/])')
+
+
+def is_of_input(error):
+    """Whether a step failed since an iterator could not give its batch.
+
+    Args:
+      error: what `session.run` raised.
+    """
+    return isinstance(error, tf.errors.OpError) and not isinstance(
+        error, tf.errors.ResourceExhaustedError) and _OF_INPUT.search(str(error)) is not None
+
+
 @contextlib.contextmanager
 def failing_on(where):
     """A context that turns an error of TensorFlow's runtime into a `StepError`, as its cause.

@@ -42,6 +42,39 @@ def test_a_start_anywhere_goes_on(remainder):
     assert epochs.steps(epochs.place_after(0, 2), place) == 3
 
 
+@pytest.mark.parametrize('remainder', sorted(EXPECTED))
+@pytest.mark.parametrize('counts, sizes', [
+    ((4,), ((3, 1), (2, 2))),
+    pytest.param((1, 4, 7), ((1, 1), (2, 1), (2, 2), (3, 1), (5, 1), (6, 3)),
+                 marks=pytest.mark.slow)])
+def test_steps_are_those_of_the_real_batches_from_any_place(remainder, counts, sizes):
+    """A run that resumes with another batch size begins at places that are no multiple of it."""
+    cases = [(n, size, workers) for n in counts for size, workers in sizes if not (
+        remainder == 'drop' and n < size or remainder == 'weight' and workers > 1)]
+    first, made = tf.placeholder(tf.int64, []), []
+    for n, size, workers in cases:
+        made.append([tf.data.make_initializable_iterator(
+            Epochs(n, size, remainder, (worker, workers)).batches(
+                lambda epoch, n=n: 10 * epoch + tf.range(n, dtype=tf.int64), first))
+                     for worker in range(workers)])
+    following = [[iterator.get_next() for iterator in iterators] for iterators in made]
+    with tf.Session() as session:
+        for (n, size, _), iterators, nexts in zip(cases, made, following):
+            epochs, length = Epochs(n, size, remainder), Epochs(n, size, remainder).length
+            for begin in range(2 * length):
+                session.run([each.initializer for each in iterators], {first: begin})
+                places = [begin]
+                while places[-1] < 2 * length + 1:
+                    given = np.concatenate(session.run(nexts)).tolist()
+                    assert given == [10 * (place // length) + place % length % n for place in
+                                     range(places[-1], places[-1] + len(given))]
+                    places.append(places[-1] + len(given))
+                assert places == [epochs.place_after(begin, step) for step in range(len(places))]
+                for end in range(2 * length + 2):
+                    assert epochs.steps(begin, end) == sum(place < end for place in places), (
+                        n, size, begin, end)
+
+
 def test_arrays_with_a_short_last_batch():
     images, labels = np.zeros([7, 2, 2, 1], np.float32), np.arange(7)
     found = datasets.train_batches(images, labels, 3, seed=1, remainder='weight')

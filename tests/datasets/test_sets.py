@@ -194,6 +194,16 @@ def test_synthetic_images():
     assert not np.array_equal(one, other)
 
 
+@pytest.mark.parametrize('batch_size, sizes', [
+    (300, [300, 300, 300, 100]), (500, [500, 500]), (999, [999, 1]), (2000, [1000])])
+def test_all_synthetic_test_images_are_evaluated(batch_size, sizes):
+    found = datasets.get_dataset('synthetic', num_classes=5)
+    assert sum(sizes) == found.num_examples['test']
+    tested = batches(found.eval_batches(batch_size=batch_size, image_size=1, channels=1))
+    assert [(len(images), len(labels)) for images, labels in tested] == [
+        (size, size) for size in sizes]
+
+
 OWN = '''
 import tensorflow.compat.v1 as tf
 

@@ -38,6 +38,25 @@ def test_a_run_takes_up_what_it_knew_at_its_place(tmp_path):
         assert len(again.examples) == len(known)
 
 
+def test_what_a_trial_leaves_out_is_forgotten(tmp_path):
+    """How far it comes depends on the machine, and what a run leaves out may not."""
+    path = list_of_a_run(tmp_path, 10)
+    skipped = Skipped(1)
+    skipped.resume(str(tmp_path), 99, still_bad)
+    kept, before = list(skipped.examples), path.read_text()
+    with pytest.raises(KeyError), skipped.forgetting():
+        for number in range(5):  # more than a run may leave out
+            skipped.add(Bad('train', number, -1, 'example %d is empty' % number))
+        assert skipped.numbers('train') == {10, 0, 1, 2, 3, 4}
+        raise KeyError
+    assert (skipped.examples, path.read_text()) == (kept, before)
+    with pytest.raises(datasets.BadExampleError):
+        skipped.add(Bad('train', 0, 0, 'example 0 is empty'))
+    none = Skipped()
+    with pytest.raises(datasets.BadExampleError), none.forgetting():
+        none.add(Bad('train', 0, 0, 'example 0 is empty'))
+
+
 def test_what_a_run_left_out_and_is_good_now_goes_from_its_list(tmp_path):
     path = list_of_a_run(tmp_path, 10, 20, 30)
     again, asked = Skipped(9), []

@@ -1,8 +1,10 @@
 """Random access to TFRecords: the right bytes, and what a damaged file says."""
 
 import os
+import re
 import struct
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -29,8 +31,10 @@ def folder(tmp_path):
 
 def test_checksum_is_that_of_tfrecords():
     # CRC-32C of '123456789' is 0xe3069283.
-    assert masked_crc32c(b'123456789') == (
-        (0xe3069283 >> 15 | 0xe3069283 << 17) + 0xa282ead8) & 0xffffffff
+    data = np.frombuffer(b'123456789', np.uint8)
+    masked = ((0xe3069283 >> 15 | 0xe3069283 << 17) + 0xa282ead8) & 0xffffffff
+    assert masked_crc32c(data) == masked
+    assert masked_crc32c(np.stack([data, data], 1)).tolist() == [masked] * 2
 
 
 def test_records_are_numbered_by_file_name(folder):
@@ -91,10 +95,12 @@ def test_file_that_shrinks_or_goes(folder):
 
 
 def test_a_length_that_reaches_beyond_the_file(tmp_path):
-    header = struct.pack('<Q', 2 ** 40)
-    (tmp_path / 'train-0').write_bytes(header + struct.pack('<I', masked_crc32c(header)) + b'abc')
-    with pytest.raises(DatasetError, match='ends in the middle'):
-        Records(str(tmp_path / 'train-*'))
+    for length in (4, 2 ** 40, 2 ** 63, 2 ** 64 - 1):
+        header = struct.pack('<Q', length)
+        (tmp_path / 'train-0').write_bytes(header + struct.pack('<I', masked_crc32c(np.frombuffer(
+            header, np.uint8))) + b'abc')
+        with pytest.raises(DatasetError, match='ends in the middle'):
+            Records(str(tmp_path / 'train-*'))
 
 
 def test_an_empty_file_and_a_missing_shard_among_others(folder):
@@ -202,6 +208,35 @@ def test_a_length_that_is_damaged_is_no_end_of_the_file(tmp_path):
     (tmp_path / 'train-0').write_bytes(bytes(content))
     with pytest.raises(DatasetError, match='train-0 is damaged at the record that begins at byte '
                        '%d, whose length has another checksum. Copy it' % 16):
+        Records(str(tmp_path / 'train-*'))
+
+
+@pytest.mark.parametrize('together', [1, 2, 2 ** 14])
+@pytest.mark.parametrize('cut, records, place', [
+    # The four records begin at bytes 0, 16, 35 and 5051.
+    (5051, 3, 5051), (5000, 2, 35), (5045, 2, 35), (5055, 3, 5051), (35, 2, 35), (31, 1, 16)])
+def test_zeros_at_the_end_are_no_records(tmp_path, monkeypatch, together, cut, records, place):
+    """An interrupted copy into space that was taken before: each 16 bytes would be a record."""
+    monkeypatch.setattr(tfrecords, '_HEADERS_TOGETHER', together)
+    write(tmp_path / 'train-0', RECORDS + [b'x' * 2000])
+    size = len((tmp_path / 'train-0').read_bytes())
+    content = (tmp_path / 'train-0').read_bytes()[:cut]
+    (tmp_path / 'train-0').write_bytes(content + bytes(size - cut))
+    found = Records(str(tmp_path / 'train-*'), skip_damaged=True)
+    assert [found.read(number) for number in range(len(found))] == RECORDS[:records]
+    assert len(found.damages) == 1
+    assert re.search('is damaged at the record that begins at byte %d[:,] .*Copy it again' % place,
+                     found.damages[0])
+
+
+def test_a_length_is_compared_though_it_leads_to_another_record(tmp_path):
+    """One record would swallow the next, and none be missing at the end of the file."""
+    write(tmp_path / 'train-0', RECORDS)
+    content = bytearray((tmp_path / 'train-0').read_bytes())
+    content[16:24] = struct.pack('<Q', 3 + 16 + 5000)
+    (tmp_path / 'train-0').write_bytes(bytes(content))
+    with pytest.raises(DatasetError, match='damaged at the record that begins at byte 16, whose '
+                       'length has another checksum'):
         Records(str(tmp_path / 'train-*'))
 
 

@@ -222,6 +222,30 @@ def test_a_nan_is_an_error_of_the_run_and_of_no_placement(first_bad):
                                warm_up=2)
 
 
+@pytest.mark.parametrize('staged', [False, True])
+def test_an_input_that_fails_is_an_error_of_no_placement(staged):
+    """It would be left out for it, and another one, which comes less far, be chosen."""
+    def fails_later(candidate):
+        with tf.device('/cpu:0'):
+            iterator = tf.data.make_initializable_iterator(
+                tf.data.Dataset.range(5 if candidate == '/cpu:0' else 9).repeat().map(_below_five))
+            x = iterator.get_next()
+        built = towers.build_towers(
+            lambda x: tf.reduce_mean(x) * tf.get_variable('w', initializer=1.), x,
+            tf.train.GradientDescentOptimizer(0.1), CPUS, variable_device=candidate,
+            stage_inputs=staged)
+        return Trial(built.train_op, [iterator.initializer], towers.session_config(built.devices))
+    with pytest.raises(tf.errors.InvalidArgumentError, match='five or more'):
+        choose_variable_device(fails_later, ['/cpu:0', 'balanced'], turns=9, turn_seconds=0.,
+                               warm_up=1)
+
+
+def _below_five(number):
+    check = tf.raw_ops.Assert(condition=number < 5, data=['five or more'])
+    with tf.control_dependencies([check]):
+        return tf.fill([4], tf.cast(number, tf.float32))
+
+
 def test_if_none_is_possible_the_first_ones_error_is_raised():
     def fail(candidate):
         raise InvalidArgumentError('of ' + candidate)

@@ -11,10 +11,12 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import datasets
+from datasets.bad_examples import Bad, Skipped
 from datasets.pipeline import epoch_order
-from image_files import jpeg, truncated, write_folder
+from image_files import jpeg, write_folder
 from models import registry
 from train_runs import metrics, newest, names_that_differ, untimed, values_of
+import towers
 import train_data
 import train_flags
 
@@ -25,16 +27,83 @@ FOLDER = ['--dataset=folder', '--model=digits', '--image_size=8', '--batch_size=
           '--summary_steps=0', '--save_steps=2', '--augment=crop']
 
 
-def test_where_bad_examples_are_looked_for():
-    """In two batches of all workers: the next one, and one that is read ahead."""
+@pytest.fixture
+def parsed():
     with flagsaver.flagsaver():
         train_flags.FLAGS(['train.py', '--seed=5'])
-        dataset = types.SimpleNamespace(num_examples={'train': 10})
-        found = train_data._upcoming(dataset, 7, 6)
+        yield
+
+
+OF_INPUT = tf.errors.InvalidArgumentError(None, None, 'rotten\n\t [[IteratorGetNext]]')
+
+
+class Rotten:
+    """A data set whose examples 3 and 7 are bad."""
+
+    num_examples = {'train': 10}
+
+    def __init__(self, most):
+        self.skipped, self.looked_at = Skipped(most), []
+
+    def find_bad(self, split, numbers):
+        numbers = list(numbers)
+        self.looked_at.append(numbers)
+        bad = [number for number in numbers
+               if number in (3, 7) and number not in self.skipped.numbers('train')]
+        for number in bad:
+            self.skipped.add(Bad(split, number, -1, 'example %d is rotten' % number))
+        return len(bad)
+
+
+def test_where_bad_examples_are_looked_for(parsed):
+    """In the order of the first epoch, in twice as many as before each time."""
     with tf.Session() as session:
-        orders = [session.run(epoch_order(10, 5)(tf.constant(epoch, tf.int64))).tolist()
-                  for epoch in (0, 1)]
-    assert found == orders[0][7:] + orders[1][:9]
+        order = session.run(epoch_order(10, 5)(tf.constant(0, tf.int64))).tolist()
+    dataset = Rotten(0)
+    dataset.find_bad = lambda split, numbers: dataset.looked_at.append(list(numbers))
+    assert not train_data.leave_out_first_bad(dataset, 1, OF_INPUT)
+    assert dataset.looked_at == [order[:2], order[2:6], order[6:]]
+    other = tf.errors.InvalidArgumentError(None, None, 'of the model\n\t [[{{node a}}]]')
+    assert not train_data.leave_out_first_bad(dataset, 1, other) and len(dataset.looked_at) == 3
+
+
+def test_a_trial_begins_anew_without_what_is_bad(parsed, capsys):
+    def trial(say):
+        for number in range(4):
+            say('line %d' % number)
+            if number == 2 and len(dataset.skipped.examples) < 2:
+                raise OF_INPUT
+        return 'found'
+    dataset = Rotten(1)
+    assert train_data.trying(dataset, 1, trial) == 'found' and dataset.skipped.examples == []
+    assert capsys.readouterr().out == 'line 0\nline 1\nline 2\nline 3\n'
+    with pytest.raises(datasets.BadExampleError, match='--skip_bad=1 allows no more'):
+        train_data.trying(dataset, 5, trial, keep=True)
+    dataset = Rotten(2)
+    train_data.trying(dataset, 1, trial, keep=True)
+    assert dataset.skipped.numbers('train') == {3, 7}
+    dataset = Rotten(0)
+    with pytest.raises(datasets.BadExampleError, match='is rotten. --skip_bad=10'):
+        train_data.trying(dataset, 1, trial)
+
+
+def test_a_trial_that_fails_for_another_reason(parsed):
+    def fail(error):
+        def trial(say):
+            raise error
+        return trial
+    for error in (tf.errors.InvalidArgumentError(None, None, 'of the model'),
+                  towers.MeasurementError('not counted'), KeyError('w')):
+        with pytest.raises(type(error)) as caught:
+            train_data.trying(Rotten(9), 1, fail(error))
+        assert caught.value is error
+    ended = towers.MeasurementError('the input ended')
+    ended.__cause__ = tf.errors.OutOfRangeError(None, None, 'End\n\t [[IteratorGetNext]]')
+    with flagsaver.flagsaver(dataset='own:data'):
+        for error, text in ((OF_INPUT, 'own:data: a batch could not be made: rotten'),
+                            (ended, 'train_batches of own:data ended')):
+            with pytest.raises(datasets.OwnDataError, match=text):
+                train_data.trying(types.SimpleNamespace(), 1, fail(error))
 
 
 @pytest.mark.parametrize('sides, unknown', [
@@ -312,6 +381,24 @@ def test_diagnose_names_a_bad_image_or_leaves_it_out(runner, tmp_path, model_for
     done = runner.run(tmp_path / 'run', flags + ['--skip_bad=1'], before=model_for_three_channels)
     assert re.search(r'measuring      6 times 0.1 s, .*\n(.*\n)*together ', done.stdout)
     assert re.search(r'skipped        1 bad example\n  \S+train/b/3.jpg', done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('flags', [
+    ['--audit_runtime'], ['--variable_device=auto', '--stage_inputs'],
+    ['--mode=memory', '--memory_plot='], ['--batch_size=auto', '--memory_limit=600'],
+    ['--devices=cpu:0+cpu:1', '--stages=time']])
+def test_steps_before_the_run_name_a_bad_image_or_leave_it_out(runner, tmp_path, flags,
+                                                              model_for_three_channels):
+    folder = images(tmp_path / 'data', BAD[:1])
+    write_folder(folder, {BAD[0]: b''})
+    flags = FOLDER + ['--data_dir=' + folder, '--train_steps=3'] + flags
+    run = runner.start(tmp_path / 'run', flags, model_for_three_channels)
+    assert run.status() == 1, run.stderr
+    assert re.search(r'train.py: \S+data/train/a/1.jpg is empty. --skip_bad=10', run.stderr)
+    assert 'Traceback' not in run.stderr
+    done = runner.run(tmp_path / 'run', flags + ['--skip_bad=1'], before=model_for_three_channels)
+    assert re.search(r'skipped        1 bad example\n  \S+train/a/1.jpg', done.stdout)
 
 
 @pytest.mark.slow

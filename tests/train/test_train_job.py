@@ -63,12 +63,18 @@ def test_the_worker_that_updates_the_weights_updates_their_averages():
     (dict(train_steps=7), (0, 0), (7, 700)),
     (dict(train_epochs=2.), (0, 0), (29, 2900)),
     (dict(train_epochs=2.), (10, 400), (35, 2900)),  # ten steps of 40 before
-    (dict(train_epochs=2.), (80, 3200), (80, 3200))])
+    (dict(train_epochs=2.), (80, 3200), (80, 3200)),
+    (dict(train_epochs=.07, n=100, batch_size=1), (0, 0), (7, 7)),
+    (dict(train_epochs=1., batch_size=90), (5, 500), (16, 1490)),  # five steps of 100 before
+    (dict(train_epochs=1., batch_size=90, remainder='weight'), (5, 500), (16, 1437)),
+    (dict(train_epochs=2., batch_size=90, remainder='weight'), (5, 500), (32, 2874)),
+    (dict(train_steps=17, batch_size=90, remainder='weight'), (5, 500), (17, 1527))])
 def test_the_end_of_a_run_is_counted_from_its_position(flags, position, end):
     from datasets.epochs import Epochs
+    flags = dict(dict(n=1437, batch_size=100, remainder='carry'), **flags)
+    epochs = Epochs(*[flags.pop(name) for name in ('n', 'batch_size', 'remainder')])
     with flagsaver.flagsaver(**flags):
-        assert train_job._end_of_run(Epochs(1437, 100, 'carry'),
-                                     train_job.Position(*position)) == end
+        assert train_job._end_of_run(epochs, train_job.Position(*position)) == end
 
 
 def test_a_worker_that_saves_nothing_knows_where_the_run_is(tmp_path):

@@ -1,12 +1,17 @@
 """train_trials: what 'auto' comes to. (`--mode=diagnose` and `memory` run in test_train_data and
 tests/memory/test_report.)"""
 
+import contextlib
+import inspect
 import types
 
 from absl.testing import flagsaver
 import pytest
 
 import towers
+from towers.run import diagnosis
+import train
+import train_data
 import train_flags
 import train_job
 import train_trials
@@ -18,6 +23,72 @@ def parsed(monkeypatch, tmp_path):
     with flagsaver.flagsaver():
         train_flags.FLAGS(['train.py', '--batch_size=auto', '--train_dir=%s' % tmp_path])
         yield
+
+
+STEPS = {  # what runs the steps of each
+    'choose_batch_size': (towers, 'fit_batch_size'),
+    'choose_stages': (towers, 'operation_times'),
+    'choose_variable_device': (towers, 'choose_variable_device'),
+    'diagnose': (diagnosis, 'diagnose'),
+    'show_memory': (towers, 'memory_report')}
+
+
+def test_all_trials_see_to_bad_examples(monkeypatch):
+    """Each runs its steps within `train_data.trying`."""
+    assert sorted(STEPS) == sorted(
+        name for name, value in vars(train_trials).items() if not name.startswith('_')
+        and inspect.isfunction(value) and value.__module__ == train_trials.__name__)
+    within, runs = [], []
+
+    def trying(dataset, batch_size, trial, keep=False):
+        within.append(dataset)
+        trial(print)
+        raise KeyError  # what it returns is another matter
+
+    def steps(*arguments, **options):
+        assert within
+        runs.append(arguments)
+    monkeypatch.setattr(train_data, 'trying', trying)
+    monkeypatch.setattr(train_trials, '_built', lambda *arguments, **options: (
+        types.SimpleNamespace(built=None, iterator=types.SimpleNamespace(initializer=None))))
+    monkeypatch.setattr(train_trials, 'session_config', lambda built: types.SimpleNamespace())
+    setup = SETUP._replace(batch_size=4)
+    with flagsaver.flagsaver(devices='cpu:0+cpu:1', stages='time'):
+        for name, (module, function) in STEPS.items():
+            monkeypatch.setattr(module, function, steps)
+            del within[:], runs[:]
+            with pytest.raises(KeyError):
+                getattr(train_trials, name)(*[setup, None][:len(inspect.signature(
+                    getattr(train_trials, name)).parameters)])
+            assert within == [SETUP.dataset] and len(runs) == 1, name
+
+
+def test_the_audited_step_sees_to_bad_examples_as_any_other(monkeypatch):
+    done, is_skipping = [], []
+
+    @contextlib.contextmanager
+    def skipping(*unused):
+        is_skipping.append(True)
+        try:
+            yield
+        except ValueError:  # an example is left out, and the step is to be run again
+            done.append('left out')
+        is_skipping.pop()
+
+    def audit(job, session):
+        assert is_skipping
+        done.append('audit')
+        if done == ['audit']:
+            raise ValueError
+    session = types.SimpleNamespace(
+        should_stop=lambda: False, run_steps=lambda op, steps: done.append(steps),
+        run_step_fn=lambda function: {0: 0, 2: 0, 3: 1}.get(len(done), 4))
+    job = types.SimpleNamespace(counts=types.SimpleNamespace(last_step=4), train_op=None)
+    monkeypatch.setattr(train_data, 'skipping', skipping)
+    monkeypatch.setattr(train, 'audit_runtime', audit)
+    with flagsaver.flagsaver(audit_runtime=True):
+        assert train.run_steps(job, session) is None
+    assert done == ['audit', 'left out', 'audit', 3]
 
 
 SETUP = train_job.Setup(None, types.SimpleNamespace(num_examples={'train': 1437}), 'auto', None,

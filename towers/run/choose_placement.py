@@ -16,7 +16,7 @@ from towers.memory.measure import filled_queues
 from towers.nonfinite import NonFiniteError, explained
 from towers.placement.devices import resolve_devices, short_name
 from towers.placement.tower_device import stages_of
-from towers.reason import reason_of
+from towers.reason import is_of_input, reason_of
 from towers.run.run_lock import hold_directory
 
 Trial = collections.namedtuple('Trial', 'train_op start config')
@@ -115,6 +115,7 @@ def choose_variable_device(build: typing.Callable, candidates: typing.Sequence, 
     Raises:
       InvalidArgumentError: no candidates, one twice, or fewer than one turn or warm-up step.
       NonFiniteError: a step found a NaN or an infinity, which no other placement would mend.
+      tf.errors.OpError: an iterator could not give a batch, nor would it to another placement.
       Exception: what the first candidate raised, if none can be run.
     """
     check_function('build', build, 1, 'a function from a placement to a Trial')
@@ -137,6 +138,8 @@ def choose_variable_device(build: typing.Callable, candidates: typing.Sequence, 
         except NonFiniteError:
             raise
         except _FAILURES as error:
+            if is_of_input(error):  # it is nothing about the placement
+                raise
             failures[candidate] = error
             runners.pop(candidate).close()
             if not runners:
