@@ -6,6 +6,7 @@ examples.
 
 import tensorflow.compat.v1 as tf
 
+from datasets.epochs import Epochs
 import towers
 from towers.memory import report as memory_reports
 from towers.placement.tower_device import stages_of
@@ -101,22 +102,42 @@ def diagnose(setup):
     dataset, batch_size = setup.dataset, setup.batch_size
 
     def trial(stage_inputs):
-        job = _built(setup, with_evaluation=False, stage_inputs=stage_inputs)
+        given = setup
+        if stage_inputs == 'first':  # one batch stands for all of them
+            given = setup._replace(batch_size=_mean_batch_size(setup))
+        job = _built(given, with_evaluation=False, stage_inputs=stage_inputs)
         return diagnosis.Trial(job.train_op, [job.iterator.initializer], session_config(job.built),
                                job.built)
 
     def batches():
         return dataset.train_batches(batch_size=batch_size, seed=FLAGS.seed,
+                                     shift=FLAGS.augment_shift, remainder=FLAGS.remainder,
                                      **setup.classifier.image_format)
 
     def stages():
-        return dataset.stages(batch_size, FLAGS.seed, **setup.classifier.image_format)
+        return dataset.stages(batch_size, FLAGS.seed, remainder=FLAGS.remainder,
+                              **setup.classifier.image_format)
     return train_data.trying(dataset, batch_size, lambda say: diagnosis.diagnose(
         trial, batches, FLAGS.devices or FLAGS.num_towers, batch_size,
         stages=stages if hasattr(dataset, 'stages') else None, seconds=FLAGS.diagnose_seconds,
         stage_inputs=train_data.staging(),
         mend=lambda error: train_data.leave_out_first_bad(dataset, batch_size, error),
         say=say), keep=True)
+
+
+def _mean_batch_size(setup):
+    """Examples that a step has on average, rounded up to what divides among the towers.
+
+    A step takes about a * examples + b, so that steps of the average size have the mean speed of
+    short ones and full ones (--remainder=weight).
+    """
+    count = setup.dataset.num_examples['train']
+    epochs = Epochs(count, setup.batch_size, FLAGS.remainder)
+    if epochs.is_static:
+        return setup.batch_size
+    parts = FLAGS.accumulate * FLAGS.micro_batches * len(
+        towers.resolve_devices(FLAGS.devices or FLAGS.num_towers, says_how=False))
+    return min(setup.batch_size, -(-count // (epochs.steps(0, epochs.length) * parts)) * parts)
 
 
 def _measured(setup):

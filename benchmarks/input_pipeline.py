@@ -36,7 +36,8 @@ from datasets.epochs import Epochs  # noqa: E402
 from datasets.image_set import _draws  # noqa: E402
 from datasets.pipeline import epoch_order  # noqa: E402
 import towers  # noqa: E402
-from towers.run.diagnosis import Trial, _Steps  # noqa: E402
+from towers.run.diagnosis import Trial  # noqa: E402
+from towers.run.speeds import StepsSpeed  # noqa: E402
 
 HEIGHT, WIDTH, QUALITY = 375, 500, 96
 BATCH = 32
@@ -253,7 +254,7 @@ def main():
                          towers.session_config(built.devices), built)
         for kind, model_fn in (('step', small_net),
                                ('waiting', waiting_net(2. * BATCH / pipelines[2][1].rate))):
-            steps = [(name, _Steps(functools.partial(trial, model_fn), staging, BATCH))
+            steps = [(name, StepsSpeed(functools.partial(trial, model_fn), staging))
                      for name, staging in (('memory', 'first'), ('pipeline', False),
                                            ('staged', True))]
             for _ in range(options.rounds):

@@ -103,8 +103,10 @@ class ImageSet:
             return examples.batch(batch_size, drop_remainder=len(numbers) % batch_size == 0
                                   ).prefetch(_PREFETCHED)
 
-    def stages(self, batch_size, seed, image_size, channels=3):
+    def stages(self, batch_size, seed, image_size, channels=3, remainder='carry'):
         """The training pipeline up to each of its stages, to measure them by.
+
+        Args: as for `train_batches`.
 
         Returns:
           `OrderedDict` from 'read', 'decode', 'augment' and 'batch' to `tf.data.Dataset`s. The last
@@ -128,13 +130,15 @@ class ImageSet:
 
         def staged(example):
             with tf.device('/cpu:0'):
-                return Epochs(self.num_examples['train'], batch_size).batches(
-                    self._places(seed, self.num_examples['train']), 0, example,
+                epochs = Epochs(self.num_examples['train'], batch_size, remainder)
+                return epochs.batches(
+                    self._places(seed, epochs.length), 0, example,
                     self._numbered_reader('train')).prefetch(_PREFETCHED)
         found = collections.OrderedDict([('read', staged(read)), ('decode', staged(decode))])
         if self._augment != 'none':
             found['augment'] = staged(augment)
-        found['batch'] = self.train_batches(batch_size, seed, image_size, channels)
+        found['batch'] = self.train_batches(batch_size, seed, image_size, channels,
+                                            remainder=remainder)
         return found
 
     def not_taken(self, split):

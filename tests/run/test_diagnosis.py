@@ -1,6 +1,7 @@
 """The verdict of numbers, and of runs that are made input-bound, compute-bound and balanced."""
 
 import collections
+import itertools
 import time
 
 import pytest
@@ -9,7 +10,6 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers.run import diagnosis
 from towers.run.diagnosis import Diagnosis, Trial, diagnose
-
 
 
 def found_of(pipeline, alone, together, waiting=0., **options):
@@ -45,13 +45,101 @@ def test_turns_are_mended_by_working_ahead():
                     (.21, .26, .23))
     assert own.verdict == (
         'Input and towers take turns: alone the pipeline delivers 490 and the towers take 417 '
-        "images/s, together they reach 231, and 77 % of the processors' time is left; make the "
-        'next batch during the step: add .prefetch(2) at the end of the pipeline, or put the batch '
-        'on the devices ahead of time (stage_inputs).')
+        "images/s, together they reach 231 of 417, and 77 % of the processors' time is left; make "
+        'the next batch during the step: add .prefetch(2) at the end of the pipeline, or put the '
+        'batch on the devices ahead of time (stage_inputs).')
     assert 'together                231 images/s  waiting for input for 50 % of the time, ' \
         'processors 23 % busy' in str(own).splitlines()
     ahead = found_of(490., 417., 231., busy=(.21, .26, .23)).verdict
     assert 'prefetch' not in ahead and 'stage_inputs' in ahead  # these pipelines prefetch
+
+
+@pytest.mark.parametrize('input_ms, busy, step_ms, step_busy, ahead, side', [
+    # Towers that keep the processors busy, and an input that waits for a disk: they overlap well.
+    (40, .01, 60, .99, False, 'turns'), (40, .01, 60, .99, True, 'towers'),
+    (60, .01, 40, .99, False, 'turns'), (60, .01, 40, .99, True, 'input'),
+    (40, .99, 60, .01, False, 'turns'),  # towers on devices
+    (60, .99, 40, .05, False, 'turns'), (60, .99, 40, .05, True, 'input'),
+    (50, 0., 50, 0., False, 'turns'), (50, 0., 50, 0., True, 'balanced'),
+    (50, .5, 50, .5, False, 'turns'), (50, .5, 50, .45, True, 'balanced'),
+    (50, .7, 50, .7, False, 'turns'),
+    (50, .8, 50, .8, False, 'both'),  # 85 % is all that can be had
+    (50, 1., 50, 1., False, 'both'), (50, 1., 50, 1., True, 'both'),
+    (40, .9, 60, .9, True, 'both'), (60, .9, 40, .9, True, 'both'),
+    (90, .9, 10, .9, True, 'input'),  # faster towers would bring little
+    (10, 1., 90, .5, True, 'towers'), (30, 1., 60, 1., True, 'both'),
+    (2, 0., 60, 1., False, 'towers'), (60, 0., 2, 1., False, 'input')])
+def test_what_processors_do_for_tells_who_is_to_blame(input_ms, busy, step_ms, step_busy, ahead,
+                                                      side):
+    """Runs of which all times are known, with an input that works ahead or does not."""
+    assert constructed(input_ms, busy, step_ms, step_busy, ahead).side == side
+
+
+def constructed(input_ms, busy, step_ms, step_busy, ahead):
+    needed = input_ms * busy + step_ms * step_busy
+    taken = max(input_ms, step_ms, needed) if ahead else input_ms + step_ms
+    return Diagnosis(8e3 / input_ms, 8e3 / step_ms, 8e3 / taken, 0., {'pipeline': input_ms / 8e3},
+                     (busy, step_busy, needed / taken))
+
+
+def test_all_shares_of_the_processors():
+    shares = [share / 10. for share in range(11)]
+    for busy, step_busy in itertools.product(shares, shares):
+        for times in ((50, 50), (30, 60), (60, 30), (40, 50)):
+            fits = busy * times[0] + step_busy * times[1] <= .85 * max(times)
+            overlapping = constructed(times[0], busy, times[1], step_busy, True)
+            assert overlapping.side not in ('turns', 'unclear')
+            assert not fits or overlapping.side in ('input', 'towers', 'balanced')
+            apart = constructed(times[0], busy, times[1], step_busy, False)
+            assert apart.side in ('turns', 'both', 'input') and (not fits or apart.side == 'turns')
+
+
+def test_processors_that_other_programs_use_are_not_left():
+    """Of two processors one is another program's: nothing would overlap better than it does."""
+    found = found_of(100., 100., 50., busy=(.48, .48, .48), others=.5)
+    assert found.side == 'both'
+    assert found._replace(others=0.).side == 'turns'
+    assert '50 % with other programs' in str(found)
+
+
+def test_what_is_on_already_is_not_advised():
+    for options in ({}, {'staged': True}):
+        own = Diagnosis(490., 417., 231., .5, {'pipeline': 1 / 490.}, (.2, .2, .2), **options)
+        assert '.prefetch(2)' in own.verdict
+        assert ('put the batch on the devices' in own.verdict) == (not options)
+        ahead = found_of(490., 417., 231., busy=(.2, .2, .2), **options)
+        assert ('(stage_inputs)' in ahead.verdict) == (not options)
+        copied = Diagnosis(100., 400., 98., .7, {'batch': .001, 'copy': .009}, **options)
+        assert copied.side == 'input' and ('stage_inputs' in copied.verdict) == (not options)
+
+
+def test_steady_measurements_are_not_said_to_be_too_short():
+    steady = found_of(4000., 100., 40., spread=.03)
+    assert steady.side == 'unclear' and 'longer' not in steady.verdict
+    assert 'differs by 3 % at most' in steady.verdict
+    unsteady = found_of(4000., 100., 40., spread=.5)
+    assert 'differ by 50 %' in unsteady.verdict and 'measure again, longer' in unsteady.verdict
+    # Who reached 62 together could have done so alone.
+    assert found_of(46., 200., 62., spread=.03).side == 'input'
+    assert 'delivers 62 of the 200' in found_of(46., 200., 62., spread=.03).verdict
+    assert found_of(200., 46., 62., spread=.03).side == 'towers'
+    stages = Diagnosis(100., 400., 98., 0., {'read': .02, 'batch': 0.}, spread=.03)
+    assert stages.side == 'input' and 'read' not in stages.verdict
+
+
+@pytest.mark.parametrize('numbers, waiting, busy, side', [
+    ((960e3, 8e3, 9.5e3), .03, (.6, .5, .6), 'towers'),
+    ((960e3, 13e3, 9e3), .01, (.6, .8, .5), 'towers'),
+    ((960e3, 13e3, 9e3), .3, (.6, .8, .5), 'unclear'),  # the steps say otherwise
+    ((45e3, 13e3, 15e3), .01, (.6, .8, .5), 'unclear'),  # the input takes processors from towers
+    ((15e3, 13e3, 5e3), .01, (.0, .8, .5), 'unclear'),  # about as fast
+    ((100., 8e3, 150.), .9, (.6, .5, .6), 'input'),
+    ((100., 300., 150.), .9, (.6, .5, .6), 'unclear')])
+def test_a_side_that_is_certain_although_numbers_are_rough(numbers, waiting, busy, side):
+    found = found_of(*numbers, waiting=waiting, busy=busy, spread=.5)
+    assert found.contradiction and found.side == side
+    if side != 'unclear':
+        assert found.verdict.startswith('The %s hold' % side) and 'rough' in found.verdict
 
 
 def test_measurements_that_contradict_each_other_have_no_verdict():
@@ -63,8 +151,10 @@ def test_measurements_that_contradict_each_other_have_no_verdict():
             (Diagnosis(100., 400., 98., 0., {'read': .02, 'batch': 0.}),
              'the first stages of the pipeline took longer than the whole of it')):
         assert found.verdict == (
-            'The measurements contradict each other: %s. Something else used the processors, or '
-            'they were too short: measure again, longer: --diagnose_seconds=15.' % what)
+            'The measurements contradict each other: %s; in the run itself steps waited for input '
+            'for 0 %% of their time, which speaks against the input; something else used the '
+            'processors, or they were too short: measure again, longer: --diagnose_seconds=15.'
+            % what)
         assert str(found).endswith(found.verdict)
 
 
@@ -72,11 +162,11 @@ def test_each_stage_takes_what_it_adds_to_those_before(monkeypatch):
     """Stages that run side by side: one that is faster than those before it adds nothing."""
     rates = iter([100., 50., 80., 25.])
 
-    class Steps:
-        rate, waiting, busy = 10., 0., .5
+    class Measured:
+        waiting, busy, spread, others = 0., .5, .02, .1
 
         def __init__(self, *unused):
-            pass
+            self.rate = next(rates, 10.)
 
         def __enter__(self):
             return self
@@ -86,14 +176,14 @@ def test_each_stage_takes_what_it_adds_to_those_before(monkeypatch):
 
         def measure(self, seconds):
             pass
-    monkeypatch.setattr(diagnosis, '_pipeline_speed',
-                        lambda *unused: diagnosis._Speed(next(rates), .1))
-    monkeypatch.setattr(diagnosis, '_Steps', Steps)
+    monkeypatch.setattr(diagnosis, 'PipelineSpeed', Measured)
+    monkeypatch.setattr(diagnosis, 'StepsSpeed', Measured)
     said = []
     found = diagnose(None, lambda: None, ['/cpu:0'], 4, lambda: collections.OrderedDict.fromkeys(
         ['read', 'decode', 'augment', 'batch']), say=said.append)
     # No stage that copies: from CPU to CPU that is a pointer.
-    assert found.pipeline == 25. and found.busy == (.1, .5, .5)
+    assert found.pipeline == 25. and found.busy == (.5, .5, .5)
+    assert found.spread == .02 and found.others == .1 and not found.staged
     assert list(found.stages) == ['read', 'decode', 'augment', 'batch']
     assert list(found.stages.values()) == pytest.approx([.01, .01, 0., .02])
     assert said == ['measuring      6 times 5 s, with warm-ups about 38 s, and the time to build '

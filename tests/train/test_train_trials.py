@@ -110,3 +110,38 @@ def test_a_run_keeps_the_batch_that_it_was_last_started_with(tmp_path, monkeypat
     with flagsaver.flagsaver(num_towers=7):  # which 60 does not divide among
         assert train_trials.choose_batch_size(SETUP) == 98
     assert train_flags.FLAGS.batch_size == 'auto'
+
+
+def test_diagnosis_measures_the_batches_of_the_run(monkeypatch):
+    """All of them have the examples that --remainder gives a step, moved by --augment_shift."""
+    asked, built = [], []
+
+    def train_batches(**arguments):
+        asked.append(arguments)
+
+    def stages(*unused, **arguments):
+        asked.append(arguments)
+    data = types.SimpleNamespace(num_examples={'train': 1437}, train_batches=train_batches,
+                                 stages=stages)
+    setup = train_job.Setup(types.SimpleNamespace(image_format={}), data, 1400, None, None)
+
+    def build(given, **unused):
+        built.append(given.batch_size)
+        return types.SimpleNamespace(train_op=None, built=None, iterator=types.SimpleNamespace(
+            initializer=None))
+    monkeypatch.setattr(train_trials, '_built', build)
+    monkeypatch.setattr(train_trials, 'session_config', lambda built: None)
+
+    def diagnose(trial, batches, devices, batch_size, stages, **unused):
+        for staging in ('first', False):
+            trial(staging)
+        batches()
+        stages()
+    monkeypatch.setattr(train_trials.diagnosis, 'diagnose', diagnose)
+    with flagsaver.flagsaver(remainder='weight', augment_shift=2, num_towers=2):
+        train_trials.diagnose(setup)
+    assert built == [720, 1400]  # of batches of 1400, 37, 1400, 37, …
+    assert [each['remainder'] for each in asked] == ['weight', 'weight']
+    assert asked[0]['shift'] == 2
+    train_trials.diagnose(setup)
+    assert built[2:] == [1400, 1400]
