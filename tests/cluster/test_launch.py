@@ -121,7 +121,8 @@ def test_none_is_started_again_when_one_was_told_to_stop(again):
     code = "time.sleep(1. - me[1])\nsys.exit(143)"
     tasks = launch.tasks_of(2, 0, [sys.executable, '-S', '-c', HEAD + code])
     lines = []
-    processes = Processes(tasks, 3, 0., write=lines.append, again=(lambda: tasks) if again else None)
+    processes = Processes(tasks, 3, 0., write=lines.append,
+                          again=(lambda: tasks) if again else None)
     assert processes.run() == 143
     assert lines == ['[launch] worker 1 ended with status 143, since the run was told to stop: the '
                      'others are ended']
