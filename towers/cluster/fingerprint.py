@@ -3,6 +3,7 @@
 import tensorflow.compat.v1 as tf
 
 from towers.cluster.drawn_updates import seeds_of_updates
+from towers.cluster.forward_digest import difference_of_forward, forward_digest
 from towers.cluster.gradient_kinds import difference_of_kinds
 from towers.cluster.update_numbers import constants_of_updates, difference_of_constants
 from towers.graph.graph_walk import step_operations
@@ -37,6 +38,7 @@ def fingerprint(cluster, built, examples, optimizer=None, settings=None):
         'towers': len(built.devices), 'reduction': built.plan.reduction, 'examples': examples,
         'optimizer': optimizer, 'settings': dict(_numbers_of_updates(cluster, built),
                                                  **(settings or {})),
+        'forward': forward_digest(built) if cluster.num_workers > 1 else {},
         'gradients': built.machines.kinds, 'updates': constants_of_updates(cluster, built),
         'variables': [[variable.op.name, variable.dtype.base_dtype.name,
                        str(variable.get_shape())] for variable in built.variables]}
@@ -56,6 +58,9 @@ def difference(own, other):
             return 'its model is another one: variable %r is %s, and that of worker 0 %s' % (
                 name, _variable(theirs.get(name)), _variable(ours.get(name)))
     why = difference_of_kinds(own['gradients'], other.get('gradients', ()))
+    if why is not None:
+        return why
+    why = difference_of_forward(own.get('forward'), other.get('forward'))
     if why is not None:
         return why
     mine, yours = own.get('servers', {}), other.get('servers', {})
