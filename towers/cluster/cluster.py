@@ -13,6 +13,7 @@ from towers.cluster.other_combiners import combiner_of, name_of
 from towers.cluster.parameter_servers import ServedMachines
 from towers.cluster.ports import split_address
 from towers.cluster.ring import RingMachines
+from towers.cluster.several_builds import check_goes_with_others
 from towers.cluster.tf_config import parse_tf_config, place_of
 from towers.errors import ClusterError, InvalidArgumentError
 
@@ -262,6 +263,7 @@ class Cluster(collections.namedtuple('Cluster', [
         if self.kind == 'ps' and scales_loss and not self.synchronous:
             raise ClusterError('a loss scale counts steps of all workers, and these parameter '
                                'servers are asynchronous: leave one out.')
+        check_goes_with_others(self)
         combiner = combiner_of(optimizer)
         if combiner is not None:
             raise ClusterError(

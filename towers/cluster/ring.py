@@ -199,6 +199,7 @@ class RingMachines(Machines):
         self.stop = tf.assign(stop, 1.).op
         shares = self._shares
         self._same_step = SameStep(ring.num_workers)
+        self.begin = self._same_step.begin
         own = [tf.identity(stop)] + ([shares.own_examples()] if shares.are_weighted else [])
         own.append(self._same_step.own())
         number = len(own)
