@@ -39,7 +39,7 @@ def test_the_older_word_for_a_chief():
 def test_an_evaluator_builds_for_itself():
     cluster = Cluster('ring', [ONE, TWO], job='evaluator')
     with pytest.raises(ClusterError, match='an evaluator, which trains nothing'):
-        cluster.check_build(None, False)
+        cluster.check_build(tf.train.AdamOptimizer(), None, False)
 
 
 def test_without_servers_it_is_a_ring_and_worker_0_the_chief():

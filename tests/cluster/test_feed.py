@@ -51,3 +51,15 @@ def test_a_worker_without_any_data_is_told_so():
     with pytest.raises(towers.errors.InputError, match='this worker gave to until_all_end has no '
                                                        'batch: expected one at least'):
         rates_of_steps(tf.data.Dataset.range(1).batch(2, drop_remainder=True))
+
+
+def test_a_batch_without_an_example_is_an_error_of_its_own(graph):
+    numbers = tf.placeholder_with_default(tf.zeros([0]), [None])
+    cluster = towers.Cluster('ring', addresses(1))
+    built = towers.build_towers(
+        lambda x: tf.reduce_mean(x) * tf.get_variable('w', []), numbers,
+        tf.train.GradientDescentOptimizer(1.), 1, 'mean', remainder='weight', cluster=cluster)
+    with pytest.raises(towers.errors.InputError, match='^a batch for 1 towers needs at least 1 '
+                       'examples and has 0, on this worker: .* goes on by until_all_end'):
+        with towers.join(cluster, built) as member, member.session() as session:
+            session.run(built.train_op)

@@ -189,13 +189,16 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
             update, staged = with_next_batch(update, staged, outputs.loss, combined)
     joined = [variable for each in flat(combined) for variable in each.joined]
     plan = make_plan(builder, towers, shards, request, update, joined, how_built)
-    return BuiltTowers(
+    built = BuiltTowers(
         update.train_op, outputs.loss, outputs.predictions, outputs.metrics, update.gradients,
         builder.variables, update.slots, towers, builder.losses.regularization_loss, global_step,
         request.devices, request.placement, builder.direct_variables, plan, request.replicas,
         request.numerics.precision, builder.gradients.scaled_losses, request.numerics.xla,
         request.full_scope_name, update.train_ops, staged, machines,
         builder.own_state.of_all_towers())
+    if machines is not None:
+        machines.note(built)
+    return built
 
 
 def check_arguments(*given, **named):

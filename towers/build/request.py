@@ -241,7 +241,7 @@ def _check_cluster(cluster, objectives, stage_inputs, all_reduce, loss_scale):
         raise InvalidArgumentError(
             'stage_inputs=%r and cluster=: a batch that is read ahead belongs to no step yet, and '
             'the machines count the examples of a step. Pass one of the two.' % (stage_inputs,))
-    cluster.check_build(all_reduce, loss_scale is not None)
+    cluster.check_build(objectives[0].optimizer, all_reduce, loss_scale is not None)
 
 
 def _check_earlier_has_replicas(earlier):

@@ -9,9 +9,11 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import check_choice, check_count, check_flag, check_instance
 from towers.cluster import cut_tables
 from towers.cluster.horovod import HorovodMachines, load_horovod
+from towers.cluster.other_combiners import combiner_of, name_of
 from towers.cluster.parameter_servers import ServedMachines
 from towers.cluster.ports import split_address
 from towers.cluster.ring import RingMachines
+from towers.cluster.several_builds import check_goes_with_others
 from towers.cluster.tf_config import parse_tf_config, place_of
 from towers.errors import ClusterError, InvalidArgumentError
 
@@ -238,10 +240,11 @@ class Cluster(collections.namedtuple('Cluster', [
         kind = {'ring': RingMachines, 'ps': ServedMachines, 'horovod': HorovodMachines}[self.kind]
         return kind(self, examples, reduction, num_towers)
 
-    def check_build(self, all_reduce, scales_loss):
+    def check_build(self, optimizer, all_reduce, scales_loss):
         """Raises `ClusterError` for a build that this cluster cannot train; makes no operation.
 
         Args:
+          optimizer: as for `build_towers`, one.
           all_reduce: as for `build_towers`, None where there is one set of variables.
           scales_loss: whether there is a loss scale.
         """
@@ -260,6 +263,15 @@ class Cluster(collections.namedtuple('Cluster', [
         if self.kind == 'ps' and scales_loss and not self.synchronous:
             raise ClusterError('a loss scale counts steps of all workers, and these parameter '
                                'servers are asynchronous: leave one out.')
+        check_goes_with_others(self)
+        combiner = combiner_of(optimizer)
+        if combiner is not None:
+            raise ClusterError(
+                'the optimizer %s %s, and build_towers(cluster=…) combines gradients over the '
+                'machines already: twice would give other numbers. Give build_towers the '
+                'optimizer that it wraps.' % (
+                    type(optimizer).__name__, 'is a ' + name_of(combiner) if combiner is optimizer
+                    else 'has a %s in it' % name_of(combiner)))
 
     def describe(self):
         """One line for the plan: `'ring of 3 workers, this is worker 0'`."""

@@ -2,6 +2,7 @@
 
 import collections
 import os
+import re
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -93,10 +94,17 @@ def until_all_end(dataset: typing.Any) -> Feed:
 
 
 _EMPTY = 'towers: no batch for until_all_end'  # by which the error is known again
+_TOO_FEW = re.compile(r'towers: (a batch for \d+ [\w-]+ needs at least \d+ examples and has)'
+                      r'\]? \[?(\d+)')  # of `split_batch`
 
 
 def explained(error):
     """The `InputError` for TensorFlow's error of a step without any data; None for another one."""
+    few = _TOO_FEW.search(str(error))
+    if few is not None:
+        return InputError('%s %s, on this worker: give each worker some in every step. One whose '
+                          'data end before those of others goes on by until_all_end(dataset), and '
+                          'weighs nothing then.' % few.groups())
     if _EMPTY not in str(error):
         return None
     return InputError('the data set that this worker gave to until_all_end has no batch: expected '

@@ -5,6 +5,7 @@ import tensorflow.compat.v1 as tf
 from towers.cluster.drawn_updates import seeds_of_updates
 from towers.cluster.forward_digest import difference_of_forward, forward_digest
 from towers.cluster.gradient_kinds import difference_of_kinds
+from towers.cluster.several_builds import builds_of
 from towers.cluster.update_numbers import constants_of_updates, difference_of_constants
 from towers.graph.graph_walk import step_operations
 
@@ -13,6 +14,28 @@ _WORDS = {'workers': 'its list of workers', 'ps': 'its list of parameter servers
           'examples': 'its number of examples a step', 'reduction': 'its reduction',
           'tensorflow': 'its TensorFlow', 'optimizer': 'its optimizer',
           'synchronous': 'synchronous', 'backup_workers': 'backup_workers'}
+
+
+def fingerprint_of_all(cluster, built, settings=None):
+    """The `fingerprint` of a build and, under `'others'`, those of the others in its graph.
+
+    Args:
+      cluster, built, settings: as for `fingerprint`.
+
+    Raises:
+      ClusterError: as for `fingerprint`.
+    """
+    builds = builds_of(built)
+    own = dict(_of_build(cluster, built, settings), others=[
+        _of_build(cluster, each) for each in builds if each is not built])
+    if own['others']:
+        own['joined'] = [each is built for each in builds].index(True)
+    return own
+
+
+def _of_build(cluster, built, settings=None):
+    return fingerprint(cluster, built, built.machines.same_examples, built.plan.optimizer,
+                       settings)
 
 
 def fingerprint(cluster, built, examples, optimizer=None, settings=None):
@@ -74,7 +97,23 @@ def difference(own, other):
         if mine.get(name) != yours.get(name):
             return 'its %s is %s, and that of worker 0 %s' % (
                 name, _text(yours.get(name)), _text(mine.get(name)))
-    return difference_of_constants(own['updates'], other.get('updates', ()))
+    why = difference_of_constants(own['updates'], other.get('updates', ()))
+    return why or _difference_of_others(own, other)
+
+
+def _difference_of_others(own, other):
+    ours, theirs = own.get('others', ()), other.get('others', ())
+    if len(ours) != len(theirs):
+        return ('it builds towers with cluster= %d times, and worker 0 %d times: make the same '
+                'builds on all workers, in the same order' % (1 + len(theirs), 1 + len(ours)))
+    if own.get('joined') != other.get('joined'):
+        return ('it gives build %s of the graph to join, and worker 0 build %s: give the same one '
+                'on all workers' % (other.get('joined'), own.get('joined')))
+    for place, (our, their) in enumerate(zip(ours, theirs)):
+        why = difference(our, their)
+        if why is not None:
+            return 'in build %d of the graph %s' % (place + (place >= own.get('joined', 0)), why)
+    return None
 
 
 _NOT_NUMBERS = ('var', 'grad', 'delta')  # inputs of an update that are no hyper-parameters

@@ -1,5 +1,6 @@
 """What every combination of gradients over machines notes for the comparison of the workers."""
 
+from towers.cluster import several_builds
 from towers.cluster.gradient_kinds import kinds_of
 
 
@@ -9,8 +10,9 @@ class Machines:
     Attributes:
       kinds: `kinds_of` the gradients of this machine.
       combined: list of `(gradient, variable)`, what `combine` returned.
+      begin: operation to be run when a session has begun, without which no step is made; or None.
     """
-    kinds, combined = (), ()
+    kinds, combined, begin = (), (), None
 
     def combine(self, gradients, loss=None):
         """The gradients for the update.
@@ -25,3 +27,7 @@ class Machines:
         self.kinds = kinds_of(self._cluster, gradients)
         self.combined = self._over_machines(gradients, loss)
         return self.combined
+
+    def note(self, built):
+        """Notes the build, when it is complete, for the comparison of the workers."""
+        several_builds.note(built)

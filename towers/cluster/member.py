@@ -13,15 +13,15 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import (check_config, check_function, check_instance, check_number,
                               check_say)
 from towers.build.built import BuiltTowers
-from towers.cluster import feed, same_step, spread
+from towers.cluster import feed, same_step, session_begun, spread
 from towers.cluster.cluster import Cluster
 from towers.cluster.cut_tables import check_lookups
 from towers.cluster.ended_workers import EndedWorkers
-from towers.cluster.fingerprint import difference, fingerprint
+from towers.cluster.fingerprint import difference, fingerprint_of_all
 from towers.cluster.horovod import gathered_lines
 from towers.cluster.meeting import all_ready, check_port, meet
-from towers.cluster.member_hooks import (BegunAnewHook, BroadcastHook, StepWatchHook,
-                                         ToldAgainHook)
+from towers.cluster.member_hooks import (BegunAnewHook, BeginHook, BroadcastHook, StepWatchHook,
+                                         ToldAgainHook, lost_session)
 from towers.cluster.parameter_servers import agree, answer_or_raise
 from towers.cluster.spread import SpreadingCreator, servers_of_variables
 from towers.cluster.stall import StallWatch, silent_servers
@@ -44,7 +44,9 @@ class Member:
     Attributes:
       cluster: `Cluster`.
       is_chief: whether this is the worker that saves.
-      target: what sessions connect to: `tf.Session(member.target, config=member.config)`.
+      target: what sessions connect to. Those that run a step are made by `session`, or by
+        `towers.training_session`; in a ring also by `tf.train.MonitoredTrainingSession(
+        member.target, member.is_chief, hooks=member.hooks + …, config=member.config)`.
       config: `tf.ConfigProto` of sessions.
       hooks: hooks that every session of training needs, before all others.
     """
@@ -54,8 +56,8 @@ class Member:
         self.cluster, self.is_chief = cluster, cluster.is_chief
         self.target, self.config = target, config
         self._watch, self._built = watch, built
-        self._sessions = 0
-        self.hooks = [StepWatchHook(watch)] if watch is not None else []
+        self._begin = BeginHook(cluster, built, target, config, lambda: self.lost(DEAD_AFTER))
+        self.hooks = [self._begin] + ([StepWatchHook(watch)] if watch is not None else [])
         if cluster.kind in ('ring', 'horovod'):
             self.hooks.append(BroadcastHook(cluster, built))
         elif built.machines.hook is not None:
@@ -72,6 +74,7 @@ class Member:
           creator: a `tf.train.SessionCreator` for `target` and `config`.
           scaffold: the creator's `tf.train.Scaffold`.
         """
+        self._begin.is_by_member = True
         if self.cluster.kind == 'ps':
             return SpreadingCreator(self.cluster, creator, scaffold, self._built)
         return _OnceCreator(self, creator) if self.cluster.kind == 'ring' else creator
@@ -153,7 +156,7 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         raise ClusterError('built was made without a cluster: pass cluster= to build_towers, too.')
     deadline = time.monotonic() + start_timeout
     config = cluster.session_config(config or session_config(built.devices))
-    own = fingerprint(cluster, built, built.machines.same_examples, built.plan.optimizer, settings)
+    own = fingerprint_of_all(cluster, built, settings)
     if cluster.kind == 'ps':
         own['servers'] = servers_of_variables(
             cluster, tf.get_default_graph(), [variable for _, variable in built.gradients])
@@ -275,9 +278,7 @@ class _OnceCreator(tf.train.SessionCreator):
 
     def create_session(self):
         if self._made:
-            raise self._member.lost(DEAD_AFTER) or ClusterError(
-                'TensorFlow lost the session of %s, and a ring cannot go on without it: start all '
-                'workers again.' % self._member.cluster.name)
+            raise self._member.lost(DEAD_AFTER) or lost_session(self._member.cluster)
         self._made = True
         return self._creator.create_session()
 
@@ -303,13 +304,13 @@ class _WaitingCreator(tf.train.SessionCreator):
 @contextlib.contextmanager
 def _explained_in_words():
     """A context in which a step that finds NaN or Inf raises `NonFiniteError`, one of a worker
-    without any data `InputError`, and one that cannot be placed, or of a worker that is ahead of
-    others, `ClusterError`."""
+    without any data `InputError`, and one that cannot be placed, of a worker that is ahead of
+    others, or in a session that has not begun, `ClusterError`."""
     try:
         yield
-    except tf.errors.InvalidArgumentError as error:
+    except (tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError) as error:
         reason = (explained(error) or feed.explained(error) or spread.explained(error)
-                  or same_step.explained(error))
+                  or same_step.explained(error) or session_begun.explained(error))
         if reason is None:
             raise
         raise reason from None

@@ -5,9 +5,73 @@ import zlib
 import tensorflow.compat.v1 as tf
 
 from towers.cluster.ring import Collectives, broadcast_variables
+from towers.cluster.session_begun import not_by_member
+from towers.cluster.several_builds import builds_of
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.run.step_loop import OccasionalHook
+
+
+class BeginHook(OccasionalHook):
+    """Lets the steps of a session be made, and looks at how the session is made.
+
+    `tf.train.MonitoredTrainingSession`, the idiom of programs for TensorFlow's parameter servers,
+    knows nothing of `Member.session_creator`. There the others wait for the chief's variables, and
+    in a ring, where each worker has its own, they would wait for ever: they initialise theirs here.
+
+    Attributes:
+      is_by_member: whether the creator of the session to begin is `Member.session_creator`'s.
+    """
+
+    def __init__(self, cluster, built, target, config, lost):
+        """
+        Args:
+          cluster, built, target, config: as for `Member`.
+          lost: function that returns the `WorkerLostError` about the worker that is gone, or None.
+        """
+        self.is_by_member = self._has_begun = False
+        self._cluster, self._built, self._lost = cluster, built, lost
+        self._target, self._config = target, config
+
+    def begin(self):
+        """Initialises the variables of a worker whose session would wait for them.
+
+        Raises:
+          ClusterError: a session on parameter servers that is not made by the member.
+        """
+        by_member, self.is_by_member, self._has_begun = self.is_by_member, False, False
+        if by_member:
+            return
+        if self._cluster.kind == 'ps':
+            raise not_by_member()
+        if self._cluster.kind == 'ring' and not self._cluster.is_chief:
+            # They live in the server of this process, and so are there in the session to come.
+            with tf.Session(self._target, config=self._config) as session:
+                session.run([variable.initializer for variable in tf.global_variables()])
+
+    def after_create_session(self, session, coord):
+        """Lets steps be made.
+
+        Raises:
+          WorkerLostError, ClusterError: the session of a ring is made again, see `_OnceCreator`.
+        """
+        if self._has_begun and self._cluster.kind == 'ring':
+            raise self._lost() or lost_session(self._cluster)
+        self._has_begun = True
+        for built in builds_of(self._built):
+            if built.machines.begin is not None:
+                session.run(built.machines.begin)
+
+    def is_due(self):
+        """Never: there is nothing to do around a step."""
+        return False
+
+
+def lost_session(cluster):
+    """`ClusterError` about a ring whose session TensorFlow has lost."""
+    return ClusterError(
+        'TensorFlow lost the session of %s, and a ring cannot go on without it: start all '
+        'workers again.' % cluster.name)
 
 
 class BroadcastHook(OccasionalHook):
@@ -22,16 +86,17 @@ class BroadcastHook(OccasionalHook):
         if self._cluster.num_workers == 1:
             return
         # What is trained is the same on all workers, whatever collection it is in.
+        builds = builds_of(self._built)
         variables = {variable.op.name: variable for variable in tf.global_variables() + [
-            variable for _, variable in self._built.gradients]}
+            variable for built in builds for _, variable in built.gradients]}
         self._names = sorted(variables)
         variables = [variables[name] for name in self._names]
         self._total = self._added_up(float(self._digest()))
         self._operations = [
             broadcast_variables(self._cluster, variables) if self._cluster.kind == 'ring'
             else self._built.machines.broadcast(variables)]
-        if self._built.replicas is not None:
-            self._operations.append(self._built.replicas.refresh())
+        self._operations += [built.replicas.refresh() for built in builds
+                             if built.replicas is not None]
 
     def after_create_session(self, session, coord):
         """Broadcasts; the workers do so together.
@@ -41,7 +106,8 @@ class BroadcastHook(OccasionalHook):
         """
         if self._total is not None and (
                 session.run(self._total) != self._digest() * self._cluster.num_workers):
-            models = {variable.op.name for variable in self._built.variables}
+            models = {variable.op.name for built in builds_of(self._built)
+                      for variable in built.variables}
             own = [name for name in self._names if name not in models]
             raise ClusterError(
                 'the workers have other variables, besides those of the model; this one has %s%s: '

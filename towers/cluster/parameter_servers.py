@@ -27,6 +27,7 @@ from towers.cluster.fingerprint import difference
 from towers.cluster.machines import Machines
 from towers.cluster.ports import check_server
 from towers.cluster.rounds import FIRST_SERVER, RoundsHook, SentGradients
+from towers.cluster.session_begun import COLLECTIONS, SessionBegun
 from towers.cluster.shares import Shares
 from towers.cluster.telling import ServedCode
 from towers.cluster.worker_notes import JOINED, REFUSED, begin_notes, note
@@ -75,7 +76,11 @@ class ServedMachines(Machines):
         cluster, shares = self._cluster, self._shares
         if not cluster.synchronous or cluster.num_workers == 1:
             gradients, self.gates = data_end.own_data(cluster, rows_once(gradients))
-            return gradients
+            if cluster.num_workers == 1:
+                return gradients
+            begun = SessionBegun()
+            self.begin = begun.begin
+            return data_end.after(begun.check(), gradients)
         needed = cluster.num_workers - cluster.backup_workers
         with tf.name_scope('served') as scope:
             self._make_rounds(scope)
@@ -205,7 +210,7 @@ class ServedMachines(Machines):
         with only_device('/cpu:0'):
             self._own_round = tf.Variable(
                 tf.zeros([], tf.int64), trainable=False, use_resource=True, name='own_round',
-                collections=[tf.GraphKeys.LOCAL_VARIABLES])
+                collections=COLLECTIONS)
         self._notes = SentGradients(self._cluster)
 
     def _all_summed(self, to_sum, needed, computed):

@@ -212,6 +212,7 @@ class RingMachines(Machines):
         """
         self.codes, shares = Codes(ring.rank, ring.num_workers), self._shares
         self._same_step = SameStep(ring.num_workers)
+        self.begin = self._same_step.begin
         steps = self._same_step.own()
         own = ([shares.own_examples()] if shares.are_weighted else []) + [steps]
         none = tf.stack([tf.zeros([], tf.float64)] * (len(own) - 1) + [steps])

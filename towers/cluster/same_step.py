@@ -10,6 +10,7 @@ import re
 
 import tensorflow.compat.v1 as tf
 
+from towers.cluster.session_begun import COLLECTIONS
 from towers.errors import ClusterError
 
 _TEXT = 'towers: workers in different steps, here'
@@ -17,12 +18,17 @@ _FOUND = re.compile(re.escape(_TEXT) + r'\]? \[?(\d+)\]? \[?of\]? \[?(\d+)')
 
 
 class SameStep:
-    """Counts the steps of this worker and compares them with those of the others."""
+    """Counts the steps of this worker and compares them with those of the others.
+
+    Attributes:
+      begin: operation by which a session begins to count; without it a step fails.
+    """
 
     def __init__(self, num_workers):
         self._num_workers = num_workers
         self._done = tf.Variable(0., trainable=False, dtype=tf.float64, name='steps_done',
-                                 collections=[tf.GraphKeys.LOCAL_VARIABLES])
+                                 collections=COLLECTIONS)
+        self.begin = self._done.initializer
 
     def own(self):
         """How many steps this worker has made, a float64 scalar."""

@@ -1,0 +1,84 @@
+"""Optimizers that combine gradients over machines themselves go with no cluster."""
+
+import sys
+import types
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.cluster.cluster import Cluster
+from towers.cluster.other_combiners import combiner_of
+from towers.errors import ClusterError
+from one_process import addresses
+
+
+def like(module, name, base=tf.train.Optimizer):
+    """An object of a class of that name and module, around another optimizer."""
+    def __init__(self, optimizer):
+        tf.train.Optimizer.__init__(self, False, name)
+        self._optimizer = optimizer
+    return type(name, (base,), {'__module__': module, '__init__': __init__})(descent())
+
+
+class Legacy(tf.train.Optimizer):
+    """Somebody's own, around others, which it keeps as it likes."""
+
+    def __init__(self, **kept):
+        super().__init__(False, 'Legacy')
+        self.__dict__.update(kept)
+
+
+def descent():
+    return tf.train.GradientDescentOptimizer(.1)
+
+
+def sync():
+    return tf.train.SyncReplicasOptimizer(descent(), 2, 2)
+
+
+def horovods():
+    return like('horovod.tensorflow', '_DistributedOptimizer')
+
+
+COMBINERS = {
+    'horovod': (horovods, 'is a horovod.DistributedOptimizer'),
+    'adasum': (lambda: like('horovod.tensorflow', '_DistributedAdasumOptimizer'), 'is a horovod'),
+    'byteps': (lambda: like('byteps.tensorflow', 'DistributedOptimizer'), 'is a byteps.Distr'),
+    'sync': (sync, 'SyncReplicasOptimizer is a SyncReplicasOptimizer'),
+    'tpu': (lambda: like('tensorflow.python.tpu', 'CrossShardOptimizer'), 'CrossShardOptimizer'),
+    'elastic': (lambda: like('tensorflow.contrib.opt', 'ElasticAverageOptimizer'), 'is a Elastic'),
+    'subclass': (lambda: like('mine', 'Mine', type(sync())), 'Mine is a SyncReplicasOptimizer'),
+    'attribute': (lambda: Legacy(o=horovods()), 'Legacy has a horovod.DistributedOptimizer in it'),
+    'list': (lambda: Legacy(of_groups=[descent(), sync()]), 'has a SyncReplicasOptimizer in it'),
+    'dict': (lambda: Legacy(by_name={'a': Legacy(_opt=sync())}), 'has a SyncReplicasOptimizer'),
+    'tower optimizer': (lambda: towers.TowerOptimizer(horovods()), 'has a horovod.Distr'),
+    'made by a function': (lambda: towers.TowerOptimizer(horovods), 'has a horovod.Distr')}
+
+
+@pytest.mark.parametrize('case', sorted(COMBINERS))
+def test_a_combiner_is_refused_with_a_cluster(case, graph):
+    make, expected = COMBINERS[case]
+    with pytest.raises(ClusterError, match='^the optimizer [^ ]* ?' + expected) as raised:
+        towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), tf.ones([2]),
+                            make(), 1, 'mean', cluster=Cluster('ring', workers=addresses(2)))
+    assert 'Give build_towers the optimizer that it wraps' in str(raised.value)
+    assert tf.global_variables() == []
+
+
+def test_what_combines_nothing_is_taken(graph):
+    """Also where optimizers have each other, or an attribute that fails."""
+    one, other = Legacy(), Legacy()
+    one.inner, other.inner = other, one
+    other.rate, other.slots = tf.constant(.1), {1: [2], 'kind': tf.train.SyncReplicasOptimizer}
+    for optimizer in (one, descent(), towers.TowerOptimizer(descent),
+                      types.SimpleNamespace(compute_gradients=len, apply_gradients=len)):
+        assert combiner_of(optimizer) is None
+    assert 'horovod' not in sys.modules
+
+
+def test_without_a_cluster_they_combine_what_towers_do_not(graph):
+    built = towers.build_towers(
+        lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), tf.ones([2]), sync(), 2, 'mean',
+        global_step=tf.train.get_or_create_global_step())
+    assert built.machines is None and len(built.gradients) == 1

@@ -1,0 +1,95 @@
+"""Several builds of one graph with `cluster=`, such as the two of a GAN."""
+
+import re
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.cluster.cluster import Cluster
+from towers.cluster.fingerprint import difference, fingerprint_of_all
+from towers.cluster.several_builds import builds_of
+from towers.errors import ClusterError
+from one_process import addresses, together
+
+
+def two_builds(cluster, batch, names=('v', 'w'), rate=.5, towers_of_second=1):
+    """Builds of `u`, and of `v` and `w`: the product of the batch's mean and a square of sums."""
+    def of(*names):
+        return lambda x: tf.reduce_mean(x) * tf.square(tf.add_n([tf.get_variable(
+            name, [], tf.float64, tf.constant_initializer(1. + 'uvw'.index(name)))
+            for name in names])) / 2.
+    first = towers.build_towers(of('u'), batch, tf.train.GradientDescentOptimizer(.5), 1, 'mean',
+                                cluster=cluster)
+    with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
+        second = towers.build_towers(
+            of(*names), batch, tf.train.GradientDescentOptimizer(rate), towers_of_second, 'mean',
+            name='second', cluster=cluster)
+    return first, second
+
+
+def described(joined=0, only_first=False, **options):
+    """The fingerprint of a worker that joins with the first or the second build."""
+    cluster = Cluster('ring', workers=['127.0.0.1:1', '127.0.0.1:2'])
+    with tf.Graph().as_default():
+        batch = tf.ones([4], tf.float64)
+        if only_first:
+            builds = [towers.build_towers(
+                lambda x: tf.reduce_mean(x) * tf.square(tf.get_variable(
+                    'u', [], tf.float64, tf.constant_initializer(1.))) / 2., batch,
+                tf.train.GradientDescentOptimizer(.5), 1, 'mean', cluster=cluster)]
+        else:
+            builds = two_builds(cluster, batch, **options)
+        return fingerprint_of_all(cluster, builds[joined])
+
+
+@pytest.mark.fast_only('other[13]')
+@pytest.mark.parametrize('other, expected', [
+    ({}, None), (dict(names=('w', 'v')), "in build 1 of the graph .*('w', |'w' is before 'v')"),
+    (dict(rate=.25), 'in build 1 of the graph its .* is 0.25, and that of worker 0 0.5'),
+    (dict(towers_of_second=2), 'in build 1 of the graph its number of towers is 2'),
+    (dict(only_first=True), 'cluster= 1 times, and worker 0 2 times')])
+def test_all_builds_are_compared(other, expected):
+    why = difference(described(), described(**other))
+    assert why is None if expected is None else re.search(expected, why), why
+
+
+def test_the_one_that_is_given_to_join_has_to_be_the_same(graph):
+    """Here the two are alike, but for their place."""
+    cluster = Cluster('ring', workers=['127.0.0.1:1', '127.0.0.1:2'])
+    w = tf.get_variable('w', [])
+    first, second = [towers.build_towers(
+        lambda x: tf.reduce_mean(x * w), tf.ones([2]), tf.train.GradientDescentOptimizer(.5), 1,
+        'mean', name=name, cluster=cluster) for name in ('first', 'second')]
+    assert builds_of(second) == [first, second]
+    assert difference(fingerprint_of_all(cluster, first), fingerprint_of_all(
+        cluster, second)) == ('it gives build 1 of the graph to join, and worker 0 build 0: give '
+                              'the same one on all workers')
+
+
+def test_two_builds_train_by_turns_in_a_ring():
+    """Each step of the first takes half off `u`, of the second half of `v + w` off both."""
+    workers = addresses(2)
+
+    def work(rank):
+        with tf.Graph().as_default():
+            cluster = Cluster('ring', workers, rank=rank)
+            builds = two_builds(cluster, tf.constant([.5 + rank], tf.float64))
+            variables = [variable for built in builds for variable in built.variables]
+            with towers.join(cluster, builds[1], start_timeout=30., dead_after=10.) as member, \
+                    member.session() as session:
+                for place in (0, 1, 1, 0, 0):
+                    session.run(builds[place].train_op)
+                return session.run(variables)
+    # 2 + 3 = 5; each step of v and w takes half of their sum off each, and so the sum to 0.
+    assert together(work, 2) == [[.125, -.5, .5]] * 2
+
+
+def test_synchronous_parameter_servers_take_one_build(graph):
+    workers, ps = ['127.0.0.1:1', '127.0.0.1:2'], ['127.0.0.1:3']
+    batch = tf.ones([4], tf.float64)
+    with pytest.raises(ClusterError, match="make steps of one build alone .* Use kind='ring'"):
+        two_builds(Cluster('ps', workers, ps), batch)
+    for cluster in (Cluster('ps', workers, ps, synchronous=False), Cluster('ps', workers[:1], ps)):
+        with tf.Graph().as_default():
+            assert len(two_builds(cluster, tf.ones([4], tf.float64))) == 2

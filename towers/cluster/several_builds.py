@@ -1,0 +1,39 @@
+"""The builds of one graph that train over the machines of a cluster, such as the two of a GAN.
+
+`join` is given one of them. What the workers compare, and what worker 0 gives to the others, is of
+all: a second build with its variables in another order would add up gradients of different ones.
+"""
+
+import tensorflow.compat.v1 as tf
+
+from towers.errors import ClusterError
+
+_KEY = ('__towers_builds_of_clusters',)
+"""Of a collection of the graph. TensorFlow writes those with a string for a key into checkpoints'
+graphs, as it does not its own with such a tuple."""
+
+
+def note(built):
+    """Notes a build in its graph, for `builds_of`."""
+    tf.add_to_collection(_KEY, built)
+
+
+def builds_of(built):
+    """List of all builds over machines in the graph of a build, in the order they were made."""
+    with built.train_op.graph.as_default():
+        return list(tf.get_collection(_KEY))
+
+
+def check_goes_with_others(cluster):
+    """Raises `ClusterError` for one more build of synchronous parameter servers in this graph.
+
+    Their rounds are those of one train op: a worker that waits for a token of one build gives no
+    gradients for the other, and one that is started again joins a round.
+    """
+    if cluster.kind == 'ps' and cluster.synchronous and cluster.num_workers > 1 and (
+            tf.get_collection(_KEY)):
+        raise ClusterError(
+            'this graph has a build with cluster= already, and several workers make steps of one '
+            "build alone on synchronous parameter servers. Use kind='ring', which takes several, "
+            'as asynchronous parameter servers do (synchronous=False); or, if the two are not '
+            'trained together, make each in a tf.Graph() of its own.')
