@@ -53,6 +53,21 @@ def test_noise_with_a_seed_has_to_have_the_same_on_all_workers():
 
 def test_noise_by_the_step_and_dropout_in_the_model_are_no_matter():
     step = tf.train.get_or_create_global_step()
-    built = build(lambda: tf.random.stateless_normal([3], tf.stack([tf.constant(1, tf.int64), step])))
+    built = build(lambda: tf.random.stateless_normal(
+        [3], tf.stack([tf.constant(1, tf.int64), step])))
     assert seeds_of_updates(built) == ''
     assert fingerprint(RING, built, 4)['settings']['random numbers of its update'] == ''
+
+
+@pytest.mark.parametrize('uneven, num_towers', [(False, 2), (True, 1)])
+def test_dropout_on_rows_is_none_of_the_update(uneven, num_towers):
+    """How many rows this worker sends is a shape of the gradients, which are of the dropout."""
+    def model_fn(ids):
+        table = tf.get_variable('table', [5, 3])
+        return tf.reduce_mean(tf.nn.dropout(tf.nn.embedding_lookup(table, ids), rate=.5))
+    tf.set_random_seed(3)  # of this worker
+    ring = RING._replace(uneven=uneven)
+    built = towers.build_towers(model_fn, (tf.placeholder(tf.int32, [None]),),
+                                tf.train.GradientDescentOptimizer(.1), num_towers,
+                                remainder='weight', cluster=ring)
+    assert seeds_of_updates(built) == ''

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from towers.errors import ClusterError
 from towers.graph.graph_walk import is_random, step_operations
 from towers.graph.variable_writes import Writes
+from towers.tower.objectives import tensors_of
 
 _ADDED_UP = ('Collective', 'Horovod')
 """Beginnings of types of operations whose results are the same on all workers."""
@@ -53,10 +54,13 @@ def _after_the_sum(built):
     stack = [op for _, variable in built.gradients for op in writes.to(variable)
              if op.name in step]
     seen = {op.name: op for op in stack}
+    # The sums themselves: how many rows they have of this worker's is a number of its own.
+    sums = {tensor.op.name for tensor in tensors_of(built.machines.combined)}
     while stack:
         for tensor in stack.pop().inputs:
             other = tensor.op
-            if other.name not in seen and not other.type.startswith(_ADDED_UP):
+            if other.name not in seen and other.name not in sums and not other.type.startswith(
+                    _ADDED_UP):
                 seen[other.name] = other
                 stack.append(other)
     return list(seen.values())
