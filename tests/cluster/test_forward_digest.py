@@ -140,6 +140,12 @@ def looked_at(x):
         return tf.reduce_mean(y, name='of_this_worker')
 
 
+def rows_of(rank):
+    """A model that has a worker's data within it."""
+    return lambda x: tf.reduce_mean(squares(x)) + tf.reduce_sum(
+        tf.gather(tf.constant([1., 2. + rank]), [rank]) + tf.gather(tf.constant([3., 4.]), rank))
+
+
 @pytest.mark.parametrize('own, other, options', [
     (lambda x: tf.reduce_mean(squares(x)), looked_at, {}),
     (by_loop(2.), by_loop(2., looks=True), {}),
@@ -147,6 +153,7 @@ def looked_at(x):
     (dropped(0.5, seed=3), dropped(0.5, seed=4), {}),
     (dropped(0.5), dropped(0.5), dict(stateless_random=True)),
     (stateless([1, 2]), stateless([3, 4]), {}),
+    (rows_of(0), rows_of(1), {}),
     (lambda x: tf.reduce_mean(squares(x)) + tf.nn.l2_loss(x) + tf.reduce_sum(x),
      lambda x: tf.reduce_sum(x) + tf.reduce_mean(squares(x)) + tf.nn.l2_loss(x), {})])
 def test_what_may_differ(own, other, options):

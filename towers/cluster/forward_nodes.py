@@ -7,15 +7,12 @@ seeds of random operations are left out, as are attributes that change no number
 import collections
 import itertools
 import re
-import zlib
 
 import tensorflow.compat.v1 as tf
 
 from towers.graph.graph_walk import functions_of
 from towers.graph.variable_access import VARIABLE_OPS
 
-_MOST_NUMBERS = 1024  # of a constant that counts; larger ones may be data
-_MOST_SHOWN = 8  # numbers of a constant in a text
 _HANDS_ON = frozenset([
     'Identity', 'IdentityN', 'Snapshot', 'CheckNumerics', 'CheckNumericsV2', 'Print', 'EnsureShape',
     'DebugIdentity', 'DebugIdentityV2', 'DebugIdentityV3', 'ReadVariableOp', 'PreventGradient',
@@ -142,7 +139,7 @@ class GraphNodes(_Nodes):
             return _leaf('variable', key)
         outside = key in self._outside or _SOURCE.search(op.type)
         if op.type == 'Const' and (self.number(key) is not None or not outside):
-            return _leaf('Const', op.outputs[0].dtype.name, self.number(key) or 'large')
+            return _leaf('Const', op.outputs[0].dtype.name, self.number(key) or 'any')
         if outside:
             self.captured.extend(op.outputs)
             return _leaf('outside')
@@ -152,10 +149,7 @@ class GraphNodes(_Nodes):
         op = self._operations[key]
         if op.type != 'Const':
             return None
-        size = op.outputs[0].get_shape().num_elements()
-        if key in self._outside and (size != 1 or not op.outputs[0].dtype.is_floating):
-            return None
-        return None if size > _MOST_NUMBERS else _value(op.get_attr('value'))
+        return _value(op.get_attr('value'))
 
     def _handed_on(self, edge):
         op = self._operations[edge[0]]
@@ -200,7 +194,7 @@ class FunctionNodes(_Nodes):
         node = self._nodes[key]
         if node.op == 'Const':
             return _leaf('Const', tf.as_dtype(node.attr['dtype'].type).name,
-                         self.number(key) or 'large')
+                         self.number(key) or 'any')
         if _SOURCE.search(node.op):
             return _leaf('outside')
         return self._node(node, self._inputs_of(node))
@@ -217,9 +211,7 @@ class FunctionNodes(_Nodes):
         node = self._nodes.get(key)
         if node is None or node.op != 'Const':
             return None
-        value = node.attr['value'].tensor
-        size = tf.TensorShape(value.tensor_shape).num_elements()
-        return None if size > _MOST_NUMBERS else _value(value)
+        return _value(node.attr['value'].tensor)
 
     def _handed_on(self, edge):
         node = self._nodes.get(edge[0])
@@ -255,17 +247,13 @@ def _places(node_def):
 
 
 def _value(constant):
-    """The numbers of a constant as a text; None of one without numbers."""
-    value = tf.make_ndarray(constant)
-    if constant.dtype == tf.bfloat16.as_datatype_enum:
-        value = value.astype('float32')
-    if value.dtype.kind not in 'biuf':
+    """The number of a scalar constant of a floating type, as a text; None of any other constant.
+
+    What has an axis may be data, and an integer the number of a row or of a worker.
+    """
+    if constant.tensor_shape.dim or not tf.as_dtype(constant.dtype).is_floating:
         return None
-    numbers = ['%.9g' % each for each in value.reshape(-1).tolist()]
-    if len(numbers) > _MOST_SHOWN:
-        return '%d numbers (checksum %08x)' % (
-            len(numbers), zlib.crc32(' '.join(numbers).encode('utf-8')))
-    return ' '.join(numbers) if value.ndim == 0 else '[%s]' % ' '.join(numbers)
+    return '%.9g' % float(tf.make_ndarray(constant))
 
 
 def _text(value):
