@@ -42,7 +42,7 @@ def squared(numbers):
     return tf.reduce_mean(numbers) * w * w / 2.
 
 
-@pytest.mark.fast_only('True')
+@pytest.mark.slow
 @pytest.mark.parametrize('in_one_call', [True, False])
 def test_the_others_begin_a_step_when_the_chief_has_written_the_weights(in_one_call):
     """The mean of 0.25 and 0.75 halves the weight, and then it is halved again, late: 8, 2, 0.5.

@@ -115,6 +115,7 @@ def test_one_that_fails_is_started_again_if_asked_for(tmp_path):
         '[worker 0] well', '[worker 1] well']
 
 
+@pytest.mark.fast_only('True')
 @pytest.mark.parametrize('again', [False, True])
 def test_none_is_started_again_when_one_was_told_to_stop(again):
     """The others need their time to save, longer than `linger`."""
@@ -149,6 +150,7 @@ def test_all_are_started_again_where_none_can_go_on_alone(tmp_path):
     assert sum('is process' in line for line in lines) == 4
 
 
+@pytest.mark.slow
 def test_all_are_ended_before_all_are_started_again(tmp_path):
     lines, code = [], (
         "print(os.getpid(), flush=True)\n"

@@ -110,6 +110,7 @@ def test_a_session_that_is_made_again_says_from_where_it_goes_on(rank, is_anew, 
     assert said == ['beginning anew ' + line]
 
 
+@pytest.mark.slow
 def test_a_ring_whose_workers_have_other_variables_says_so():
     """They would wait for each other at the start of the session, without a word."""
     workers = addresses(2)

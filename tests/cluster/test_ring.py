@@ -245,6 +245,7 @@ def test_workers_that_all_know_the_end_end():
     assert together(work, 2) == [3, 3]
 
 
+@pytest.mark.fast_only('steps1')
 @pytest.mark.parametrize('steps, uneven', [((3, 5), False), ((5, 3), True), ((3, 3), False),
                                            ((0, 2), False)])
 def test_a_worker_that_has_made_its_steps_tells_the_others_without_a_feed(steps, uneven):

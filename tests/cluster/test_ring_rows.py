@@ -84,6 +84,7 @@ def _batches(sizes):
     return [(random.randint(0, 11, [size, 4]), random.randn(size)) for size in sizes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sizes, num_towers', [
     ([5, 2], 2), pytest.param([4, 1, 3], 1, marks=pytest.mark.slow)])
 def test_many_tables_are_trained_as_on_one_device(sizes, num_towers):

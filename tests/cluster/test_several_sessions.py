@@ -9,7 +9,7 @@ import towers
 from test_after_the_step import squared, two_workers
 
 
-@pytest.mark.fast_only('^0$')
+@pytest.mark.slow
 @pytest.mark.parametrize('slow', [0, 1])
 def test_a_worker_that_comes_to_its_second_session_waits_for_the_other(slow):
     """Each session begins with 8, and halves the weight twice. Whoever is first waits for longer

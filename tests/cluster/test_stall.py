@@ -52,6 +52,7 @@ def server(address, speaks):
         yield
 
 
+@pytest.mark.slow
 def test_who_does_not_answer_is_named():
     workers, ps = addresses(2, 1)
     with server(ps[0], speaks=True):
@@ -60,6 +61,7 @@ def test_who_does_not_answer_is_named():
                          % workers[1])
 
 
+@pytest.mark.slow
 def test_one_that_is_frozen_is_named(monkeypatch):
     """The system takes the connection, and the process says nothing."""
     workers, ps = addresses(1, 2)

@@ -90,7 +90,7 @@ def test_a_jpeg_that_is_cut_off_is_bad_whatever_part_of_it_is_wanted(tmp_path):
     assert sum('it ends before its end marker' in line for line in said) == 2
 
 
-@pytest.mark.fast_only('folder')
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['folder', 'tfrecords'])
 def test_a_gif_is_bad_though_the_decoder_of_pngs_takes_it(tmp_path, kind):
     with tf.Session() as session:

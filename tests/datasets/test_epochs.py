@@ -42,6 +42,7 @@ def test_a_start_anywhere_goes_on(remainder):
     assert epochs.steps(epochs.place_after(0, 2), place) == 3
 
 
+@pytest.mark.fast_only('weight')
 @pytest.mark.parametrize('remainder', sorted(EXPECTED))
 @pytest.mark.parametrize('counts, sizes', [
     ((4,), ((3, 1), (2, 2))),

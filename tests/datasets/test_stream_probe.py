@@ -27,6 +27,7 @@ def trained(dataset, count, size=1):
     return [np.concatenate(parts) for parts in zip(*found)]
 
 
+@pytest.mark.slow
 def test_bad_is_where_the_pipeline_fails_whatever_the_batches(tmp_path):
     found = folder_of(tmp_path, skip_bad=5)
     before, _ = trained(found, 9)
@@ -137,6 +138,7 @@ def test_a_folder_of_data_that_was_moved_is_the_same_data(tmp_path):
     assert again == bad._replace(text=bad.text.replace('/here/', '/there/'))
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_copied_back_gives_the_records_other_numbers(tmp_path):
     for shard in range(2):
         write_records(tmp_path / ('train-%05d-of-00002' % shard), [

@@ -113,7 +113,7 @@ def test_the_numbers_are_the_same_to_the_last_bit(options):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.fast_only('v2')
+@pytest.mark.slow
 @pytest.mark.parametrize('version', ['v1', 'v2'])
 def test_loops_branches_and_functions_are_kept_whole(version):
     was = tf.control_flow_v2_enabled()

@@ -234,6 +234,7 @@ def looping(x):
                    lambda: tf.reduce_mean(total))
 
 
+@pytest.mark.fast_only('v1')
 @pytest.mark.parametrize('version', ['v1', 'v2'])
 def test_loops_and_branches(version):
     was = tf.control_flow_v2_enabled()

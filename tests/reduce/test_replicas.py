@@ -190,7 +190,7 @@ def test_one_tower_has_no_replicas():
 # ---- numbers ------------------------------------------------------------------------------------
 
 # Kinds of slots, and numbers of towers.
-FAST = [('sgd', 4), ('adam', 2), ('rmsprop', 1)]
+FAST = [('adam', 2), ('rmsprop', 1)]
 
 
 @pytest.mark.parametrize('name, num_towers', FAST + [

@@ -283,7 +283,7 @@ def outcomes(steps, *given, **named):
             return [program.run(session) for _ in range(steps)]
 
 
-@pytest.mark.fast_only('work')
+@pytest.mark.slow
 @pytest.mark.parametrize('how', [
     dict(read=0.03), dict(work=0.03), dict(read=0.03, updates=False)], ids=str)
 def test_a_batch_that_cannot_be_read_leaves_the_step_before_undone(how):

@@ -110,7 +110,7 @@ def test_training_data_without_a_batch(failing, flags):
         'without end: add .repeat()']
 
 
-@pytest.mark.fast_only('flags0')
+@pytest.mark.slow
 @pytest.mark.parametrize('flags', [[], ['--stage_inputs']])
 def test_a_label_out_of_range_is_one_line(failing, flags):
     _, lines = failing('labels', *flags)

@@ -108,6 +108,7 @@ def test_a_signal_during_the_last_save_does_not_cut_it_short(runner, tmp_path):
     assert newest(folder) == 2
 
 
+@pytest.mark.slow
 def test_a_run_that_finds_a_nan_says_where_and_saves_nothing_of_it(runner, tmp_path):
     folder = tmp_path / 'run'
     run = runner.run(folder, ['--base_learning_rate=1e30', '--save_steps=1', '--batch_size=20',
@@ -244,6 +245,7 @@ def test_too_little_memory_is_one_line(runner, tmp_path):
     assert run.stderr.count('\n') == 1 and 'accumulate=' in run.stderr
 
 
+@pytest.mark.slow
 def test_closed_outputs_are_no_reason_to_stop(runner, tmp_path):
     runner.run(tmp_path / 'run', ['--train_steps=2', '--batch_size=20', '--summary_steps=0'],
                before='import sys; sys.stdout = sys.stderr = None')

@@ -55,7 +55,7 @@ def check_arguments(model_fn, inputs, make_optimizer, num_towers, steps, reducti
         raise InvalidArgumentError(
             'check_towers takes no %s: expected some of make_optimizer, %s.%s' % (
                 unknown[0], ', '.join(OPTIONS),
-                ' make_optimizer= is a function that makes the optimizer, since there are two graphs.'
+                ' make_optimizer= is a function that makes the optimizer: there are two graphs.'
                 if unknown[0] == 'optimizer' else ''))
     for name in ('var_list', 'transform_gradients'):
         if isinstance(options.get(name), dict):

@@ -174,8 +174,8 @@ class InputWatch:
         return Reading(float(waited), float(in_steps), float(between), int(steps))
 
     def read_marks(self, session):
-        """When the latest step began, and when one last had all of its input: seconds since 1970, as
-        `time.time`. May be called while a step is under way.
+        """When the latest step began, and when one last had all of its input, in seconds since 1970
+        (`time.time`). May be called while a step is under way.
         """
         return session.run(self._marks)
 
