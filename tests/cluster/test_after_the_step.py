@@ -72,6 +72,7 @@ def test_the_others_begin_a_step_when_the_chief_has_written_the_weights(in_one_c
     assert value == 0.5 and sorted(counts) == [False, True]
 
 
+@pytest.mark.slow
 def test_a_loss_is_of_the_weights_before_the_update():
     """A part of the loss that no gradient is of reads the weight late."""
     def work(cluster, rank):

@@ -38,6 +38,7 @@ def train(cluster, rank, model_fn=squared):
         return session.run(built.variables[0])
 
 
+@pytest.mark.slow
 def test_a_model_without_control_flow_trains():
     """Each step halves the weight; on 1.15 no queue may be in a loop of v2."""
     assert two_workers(train)[0] == 2.

@@ -88,7 +88,7 @@ def trained(kind, batches):
     return together(work, len(batches))
 
 
-@pytest.mark.fast_only('batches0')
+@pytest.mark.slow
 @pytest.mark.parametrize('kind, batches', [
     ('ps', [[1.], [4., 6., 8.]]), ('ps', [[1., 2., 3.], [4.]]), ('ps', [[1., 2., 4.]]),
     pytest.param('ps', [[1., 2.], [4.], [7., 6., 9.]], marks=pytest.mark.slow),

@@ -168,7 +168,7 @@ def test_all_are_ended_before_all_are_started_again(tmp_path):
     assert '[launch] worker 0 did not end within 0.2 seconds: killed' in lines
 
 
-@pytest.mark.fast_only('True')
+@pytest.mark.slow
 @pytest.mark.fast_only('1-')
 @pytest.mark.parametrize('again', [False, True])
 @pytest.mark.parametrize('workers', [1, 2])

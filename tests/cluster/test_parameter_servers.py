@@ -111,6 +111,7 @@ def dense_mean(numbers):
                                                      use_resource=True)
 
 
+@pytest.mark.slow
 def test_what_comes_after_a_step_is_the_chiefs():
     """The gradient is the mean of 1 and 2: the weight is -1.5, then -3. By hand, their average with
     decay 0.5, from 0; twice a step it is another."""

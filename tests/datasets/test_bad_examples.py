@@ -68,6 +68,7 @@ CUT = jpeg(77, 40, 40)[:-9]  # the last of its blocks are missing
 ENDS_BADLY = jpeg(77, 40, 40)[:-2] + b'\xff\xc4\0\0\xff\xd9'  # a wrong table after the last block
 
 
+@pytest.mark.slow
 def test_a_jpeg_that_is_cut_off_is_bad_whatever_part_of_it_is_wanted(tmp_path):
     image = tf.image.decode_and_crop_jpeg(CUT, [0, 0, 8, 8], channels=3)
     with tf.Session() as session:

@@ -42,11 +42,12 @@ def test_a_start_anywhere_goes_on(remainder):
     assert epochs.steps(epochs.place_after(0, 2), place) == 3
 
 
+@pytest.mark.version_independent  # counts alone
 @pytest.mark.fast_only('weight')
 @pytest.mark.parametrize('remainder', sorted(EXPECTED))
 @pytest.mark.parametrize('counts, sizes', [
     ((4,), ((3, 1), (2, 2))),
-    pytest.param((1, 4, 7), ((1, 1), (2, 1), (2, 2), (3, 1), (5, 1), (6, 3)),
+    pytest.param((1, 4, 7), ((1, 1), (2, 1), (5, 1), (4, 2)),
                  marks=pytest.mark.slow)])
 def test_steps_are_those_of_the_real_batches_from_any_place(remainder, counts, sizes):
     """A run that resumes with another batch size begins at places that are no multiple of it."""

@@ -87,6 +87,7 @@ def test_the_crops_of_an_ordinary_image_are_those_that_they_were():
     np.testing.assert_array_equal(image, same)
 
 
+@pytest.mark.slow
 def test_a_function_of_the_draws_alone():
     draws = np.random.RandomState(1).uniform(size=[2, TRAIN_DRAWS]).astype(np.float32)
     one, again, other = run(*[preprocessing.random_image(tf.constant(jpeg()), each, 16)

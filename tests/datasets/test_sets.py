@@ -51,6 +51,7 @@ def test_folders_that_are_none(tmp_path, files, text):
         datasets.get_dataset('folder', write_folder(tmp_path, files))
 
 
+@pytest.mark.slow
 def test_a_class_without_images_is_named_and_can_be_left_out(tmp_path):
     folder = write_folder(tmp_path, {
         'train/a/1.jpg': jpeg(), 'train/b/1.txt': b'', 'train/c/1.jpg': jpeg(),

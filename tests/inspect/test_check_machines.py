@@ -17,7 +17,7 @@ def momentum():
 
 
 @pytest.mark.parametrize('kind, shares, num_towers, reduction', [
-    ('ring', (1, 1), 2, 'mean'), ('ps', (1, 3), 1, 'sum'),
+    ('ring', (1, 1), 2, 'mean'), pytest.param('ps', (1, 3), 1, 'sum', marks=pytest.mark.slow),
     pytest.param('ring', (1, 3, 2), 1, 'sum', marks=pytest.mark.slow),
     pytest.param('ps', (1, 3, 2), 2, 'mean', marks=pytest.mark.slow)])
 def test_machines_are_one_device(kind, shares, num_towers, reduction):
@@ -141,6 +141,7 @@ def square(inputs):
     return tf.reduce_mean(tf.square(weight * inputs - 1.))
 
 
+@pytest.mark.slow
 def test_moving_averages_are_each_workers_own():
     """Worker 0 saves its own, of its part of the batch; that the others' differ is no fault."""
     def model_fn(inputs):

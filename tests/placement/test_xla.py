@@ -63,7 +63,7 @@ def test_without_it_nothing_is_compiled():
 
 
 @pytest.mark.parametrize('name', [
-    name if name in ('slim', 'tf.Variable') else pytest.param(name, marks=pytest.mark.slow)
+    name if name == 'tf.Variable' else pytest.param(name, marks=pytest.mark.slow)
     for name in sorted(set(SAMPLES) - {'while_loop'})])
 def test_the_numbers_are_those_of_one_device(name):
     sample = SAMPLES[name]

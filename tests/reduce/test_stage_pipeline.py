@@ -71,7 +71,7 @@ def trained(model_fn, devices, resource, **options):
             return dict(zip([v.op.name for v in variables], session.run(variables)))
 
 
-@pytest.mark.fast_only('branch-v1-reference|last-v2-resource')
+@pytest.mark.fast_only('branch|first')
 @pytest.mark.parametrize('resource', [False, True], ids=['reference', 'resource'])
 @pytest.mark.parametrize('version', ['v1', 'v2'])
 @pytest.mark.parametrize('model_fn, runs', [

@@ -294,6 +294,7 @@ def test_a_batch_that_cannot_be_read_leaves_the_step_before_undone(how):
         ('ok', [1]), ('bad batch', [1]), ('ok', [1, 2])] + plain[3:]
 
 
+@pytest.mark.slow
 def test_bad_batches_one_after_another_at_the_beginning_and_at_the_end():
     assert outcomes(7, [3, 4], count=5) == [
         ('ok', [1]), ('bad batch', [1]), ('ok', [1, 2]), ('bad batch', [1, 2]),

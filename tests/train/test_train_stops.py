@@ -85,6 +85,7 @@ CheckpointHook._save = slowly
 '''
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_a_run_at_once(runner, tmp_path):
     run = under_way(runner, tmp_path / 'run', before=SLOW_SAVE)
     run.send(signal.SIGTERM)
