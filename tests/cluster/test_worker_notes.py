@@ -35,7 +35,9 @@ def test_notes_of_a_run_whose_chief_is_started_again():
 def test_a_note_that_nobody_takes_is_none():
     """The server is gone: what has failed ends without it, at once."""
     workers, ps = addresses(1, 1)
+    before = tf.get_default_graph().get_operations()
     note_failure(towers.Cluster('ps', workers, ps), 'grpc://unused:1', tf.ConfigProto(), 'why')
+    assert tf.get_default_graph().get_operations() == before
 
 
 def test_a_session_for_notes_waits_for_no_other_server():
