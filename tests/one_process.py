@@ -1,6 +1,8 @@
 """Several workers of a cluster in one process, a thread and a server each; for tests."""
 
+import os
 import threading
+import traceback
 
 import tensorflow.compat.v1 as tf
 
@@ -10,13 +12,25 @@ from towers.cluster.ports import free_ports
 
 def addresses(count, *more):
     """Addresses that are free; of several counts a list for each, since all have to differ."""
-    free = iter(['127.0.0.1:%d' % port for port in free_ports(count + sum(more))])
+    free = iter(['127.0.0.1:%d' % port for port in _own_ports(count + sum(more))])
     lists = [[next(free) for _ in range(each)] for each in (count,) + more]
     return lists if more else lists[0]
 
 
+def _own_ports(count, processes=16):
+    """Free ports that no other process of pytest-xdist draws here, before they are bound."""
+    own = int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0')[len('gw'):]) % processes
+    found = set()
+    while len(found) < count:
+        found.update(port for port in free_ports(processes) if port % processes == own)
+    return sorted(found)[:count]
+
+
 def together(work, count, seconds=60):
-    """Calls work(rank) in as many threads; a list of what they return; raises what they raise."""
+    """Calls work(rank) in as many threads; a list of what they return.
+
+    Raises the error of the lowest rank; all are printed, since it may follow from another's.
+    """
     results, errors = [None] * count, [None] * count
 
     def call(rank):
@@ -24,6 +38,7 @@ def together(work, count, seconds=60):
             results[rank] = work(rank)
         except BaseException as error:  # shown by the test itself
             errors[rank] = error
+            print('worker %d: %s' % (rank, traceback.format_exc()))
     threads = [threading.Thread(target=call, args=(rank,), daemon=True) for rank in range(count)]
     for thread in threads:
         thread.start()
