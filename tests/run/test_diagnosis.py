@@ -34,8 +34,10 @@ def test_sides(pipeline, alone, together, side):
     (.25, .25, 'turns'), (.05, .8, 'turns'), (.6, .9, 'both'), (.9, .9, 'both')])
 def test_the_processors_that_are_left_tell_turns_from_contention(pipeline, towers, side):
     """To do both at once needs the sum of what each uses, at the rate of the slower one."""
-    found = found_of(490., 417., 231., busy=(pipeline, towers, .3))
+    found = found_of(490., 417., 231., .45, busy=(pipeline, towers, .3))
     assert found.side == side
+    # Steps that had their batches at once, and were slow, have not waited for their turn.
+    assert found._replace(waiting=.04).side == 'both'
     assert found_of(490., 417., 400., busy=(pipeline, towers, .3)).side == 'towers'
     assert ('take turns' in found.verdict) == (side == 'turns')
 
@@ -50,7 +52,7 @@ def test_turns_are_mended_by_working_ahead():
         'batch on the devices ahead of time (stage_inputs).')
     assert 'together                231 images/s  waiting for input for 50 % of the time, ' \
         'processors 23 % busy' in str(own).splitlines()
-    ahead = found_of(490., 417., 231., busy=(.21, .26, .23)).verdict
+    ahead = found_of(490., 417., 231., .5, busy=(.21, .26, .23)).verdict
     assert 'prefetch' not in ahead and 'stage_inputs' in ahead  # these pipelines prefetch
 
 
@@ -78,8 +80,9 @@ def test_what_processors_do_for_tells_who_is_to_blame(input_ms, busy, step_ms, s
 def constructed(input_ms, busy, step_ms, step_busy, ahead):
     needed = input_ms * busy + step_ms * step_busy
     taken = max(input_ms, step_ms, needed) if ahead else input_ms + step_ms
-    return Diagnosis(8e3 / input_ms, 8e3 / step_ms, 8e3 / taken, 0., {'pipeline': input_ms / 8e3},
-                     (busy, step_busy, needed / taken))
+    waited = taken - step_ms if ahead else input_ms
+    return Diagnosis(8e3 / input_ms, 8e3 / step_ms, 8e3 / taken, waited / taken,
+                     {'pipeline': input_ms / 8e3}, (busy, step_busy, needed / taken))
 
 
 def test_all_shares_of_the_processors():
@@ -96,7 +99,7 @@ def test_all_shares_of_the_processors():
 
 def test_processors_that_other_programs_use_are_not_left():
     """Of two processors one is another program's: nothing would overlap better than it does."""
-    found = found_of(100., 100., 50., busy=(.48, .48, .48), others=.5)
+    found = found_of(100., 100., 50., .5, busy=(.48, .48, .48), others=.5)
     assert found.side == 'both'
     assert found._replace(others=0.).side == 'turns'
     assert '50 % with other programs' in str(found)
@@ -107,7 +110,7 @@ def test_what_is_on_already_is_not_advised():
         own = Diagnosis(490., 417., 231., .5, {'pipeline': 1 / 490.}, (.2, .2, .2), **options)
         assert '.prefetch(2)' in own.verdict
         assert ('put the batch on the devices' in own.verdict) == (not options)
-        ahead = found_of(490., 417., 231., busy=(.2, .2, .2), **options)
+        ahead = found_of(490., 417., 231., .5, busy=(.2, .2, .2), **options)
         assert ('(stage_inputs)' in ahead.verdict) == (not options)
         copied = Diagnosis(100., 400., 98., .7, {'batch': .001, 'copy': .009}, **options)
         assert copied.side == 'input' and ('stage_inputs' in copied.verdict) == (not options)

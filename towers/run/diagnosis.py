@@ -11,8 +11,8 @@ or as long as the processors need for both:
     in turns   1 / together = 1 / pipeline + 1 / towers
 
 with b and c the shares of all processors that pipeline and towers use when they are alone. A
-training that is clearly slower than at best while processors are idle takes turns: the pipeline
-does not work ahead. One that is slower than the slower one of the two, and leaves no processors
+training that is clearly slower than at best while processors are idle, and waits for input, takes
+turns: the pipeline does not work ahead. One that is slower than the slower one of the two, and leaves no processors
 idle, has too few of them.
 """
 
@@ -72,6 +72,8 @@ class Diagnosis(collections.namedtuple('Diagnosis', [
             return self._side_of_rough_numbers() or 'unclear'
         pipeline, towers = self.at_least()
         if self.busy is not None and self.together < BEHIND * min(pipeline, towers):
+            if self.waiting < BARELY:  # whatever slows the steps, it is no batch that comes late
+                return 'both'
             if self.idle() > _IDLE and self.together < BEHIND * self.at_best(_USABLE):
                 return 'turns'
             # Where the input alone costs more speed than the processors do, it is the input.
