@@ -325,7 +325,7 @@ def run(argv):
                             ': ' + found.group() if found else ''))
         return 1
     except tf.errors.OpError as error:
-        failure = train_data.own_failure(error)
+        failure = train_data.own_failure(error) or train_data.unknown_failure(error)
         if failure is None:
             raise
         train_data.show_cause(failure)

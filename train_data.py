@@ -335,6 +335,23 @@ def own_failure(error):
     return failure
 
 
+def unknown_failure(error):
+    """The `BadExampleError` for an error of TensorFlow in the input, of which no example is bad.
+
+    Args:
+      error: `tf.errors.OpError` of a step.
+
+    Returns:
+      It, or None for an error of another kind.
+    """
+    if is_own() or not is_of_input(error):
+        return None
+    return datasets.BadExampleError(
+        'a batch of --dataset=%s could not be made: %s. Looked at one by one, its examples are '
+        'good: was a file out of reach for a while, or replaced? Start the same command again; '
+        '--mode=check_data reads them all.' % (FLAGS.dataset, reason_of(error).rstrip('.')))
+
+
 def show_cause(error):
     """Prints to standard error the traceback in the user's own code that caused an `OwnDataError`.
     """

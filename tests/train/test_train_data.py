@@ -65,6 +65,12 @@ def test_where_bad_examples_are_looked_for(parsed):
     assert dataset.looked_at == [order[:2], order[2:6], order[6:]]
     other = tf.errors.InvalidArgumentError(None, None, 'of the model\n\t [[{{node a}}]]')
     assert not train_data.leave_out_first_bad(dataset, 1, other) and len(dataset.looked_at) == 3
+    # Nothing bad is found: a line all the same, of the input alone.
+    assert str(train_data.unknown_failure(OF_INPUT)) == (
+        'a batch of --dataset=digits could not be made: rotten. Looked at one by one, its examples '
+        'are good: was a file out of reach for a while, or replaced? Start the same command again; '
+        '--mode=check_data reads them all.')
+    assert train_data.unknown_failure(other) is None
 
 
 def test_a_trial_begins_anew_without_what_is_bad(parsed, capsys):
