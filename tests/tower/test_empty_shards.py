@@ -41,7 +41,7 @@ def run(fetches, built, feed, prepare=()):
         return session.run(fetches, feed)
 
 
-def evaluated(devices, examples):
+def evaluated(devices, examples, batch=None):
     """Logits, and the metric's sum of logits and its count."""
     def model_fn(images):
         logits = network(images)
@@ -49,16 +49,18 @@ def evaluated(devices, examples):
                                   {'mean': tf.metrics.mean(tf.reduce_sum(logits, 1))})
 
     with tf.Graph().as_default():
-        images, built = build(model_fn, devices)
+        images, built = build(model_fn, devices, batch)
         feed = {images: np.random.RandomState(0).rand(*([examples] + SHAPES))}
         counters = tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)
         return run([built.predictions, built.loss, counters], built, feed,
                    [built.metrics['mean'][1]])
 
 
-@pytest.mark.parametrize('devices, examples', [(2, 1), (4, 2), (3, 5)])
-def test_towers_without_an_example_leave_the_others_numbers(devices, examples):
-    logits, loss, counters = evaluated(devices, examples)
+@pytest.mark.parametrize('devices, examples, batch', [(2, 1, None), (4, 2, None), (3, 5, None),
+                                                      (2, 1, 1)])
+def test_towers_without_an_example_leave_the_others_numbers(devices, examples, batch):
+    """`batch` is what the graph knows: the shapes of a shard without examples then say so."""
+    logits, loss, counters = evaluated(devices, examples, batch)
     expected, expected_loss, expected_counters = evaluated(1, examples)
     assert logits.shape == (examples, 4)
     np.testing.assert_allclose(logits, expected, rtol=2e-5)

@@ -133,7 +133,11 @@ def _with_an_example(batch, op):
     with tf.device(None), tf.device(device_like(op)):
         missing = tf.cast(tf.equal(tf.shape(batch)[:1], 0), tf.int32)
         paddings = tf.pad(missing[tf.newaxis], [[0, batch.shape.ndims - 1], [1, 0]])
-        return tf.ensure_shape(tf.pad(batch, paddings), [None] + batch.shape.as_list()[1:])
+        padded, shape = tf.pad(batch, paddings), [None] + batch.shape.as_list()[1:]
+        if batch.shape.as_list()[0] == 0:
+            # The graph now says 1, and the convolution, made for 0, could not be connected with it.
+            return tf.placeholder_with_default(padded, shape)
+        return tf.ensure_shape(padded, shape)
 
 
 def _cut(result, images):
