@@ -103,6 +103,11 @@ def test_processors_that_other_programs_use_are_not_left():
     assert found.side == 'both'
     assert found._replace(others=0.).side == 'turns'
     assert '50 % with other programs' in str(found)
+    # Who needs next to none has not waited for them: 3 % here, of the 3 % that are left.
+    found = found_of(257., 254., 117., .5, busy=(.02, .01, .01), others=.97)
+    assert found.side == 'turns'
+    assert "117 of 254, and the two need 3 % of the processors' time; make" in found.verdict
+    assert found._replace(busy=(.2, .1, .02)).side == 'both'
 
 
 def test_what_is_on_already_is_not_advised():

@@ -25,7 +25,7 @@ from towers.nonfinite import explained
 from towers.placement.devices import resolve_devices
 from towers.placement.tower_device import stages_of
 from towers.run.speeds import PipelineSpeed, StepsSpeed
-from towers.run.verdicts import BARELY, BEHIND, ROUNDS, sentence, shown_rate
+from towers.run.verdicts import BARELY, BEHIND, IDLE, ROUNDS, sentence, shown_rate
 
 Trial = collections.namedtuple('Trial', 'train_op initializers config built')
 """A training to be timed, in the default graph.
@@ -40,7 +40,6 @@ Fields:
 _STAGES_BEHIND = .8  # as `BEHIND`, of the pipeline's stages, which are measured minutes apart
 _STEADY = .1  # measurements of one thing that differ by less are long enough
 _USABLE = .85  # of the processors' time, by two kinds of work that wait for each other now and then
-_IDLE = .1  # a share of the processors from which on some are left
 
 
 class Diagnosis(collections.namedtuple('Diagnosis', [
@@ -74,7 +73,9 @@ class Diagnosis(collections.namedtuple('Diagnosis', [
         if self.busy is not None and self.together < BEHIND * min(pipeline, towers):
             if self.waiting < BARELY:  # whatever slows the steps, it is no batch that comes late
                 return 'both'
-            if self.idle() > _IDLE and self.together < BEHIND * self.at_best(_USABLE):
+            # Processors are not what they wait for where some are left, or both need next to none.
+            if ((self.idle() > IDLE or self.needed() < IDLE)
+                    and self.together < BEHIND * self.at_best(_USABLE)):
                 return 'turns'
             # Where the input alone costs more speed than the processors do, it is the input.
             return 'both' if self.together * towers < pipeline * pipeline else 'input'
@@ -93,10 +94,17 @@ class Diagnosis(collections.namedtuple('Diagnosis', [
         """Examples a second of both at once, with this share of the processors' time for them,
         where other programs leave it."""
         pipeline, towers = self.at_least()
-        needed = 0. if self.busy is None else (
-            self.busy[0] / self.pipeline + self.busy[1] / self.towers) / (
-                usable * max(_IDLE, 1 - self.others))
+        needed = self._seconds() / (usable * max(IDLE, 1 - self.others))
         return 1. / max(1. / pipeline, 1. / towers, needed)
+
+    def needed(self):
+        """Share of all processors that both at once need, at the speed of the slower one."""
+        return self._seconds() * min(self.at_least())
+
+    def _seconds(self):
+        """Seconds of all processors that an example needs, on both sides; 0 where not known."""
+        return 0. if self.busy is None else (
+            self.busy[0] / self.pipeline + self.busy[1] / self.towers)
 
     def idle(self):
         """Share of all processors that nobody used while both were measured, 0..1."""
@@ -162,7 +170,7 @@ class Diagnosis(collections.namedtuple('Diagnosis', [
                                              % (100 * self.waiting)])]
         for (_, _, notes), busy in zip(rows, self.busy or ()):
             notes.append('processors %.0f %% busy' % (100 * busy))
-        if self.others > _IDLE:
+        if self.others > IDLE:
             rows[2][2].append('%.0f %% with other programs' % (100 * self.others))
         lines = ['%-16s %10s images/s  %s' % (name, shown_rate(rate), ', '.join(notes))
                  for name, rate, notes in rows]

@@ -2,6 +2,7 @@
 
 BEHIND = .9  # a speed below this share of another one counts as slower
 BARELY = .05  # a share of waiting, or of the processors, that does not count
+IDLE = .1  # a share of the processors from which on some are left
 ROUNDS = 3  # of measuring the pipeline, the towers, and both together
 
 _ADVICE = {
@@ -76,11 +77,13 @@ def _turns(found):
             ', or put the batch on the devices ahead of time (stage_inputs)')
     return (
         'Input and towers take turns%s: alone the pipeline delivers %s and the towers take '
-        '%s images/s, together they reach %s of %s, and %.0f %% of the processors\' time is '
-        'left; make the next batch during the step: %s.' % (
+        '%s images/s, together they reach %s of %s, and %s; make the next batch during the step: '
+        '%s.' % (
             '' if wholly else ' for part of the time', *map(shown_rate, (
                 found.pipeline, found.towers, found.together, found.at_best())),
-            100 * found.idle(), ahead))
+            '%.0f %% of the processors\' time is left' % (100 * found.idle())
+            if found.idle() > IDLE else
+            'the two need %.0f %% of the processors\' time' % (100 * found.needed()), ahead))
 
 
 def _input(found):
