@@ -49,6 +49,8 @@ def main(unused_argv):
     """
     tf.logging.set_verbosity(tf.logging.ERROR)
     warnings.filterwarnings('ignore', module='tensorflow|tf_slim')  # about calls in tf_slim
+    # Of a record that is no tf.Example, which the error names.
+    warnings.filterwarnings('ignore', 'Unexpected end-group tag', RuntimeWarning)
     tf.disable_v2_behavior()
     tf.enable_resource_variables()
     towers.mend_slim()

@@ -11,6 +11,8 @@ files needs a source like `FolderImages` and an entry in `_IN_FOLDERS`.
 import collections
 import functools
 
+import numpy as np
+
 from datasets import digits
 from datasets.check_data import check_data  # noqa: F401 (public here)
 from datasets.errors import BadExampleError, DatasetError, OwnDataError  # noqa: F401 (public here)
@@ -41,12 +43,28 @@ class Dataset(collections.namedtuple(
     __slots__ = ()
 
     def train_batches(self, **arguments):
-        """`datasets.train_batches` of the training images; takes its other arguments."""
-        return train_batches(*self.load('train'), **arguments)
+        """`datasets.train_batches` of the training images; takes its other arguments.
+
+        Raises:
+          BadExampleError: a label is no class.
+        """
+        return train_batches(*self._checked('train'), **arguments)
 
     def eval_batches(self, **arguments):
-        """`datasets.eval_batches` of the test images; takes its other arguments."""
-        return eval_batches(*self.load('test'), **arguments)
+        """`datasets.eval_batches` of the test images; as `train_batches`."""
+        return eval_batches(*self._checked('test'), **arguments)
+
+    def _checked(self, split):
+        images, labels = self.load(split)
+        wrong = np.flatnonzero((labels < 0) | (labels >= self.num_classes))
+        if len(wrong):
+            raise BadExampleError(
+                'Example %d of the %s set of %s has the label %d, which is not in 0 .. %d%s: its '
+                'files are damaged. Remove them, and fetch them again; --mode=check_data lists all '
+                'such examples.' % (
+                    wrong[0], split, self.name, labels[wrong[0]], self.num_classes - 1,
+                    '' if len(wrong) == 1 else ', and %d more have such labels' % (len(wrong) - 1)))
+        return images, labels
 
 
 def _keras_set(name):

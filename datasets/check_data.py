@@ -7,7 +7,8 @@ import numpy as np
 
 from datasets.bad_examples import Bad, counted
 from datasets.errors import DatasetError
-from datasets.image_folder import is_image, is_special
+from datasets.image_folder import is_image, is_special, is_test_folder
+from datasets.record_names import is_record_name
 from datasets.shown_names import shown
 
 _LISTED = 20  # bad examples, and classes
@@ -80,12 +81,16 @@ def _left_alone(paths):
     """Pairs of a text and the paths that it is true of, for what stands among images."""
     found = collections.OrderedDict()
     for path in paths:
-        if os.path.isdir(path):
+        if os.path.isdir(path) and is_test_folder(path):
+            kind = 'folder%s of test images that %s not read, since there is one that comes before'
+        elif os.path.isdir(path):
             kind = 'folder%s in a class folder that %s not looked into'
         elif is_special(path):
             kind = 'pipe%s or the like that %s no file'
         elif is_image(path):
             kind = 'image%s beside the class folders that %s of no class'
+        elif is_record_name(path):
+            kind = 'file%s that %s of this part by name and not read, since others come before'
         else:
             kind = 'file%s that %s no JPEG or PNG by name'
         found.setdefault(kind, []).append(path)

@@ -27,7 +27,7 @@ class FolderImages:
           paths, labels: of the images.
           damages: what is wrong with a whole class, as texts.
           others: paths of what is left alone: in the class folders what is no JPEG or PNG by its
-            name, and folders; beside them, images.
+            name, and folders; beside them, images, and further folders of test images.
         """
         self.others = list(others)
         self.paths, self.labels = paths, np.asarray(labels, np.int64)
@@ -74,18 +74,22 @@ def folder_splits(data_dir):
         paths, labels, damages, others = _images(data_dir, classes)
         is_test = np.zeros(len(paths), bool)
         for label in range(len(classes)):
-            is_test[np.flatnonzero(np.asarray(labels) == label)[::_TEST_EVERY]] = True
-        if is_test.all():
-            raise DatasetError('%s has one image a class: one of five is for testing, so that '
-                               'nothing is left to train on.' % data_dir)
+            of_class = np.flatnonzero(np.asarray(labels) == label)
+            if len(of_class) > 1:  # a class of one image has to be learned before it is tested
+                is_test[of_class[::_TEST_EVERY]] = True
+        if not is_test.any():
+            raise DatasetError('%s has one image a class, which is to train on, so that nothing is '
+                               'left to test on: add images, or make folders train and test.'
+                               % data_dir)
         return classes, {split: FolderImages([path for path, test in zip(paths, is_test)
                                               if test == wanted],
                                              np.asarray(labels)[is_test == wanted],
                                              () if wanted else damages, () if wanted else others)
                          for split, wanted in (('train', False), ('test', True))}
     classes = _folders(train)
-    test = next((os.path.join(data_dir, name) for name in _TEST_NAMES
-                 if os.path.isdir(os.path.join(data_dir, name))), None)
+    tests = [os.path.join(data_dir, name) for name in _TEST_NAMES
+             if os.path.isdir(os.path.join(data_dir, name))]
+    test = tests[0] if tests else None
     if test is None:
         raise DatasetError(
             '%s has a folder train, but none named %s: make one, with class folders of the images '
@@ -96,8 +100,15 @@ def folder_splits(data_dir):
         raise DatasetError(
             '%s has a class %r that %s does not have: give the folder the name of a class, move it '
             'away, or add images of it to train on.' % (test, unknown[0], train))
-    return classes, {'train': FolderImages(*_images(train, classes)),
-                     'test': FolderImages(*_images(test, classes, all_classes=False))}
+    found = {'train': FolderImages(*_images(train, classes)),
+             'test': FolderImages(*_images(test, classes, all_classes=False))}
+    found['test'].others += tests[1:]
+    return classes, found
+
+
+def is_test_folder(path):
+    """Whether a path is by its name that of a folder of the class folders to test on."""
+    return os.path.basename(path) in _TEST_NAMES
 
 
 def is_image(path):

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from datasets.errors import DatasetError
 from datasets.image_folder import no_folder
-from datasets.record_names import no_files, record_paths
+from datasets.record_names import no_files, other_record_paths, record_paths
 from datasets.tfrecords import Records
 
 # UTF-8 may begin with a mark.
@@ -22,9 +22,14 @@ _NUMBERED_LINE = re.compile(b'(?:\xef\xbb\xbf)?\\s*(\\d{1,9})\\s*:')
 class RecordImages:
     """The images of one split; a source of `ImageSet`."""
 
-    def __init__(self, pattern, paths, skip_damaged=False):
+    def __init__(self, pattern, paths, skip_damaged=False, others=()):
+        """
+        Args:
+          pattern, paths, skip_damaged: as for `Records`.
+          others: paths of files that have names of the split, too, and are left alone.
+        """
         self._records = Records(pattern, skip_damaged, paths)
-        self.damages = self._records.damages
+        self.damages, self.others = self._records.damages, others
 
     def __len__(self):
         return len(self._records)
@@ -59,7 +64,8 @@ class RecordImages:
 def _only(features, name, kind):
     if name not in features:
         raise DatasetError('has no feature %r, but %s' % (
-            name, ', '.join(repr(each) for each in sorted(features)) or 'none at all'))
+            name, ', '.join(repr(each) for each in sorted(features)) or
+            'none at all: is it a tf.train.Example?'))
     found = features[name].WhichOneof('kind')
     if found not in (kind, None):
         raise DatasetError('has a feature %r of the kind %s: expected %s' % (name, found, kind))
@@ -82,7 +88,8 @@ def record_splits(data_dir, skip_damaged=False):
     for split, (_, paths) in found.items():
         if not paths:
             raise DatasetError(no_files(data_dir, split))
-    return {split: RecordImages(pattern, paths, skip_damaged)
+    return {split: RecordImages(pattern, paths, skip_damaged,
+                                other_record_paths(data_dir, split, paths))
             for split, (pattern, paths) in found.items()}
 
 

@@ -84,5 +84,8 @@ def _where_to(name, place):
 
 def cache_folder():
     """Where Keras mostly keeps data sets."""
-    home = os.environ.get('KERAS_HOME') or os.path.join(os.path.expanduser('~'), '.keras')
+    from tensorflow import keras  # pylint: disable=import-outside-toplevel
+    home = os.path.join(os.path.expanduser('~'), '.keras')
+    if int(keras.__version__.split('.')[0]) >= 3:  # Keras 2 does not know the variable
+        home = os.environ.get('KERAS_HOME') or home
     return os.path.join(home, 'datasets')

@@ -47,6 +47,20 @@ def record_paths(data_dir, split):
     return patterns[0], []
 
 
+def other_record_paths(data_dir, split, taken):
+    """Sorted paths of the files that are of a split by their names, but for those `taken`."""
+    found = set()
+    for form in _FORMS[split]:
+        found.update(path for path in glob.glob(os.path.join(glob.escape(data_dir), form))
+                     if os.path.isfile(path) and _form(path) == form)
+    return sorted(found - set(taken))
+
+
+def is_record_name(path):
+    """Whether a file is one of TFRecords by its name."""
+    return _form(path) is not None
+
+
 def no_files(data_dir, split):
     """The text of the error about a folder without files of a split."""
     forms, words = _FORMS[split], _WORDS[split]

@@ -88,6 +88,21 @@ def test_registry_describes_what_load_gives():
         assert set(labels) == set(range(found.num_classes))
 
 
+def test_a_label_that_is_no_class_is_named():
+    """Kernels on GPUs give NaN for it, those on CPUs an error that names no example."""
+    digits_set = datasets.get_dataset('digits')
+    images, labels = digits_set.load('train')
+    labels[[5, 7]] = 200, -1
+    damaged = digits_set._replace(load=lambda split: (images, labels))
+    for batches in (lambda: damaged.train_batches(batch_size=2, seed=1),
+                    lambda: damaged.eval_batches(batch_size=2)):
+        with pytest.raises(datasets.BadExampleError, match=r'Example 5 of the \w+ set of digits has '
+                           r'the label 200, which is not in 0 .. 9, and 1 more have such labels'):
+            batches()
+    said = []
+    assert datasets.check_data(damaged, said.append) == 4  # two of each part
+
+
 def test_registry_lists_the_names():
     with pytest.raises(InvalidArgumentError, match="no data set 'svhn'; choose one of: cifar10"):
         datasets.get_dataset('svhn')

@@ -28,8 +28,9 @@ def test_a_folder_with_train_and_test(tmp_path):
 
 def test_a_folder_without_is_split(tmp_path):
     found = datasets.get_dataset('folder', write_folder(tmp_path, {
-        '%s/%d.jpg' % (name, number): jpeg() for name in 'ab' for number in range(6)}))
-    assert found.num_examples == {'train': 8, 'test': 4}
+        '%s/%d.jpg' % (name, number): jpeg() for name, count in (('a', 6), ('b', 6), ('c', 1))
+        for number in range(count)}))
+    assert found.num_examples == {'train': 9, 'test': 4}  # the only image of c is to train on
     assert found._sources['test'].paths == [str(tmp_path / name) for name in (
         'a/0.jpg', 'a/5.jpg', 'b/0.jpg', 'b/5.jpg')]
 
@@ -45,7 +46,7 @@ def test_a_folder_without_is_split(tmp_path):
      r'The class folders of .*train have no images: .*not looked into, such as .*train/a/x: move'),
     ({'flowers/train/1.jpg': b''},
      r'The folder .*flowers has no images: .*not looked into, such as .*flowers/train: move'),
-    ({'a/1.jpg': b''}, 'nothing is left to train on')])
+    ({'a/1.jpg': b''}, 'one image a class, which is to train on, so that nothing is left to test on')])
 def test_folders_that_are_none(tmp_path, files, text):
     with pytest.raises(datasets.DatasetError, match=text):
         datasets.get_dataset('folder', write_folder(tmp_path, files))
@@ -121,6 +122,8 @@ def test_keras_sets(monkeypatch):
               for split, count in (('train', 6), ('test', 2))}
 
     class Fake:
+        __version__ = '3.0.0'
+
         class datasets:  # as tf.keras names it
             class mnist:
                 @staticmethod
@@ -141,6 +144,8 @@ def test_keras_sets(monkeypatch):
 @pytest.mark.parametrize('name', sorted(keras_sets.SETS))
 def test_what_to_fetch_without_a_network(name, monkeypatch, tmp_path):
     class Fake:
+        __version__ = '3.0.0'
+
         class datasets:
             pass
 
@@ -155,6 +160,8 @@ def test_what_to_fetch_without_a_network(name, monkeypatch, tmp_path):
     text = str(caught.value)
     assert text.startswith('Cannot load %s: no network. Without a network, fetch https://' % name)
     assert '%s/datasets as ' % tmp_path in text
+    Fake.__version__ = '2.2.4-tf'  # which looks below the home folder alone
+    assert keras_sets.cache_folder() == os.path.expanduser('~/.keras/datasets')
 
 
 @pytest.mark.parametrize('name', ['cifar10', 'fashion_mnist'])
@@ -279,6 +286,25 @@ def test_images_of_no_class_and_folders_in_a_class_are_left_alone_and_said(tmp_p
         '  left alone   1 folder in a class folder that is not looked into, such as %s/cat/more'
         % folder,
         '  left alone   1 file that is no JPEG or PNG by name, such as %s/cat/x.txt' % folder]
+
+
+def test_files_of_a_split_beside_those_that_are_taken_are_said(tmp_path):
+    """By their names they are to train or to test on, too; the first form of names is taken."""
+    for name in ('train-00000-of-00001', 'x_train_00001-of-00003', 'validation-00000-of-00001',
+                 'test-00000-of-00001'):
+        write_records(tmp_path / name, [(jpeg(), 0)])
+    said = []
+    datasets.check_data(datasets.get_dataset('tfrecords', str(tmp_path), 1), said.append)
+    assert [line for line in said if 'left alone' in line] == [
+        '  left alone   1 file that is of this part by name and not read, since others come before,'
+        ' such as %s/%s' % (tmp_path, name) for name in (
+            'x_train_00001-of-00003', 'test-00000-of-00001')]
+    folder = write_folder(tmp_path / 'images', {
+        '%s/a/1.jpg' % name: jpeg() for name in ('train', 'test', 'val')})
+    said = []
+    datasets.check_data(datasets.get_dataset('folder', folder), said.append)
+    assert ('  left alone   1 folder of test images that is not read, since there is one that comes'
+            ' before, such as %s/val' % folder) in said
 
 
 def test_a_file_is_no_folder(tmp_path):
