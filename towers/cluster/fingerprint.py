@@ -92,6 +92,12 @@ def difference(own, other):
             return ('its variable %r is on ps %d, and that of worker 0 on ps %d, since the two '
                     'spread other variables: make the same ones on all workers, also those that '
                     'the chief alone needs' % (name, yours[name], mine[name]))
+    for name in sorted(set(yours) - set(mine)) if mine else ():
+        return ('it has the variable %r, and worker 0, which gives the variables on the servers '
+                'their values, has none: it would wait for ever. Make the same ones on all '
+                'workers (in a name scope of its own each optimizer has others, too), or what '
+                'one of them needs for itself in collections=[tf.GraphKeys.LOCAL_VARIABLES]'
+                % name)
     mine, yours = own['settings'], other.get('settings', {})
     for name in sorted(set(mine) | set(yours)):
         if mine.get(name) != yours.get(name):
