@@ -92,3 +92,10 @@ def test_gradients_are_no_numbers_of_an_update(resource):
                 cluster=cluster)
             return fingerprint(cluster, built, None)['settings']
     assert settings(2) == settings(4) and list(settings(2).values()) == ['0.5']
+
+
+def test_a_variable_that_a_worker_of_parameter_servers_alone_has():
+    """The chief may have more: it gives them their values."""
+    fewer, more = [dict(OWN, servers=dict.fromkeys(names, 0)) for names in ('w', ['w', 'mine'])]
+    assert difference(more, fewer) is None
+    assert difference(fewer, more).startswith("it has the variable 'mine', and worker 0")

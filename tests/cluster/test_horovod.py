@@ -85,12 +85,13 @@ def test_gradients_are_named_by_their_variables(asked, monkeypatch):
     monkeypatch.setattr(sys.modules['horovod.tensorflow'], 'allreduce',
                         lambda gradient, op: sent.append(gradient) or gradient)
     v, rows = [tf.get_variable(name, [2]) for name in ('net/v', 'net/rows')]
-    towers.Cluster('horovod').machines(3, 'sum', 1).combine([
-        (tf.constant([4., 4.]), v),
-        (tf.IndexedSlices(tf.constant([4.]), tf.constant([1]), tf.constant([2])), rows)])
+    with tf.name_scope('worker_1'):  # one worker's alone
+        towers.Cluster('horovod').machines(3, 'sum', 1).combine([
+            (tf.constant([4., 4.]), v),
+            (tf.IndexedSlices(tf.constant([4.]), tf.constant([1]), tf.constant([2])), rows)])
     names = [tensor.op.name.rpartition('/')[0]
              for tensor in (sent[0], sent[1].values, sent[1].indices)]
-    assert names == ['net/v_1', 'net/rows_1', 'net/rows_1']
+    assert names == ['towers_shared/sums/net/' + name for name in ('v', 'rows', 'rows')]
 
 
 def test_the_step_without_data_raises_after_all_reductions(asked, monkeypatch):

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers.cluster.cluster import Cluster
 from towers.cluster.fingerprint import difference, fingerprint_of_all
-from towers.cluster.several_builds import builds_of
+from towers.cluster.several_builds import builds_of, shared_scope
 from towers.errors import ClusterError
 from one_process import addresses, together
 
@@ -93,3 +93,33 @@ def test_synchronous_parameter_servers_take_one_build(graph):
     for cluster in (Cluster('ps', workers, ps, synchronous=False), Cluster('ps', workers[:1], ps)):
         with tf.Graph().as_default():
             assert len(two_builds(cluster, tf.ones([4], tf.float64))) == 2
+
+
+def shared_names(rank):
+    """Names by which a worker of synchronous parameter servers finds what is on the servers."""
+    cluster = Cluster('ps', ['127.0.0.1:1', '127.0.0.1:2'], ['127.0.0.1:3'], rank=rank,
+                      uneven=True)
+    with tf.Graph().as_default() as graph, tf.name_scope('worker_%d' % rank):
+        # A variable of a name that is also that of a sum.
+        towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('examples', [])),
+                            tf.ones([2]), tf.train.GradientDescentOptimizer(.5), 1, 'mean',
+                            cluster=cluster, remainder='weight')
+        return sorted(op.get_attr('shared_name') for op in graph.get_operations()
+                      if 'shared_name' in op.node_def.attr and '/job:ps' in op.device)
+
+
+def test_what_workers_share_is_not_named_by_the_callers_scope():
+    names = shared_names(0)
+    assert len(names) == len(set(names)) == 7 and names == shared_names(1)
+
+
+def test_each_build_has_a_scope_of_its_own(graph):
+    cluster = Cluster('ring', workers=['127.0.0.1:1', '127.0.0.1:2'])
+    with tf.name_scope('outer'):
+        names = [shared_scope('shared')]
+        two_builds(cluster, tf.ones([4], tf.float64))
+        names.append(shared_scope('shared'))
+        for name in names:
+            with tf.name_scope(name):
+                assert tf.constant(1.).op.name == name + 'Const'
+    assert names == ['shared/', 'shared_2/']

@@ -62,7 +62,7 @@ def of_worker(rank, update=by_rate(0.5), resource=True, examples=4, kind='ring',
         built = towers.build_towers(
             model_fn, (tf.placeholder(tf.float32, [examples, 3]),
                        tf.placeholder(tf.int32, [examples])),
-            optimizer or Own(lambda variable, gradient: update(
+            optimizer() if optimizer else Own(lambda variable, gradient: update(
                 variable, tf.convert_to_tensor(gradient))), 1, 'mean', cluster=cluster,
             transform_gradients=transform)
         return fingerprint(cluster, built, None, 'Own')
@@ -111,10 +111,10 @@ def test_what_one_worker_prints_of_a_sum_does_not_count():
 
 
 @pytest.mark.parametrize('fields', [dict(uneven=True), ASYNCHRONOUS])
-@pytest.mark.parametrize('make', [lambda: None, lambda: tf.train.AdamOptimizer(0.1)])
+@pytest.mark.parametrize('make', [None, lambda: tf.train.AdamOptimizer(0.1)])
 def test_a_number_of_examples_is_no_number_of_an_update(make, fields):
-    own = of_worker(0, examples=4, optimizer=make(), **fields)
-    assert difference(own, of_worker(1, examples=6, optimizer=make(), **fields)) is None
+    own = of_worker(0, examples=4, optimizer=make, **fields)
+    assert difference(own, of_worker(1, examples=6, optimizer=make, **fields)) is None
 
 
 def test_what_is_computed_from_the_own_batch_does_not_count():
@@ -130,3 +130,28 @@ def test_what_is_computed_from_the_own_batch_does_not_count():
 def test_where_the_chief_alone_updates_nothing_is_compared():
     served = dict(kind='ps', ps=['c:1'])
     assert of_worker(1, **served)['updates'] == []
+
+
+def by_fed(decay):
+    """The rate is fed; a decay of weights is computed with it."""
+    def update(variable, gradient):
+        rate = tf.placeholder(tf.float32)
+        return variable.assign(variable - rate * (gradient + decay * variable))
+    return update
+
+
+@pytest.mark.parametrize('fields', [{}, ASYNCHRONOUS])
+def test_a_fed_rate_is_no_batch(fields):
+    own = of_worker(0, by_fed(0.25), **fields)
+    assert difference(own, of_worker(1, by_fed(0.25), **fields)) is None
+    assert difference(own, of_worker(1, by_fed(0.125), **fields)) == (
+        "its update of 'table' computes with 0.125, and that of worker 0 with 0.25")
+
+
+def test_an_optimizer_of_tensorflows_whose_rate_is_fed():
+    def adam(epsilon):
+        return tf.train.AdamOptimizer(tf.placeholder(tf.float32, []), epsilon=epsilon)
+    own = of_worker(0, optimizer=lambda: adam(1e-8))
+    assert difference(own, of_worker(1, optimizer=lambda: adam(1e-8))) is None
+    assert 'epsilon' in difference(own, of_worker(1, optimizer=lambda: adam(0.25))) or (
+        'computes with' in difference(own, of_worker(1, optimizer=lambda: adam(0.25))))

@@ -7,6 +7,8 @@ from towers.cluster.forward_digest import difference_of_forward, forward_digest
 from towers.cluster.gradient_kinds import difference_of_kinds
 from towers.cluster.several_builds import builds_of
 from towers.cluster.update_numbers import constants_of_updates, difference_of_constants
+from towers.cluster.update_operations import difference_of_operations, operations_of_updates
+from towers.cluster.update_parts import parts_of_updates
 from towers.graph.graph_walk import step_operations
 
 _WORDS = {'workers': 'its list of workers', 'ps': 'its list of parameter servers',
@@ -53,6 +55,7 @@ def fingerprint(cluster, built, examples, optimizer=None, settings=None):
     Raises:
       ClusterError: each worker makes the update itself, and it draws random numbers.
     """
+    parts = parts_of_updates(cluster, built)
     return {
         'kind': cluster.kind, 'workers': list(cluster.workers), 'ps': list(cluster.ps),
         'synchronous': cluster.synchronous, 'backup_workers': cluster.backup_workers,
@@ -62,7 +65,8 @@ def fingerprint(cluster, built, examples, optimizer=None, settings=None):
         'optimizer': optimizer, 'settings': dict(_numbers_of_updates(cluster, built),
                                                  **(settings or {})),
         'forward': forward_digest(built) if cluster.num_workers > 1 else {},
-        'gradients': built.machines.kinds, 'updates': constants_of_updates(cluster, built),
+        'gradients': built.machines.kinds, 'updates': constants_of_updates(parts),
+        'update_operations': operations_of_updates(built, parts),
         'variables': [[variable.op.name, variable.dtype.base_dtype.name,
                        str(variable.get_shape())] for variable in built.variables]}
 
@@ -92,13 +96,21 @@ def difference(own, other):
             return ('its variable %r is on ps %d, and that of worker 0 on ps %d, since the two '
                     'spread other variables: make the same ones on all workers, also those that '
                     'the chief alone needs' % (name, yours[name], mine[name]))
+    for name in sorted(set(yours) - set(mine)) if mine else ():
+        return ('it has the variable %r, and worker 0, which gives the variables on the servers '
+                'their values, has none: it would wait for ever. Make the same ones on all '
+                'workers (in a name scope of its own each optimizer has others, too), or what '
+                'one of them needs for itself in collections=[tf.GraphKeys.LOCAL_VARIABLES]'
+                % name)
     mine, yours = own['settings'], other.get('settings', {})
     for name in sorted(set(mine) | set(yours)):
         if mine.get(name) != yours.get(name):
             return 'its %s is %s, and that of worker 0 %s' % (
                 name, _text(yours.get(name)), _text(mine.get(name)))
-    why = difference_of_constants(own['updates'], other.get('updates', ()))
-    return why or _difference_of_others(own, other)
+    return (difference_of_constants(own['updates'], other.get('updates', ()))
+            or difference_of_operations(own.get('update_operations'),
+                                        other.get('update_operations'))
+            or _difference_of_others(own, other))
 
 
 def _difference_of_others(own, other):

@@ -23,6 +23,7 @@ import zlib
 import tensorflow.compat.v1 as tf
 
 from towers.cluster.forward_nodes import FunctionNodes, GraphNodes, Library
+from towers.cluster.forward_order import difference_of_order, order_of
 from towers.tower.objectives import flat
 
 _DEPTH = 3  # how many operations deep a label looks
@@ -42,7 +43,7 @@ def forward_digest(built):
     Returns:
       Dict: `inputs` and `captured`, lists of shapes, of the first tower's inputs and of what else
       it takes from outside; `types`, dict from types to numbers of operations; `numbers`, list of
-      `[text, how often]`, or None if there are too many; `digest`.
+      `[text, how often]`, or None if there are too many; `digest`; `order`, see `order_of`.
     """
     tower = built.towers[0]
     losses = [each for each in flat(tower.data_loss) + flat(built.regularization_loss)
@@ -59,7 +60,7 @@ def forward_digest(built):
             'captured': sorted(captured.values(), key=str),
             'types': dict(found.types),
             'numbers': [list(each) for each in texts] if len(texts) <= _MOST_TEXTS else None,
-            'digest': _hashed(labels)}
+            'digest': _hashed(labels), 'order': found.order}
 
 
 def difference_of_forward(own, other):
@@ -75,8 +76,10 @@ def difference_of_forward(own, other):
                 'the model function make the same operations on every worker' % ', '.join(
                     _few(['%d %s more' % pair for pair in _counts(yours - mine)])
                     + _few(['%d %s fewer' % pair for pair in _counts(mine - yours)])))
-    if own['inputs'] != other['inputs'] or ours != theirs or own['digest'] == other['digest']:
+    if own['inputs'] != other['inputs'] or ours != theirs:
         return None
+    if own['digest'] == other['digest']:
+        return difference_of_order(own['order'], other['order'])
     mine, yours = [collections.Counter(dict(each['numbers'] or ())) for each in (own, other)]
     if mine != yours and own['numbers'] is not None and other['numbers'] is not None:
         return 'its loss is computed with other numbers: %s, and that of worker 0 %s' % tuple(
@@ -114,10 +117,12 @@ class _Found:
     Attributes:
       types: `Counter` of types of operations.
       texts: `Counter` of constants, with the type that takes them, and of attributes.
+      order: of a graph, see `order_of`.
     """
 
     def __init__(self, functions):
         self.types, self.texts = collections.Counter(), collections.Counter()
+        self.order = []
         self._functions = functions
 
     def labels(self, nodes, ends):
@@ -146,6 +151,8 @@ class _Found:
             forms[key] = ' '.join(form)
             self._count(node, [nodes.number(source) for source, _ in inputs[key]])
             stack.extend(source for source, _ in inputs[key])
+        self.order = order_of(forms, inputs, [nodes.source(end) for end in ends], _SUMS, _ANY_ORDER
+                              ) if isinstance(nodes, GraphNodes) else []
         return list(_deep(forms, inputs).values())
 
     def _count(self, node, numbers):

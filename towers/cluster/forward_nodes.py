@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from towers.graph.graph_walk import functions_of
 from towers.graph.variable_access import VARIABLE_OPS
 
-_HANDS_ON = frozenset([
+HANDS_ON = frozenset([
     'Identity', 'IdentityN', 'Snapshot', 'CheckNumerics', 'CheckNumericsV2', 'Print', 'EnsureShape',
     'DebugIdentity', 'DebugIdentityV2', 'DebugIdentityV3', 'ReadVariableOp', 'PreventGradient',
     'RefIdentity'])
@@ -108,6 +108,11 @@ class _Nodes:
         return Node(kind, attributes, settings, inputs, functions, arguments, True)
 
 
+def node_of(node_def, library):
+    """The `Node` of a `NodeDef`, without its inputs."""
+    return _Nodes(library)._node(node_def, [])
+
+
 class GraphNodes(_Nodes):
     """The operations of a graph, by name.
 
@@ -153,7 +158,7 @@ class GraphNodes(_Nodes):
 
     def _handed_on(self, edge):
         op = self._operations[edge[0]]
-        if op.type not in _HANDS_ON or edge[0] in self._inputs or not op.inputs:
+        if op.type not in HANDS_ON or edge[0] in self._inputs or not op.inputs:
             return None
         if op.type in ('Identity', 'IdentityN') and '_gradient_op_type' in op.node_def.attr:
             return None  # what the gradient is, is said by it
@@ -215,7 +220,7 @@ class FunctionNodes(_Nodes):
 
     def _handed_on(self, edge):
         node = self._nodes.get(edge[0])
-        if node is None or node.op not in _HANDS_ON or '_gradient_op_type' in node.attr and (
+        if node is None or node.op not in HANDS_ON or '_gradient_op_type' in node.attr and (
                 node.op in ('Identity', 'IdentityN')):
             return None
         inputs = self._inputs_of(node)

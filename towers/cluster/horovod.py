@@ -5,6 +5,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.cluster import data_end
 from towers.cluster.machines import Machines
+from towers.cluster.several_builds import shared_scope
 from towers.cluster.shares import Shares
 from towers.cluster.update_state import share_state
 from towers.compat import TF_VERSION
@@ -14,6 +15,7 @@ from towers.reduce.rows import each_row_once, scaled
 from towers.tower.objectives import tensors_of
 
 
+_BEGIN = 'towers_begin/'  # the scope of what sessions begin with, at the root, see `shared_scope`
 _NEWEST = (2, 18)  # version of TensorFlow for which Horovod builds
 
 
@@ -55,6 +57,7 @@ class HorovodMachines(Machines):
         self._hvd = load_horovod()
         self.state, self.gates, self.counts = [], [], {}
         self._own = []  # as in `RingMachines`
+        self._scope = None  # of all that Horovod brings together by its name
 
     @property
     def same_examples(self):
@@ -63,15 +66,17 @@ class HorovodMachines(Machines):
 
     def _over_machines(self, gradients, loss):
         hvd, shares = self._hvd, self._shares
+        self._scope = shared_scope('towers_shared')
         self._own = list(gradients)
-        with only_device('/cpu:0'):
+        with only_device('/cpu:0'), tf.name_scope(self._scope):
             weight = total = None
             if shares.are_weighted:
                 total = hvd.allreduce(shares.own_examples(), op=hvd.Sum, name='towers_examples')
                 weight = shares.weight(total)
         combined = []
         for gradient, variable in gradients:
-            with only_device(variable.device or None), tf.name_scope(variable.op.name):
+            with only_device(variable.device or None), tf.name_scope(
+                    '%ssums/%s/' % (self._scope, variable.op.name)):
                 if weight is not None:
                     gradient = scaled(gradient, weight)
                 # Horovod brings together what has one name, and names it by what it is given: by
@@ -108,17 +113,20 @@ class HorovodMachines(Machines):
         return update
 
     def _of_rank_0(self, variable):
-        with only_device('/cpu:0'):
+        with only_device('/cpu:0'), tf.name_scope(
+                '%sstate/%s/' % (self._scope, variable.op.name)):
             return tf.assign(variable, self._hvd.broadcast(
-                variable.read_value(), 0, name='towers_state/' + variable.op.name)).op
+                variable.read_value(), 0, name='of_rank_0')).op
 
     def added_up(self, number, name):
         """The sum of all processes' numbers, a tensor; `name` is the same on all."""
-        return self._hvd.allreduce(number, op=self._hvd.Sum, name=name)
+        with tf.name_scope(_BEGIN):
+            return self._hvd.allreduce(number, op=self._hvd.Sum, name=name)
 
     def broadcast(self, variables):
         """An operation that gives all processes these variables of rank 0."""
-        return self._hvd.broadcast_variables(variables, 0)
+        with tf.name_scope(_BEGIN):
+            return self._hvd.broadcast_variables(variables, 0)
 
 
 def gathered_lines(text):

@@ -28,6 +28,7 @@ from towers.cluster.machines import Machines
 from towers.cluster.ports import check_server
 from towers.cluster.rounds import FIRST_SERVER, RoundsHook, SentGradients
 from towers.cluster.session_begun import COLLECTIONS, SessionBegun
+from towers.cluster.several_builds import shared_scope
 from towers.cluster.shares import Shares
 from towers.cluster.telling import ServedCode
 from towers.cluster.worker_notes import JOINED, REFUSED, begin_notes, note
@@ -58,7 +59,7 @@ class ServedMachines(Machines):
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
         self._accumulators, self._pushes, self._given = [], [], []
-        self.hook = self.stops = self.codes = self._counted = None
+        self.hook = self.stops = self.codes = self._counted = self._scope = None
         self.gates, self.told_to_stop = [], False
 
     @property
@@ -82,7 +83,8 @@ class ServedMachines(Machines):
             self.begin = begun.begin
             return data_end.after(begun.check(), gradients)
         needed = cluster.num_workers - cluster.backup_workers
-        with tf.name_scope('served') as scope:
+        with tf.name_scope(shared_scope('served')) as scope:
+            self._scope = scope
             self._make_rounds(scope)
             weight = shares.own_examples() if shares.are_weighted else None
             factor = weight
@@ -100,7 +102,7 @@ class ServedMachines(Machines):
                     gradient = scaled(_as(gradient, _summed_dtype(gradient)), factor)
                     if isinstance(gradient, tf.IndexedSlices):
                         gradient = each_row_once(gradient)
-                to_sum.append((gradient, variable.get_shape(), scope + variable.op.name,
+                to_sum.append((gradient, variable.get_shape(), scope + 'sums/' + variable.op.name,
                                '/job:ps/task:%d/device:CPU:0' % tasks[variable.op.name]))
             sums = self._all_summed(to_sum, needed, [] if loss is None else [loss])
             self.hook = RoundsHook(cluster, self._round, self._own_round, self._wants_to_stop,
@@ -141,7 +143,7 @@ class ServedMachines(Machines):
         """The operation of a step: on the chief with the update, elsewhere without."""
         if self.hook is None:
             return update
-        with tf.name_scope('served/'), only_device('/cpu:0'):
+        with tf.name_scope(self._scope), only_device('/cpu:0'):
             if self._cluster.is_chief:
                 with tf.control_dependencies([update, self._notes.begun_now] + self._pushes):
                     self._counted = tf.assign_add(self._own_round, 4)
@@ -176,7 +178,7 @@ class ServedMachines(Machines):
         if self.hook is None or not self._cluster.is_chief or self.hook.holds:
             return
         self.hook.holds = True
-        with tf.name_scope('served/'), only_device('/cpu:0'), tf.control_dependencies(None):
+        with tf.name_scope(self._scope), only_device('/cpu:0'), tf.control_dependencies(None):
             begun = tf.identity(self._own_round.read_value())
         compat.add_control_inputs(self._counted.op, [begun.op])
         for give in self._given:

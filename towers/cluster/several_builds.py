@@ -24,6 +24,22 @@ def builds_of(built):
         return list(tf.get_collection(_KEY))
 
 
+def shared_scope(name):
+    """The name of a scope for what workers share by its name; of each build another one.
+
+    It stands at the root of the graph: the caller's name scope may be one of each worker
+    (`tf.name_scope('worker_%d' % rank)`), and each would wait for ever for what it alone has.
+
+    Args:
+      name: a name, the same on all workers.
+
+    Returns:
+      A text for `tf.name_scope`, which ends with a slash.
+    """
+    count = len(tf.get_collection(_KEY))
+    return '%s%s/' % (name, '_%d' % count if count else '')
+
+
 def check_goes_with_others(cluster):
     """Raises `ClusterError` for one more build of synchronous parameter servers in this graph.
 

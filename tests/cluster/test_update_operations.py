@@ -1,0 +1,53 @@
+"""Operations that an update is made by, told apart among workers that each make it."""
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from towers.cluster.fingerprint import difference
+from test_update_numbers import ASYNCHRONOUS, Own, of_worker
+
+
+def nesterov(is_used):
+    return lambda: tf.train.MomentumOptimizer(0.1, 0.9, use_nesterov=is_used)
+
+
+def changed(change):
+    """`transform_gradients` that changes each gradient."""
+    return lambda pairs: [(change(tf.convert_to_tensor(gradient)), variable)
+                          for gradient, variable in pairs]
+
+
+def by_branch(change):
+    """An optimizer that changes a gradient in a branch, which writes the variable."""
+    def update(variable, gradient):
+        return tf.cond(tf.reduce_sum(gradient) > 0.,
+                       lambda: variable.assign_sub(change(gradient)).op, lambda: tf.no_op())
+    return lambda: Own(lambda variable, gradient: update(
+        variable, tf.convert_to_tensor(gradient)))
+
+
+@pytest.mark.parametrize('resource', [True, False])
+@pytest.mark.parametrize('fields', [{}, ASYNCHRONOUS])
+def test_an_attribute_of_an_optimizer(resource, fields):
+    own = of_worker(0, resource=resource, optimizer=nesterov(False), **fields)
+    assert difference(own, of_worker(1, resource=resource, optimizer=nesterov(False),
+                                     **fields)) is None
+    why = difference(own, of_worker(1, resource=resource, optimizer=nesterov(True), **fields))
+    assert why.startswith("its update of 'table' is made by 1 ") and (
+        'use_nesterov=True, and that of worker 0 by 1 ' in why)
+
+
+@pytest.mark.parametrize('fields', [{}, ASYNCHRONOUS])
+def test_another_transformation(fields):
+    own = of_worker(0, transform=changed(tf.identity), **fields)
+    assert difference(own, of_worker(1, **dict(fields, transform=None))) is None
+    assert difference(own, of_worker(1, transform=changed(tf.sign), **fields)) == (
+        "its update of 'table' is made by 1 Sign, and that of worker 0 by fewer operations. Give "
+        'the same optimizer and transform_gradients on every worker')
+
+
+def test_what_a_branch_writes():
+    own = of_worker(0, optimizer=by_branch(tf.square))
+    assert difference(own, of_worker(1, optimizer=by_branch(tf.square))) is None
+    assert "its update of 'table' is made by 1 Tanh, and that of worker 0 by 1 Square" in (
+        difference(own, of_worker(1, optimizer=by_branch(tf.tanh))))
