@@ -54,7 +54,10 @@ def test_what_is_given_overrides_tf_config():
 
 
 @pytest.mark.parametrize('environment, expected', [
-    ({}, 'needs a worker'), ({'TF_CONFIG': '{"cluster": '}, 'cannot be read'),
+    ({}, 'needs a worker'),
+    ({'TF_CONFIG': '{"cluster": {"ps": ["c:1"]}, "task": {"type": "ps", "index": 0}}'},
+     '^TF_CONFIG names no worker: its "cluster" has "ps" alone. Add "worker": '),
+    ({'TF_CONFIG': '{"cluster": '}, 'cannot be read'),
     ({'TF_CONFIG': '[1]'}, 'cannot be read'),
     (config(('worker', 0.5), worker=[ONE]), 'index 0.5 is no whole number'),
     (config(('worker', True), worker=[ONE, TWO]), 'index True is no whole number'),

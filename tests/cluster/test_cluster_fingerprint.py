@@ -52,6 +52,22 @@ def of_worker(rank, make_optimizer, resource=True, **fields):
         return fingerprint(cluster, built, 4, built.plan.optimizer)
 
 
+@pytest.mark.parametrize('fields, text', [
+    ({}, 'its number of examples a step is 5, and that of worker 0 4'), ({'uneven': True}, None)])
+def test_asynchronous_workers_have_batches_of_one_size(fields, text):
+    """The chief counts the steps of all by its own batch."""
+    def of_batch(rank, size):
+        with tf.Graph().as_default():
+            cluster = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1'], rank=rank, synchronous=False,
+                                     **fields)
+            built = towers.build_towers(
+                lambda x: tf.reduce_mean(x * tf.get_variable('w', [3])), tf.ones([size, 3]),
+                tf.train.GradientDescentOptimizer(.5), 1, 'mean', cluster=cluster)
+            return fingerprint(cluster, built, built.machines.same_examples)
+    assert difference(of_batch(0, 4), of_batch(1, 5)) == text
+    assert difference(of_batch(0, 4), of_batch(1, 4)) is None
+
+
 def falling(step, rate):
     return tf.train.GradientDescentOptimizer(tf.train.exponential_decay(0.5, step, 100, rate))
 

@@ -1,11 +1,11 @@
-"""`until_all_end` in every kind of cluster: the step without data raises everywhere, and changes
-nothing."""
+"""`until_all_end` in every kind of cluster: a worker without data gives no gradient; the step in which
+nobody has data raises everywhere, and changes nothing."""
 
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster.data_end import after, raise_at_end
+from towers.cluster.data_end import after, of_batches, raise_at_end
 from towers.cluster.member import start_server
 from one_process import addresses, together
 
@@ -26,6 +26,23 @@ def test_it_is_raised_in_each_step_that_is_over():
                 with pytest.raises(tf.errors.OutOfRangeError):
                     session.run(fetched, {is_over: True})
         assert session.run([variable, noted]) == [3., True]
+
+
+def test_a_batch_that_is_computed_again_has_no_rows_and_nothing_infinite():
+    active = tf.placeholder(tf.float32, [])
+    dense = tf.get_variable('dense', [2], tf.float64)
+    table = tf.get_variable('table', [4, 2])
+    given = [(tf.constant([float('inf'), 3.], tf.float64), dense),
+             (tf.IndexedSlices(tf.constant([[1., 2.], [3., 4.]]), tf.constant([3, 0]),
+                               tf.constant([4, 2])), table)]
+    (of_dense, first), (of_table, second) = of_batches(given, active)
+    assert (first, second) == (dense, table) and of_dense.dtype == tf.float64
+    fetches = of_dense, of_table.indices, of_table.values, of_table.dense_shape
+    with tf.Session() as session:
+        found = [[each.tolist() for each in session.run(fetches, {active: number})]
+                 for number in (1., 0.)]
+    assert found == [[[float('inf'), 3.], [3, 0], [[1., 2.], [3., 4.]], [4, 2]],
+                     [[0., 0.], [], [], [4, 2]]]
 
 
 def model_fn(numbers):
@@ -55,8 +72,11 @@ class Ends(tf.train.SessionRunHook):
         self.values = session.run(self._variables)
 
 
-def trained(kind, batches):
+def trained(kind, batches, model=None):
     """[(steps that each worker has done, its variables at the end)]: batches of one number."""
+    def clipped(pairs):
+        gradients, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 1.)
+        return list(zip(gradients, [variable for _, variable in pairs]))
     if kind == 'ps':
         workers, ps = addresses(len(batches), 2)
         servers = [start_server(each, each.session_config(tf.ConfigProto())) for each in (
@@ -67,12 +87,14 @@ def trained(kind, batches):
 
     def work(rank):
         with tf.Graph().as_default():
-            data = tf.data.Dataset.from_tensor_slices(tf.constant(batches[rank], tf.float64))
+            data = tf.data.Dataset.from_tensor_slices(tf.constant(
+                batches[rank], tf.float64 if model is None else tf.int32))
             feed = towers.until_all_end(data.batch(1))
             cluster = towers.Cluster(kind, workers, ps, rank=rank, active=feed.active)
             built = towers.build_towers(
-                model_fn, feed.inputs, tf.train.MomentumOptimizer(1., 0.5), 1, 'mean',
-                global_step=tf.train.get_or_create_global_step(), cluster=cluster)
+                model or model_fn, feed.inputs, tf.train.MomentumOptimizer(1., 0.5), 1,
+                'mean', global_step=tf.train.get_or_create_global_step(), cluster=cluster,
+                transform_gradients=None if model is None else clipped)
             counted = tf.get_variable('counted', [], tf.int32, tf.zeros_initializer(),
                                       collections=[tf.GraphKeys.LOCAL_VARIABLES])
             with tf.control_dependencies([built.train_op]):
@@ -109,6 +131,42 @@ def test_all_end_in_the_step_without_data_which_changes_nothing(kind, batches):
         # A worker's first batch, again and again, is not in what it keeps of its own batches.
         own = batches[0 if kind == 'ps' else rank]
         assert (values['seen'], values['steps']) == (sum(own), len(own))
+
+
+def looked_up(rows):
+    """Each row of a table times its own number, and a part that is infinite for row 1 once that row
+    is below -0.25: by 0 it would be NaN."""
+    table = tf.get_variable('table', [4], tf.float64, tf.zeros_initializer())
+    scale = tf.get_variable('scale', [], tf.float64, tf.ones_initializer())
+    of_rows = tf.gather(table, rows)
+    steep = tf.where_v2(of_rows < -.25, tf.fill(tf.shape(rows), tf.constant(
+        float('inf'), tf.float64)), tf.ones_like(of_rows))
+    only_1 = tf.where_v2(tf.equal(rows, 1), steep, tf.ones_like(steep))
+    return tf.reduce_mean(of_rows) + tf.reduce_mean(only_1) * scale
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['ring', 'ps'])
+@pytest.mark.parametrize('ends_first', [1, 0])
+def test_rows_of_a_worker_without_data_are_not_updated(kind, ends_first):
+    """By hand: of both rows the gradient is .5; then of row 0 alone, 1, and row 1 stays where it is.
+    Clipping to a norm of 1 sees sqrt(.5 + 1), and then sqrt(1 + 1), with the scale's gradient."""
+    batches = {ends_first: [1], 1 - ends_first: [0, 0, 0]}
+    results = trained(kind, [batches[0], batches[1]], looked_up)
+    rows, moved, scale, of_scale = [0., 0.], [0., 0.], 1., 0.
+    for given in ([.5, .5], [1., None], [1., None]):
+        norm = sum(each ** 2 for each in given if each is not None) + 1.
+        for row, gradient in enumerate(given):
+            if gradient is not None:
+                moved[row] = .5 * moved[row] + gradient / max(norm ** .5, 1.)
+                rows[row] -= moved[row]
+        of_scale = .5 * of_scale + 1. / max(norm ** .5, 1.)
+        scale -= of_scale
+    for done, values in results:
+        assert done == 3
+        assert values['table'].tolist() == pytest.approx(rows + [0., 0.], rel=1e-12)
+        assert values['table/Momentum'].tolist() == pytest.approx(moved + [0., 0.], rel=1e-12)
+        assert values['scale'] == pytest.approx(scale, rel=1e-12)
 
 
 def test_asynchronous_workers_are_told_that_each_ends_by_itself():

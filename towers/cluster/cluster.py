@@ -41,7 +41,8 @@ class Cluster(collections.namedtuple('Cluster', [
       synchronous: for `'ps'`: whether a step waits for the gradients of all workers.
       backup_workers: for synchronous `'ps'`: how many workers' gradients a step does not wait for.
       uneven: whether workers may have batches of different size. A batch without a static size
-        counts as uneven; static sizes that differ are refused at the start unless this is True.
+        counts as uneven; static sizes that differ are refused at the start unless this is True,
+        of asynchronous workers, too.
       active: float scalar tensor of this process, 1 or 0: with 0 its batch counts as empty; see
         `until_all_end`. None: always 1. Not with asynchronous workers.
       partition_bytes: for `'ps'`: the least bytes of a part of a variable, see `partitioner`.
@@ -150,6 +151,12 @@ class Cluster(collections.namedtuple('Cluster', [
         found = dict({'workers': jobs['chief'] + jobs['worker'], 'ps': jobs['ps']}, **fields)
         if kind is None:
             kind = 'ps' if found['ps'] else 'ring'
+        if kind != 'horovod' and 'workers' not in fields and any(jobs.values()) and (
+                not found['workers']):
+            raise ClusterError(
+                'TF_CONFIG names no worker: its "cluster" has %s alone. Add "worker": '
+                '["host:port", …] to it.' % ' and '.join(
+                    '"%s"' % name for name in sorted(jobs) if jobs[name]))
         if kind == 'horovod':  # which numbers its workers itself
             job = found.get('job') or (task or ['worker'])[0]
             found['job'] = 'worker' if job == 'chief' else job

@@ -1,4 +1,5 @@
-"""The step in which no worker has data: it raises, and changes nothing."""
+"""The data of workers end: one without data gives no gradient, and the step in which no worker has
+data raises, and changes nothing."""
 
 import tensorflow.compat.v1 as tf
 
@@ -49,6 +50,37 @@ def own_data(cluster, gradients):
         return gradients, []
     ended = raise_at_end(cluster.active < .5)
     return after(ended, gradients), [ended]
+
+
+def of_batches(gradients, active):
+    """Gradients of which nothing is left in a worker that computes its first batch again.
+
+    A weight of 0 is not enough. An optimizer updates the rows that a sparse gradient has, also
+    where they are zeros: momentum moves them on. And 0 times infinity, of weights for which nobody
+    has looked at that batch, is NaN in the sum of all workers.
+
+    Args:
+      gradients: list of `(gradient, variable)`.
+      active: float scalar, 0 in a worker whose own data have ended.
+
+    Returns:
+      Such a list. Without data its dense gradients are zeros, and sparse ones have no row.
+    """
+    with only_device('/cpu:0'):
+        has_batch = active >= .5
+        of_rows = tf.cast(has_batch, tf.int32)
+    found = []
+    for gradient, variable in gradients:
+        values = getattr(gradient, 'values', gradient)
+        with only_device(values.device or None), tf.name_scope('of_batches'):
+            if isinstance(gradient, tf.IndexedSlices):
+                rows = of_rows * tf.shape(gradient.indices)[0]
+                gradient = tf.IndexedSlices(values[:rows], gradient.indices[:rows],
+                                            gradient.dense_shape)
+            else:
+                gradient = tf.where_v2(has_batch, gradient, tf.zeros_like(gradient))
+        found.append((gradient, variable))
+    return found
 
 
 def same(gradient):

@@ -1,6 +1,7 @@
-"""What every combination of gradients over machines notes for the comparison of the workers."""
+"""What every combination of gradients over machines does: a worker without data gives none, and what
+has to be the same on all workers is noted for their comparison."""
 
-from towers.cluster import several_builds
+from towers.cluster import data_end, several_builds
 from towers.cluster.gradient_kinds import kinds_of
 
 
@@ -25,6 +26,8 @@ class Machines:
           Such a list; in a ring and by Horovod the same on every worker bit for bit.
         """
         self.kinds = kinds_of(self._cluster, gradients)
+        if self._cluster.active is not None and self._cluster.num_workers > 1:
+            gradients = data_end.of_batches(gradients, self._cluster.active)
         self.combined = self._over_machines(gradients, loss)
         return self.combined
 

@@ -14,6 +14,7 @@ from towers.arguments import (check_config, check_function, check_instance, chec
                               check_say)
 from towers.build.built import BuiltTowers
 from towers.cluster import feed, same_step, session_begun, spread
+from towers.cluster.awaited_chief import AwaitedChief, WaitingCreator
 from towers.cluster.cluster import Cluster
 from towers.cluster.cut_tables import check_lookups
 from towers.cluster.ended_workers import EndedWorkers
@@ -52,10 +53,11 @@ class Member:
     """
 
     def __init__(self, cluster: typing.Any, built: typing.Any, target: typing.Any,
-                 config: typing.Optional[tf.ConfigProto], watch: typing.Any):
+                 config: typing.Optional[tf.ConfigProto], watch: typing.Any,
+                 chief: typing.Any = None):
         self.cluster, self.is_chief = cluster, cluster.is_chief
         self.target, self.config = target, config
-        self._watch, self._built = watch, built
+        self._watch, self._built, self._chief = watch, built, chief
         self._begin = BeginHook(cluster, built, target, config, lambda: self.lost(DEAD_AFTER))
         self.hooks = [self._begin] + ([StepWatchHook(watch)] if watch is not None else [])
         if cluster.kind in ('ring', 'horovod'):
@@ -89,7 +91,7 @@ class Member:
         """
         scaffold = tf.train.Scaffold()
         if self.cluster.kind == 'ps' and not self.is_chief:
-            creator = _WaitingCreator(scaffold, self.target, self.config)
+            creator = WaitingCreator(scaffold, self.target, self.config, self._chief)
         else:
             creator = tf.train.ChiefSessionCreator(scaffold, self.target, self.config)
         return session_class(self.session_creator(creator, scaffold), self.hooks + list(hooks))
@@ -122,7 +124,8 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
       cluster: `Cluster`, the one given to `build_towers`.
       built: what `build_towers` returned.
       config: `tf.ConfigProto`; None for `session_config` of the towers.
-      start_timeout: seconds to wait for the others.
+      start_timeout: seconds to wait for the others; on parameter servers also for the first session
+        of a chief that has failed, or does not answer.
       dead_after: seconds of silence after which another worker of a ring is gone. The process is
         then ended with a message that names it, and exit status 1, unless it ends by itself within
         5 seconds. On parameter servers: seconds that a step may take before a line says who does
@@ -168,13 +171,15 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         with Waiting(lambda: 'parameter servers' if cluster.is_chief else
                      '%s, the chief' % cluster.who(0), start_timeout, say):
             agree(cluster, own, server.target, config, deadline)
+        chief = None if cluster.is_chief else AwaitedChief(
+            cluster, EndedWorkers(cluster, server.target, config), start_timeout, say)
         if built.machines.hook is not None:
-            built.machines.hook.say = say
+            built.machines.hook.say, built.machines.hook.chief = say, chief
         ended, waits = threading.Event(), cluster.synchronous and cluster.num_workers > 1
         asked = EndedWorkers(cluster, server.target, config) if waits else None
 
         def tell(error):
-            if waits:
+            if cluster.num_workers > 1:
                 note_failure(cluster, server.target, config,
                              '%s: %s' % (type(error).__name__, reason_of(error)))
         stall = StallWatch(
@@ -186,12 +191,12 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
             lambda why: _lose(_missing_error(cluster, why), on_lost, ended, tell))
         try:
             with _explained_in_words():
-                joined = Member(cluster, built, server.target, config, stall)
+                joined = Member(cluster, built, server.target, config, stall, chief)
                 if cluster.is_chief:
                     # Before the rounds begin, by which the others hear of the session.
                     joined.hooks.insert(0, ToldAgainHook(lambda: agree(
                         cluster, own, server.target, config, time.monotonic() + start_timeout)))
-                joined.hooks.append(BegunAnewHook(cluster, built.machines.hook, say))
+                joined.hooks.append(BegunAnewHook(cluster, built.machines.hook, say, chief))
                 yield joined
         except BaseException as error:
             tell(error)
@@ -281,24 +286,6 @@ class _OnceCreator(tf.train.SessionCreator):
             raise self._member.lost(DEAD_AFTER) or lost_session(self._member.cluster)
         self._made = True
         return self._creator.create_session()
-
-
-class _WaitingCreator(tf.train.SessionCreator):
-    """Makes sessions when the chief has initialised or restored the variables.
-
-    It looks every second; `tf.train.WorkerSessionCreator` looks every 30 seconds.
-    """
-
-    def __init__(self, scaffold, target, config):
-        self._scaffold, self._target, self._config = scaffold, target, config
-
-    def create_session(self):
-        self._scaffold.finalize()
-        manager = tf.train.SessionManager(
-            local_init_op=self._scaffold.local_init_op, ready_op=self._scaffold.ready_op,
-            ready_for_local_init_op=self._scaffold.ready_for_local_init_op,
-            graph=tf.get_default_graph(), recovery_wait_secs=1)
-        return manager.wait_for_session(self._target, config=self._config)
 
 
 @contextlib.contextmanager

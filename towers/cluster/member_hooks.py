@@ -179,14 +179,16 @@ class BegunAnewHook(OccasionalHook):
     A session that is lost with a server is made again without a word of TensorFlow's.
     """
 
-    def __init__(self, cluster, rounds, say):
+    def __init__(self, cluster, rounds, say, awaited=None):
         """
         Args:
           cluster: `Cluster` with parameter servers.
           rounds: `RoundsHook`, called before this one; None of asynchronous workers.
           say: called with the line.
+          awaited: `AwaitedChief`, to be told that the session has begun; None of the chief.
         """
         self._cluster, self._rounds, self._say = cluster, rounds, say
+        self._awaited = awaited
         self._is_first, self._global_step = True, None
 
     def begin(self):
@@ -194,6 +196,8 @@ class BegunAnewHook(OccasionalHook):
         self._is_first, self._global_step = True, tf.train.get_global_step()
 
     def after_create_session(self, session, coord):
+        if self._awaited is not None:
+            self._awaited.has_begun = True
         if not self._is_first:
             step = None if self._global_step is None else int(session.run(self._global_step))
             self._say('beginning anew ' + self._what(step))

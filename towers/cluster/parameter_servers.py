@@ -65,7 +65,8 @@ class ServedMachines(Machines):
     @property
     def same_examples(self):
         """This machine's number of examples, if all machines need the same number; else None."""
-        return self._shares.same_examples if self._cluster.synchronous else None
+        # Asynchronous workers need it, too: the chief counts steps of all by its own batch.
+        return self._shares.same_examples
 
     def _over_machines(self, gradients, loss):
         """The gradients for the update: list of `(gradient, variable)`.

@@ -75,6 +75,7 @@ class RoundsHook(OccasionalHook):
 
     Attributes:
       say: called with a line when this worker begins anew, or waits for the chief before it begins.
+      chief: `AwaitedChief`, which ends a wait in vain for the chief's first session; or None.
       holds: whether the chief gives the tokens of a step when it begins the next one.
       chief_is_anew: whether the session of the chief's that this worker has joined last is another
         one than that before.
@@ -90,6 +91,7 @@ class RoundsHook(OccasionalHook):
           notes: `SentGradients`.
         """
         self.say, self.holds, self._is_anew = print, False, False
+        self.chief = None
         # Of the chief's sessions that this worker has joined, and ended: the first rounds.
         self._joined = self._ended = None
         self.chief_is_anew = False
@@ -142,7 +144,7 @@ class RoundsHook(OccasionalHook):
         with Waiting(lambda: 'the next %s of %s, the chief' % (
                 'session' if self._is_between else 'step', self._cluster.who(0)), None, self.say):
             while not session.run(self._is_set):
-                time.sleep(_POLL)
+                self._pause()
             before, newest = self._joined, self._round_to_join(session)
         self.chief_is_anew = before not in (None, self._joined)
         session.run([self._set_own, self._note_begin, self._note_joined], {self._first: newest})
@@ -176,7 +178,17 @@ class RoundsHook(OccasionalHook):
                         '%s was ended while it sent the gradients of a step, and nobody can tell '
                         'which of them have been added up. End all workers and start them again: '
                         'they go on from the last checkpoint.' % self._cluster.who(rank))
-            time.sleep(_POLL)
+            self._pause()
+
+    def _pause(self):
+        """Between two looks at what the chief has done.
+
+        Raises:
+          WorkerLostError: its first session will not begin.
+        """
+        if self.chief is not None:
+            self.chief.look()
+        time.sleep(_POLL)
 
     def end(self, session):
         """Notes that this worker has ended; a token of the chief's tells those who wait for one."""
