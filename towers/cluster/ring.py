@@ -184,7 +184,7 @@ class RingMachines(Machines):
             if self.watch is not None:
                 self.watch.step_ends()
 
-    def train_op(self, update, before=()):
+    def train_op(self, update, before=(), replicated=()):
         """The operation of a step: the update, which every worker makes.
 
         What training reads of worker 0's state goes to the others, see `share_state`.
@@ -193,7 +193,7 @@ class RingMachines(Machines):
             return update
         update, self.state, self.counts = share_state(
             update, before, self._own, self.combined, not self._shares.are_weighted,
-            lambda variable: broadcast_variables(self._cluster, [variable]))
+            lambda variable: broadcast_variables(self._cluster, [variable]), replicated)
         self.codes.finish(update, _CPU)
         return self._same_step.counted(update)
 

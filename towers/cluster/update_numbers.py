@@ -43,7 +43,10 @@ def constants_of_updates(cluster, built):
     ends = [tensor.op for tensor in tensors_of(built.machines.combined)] + [
         op for op in step if op.type.startswith(_ADDED_UP)]
     writing = _writing(built, step, ends)
-    seen = {op.name for op in ends} | _of_own_batch(step, ends)
+    shards = [leaf.op for tower in built.towers
+              for leaf in tf.nest.flatten(tower.inputs, expand_composites=True)
+              if leaf is not None]
+    seen = {op.name for op in ends} | _of_own_batch(step, ends, shards)
     functions, by_constants = _Functions(), {}
     trained = {variable.op.name for _, variable in built.gradients}
     for name in sorted(writing, key=lambda name: (name not in trained, name)):
@@ -86,11 +89,17 @@ def _writing(built, step, ends):
     return writing
 
 
-def _of_own_batch(step, ends):
-    """Names of the operations that depend on this worker's batch, but for the sums `ends`."""
+def _of_own_batch(step, ends, shards):
+    """Names of the operations that depend on this worker's batch, but for the sums `ends`.
+
+    Args:
+      step: the operations of a step.
+      ends: the operations of the sums over the workers.
+      shards: the operations of the towers' inputs, behind which there may be nothing but constants.
+    """
     ended = {op.name for op in ends}
     before = [op for op in step if op.name not in ended]
-    return reachable_from([op for op in before if is_random(op) or not (
+    return reachable_from(shards + [op for op in before if is_random(op) or not (
         op.inputs or op.type == 'Const' or op.type in VARIABLE_OPS)], before)
 
 
