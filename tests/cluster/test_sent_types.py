@@ -9,8 +9,8 @@ from towers.cluster import sent_types
 from towers.cluster.ring_rows import SparseGradients
 from towers.errors import ClusterError
 
-KINDS = ['bool', 'uint8', 'uint16', 'uint32', 'uint64', 'int8', 'int16', 'int32', 'int64', 'float16',
-         'float32', 'float64', 'complex64', 'complex128']
+KINDS = ['bool', 'uint8', 'uint16', 'uint32', 'uint64', 'int8', 'int16', 'int32', 'int64',
+         'float16', 'float32', 'float64', 'complex64', 'complex128']
 
 
 def test_every_type_of_number_comes_back_bit_for_bit():

@@ -2,8 +2,9 @@
 
 A model that reads a variable, and then writes it in its forward pass, reads the value that the step
 before has written. Of N towers only the first one writes; its write waits until all towers have
-read. The first tower's own order is the model's. In a ring, where each worker has the variables, the
-first tower of a worker stands for another tower of one machine: the write waits for its reads, too.
+read. The first tower's own order is the model's. In a ring, where each worker has the variables,
+the first tower of a worker stands for another tower of one machine: the write waits for its reads,
+too.
 """
 
 import collections
