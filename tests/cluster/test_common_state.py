@@ -8,6 +8,7 @@ import towers
 from towers.cluster.common_state import read_by_training
 from towers.cluster.member import start_server
 from towers.errors import SharedVariableError
+from towers.graph.graph_walk import step_operations
 from one_process import addresses, together, train
 
 INPUTS = [np.array([1., 3.]), np.array([10., 6.])]  # of the two workers
@@ -132,3 +133,23 @@ def test_what_the_forward_pass_writes_and_reads_is_refused():
                 towers.build_towers(
                     model_fn, (tf.ones([4], tf.float64),), tf.train.GradientDescentOptimizer(.1), 1,
                     cluster=towers.Cluster('ps', ['a:1', 'a:2'], ['b:1'], rank=rank))
+
+
+@pytest.mark.parametrize('use_resource', [False, True])
+def test_a_write_waits_for_the_one_tower_of_its_worker(use_resource):
+    """What the loss takes the value by: of a reference variable the subtraction itself."""
+    def model_fn(inputs):
+        with tf.variable_scope('', use_resource=use_resource):
+            weight, mean = tf.get_variable('weight', []), tf.get_variable('mean', [],
+                                                                          trainable=False)
+            written.append(tf.assign(mean, tf.reduce_mean(inputs)))
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, written[0])
+            taken.append(weight * inputs - mean)
+            return tf.reduce_mean(taken[0])
+    written, taken = [], []
+    towers.build_towers(model_fn, (tf.ones([2]),), tf.train.GradientDescentOptimizer(.1), 1,
+                        cluster=towers.Cluster('ring', ['a:1', 'b:1']))
+    write = next(op for op in step_operations([written[0]]) if 'Assign' in op.type)
+    reads = taken[0].op if not use_resource else next(
+        tensor.op for tensor in taken[0].op.inputs if tensor.op.type == 'ReadVariableOp')
+    assert reads in write.control_inputs

@@ -122,12 +122,19 @@ def test_copies_on_every_tower_get_the_gradient_of_all_machines():
     close(weights, results[1]['last'])
 
 
+OTHERS = {each.dtype.name: each for each in (
+    np.array([1.1 + 2.2j, -0. + np.inf * 1j], np.complex64), np.array([.1 + 1e-300j] * 3))}
+
+
 def test_momentum_and_types_that_are_no_floats_begin_as_worker_0_has_them():
     def model_fn(inputs):
         weights = tf.get_variable('w', [2], tf.float32, tf.random_normal_initializer())
         flag = tf.get_variable('flag', [3], tf.bool, tf.constant_initializer(True), trainable=False)
         count = tf.get_variable('count', [], tf.int64, tf.constant_initializer(2 ** 60 + 1),
                                 trainable=False)
+        for name, value in OTHERS.items():
+            tf.get_variable(name, initializer=tf.constant(value), trainable=False,
+                            use_resource=True)
         used = tf.cast(flag[0], tf.float32) + 0. * tf.cast(count, tf.float32)
         return tf.reduce_mean(inputs * weights) * used
     workers = addresses(2)
@@ -137,6 +144,8 @@ def test_momentum_and_types_that_are_no_floats_begin_as_worker_0_has_them():
     for name, value in results[0]['last'].items():
         assert value.tobytes() == results[1]['last'][name].tobytes(), name
     assert results[1]['last']['count'] == 2 ** 60 + 1
+    for name, value in OTHERS.items():
+        assert results[1]['last'][name].tobytes() == value.tobytes()
     assert results[1]['last']['global_step'] == 3
 
 

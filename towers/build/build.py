@@ -183,8 +183,9 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         if request.accumulate > 1:
             check_order([update.train_op])
         if machines is not None:
-            update = update._replace(train_op=machines.train_op(update.train_op,
-                                                                update.before))
+            update = update._replace(train_op=machines.train_op(
+                update.train_op, update.before,
+                request.replicas.names() if request.replicas is not None else ()))
         if staged is not None:
             update, staged = with_next_batch(update, staged, outputs.loss, combined)
     joined = [variable for each in flat(combined) for variable in each.joined]

@@ -168,7 +168,8 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
                  len(names) > 1 or loss_scale is not None or cluster is not None), accumulate,
         NamesOnOneMachine(_before(cluster, len(names)), name,
                           _before(cluster, len(parts))),
-        None if cluster is None else cluster.served_rank)
+        None if cluster is None else cluster.served_rank,
+        cluster is not None and cluster.has_copies)
     return Request(
         optimizer, objectives, names, reduction,
         1. if reduction == 'mean' else float(len(names)), remainder, global_step, learning_rate,

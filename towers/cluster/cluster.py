@@ -183,6 +183,11 @@ class Cluster(collections.namedtuple('Cluster', [
         return self.rank if several else None
 
     @property
+    def has_copies(self):
+        """Whether each of several workers has the variables, and makes the update itself."""
+        return self.kind != 'ps' and self.num_workers > 1
+
+    @property
     def name(self):
         """`'worker 1 of 3'`."""
         return '%s %d of %d' % (self.job, self.rank,

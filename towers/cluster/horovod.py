@@ -103,13 +103,13 @@ class HorovodMachines(Machines):
         """As `RingMachines.counted`."""
         return examples * self._cluster.num_workers
 
-    def train_op(self, update, before=()):
+    def train_op(self, update, before=(), replicated=()):
         """As `RingMachines.train_op`."""
         if self._cluster.num_workers == 1:
             return update
         update, self.state, self.counts = share_state(
             update, before, self._own, self.combined, not self._shares.are_weighted,
-            self._of_rank_0)
+            self._of_rank_0, replicated)
         return update
 
     def _of_rank_0(self, variable):

@@ -140,7 +140,7 @@ class ServedMachines(Machines):
             return examples
         return examples * self._cluster.num_workers if self._cluster.is_chief else 0
 
-    def train_op(self, update, before=()):
+    def train_op(self, update, before=(), replicated=()):
         """The operation of a step: on the chief with the update, elsewhere without."""
         if self.hook is None:
             return update

@@ -10,7 +10,7 @@ goes on. Sparse gradients are sent as rows.
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.cluster import data_end
+from towers.cluster import data_end, sent_types
 from towers.cluster.machines import Machines
 from towers.cluster.ring_rows import SparseGradients
 from towers.cluster.same_step import SameStep
@@ -184,7 +184,7 @@ class RingMachines(Machines):
             if self.watch is not None:
                 self.watch.step_ends()
 
-    def train_op(self, update, before=()):
+    def train_op(self, update, before=(), replicated=()):
         """The operation of a step: the update, which every worker makes.
 
         What training reads of worker 0's state goes to the others, see `share_state`.
@@ -193,7 +193,7 @@ class RingMachines(Machines):
             return update
         update, self.state, self.counts = share_state(
             update, before, self._own, self.combined, not self._shares.are_weighted,
-            lambda variable: broadcast_variables(self._cluster, [variable]))
+            lambda variable: broadcast_variables(self._cluster, [variable]), replicated)
         self.codes.finish(update, _CPU)
         return self._same_step.counted(update)
 
@@ -243,10 +243,8 @@ class RingMachines(Machines):
             dtype = packed.dtype.base_dtype
             if weight is not None:
                 packed = scaled(packed, weight)
-            if dtype not in compat.COLLECTIVE_DTYPES:
-                packed = tf.cast(packed, tf.float32)
-            packed = ring.reduce_in_turns(packed, weight is None and self._shares.is_mean, last)
-            packed = tf.cast(packed, dtype)
+            packed = sent_types.from_added(ring.reduce_in_turns(
+                sent_types.to_added(packed), weight is None and self._shares.is_mean, last), dtype)
             pieces = [packed] if len(parts) == 1 else all_reduce.unpacked(packed, variables)
             reduced.update(zip((variable.op.name for variable in variables), pieces))
         return reduced
@@ -280,7 +278,7 @@ def broadcast_variables(cluster, variables):
     last, done = [], []
     for variable in sorted(variables, key=lambda each: each.op.name):
         dtype, shape = variable.dtype.base_dtype, variable.get_shape()
-        sent = next((sent for sent, dtypes in _SENT_AS if dtype in dtypes), None)
+        sent = sent_types.sent_type(dtype)
         if sent is None or not shape.is_fully_defined():
             raise ClusterError(
                 'variable %r is %s of shape %s, which a ring cannot send to the other workers: '
@@ -288,18 +286,13 @@ def broadcast_variables(cluster, variables):
                     variable.op.name, dtype.name, shape))
         with only_device(_CPU), tf.name_scope('broadcast'):
             with tf.control_dependencies(last):
-                value = tf.cast(variable.read_value(), sent) if cluster.rank == 0 else None
-                value = ring.broadcast(value, shape, sent)
+                value = (sent_types.to_sent(variable.read_value()) if cluster.rank == 0
+                         else None)
+                value = ring.broadcast(value, sent_types.sent_shape(shape, dtype), sent)
             last = [value]
             done.append(value.op if cluster.rank == 0 else
-                        tf.assign(variable, tf.cast(value, dtype)).op)
+                        tf.assign(variable, sent_types.from_sent(value, dtype)).op)
     return tf.group(*done)
-
-
-_SENT_AS = (  # types that every version sends, and what each of them holds without loss
-    (tf.float32, (tf.float32, tf.float16, tf.bfloat16)), (tf.float64, (tf.float64,)),
-    (tf.int32, (tf.int32, tf.bool, tf.uint8, tf.int8, tf.int16, tf.uint16)),
-    (tf.int64, (tf.int64, tf.uint32)))
 
 
 def _bytes(tensor):

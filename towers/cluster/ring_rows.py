@@ -48,6 +48,11 @@ class SparseGradients:
                 raise ClusterError('the sparse gradient of %r has rows of unknown shape, which '
                                    'cannot be sent: give the variable a static shape.'
                                    % variable.op.name)
+            if slices.values.dtype.base_dtype.is_complex:
+                raise ClusterError(
+                    'the sparse gradient of %r has rows of %s, which a ring cannot add up: hold '
+                    'the real and the imaginary parts in a variable of a floating type each.' % (
+                        variable.op.name, slices.values.dtype.base_dtype.name))
         # Of each: the rows' indices, each once, and the place of each given row among them.
         self._found = [tf.unique(slices.indices) for slices, _ in gradients]
         own = tf.cast(tf.stack([tf.size(rows) for rows, _ in self._found]), tf.float64)

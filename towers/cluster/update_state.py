@@ -6,9 +6,11 @@ update itself, so that in each step all have to read one value. Worker 0's goes 
 
     right after its write, and what the update reads waits for that.
 
-What has to be read before the write, since the new value is computed from it, gets what worker 0
-had written in the step before. A reference variable has no such copies of its value: the update
-reads it anew, after the write.
+The same holds for a trained variable that the model writes from its batch besides (centers of
+classes that follow their examples), and for a slot of an optimizer: worker 0's goes to the others
+after the model's write and before the optimizer's. What has to be read before the write, since the
+new value is computed from it, gets what worker 0 had written in the step before. A reference
+variable has no such copies of its value: the update reads it anew, after the write.
 """
 
 import collections
@@ -18,17 +20,15 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.cluster.common_state import (counts_of_model, read_by_training,
                                          read_from_state)
+from towers.cluster.step_writes import ADDED_UP, StepWrites
 from towers.errors import ClusterError
 from towers.graph.frames import Frames
-from towers.graph.graph_walk import is_random, reachable_from, step_operations
+from towers.graph.graph_walk import reachable_from, step_operations
 from towers.graph.variable_access import VARIABLE_OPS, is_variable, read_from, variable_op
-from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
+from towers.tower.inline_updates import Write, writes_used
 from towers.tower.objectives import tensors_of
 from towers.tower.write_order import gates, to_wait_for
-
-_ADDED_UP = ('Collective', 'Horovod')
-"""Beginnings of types of operations whose results are the same on all workers."""
 
 Shared = collections.namedtuple('Shared', 'train_op state counts')
 """A step in which all workers have the same state.
@@ -41,7 +41,7 @@ Fields:
 """
 
 
-def share_state(update, before, own, combined, same_batches, broadcast):
+def share_state(update, before, own, combined, same_batches, broadcast, replicated=()):
     """Gives worker 0's state to the other workers: `Shared`.
 
     Args:
@@ -52,14 +52,17 @@ def share_state(update, before, own, combined, same_batches, broadcast):
       same_batches: see `read_by_training`.
       broadcast: function that makes the operation by which all workers get worker 0's value of a
         variable.
+      replicated: names of the variables of which this worker's towers have replicas.
 
     Raises:
-      ClusterError: a read can be put neither before nor after a write.
+      ClusterError: a read can be put neither before nor after a write; or a trained variable that
+        the model writes from its batch, and whose value it uses or passes on before it was sent.
     """
     trained, gradients = [variable for _, variable in own], [gradient for gradient, _ in own]
     step = _Step(update, before, trained, combined, same_batches)
     early = step.read_by_update()
-    names = {variable.op.name for variable in early}
+    names = {variable.op.name for variable, _ in early}
+    _check_trained(early, own, replicated)
     late = sorted((variable for variable in read_by_training(
         gradients, update, trained, before, same_batches)
                    if variable.op.name not in names), key=lambda variable: variable.op.name)
@@ -72,7 +75,35 @@ def share_state(update, before, own, combined, same_batches, broadcast):
     if last:
         with tf.control_dependencies([update] + last):
             update = tf.group(*last)
-    return Shared(update, early + late, counts)
+    return Shared(update, [variable for variable, _ in early] + late, counts)
+
+
+def _check_trained(early, own, replicated):
+    """Raises for a trained variable whose new value comes to be used before worker 0's is there.
+
+    Args:
+      early: as `_Step.read_by_update` returns them.
+      own, replicated: as for `share_state`.
+    """
+    trained, gradients = {variable.op.name for _, variable in own}, tensors_of(own)
+    for variable, writes in early:
+        name = variable.op.name
+        if name not in trained:
+            continue
+        if name in replicated:
+            raise ClusterError(
+                "variable_device='replicated', and an update writes the trained variable %r from "
+                'the batch of each worker (%r): the replicas would get what this worker has '
+                "written, and not worker 0's. Use another variable_device." % (
+                    name, writes[0].name))
+        step = {op.name for op in step_operations(gradients)}
+        inline = [Write(op, [name]) for op in writes if op.name in step]
+        if writes_used(inline, gradients, step):
+            raise ClusterError(
+                'the forward pass writes the trained variable %r from the batch of each worker '
+                '(%r) and computes with the new value: each worker would compute with its own, '
+                "where on one machine all towers have the first one's. Put the update into the "
+                "collection UPDATE_OPS, or return it in 'updates'." % (name, inline[0].op.name))
 
 
 class _Step:
@@ -81,12 +112,8 @@ class _Step:
     def __init__(self, update, before, trained, combined, same_batches):
         """See `share_state`."""
         self._update, self._before, self._combined = update, list(before), tensors_of(combined)
-        self._same_batches = same_batches
-        self._finder = Writes(tf.get_default_graph())
-        self._step = {op.name for op in step_operations([update])}
-        self._models = {op.name for op in step_operations(before)}
+        self._writes = StepWrites(update, before, trained, same_batches)
         self._trained = {variable.op.name for variable in trained}
-        self._writes, self._common = {}, {}
         self._read = collections.OrderedDict()  # variables, by name
         self._operations = self._of_update(trained)
 
@@ -95,24 +122,25 @@ class _Step:
 
         Notes the variables they read. The model's operations are not followed.
         """
-        known = {variable.op.name: variable for variable in tf.global_variables()}
+        known = {variable.op.name: variable for variable in tf.global_variables() + list(trained)}
         ends = {tensor.op.name for tensor in self._combined}
-        stack, seen = [op for variable in trained for op in self._writes_after_sum(variable)], {}
+        stack, seen = [op for variable in trained for op in self._writes.after_sum(variable)], {}
         while stack:
             op = stack.pop()
             if op.name in seen:
                 continue
             seen[op.name] = op
             for tensor in op.inputs:
-                of_models = tensor.op.name in self._models and tensor.op.type not in VARIABLE_OPS
+                of_models = (tensor.op.name in self._writes.models
+                             and tensor.op.type not in VARIABLE_OPS)
                 for source in read_from(tensor) + self._written_by(tensor) if of_models else (
                         [tensor.op] if tensor.op.type in VARIABLE_OPS else []):
                     variable = known.get(source.name)
                     if variable is not None and source.name not in self._read:
                         self._read[source.name] = variable
-                        stack.extend(self._writes_after_sum(variable))
+                        stack.extend(self._writes.after_sum(variable))
                 if not (of_models or tensor.op.name in ends
-                        or tensor.op.type.startswith(_ADDED_UP)):
+                        or tensor.op.type.startswith(ADDED_UP)):
                     stack.append(tensor.op)
         return list(seen.values())
 
@@ -120,18 +148,8 @@ class _Step:
         """The variables that a tensor is a reference to, as the result of a write."""
         if tensor.dtype == tf.resource or not is_variable(tensor):
             return []
-        names = self._finder.of(tensor.op)
+        names = self._writes.finder.of(tensor.op)
         return [tensor.graph.get_operation_by_name(name) for name in names]
-
-    def _writes_of(self, variable):
-        """The operations of the step that write a variable."""
-        name = variable.op.name
-        if name not in self._writes:
-            self._writes[name] = [op for op in self._finder.to(variable) if op.name in self._step]
-        return self._writes[name]
-
-    def _writes_after_sum(self, variable):
-        return [op for op in self._writes_of(variable) if op.name not in self._models]
 
     @property
     def read(self):
@@ -139,52 +157,40 @@ class _Step:
         return list(self._read.values())
 
     def read_by_update(self):
-        """The variables that the update reads and that each worker writes in its own way: a list.
+        """The variables that the update reads and that each worker writes in its own way.
 
-        Sorted by name, those first whose writes are the model's alone.
+        Returns:
+          List of `(variable, writes)` in the order in which the variables are sent, with the writes
+          that come before that: the model's; or all of the step, where those after the sums differ
+          as well.
         """
-        found = [variable for name, variable in self._read.items() if name not in self._trained
-                 and not all(self._is_common(op) for op in self._writes_of(variable))]
-        return sorted(found, key=lambda variable: (
-            bool(self._writes_after_sum(variable)), variable.op.name))
-
-    def _is_common(self, write):
-        """Whether a write gives a variable the same value on all workers.
-
-        It does where the value is computed from sums over the workers, from constants, and from
-        variables of which the same holds. What else comes in beside the model, such as a learning
-        rate that is fed, counts as the same.
-        """
-        known = {variable.op.name: variable
-                 for variable in tf.global_variables() + tf.local_variables()}
-        stack, seen = [write], {write.name}
-        while stack:
-            op = stack.pop()
-            more = [tensor.op for tensor in op.inputs]
-            if op.type in VARIABLE_OPS:
-                more = [] if op.name in self._trained or op.name not in known else (
-                    self._writes_of(known[op.name]))
-                if not self._same_batches and any(each.name in self._models for each in more):
-                    return False
-            elif op.name in self._models and _is_source(op):
-                return False
-            for other in more:
-                if other.name not in seen and not other.type.startswith(_ADDED_UP):
-                    seen.add(other.name)
-                    stack.append(other)
-        return True
+        writes, read = self._writes, sorted(self._read.items())
+        of_models = {name for name, variable in read if writes.differ(writes.of_model(variable))}
+        late = {name for name, variable in read if name not in self._trained
+                and writes.differ(writes.after_sum(variable), of_models)}
+        return [(variable, writes.of_model(variable)) for name, variable in read
+                if name in of_models - late] + [
+                    (variable, writes.of(variable)) for name, variable in read if name in late]
 
     # ---- the order of writes, messages and reads ------------------------------------------------
 
-    def share(self, variables, broadcast):
-        """Makes the messages, and what reads these variables wait for them; an operation."""
+    def share(self, early, broadcast):
+        """Makes the messages, and what reads these variables wait for them.
+
+        Args:
+          early: as `read_by_update` returns them.
+          broadcast: see `share_state`.
+
+        Returns:
+          The operation of the last message.
+        """
         operations = step_operations([self._update])
         frames = Frames(operations)
         last = []
-        for variable in variables:
-            writes = self._writes_of(variable)
+        for variable, writes in early:
             before_write = {op.name for op in step_operations(writes)}
-            holders, takers = self._readers(variable, frames, before_write)
+            holders, takers = self._readers(
+                variable, {op.name for op in writes}, frames, before_write)
             waits_for = self._after(writes, operations, frames)
             for op in holders:
                 if op.name in before_write:
@@ -208,15 +214,20 @@ class _Step:
                     compat.replace_input(op, position, value)
         return last[0]
 
-    def _readers(self, variable, frames, before_write):
-        """Where the update takes a variable.
+    def _readers(self, variable, writes, frames, before_write):
+        """Where the update takes a variable: its own writes of trained ones among them.
+
+        Args:
+          variable: the variable.
+          writes: names of the operations that come before the message.
+          frames: `Frames` of the step.
+          before_write: names of the operations that these writes wait for.
 
         Returns:
           `(holders, takers)`: the operations that take the variable itself and can wait; and
           `(operation, position of its input)` of those that take a value that is not to be used.
         """
         name, holders, takers = variable.op.name, collections.OrderedDict(), []
-        writes = {op.name for op in self._writes_of(variable)}
         for op in self._operations:
             if op.name in writes:
                 continue
@@ -241,22 +252,22 @@ class _Step:
         if len(sources) != 1 or sources[0].name != variable.op.name:
             return False
         if variable.op.type == 'VarHandleOp':
-            return tensor.op.name in self._models and tensor.op.name not in before_write
-        return tensor.op.name in self._models or tensor.op.name in before_write
+            return tensor.op.name in self._writes.models and tensor.op.name not in before_write
+        return tensor.op.name in self._writes.models or tensor.op.name in before_write
 
     def _after(self, writes, operations, frames):
         """The operations to wait for after writes, which may be within loops and branches."""
         found = []
-        of_models = [op for op in writes if op.name in self._models]
+        of_models = [op for op in writes if op.name in self._writes.models]
         if of_models:
             reached = reachable_from(of_models, operations, control=True)
             found += [op for op in (getattr(each, 'op', each) for each in self._before)
                       if op.name in reached]
         for op in writes:
-            if op.name not in self._models:
+            if op.name not in self._writes.models:
                 found += frames.ends(op)
         return list({each.name: each for op in found
-                     for each in to_wait_for(op, self._finder)}.values())
+                     for each in to_wait_for(op, self._writes.finder)}.values())
 
     def _check_order(self, op, variable, against):
         """Raises for an operation that reads a variable between two writes of a step.
@@ -272,12 +283,3 @@ class _Step:
                 'update of the weights, before another write of the step: the workers would read '
                 'different values, and their weights would drift apart. Read it before all of its '
                 'writes, or after them.' % (variable.op.name, op.name))
-
-
-def _is_source(op):
-    """Whether an operation of the model brings in what differs from worker to worker.
-
-    The towers' shards are placeholders with defaults.
-    """
-    return op.type == 'PlaceholderWithDefault' or is_random(op) or (
-        not op.inputs and op.type != 'Const')

@@ -41,7 +41,7 @@ class InlineUpdates:
         do not, see `wait_for_readers`.
     """
 
-    def __init__(self, graph, update_ops, num_towers, served_rank=None):
+    def __init__(self, graph, update_ops, num_towers, served_rank=None, has_copies=False):
         """
         Args:
           graph: the `tf.Graph`.
@@ -49,6 +49,7 @@ class InlineUpdates:
           num_towers: how many towers this machine has.
           served_rank: the number of this worker, where several of them make one step on parameter
             servers; else None.
+          has_copies: whether each of several workers has the variables, as in a ring.
         """
         self.left_out, self.shared, self.of_every_tower = set(), set(), []
         self.late = dict(loss=[], predictions=[], metrics=[], gradients=[])
@@ -56,6 +57,7 @@ class InlineUpdates:
         self._update_ops = update_ops
         self._num_towers = num_towers
         self._served_rank = served_rank
+        self._has_copies = has_copies
         self._first = []  # of the first tower
 
     def variables(self):
@@ -86,7 +88,7 @@ class InlineUpdates:
         alone = self._num_towers == 1 and self._served_rank is None
         if not writes or alone and self._update_ops != 'none':
             return
-        used = _used(writes, fetches, {op.name for op in operations})
+        used = writes_used(writes, fetches, {op.name for op in operations})
         for write in writes:
             if replicated.intersection(write.variables) and (
                     self._update_ops != 'none' or write.op.name in used):
@@ -183,17 +185,20 @@ class InlineUpdates:
     def wait_for_readers(self, towers):
         """Makes the first tower's writes wait for the other towers' reads, see `write_order`.
 
+        Where each of several workers has the variables, they wait for those of the first tower as
+        well: but for worker 0, it stands for another tower of one machine.
+
         A later micro-batch reads when the gradients of the first one are there. So these wait no
         more for a write that waits for that read: the write becomes one of the tower's updates.
 
         Args:
           towers: list of all `Tower`s, of which the first may be replaced.
         """
-        if self._update_ops != 'first' or len(towers) < 2:
+        if self._update_ops != 'first' or len(towers) < 2 and not self._has_copies:
             return
         before = {write.op: write.op.control_inputs for write in self._first
                   if write.op.name in self.left_out and not compat.in_control_flow(write.op)}
-        write_after_reads(towers, self._graph)
+        write_after_reads(towers, self._graph, self._has_copies)
         late = [op for op in before if len(op.control_inputs) > len(before[op])]
         if late and any(tower.micro_batch for tower in towers):
             towers[0] = self._without_late(towers[0], {op: before[op] for op in late})
@@ -257,7 +262,7 @@ def _refuse_served(writes, fetches):
                     "UPDATE_OPS, or use a ring." % (name, write.op.name))
 
 
-def _used(writes, fetches, made):
+def writes_used(writes, fetches, made):
     """Names of the writes whose new value the fetches are computed from.
 
     Args:

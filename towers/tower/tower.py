@@ -82,7 +82,7 @@ class Tower(collections.namedtuple('Tower', [
 TowerOptions = collections.namedtuple('TowerOptions', [
     'model_fn', 'objectives', 'adds_registered', 'variable_scope', 'reuse', 'earlier',
     'update_ops', 'gradient_options', 'random_step', 'check_numerics', 'xla', 'recompute',
-    'cutting', 'micro_batches', 'called', 'served_rank'])
+    'cutting', 'micro_batches', 'called', 'served_rank', 'has_copies'])
 """The options of all towers of a build: arguments of `build_towers`, and:
 
 Fields:
@@ -94,7 +94,7 @@ Fields:
   cutting: `Cutting`; None where the model is not cut into stages.
   micro_batches: how many each tower has, one after the other or in a pipeline.
   called: `NamesOnOneMachine`, for seeds of random ops.
-  served_rank: see `InlineUpdates`.
+  served_rank, has_copies: see `InlineUpdates`.
   random_step: the global step, for seeds of random ops; None where these are left as they are.
 """
 
@@ -147,7 +147,7 @@ class TowerBuilder:
         self.own_seeds = OwnSeeds(options.called.parts_before, graph)
         self.own_state = OwnState(num_towers, graph)
         self.inline_updates = InlineUpdates(graph, options.update_ops, num_towers,
-                                            options.served_rank)
+                                            options.served_rank, options.has_copies)
         self.gradients = TowerGradients(options, placement, replicas, self.own_state, graph)
         self._collections = TowerCollections(graph)
         self._seen_variables = SeenVariables(graph)

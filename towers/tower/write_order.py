@@ -2,7 +2,9 @@
 
 A model that reads a variable, and then writes it in its forward pass, reads the value that the step
 before has written. Of N towers only the first one writes; its write waits until all towers have
-read.
+read. The first tower's own order is the model's. In a ring, where each worker has the variables,
+the first tower of a worker stands for another tower of one machine: the write waits for its reads,
+too.
 """
 
 import collections
@@ -18,14 +20,16 @@ from towers.placement.tower_device import is_of_a_tower
 from towers.placement.variable_device import only_device
 
 
-def write_after_reads(towers, graph):
-    """Makes each write of the first tower wait for the other towers' reads, as for its own.
+def write_after_reads(towers, graph, own=False):
+    """Makes each write of the first tower wait for the other towers' reads.
 
     A read that already waits for the write, in any tower, is left as it is.
 
     Args:
-      towers: list of all `Tower`s, two at least.
+      towers: list of all `Tower`s.
       graph: their graph.
+      own: whether it waits for the reads of the first tower as well, as far as the loss and the
+        gradients are computed from them.
     """
     finder = Writes(graph)
     first = graph_walk.step_operations(_fetches(towers[0]) + list(towers[0].updates))
@@ -38,10 +42,11 @@ def write_after_reads(towers, graph):
     if not writes:
         return
     written = {name for _, names in writes for name in names}
-    others = graph_walk.step_operations(sum((_fetches(tower) for tower in towers[1:]), []))
+    reading = towers[1:] + ([towers[0]._replace(predictions=None)] if own else [])
+    others = graph_walk.step_operations(sum((_fetches(tower) for tower in reading), []))
     operations = list({op.name: op for op in first + others}.values())
     frames = Frames(operations)
-    readers = _readers(towers[1:], written, frames, finder)
+    readers = _readers(reading, written, frames, finder)
     pairs = [(end, gate) for op, names in writes for gate in gates(op, names, frames)
              for name in names for reader, ends in readers[name] if reader is not op
              for end in ends]
@@ -82,10 +87,15 @@ def _readers(towers, written, frames, finder):
 
 
 def _sources(tensor, tower):
-    """The variables that a tensor from outside of the tower is or holds the values of."""
+    """The variables that a tensor is, or that have to stay as they are until it was taken.
+
+    A value from outside of the tower counts, and one that is a reference variable's memory.
+    """
     if not tensor.op.name.startswith(tower.name_scope):
         return read_from(tensor)
-    source = variable_op(tensor) if is_variable(tensor) else None
+    if not is_variable(tensor):
+        return [op for op in read_from(tensor) if op.type != 'VarHandleOp']
+    source = variable_op(tensor)
     return [] if source is None else [source]
 
 
