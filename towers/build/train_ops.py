@@ -156,7 +156,8 @@ def with_next_batch(update, staged, loss, combined):
     """`(update, staged)`: the step also puts the next batch into the towers' buffers.
 
     Nothing of the update is written before the next batch is there, so that an error of reading it
-    leaves the step undone; nor before it is known that a tower has used its own. What the forward and backward pass itself writes does not wait.
+    leaves the step undone; nor before it is known that a tower has used this one. What the forward
+    and backward pass itself writes does not wait.
 
     Args:
       update: `Update`, whose optimizer waits for `staged.staged` and `staged.use.check`.

@@ -71,7 +71,7 @@ class CheckpointHook(OccasionalHook):
             the first two; a `basename` that names files elsewhere.
           CheckpointError: from the methods: a save failed, or the directory cannot be made, or
             holds a later step than the session starts from.
-          InputError: from `after_create_session`: an iterator is saved that staged inputs come from.
+          InputError: from `after_create_session`: an iterator is saved that staged inputs are of.
         """
         for name, value in (('save_steps', save_steps), ('keep', keep)):
             if value is not None and (isinstance(value, bool)

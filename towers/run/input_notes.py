@@ -161,7 +161,8 @@ def arrival(tensor):
     """The operation to wait for, to know when a tensor is there; also where it is fed.
 
     Whoever waits for the tensor's own operation has it run where the tensor is fed, too. So does,
-    on TensorFlow 2, who waits for a `tf.identity` of it, which Grappler takes out; not placeholders.
+    on TensorFlow 2, who waits for a `tf.identity` of it: Grappler takes that out, and leaves
+    placeholders.
     """
     if tensor.dtype == tf.resource or tensor.dtype != tensor.dtype.base_dtype:
         return tensor.op

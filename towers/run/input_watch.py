@@ -206,7 +206,7 @@ class InputWatchHook(OccasionalHook):
 
         Raises:
           InvalidArgumentError: `every_steps` below 1, or as `InputWatch`.
-          InputError: from `after_create_session`: an iterator is saved that staged inputs come from.
+          InputError: from `after_create_session`: an iterator is saved that staged inputs are of.
         """
         check_count('every_steps', every_steps)
         check_say(say, optional=True)

@@ -29,9 +29,9 @@ from towers.tower.input_way import iterator_of
 _MARK = 'stage_inputs: '
 # The names stand in a path of the runtime's, so that they have no slash. Nor do they have
 # `IteratorGetNext`, by which programs tell an error of the data, to go on with the next batch.
-_BOTH = (_MARK + 'a run that takes the batch which was staged a step ago also reads another one from '
-         '%s, by the get_next() that build_towers was given. Take labels and other inputs of the '
-         'step from built.towers[i].inputs, or compute what needs them within the model function; '
+_BOTH = (_MARK + 'a run that takes the batch which was staged a step ago also reads another one '
+         'from %s, by the get_next() that build_towers was given. Take labels and other inputs of '
+         'the step from built.towers[i].inputs, or compute what needs them within the model function; '
          'or leave stage_inputs out.')
 _ALL_FED = (_MARK + 'all towers of %s are fed by hand in a run of the train op, which would take a '
             'batch and not train on it. Feed the input of a build without stage_inputs.')
