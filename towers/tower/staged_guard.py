@@ -31,8 +31,8 @@ _MARK = 'stage_inputs: '
 # `IteratorGetNext`, by which programs tell an error of the data, to go on with the next batch.
 _BOTH = (_MARK + 'a run that takes the batch which was staged a step ago also reads another one '
          'from %s, by the get_next() that build_towers was given. Take labels and other inputs of '
-         'the step from built.towers[i].inputs, or compute what needs them within the model function; '
-         'or leave stage_inputs out.')
+         'the step from built.towers[i].inputs, or compute what needs them within the model '
+         'function; or leave stage_inputs out.')
 _ALL_FED = (_MARK + 'all towers of %s are fed by hand in a run of the train op, which would take a '
             'batch and not train on it. Feed the input of a build without stage_inputs.')
 _IN_ERROR = re.compile(re.escape(_MARK) + r'.*?(?=/frame:|/N\d+tensorflow)', re.DOTALL)
