@@ -305,3 +305,55 @@ def test_a_step_on_staged_inputs_begins_before_it_looks_into_the_buffers(graph):
     begin = graph.get_operation_by_name('input_watch/begin')
     looks = [op for op in graph.get_operations() if op.type == 'StageSize']
     assert looks and all(begin in op.control_inputs for op in looks)
+
+
+@pytest.mark.parametrize('fed', ['batch', 'default', 'towers'])
+@pytest.mark.parametrize('watches', [False, True])
+def test_a_step_that_is_fed_its_batch_reads_none(fed, watches):
+    """The watch waited for the reading: each batch that was fed cost one of the iterator's."""
+    dataset = tf.data.Dataset.range(20).map(lambda each: tf.cast(each, tf.float32)).batch(
+        2, drop_remainder=True)
+    iterator = tf.data.make_initializable_iterator(dataset)
+    batch = iterator.get_next()
+    value = tf.placeholder_with_default(batch, [2]) if fed == 'default' else batch
+    built = towers.build_towers(
+        lambda x: tf.reduce_mean(x) * tf.get_variable('w', [], initializer=tf.zeros_initializer()),
+        value, tf.train.GradientDescentOptimizer(1.), 2, 'mean')
+    by_hand = ({tower.inputs: [-1.] for tower in built.towers} if fed == 'towers' else
+               {value: [-1., -1.]})
+    watch = InputWatch(built.train_op) if watches else None
+    fetches = [built.train_op, built.gradients[0][0]]
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(watch.initializer if watch else ())
+        assert session.run(fetches, by_hand)[1] == -1.  # the iterator is not initialized
+        session.run(iterator.initializer)
+        seen = [session.run(fetches, by_hand if turn % 2 else {})[1] for turn in range(6)]
+        assert seen == [.5, -1., 2.5, -1., 4.5, -1.]
+        if watch:
+            begun, read = watch.read_marks(session)
+            assert read >= begun  # it has its input
+            assert watch.span(watch.read(session)).steps == 7
+
+
+def test_a_step_that_is_fed_has_waited_for_no_batch():
+    value = tf.placeholder_with_default(numbers(True), [])
+    train_op, _ = training(value, False)
+    watch = InputWatch(train_op)
+    with tf.Session() as session:
+        session.run([tf.global_variables_initializer(), watch.initializer])
+        session.run(train_op)
+        first = watch.read(session)
+        assert first.waited >= SLOW * 0.9
+        for _ in range(2):
+            session.run(train_op, {value: 1})
+        second = watch.read(session)
+        assert second.steps == 3 and second.waited == first.waited
+
+
+def test_a_step_that_takes_the_batch_itself_is_watched_and_a_reading_is_none():
+    batch = numbers(True)
+    with pytest.raises(towers.InvalidArgumentError, match='which reads the input itself'):
+        InputWatch(batch)
+    span, _ = watched(tf.identity(batch).op, 2)
+    assert span.waited >= SLOW * 0.9

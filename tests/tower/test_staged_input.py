@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.run.input_watch import InputWatch
+from towers.tower import staged_guard
 
 DEVICES = ['/cpu:1', '/cpu:2']
 
@@ -494,3 +495,106 @@ def test_arguments():
         towers.build_towers(lambda *parts: 0., one_shot(), None, DEVICES, stage_inputs='last')
     with pytest.raises(towers.InvalidArgumentError, match='needs an optimizer'):
         towers.build_towers(lambda *parts: 0., one_shot(), None, DEVICES, stage_inputs=True)
+
+
+def test_a_run_that_also_reads_the_programs_own_batch_fails_with_nothing_done():
+    """An accuracy by labels of the `get_next()` was that of another batch."""
+    program = Program(batches(20))
+    graph = tf.get_default_graph()
+    own = graph.get_operation_by_name('IteratorGetNext').outputs[0]
+    equal = tf.reduce_all(tf.equal(program.built.predictions, own))
+    with program.session() as session:
+        for fetches in ([program.built.train_op, own], [own, program.built.train_op],
+                        [program.built.predictions, equal]):
+            with pytest.raises(tf.errors.AlreadyExistsError, match='stage_inputs: .* from built.tow'
+                               'ers.i..inputs, .* or leave stage_inputs out') as raised:
+                session.run(fetches)
+            assert 'IteratorGetNext' not in raised.value.message.split('[[')[0].split('Node:')[-1]
+        assert program.weight(session) == 1.
+        error = staged_guard.explained(raised.value)
+        assert isinstance(error, towers.InputError) and str(error).startswith('stage_inputs: a run')
+        assert str(error).endswith('or leave stage_inputs out.')
+        assert staged_guard.explained(tf.errors.NotFoundError(None, None, 'no file')) is None
+        # Each alone goes on.
+        session.run(program.iterator.initializer)
+        assert session.run(own).tolist() == EXPECTED[0]
+        session.run(program.iterator.initializer)
+        assert program.steps(session, 2) == EXPECTED[:2]
+
+
+def test_a_session_of_ours_raises_an_input_error_for_a_second_batch(tmp_path):
+    step = tf.train.get_or_create_global_step()
+    batch = one_shot()
+    built = towers.build_towers(
+        lambda numbers: tf.reduce_mean(tf.cast(numbers, tf.float32)) * tf.get_variable('w', []),
+        batch, tf.train.GradientDescentOptimizer(0.1), DEVICES, stage_inputs=True, global_step=step)
+    with pytest.raises(towers.InputError, match='^stage_inputs: a run that takes the batch'):
+        with towers.training_session(str(tmp_path), step, [], config(), say=lambda line: None
+                                     ) as session:
+            session.run([built.train_op, batch])
+
+
+def test_two_builds_cannot_read_ahead_from_one_iterator():
+    program = Program(batches(), name='one')
+    for inputs in (tf.get_default_graph().get_operation_by_name('IteratorGetNext').outputs[0],
+                   program.iterator.get_next()):
+        with pytest.raises(towers.InputError, match="'IteratorV2', from which another build reads "
+                           "ahead .'one_staged/guard"):
+            towers.build_towers(lambda numbers: 0., inputs, tf.train.GradientDescentOptimizer(0.1),
+                                DEVICES, name='two', stage_inputs=True)
+
+
+def test_an_iterator_that_is_saved_is_refused_when_built_and_when_a_session_begins():
+    program = Program(batches())
+    other = tf.data.make_initializable_iterator(batches())
+    tf.data.experimental.make_saveable_from_iterator(other)
+    staged_guard.check_not_saved(tf.get_default_graph())
+    tf.data.experimental.make_saveable_from_iterator(program.iterator)
+    with pytest.raises(towers.InputError, match="the state of 'IteratorV2' is saved"):
+        staged_guard.check_not_saved(tf.get_default_graph())
+    with pytest.raises(towers.InputError, match='one batch ahead .* dataset.skip'):
+        towers.build_towers(lambda numbers: 0., other.get_next(),
+                            tf.train.GradientDescentOptimizer(0.1), DEVICES, name='other',
+                            stage_inputs=True)
+
+
+def test_an_iterator_that_a_hook_saves_is_refused_when_the_session_begins():
+    class Saves(tf.train.SessionRunHook):
+        def begin(self):
+            tf.data.experimental.make_saveable_from_iterator(program.iterator)
+    program = Program(batches())
+    watch = towers.InputWatchHook(program.built, say=None)
+    with pytest.raises(towers.InputError, match='one batch ahead'):
+        with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(config=config()),
+                                       [Saves(), watch]):
+            pass
+
+
+def test_feeding_all_towers_is_an_error_and_feeding_one_takes_a_batch():
+    program = Program(batches())
+    inputs = [tower.inputs for tower in program.built.towers]
+    fetches = [program.built.train_op, program.built.predictions]
+    with program.session() as session:
+        assert session.run(fetches, {inputs[1]: [7, 7]})[1].tolist() == [0, 1, 7, 7]
+        assert program.steps(session, 1) == EXPECTED[1:2]
+        weight = program.weight(session)
+        with pytest.raises(tf.errors.NotFoundError, match="stage_inputs: all towers of 'tower' are "
+                           'fed by hand .* without stage_inputs') as raised:
+            session.run(fetches, {each: [7, 7] for each in inputs})
+        assert program.weight(session) == weight
+        assert isinstance(staged_guard.explained(raised.value), towers.InputError)
+        # A forward pass alone takes none.
+        fed = session.run(program.built.predictions, {each: [7, 7] for each in inputs})
+        assert fed.tolist() == [7] * 4
+
+
+def test_a_model_of_random_numbers_alone_trains():
+    """It uses nothing of its inputs, and not since they are fed."""
+    built = towers.build_towers(
+        lambda numbers: tf.get_variable('w', [], initializer=tf.zeros_initializer()) * (
+            1. + 0. * tf.random_uniform([])),
+        one_shot(), tf.train.GradientDescentOptimizer(1.), DEVICES, 'mean', stage_inputs=True)
+    with tf.Session(config=config()) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+        assert session.run(built.variables[0]) == -1.

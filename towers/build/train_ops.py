@@ -16,6 +16,7 @@ from towers.reduce.riding import held_back
 from towers.reduce.update import apply_update, checked_transform
 from towers.tower.counters import counting_updates
 from towers.tower.objectives import flat, map_shaped, tensors_of
+from towers.tower.staged_guard import check_after
 from towers.tower.write_order import gates
 
 Update = collections.namedtuple(
@@ -75,7 +76,7 @@ def _of_one_loss(builder, request, towers, outputs, gradients, combined, staged,
                             _computed(outputs, towers))
     after = [loss] + updates
     if staged is not None and staged.staged is not None:
-        after.append(staged.staged)
+        after += [staged.staged, staged.use.check]
     applied = apply_update(
         request.objectives[0].optimizer, gradients, request.global_step, request.placement,
         builder.variables, after, request.replicas, combined.on_towers, scaled_losses, on_skip)
@@ -155,10 +156,11 @@ def with_next_batch(update, staged, loss, combined):
     """`(update, staged)`: the step also puts the next batch into the towers' buffers.
 
     Nothing of the update is written before the next batch is there, so that an error of reading it
-    leaves the step undone. What the forward and backward pass itself writes does not wait.
+    leaves the step undone; nor before it is known that a tower has used this one. What the forward
+    and backward pass itself writes does not wait.
 
     Args:
-      update: `Update`, whose optimizer waits for `staged.staged`.
+      update: `Update`, whose optimizer waits for `staged.staged` and `staged.use.check`.
       staged: `StagedInputs`.
       loss: the loss of the build.
       combined: `CombinedTowers`, before the user's `transform_gradients`.
@@ -169,15 +171,16 @@ def with_next_batch(update, staged, loss, combined):
     with tf.device(None), tf.device('/cpu:0'):
         train_op = tf.group(update.train_op, staged.staged, name='step_and_next_batch')
         work = tf.group(*passes, name='passes')
-    _hold_writes(train_op, staged.staged, passes)
+    check_after(staged.use, passes, work)
+    _hold_writes(train_op, [staged.staged, staged.use.check], passes)
     return update._replace(train_op=train_op), staged._replace(work=work)
 
 
-def _hold_writes(train_op, staged, passes):
-    """Makes the writes of a step wait for `staged`, but for those that `passes` need themselves."""
+def _hold_writes(train_op, checks, passes):
+    """Makes the writes of a step wait for `checks`, but for those that `passes` need themselves."""
     step = graph_walk.step_operations([train_op])
-    not_held = graph_walk.reachable_from([staged], step, control=True).union(
-        op.name for op in graph_walk.step_operations(list(passes) + [staged]))
+    not_held = graph_walk.reachable_from(checks, step, control=True).union(
+        op.name for op in graph_walk.step_operations(list(passes) + checks))
     frames, finder = None, Writes(train_op.graph)
     for op in step:
         names = finder.of(op) if op.name not in not_held else ()
@@ -185,7 +188,7 @@ def _hold_writes(train_op, staged, passes):
             frames = frames or Frames(step)
             for gate in gates(op, names, frames):
                 if gate.name not in not_held:
-                    compat.add_control_inputs(gate, [staged])
+                    compat.add_control_inputs(gate, checks)
 
 
 def _updates(builder, towers, update_ops):

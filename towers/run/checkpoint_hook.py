@@ -16,6 +16,7 @@ from towers.checkpoint.files import (STATE_FILE, describe_safe, files_of, first_
 from towers.checkpoint.tidy import remove_leftovers
 from towers.errors import CheckpointError, InvalidArgumentError
 from towers.run.step_loop import OccasionalHook
+from towers.tower.staged_guard import check_not_saved
 
 
 # Not allowed: separators of folders, TensorFlow's glob characters, and a leading dot or space.
@@ -70,6 +71,7 @@ class CheckpointHook(OccasionalHook):
             the first two; a `basename` that names files elsewhere.
           CheckpointError: from the methods: a save failed, or the directory cannot be made, or
             holds a later step than the session starts from.
+          InputError: from `after_create_session`: an iterator is saved that staged inputs are of.
         """
         for name, value in (('save_steps', save_steps), ('keep', keep)):
             if value is not None and (isinstance(value, bool)
@@ -125,6 +127,7 @@ class CheckpointHook(OccasionalHook):
 
     def after_create_session(self, session, coord):
         """Takes over the checkpoints that are there, and saves if this step is not among them."""
+        check_not_saved(session.graph)  # other hooks' operations are there now
         step = int(session.run(self._global_step))
         earlier = self._earlier_checkpoints(step)
         # `Saver` deletes one old checkpoint per save, so it would never come down to `keep`.

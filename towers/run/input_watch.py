@@ -17,7 +17,8 @@ Where a step is fed through placeholders, the program makes the batch between th
     share  = sum of waited / sum of (waited + end of the step - begin of the step)
 
 The train op waits for additions to a variable that counts these seconds. That costs some
-microseconds a step; nothing has to be fetched, and no further batch is read.
+microseconds a step; nothing has to be fetched. No further batch is read: a step that is fed what
+would be computed from a batch does not read it, see `input_notes`, and has not waited for it.
 """
 
 import collections
@@ -28,19 +29,16 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_count, check_graph_mode, check_instance, check_say
 from towers.errors import InvalidArgumentError
-from towers.graph.frames import Frames
-from towers.graph.graph_walk import reachable_from, step_operations
+from towers.graph.graph_walk import step_operations
+from towers.run.input_notes import (ReadNotes, arrivals, reads_of, takers_of, takers_of_fed,
+                                    time_after, time_variable)
 from towers.run.step_clock import SaveListener
 from towers.run.step_loop import OccasionalHook
+from towers.tower.staged_guard import check_not_saved
 from towers.tower.staged_input import StagedInputs
 
 # Shares of waiting from which TensorFlow's profiler calls a run highly and moderately input-bound.
 HIGHLY, MODERATELY = 0.2, 0.05
-
-_READS = frozenset([
-    'IteratorGetNext', 'IteratorGetNextSync', 'IteratorGetNextAsOptional',
-    'MultiDeviceIteratorGetNextFromShard', 'QueueDequeue', 'QueueDequeueV2', 'QueueDequeueMany',
-    'QueueDequeueManyV2', 'QueueDequeueUpTo', 'QueueDequeueUpToV2', 'Unstage'])
 
 Reading = collections.namedtuple('Reading', 'waited in_steps between steps')
 """The counts since the initializer: seconds waited, within steps, between steps; and steps."""
@@ -87,7 +85,8 @@ class InputWatch:
 
         Raises:
           InvalidArgumentError: `train_op` is no operation of the default graph, or it, or the
-            operations that read its input, are within a `tf.cond` or `tf.while_loop`.
+            operations that read its input, are within a `tf.cond` or `tf.while_loop`; or it reads
+            the input itself.
         """
         check_graph_mode('an InputWatch')
         op = getattr(train_op, 'op', train_op)
@@ -105,9 +104,7 @@ class InputWatch:
             check_instance('staged', staged, StagedInputs, 'BuiltTowers.staged, or None')
         step = step_operations([op])
         ahead = staged is not None and staged.read is not None
-        reads = [] if staged is not None else _reads(step)
-        takers = _takers(reads, step)
-        begins, ends = {}, {}
+        reads = [] if staged is not None else reads_of(op, step)
         self.reads = [staged.read.name] if ahead else [read.name for read in reads]
         # Beside an iterator, examples are fed, and not the rate of learning or of dropout.
         self._is_fed = staged is None and not reads or any(
@@ -118,52 +115,40 @@ class InputWatch:
             # In no collection: it is not saved, and only `initializer` initializes it.
             self._counts = tf.Variable(tf.zeros([4], tf.float64), trainable=False, collections=[],
                                        use_resource=True, name='counts')
-            latest_end = tf.Variable(tf.zeros([], tf.float64), trainable=False, collections=[],
-                                     use_resource=True, name='latest_end')
-            # Times when a step began and when it had its input, noted while it goes on.
-            begun, read = (tf.Variable(tf.zeros([], tf.float64), trainable=False, collections=[],
-                                       use_resource=True, name=name) for name in ('begun', 'read'))
-            self._marks = [begun.read_value(), read.read_value()]
-            self.initializer = tf.group(self._counts.initializer, latest_end.initializer,
-                                        begun.initializer, read.initializer)
+            # When a step ended; and when it began, and had its input, noted while it goes on.
+            latest_end, begun = time_variable('latest_end'), time_variable('begun')
+            initializers = [each.initializer for each in (self._counts, latest_end, begun)]
             self._value = self._counts.read_value()
             begin = tf.timestamp(name='begin')
             gap = begin - latest_end.read_value()
-            work = _before(op)
+            end = time_after(arrivals(op), 'end')
+            self._marks, noted = [begun.read_value()] * 2, [begun.assign(begin).op]
+            waited = tf.zeros([], tf.float64)
             if ahead:
-                is_staged = _time_after([staged.staged], 'staged')
-                waited = tf.maximum(is_staged - _time_after([staged.work], 'worked'), 0.)
+                is_staged = time_after([staged.staged], 'staged')
+                waited = tf.maximum(is_staged - time_after([staged.work], 'worked'), 0.)
+                read = time_variable('read')
+                self._marks[1] = read.read_value()
+                initializers.append(read.initializer)
+                noted.append(read.assign(is_staged).op)
             elif reads:
-                turns = _turns(takers, step)
-                begins.update((read, begin) for read in turns[0])
-                begins.update((read, _time_after(_before(read), 'ready'))
-                              for turn in turns[1:] for read in turn)
-                ends.update((read, _time_after([read], 'read')) for read in reads)
-                waited = tf.add_n([tf.reduce_max(tf.stack(
-                    [ends[read] - begins[read] for read in turn])) for turn in turns])
-            else:
-                waited = tf.zeros([], tf.float64)
-            end = _time_after(work or reads, 'end')
+                notes = ReadNotes(reads, step, begin)
+                waited = notes.waited(op, end)
+                self._marks[1] = notes.latest(self._marks[0])
+                initializers += notes.initializers
+            self.initializer = tf.group(*initializers)
             with tf.control_dependencies([end, gap]):
-                noted = [self._counts.assign_add(tf.stack([
+                noted += [self._counts.assign_add(tf.stack([
                     waited, end - begin, tf.where(gap < begin, gap, tf.zeros_like(gap)),
                     tf.ones([], tf.float64)])).op, latest_end.assign(end).op]
-            noted += [begun.assign(begin).op, read.assign(
-                is_staged if ahead else tf.reduce_max(tf.stack(list(ends.values()) or [begin]))).op]
-        # Else the runtime could read before `begin`, and the reading would seem to take no time.
+        # Else the runtime could look before `begin`, and the reading would seem to take no time.
         for each in step if staged is not None else ():
             if each.type == 'StageSize':
                 compat.add_control_inputs(each, [begin.op])
-        for read in reads:
-            compat.add_control_inputs(read, [begins[read].op])
-            # Else the end could be noted long after it: a thread with more than one operation to do
-            # takes the newest first, and the towers' work is newer than the note.
-            for taker in takers[read]:
-                compat.add_control_inputs(taker, [ends[read].op])
-        for taker in _takers([staged.staged], step)[staged.staged] if ahead else ():
+        for taker in takers_of([staged.staged], step)[staged.staged] if ahead else ():
             compat.add_control_inputs(taker, [is_staged.op])
         # Else a step could begin with work that keeps all threads, and `begin` be noted after it.
-        for taker in _takers_of_fed(step) if self._is_fed else ():
+        for taker in takers_of_fed(step) if self._is_fed else ():
             compat.add_control_inputs(taker, [begin.op])
         compat.add_control_inputs(op, noted)
 
@@ -221,6 +206,7 @@ class InputWatchHook(OccasionalHook):
 
         Raises:
           InvalidArgumentError: `every_steps` below 1, or as `InputWatch`.
+          InputError: from `after_create_session`: an iterator is saved that staged inputs are of.
         """
         check_count('every_steps', every_steps)
         check_say(say, optional=True)
@@ -237,6 +223,7 @@ class InputWatchHook(OccasionalHook):
 
     def after_create_session(self, session, coord):
         """Sets all counts to 0."""
+        check_not_saved(session.graph)  # other hooks' operations are there now
         session.run(self.watch.initializer)
         self._runs = 0
 
@@ -317,70 +304,3 @@ def describe_share(share):
     if share >= HIGHLY:
         return 'highly input-bound'
     return 'moderately input-bound' if share >= MODERATELY else 'not input-bound'
-
-
-def _reads(step):
-    """The operations of a step that read its input, without those in branches and loops; a list.
-
-    Raises:
-      InvalidArgumentError: all of them are in branches or loops.
-    """
-    found = [each for each in step
-             if each.type in _READS and not _is_token(each)]
-    if not found:
-        return []
-    frames = Frames(step)
-    certain = [each for each in found if frames.always_runs(each)]
-    if not certain:
-        raise InvalidArgumentError(
-            'the step reads its input, %r, within a tf.cond or tf.while_loop, where the time that '
-            'it takes cannot be noted: watch a step that reads outside of it.' % found[0].name)
-    return sorted(certain, key=lambda each: each.name)
-
-
-def _before(op):
-    """The operations that an operation waits for; a list."""
-    return [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-
-
-def _takers(reads, step):
-    """{each operation of `reads`: list of the operations of the step that wait for it}."""
-    found = {read.name: [] for read in reads}
-    for op in step:
-        for name in {each.name for each in _before(op)}:
-            if name in found:
-                found[name].append(op)
-    return {read: found[read.name] for read in reads}
-
-
-def _takers_of_fed(step):
-    """The operations of a step that take what is fed to it; a list.
-
-    A tower's own placeholder has its shard of another one by default, which is computed.
-    """
-    fed = [op for op in step if op.type.startswith('Placeholder')]
-    takers = _takers(fed, step)
-    after = reachable_from([taker for op in fed for taker in takers[op]], step)
-    return [taker for op in fed if op.name not in after for taker in takers[op]]
-
-
-def _turns(takers, step):
-    """Lists of the operations that read: those of each list come after some of the list before."""
-    turns, reads = [], list(takers)
-    while reads:
-        after = reachable_from([op for read in reads for op in takers[read]], step, control=True)
-        turns.append([read for read in reads if read.name not in after])
-        reads = [read for read in reads if read.name in after]
-    return turns
-
-
-def _is_token(op):
-    """Whether a queue holds no examples but one number: `SyncReplicasOptimizer`'s tokens."""
-    return (op.type.startswith('QueueDequeue') and len(op.outputs) == 1
-            and op.outputs[0].dtype.is_integer and op.outputs[0].shape.ndims == 0)
-
-
-def _time_after(operations, name):
-    """The time when these operations are done, a float64 scalar tensor in seconds."""
-    with tf.control_dependencies(operations):
-        return tf.timestamp(name=name)

@@ -39,10 +39,10 @@ def way_of(inputs):
                if op.type.startswith('Placeholder')]
         if fed:
             raise _cannot('which iterator it is depends on what is fed to %r' % fed[0])
-    iterators = {_iterator_of(read.inputs[0]) for read in reads}
+    iterators = {iterator_of(read.inputs[0]) for read in reads}
     if None in iterators:
         raise _cannot('which iterator it is that %r reads does not stand in the graph'
-                      % next(read.name for read in reads if _iterator_of(read.inputs[0]) is None))
+                      % next(read.name for read in reads if iterator_of(read.inputs[0]) is None))
     if len(iterators) > 1 and initializers(reads):
         # A batch of all iterators is in the buffers: that of the others would be lost.
         raise _cannot('they come from several iterators (%s), of which one could be initialized '
@@ -94,7 +94,7 @@ def _depends_on_the_step(op):
         op.op_def.is_stateful and op.type not in _WHENEVER)
 
 
-def _iterator_of(handle):
+def iterator_of(handle):
     """The name of the operation of the iterator that a handle is of; None if it is not known."""
     op = handle.op
     while op.type in ('Identity', 'IteratorToStringHandle') or op.type.startswith(
@@ -105,9 +105,9 @@ def _iterator_of(handle):
 
 def initializers(reads):
     """The operations that initialize the iterators of some reads; a list."""
-    iterators = {_iterator_of(read.inputs[0]) for read in reads}
+    iterators = {iterator_of(read.inputs[0]) for read in reads}
     return [op for op in reads[0].graph.get_operations() if op.type == 'MakeIterator'
-            and _iterator_of(op.inputs[1]) in iterators]
+            and iterator_of(op.inputs[1]) in iterators]
 
 
 def _cannot(because):

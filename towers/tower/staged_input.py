@@ -31,6 +31,9 @@ was being read when the work failed is lost: TensorFlow ends all operations of a
 The operations that read have names as TensorFlow's own ones: programs tell by `IteratorGetNext` in
 the text of an error that it is one of the data.
 
+What else in the graph or in a run would be another batch than it looks like is refused, see
+`staged_guard`.
+
 The graph from the iterator to the inputs is imported once for `prime` and once for `read`. Branches
 are made of `Switch` and `Merge`, since `tf.cond` makes other operations in other versions.
 """
@@ -42,8 +45,9 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.tower.input_way import initializers, inputs_from, way_of
 from towers.tower.shards import Shards, sparse_placeholder, split_batch, with_sparse_tensors
+from towers.tower.staged_guard import check_alone, guard_reads, mark_use
 
-StagedInputs = collections.namedtuple('StagedInputs', 'read staged work')
+StagedInputs = collections.namedtuple('StagedInputs', 'read staged use work')
 """How the inputs get to the towers ahead of time.
 
 Fields:
@@ -51,6 +55,8 @@ Fields:
     towers are given the first batch over and over.
   staged: the operation after which the next batch is on the towers' devices, which the update
     waits for; or None.
+  use: `Use` of the batch that is taken, whose check the update waits for: a run in which all towers
+    are fed by hand fails. None with `'first'`, where no batch is lost.
   work: the operation after which all else is done that the update waits for.
 """
 
@@ -70,9 +76,11 @@ def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'
       `(shards, staged)`: `Shards`, and `StagedInputs` in which `work` is still None.
 
     Raises:
-      InputError: inputs that come from no iterator, or by operations that cannot read ahead.
+      InputError: inputs that come from no iterator, or by operations that cannot read ahead; or
+        from an iterator that another build reads ahead from, or that is saved.
     """
     inputs = with_sparse_tensors(inputs)
+    check_alone(inputs)
     reads, region = way_of(inputs)
     graph = tf.get_default_graph()
     with tf.name_scope(name + '_staged') as scope, tf.device(None), \
@@ -82,11 +90,13 @@ def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'
         buffers = _Buffers(cut, devices, scope.replace('/', '_'))
         kept = None if keeps_first else _Buffers(cut, devices, scope.replace('/', '_') + 'kept_')
         with tf.device('/cpu:0'):
-            empty, fresh, is_retried = _settled(buffers, kept)
+            with tf.control_dependencies([guard_reads(reads)]):
+                empty, fresh, is_retried = _settled(buffers, kept)
             primed = _primed(inputs, reads, region, buffers, empty, remainder, len(devices), called)
         taken = buffers.take([primed], keeps_first)
-        shards, read, staged = _shards_of(cut, taken), None, None
+        read, staged, use, given = None, None, None, taken
         if not keeps_first:
+            given, use = mark_use(taken, name)
             with tf.device('/cpu:0'):
                 with tf.control_dependencies([fresh]):
                     keep = kept.put(taken)
@@ -99,11 +109,12 @@ def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'
                 with tf.control_dependencies([tensor.op for tensor in taken]):
                     reads_nothing = tf.identity(is_retried)
                 staged = tf.raw_ops.Merge(inputs=[done, reads_nothing], name='staged').output.op
+        shards = _shards_of(cut, given)
     for each in initializers(reads):  # the buffers hold a batch of the old data
         with tf.device(None), tf.control_dependencies(None):
             compat.add_control_inputs(each, [
                 held.clear() for held in (buffers, kept) if held is not None])
-    return shards, StagedInputs(read, staged, None)
+    return shards, StagedInputs(read, staged, use, None)
 
 
 def _settled(buffers, kept):
