@@ -73,8 +73,8 @@ def test_for_whom_a_worker_waits(monkeypatch):
         deadline = time.time() + 20.
         while not lines and time.time() < deadline:
             time.sleep(.01)
-    assert lines == ['waiting        for the session of worker 0 (a:1), the chief, which has ended: '
-                     'OSError: no such folder, start_timeout is 0.2 s']
+    assert lines == ['waiting        for the session of worker 0 (a:1), the chief, which has '
+                     'ended: OSError: no such folder, start_timeout is 0.2 s']
 
 
 @pytest.mark.slow

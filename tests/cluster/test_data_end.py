@@ -1,5 +1,5 @@
-"""`until_all_end` in every kind of cluster: a worker without data gives no gradient; the step in which
-nobody has data raises everywhere, and changes nothing."""
+"""`until_all_end` in every kind of cluster: a worker without data gives no gradient; the step in
+which nobody has data raises everywhere, and changes nothing."""
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -149,7 +149,7 @@ def looked_up(rows):
 @pytest.mark.parametrize('kind', ['ring', 'ps'])
 @pytest.mark.parametrize('ends_first', [1, 0])
 def test_rows_of_a_worker_without_data_are_not_updated(kind, ends_first):
-    """By hand: of both rows the gradient is .5; then of row 0 alone, 1, and row 1 stays where it is.
+    """By hand: of both rows the gradient is .5; then of row 0 alone, 1, and row 1 stays.
     Clipping to a norm of 1 sees sqrt(.5 + 1), and then sqrt(1 + 1), with the scale's gradient."""
     batches = {ends_first: [1], 1 - ends_first: [0, 0, 0]}
     results = trained(kind, [batches[0], batches[1]], looked_up)

@@ -57,8 +57,9 @@ def until_all_end(dataset: typing.Any) -> Feed:
         cluster = cluster._replace(active=feed.active)
         built = towers.build_towers(model_fn, feed.inputs, optimizer, cluster=cluster)
 
-    A worker whose data has ended computes its first batch again, of which no gradient is left (sparse
-    ones have no row), and leaves out its updates that ride on the train op (`UPDATE_OPS`). The step in which no worker has data raises
+    A worker whose data has ended computes its first batch again, of which no gradient is left
+    (sparse ones have no row), and leaves out its updates that ride on the train op (`UPDATE_OPS`).
+    The step in which no worker has data raises
     `tf.errors.OutOfRangeError` on all of them, as the end of the data does, and changes nothing.
     Neither goes for what the forward pass itself writes, see `inline_updates`.
 

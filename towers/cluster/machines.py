@@ -1,5 +1,7 @@
-"""What every combination of gradients over machines does: a worker without data gives none, and what
-has to be the same on all workers is noted for their comparison."""
+"""What every combination of gradients over machines does.
+
+A worker without data gives none, and what has to be the same on all is noted for the comparison.
+"""
 
 from towers.cluster import data_end, several_builds
 from towers.cluster.gradient_kinds import kinds_of
