@@ -73,11 +73,14 @@ def _of_own_batch(built, step, ends):
     pipeline. A placeholder that is in none of them is fed with a number.
     """
     ended = {op.name for op in ends}
-    inputs = ancestors([tensor for tensor in tf.nest.flatten(
+    given = [tensor for tensor in tf.nest.flatten(
         [tower.inputs for tower in built.towers], expand_composites=True)
-                        if isinstance(tensor, tf.Tensor)])
+             if isinstance(tensor, tf.Tensor)]
+    inputs = ancestors(given)
+    # Behind these there may be nothing but constants: data all the same, unless it is a number.
+    shards = [tensor.op for tensor in given if tensor.shape.ndims != 0]
     before = [op for op in step if op.name not in ended]
-    return reachable_from([
+    return reachable_from(shards + [
         op for op in before if is_random(op) or _DATA.search(op.type) or op.name in inputs and not (
             op.inputs or op.type == 'Const' or op.type in VARIABLE_OPS)], before)
 
