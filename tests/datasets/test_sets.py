@@ -46,7 +46,7 @@ def test_a_folder_without_is_split(tmp_path):
      r'The class folders of .*train have no images: .*not looked into, such as .*train/a/x: move'),
     ({'flowers/train/1.jpg': b''},
      r'The folder .*flowers has no images: .*not looked into, such as .*flowers/train: move'),
-    ({'a/1.jpg': b''}, 'one image a class, which is to train on, so that nothing is left to test on')])
+    ({'a/1.jpg': b''}, 'one image a class, which is to train on, so that nothing is left to test')])
 def test_folders_that_are_none(tmp_path, files, text):
     with pytest.raises(datasets.DatasetError, match=text):
         datasets.get_dataset('folder', write_folder(tmp_path, files))

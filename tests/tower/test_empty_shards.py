@@ -99,7 +99,7 @@ def test_a_region_is_entered_once_and_left_once():
 
 
 def test_predictions_of_a_region_have_no_row_of_zeros():
-    """The results of convolutions themselves, of the whole batch and of a tower without examples."""
+    """Results of convolutions themselves, of the whole batch and of a tower without examples."""
     def model_fn(images):
         with tf.variable_scope('raw'):
             raw = tf.nn.conv2d(images, tf.get_variable('kernel', [8, 8, 3, 5]), [1, 1, 1, 1],

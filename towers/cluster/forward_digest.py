@@ -3,9 +3,9 @@
 Workers with the same variables add up their gradients, whatever losses these are of. So the forward
 pass of the first tower is described, from the losses back to the tower's inputs, the variables and
 the sources of data: types of operations, their attributes and single numbers of a floating type,
-and how they are put together. Arrays and integers may be data, or a worker's number. Names, devices,
-seeds, and what only passes a value on or looks at it, do not count; nor does what was made before
-the towers, such as a pipeline, but for such single numbers.
+and how they are put together. Arrays and integers may be data, or a worker's number. Names,
+devices, seeds, and what only passes a value on or looks at it, do not count; nor does what was made
+before the towers, such as a pipeline, but for such single numbers.
 
 An operation is told apart by what it is computed from, a few operations deep (the labels of
 Weisfeiler and Lehman), which loops do not disturb. Sums end that: their terms may be added up in

@@ -12,8 +12,8 @@ or as long as the processors need for both:
 
 with b and c the shares of all processors that pipeline and towers use when they are alone. A
 training that is clearly slower than at best while processors are idle, and waits for input, takes
-turns: the pipeline does not work ahead. One that is slower than the slower one of the two, and leaves no processors
-idle, has too few of them.
+turns: the pipeline does not work ahead. One that is slower than the slower one of the two, and
+leaves no processors idle, has too few of them.
 """
 
 import collections
