@@ -306,7 +306,7 @@ def test_bad_batches_one_after_another_at_the_beginning_and_at_the_end():
 
 @pytest.mark.slow
 def test_work_that_fails_when_the_next_batch_is_there_costs_its_batch_alone():
-    found = outcomes(7, [], count=5, work=0.4, bad_work=[3])
+    found = outcomes(7, [], count=5, work=1.5, bad_work=[3])
     again = found[3] == ('bad work', [1, 2])  # where other programs keep it from being there
     assert found[:3] == [('ok', [1]), ('ok', [1, 2]), ('bad work', [1, 2])]
     assert found[3 + again:6 + again] == [
