@@ -12,6 +12,7 @@ from towers.slim_mend import mend_slim
 mend_slim()
 
 
+@pytest.mark.fast_only('mean')
 @pytest.mark.parametrize('reduction, factor', [('sum', 4), ('mean', 1)])
 def test_sgd_follows_the_gradients_size(reduction, factor):
     steps = measure('SGD', reduction, 4, steps=2)

@@ -107,6 +107,7 @@ def normalizing(inputs):
             return tf.reduce_mean(tf.square(weight * inputs))
 
 
+@pytest.mark.fast_only('2')
 @pytest.mark.parametrize('num_towers', [1, 2])
 def test_the_chief_alone_writes_in_the_forward_pass(num_towers):
     workers, ps = addresses(2, 1)

@@ -167,6 +167,7 @@ def test_asynchronous_workers_apply_their_own_gradients():
     assert max(result['last']['global_step'] for result in results) == 2
 
 
+@pytest.mark.fast_only('^2-sum|.2-sum')
 @pytest.mark.parametrize('num_towers, reduction, texts', [
     (1, 'mean', ['mean (of one tower: its own gradient)']),
     (1, 'sum', ['sum (of one tower: its own gradient)']),

@@ -37,6 +37,7 @@ def test_an_attribute_of_an_optimizer(resource, fields):
         'use_nesterov=True, and that of worker 0 by 1 ' in why)
 
 
+@pytest.mark.fast_only('fields0')
 @pytest.mark.parametrize('fields', [{}, ASYNCHRONOUS])
 def test_another_transformation(fields):
     own = of_worker(0, transform=changed(tf.identity), **fields)
@@ -46,6 +47,7 @@ def test_another_transformation(fields):
         'the same optimizer and transform_gradients on every worker')
 
 
+@pytest.mark.slow
 def test_what_a_branch_writes():
     own = of_worker(0, optimizer=by_branch(tf.square))
     assert difference(own, of_worker(1, optimizer=by_branch(tf.square))) is None

@@ -31,6 +31,7 @@ def test_batches_of_three_of_seven(remainder):
     assert epochs_of(remainder) == EXPECTED[remainder]
 
 
+@pytest.mark.fast_only('weight')
 @pytest.mark.parametrize('remainder', sorted(EXPECTED))
 def test_a_start_anywhere_goes_on(remainder):
     epochs, place = Epochs(7, 3, remainder), 0

@@ -78,6 +78,7 @@ def test_batches_are_full_across_epochs():
         assert sorted(stream[epoch * 7:(epoch + 1) * 7]) == [0, 10, 20, 30, 40, 50, 60]
 
 
+@pytest.mark.slow
 def test_order_does_not_depend_on_batch_size():
     stream = train_labels(1, 60)
     for batch_size in (2, 3, 4, 7, 10, 20, 30):

@@ -57,6 +57,7 @@ def control_flow(request):
     (tf.enable_control_flow_v2 if was else tf.disable_control_flow_v2)()
 
 
+@pytest.mark.fast_only('v1-1-options4|v2-2-options1')
 @pytest.mark.parametrize('num_towers, options', [
     (1, {}), (2, {}), (2, dict(copies='reuse')), (1, dict(accumulate=2)),
     (1, dict(accumulate=2, copies='reuse'))])
@@ -68,6 +69,7 @@ def test_with_seeds_of_operations_machines_draw_what_one_draws(num_towers, optio
         assert len({each.tobytes() for each in one[kind]}) == len(one[kind]), kind
 
 
+@pytest.mark.fast_only('v2-reuse')
 @pytest.mark.parametrize('copies', ['clone', 'reuse'])
 def test_with_a_graph_level_seed_no_two_towers_draw_alike(copies, control_flow):
     several, again = of_machines(2, None, copies=copies), of_machines(2, None, copies=copies)

@@ -255,7 +255,7 @@ def stateful(x):
     return tf.reduce_mean(tf.square(net))
 
 
-@pytest.mark.fast_only('clone')
+@pytest.mark.slow
 @pytest.mark.parametrize('copies', ['clone', 'reuse'])
 def test_a_stateful_layer_of_keras(copies):
     def with_updates(x):
