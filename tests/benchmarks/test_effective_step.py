@@ -19,6 +19,7 @@ def test_sgd_follows_the_gradients_size(reduction, factor):
     np.testing.assert_allclose(steps, [0.01 * factor] * 2, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_first_step_of_momentum_is_that_of_sgd():
     assert measure('momentum', 'sum', 4, steps=1)[0] == pytest.approx(0.002 * 4, rel=1e-3)
 

@@ -24,6 +24,7 @@ def test_ways(combine, count):
     assert count_products(combine, 3) == count
 
 
+@pytest.mark.slow
 def test_both_train_alike():
     arms = [Arm(combine, 2, 8, 3, 4) for combine in (add, join)]
     before = [arm.loss() for arm in arms]

@@ -233,6 +233,7 @@ def clipped(pairs):
     return [(tf.clip_by_value(gradient, -1e-3, 1e-3), variable) for gradient, variable in pairs]
 
 
+@pytest.mark.slow
 def test_transforms_by_name():
     with tf.Graph().as_default():
         built = towers.build_towers(gan, tf.constant(BATCH), optimizers(), 2, var_list=OF_GAN,
@@ -314,6 +315,7 @@ def test_one_optimizer_for_two_losses_is_refused():
         towers.build_towers(gan, tf.constant(BATCH), {'discriminator': one, 'generator': one})
 
 
+@pytest.mark.slow
 def test_check_towers_checks_each_loss():
     report = towers.check_towers(gan, BATCH, optimizers, var_list=OF_GAN)
     assert report.equal and report.tolerance == 1e-9, report

@@ -67,6 +67,7 @@ def test_a_variable_that_cannot_be_taken_into_a_loop_is_refused_in_words():
         alone(in_a_loop)
 
 
+@pytest.mark.slow
 def test_the_same_trains_without_control_flow_v2():
     """The gradient of a row is its two lookups, over three rows, times 0.25."""
     with compat.control_flow_v1():

@@ -28,6 +28,7 @@ def build(cluster, names, trained=None, sparse=()):
                                1, 'mean', cluster=cluster)
 
 
+@pytest.mark.slow
 def test_another_order_of_variables():
     own, other = [of_worker(rank, names) for rank, names in enumerate([
         ['shop', 'user', 'city', 'item'], ['shop', 'city', 'item', 'user']])]

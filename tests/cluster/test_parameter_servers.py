@@ -51,6 +51,7 @@ def looked_up(rows):
     return tf.reduce_mean(tf.gather(table, rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('count, fields, counted', [
     (2, {}, [2, 1, 5]), (1, {}, [1, 0, 3]), (1, {'synchronous': False}, [1, 0, 3])])
 def test_transform_gradients_gets_each_row_once(count, fields, counted):

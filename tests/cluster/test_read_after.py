@@ -86,6 +86,7 @@ def test_what_waits_for_the_step_sees_what_it_wrote(graph, on_servers, after, ex
         np.testing.assert_array_equal(values[name], [value] * 2, err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_other_worker_sees_the_chiefs_update():
     """The gradient is the mean of 1 and 2. `w` is read as a whole, and by `read_value`."""
     workers, ps = addresses(2, 1)

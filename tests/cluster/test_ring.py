@@ -101,6 +101,7 @@ def test_rows_are_sent_among_zeros_where_tensorflow_gathers_equal_shapes_alone(m
             session.run(padded), [[0., 0.]] * 2 + [[1., 2.], [3., 4.]] + [[0., 0.]] * 2)
 
 
+@pytest.mark.slow
 def test_no_row_on_any_worker():
     workers = addresses(2)
     results = together(lambda rank: train(

@@ -42,6 +42,7 @@ def test_one_worker_that_runs_gradients_alone_is_found_out():
         assert 'built.gradients' in text
 
 
+@pytest.mark.slow
 def test_all_workers_may_run_gradients_between_steps():
     workers, kept = addresses(2), [[], []]
     together(lambda rank: worker(towers.Cluster('ring', workers, rank=rank), [0, 1], kept[rank]), 2)

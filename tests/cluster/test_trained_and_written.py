@@ -125,6 +125,7 @@ def test_what_is_written_from_such_a_variable_is_sent_as_well():
         assert state_of(model_fn) == ['center', 'other/center']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('use_resource', [
     pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_slot_that_the_model_writes_is_worker_0s_before_the_update(use_resource):

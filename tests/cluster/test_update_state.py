@@ -108,6 +108,7 @@ def of_case(case):
     return {'rate': falling_rate, 'own': mean_of_transform}.get(case, lambda: running_mean(case))()
 
 
+@pytest.mark.fast_only('rate-True')
 @pytest.mark.parametrize('use_resource', [False, True])
 @pytest.mark.parametrize('case', [
     name if name in ('rate', 'unordered', 'after', 'before') else pytest.param(

@@ -44,6 +44,7 @@ def test_what_is_bad_ends_the_step_and_is_named(tmp_path, bad, text):
         found.find_bad('train', range(6))
 
 
+@pytest.mark.slow
 def test_the_next_good_one_takes_its_place_and_all_others_keep_theirs(tmp_path):
     good = records(tmp_path)
     labels = np.concatenate([found for _, found in batches(

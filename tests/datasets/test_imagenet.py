@@ -63,6 +63,7 @@ def test_test_images_are_the_central_part_in_order(folder):
         assert abs(ramp[0] - 1 / 16) < 0.06 and abs(ramp[-1] - 15 / 16) < 0.06
 
 
+@pytest.mark.slow
 def test_training_goes_through_the_order_of_the_pipeline(folder):
     found = datasets.get_dataset('imagenet', folder, augment='crop')
     _, labels = joined(batches(found.train_batches(batch_size=3, seed=5, image_size=SIZE), 7))
@@ -96,6 +97,7 @@ def test_workers_share_out_the_batches_of_one_machine(folder):
             np.testing.assert_array_equal(one, together)
 
 
+@pytest.mark.slow
 def test_training_images_are_cut_out_and_mirrored(folder):
     found = datasets.get_dataset('imagenet', folder, augment='crop')
     images, labels = joined(batches(found.train_batches(batch_size=10, seed=1, image_size=SIZE),

@@ -63,6 +63,7 @@ def test_order_is_the_same_in_every_version():
     assert train_labels(7, 2) == [30, 10, 0, 40, 60, 50, 20, 50, 10, 20, 30, 60, 40, 0]
 
 
+@pytest.mark.slow
 def test_seeds_share_no_epoch():
     orders = {tuple(expected_order(100, seed, epoch)) for seed in range(4) for epoch in range(4)}
     assert len(orders) == 16

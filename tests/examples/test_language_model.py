@@ -43,6 +43,7 @@ def trained(devices):
         return losses, state
 
 
+@pytest.mark.slow
 def test_states_of_the_towers_are_the_parts_of_that_of_one_device():
     losses_1, state_1 = trained(1)
     losses_2, state_2 = trained(2)

@@ -112,6 +112,7 @@ def test_rows_of_gathered_rows_of_a_resource_variable(devices):
     np.testing.assert_allclose(found[:, 0], 1 - np.array([3, 3, 2, 0, 0]) / 24., atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(compat.TF_VERSION < (2, 0), reason='no gradient of such a branch in TF 1.15')
 @pytest.mark.parametrize('devices', [['/cpu:1', '/cpu:2'], [['/cpu:0', '/cpu:1']]])
 def test_a_resource_variable_in_a_branch_in_a_loop_colocated_with_its_operations(devices):

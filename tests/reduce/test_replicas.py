@@ -462,6 +462,7 @@ def test_checkpoints_go_both_ways_and_over_towers(tmp_path, optimizer):
         assert_same_values(values, plain)
 
 
+@pytest.mark.slow
 def test_init_from_reaches_every_replica(tmp_path):
     run_in_directory(tmp_path / 'source', 3, 2, 'momentum')
     both = [run_in_directory(tmp_path / name, 2, 2, 'momentum', str(tmp_path / 'source'), **options)

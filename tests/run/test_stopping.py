@@ -207,6 +207,7 @@ def test_a_second_one_between_steps(monkeypatch):
     assert set(ended) == {128 + signal.SIGTERM}  # by the handler and by the thread
 
 
+@pytest.mark.slow
 def test_an_error_in_the_run_leaves_handlers_to_restore(handlers):
     hook = StopOnSignalHook()
 

@@ -128,6 +128,7 @@ def test_the_directory_is_for_one_process_from_before_the_session_until_after_it
         pass  # it is free again
 
 
+@pytest.mark.slow
 def test_a_nan_is_an_error_with_the_step_and_nothing_of_it_is_saved(tmp_path):
     for start, bad_step in ((0, 1), (0, 4), (5, 6), (5, 8)):
         folder = tmp_path / ('%d %d' % (start, bad_step))
