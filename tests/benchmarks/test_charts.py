@@ -28,6 +28,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
         charts.pyplot()
 
 
+@pytest.mark.slow
 def test_picture_of_a_set(tmp_path, monkeypatch):
     pyplot = pytest.importorskip('matplotlib.pyplot')
     found = [result(name, seed, [0.1, 0.6, 0.8 + 0.01 * seed], [9., 1., 0.3])

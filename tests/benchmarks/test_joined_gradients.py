@@ -54,6 +54,7 @@ def test_ratio_is_of_joined_over_added(monkeypatch):
     assert (added, wall['median'], cpu['median']) == (4., 0.5, 0.75)
 
 
+@pytest.mark.slow
 def test_ways_that_differ_are_no_comparison(monkeypatch):
     monkeypatch.setattr(joined_gradients, 'join', lambda gradients: 3. * gradients[0])
     with pytest.raises(ValueError, match='lead to losses of'):

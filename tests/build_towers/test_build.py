@@ -75,6 +75,7 @@ def test_regularization_is_counted_once_by_hand():
                 gradient, 5. + 2., 2., [1., 5., 9.]]
 
 
+@pytest.mark.slow
 def test_without_registered_regularization():
     built = towers.build_towers(samples.slim_layers, samples.vectors(4), sgd(), 2)
     assert built.regularization_loss is None
@@ -726,6 +727,7 @@ def test_repeated_devices_when_meant():
     assert run(built, built.gradients[0][0]) == 2.5
 
 
+@pytest.mark.slow
 def test_one_tower_is_one_device():
     for reduction in ('mean', 'sum'):
         check_against_one_device(samples.slim_layers, samples.vectors(5), num_towers=1,

@@ -165,6 +165,7 @@ def divided(examples):
     return lambda x: tf.reduce_sum(tf.reshape(squares(x), [examples, 3])) / examples
 
 
+@pytest.mark.slow
 def test_numbers_that_follow_the_size_of_the_batch():
     own, other = [of_worker(rank, divided(size), size, uneven=True)
                   for rank, size in enumerate([24, 8])]

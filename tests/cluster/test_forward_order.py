@@ -25,6 +25,7 @@ def found(own, other):
     return difference_of_forward(own, other)
 
 
+@pytest.mark.slow
 def test_weights_that_are_swapped_between_heads():
     why = found(heads('abc', [.9, .1, .5]), heads('bac', [.9, .1, .5]))
     assert "arranged in another way where it reads 'a/k', 'b/k'. Have" in why

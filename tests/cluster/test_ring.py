@@ -127,6 +127,7 @@ OTHERS = {each.dtype.name: each for each in (
     np.array([1.1 + 2.2j, -0. + np.inf * 1j], np.complex64), np.array([.1 + 1e-300j] * 3))}
 
 
+@pytest.mark.slow
 def test_momentum_and_types_that_are_no_floats_begin_as_worker_0_has_them():
     def model_fn(inputs):
         weights = tf.get_variable('w', [2], tf.float32, tf.random_normal_initializer())
@@ -178,6 +179,7 @@ def test_batches_of_different_size_are_refused_unless_they_are_said_to_be():
     assert 'its number of examples a step is 3, and that of worker 0 4' in text
 
 
+@pytest.mark.slow
 def test_a_worker_without_data_does_not_hold_up_the_rest():
     counts, workers = [7, 4], addresses(2)  # in batches of 2: 4 steps and 2
     weights = [np.arange(1., 8.), np.arange(10., 14.)]
@@ -231,6 +233,7 @@ def test_the_chief_stops_all_and_an_error_is_told_to_all():
     assert together(work, 2) == ['ended', 'ended']
 
 
+@pytest.mark.slow
 def test_workers_that_all_know_the_end_end():
     """The chief's one step more finds the others: it waited for them without a word."""
     workers = addresses(2)
@@ -329,6 +332,7 @@ def test_an_error_of_one_is_told_to_the_other():
         together(work, 2)
 
 
+@pytest.mark.slow
 def test_what_comes_after_a_step_is_run_by_all():
     """The gradient is the mean of 1 and 2; averages with decay 0.5, by hand."""
     workers = addresses(2)
@@ -343,6 +347,7 @@ def test_what_comes_after_a_step_is_run_by_all():
         assert result['last']['w/ExponentialMovingAverage'] == 0.5 * (0.5 * -1.5) + 0.5 * -3.
 
 
+@pytest.mark.slow
 def test_a_ring_of_one_is_one_machine():
     (parts,) = batches([4])
     result = train(towers.Cluster('ring', addresses(1)), sparse_and_dense, parts,
@@ -372,6 +377,7 @@ def test_a_worker_whose_server_does_not_start_is_named_at_once(monkeypatch):
         workers[1])
 
 
+@pytest.mark.slow
 def test_a_trained_variable_of_another_collection_begins_as_worker_0_has_it():
     def model_fn(inputs):
         weights = tf.get_variable('w', [2], tf.float64, tf.random_normal_initializer(),

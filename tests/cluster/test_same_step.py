@@ -28,6 +28,7 @@ def worker(cluster, alone, kept):
                 lambda step_context: step_context.session.run(weight)))
 
 
+@pytest.mark.slow
 def test_one_worker_that_runs_gradients_alone_is_found_out():
     workers = addresses(2)
 

@@ -77,6 +77,7 @@ def monitored(member):
             Metrics(), tf.train.StopAtStepHook(num_steps=9)], config=member.config)
 
 
+@pytest.mark.slow
 def test_a_monitored_training_session_trains_in_a_ring():
     """The others would wait for the chief to initialise what is theirs alone."""
     cluster_of, _ = make_clusters('ring')

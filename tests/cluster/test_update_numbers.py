@@ -148,6 +148,7 @@ def test_a_fed_rate_is_no_batch(fields):
         "its update of 'table' computes with 0.125, and that of worker 0 with 0.25")
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_tensorflows_whose_rate_is_fed():
     def adam(epsilon):
         return tf.train.AdamOptimizer(tf.placeholder(tf.float32, []), epsilon=epsilon)

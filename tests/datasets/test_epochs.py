@@ -86,6 +86,7 @@ def test_arrays_with_a_short_last_batch():
     assert [len(each) for each in sizes] == [3, 3, 1] and sorted(sum(sizes, [])) == list(range(7))
 
 
+@pytest.mark.slow
 def test_large_arrays_are_no_part_of_the_graph(graph):
     images = np.random.RandomState(1).uniform(size=[70, 300, 300, 1]).astype(np.float32)
     found = datasets.eval_batches(images, np.arange(70), 40)

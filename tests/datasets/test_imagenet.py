@@ -131,6 +131,7 @@ def test_a_label_out_of_range(tmp_path):
         batches(found.eval_batches(batch_size=1, image_size=SIZE), 1)
 
 
+@pytest.mark.slow
 def test_a_bad_example_ends_its_own_batch_alone(tmp_path):
     """16 examples are read at once, the first eight batches of two; the seventh label is wrong."""
     found = datasets.get_dataset('imagenet', write_imagenet(

@@ -274,6 +274,7 @@ def test_test_images_of_another_size(own):
         'm:other_size of 8 x 8: expected one size.')
 
 
+@pytest.mark.slow
 def test_the_example_of_the_docs_is_what_it_has_to_be(tmp_path, monkeypatch):
     source = pages.blocks('docs/data.md', 'python')[0].lines
     assert 'def squares(data_dir):' in source

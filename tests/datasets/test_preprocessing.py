@@ -76,6 +76,7 @@ def test_narrow_images_are_cropped_and_others_as_by_ten_attempts(height, width, 
     np.testing.assert_array_equal(of_all[~whole], first[~whole])
 
 
+@pytest.mark.slow
 def test_the_crops_of_an_ordinary_image_are_those_that_they_were():
     draws = run(tf.random.stateless_uniform([TRAIN_DRAWS], seed=[3, -8]))[0]
     first = run(tf.random.stateless_uniform([46], seed=[3, -8]))[0]  # as when there were ten

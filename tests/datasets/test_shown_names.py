@@ -46,6 +46,7 @@ def test_a_bad_image_is_named(folder):
         os.path.join(folder, 'train', 'a', SHOWN)))
 
 
+@pytest.mark.slow
 def test_it_is_left_out_listed_and_resumed(folder, tmp_path):
     found = datasets.get_dataset('folder', folder, skip_bad=2)
     probe = found.stream_probe(1, 4, 8)

@@ -155,6 +155,7 @@ def test_moving_averages_are_each_workers_own():
     assert report.first.relative == pytest.approx(2. / 3.5)
 
 
+@pytest.mark.slow
 def test_weights_that_differ_from_worker_to_worker_are_said_to():
     draws = iter(range(100))
 

@@ -84,6 +84,7 @@ def test_an_unknown_batch_is_inferred(model):
         expected.together.kinds['activations'], rel=0.02)
 
 
+@pytest.mark.slow
 def test_uneven_shards():
     with tf.Graph().as_default():
         built = built_with(conv_net, 24, True, 4, remainder='weight')

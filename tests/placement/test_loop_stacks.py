@@ -76,6 +76,7 @@ def test_as_on_one_device(model_fn, make, options):
         np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_loop_of_one_stage_whose_weights_are_on_the_stages():
     def model_fn(x, y):
         net = x

@@ -214,6 +214,7 @@ def test_every_sample_model(name, kind_of_variables):
     assert report.equal and report.worst.relative < 1e-9, str(report)
 
 
+@pytest.mark.slow
 def test_batch_norm_agrees_on_equal_shards():
     for update_ops in ('first', 'none'):
         report = towers.check_towers(batch_norm_model, samples.vectors(12, 'float32'),

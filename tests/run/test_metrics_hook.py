@@ -109,6 +109,7 @@ def test_fetches_only_for_the_steps_that_have_a_line(tmp_path):
         assert [line['step'] for line in job.lines()] == [3, 6, 7]
 
 
+@pytest.mark.slow
 def test_a_killed_run_has_the_lines_of_one_that_was_not(tmp_path):
     whole = Job(tmp_path / 'whole', 2, 13).run(13).lines()
     assert [line['step'] for line in whole] == [2, 4, 6, 8, 10, 12, 13]

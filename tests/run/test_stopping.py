@@ -221,6 +221,7 @@ def test_an_error_in_the_run_leaves_handlers_to_restore(handlers):
     hook.restore()  # once more is nothing
 
 
+@pytest.mark.slow
 def test_a_run_that_is_over_is_forgotten(tmp_path):
     # What is registered for forks stays until Python ends; a file in it crashed Python 3.7 there.
     stream = open(str(tmp_path / 'said'), 'w')

@@ -207,6 +207,7 @@ def test_a_checkpoint_of_another_model_is_refused_before_the_session(tmp_path, o
     assert contents(tmp_path) == before and calls == []
 
 
+@pytest.mark.slow
 def test_initial_values_are_for_a_run_that_starts(tmp_path):
     run(tmp_path / 'other', 5)
     source = str(tmp_path / 'other' / 'model.ckpt-5')
@@ -341,6 +342,7 @@ def test_settings_are_those_of_a_run_that_began(tmp_path):
     assert sees.seen == (True, [])  # before the first checkpoint, which would go on without them
 
 
+@pytest.mark.slow
 def test_settings_of_a_start_that_runs_no_step_are_not_kept(tmp_path):
     run(tmp_path, 3, settings=settings(1))
     before = contents(tmp_path)

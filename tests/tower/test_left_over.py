@@ -223,6 +223,7 @@ def in_a_new_graph(model, message, **options):
         ' Build in a new graph: `with tf.Graph().as_default():`, or tf.reset_default_graph().')
 
 
+@pytest.mark.slow
 def test_only_scopes_that_were_entered_are_left(graph):
     with pytest.raises(ZeroDivisionError):
         towers.build_towers(lambda x: 1 / 0, tf.zeros([4000, 1]), momentum(), 2, accumulate=1000)

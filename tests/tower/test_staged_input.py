@@ -142,6 +142,7 @@ def test_two_iterators_that_nobody_initializes_go_on_in_pairs():
             assert [each.tolist() for each in found] == [expected, expected]
 
 
+@pytest.mark.slow
 def test_a_run_of_something_else_takes_one_batch_of_all_towers():
     program = Program(batches())
     with program.session() as session:
