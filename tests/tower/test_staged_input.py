@@ -1,6 +1,7 @@
 """Staged inputs: step t trains on batch t, from the tower's own device, also after a restart."""
 
 import re
+import threading
 import time
 
 import numpy as np
@@ -263,12 +264,13 @@ class Powers:
         return ended, trained
 
 
-def slow(seconds, value):
-    if not seconds:
+def slow(how, value):
+    """The value, after a wait of `how` seconds, or when `how(value)` has returned."""
+    if not how:
         return value
 
     def wait(number):
-        time.sleep(seconds)
+        how(number) if callable(how) else time.sleep(how)
         return number
     return tf.ensure_shape(tf.numpy_function(wait, [value], value.dtype), value.shape)
 
@@ -314,9 +316,19 @@ def test_work_that_fails_when_the_next_batch_is_there_costs_its_batch_alone():
         ('ok', [1, 2, 4]), ('ok', [1, 2, 4, 5]), ('end', [1, 2, 4, 5])]
 
 
-@pytest.mark.slow  # the reading has to be slower than the work, whatever else runs
+@pytest.mark.slow  # the reading has to take longer than the failure
 def test_work_that_fails_while_the_next_batch_is_read_is_tried_once_more():
-    program = Powers([], read=1.5, work=0.03, bad_work=[2])
+    reading = threading.Event()
+
+    def read(number):
+        if number == 3:
+            reading.set()
+            time.sleep(1.5)  # longer than the failure takes, whatever else runs
+
+    def work(numbers):
+        if numbers[0] == 100.:
+            reading.wait(60)
+    program = Powers([], read=read, work=work, bad_work=[2])
     with program.session() as session:
         assert program.run(session) == ('ok', [1])
         assert program.run(session) == ('bad work', [1]) and held(session) == [(0, 1), (0, 1)]
