@@ -60,6 +60,21 @@ def messages(model_fn, **options):
                    if op.type == 'CollectiveBcastSend' and not op.name.startswith('tell/')]
 
 
+def test_the_write_waits_for_who_takes_the_memory_of_a_reference_variable():
+    """Also on a worker of one tower, which stands for another tower of one machine."""
+    def model_fn(inputs):
+        mean = tf.get_variable('mean', [2], trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(
+            mean, tf.reduce_mean(inputs, 0), name='write'))
+        return tf.reduce_mean(tf.multiply(inputs * tf.get_variable('weight', [2]), tf.reshape(
+            tf.stop_gradient(mean), [1, 2]), name='taken'))
+    messages(model_fn)
+    graph = tf.get_default_graph()
+    for number in range(2):
+        assert graph.get_operation_by_name('tower_%d/taken' % number) in step_operations(
+            [graph.get_operation_by_name('tower_0/write')])
+
+
 def test_batch_norm_and_counts_of_steps_are_not_sent():
     towers.mend_slim()
     import tf_slim as slim

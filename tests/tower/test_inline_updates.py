@@ -308,6 +308,25 @@ def test_it_waits_for_what_is_read_in_branches_and_loops(read, flow, copies):
 
 @pytest.mark.fast_only('reference.*clone')
 @both_copies
+@pytest.mark.parametrize('passed', [
+    tf.stop_gradient, lambda count: tf.reshape(count, [2])[1], lambda count: count[tf.newaxis, 1],
+    lambda count: tf.split(count, 2)[1][0], lambda count: tf.reduce_sum(count, [])[0]],
+    ids=['stop_gradient', 'reshape', 'newaxis', 'split', 'no_sum'])
+def test_it_waits_for_who_takes_what_is_passed_on_of_a_variable(
+        kind_of_variables, passed, copies):  # noqa: F811
+    """Of a reference variable these pass the memory on, and are done before it is read."""
+    def model_fn(x):
+        w = tf.get_variable('w', [], initializer=ONES)
+        count = tf.get_variable('count', [2], initializer=ONES, trainable=False)
+        before = tf.reduce_sum(passed(count) * late(x))
+        with tf.control_dependencies([before]):
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(count, [1., 1.]))
+        return tf.reduce_mean(x) * w * before
+    assert_equal(train(model_fn, 2, copies=copies), on_one_device(model_fn))
+
+
+@pytest.mark.fast_only('reference.*clone')
+@both_copies
 @pytest.mark.parametrize('write', [write_in_branch, write_in_loop],
                          ids=lambda write: write.__name__)
 def test_what_branches_and_loops_write_waits(kind_of_variables, write, copies):  # noqa: F811

@@ -20,16 +20,7 @@ import collections
 
 import tensorflow.compat.v1 as tf
 
-# Kernels whose result has memory of its own, or that of an input which nothing else holds; never
-# that of a variable, which the variable holds. Many other kernels pass on the memory that they
-# read, at least where there is nothing to compute: Reshape, StridedSlice, Tile by 1, Sum over no
-# axis. A layer's inputs and the gradient of its outputs come from a kernel of this list within a
-# few operations. The tests write to a variable after each of these kernels has read it.
-_COMPUTE = frozenset([
-    'MatMul', 'BatchMatMulV2', 'Conv2D', 'BiasAdd', 'Add', 'AddV2', 'Sub', 'Mul', 'RealDiv', 'Relu',
-    'ReluGrad', 'Tanh', 'TanhGrad', 'Sigmoid', 'SigmoidGrad', 'Softmax', 'MaxPool', 'AvgPool',
-    'Gather', 'GatherV2'])
-_REFERENCE_VARIABLES = ('Variable', 'VariableV2', 'TemporaryVariable')
+from towers.graph.reference_memory import may_be_of_reference_variable
 
 # Measured on two cores (BUILD_NOTES.md): up to 32 examples a tower this was the faster way, but for
 # a model of one layer alone; from 64 on towers gain more by multiplying side by side. So would more
@@ -97,7 +88,8 @@ def _product(gradient):
         return None
     if not all(tensor.shape.is_fully_defined() for tensor in op.inputs):
         return None
-    if any(_may_be_of_reference_variable(tensor) for tensor in op.inputs):
+    # The update of such a variable waits for the tower's own product, not for the joint one.
+    if any(may_be_of_reference_variable(tensor) for tensor in op.inputs):
         return None
     rows = op.inputs[0].shape.as_list()[0 if op.get_attr('transpose_a') else 1]
     return Product(gradient, op, rows, waits_for + list(op.control_inputs))
@@ -106,22 +98,6 @@ def _product(gradient):
 def _is_read(tensor):
     """Whether an operation reads a tensor, other than to pass it on."""
     return any(op.type != 'Identity' or _is_read(op.outputs[0]) for op in tensor.consumers())
-
-
-def _may_be_of_reference_variable(tensor):
-    """Whether a tensor may be the memory of a reference variable, which an update writes to.
-
-    The update of that variable waits for the tower's own product, not for the joint product.
-    """
-    stack, seen = [tensor.op], set()
-    while stack:
-        op = stack.pop()
-        if op.type in _REFERENCE_VARIABLES:
-            return True
-        if op.type not in _COMPUTE and op.name not in seen:
-            seen.add(op.name)
-            stack += [each.op for each in op.inputs]
-    return False
 
 
 def _transposed(op):

@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph import graph_walk
 from towers.graph.frames import Frames
+from towers.graph.reference_memory import takers_of_memory
 from towers.graph.variable_access import HAND_ON, VARIABLE_OPS, is_variable, read_from, variable_op
 from towers.graph.variable_writes import Writes
 from towers.placement.tower_device import is_of_a_tower
@@ -66,13 +67,14 @@ def write_after_reads(towers, graph, own=False):
 def _readers(towers, written, frames, finder):
     """{name of a variable: [(operation that reads it, [operations after which it has read])]}."""
     readers = collections.defaultdict(list)
+    of_memory = _takers_of_memory(towers, written, finder)
     for tower in towers:
         trains = None
         for op in graph_walk.step_operations(_fetches(tower)):
             if not op.name.startswith(tower.name_scope) or _hands_on(op):
                 continue
-            names = written.intersection(
-                source.name for tensor in op.inputs for source in _sources(tensor, tower))
+            names = of_memory[op.name].union(written.intersection(
+                source.name for tensor in op.inputs for source in _sources(tensor, tower)))
             if not names:
                 continue
             ends = frames.ends(op)
@@ -86,16 +88,21 @@ def _readers(towers, written, frames, finder):
     return readers
 
 
-def _sources(tensor, tower):
-    """The variables that a tensor is, or that have to stay as they are until it was taken.
+def _takers_of_memory(towers, written, finder):
+    """{name of an operation: names of the reference variables whose memory it may read}."""
+    graph, found = towers[0].loss.graph, collections.defaultdict(set)
+    for name in sorted(written):
+        for taker in takers_of_memory(graph.get_operation_by_name(name),
+                                      lambda op: name in finder.of(op)):
+            found[taker].add(name)
+    return found
 
-    A value from outside of the tower counts, and one that is a reference variable's memory.
-    """
+
+def _sources(tensor, tower):
+    """The variables that a tensor is, or, from outside of the tower, has the value of."""
     if not tensor.op.name.startswith(tower.name_scope):
         return read_from(tensor)
-    if not is_variable(tensor):
-        return [op for op in read_from(tensor) if op.type != 'VarHandleOp']
-    source = variable_op(tensor)
+    source = variable_op(tensor) if is_variable(tensor) else None
     return [] if source is None else [source]
 
 
