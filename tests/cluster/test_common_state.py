@@ -63,7 +63,7 @@ def messages(model_fn, **options):
 def test_the_write_waits_for_who_takes_the_memory_of_a_reference_variable():
     """Also on a worker of one tower, which stands for another tower of one machine."""
     def model_fn(inputs):
-        mean = tf.get_variable('mean', [2], trainable=False)
+        mean = tf.get_variable('mean', [2], trainable=False, use_resource=False)
         tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(
             mean, tf.reduce_mean(inputs, 0), name='write'))
         return tf.reduce_mean(tf.multiply(inputs * tf.get_variable('weight', [2]), tf.reshape(
