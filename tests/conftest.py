@@ -30,13 +30,17 @@ LEAVES_OUT = {  # by what --only says: a condition of what goes, and what the en
     'fast': (lambda marks: 'slow' in marks, '%d slow %s left out: make test-all'),
     'slow': (lambda marks: 'slow' not in marks, '%d fast %s left out: make test'),
     'versions': (lambda marks: 'slow' in marks and 'version_independent' in marks,
-                 '%d slow %s left out, the same on every version: make test-all')}
+                 '%d slow %s left out, the same on every version: make test-all'),
+    'brief': (lambda marks: 'further_case' in marks or {'slow', 'version_independent'} <= marks,
+              '%d slow %s left out, of which there are fast cases, or that are the same on every '
+              'version: make test-all')}
 
 
 def pytest_addoption(parser):
     parser.addoption('--only', choices=sorted(LEAVES_OUT), help=(
         'fast: without tests marked slow; slow: those alone; versions: without the slow ones that '
-        'are the same on every version of TensorFlow. Without it, all'))
+        'are the same on every version of TensorFlow; brief: of these the slow cases left out, too, '
+        'of tests that have fast ones. Without it, all'))
 
 
 def pytest_configure(config):
@@ -46,6 +50,7 @@ def pytest_configure(config):
                                        'version of TensorFlow; where it is slow it runs on one')
     config.addinivalue_line('markers', 'fast_only(pattern): of its cases, those whose id the '
                                        'regular expression finds nothing in are slow')
+    config.addinivalue_line('markers', 'further_case: a slow case of a test that has fast ones')
     # pytest-xdist's own, which may not be installed.
     config.addinivalue_line('markers', 'xdist_group(name): its tests run in one process, for what '
                                        'is made once a process')
@@ -59,10 +64,15 @@ def pytest_itemcollected(item):
     make share one process of pytest-xdist's, too."""
     for mark in item.iter_markers('fast_only'):
         if not re.search(mark.args[0], item.callspec.id):
-            item.add_marker(pytest.mark.slow)
+            mark_further_case(item)
     shared = [name for name in ('reference', 'runner', 'start_writer') if name in item.fixturenames]
     if shared:
         item.add_marker(pytest.mark.xdist_group(shared[0]))
+
+
+def mark_further_case(item):
+    for mark in (pytest.mark.slow, pytest.mark.further_case):
+        item.add_marker(mark)
 
 
 def mark_every_other_kind(items):
@@ -79,7 +89,7 @@ def mark_every_other_kind(items):
     for (name, _), pair in cases.items():
         if len(pair) == 2:
             file = name.partition('::')[0]
-            pair[bool(turns[file] % 2)].add_marker(pytest.mark.slow)
+            mark_further_case(pair[bool(turns[file] % 2)])
             turns[file] += 1
 
 
