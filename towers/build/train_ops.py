@@ -5,19 +5,17 @@ import functools
 
 import tensorflow.compat.v1 as tf
 
-from towers import compat
 from towers.graph import graph_walk
-from towers.graph.frames import Frames
 from towers.graph.variable_writes import Writes
 from towers.nonfinite import checked_at_least_scale
 from towers.placement.variable_device import only_device
+from towers.reduce.early_writes import hold, hold_update
 from towers.reduce.replica_writes import replicas_follow
 from towers.reduce.riding import held_back
 from towers.reduce.update import apply_update, checked_transform
 from towers.tower.counters import counting_updates
 from towers.tower.objectives import flat, map_shaped, tensors_of
 from towers.tower.staged_guard import check_after
-from towers.tower.write_order import gates
 
 Update = collections.namedtuple(
     'Update', 'train_op train_ops slots gradients rides counts before', defaults=((),))
@@ -60,7 +58,7 @@ def update_variables(builder, request, towers, outputs, combined, staged=None, m
         if request.objectives.names is None:
             return _of_one_loss(builder, request, towers, outputs, gradients, combined, staged,
                                 machines)
-        return _of_several(builder, request, towers, outputs.loss, gradients, combined)
+        return _of_several(builder, request, towers, outputs, gradients, combined)
 
 
 def _of_one_loss(builder, request, towers, outputs, gradients, combined, staged, machines):
@@ -70,16 +68,19 @@ def _of_one_loss(builder, request, towers, outputs, gradients, combined, staged,
         if request.numerics.check_numerics:
             on_skip = functools.partial(checked_at_least_scale, combined.gradients, scaled_losses)
     loss, updates = outputs.loss, _updates(builder, towers, request.of_tower.update_ops)
+    updates_here = machines is None or machines.updates_here
     updates += replicas_follow(request.replicas, updates, [loss] + _read_for(gradients, combined))
-    if machines is not None and machines.updates_here:
-        updates = held_back(updates, machines.gates, request.cluster.active,
-                            _computed(outputs, towers))
+    gates, computed = machines.gates if machines is not None else [], _computed(outputs, towers)
+    if machines is not None and updates_here:
+        updates = held_back(updates, gates, request.cluster.active, computed)
     after = [loss] + updates
     if staged is not None and staged.staged is not None:
         after += [staged.staged, staged.use.check]
     applied = apply_update(
         request.objectives[0].optimizer, gradients, request.global_step, request.placement,
         builder.variables, after, request.replicas, combined.on_towers, scaled_losses, on_skip)
+    if updates_here:
+        hold_update(applied.train_op, _all_of(combined), after, computed, gates)
     return Update(applied.train_op, {}, applied.slots, gradients, {}, applied.counts, tuple(after))
 
 
@@ -89,14 +90,14 @@ def _computed(outputs, towers):
     return [each for each in tf.nest.flatten(shown, expand_composites=True) if hasattr(each, 'op')]
 
 
-def _of_several(builder, request, towers, losses, gradients, combined):
+def _of_several(builder, request, towers, outputs, gradients, combined):
     """A train op for each loss, which computes nothing for the others; and one for all losses.
 
     The train op for all losses takes all gradients at the weights before the step, and applies them
     in the order of the losses: two optimizers do not write the same variable at the same time.
     """
-    updates = _updates(builder, towers, request.of_tower.update_ops)
-    riding = _riding(updates, losses, towers)
+    losses, updates = outputs.loss, _updates(builder, towers, request.of_tower.update_ops)
+    riding, computed = _riding(updates, losses, towers), _computed(outputs, towers)
     train_ops, slots, applied = collections.OrderedDict(), [], []
     joint_after = flat(losses) + updates + [
         tensor for pairs in flat(gradients) for tensor in tensors_of(pairs)]
@@ -110,12 +111,15 @@ def _of_several(builder, request, towers, losses, gradients, combined):
         train_ops[each.name], made, counts = apply_update(
             each.optimizer, gradients[each.name], request.global_step, request.placement,
             builder.variables, after, request.replicas, combined[each.name].on_towers)
+        hold_update(train_ops[each.name], _all_of(combined[each.name]), after, computed)
         slots += made
     for each in request.objectives:
         train_op, made, _ = apply_update(
             each.optimizer, gradients[each.name], None, request.placement, builder.variables,
             joint_after + applied, request.replicas, combined[each.name].on_towers)
         applied, slots = [train_op], slots + made
+    hold_update(applied[-1], [pair for part in flat(combined) for pair in _all_of(part)],
+                flat(losses) + updates, computed)
     if request.global_step is not None:
         with tf.control_dependencies(applied), only_device(request.global_step.device or None):
             train_op = tf.group(*(applied + [tf.assign_add(
@@ -126,9 +130,18 @@ def _of_several(builder, request, towers, losses, gradients, combined):
 
 def _read_for(gradients, combined):
     """The tensors of the gradients that the optimizer gets, and of their replicas on each tower."""
-    on_towers = [(gradient, None) for every in (combined.on_towers or {}).values()
-                 for gradient in every]
-    return tensors_of([pair for pair in list(gradients) + on_towers if pair[0] is not None])
+    return tensors_of([pair for pair in list(gradients) + _on_towers(combined)
+                       if pair[0] is not None])
+
+
+def _all_of(combined):
+    """The combined gradients with those that the replicas get: list of pairs; variable or None."""
+    return list(combined.gradients) + _on_towers(combined)
+
+
+def _on_towers(combined):
+    return [(gradient, None) for every in (combined.on_towers or {}).values()
+            for gradient in every]
 
 
 def _riding(updates, losses, towers):
@@ -181,14 +194,11 @@ def _hold_writes(train_op, checks, passes):
     step = graph_walk.step_operations([train_op])
     not_held = graph_walk.reachable_from(checks, step, control=True).union(
         op.name for op in graph_walk.step_operations(list(passes) + checks))
-    frames, finder = None, Writes(train_op.graph)
-    for op in step:
-        names = finder.of(op) if op.name not in not_held else ()
-        if names:
-            frames = frames or Frames(step)
-            for gate in gates(op, names, frames):
-                if gate.name not in not_held:
-                    compat.add_control_inputs(gate, checks)
+    finder = Writes(train_op.graph)
+    writes = [(op, names) for op, names in ((op, finder.of(op)) for op in step
+                                            if op.name not in not_held) if names]
+    if writes:
+        hold(writes, checks, step, not_held)
 
 
 def _updates(builder, towers, update_ops):

@@ -55,7 +55,7 @@ class HorovodMachines(Machines):
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
         self._hvd = load_horovod()
-        self.state, self.gates, self.counts = [], [], {}
+        self.state, self.counts = [], {}
         self._own = []  # as in `RingMachines`
         self._scope = None  # of all that Horovod brings together by its name
 

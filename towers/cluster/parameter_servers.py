@@ -49,8 +49,6 @@ class ServedMachines(Machines):
         the chief when a worker wants to stop, and on the others when the chief has stopped.
       codes: `ServedCode`, by which a worker tells the chief that it wants to stop; or None.
       hook: hook that every session of a synchronous training needs; None for an asynchronous one.
-      gates: list of operations that updates which ride on the train op have to wait for: on the
-        chief of a synchronous training, until the gradients of all workers have come.
       told_to_stop: whether a signal has told this process to stop.
     """
 
@@ -60,7 +58,7 @@ class ServedMachines(Machines):
         self._shares = Shares(cluster, examples, reduction)
         self._accumulators, self._pushes, self._given = [], [], []
         self.hook = self.stops = self.codes = self._counted = self._scope = None
-        self.gates, self.told_to_stop = [], False
+        self.told_to_stop = False
 
     @property
     def same_examples(self):
@@ -110,7 +108,9 @@ class ServedMachines(Machines):
                                    self._accumulators, self._tokens, self._notes)
             if not cluster.is_chief:
                 return gradients
-            self.gates = [each.op for each in tensors_of([(each, None) for each in sums])]
+            with only_device('/cpu:0'):  # one operation, which every write of the step waits for
+                self.gates = [tf.group(*tensors_of([(each, None) for each in sums]),
+                                       name='all_gradients')]
             total = is_over = None
             if weight is not None:
                 with only_device(FIRST_SERVER):

@@ -118,7 +118,7 @@ class RingMachines(Machines):
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
         self.stops = self.codes = self.examples = self.data_ended = None
-        self.hook, self.gates, self.state, self.counts = None, [], [], {}
+        self.hook, self.state, self.counts = None, [], {}
         self._own = []  # the gradients of this machine, with their variables
         self._same_step = self._check = self.watch = None
 

@@ -131,8 +131,12 @@ def rename_functions(node, names):
                 each.name = names.get(each.name, each.name)
 
 
-def step_operations(fetches):
+def step_operations(fetches, ends=()):
     """All operations that a run of these fetches executes, by data and by control edges.
+
+    Args:
+      fetches: list of tensors and operations.
+      ends: names of operations; what only they wait for is left out.
 
     Returns:
       A list of operations, in no particular order.
@@ -141,6 +145,8 @@ def step_operations(fetches):
     seen = {op.name: op for op in stack}
     while stack:
         op = stack.pop()
+        if op.name in ends:
+            continue
         for other in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
             if other.name not in seen:
                 seen[other.name] = other

@@ -1,0 +1,263 @@
+"""Writes of an update that do not wait for its gradients by themselves: decays, counters, slots."""
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers import build_towers, session_config
+from towers.cluster.member import start_server
+from towers.graph.graph_walk import reachable_from, step_operations
+from towers.graph.variable_writes import Writes
+from one_process import addresses, together, train
+
+
+class Decayed(tf.train.MomentumOptimizer):
+    """As AdamW of `tf.contrib.opt`: the decay waits for nothing, and the gradient for the decay."""
+
+    def __init__(self, rate=.03125, decay=.5, momentum=0.):
+        super(Decayed, self).__init__(rate, momentum)
+        self.decay = decay
+
+    def decayed(self, variable):
+        return tf.assign_sub(variable, self.decay * variable)
+
+    def _apply_dense(self, grad, var):
+        with tf.control_dependencies([self.decayed(var)]):
+            return super(Decayed, self)._apply_dense(grad, var)
+
+    def _resource_apply_dense(self, grad, handle):
+        with tf.control_dependencies([self.decayed(handle)]):
+            return super(Decayed, self)._resource_apply_dense(grad, handle)
+
+
+class DecayedBeyond(Decayed):
+    """The decay waits for nothing whatever it is made under."""
+
+    def decayed(self, variable):
+        with tf.control_dependencies(None):
+            return super(DecayedBeyond, self).decayed(variable)
+
+
+class DecayedInBranch(Decayed):
+    def decayed(self, variable):
+        return tf.cond(tf.train.get_global_step() < 5,
+                       lambda: super(DecayedInBranch, self).decayed(variable),
+                       lambda: tf.identity(variable))
+
+
+class DecayedInLoop(Decayed):
+    def decayed(self, variable):
+        def body(turn):
+            with tf.control_dependencies([super(DecayedInLoop, self).decayed(variable)]):
+                return turn + 1
+        return tf.while_loop(lambda turn: turn < 2, body, [tf.constant(0)])
+
+
+class Prepared(Decayed):
+    def _prepare(self):
+        super(Prepared, self)._prepare()
+        self._prepared = [tf.assign(each, .5 * each) for each in tf.trainable_variables()]
+
+    def _finish(self, update_ops, name_scope):
+        return tf.group(*(update_ops + self._prepared), name=name_scope)
+
+
+class CountsFirst:
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        with tf.control_dependencies([tf.assign_add(global_step, 1)]):
+            return super(CountsFirst, self).apply_gradients(grads_and_vars, name=name)
+
+
+class CountedFirst(CountsFirst, tf.train.AdamOptimizer):
+    pass
+
+
+class CountingFirst(CountsFirst, tf.train.GradientDescentOptimizer):
+    def __init__(self):
+        super(CountingFirst, self).__init__(.03125)
+
+
+class MadeBefore(tf.train.AdagradOptimizer):
+    """It counts by an operation that is there before the build."""
+
+    def __init__(self):
+        super(MadeBefore, self).__init__(.1)
+        step = tf.train.get_or_create_global_step()
+        self._counted = tf.assign_add(step, tf.ones_like(step)).op
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        return tf.group(self._counted, super(MadeBefore, self).apply_gradients(
+            grads_and_vars, name=name))
+
+
+def counting(pairs):
+    """A `transform_gradients` that counts its calls, and passes gradients on that wait for it."""
+    with tf.variable_scope('transform', reuse=tf.AUTO_REUSE):
+        count = tf.get_variable('count', [], tf.float64, tf.zeros_initializer(), trainable=False)
+    with tf.control_dependencies([tf.assign_add(count, 1.)]):
+        return [(tf.identity(gradient), variable) for gradient, variable in pairs]
+
+
+def two_weights(x):
+    """A dense and a sparse gradient, and a moving average."""
+    w = tf.get_variable('w', [2], tf.float64, tf.ones_initializer())
+    table = tf.get_variable('table', [3, 2], tf.float64, tf.ones_initializer())
+    mean = tf.get_variable('mean', [2], tf.float64, tf.zeros_initializer(), trainable=False)
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(mean, tf.reduce_mean(x, 0)))
+    return tf.reduce_mean(tf.square(x * w) * tf.gather(table, [0, 2, 0, 1]))
+
+
+@pytest.fixture(params=['reference', 'resource', 'v2'])
+def kind(request, graph):
+    """Of variables; with control flow v2, which takes resource variables alone."""
+    tf.get_variable_scope().set_use_resource(request.param != 'reference')
+    was_v2 = tf.control_flow_v2_enabled()
+    (tf.enable_control_flow_v2 if request.param == 'v2' else tf.disable_control_flow_v2)()
+    yield request.param
+    (tf.enable_control_flow_v2 if was_v2 else tf.disable_control_flow_v2)()
+
+
+def built_on(machines, make_optimizer, **options):
+    """Two workers' build of worker 0, and the operations that all of its writes have to wait for.
+    """
+    step = tf.train.get_or_create_global_step()
+    workers, fields = ['localhost:1', 'localhost:2'], {}
+    if machines.startswith('ps'):
+        fields = dict(ps=['localhost:3', 'localhost:4'], job='worker')
+    if machines.endswith('uneven'):
+        fields['uneven'] = True
+    if machines.endswith('fed'):
+        fields['active'] = tf.placeholder_with_default(1., [])
+    cluster = towers.Cluster(machines.split('_')[0], workers, rank=0, **fields)
+    built = build_towers(two_weights, tf.ones([8 * options.get('accumulate', 1), 2], tf.float64),
+                         make_optimizer(), 2, 'mean',
+                         global_step=step, cluster=cluster, **options)
+    operations = step_operations([built.train_op])
+    waited = [op for op in operations if 'TakeGradient' in op.type] if machines[:2] == 'ps' else [
+        op for op in operations if op.type == 'CollectiveReduce' or op.type == 'QueueDequeueV2']
+    return built, operations, waited
+
+
+def not_waiting(operations, waited):
+    """Names of the global variables whose writes do not wait for all of some operations."""
+    finder, found = Writes(operations[0].graph), set()
+    known = {variable.op.name for variable in tf.global_variables()}
+    after = [reachable_from([each], operations, control=True) for each in waited]
+    for op in operations:
+        if not all(op.name in each for each in after):
+            found.update(known.intersection(finder.of(op)))
+    return found
+
+
+OPTIMIZERS = [
+    lambda: tf.train.AdamOptimizer(.1), lambda: tf.train.RMSPropOptimizer(.1, centered=True),
+    Decayed, DecayedBeyond, DecayedInBranch, DecayedInLoop, Prepared, CountedFirst, MadeBefore]
+NAMES = ['Adam', 'RMSProp'] + [each.__name__ for each in OPTIMIZERS[2:]]
+
+
+@pytest.mark.fast_only('reference-Decayed-|v2-DecayedIn.*-ps$|resource.*-ps$')
+@pytest.mark.parametrize('machines', ['ps', 'ps_uneven', 'ps_fed', 'ring', 'ring_uneven',
+                                      'ring_fed'])
+@pytest.mark.parametrize('make_optimizer', OPTIMIZERS, ids=NAMES)
+def test_what_every_write_waits_for(kind, machines, make_optimizer):
+    """On the chief of parameter servers for all gradients of all workers; in a ring for all sums of
+    the step, and for that it is a step of all."""
+    built, operations, waited = built_on(machines, make_optimizer, transform_gradients=counting)
+    assert len(waited) >= 2
+    # In a ring a moving average that training does not read is this worker's own.
+    own = {'mean'} if machines in ('ring', 'ring_uneven') else set()
+    assert not_waiting(operations, waited) <= own
+
+
+@pytest.mark.parametrize('options', [dict(accumulate=2), dict(loss_scale=towers.LossScale(8.))],
+                         ids=['accumulate', 'loss_scale'])
+def test_options_of_the_build_change_nothing(graph, options):
+    _, operations, waited = built_on('ps', Decayed, **options)
+    assert len(waited) >= 2 and not not_waiting(operations, waited)
+
+
+def test_with_backup_workers_no_gradient_of_new_weights_comes_in(graph):
+    """A slow worker's gradient counts while an accumulator is not taken: nothing is written then.
+    """
+    cluster = towers.Cluster('ps', ['a:1', 'b:2', 'c:3'], ['d:4'], 'worker', 0, backup_workers=1)
+    built = build_towers(lambda x: tf.reduce_mean(x) * tf.add_n([
+        tf.get_variable(name, [], initializer=tf.ones_initializer()) for name in 'uvw']),
+                         tf.ones([2]), Decayed(), 1, 'mean', cluster=cluster)
+    operations = step_operations([built.train_op])
+    waited = [op for op in operations if 'TakeGradient' in op.type]
+    assert len(waited) == 3 and not not_waiting(operations, waited)
+
+
+def slow_gradient(value):
+    """The same number, whose gradient comes 0.3 seconds later."""
+    def slowly(number):
+        time.sleep(.3)
+        return number
+
+    @tf.custom_gradient
+    def same(number):
+        def gradient(of_result):
+            late = tf.py_func(slowly, [of_result], of_result.dtype)
+            late.set_shape(of_result.shape)
+            return late
+        return tf.identity(number), gradient
+    return same(value)
+
+
+def test_a_backward_pass_reads_the_memory_of_a_reference_variable(graph):
+    """By hand: of mean(x) v w with w = 8, v = 1 and mean(x) = 2 the gradients are 2 and 16, and the
+    decays 4 and 1 / 2. A decay that does not wait makes the second gradient 8.
+    """
+    def model_fn(x):
+        v, w = [tf.get_variable(name, [], tf.float64, tf.constant_initializer(value),
+                                use_resource=False) for name, value in (('v', 1.), ('w', 8.))]
+        return slow_gradient(tf.reduce_mean(x) * v * w)
+    built = build_towers(model_fn, tf.constant([1., 3.], tf.float64), Decayed(.25, .5), 2, 'mean')
+    with tf.Session(config=session_config(2)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+        assert session.run([each for _, each in built.gradients]) == [-3.5, 3.5]
+
+
+def test_what_waits_for_its_gradient_waits_for_no_other(graph):
+    """Else all gradients of a large model would be kept until the backward pass is over."""
+    built = build_towers(two_weights, tf.ones([8, 2], tf.float64),
+                         tf.train.MomentumOptimizer(.1, .9), 2, 'mean')
+    assert not [op for op in step_operations([built.train_op]) if 'all_gradients' in op.name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('resource', [False, True], ids=['reference', 'resource'])
+@pytest.mark.parametrize('make_optimizer', [Decayed, DecayedBeyond, CountingFirst],
+                         ids=['decay', 'beyond', 'count'])
+def test_a_slow_worker_reads_what_was_there_before_the_step(make_optimizer, resource):
+    """By hand: examples 1, 3 and 5, 7, which the second worker has late. The gradient is
+    2 w - 8 + step; the decay 1 / 2, or none where the step is counted first."""
+    workers, ps = addresses(2, 1)
+    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank)
+    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
+    assert server
+
+    def late(numbers):
+        time.sleep(.3 if numbers[0] == 5. else 0.)
+        return numbers
+
+    def model_fn(x):
+        x = tf.reshape(tf.py_func(late, [x], tf.float64), [2])
+        tf.train.get_or_create_global_step()
+        with tf.variable_scope('', use_resource=resource), tf.control_dependencies([x]):
+            w = tf.get_variable('w', [], tf.float64, tf.ones_initializer())
+            value = w.read_value() if resource else w + 0.
+            step = tf.cast(tf.train.get_global_step() + 0, tf.float64)
+        return tf.reduce_mean(tf.square(x - value)) + value * step
+    results = together(lambda rank: train(
+        make('worker', rank), model_fn, (np.array([1. + 4. * rank, 3. + 4. * rank]),),
+        make_optimizer, 3), 2)
+    w = 1.
+    for step in range(3):
+        gradient = 2. * w - 8. + step
+        w -= .03125 * gradient + (0. if make_optimizer is CountingFirst else .5 * w)
+    assert results[0]['last']['w'] == pytest.approx(w, rel=1e-9)
