@@ -65,13 +65,14 @@ def prepare_skipping(setup, folder, position, workers=1):
     dataset = setup.dataset
     if not _can_skip(dataset):
         return
+    if FLAGS.skip_bad and not FLAGS.plan_only:  # all of them: evaluation is exact
+        dataset.find_bad('test', range(dataset.num_examples['test']))
+    # Then, so that the list has the order of a run that was never stopped.
     if FLAGS.mode == 'train' and not FLAGS.plan_only:
         changes = dataset.skipped.resume(folder, position.examples,
                                          _probe(setup, workers).look_again)
         for line in lines_of_changes(changes):
             print(line, flush=True)
-    if FLAGS.skip_bad and not FLAGS.plan_only:  # all of them: evaluation is exact
-        dataset.find_bad('test', range(dataset.num_examples['test']))
 
 
 @contextlib.contextmanager
@@ -299,8 +300,10 @@ def ended(steps, begin, wanted):
     """
     what = 'train_batches of %s' % FLAGS.dataset
     if steps == begin:
-        return datasets.OwnDataError('%s gave no batch for step %d of %d: expected batches without '
-                                     'end: add .repeat()' % (what, steps + 1, wanted))
+        return datasets.OwnDataError('%s gave no batch for step %d of %d: there are no examples, '
+                                     'or none after those that the run has seen: expected batches '
+                                     'without end. Look for the examples, and add .repeat()' % (
+                                         what, steps + 1, wanted))
     return datasets.OwnDataError('%s ended after %d of %d steps: add .repeat()' % (
         what, steps, wanted))
 
@@ -324,8 +327,8 @@ def own_failure(error):
     if not is_own() or 'IteratorGetNext' not in text:
         return None
     if isinstance(error, tf.errors.OutOfRangeError):
-        return datasets.OwnDataError('train_batches of %s ended: expected batches without end: add '
-                                     '.repeat()' % FLAGS.dataset)
+        return datasets.OwnDataError('train_batches of %s ended, or has no examples: expected '
+                                     'batches without end: add .repeat()' % FLAGS.dataset)
     found = re.search(r'assertion failed: \[(.*? of %s .*?)\]' % re.escape(FLAGS.dataset), text)
     if found:
         return datasets.OwnDataError(found.group(1))

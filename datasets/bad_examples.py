@@ -20,14 +20,15 @@ import sys
 
 import tensorflow.compat.v1 as tf
 
+from datasets.damages import counted, number_of
 from datasets.errors import BadExampleError, DatasetError
 from datasets.jpeg_end import is_cut_off
 from datasets.preprocessing import central_window
 from towers.errors import LogFileError
 from towers.run.whole_file import written_whole
 
-Bad = collections.namedtuple('Bad', 'split number position text name')
-Bad.__new__.__defaults__ = ('',)
+Bad = collections.namedtuple('Bad', 'split number position text name count')
+Bad.__new__.__defaults__ = ('', 1)
 """An example that cannot be used.
 
 Fields:
@@ -37,6 +38,7 @@ Fields:
     pipeline failed at it, in its own place or in that of a bad one; -1: everywhere.
   text: file, place, and what is wrong.
   name: of the example in the folder of the data, as long as its files are the same; '' if unknown.
+  count: how many it counts as: of files that are missing, their number.
 """
 
 Change = collections.namedtuple('Change', 'is_good text')
@@ -75,8 +77,12 @@ class Skipped:
         return {bad.number: bad.position for bad in self.examples
                 if bad.split == split and bad.number is not None}
 
-    def add(self, bad):
+    def add(self, bad, short=''):
         """Leaves one more out.
+
+        Args:
+          bad: `Bad`.
+          short: its text for an error; '' for the same.
 
         Raises:
           BadExampleError: they are too many, or none may be left out.
@@ -84,12 +90,15 @@ class Skipped:
         if any((bad.split, bad.number, bad.text) == (each.split, each.number, each.text)
                for each in self.examples):
             return
-        if len(self.examples) >= self.most:
+        before = number_of(self.examples)
+        if before + bad.count > self.most:
             raise BadExampleError('%s%s' % (
-                bad.text.rstrip('.'),
+                (short or bad.text).rstrip('.'),
                 '. --skip_bad=10 would leave out as many as 10 bad examples, and count them.'
-                if not self.most else '. %d were left out already, and --skip_bad=%d allows no '
-                'more: see --mode=check_data.' % (len(self.examples), self.most)))
+                if not self.most else '. %s%d were left out already, and --skip_bad=%d allows no '
+                'more: see --mode=check_data.' % (
+                    'They count as %d, ' % bad.count if bad.count > 1 else '', before,
+                    self.most)))
         self.examples.append(bad)
         self._write()
 
@@ -196,25 +205,6 @@ def lines_of_changes(changes):
                          + 'it is not the run that it would be without a stop')
         lines += texts
     return lines
-
-
-# Of a class folder.
-NO_IMAGES = 'The folder %s has no images: expected files %s.'
-
-
-def counted(found):
-    """How many of a list of `Bad`s there are, as text: '1 damaged file (…), 2 bad examples'."""
-    whole = [bad.text.startswith(NO_IMAGES.split('%s')[0]) for bad in found if bad.number is None]
-    folders, files, examples = sum(whole), len(whole) - sum(whole), len(found) - len(whole)
-    parts = []
-    if files:
-        parts.append('%d damaged file%s (what %s lost is not counted)' % (
-            files, '' if files == 1 else 's', 'it has' if files == 1 else 'they have'))
-    if folders:
-        parts.append('%d class folder%s without images' % (folders, '' if folders == 1 else 's'))
-    if examples or not whole:
-        parts.append('%d bad example%s' % (examples, '' if examples == 1 else 's'))
-    return ', '.join(parts)
 
 
 def wrong_bytes(encoded):

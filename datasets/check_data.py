@@ -5,13 +5,14 @@ import os
 
 import numpy as np
 
-from datasets.bad_examples import Bad, counted
+from datasets.bad_examples import Bad
+from datasets.damages import counted, number_of
 from datasets.errors import DatasetError
 from datasets.image_folder import is_image, is_special, is_test_folder
 from datasets.record_names import is_record_name
 from datasets.shown_names import shown
 
-_LISTED = 20  # bad examples, and classes
+_LISTED = 20  # classes
 
 
 def check_data(dataset, say=print):
@@ -34,7 +35,7 @@ def check_data(dataset, say=print):
             say('  left alone   %d %s, such as %s' % (len(paths), kind, shown(paths[0])))
         bad += report.bad
     say('check          %s' % (counted(bad) if bad else 'every example can be used'))
-    return len(bad)
+    return number_of(bad)
 
 
 class _Report:
@@ -71,10 +72,8 @@ class _Report:
             yield '  channels     %s' % ', '.join('%d: %s' % (each, '{:,}'.format(number)) for
                                                   each, number in sorted(
                                                       collections.Counter(channels).items()))
-        for bad in self.bad[:_LISTED]:
+        for bad in self.bad:  # all: what is not listed would have to be found one run at a time
             yield '  bad          %s' % bad.text
-        if len(self.bad) > _LISTED:
-            yield '  bad          ... %d more' % (len(self.bad) - _LISTED)
 
 
 def _left_alone(paths):

@@ -5,13 +5,13 @@ Without a folder `train`, the class folders stand in the folder itself, and ever
 each class, from the first on, is a test image.
 """
 
-import glob
 import os
 
 import numpy as np
 
-from datasets.bad_examples import NO_IMAGES
+from datasets.damages import NO_IMAGES, Damage
 from datasets.errors import DatasetError
+from datasets.folders import names_in, no_folder
 
 _ENDINGS = ('.jpg', '.jpeg', '.png')
 _TEST_NAMES = ('test', 'validation', 'val')
@@ -25,7 +25,7 @@ class FolderImages:
         """
         Args:
           paths, labels: of the images.
-          damages: what is wrong with a whole class, as texts.
+          damages: what is wrong with whole classes, as `Damage`s.
           others: paths of what is left alone: in the class folders what is no JPEG or PNG by its
             name, and folders; beside them, images, and further folders of test images.
         """
@@ -62,12 +62,13 @@ def folder_splits(data_dir):
     """`(classes, {'train': FolderImages, 'test': FolderImages})` of a folder.
 
     Raises:
-      DatasetError: there is no such folder, it has no class folders, no class has images, or the
-        test images have a class that the training images lack.
+      DatasetError: there is no such folder, it or that of a split cannot be read, it has no class
+        folders, no class has images, or the test images have a class that the training images lack.
     """
     if not os.path.isdir(data_dir):
         raise DatasetError('%s: expected one with a folder of images for each '
                            'class, or with train and test that have those.' % no_folder(data_dir))
+    names_in(data_dir)  # where that is not allowed, nothing seems to be in it
     train = os.path.join(data_dir, 'train')
     if not os.path.isdir(train):
         classes = _folders(data_dir)
@@ -124,14 +125,9 @@ def is_special(path):
     return os.path.exists(path) and not os.path.isfile(path)
 
 
-def no_folder(path):
-    """The beginning of the error about a path that is no folder."""
-    return '%s is no folder' % path if os.path.exists(path) else 'There is no folder %s' % path
-
-
 def _folders(parent):
-    found = sorted(name for name in os.listdir(parent)
-                   if os.path.isdir(os.path.join(parent, name)) and not name.startswith('.'))
+    found = [name for name in names_in(parent)
+             if os.path.isdir(os.path.join(parent, name)) and not name.startswith('.')]
     if not found:
         raise DatasetError(
             '%s has no folders: expected one for each class, with its images: move each image into '
@@ -142,28 +138,38 @@ def _folders(parent):
 def _images(parent, classes, all_classes=True):
     """The arguments of `FolderImages`.
 
-    A class without images is a damage, unless it may be missing.
+    A class without images is a damage, unless it may be missing, and so is one that cannot be read.
     """
-    paths, labels, damages = [], [], []
-    others = sorted(path for path in glob.glob(os.path.join(glob.escape(parent), '*'))
-                    if is_image(path) and os.path.isfile(path))  # of no class
+    paths, labels, damages, closed = [], [], [], []
+    others = [path for path in _shown_in(parent)
+              if is_image(path) and os.path.isfile(path)]  # of no class
     for label, name in enumerate(classes):
         folder = os.path.join(parent, name)
-        inside = [] if not os.path.isdir(folder) else sorted(
-            os.path.join(folder, image) for image in os.listdir(folder)
-            if not image.startswith('.'))
+        try:
+            inside = _shown_in(folder) if os.path.isdir(folder) else []
+        except DatasetError as error:
+            closed.append(Damage(str(error)))
+            continue
         found = [path for path in inside
                  if is_image(path) and not is_special(path)]
-        others += [path for path in inside if path not in set(found)]
+        taken = set(found)
+        others += [path for path in inside if path not in taken]
         if not found and (all_classes or os.path.isdir(folder)):
-            damages.append(NO_IMAGES % (folder, '*' + ', *'.join(_ENDINGS)) + _too_deep(inside))
+            damages.append(Damage(NO_IMAGES % (folder, '*' + ', *'.join(_ENDINGS))
+                                  + _too_deep(inside)))
         paths += found
         labels += [label] * len(found)
+    damages = closed + damages
     if not paths:
-        raise DatasetError(damages[0] if len(damages) == 1 else
+        raise DatasetError(damages[0].text if closed or len(damages) == 1 else
                            'The class folders of %s have no images: expected files %s.%s' % (
                                parent, '*' + ', *'.join(_ENDINGS), _too_deep(others)))
     return paths, labels, damages, others
+
+
+def _shown_in(folder):
+    """Sorted paths of what is in a folder and not hidden by a dot."""
+    return [os.path.join(folder, name) for name in names_in(folder) if not name.startswith('.')]
 
 
 def _too_deep(paths):

@@ -11,7 +11,7 @@ import re
 import tensorflow.compat.v1 as tf
 
 from datasets.errors import DatasetError
-from datasets.image_folder import no_folder
+from datasets.folders import names_in, no_folder
 from datasets.record_names import no_files, other_record_paths, record_paths
 from datasets.tfrecords import Records
 
@@ -79,11 +79,13 @@ def record_splits(data_dir, skip_damaged=False):
     """{'train': RecordImages, 'test': RecordImages} of a folder.
 
     Raises:
-      DatasetError: no such folder or files, damaged ones, or one that would be of both splits.
+      DatasetError: no such folder or files, a folder that cannot be read, damaged files, or one
+        that would be of both splits.
     """
     if not os.path.isdir(data_dir):
         raise DatasetError('%s: expected one with the TFRecords train-* and '
                            'validation-*.' % no_folder(data_dir))
+    names_in(data_dir)  # where that is not allowed, nothing seems to be in it
     found = {split: record_paths(data_dir, split) for split in ('train', 'test')}
     for split, (_, paths) in found.items():
         if not paths:
@@ -111,11 +113,11 @@ def count_classes(data_dir, background_class=False):
       DatasetError: it lists none, cannot be read, or its numbers are not 0, 1, 2, … each once.
     """
     path = labels_path(data_dir)
-    if not os.path.exists(path):
-        return None
     try:
         with open(path, 'rb') as opened:  # the names may be of any encoding: they are but counted
             lines = [line for line in opened.read().splitlines() if line.strip()]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except OSError as error:
         raise DatasetError('Cannot read %s: %s.' % (path, error.strerror or error))
     if not lines:

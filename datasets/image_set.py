@@ -59,7 +59,8 @@ class ImageSet:
         self._prober = Prober()
         for split in sorted(sources):
             for damage in sources[split].damages:
-                self.skipped.add(Bad(split, None, -1, shown(damage)))
+                self.skipped.add(Bad(split, None, -1, shown(damage.text), count=damage.count),
+                                 shown(damage.short))
         self.num_examples = {split: len(source) for split, source in sources.items()}
 
     def train_batches(self, batch_size, seed, image_size, channels=3, first_example=0, shift=0,

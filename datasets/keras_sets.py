@@ -6,7 +6,9 @@ their names differ between versions of Keras, so that the error takes the place 
 """
 
 import collections
+import gzip
 import os
+import zlib
 
 import numpy as np
 
@@ -49,10 +51,13 @@ def load_keras_set(name, split):
     try:
         parts = dict(zip(('train', 'test'), getattr(keras.datasets, name).load_data()))
     except Exception as error:  # of the network, the archive, the pickle or the zip file
-        urls = [url for url, _ in SETS[name].files]
-        raise DatasetError('Cannot load %s: %s. Without a network, fetch %s and put %s.' % (
-            name, ' '.join(str(error).split())[:200].rstrip('.') or type(error).__name__,
-            ', '.join(urls), _where_to(name, compat.place_of_download(error)))) from None
+        why = ' '.join(str(error).split())[:200].rstrip('.') or type(error).__name__
+        place = compat.place_of_download(error)
+        raise DatasetError('Cannot load %s: %s' % (
+            name, (_damaged(name, error, why) if place is None else None)
+            or '%s. Without a network, fetch %s and put %s.' % (
+                why, ', '.join(url for url, _ in SETS[name].files), _where_to(name, place))
+            )) from None
     images, labels = parts[split]
     if images.ndim == 3:
         images = images[..., np.newaxis]
@@ -64,6 +69,32 @@ def load_keras_set(name, split):
                                [expected.num_examples[split]] + list(expected.image_shape),
                                cache_folder()))
     return images.astype(np.float32) / np.float32(255), labels.reshape(-1).astype(np.int64)
+
+
+def _damaged(name, error, why):
+    """The end of the error about a file that is in the cache and damaged; None if none is.
+
+    Keras compares most files with a checksum, and fetches them again; not those of Fashion-MNIST,
+    and not what it has unpacked.
+
+    Args:
+      name: one of `SETS`.
+      error: what `load_data` raised after all files were there.
+      why: its text.
+    """
+    for url, file in SETS[name].files:
+        path = os.path.join(cache_folder(), file)
+        try:
+            if path.endswith('.gz') and os.path.isfile(path):
+                with gzip.open(path) as packed:
+                    while packed.read(2 ** 20):
+                        pass
+        except (OSError, EOFError, zlib.error):
+            return ('%s is damaged: %s. Remove it, and start again, which fetches it; without a '
+                    'network, put the file of %s there.' % (path, why, url))
+    return None if isinstance(error, OSError) else (  # which may be one of the network
+        '%s. Remove its files from %s, and start again, which fetches them.' % (
+            why, cache_folder()))
 
 
 def _where_to(name, place):

@@ -125,6 +125,11 @@ class Own:
         if not isinstance(dataset, compat.DATASET_TYPES):
             raise OwnDataError('%s returned a %s: expected a tf.data.Dataset.' % (
                 what, type(dataset).__name__))
+        graph = tf.get_default_graph()
+        if tf.data.experimental.to_variant(dataset).graph is not graph:
+            raise OwnDataError('%s returned a tf.data.Dataset of another graph: expected one that '
+                               'it makes each time it is called, without a tf.Graph() of its own.'
+                               % what)
         kinds = tf.data.get_output_classes(dataset)
         if kinds != (tf.Tensor, tf.Tensor):
             raise OwnDataError(

@@ -11,6 +11,7 @@ import os
 import re
 
 from datasets.errors import DatasetError
+from datasets.folders import names_in
 
 _WORDS = {'train': ('train',), 'test': ('validation', 'test')}
 # Forms of names, the best first: as ImageNet has them, as slim does; and, in folders that have
@@ -65,7 +66,7 @@ def no_files(data_dir, split):
     """The text of the error about a folder without files of a split."""
     forms, words = _FORMS[split], _WORDS[split]
     usual, numbered = forms[:2 * len(words)], forms[2 * len(words):]
-    names = [name for name in sorted(os.listdir(data_dir)) if not name.startswith('.')]
+    names = [name for name in names_in(data_dir) if not name.startswith('.')]
     # Those of the other split are no names to be mended, and may be many.
     other = set(record_paths(data_dir, 'test' if split == 'train' else 'train')[1])
     names = [name for name in names if os.path.join(data_dir, name) not in other] or names

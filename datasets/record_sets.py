@@ -8,9 +8,12 @@ import collections
 import os
 import re
 
+from datasets.damages import Damage
 from datasets.errors import DatasetError
 
 _SHARD = re.compile(r'(.*?)(\d+)([-_]of[-_])(\d+)(.*)', re.S)
+_NAMED = 3  # missing files; of more the numbers are given
+_SHOWN = 8  # ranges of such numbers, in an error
 
 
 class _Set(collections.namedtuple('_Set', 'begin of ending')):
@@ -21,9 +24,13 @@ class _Set(collections.namedtuple('_Set', 'begin of ending')):
         """How many files its names count."""
         return int(self.of[4:])
 
+    def digits(self, number):
+        """The number of one of its files as its name has it."""
+        return '%0*d' % (len(self.of) - 4, number)
+
     def name(self, number):
         """The name of one of its files."""
-        return '%s%0*d%s%s' % (self.begin, len(self.of) - 4, number, self.of, self.ending)
+        return '%s%s%s%s' % (self.begin, self.digits(number), self.of, self.ending)
 
     def numbers(self, found):
         """The numbers that its files should have; some sets begin with 1."""
@@ -61,13 +68,30 @@ def strays_of(paths):
     return sorted(strays)
 
 
+def same_files(paths):
+    """Of sorted paths, those that lead by a link to the file of an earlier one: a dict to that one.
+    """
+    files, found = {}, {}
+    for path in paths:
+        try:
+            state = os.stat(path)
+        except OSError:  # it has gone since, which whoever reads it says
+            continue
+        # Size and time as well: the numbers that some network file systems give are not unique.
+        first = files.setdefault((state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns),
+                                 path)
+        if first != path:
+            found[path] = first
+    return found
+
+
 def missing_of(paths):
-    """A text for each set of files whose names count more of them than there are.
+    """A `Damage` for each set of files whose names count more of them than there are.
 
     Raises:
       DatasetError: two whole sets are the same but for their count.
     """
-    texts, whole = [], {}
+    damages, whole = [], {}
     for each, found in sorted(_sets(paths).items()):
         missing = _missing(each, found)
         other = whole.setdefault((each.begin, each.ending), each) if not missing else each
@@ -77,15 +101,35 @@ def missing_of(paths):
                 'say, with each example in both. Move one set away, or give it another name.'
                 % (other, each))
         if missing:
-            texts.append('%d of the %d files %s %s missing: %s. Copy %s again.' % (
-                len(missing), each.count(), each, 'is' if len(missing) == 1 else 'are',
-                ', '.join(map(each.name, missing[:3])) + (', ...' if len(missing) > 3 else ''),
-                'it' if len(missing) == 1 else 'them'))
-    return texts
+            damages.append(_damage(each, missing))
+    return damages
 
 
 def _missing(each, found):
-    return sorted(set(each.numbers(found)) - set(found))
+    """The numbers of the files that a set lacks: list of the first and last ones of ranges."""
+    wanted = each.numbers(found)
+    there = sorted(number for number in found if number in wanted)
+    return [(before + 1, after - 1)
+            for before, after in zip([wanted.start - 1] + there, there + [wanted.stop])
+            if after - before > 1]
+
+
+def _damage(each, missing):
+    """The `Damage` of a set that lacks files, see `_missing`."""
+    count = sum(last - first + 1 for first, last in missing)
+    if count <= _NAMED:
+        parts = [each.name(number) for first, last in missing for number in range(first, last + 1)]
+    else:
+        parts = [each.digits(first) + ('' if first == last else ' to ' + each.digits(last))
+                 for first, last in missing]
+
+    def text(most):
+        more = sum(last - first + 1 for first, last in missing[most:])
+        return '%d of the %d files %s %s missing: %s%s%s. Copy %s again.' % (
+            count, each.count(), each, 'is' if count == 1 else 'are',
+            '' if count <= _NAMED else 'those numbered ', ', '.join(parts[:most]),
+            ' and %d more' % more if more else '', 'it' if count == 1 else 'them')
+    return Damage(text(len(parts)), count, text(_SHOWN))
 
 
 def _sets(paths):

@@ -24,8 +24,9 @@ import tempfile
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from datasets.damages import Damage
 from datasets.errors import DatasetError
-from datasets.record_sets import missing_of, strays_of
+from datasets.record_sets import missing_of, same_files, strays_of
 
 _HEADER = struct.Struct('<QI')  # 12 bytes before the data
 _FOOTER_BYTES = 4
@@ -43,16 +44,17 @@ class Records:
 
         Args:
           pattern: of the files' paths, such as '/data/imagenet/train-*', for `glob`.
-          skip_damaged: list what is wrong with a file in `damages`, and use the records before
-            that; False: raise it.
+          skip_damaged: list what is wrong with files in `damages`, as `Damage`s, and use the
+            records before that; False: raise it.
           paths: those of the pattern's files that are meant; None: all.
 
         Raises:
           DatasetError: no such file, one that cannot be read, is no (uncompressed) TFRecord file,
             is empty or ends in the middle of a record; one of those that the names count
-            (train-00000-of-00008) is missing, or there is one beside them with another name
-            (train-00000-of-00008.bak); or no record in all of them. Also with `skip_damaged`: two
-            whole sets of files, such as train-*-of-00002 and train-*-of-00004.
+            (train-00000-of-00008) is missing, or leads by a link to another one; there is one
+            beside them with another name (train-00000-of-00008.bak); or no record in all of them.
+            Also with `skip_damaged`: two whole sets of files, such as train-*-of-00002 and
+            train-*-of-00004.
         """
         self.paths = sorted(path for path in (glob.glob(pattern) if paths is None else paths)
                             if os.path.isfile(path))
@@ -61,15 +63,22 @@ class Records:
                                % _unescaped(pattern))
         strays = strays_of(self.paths)
         self.paths = [path for path in self.paths if path not in strays]
-        # Read, it would give examples twice; left out without a word, too few.
-        self.damages = ['%s does not fit the names of the other files, such as %s: move it away, '
-                        'or name it as they are' % (path, os.path.basename(self.paths[0]))
-                        for path in strays] + missing_of(self.paths)
+        # Read, they would give examples twice; left out without a word, too few.
+        self.damages = [
+            Damage('%s does not fit the names of the other files, such as %s: move it away, '
+                   'or name it as they are' % (path, os.path.basename(self.paths[0])))
+            for path in strays] + missing_of(self.paths)
+        twice = same_files(self.paths)
+        self.damages += [
+            Damage('%s is the same file as %s, by a link, and its examples would be there twice: '
+                   'put the file in its place that has this name, or remove it' % (
+                       path, os.path.basename(twice[path]))) for path in sorted(twice)]
+        self.paths = [path for path in self.paths if path not in twice]
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
             found, damages = zip(*pool.map(_places, self.paths))
-        self.damages += [damage for damage in damages if damage is not None]
+        self.damages += [Damage(damage) for damage in damages if damage is not None]
         if self.damages and not skip_damaged:
-            raise DatasetError(self.damages[0])
+            raise DatasetError(self.damages[0].short or self.damages[0].text)
         counts = [len(places) for places in found]
         if not sum(counts):
             raise DatasetError('No record can be read of the %s %s. %s' % (
@@ -106,9 +115,11 @@ class Records:
             finally:
                 os.close(opened)
         except OSError as error:
-            raise DatasetError('Cannot read %s: %s.' % (path, error.strerror or error))
+            raise DatasetError('Cannot read %s: %s.' % (self.where(number),
+                                                        error.strerror or error))
         if len(data) < length:
-            raise DatasetError('%s has become shorter since it was opened.' % path)
+            raise DatasetError('Cannot read %s: the file has become shorter since it was opened.'
+                               % self.where(number))
         return data
 
     def is_intact(self, number):

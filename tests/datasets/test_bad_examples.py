@@ -5,7 +5,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import datasets
-from datasets.bad_examples import Bad, Skipped, counted
+from datasets.bad_examples import Bad, Skipped
+from datasets.damages import counted
 from image_files import (batches, cmyk, gif, jpeg, png, record, truncated, write_folder,
                          write_records)
 
@@ -165,6 +166,46 @@ def test_one_more_than_allowed(tmp_path):
         Skipped(0).add(Bad('train', 4, 12, 'a, record 4 is empty'))
 
 
+def test_each_file_that_is_lost_counts(tmp_path):
+    """999 lost files of 1000 were one, and a run of what was left went on in silence."""
+    write_records(tmp_path / 'train-00007-of-01000', GOOD)
+    write_records(tmp_path / 'test-00000-of-00001', GOOD)
+
+    def made(skip_bad):
+        return datasets.get_dataset('tfrecords', str(tmp_path), 4, skip_bad=skip_bad)
+    for skip_bad in (1, 998):
+        with pytest.raises(datasets.BadExampleError) as caught:
+            made(skip_bad)
+        assert str(caught.value) == (
+            '999 of the 1000 files %s/train-*-of-01000 are missing: those numbered 00000 to 00006, '
+            '00008 to 00999. Copy them again. They count as 999, 0 were left out already, and '
+            '--skip_bad=%d allows no more: see --mode=check_data.' % (tmp_path, skip_bad))
+    assert made(999).skipped.describe().startswith('skipped        999 damaged files (what they ')
+    said = []
+    assert datasets.check_data(made(10 ** 6), said.append) == 999
+    assert said[-1] == 'check          999 damaged files (what they have lost is not counted)'
+
+
+def test_what_counts_as_several_beside_what_was_left_out():
+    skipped = Skipped(3)
+    skipped.add(Bad('train', None, -1, 'two are missing.', count=2))
+    skipped.add(Bad('train', 3, 10, 'a is empty'))
+    with pytest.raises(datasets.BadExampleError, match='^in short. They count as 2, 3 were left '
+                       'out already, and --skip_bad=3 allows no more'):
+        skipped.add(Bad('train', None, -1, 'at length.', count=2), 'in short.')
+    assert [bad.count for bad in skipped.examples] == [2, 1]
+
+
+def test_check_data_lists_every_bad_example(tmp_path):
+    found = datasets.get_dataset('folder', write_folder(tmp_path, dict(
+        {'train/a/%02d.jpg' % number: b'' for number in range(50)},
+        **{'train/a/good.jpg': jpeg(), 'test/a/1.jpg': jpeg()})))
+    said = []
+    assert datasets.check_data(found, said.append) == 50
+    assert [line for line in said if line.startswith('  bad ')] == [
+        '  bad          %s/train/a/%02d.jpg is empty' % (tmp_path, number) for number in range(50)]
+
+
 def test_all_bad(tmp_path):
     found = datasets.get_dataset('folder', write_folder(tmp_path, {
         'train/a/1.jpg': b'', 'train/b/1.jpg': b'', 'test/a/1.jpg': jpeg()}), skip_bad=9)
@@ -276,4 +317,5 @@ def test_what_a_record_has_instead_of_an_image(tmp_path):
     path.unlink()
     with pytest.raises(datasets.DatasetError) as caught:
         found.look('train', 0)
-    assert str(caught.value).startswith('Cannot read %s: No such file' % path)
+    assert str(caught.value) == (
+        'Cannot read %s, record 0 at byte 0: No such file or directory.' % path)

@@ -58,6 +58,18 @@ column = change(train_batches=lambda **unused: batches([4, 8, 8, 1]).map(
 def changed(function):
     return change(train_batches=lambda **unused: batches([4, 8, 8, 1]).map(function))
 
+KEPT = []
+def in_another_graph(**unused):
+    with tf.Graph().as_default():
+        return batches([4, 8, 8, 1])
+def kept(**unused):
+    KEPT.append(batches([4, 8, 8, 1]))
+    return KEPT[0]
+
+other_graph = change(train_batches=in_another_graph)
+other_graph_test = change(eval_batches=in_another_graph)
+made_once = change(train_batches=kept)
+
 dict_features = changed(lambda images, labels: ({'image': images}, labels))
 nested = changed(lambda images, labels: ((images, labels), labels))
 whole_dict = changed(lambda images, labels: {'images': images, 'labels': labels})
@@ -293,3 +305,17 @@ def test_the_example_of_the_docs_is_what_it_has_to_be(tmp_path, monkeypatch):
     assert sorted(sum(labels[0][:3], [])) == [0] * 32 + [1] * 32 + [2] * 32
     tests = image_files.batches(found.eval_batches(batch_size=10, image_size=8, channels=1))
     assert [len(each) for _, each in tests] == [10, 10, 4]
+
+
+def test_batches_of_another_graph(own):
+    """TensorFlow said so in a traceback, without the name of the data set."""
+    text = (' returned a tf.data.Dataset of another graph: expected one that it makes each time it '
+            'is called, without a tf.Graph() of its own.')
+    assert error_of(lambda: own('other_graph').train_batches(seed=1, **ARGUMENTS),
+                    datasets.OwnDataError) == 'train_batches of m:other_graph' + text
+    assert error_of(lambda: own('other_graph_test').eval_batches(**ARGUMENTS),
+                    datasets.OwnDataError) == 'eval_batches of m:other_graph_test' + text
+    own('made_once').train_batches(seed=1, **ARGUMENTS)
+    with tf.Graph().as_default():
+        assert error_of(lambda: own('made_once').train_batches(seed=1, **ARGUMENTS),
+                        datasets.OwnDataError) == 'train_batches of m:made_once' + text

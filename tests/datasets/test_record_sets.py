@@ -26,8 +26,28 @@ from datasets import record_sets
 def test_files_that_the_names_of_others_count(names, missing):
     found = record_sets.missing_of(['/d/' + name for name in names])
     assert len(found) == len(missing)
-    for text, begin in zip(found, missing):
-        assert text.startswith(begin)
+    for damage, begin in zip(found, missing):
+        assert damage.text.startswith(begin) and damage.short == damage.text
+
+
+def test_many_missing_files_are_ranges_of_numbers_and_in_an_error_not_all():
+    # Of 0 .. 99 there are 7 and, from 50 on, the even ones: 75 - 1 = 74 are missing, in 1 to 6 and
+    # so on. The last of 26 ranges is 99.
+    numbers = [7] + list(range(50, 100, 2))
+    damage, = record_sets.missing_of(['/d/train-%03d-of-100.x' % each for each in numbers])
+    assert damage.count == 74
+    assert damage.text == (
+        '74 of the 100 files /d/train-*-of-100.x are missing: those numbered 000 to 006, 008 to '
+        '049, %s. Copy them again.' % ', '.join('%03d' % each for each in range(51, 100, 2)))
+    # 7 + 42 and 6 more numbers are said.
+    assert damage.short == (
+        '74 of the 100 files /d/train-*-of-100.x are missing: those numbered 000 to 006, 008 to '
+        '049, 051, 053, 055, 057, 059, 061 and 19 more. Copy them again.')
+    damage, = record_sets.missing_of(['/d/train-1-of-5', '/d/train-5-of-5'])  # counted from 1
+    assert damage.count == 3 and damage.text.startswith(
+        '3 of the 5 files /d/train-*-of-5 are missing: /d/train-2-of-5, /d/train-3-of-5, ')
+    damage, = record_sets.missing_of(['/d/train-7-of-999999999999999'])  # no memory for each
+    assert damage.count == 999999999999998
 
 
 @pytest.mark.parametrize('names, strays', [

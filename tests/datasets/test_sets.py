@@ -1,5 +1,6 @@
 """Folders, TFRecords with any number of classes, Keras' sets, synthetic images, a user's own."""
 
+import gzip
 import os
 import re
 
@@ -305,6 +306,41 @@ def test_files_of_a_split_beside_those_that_are_taken_are_said(tmp_path):
     datasets.check_data(datasets.get_dataset('folder', folder), said.append)
     assert ('  left alone   1 folder of test images that is not read, since there is one that comes'
             ' before, such as %s/val' % folder) in said
+
+
+def test_a_damaged_file_in_the_cache_of_keras_is_named(monkeypatch, tmp_path):
+    class Fake:
+        __version__ = '3.0.0'
+
+        class datasets:
+            class fashion_mnist:
+                @staticmethod
+                def load_data():
+                    for name in sorted(os.listdir(str(folder))):
+                        with gzip.open(str(folder / name)) as packed:
+                            packed.read()
+                    raise ValueError('a bad header')
+    import tensorflow
+    monkeypatch.setattr(tensorflow, 'keras', Fake)
+    monkeypatch.setenv('KERAS_HOME', str(tmp_path))
+    folder = tmp_path / 'datasets' / 'fashion-mnist'
+    folder.mkdir(parents=True)
+    for _, name in keras_sets.SETS['fashion_mnist'].files:
+        (tmp_path / 'datasets' / name).write_bytes(gzip.compress(bytes(range(256)) * 9))
+    with pytest.raises(datasets.DatasetError) as caught:
+        datasets.get_dataset('fashion_mnist').load('train')
+    assert str(caught.value) == (
+        'Cannot load fashion_mnist: a bad header. Remove its files from %s/datasets, and start '
+        'again, which fetches them.' % tmp_path)
+    path = folder / 'train-labels-idx1-ubyte.gz'
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(datasets.DatasetError) as caught:
+        datasets.get_dataset('fashion_mnist').load('train')
+    assert str(caught.value) == (
+        'Cannot load fashion_mnist: %s is damaged: Compressed file ended before the end-of-stream '
+        'marker was reached. Remove it, and start again, which fetches it; without a network, put '
+        'the file of https://storage.googleapis.com/tensorflow/tf-keras-datasets/%s there.' % (
+            path, path.name))
 
 
 def test_a_file_is_no_folder(tmp_path):

@@ -111,8 +111,9 @@ def test_an_empty_file_and_a_missing_shard_among_others(folder):
         Records(str(folder / 'train-*'))
     records = Records(str(folder / 'train-*'), skip_damaged=True)
     assert len(records) == 4 and len(records.damages) == 2
-    assert 'missing: ' in records.damages[0] and 'train-00003-of-00004' in records.damages[0]
-    assert records.damages[1] == (
+    assert 'missing: ' in records.damages[0].text
+    assert 'train-00003-of-00004' in records.damages[0].text
+    assert records.damages[1].text == (
         'The file %s/train-00002-of-00004 is empty. Copy it again.' % folder)
 
 
@@ -129,6 +130,41 @@ def test_a_file_beside_counted_ones_whose_name_does_not_fit(folder, stray):
         'away, or name it as they are' % (folder, stray))
     records = Records(str(folder / 'train-*'), skip_damaged=True)
     assert len(records) == len(RECORDS) and len(records.damages) == 1
+
+
+@pytest.mark.parametrize('link', [os.symlink, os.link])
+def test_a_shard_that_is_a_link_to_another_one(folder, link):
+    """Its examples were there twice, and those of the shard that it stands for not at all."""
+    path, other = (str(folder / ('train-%05d-of-00002' % number)) for number in (0, 1))
+    os.remove(other)
+    link(path, other)
+    with pytest.raises(DatasetError) as caught:
+        Records(str(folder / 'train-*'))
+    assert str(caught.value) == (
+        '%s is the same file as train-00000-of-00002, by a link, and its examples would be there '
+        'twice: put the file in its place that has this name, or remove it' % other)
+    records = Records(str(folder / 'train-*'), skip_damaged=True)
+    assert [records.read(number) for number in range(len(records))] == RECORDS[:2]
+    assert len(records.damages) == 1
+    os.remove(other)
+    os.rename(path, str(folder / 'elsewhere'))
+    os.symlink(str(folder / 'elsewhere'), path)  # a link to what is no shard of the set is none
+    write(folder / 'train-00001-of-00002', RECORDS[2:])
+    assert len(Records(str(folder / 'train-*'))) == len(RECORDS)
+
+
+def test_a_record_whose_file_has_gone_or_shrunk_is_named(folder):
+    records = Records(str(folder / 'train-*'))
+    path = folder / 'train-00001-of-00002'
+    path.write_bytes(path.read_bytes()[:-20])
+    assert records.read(2) == RECORDS[2]
+    with pytest.raises(DatasetError, match='^Cannot read %s, record 1 at byte 5016: the file has '
+                       'become shorter since it was opened' % path):
+        records.read(3)
+    path.unlink()
+    with pytest.raises(DatasetError, match='^Cannot read %s, record 0 at byte 0: No such file' % (
+            path,)):
+        records.read(2)
 
 
 def test_a_copy_of_the_only_shard(tmp_path):
@@ -157,7 +193,7 @@ def test_records_before_a_damage_can_be_used(tmp_path):
     (tmp_path / 'train-0').write_bytes(content[:-3])
     records = Records(str(tmp_path / 'train-*'), skip_damaged=True)
     assert [records.read(number) for number in range(len(records))] == RECORDS[:3]
-    assert 'ends in the middle of the record that begins at byte' in records.damages[0]
+    assert 'ends in the middle of the record that begins at byte' in records.damages[0].text
 
 
 def test_where_a_record_is(folder):
@@ -226,7 +262,7 @@ def test_zeros_at_the_end_are_no_records(tmp_path, monkeypatch, together, cut, r
     assert [found.read(number) for number in range(len(found))] == RECORDS[:records]
     assert len(found.damages) == 1
     assert re.search('is damaged at the record that begins at byte %d[:,] .*Copy it again' % place,
-                     found.damages[0])
+                     found.damages[0].text)
 
 
 def test_a_length_is_compared_though_it_leads_to_another_record(tmp_path):

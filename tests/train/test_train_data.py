@@ -229,6 +229,7 @@ def test_bad_images_are_left_out_listed_and_resumed(runner, tmp_path, model_for_
                    before=model_for_three_channels)
     assert names_that_differ(values_of(tmp_path / 'whole', 8), values_of(tmp_path / 'parts', 8)
                              ) == []
+    assert listed(tmp_path / 'whole') == listed(tmp_path / 'parts')
     table = tmp_path / 'rows.csv'
     run = runner.run(tmp_path / 'whole', FOLDER[:3] + [
         '--mode=predict', '--predictions=%s' % table, '--data_dir=' + folder, '--skip_bad=3'],

@@ -104,10 +104,11 @@ def test_training_data_that_end_are_an_error_and_what_was_done_is_saved(failing,
 def test_training_data_without_a_batch(failing, flags):
     _, lines = failing('empty', *flags)
     assert lines == [
-        'train.py: train_batches of own_data:empty ended: expected batches without end: add '
-        '.repeat()' if flags else
-        'train.py: train_batches of own_data:empty gave no batch for step 1 of 4: expected batches '
-        'without end: add .repeat()']
+        'train.py: train_batches of own_data:empty ended, or has no examples: expected batches '
+        'without end: add .repeat()' if flags else
+        'train.py: train_batches of own_data:empty gave no batch for step 1 of 4: there are no '
+        'examples, or none after those that the run has seen: expected batches without end. Look '
+        'for the examples, and add .repeat()']
 
 
 @pytest.mark.slow

@@ -33,6 +33,9 @@ _BOTH = (_MARK + 'a run that takes the batch which was staged a step ago also re
          'from %s, by the get_next() that build_towers was given. Take labels and other inputs of '
          'the step from built.towers[i].inputs, or compute what needs them within the model '
          'function; or leave stage_inputs out.')
+# TensorFlow 2 begins its text with the operation's name, a page of stack traces before the reason.
+_IN_SHORT = 'stage_inputs.take_labels_from_built.towers.i.inputs_not_from_get_next'
+_FED_IN_SHORT = 'stage_inputs.all_towers_are_fed_by_hand'
 _ALL_FED = (_MARK + 'all towers of %s are fed by hand in a run of the train op, which would take a '
             'batch and not train on it. Feed the input of a build without stage_inputs.')
 _IN_ERROR = re.compile(re.escape(_MARK) + r'.*?(?=/frame:|/N\d+tensorflow)', re.DOTALL)
@@ -49,9 +52,9 @@ def guard_reads(reads):
     """
     iterators = sorted({iterator_of(read.inputs[0]) for read in reads})
     name = _BOTH % _quoted(iterators)
-    guard = _temporary(name, 'guard').op
+    guard = _temporary(name, _IN_SHORT).op
     with tf.get_default_graph().colocate_with(guard):  # a container is of one device
-        other = _temporary(name, 'guard_of_get_next').op  # one: a run may read from all of them
+        other = _temporary(name, _IN_SHORT).op  # one: a run may read from all of them
     for read in reads:
         compat.add_control_inputs(read, [other])
     return guard
@@ -76,7 +79,8 @@ def check_alone(inputs):
             raise InputError(
                 '%sthe inputs come from %s, from which another build reads ahead (%r): they would '
                 'take batches from each other. Leave stage_inputs out of both builds, or give '
-                'each an iterator of its own.' % (_MARK, _quoted([name]), guard.name))
+                'each an iterator of its own.' % (_MARK, _quoted([name]),
+                                                  guard.name.rpartition('/')[0]))
     _check_not_saved(graph, iterators)
 
 
@@ -134,7 +138,8 @@ def mark_use(tensors, name):
         with tf.get_default_graph().colocate_with(mark):
             # It ends the variable that it is told the name of, not the one that it is given.
             other = _temporary(mark.name.replace('/', '.'), 'any')
-            check = tf.raw_ops.DestroyTemporaryVariable(ref=other, var_name=text, name='is_used')
+            check = tf.raw_ops.DestroyTemporaryVariable(
+                ref=other, var_name=text, name=_FED_IN_SHORT)
     marked = []
     for tensor in tensors:
         with tf.device(tensor.device), tf.control_dependencies([mark]):
