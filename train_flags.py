@@ -419,8 +419,9 @@ def contradiction(given):
     """
     def only_with(flag, other, values):
         if flag in given and FLAGS[other].value not in values:
-            return '--%s is of no use with --%s=%s: it goes with %s' % (
-                flag, other, FLAGS[other].value, ' or '.join(values))
+            return '--%s%s is of no use with --%s=%s: it goes with %s' % (
+                'no' * (FLAGS[flag].value is False), flag, other, FLAGS[other].value,
+                ' or '.join(values))
         return None
     for name in sum(GROUPS.values(), []):
         if isinstance(FLAGS[name].value, float) and not math.isfinite(FLAGS[name].value):

@@ -32,7 +32,9 @@ RING = json.dumps({'cluster': {'worker': ['a:1', 'b:2']}, 'task': {'type': 'work
     (dict(stage_inputs=True), '--stage_inputs reads ahead'),
     (dict(remainder='weight'), '--remainder=weight ends an epoch'),
     (dict(mode='eval', cluster='ring'), '--cluster is of no use with --mode=eval'),
-    (dict(backup_workers=1), '--backup_workers is of no use with --cluster=ring')])
+    (dict(backup_workers=1), '--backup_workers is of no use with --cluster=ring'),
+    (dict(synchronous=False), '--nosynchronous is of no use with --cluster=ring: it goes with ps'),
+    (dict(synchronous=True), '--synchronous is of no use with --cluster=ring: it goes with ps')])
 def test_what_does_not_go_with_a_cluster(given, expected):
     with flagsaver.flagsaver(**dict(given, cluster='ring')):
         assert train_flags.contradiction(set(given)).startswith(expected)

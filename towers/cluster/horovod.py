@@ -167,10 +167,10 @@ def explained(error):
     if not any(text in str(error) for text in _LOST):
         return None
     return WorkerLostError(
-        'a worker of Horovod has ended before this one, whose step needs all workers: killed, by an '
-        'error, or since its steps or its data were over: see what it says. With StopTogetherHook '
-        'on every worker all stop after the same step. Started again, they go on from the last '
-        'checkpoint.')
+        'a worker of Horovod has ended before this one, whose step needs all workers: killed, by '
+        'an error, or since its steps or its data were over: see what it says. With '
+        'StopTogetherHook on every worker all stop after the same step. Started again, they go on '
+        'from the last checkpoint.')
 
 
 _LOST = ('Horovod has been shut down', 'gloo/transport')
