@@ -88,11 +88,10 @@ def compared_flags():
 
 def of_all(cluster, job):
     """What a run with another number of workers has changed, without another value of a flag: a
-    list of pairs of a name and a value, empty for one machine."""
-    return [] if cluster is None else [
-        ('number of workers', cluster.num_workers),
-        ('examples of all workers a step', job.counts.batch_size),
-        ('learning rate of all workers', str(job.built.plan.learning_rate))]
+    list of pairs of a name and a value. One machine is one worker."""
+    return list(zip(train_flags.OF_WORKERS, (
+        1 if cluster is None else cluster.num_workers, job.counts.batch_size,
+        str(job.built.plan.learning_rate))))
 
 
 def join(cluster, job):

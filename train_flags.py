@@ -346,6 +346,25 @@ RESUMING = collections.OrderedDict([
              'fingerprint'])])
 
 
+OF_WORKERS = ('number of workers', 'examples of all workers a step', 'learning rate of all workers')
+"""Settings that are no flags: what another number of workers makes of batch and rate."""
+
+
+class _Settings(towers.RunSettings):
+    """The settings of a run, of which `OF_WORKERS` are recorded on one machine, too.
+
+    A run that goes on with several machines, or comes from them, says all three. One that stays on
+    one machine says by its flags what it has changed, and would say it twice.
+    """
+
+    def compare(self, directory):
+        differences, problem = super(_Settings, self).compare(directory)
+        if self._values.get(OF_WORKERS[0]) == 1 and OF_WORKERS[0] not in [
+                each.name for each in differences]:
+            differences = [each for each in differences if each.name not in OF_WORKERS]
+        return differences, problem
+
+
 def run_settings(batch_size, further=()):
     """The `RunSettings` of the flags, with the batch size in place of an 'auto'.
 
@@ -358,7 +377,7 @@ def run_settings(batch_size, further=()):
     if FLAGS.decay == 'cosine' and not FLAGS.decay_epochs:  # the rate falls until the last step
         kinds.update(train_steps=CHANGES, train_epochs=CHANGES)
     names = [name for name in sum(GROUPS.values(), []) if kinds[name] is not None]
-    return towers.RunSettings(
+    return _Settings(
         [(name, batch_size if name == 'batch_size' else FLAGS[name].value) for name in names]
         + [each[:2] for each in further],
         dict({name: kinds[name] for name in names}, **{each[0]: CHANGES for each in further}),
@@ -400,8 +419,9 @@ def contradiction(given):
     """
     def only_with(flag, other, values):
         if flag in given and FLAGS[other].value not in values:
-            return '--%s is of no use with --%s=%s: it goes with %s' % (
-                flag, other, FLAGS[other].value, ' or '.join(values))
+            return '--%s%s is of no use with --%s=%s: it goes with %s' % (
+                'no' * (FLAGS[flag].value is False), flag, other, FLAGS[other].value,
+                ' or '.join(values))
         return None
     for name in sum(GROUPS.values(), []):
         if isinstance(FLAGS[name].value, float) and not math.isfinite(FLAGS[name].value):

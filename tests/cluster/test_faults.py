@@ -3,10 +3,13 @@
 import re
 import shutil
 import signal
+import time
 
+import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 
-from cluster_runs import Launch
+from cluster_runs import PATIENCE, Launch, own_program, weights_of_own_program
 import train_runs
 
 STEPS = 200
@@ -122,3 +125,24 @@ def test_a_frozen_parameter_server_is_named(tmp_path):
     assert re.search(r'waiting .* (step takes|no step for) more than 2 seconds; ps 1 \(127.0.0.1:\d+\) takes',
                      launch.output), launch.output
     assert train_runs.newest(folder) == STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('killed', ['ps 0', 'worker 0'])
+def test_the_program_of_the_docs_trains_on_the_same_data_after_a_restart(killed, tmp_path):
+    """A hook chooses the batch, by the step of the session that makes the step."""
+    folder, steps = str(tmp_path), 200
+    program = own_program(folder, steps, pause=0.02)
+    with Launch(folder, ['--workers=2', '--ps=1', '--restarts=2'], [], program) as launch:
+        deadline = time.time() + PATIENCE
+        while not (tmp_path / 'run' / 'model.ckpt-60.index').exists():
+            assert time.time() < deadline and launch.process.poll() is None, launch.output
+            time.sleep(0.02)
+        time.sleep(0.2)  # some steps further, which are made again
+        launch.send(killed, signal.SIGKILL)
+        assert launch.status() == 0, launch.output
+    assert launch.output.count('beginning anew') >= 1, launch.output
+    newest = tf.train.latest_checkpoint(str(tmp_path / 'run'))
+    assert newest.endswith('model.ckpt-%d' % steps), launch.output
+    found = tf.train.load_checkpoint(newest).get_tensor('weights')
+    np.testing.assert_allclose(found, weights_of_own_program(steps), rtol=0, atol=2e-5)

@@ -2,18 +2,23 @@
 Where Horovod is installed, its processes, too."""
 
 import os
+import re
 import subprocess
 import sys
 import types
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from cluster_runs import ROOT, own_program, weights_of_own_program
 import towers
 from towers.cluster import horovod
 from towers.graph.graph_walk import step_operations
 
 OTHER = 'of rank 1, ü'.encode('utf-8')
+NUMBERS = 'towers_numbers'  # what each step adds up first
+OTHERS = [0., 0., 1.]  # of the other process: the codes of both, the examples
 
 
 @pytest.fixture
@@ -23,7 +28,7 @@ def asked(monkeypatch):
 
     def allreduce(tensor, op, name=None):
         asked.append((op, name))
-        return tensor + 1 if name == 'towers_examples' else tensor
+        return tensor + OTHERS[:tensor.shape.num_elements()] if name == NUMBERS else tensor
 
     def allgather(tensor, name):
         others = [len(OTHER)] if name == 'towers_sizes' else list(OTHER)
@@ -41,8 +46,7 @@ def asked(monkeypatch):
 
 @pytest.mark.parametrize('uneven, reduction, given, operations', [
     (False, 'mean', 4., [('average', None)] * 2), (False, 'sum', 4., [('sum', None)] * 2),
-    (True, 'mean', 3., [('sum', 'towers_examples')] + [('sum', None)] * 2),
-    (True, 'sum', 6., [('sum', 'towers_examples')] + [('sum', None)] * 2)])
+    (True, 'mean', 3., [('sum', None)] * 2), (True, 'sum', 6., [('sum', None)] * 2)])
 def test_gradients_are_weighted_by_examples(uneven, reduction, given, operations, asked):
     """3 of 4 examples are here: the mean is 3/4 of this gradient and 1/4 of the other's."""
     cluster = towers.Cluster('horovod', uneven=uneven)
@@ -51,7 +55,8 @@ def test_gradients_are_weighted_by_examples(uneven, reduction, given, operations
     combined = machines.combine([
         (tf.constant([4., 4.]), v),
         (tf.IndexedSlices(tf.constant([4.]), tf.constant([1]), tf.constant([2])), rows)])
-    assert [variable for _, variable in combined] == [v, rows] and asked == operations
+    assert [variable for _, variable in combined] == [v, rows]
+    assert asked == [('sum', NUMBERS)] + operations
     with tf.Session() as session:
         dense, sparse = session.run([gradient for gradient, _ in combined])
     assert dense.tolist() == [given, given]
@@ -65,7 +70,9 @@ def test_each_row_is_sent_once_and_those_of_all_are_added(asked, monkeypatch):
     rows = tf.get_variable('rows', [2], initializer=tf.zeros_initializer())
     sent = []
 
-    def allreduce(slices, op):
+    def allreduce(slices, op, name=None):
+        if name == NUMBERS:
+            return slices
         sent.append(slices)
         return tf.IndexedSlices(tf.concat([slices.values, [10., 20.]], 0),
                                 tf.concat([slices.indices, [1, 0]], 0))
@@ -83,14 +90,14 @@ def test_gradients_are_named_by_their_variables(asked, monkeypatch):
     than another would be another gradient's there."""
     sent = []
     monkeypatch.setattr(sys.modules['horovod.tensorflow'], 'allreduce',
-                        lambda gradient, op: sent.append(gradient) or gradient)
+                        lambda gradient, op, name=None: sent.append(gradient) or gradient)
     v, rows = [tf.get_variable(name, [2]) for name in ('net/v', 'net/rows')]
     with tf.name_scope('worker_1'):  # one worker's alone
         towers.Cluster('horovod').machines(3, 'sum', 1).combine([
             (tf.constant([4., 4.]), v),
             (tf.IndexedSlices(tf.constant([4.]), tf.constant([1]), tf.constant([2])), rows)])
     names = [tensor.op.name.rpartition('/')[0]
-             for tensor in (sent[0], sent[1].values, sent[1].indices)]
+             for tensor in (sent[1], sent[2].values, sent[2].indices)]
     assert names == ['towers_shared/sums/net/' + name for name in ('v', 'rows', 'rows')]
 
 
@@ -109,6 +116,82 @@ def test_the_step_without_data_raises_after_all_reductions(asked, monkeypatch):
         for fetched in (combined, ended):
             with pytest.raises(tf.errors.OutOfRangeError):
                 session.run(fetched, {active: 0.})
+
+
+def stop_hook(monkeypatch, others=None):
+    """A build of two processes, and `StopTogetherHook`; `others` are the other one's codes."""
+    def allreduce(tensor, op, name=None):
+        return tensor + (others or [0., 0.]) if name == NUMBERS else tensor
+    monkeypatch.setattr(sys.modules['horovod.tensorflow'], 'allreduce', allreduce)
+    cluster = towers.Cluster('horovod')
+    built = towers.build_towers(
+        lambda x: tf.reduce_mean(x) * tf.get_variable('w', [], initializer=tf.zeros_initializer()),
+        tf.ones([2]), tf.train.GradientDescentOptimizer(1.), 1, cluster=cluster)
+    hook = towers.StopTogetherHook(cluster, built)
+    hook.after_create_session = lambda session, coord: setattr(hook, '_session', session)
+    return built, hook
+
+
+def test_a_session_that_initialises_no_local_variables_makes_steps(asked, monkeypatch):
+    built, _ = stop_hook(monkeypatch)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+        assert session.run(built.variables) == [-1.]
+        assert session.run(built.machines.stops).tolist() == [0, 0]
+
+
+def test_a_signal_to_the_other_process_stops_this_one_after_the_step(asked, monkeypatch):
+    built, hook = stop_hook(monkeypatch, [0., 15.])
+    steps = 0
+    with tf.train.MonitoredSession(hooks=[hook]) as session:
+        while not session.should_stop():
+            session.run(built.train_op)
+            steps += 1
+    assert steps == 1 and hook.status == 143 and built.machines.have_stopped
+    assert hook.reason() == 'worker 1 was told to stop (SIGTERM)'
+
+
+def test_a_step_that_the_other_process_does_not_make_changes_nothing(asked, monkeypatch):
+    built, hook = stop_hook(monkeypatch, [0., 1000.])
+    weights = built.variables[0]
+    with tf.train.MonitoredSession(hooks=[hook]) as session:
+        inner = session.run_step_fn(lambda step_context: step_context.session)
+        before = inner.run(weights)
+        with pytest.raises(tf.errors.OutOfRangeError):
+            inner.run(built.train_op)
+        assert inner.run(weights) == before == 0.
+    assert hook.is_told and hook.status == 0 and built.machines.have_stopped
+
+
+def test_a_process_whose_loop_is_over_tells_the_other_one(asked, monkeypatch):
+    """Without a step: it feeds what the step would add up."""
+    built, hook = stop_hook(monkeypatch)
+    told, codes = [], built.machines.codes
+    tell = codes.tell_others
+    monkeypatch.setattr(codes, 'tell_others',
+                        lambda session: told.append(tell(session)) or told[0])
+    with tf.train.MonitoredSession(hooks=[hook]) as session:
+        session.run(built.train_op)
+    assert [each.tolist() for each in told] == [[1000., 0.]]
+    assert hook.is_told and hook.status == 0 and hook.reason() is None
+
+
+def test_all_that_is_sent_waits_for_the_codes(asked, monkeypatch):
+    built, _ = stop_hook(monkeypatch, [0., 1000.])
+    sent = [tensor for tensor, _ in built.machines.combined]
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(tf.local_variables_initializer())
+        with pytest.raises(tf.errors.OutOfRangeError):
+            session.run(sent)
+
+
+def test_an_error_of_horovod_without_the_other_process_says_so():
+    error = tf.errors.UnknownError(None, None, 'Horovod has been shut down. This was caused by')
+    assert isinstance(horovod.explained(error), towers.WorkerLostError)
+    assert 'has ended before this one' in str(horovod.explained(error))
+    assert horovod.explained(tf.errors.UnknownError(None, None, 'a disk')) is None
 
 
 def test_texts_of_all_processes(asked):
@@ -137,13 +220,87 @@ print(report)
 """
 
 
+LOADS = ('import horovod.tensorflow as hvd; hvd.init(); '
+         'assert hvd.gloo_built() or hvd.mpi_built(), "neither Gloo nor MPI"')
+
+
+@pytest.fixture(scope='module')
+def horovodrun():
+    """Runs a program by two or more processes of Horovod; without it the test is skipped, as with
+    one that is installed and not built for this TensorFlow, or for no way to start processes."""
+    if not os.path.exists(HOROVODRUN):
+        pytest.skip('Horovod is not installed')
+    loads = subprocess.run([sys.executable, '-c', LOADS], stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT, timeout=100)
+    if loads.returncode:
+        pytest.skip('Horovod cannot be used: %s' % (
+            loads.stdout.decode(errors='replace').strip() or '?').splitlines()[-1])
+
+    def run(workers, program, timeout=300, **options):
+        return subprocess.run(
+            [HOROVODRUN, '-np', str(workers), sys.executable] + program, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, timeout=timeout, **options)
+    return run
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists(HOROVODRUN), reason='Horovod is not installed')
 @pytest.mark.parametrize('workers, arguments', [
     (2, "2, 3, 'sum'"), (2, "2, 3, shares=(1, 2), accumulate=2"),
     (3, "2, 2, shares=(1, 3, 2)")])
-def test_processes_of_horovod_are_one_device(workers, arguments):
-    done = subprocess.run(
-        [HOROVODRUN, '-np', str(workers), sys.executable, '-c', PROGRAM % arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+def test_processes_of_horovod_are_one_device(workers, arguments, horovodrun):
+    done = horovodrun(workers, ['-c', PROGRAM % arguments])
     assert done.stdout.count(b'equal: True') == workers, done.stdout.decode()
+
+
+AT_END = """
+import os, signal
+class Told(tf.train.SessionRunHook):
+    def after_run(self, run_context, run_values):
+        if cluster.rank == 1 and run_context.session.run(step) == 30:
+            os.kill(os.getpid(), signal.SIGTERM)
+_end = towers.StopTogetherHook.end
+def end(self, session):
+    _end(self, session)
+    print('\\nended: %d' % session.run(step), self.reason(), flush=True)
+towers.StopTogetherHook.end = end
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('steps, is_told', [(40, False), (4000, True)])
+def test_all_processes_of_horovod_stop_after_the_same_step(steps, is_told, horovodrun, tmp_path):
+    """The chief alone counts the steps of the program of the docs; and with a signal to worker 1,
+    all have its status, and the chief has saved."""
+    path = own_program(str(tmp_path), steps, kind='horovod')
+    with open(path) as opened:
+        text = opened.read().replace('stop = towers.', AT_END + 'stop = towers.')
+    if is_told:
+        text = text.replace('[Steps(), stop]', '[Steps(), Told(), stop]')
+    with open(path, 'w') as opened:
+        opened.write(text)
+    done = horovodrun(2, [path], env=dict(os.environ, PYTHONPATH=ROOT, TF_CPP_MIN_LOG_LEVEL='3'))
+    output = done.stdout.decode(errors='replace')
+    [(first, why), other] = re.findall(r'ended: (\d+) (.*)', output)
+    assert (first, why) == other, output
+    last = int(first)
+    if is_told:
+        assert 30 <= last <= 32 and why == 'worker 1 was told to stop (SIGTERM)', output
+        assert done.returncode and 'Exit code: 143' in output, output
+    else:
+        assert (last, why, done.returncode) == (40, 'None', 0), output
+    newest = tf.train.latest_checkpoint(str(tmp_path / 'run'))
+    assert newest.endswith('-%d' % last), output
+    np.testing.assert_allclose(tf.train.load_checkpoint(newest).get_tensor('weights'),
+                               weights_of_own_program(last), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_process_of_horovod_whose_steps_end_alone_is_named_in_one_line(horovodrun, tmp_path):
+    path = own_program(str(tmp_path), 20, kind='horovod')
+    with open(path) as opened:
+        text = opened.read().replace('last_hooks=[stop]', 'last_hooks=[]').replace(', stop]', ']')
+    with open(path, 'w') as opened:
+        opened.write(text)
+    done = horovodrun(2, [path], env=dict(os.environ, PYTHONPATH=ROOT, TF_CPP_MIN_LOG_LEVEL='3'))
+    assert done.returncode, done.stdout.decode(errors='replace')
+    assert b'WorkerLostError: a worker of Horovod has ended before this one' in done.stdout

@@ -8,9 +8,10 @@ import time
 import pytest
 
 from towers import Cluster
+from towers.cluster import meeting
 from towers.cluster.lines import Lines
 from towers.cluster.meeting import _judge, all_ready, check_port, meet
-from towers.cluster.ports import wait_for
+from towers.cluster.ports import split_address, wait_for
 from towers.cluster.watch import Watch
 from towers.errors import ClusterError
 from one_process import addresses, together
@@ -143,6 +144,55 @@ def test_a_refusal_is_repeated_at_the_end():
             meet(Cluster('ring', workers, rank=1), dict(SAME, towers=3), time.monotonic() + 20)
     assert together(work, 2)[0] == (
         'worker 1 was refused: its number of towers is 3, and that of worker 0 2.')
+
+
+@pytest.mark.version_independent
+def test_a_worker_that_was_refused_is_waited_for_in_words():
+    """It may be started again as it should be."""
+    missing = meeting._Missing(Cluster('ring', addresses(3)), {})
+    missing.refused[1] = 'its number of towers is 3, and that of worker 0 2'
+    first, second = missing.look().split(', worker 2 ')
+    assert first.endswith(') (which was refused: it joins when it is started again as worker 0 is)')
+    assert second.endswith(')') and '(which' not in second
+
+
+@pytest.mark.version_independent
+@pytest.mark.parametrize('says, expected', [
+    (b'HTTP/1.0 400 Bad request\n', ' (something else answers there: another program, or a worker '
+     'of an earlier start)'),
+    (b'\0\0\x12\x04', ' (something else answers there: another program, or a worker of an earlier '
+     'start)'),
+    (b'', '')])
+def test_another_program_at_the_address_of_another_worker(says, expected):
+    address, = addresses(1)
+    with _listening(address) as listener:
+        def answer():
+            connection, _ = listener.accept()
+            connection.recv(100)
+            connection.sendall(says)
+            connection.close()
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert meeting._what_is_at(address) == expected
+        thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_a_program_that_takes_connections_and_says_nothing():
+    address, = addresses(1)
+    with _listening(address):
+        assert meeting._what_is_at(address) == (
+            ' (something else takes connections there: another program, or a worker of an earlier '
+            'start)')
+    assert meeting._what_is_at(address) == ''
+
+
+def _listening(address):
+    listener = socket.socket()
+    listener.bind(split_address(address))
+    listener.listen(5)
+    return listener
 
 
 @pytest.mark.slow

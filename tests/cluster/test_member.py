@@ -106,8 +106,13 @@ def test_a_session_that_is_made_again_says_from_where_it_goes_on(rank, is_anew, 
         hook._global_step = None if step is None else 'step'
         hook.after_create_session(session, None)
     assert said == []
-    hook.after_create_session(session, None)
-    assert said == ['beginning anew ' + line]
+    for _ in range(2):  # a session that is lost again before it has made a step
+        hook.after_create_session(session, None)
+        assert said == ['beginning anew ' + line]
+    for step_done in (lambda: hook.step_done(None), lambda: hook.after_run(None, None)):
+        step_done()
+        hook.after_create_session(session, None)
+    assert said == ['beginning anew ' + line] * 3
 
 
 @pytest.mark.slow

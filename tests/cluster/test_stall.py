@@ -149,7 +149,7 @@ def test_a_first_step_whose_worker_never_comes_ends(monkeypatch, note, why):
     lines = heard.until(lambda: heard.missing)
     assert heard.missing == [why]
     waiting = ['waiting        for worker 1 (w:2)%s, start_timeout is 0.3 s' % (
-        ', which was refused' * bool(note.kind))]
+        ' (which was refused: it joins when it is started again as worker 0 is)' * bool(note.kind))]
     refused = ['refused        worker 1: its model is another one'] * bool(note.kind)
     assert lines == refused + waiting  # not: start it again, or one of them is slow
 
@@ -216,6 +216,19 @@ def test_between_two_steps_a_server_is_waited_for_and_no_worker(monkeypatch, sil
     heard.watch.close()
     assert heard.lines == ['waiting        no step for more than 0.1 seconds; ps 0 (ps:1) does not '
                            'answer: start it again, and the run goes on'] * said
+
+
+@pytest.mark.version_independent
+@pytest.mark.parametrize('answer, said', [
+    (False, 'worker 1 (w:2), ps 0 (ps:1) do not answer: start them again, and the run goes on'),
+    (None, 'worker 1 (w:2), ps 0 (ps:1) take connections and say nothing: their processes are '
+     'frozen')])
+def test_several_that_do_not_answer(monkeypatch, answer, said):
+    heard = Heard(monkeypatch)
+    monkeypatch.setattr(stall, '_all_answers', lambda addresses: [answer] * len(addresses))
+    heard.watch.step_begins()
+    assert heard.until(lambda: heard.lines)[-1] == (
+        'waiting        the step takes more than 0.1 seconds; ' + said)
 
 
 @pytest.mark.slow

@@ -32,7 +32,9 @@ RING = json.dumps({'cluster': {'worker': ['a:1', 'b:2']}, 'task': {'type': 'work
     (dict(stage_inputs=True), '--stage_inputs reads ahead'),
     (dict(remainder='weight'), '--remainder=weight ends an epoch'),
     (dict(mode='eval', cluster='ring'), '--cluster is of no use with --mode=eval'),
-    (dict(backup_workers=1), '--backup_workers is of no use with --cluster=ring')])
+    (dict(backup_workers=1), '--backup_workers is of no use with --cluster=ring'),
+    (dict(synchronous=False), '--nosynchronous is of no use with --cluster=ring: it goes with ps'),
+    (dict(synchronous=True), '--synchronous is of no use with --cluster=ring: it goes with ps')])
 def test_what_does_not_go_with_a_cluster(given, expected):
     with flagsaver.flagsaver(**dict(given, cluster='ring')):
         assert train_flags.contradiction(set(given)).startswith(expected)
@@ -106,16 +108,16 @@ def test_the_rate_sees_all_machines_and_the_step_counts_their_examples():
     assert job.built.plan.all_towers == 6
     assert train_cluster.of_all(cluster, job)[:2] == [
         ('number of workers', 3), ('examples of all workers a step', 30)]
-    assert train_cluster.of_all(None, job) == []
+    assert train_cluster.of_all(None, job)[0] == ('number of workers', 1)
 
 
 def test_a_run_on_another_number_of_workers_says_what_that_changes(tmp_path):
-    def settings(workers, rate):
+    def settings(workers, rate, batch_size=10):
         plan = types.SimpleNamespace(learning_rate=rate)
-        job = types.SimpleNamespace(counts=types.SimpleNamespace(batch_size=10 * workers),
+        job = types.SimpleNamespace(counts=types.SimpleNamespace(batch_size=batch_size * workers),
                                     built=types.SimpleNamespace(plan=plan))
-        cluster = towers.Cluster('ring', ['a:1', 'b:2', 'c:3'][:workers])
-        return train_flags.file_options(10, train_cluster.of_all(cluster, job))['settings']
+        cluster = towers.Cluster('ring', ['a:1', 'b:2', 'c:3'][:workers]) if workers > 1 else None
+        return train_flags.file_options(batch_size, train_cluster.of_all(cluster, job))['settings']
     settings(2, '0.002 = 0.001 x 2').begin(str(tmp_path))
     differences, _ = settings(3, '0.003 = 0.001 x 3').compare(str(tmp_path))
     assert list(map(str, differences)) == [
@@ -124,6 +126,17 @@ def test_a_run_on_another_number_of_workers_says_what_that_changes(tmp_path):
         "learning rate of all workers: 0.003 = 0.001 x 3, was 0.002 = 0.001 x 2: changes the run "
         'from here on']
     assert settings(2, '0.002 = 0.001 x 2').compare(str(tmp_path)) == ([], None)
+    differences, _ = settings(1, '0.001').compare(str(tmp_path))  # back on one machine
+    assert [each.text for each in differences] == [
+        'number of workers: 1, was 2', 'examples of all workers a step: 10, was 20',
+        'learning rate of all workers: 0.001, was 0.002 = 0.001 x 2']
+    settings(1, '0.001').begin(str(tmp_path))
+    differences, _ = settings(3, '0.003 = 0.001 x 3').compare(str(tmp_path))
+    assert [each.text for each in differences] == [
+        'number of workers: 3, was 1', 'examples of all workers a step: 30, was 10',
+        'learning rate of all workers: 0.003 = 0.001 x 3, was 0.001']
+    differences, _ = settings(1, '0.002', 20).compare(str(tmp_path))
+    assert [each.text for each in differences] == ['--batch_size=20, was 10']
 
 
 def test_a_step_is_of_as_many_workers_as_it_waits_for():

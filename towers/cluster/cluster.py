@@ -11,7 +11,7 @@ from towers.cluster import cut_tables
 from towers.cluster.horovod import HorovodMachines, load_horovod
 from towers.cluster.other_combiners import combiner_of, name_of
 from towers.cluster.parameter_servers import ServedMachines
-from towers.cluster.ports import split_address
+from towers.cluster.ports import same_address
 from towers.cluster.ring import RingMachines
 from towers.cluster.several_builds import check_goes_with_others
 from towers.cluster.tf_config import parse_tf_config, place_of
@@ -37,7 +37,8 @@ class Cluster(collections.namedtuple('Cluster', [
       workers: tuple of `'host:port'`, the chief first; with Horovod a None for each worker.
       ps: tuple of `'host:port'`; empty but for `'ps'`.
       job: `'worker'`, `'ps'` or `'evaluator'`: the job of this process.
-      rank: the number of this process in its job.
+      rank: the number of this process in its job. 0 unless it is given: each process of several
+        has to give its own, or to be made by `from_tf_config`, which refuses to guess.
       synchronous: for `'ps'`: whether a step waits for the gradients of all workers.
       backup_workers: for synchronous `'ps'`: how many workers' gradients a step does not wait for.
       uneven: whether workers may have batches of different size. A batch without a static size
@@ -72,11 +73,14 @@ class Cluster(collections.namedtuple('Cluster', [
         if kind == 'horovod':
             hvd = load_horovod()
             workers, ps, rank = (None,) * hvd.size(), (), hvd.rank()
+        taken = {}
         for address in workers + ps if kind != 'horovod' else ():
-            split_address(address)
-            if (workers + ps).count(address) > 1:
-                raise ClusterError('%s is the address of two tasks of the cluster: give each one '
-                                   'its own.' % address)
+            place = same_address(address)
+            if place in taken:
+                raise ClusterError('%s is the address of two tasks of the cluster%s: give each one '
+                                   'its own.' % (address, '' if taken[place] == address else
+                                                 ', once as ' + taken[place]))
+            taken[place] = address
         if not workers:
             raise ClusterError('a cluster needs a worker, and workers=() names none: set '
                                "TF_CONFIG, or pass workers=['host:port', …].")

@@ -7,9 +7,10 @@ from towers.cluster import data_end
 from towers.cluster.machines import Machines
 from towers.cluster.several_builds import shared_scope
 from towers.cluster.shares import Shares
+from towers.cluster.telling import FedCodes
 from towers.cluster.update_state import share_state
 from towers.compat import TF_VERSION
-from towers.errors import MissingPackageError
+from towers.errors import MissingPackageError, WorkerLostError
 from towers.placement.variable_device import only_device
 from towers.reduce.rows import each_row_once, scaled
 from towers.tower.objectives import tensors_of
@@ -45,10 +46,10 @@ class HorovodMachines(Machines):
     """Combines gradients by Horovod's all-reduce; see `RingMachines`.
 
     Attributes:
-      stops: always None: a signal ends the process that gets it, and Horovod ends the others.
-      state, counts: as in `RingMachines`.
+      stops, codes, state, counts: as in `RingMachines`.
+      have_stopped: whether all processes know that they make no more steps of this session.
     """
-    stops = codes = hook = None
+    hook, have_stopped = None, False
     updates_here = True
 
     def __init__(self, cluster, examples, reduction, num_towers):
@@ -56,6 +57,7 @@ class HorovodMachines(Machines):
         self._shares = Shares(cluster, examples, reduction)
         self._hvd = load_horovod()
         self.state, self.counts = [], {}
+        self.stops = self.codes = self._numbers = None
         self._own = []  # as in `RingMachines`
         self._scope = None  # of all that Horovod brings together by its name
 
@@ -69,10 +71,8 @@ class HorovodMachines(Machines):
         self._scope = shared_scope('towers_shared')
         self._own = list(gradients)
         with only_device('/cpu:0'), tf.name_scope(self._scope):
-            weight = total = None
-            if shares.are_weighted:
-                total = hvd.allreduce(shares.own_examples(), op=hvd.Sum, name='towers_examples')
-                weight = shares.weight(total)
+            total = self._count()
+            weight = None if total is None else shares.weight(total)
         combined = []
         for gradient, variable in gradients:
             with only_device(variable.device or None), tf.name_scope(
@@ -81,7 +81,8 @@ class HorovodMachines(Machines):
                     gradient = scaled(gradient, weight)
                 # Horovod brings together what has one name, and names it by what it is given: by
                 # the variable here, and not by operations that each worker may have others of.
-                gradient = data_end.same(gradient)
+                with tf.control_dependencies([] if self.stops is None else [self.stops]):
+                    gradient = data_end.same(gradient)
                 combined.append((self._reduced(gradient, weight is None and shares.is_mean),
                                  variable))
         if self._cluster.active is None:
@@ -90,6 +91,31 @@ class HorovodMachines(Machines):
             ended = data_end.raise_at_end(total <= 0.)
         self.gates = [ended]
         return data_end.after(ended, combined)
+
+    def _count(self):
+        """Adds up what is known when the batch is; sets `stops`.
+
+        Returns:
+          The examples of all workers, float64; None where each has the same number.
+        """
+        count, numbers = self._cluster.num_workers, []
+        if count > 1:
+            self.codes = FedCodes(self._cluster.rank, count)
+            numbers.append(self.codes.own())
+        if self._shares.are_weighted:
+            numbers.append(tf.reshape(self._shares.own_examples(), [1]))
+        if not numbers:
+            return None
+        self._numbers = tf.concat(numbers, 0)
+        total = self._hvd.allreduce(self._numbers, op=self._hvd.Sum, name='towers_numbers')
+        if self.codes is not None:
+            self.codes.read(total, None)
+            self.stops = self.codes.stops
+        return total[-1] if self._shares.are_weighted else None
+
+    def told_others(self, session):
+        """As `RingMachines.told_others`."""
+        return self.codes.tell_others(session).round()[:self._cluster.num_workers]
 
     def _reduced(self, gradient, average):
         hvd = self._hvd
@@ -110,6 +136,7 @@ class HorovodMachines(Machines):
         update, self.state, self.counts = share_state(
             update, before, self._own, self.combined, not self._shares.are_weighted,
             self._of_rank_0, replicated)
+        self.codes.finish(update, self._numbers)
         return update
 
     def _of_rank_0(self, variable):
@@ -127,6 +154,26 @@ class HorovodMachines(Machines):
         """An operation that gives all processes these variables of rank 0."""
         with tf.name_scope(_BEGIN):
             return self._hvd.broadcast_variables(variables, 0)
+
+
+def wait_for_all():
+    """Waits until all processes are here: `horovodrun` ends the others when the first one fails,
+    and a signal's status is a failure to it, while the chief may be saving."""
+    gathered_lines('')
+
+
+def explained(error):
+    """A `WorkerLostError` for an error of Horovod's, of which another process is gone; or None."""
+    if not any(text in str(error) for text in _LOST):
+        return None
+    return WorkerLostError(
+        'a worker of Horovod has ended before this one, whose step needs all workers: killed, by '
+        'an error, or since its steps or its data were over: see what it says. With '
+        'StopTogetherHook on every worker all stop after the same step. Started again, they go on '
+        'from the last checkpoint.')
+
+
+_LOST = ('Horovod has been shut down', 'gloo/transport')
 
 
 def gathered_lines(text):

@@ -21,6 +21,11 @@ class Lines:
         self.socket.setblocking(True)
         self._received = b''
 
+    @property
+    def has_received(self):
+        """Whether the beginning of a message has come, and its end has not."""
+        return bool(self._received)
+
     def send(self, message, timeout=10.):
         """Sends a dict.
 

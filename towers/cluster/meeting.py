@@ -11,7 +11,7 @@ import time
 from towers.cluster.fingerprint import difference
 from towers.cluster.lines import Lines, readable
 from towers.cluster.ports import split_address, wait_for
-from towers.cluster.waiting import Waiting
+from towers.cluster.waiting import REFUSED_WAITS, Waiting
 from towers.errors import ClusterError
 
 
@@ -219,27 +219,39 @@ class _Missing:
         return [rank for rank in range(1, self._cluster.num_workers) if rank not in self._welcome]
 
     def _named(self, ranks):
-        return ', '.join(self._cluster.who(rank) + self._seen.get(rank, '') for rank in ranks)
+        return ', '.join(self._cluster.who(rank) + (
+            REFUSED_WAITS if rank in self.refused else self._seen.get(rank, '')) for rank in ranks)
 
 
 def _what_is_at(address):
     """What can be said of the address of a worker that does not come, to be added to its name.
 
-    A worker that has a rank connects to worker 0, and does not listen before the start.
+    A worker that has a rank connects to worker 0, and does not listen before the start, but for the
+    moment in which it looks whether its port is free: what closes the connection says nothing.
     """
     try:
         with socket.create_connection(split_address(address), timeout=2.) as connection:
             lines = Lines(connection)
-            lines.send({'type': 'who'}, timeout=2.)
-            answer = lines.receive(time.monotonic() + 2.) or {}
+            try:
+                lines.send({'type': 'who'}, timeout=2.)
+                answer = lines.receive(time.monotonic() + 2.)
+            except ClusterError:
+                return _OTHER % 'answers'
+            except (EOFError, OSError):
+                return _OTHER % 'answers' if lines.has_received else ''
     except socket.gaierror as error:
         return ' (the name of its host is not known here: %s)' % error.strerror
-    except (EOFError, OSError, ClusterError):
+    except OSError:
         return ''
+    if answer is None:
+        return _OTHER % ('answers' if lines.has_received else 'takes connections')
     if answer.get('type') != 'refused':
         return ''
     return (' (a worker 0 answers there: the lists of workers are not the same on all machines, or '
             'two processes have the number 0)')
+
+
+_OTHER = ' (something else %s there: another program, or a worker of an earlier start)'
 
 
 def _listener(address):

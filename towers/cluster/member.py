@@ -13,17 +13,17 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import (check_config, check_function, check_instance, check_number,
                               check_say)
 from towers.build.built import BuiltTowers
-from towers.cluster import feed, same_step, session_begun, spread
+from towers.cluster import feed, horovod, same_step, session_begun, spread
 from towers.cluster.awaited_chief import AwaitedChief, WaitingCreator
 from towers.cluster.cluster import Cluster
 from towers.cluster.cut_tables import check_lookups
 from towers.cluster.ended_workers import EndedWorkers
 from towers.cluster.fingerprint import difference, fingerprint_of_all
-from towers.cluster.horovod import gathered_lines
 from towers.cluster.meeting import all_ready, check_port, meet
 from towers.cluster.member_hooks import (BegunAnewHook, BeginHook, BroadcastHook, StepWatchHook,
                                          ToldAgainHook, lost_session)
 from towers.cluster.parameter_servers import agree, answer_or_raise
+from towers.cluster.several_builds import builds_of
 from towers.cluster.spread import SpreadingCreator, servers_of_variables
 from towers.cluster.stall import StallWatch, silent_servers
 from towers.cluster.waiting import Waiting
@@ -209,6 +209,8 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         _agree_by_horovod(cluster, own)
         with _explained_in_words():
             yield Member(cluster, built, '', config, None)
+            if any(each.machines.have_stopped for each in builds_of(built)):
+                horovod.wait_for_all()
         return
     connections = meet(cluster, own, deadline, say)
     try:
@@ -291,13 +293,16 @@ class _OnceCreator(tf.train.SessionCreator):
 @contextlib.contextmanager
 def _explained_in_words():
     """A context in which a step that finds NaN or Inf raises `NonFiniteError`, one of a worker
-    without any data `InputError`, and one that cannot be placed, of a worker that is ahead of
-    others, or in a session that has not begun, `ClusterError`."""
+    without any data `InputError`, one of Horovod's without another worker `WorkerLostError`, and
+    one that cannot be placed, of a worker that is ahead of others, or in a session that has not
+    begun, `ClusterError`."""
     try:
         yield
-    except (tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError) as error:
-        reason = (explained(error) or feed.explained(error) or spread.explained(error)
-                  or same_step.explained(error) or session_begun.explained(error))
+    except (tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError,
+            tf.errors.UnknownError) as error:
+        reason = horovod.explained(error) if isinstance(error, tf.errors.UnknownError) else (
+            explained(error) or feed.explained(error) or spread.explained(error)
+            or same_step.explained(error) or session_begun.explained(error))
         if reason is None:
             raise
         raise reason from None
@@ -366,7 +371,7 @@ def _lose(error, on_lost, ended, tell=None):
 
 
 def _agree_by_horovod(cluster, own):
-    texts = [json.loads(text) for text in gathered_lines(json.dumps(own))]
+    texts = [json.loads(text) for text in horovod.gathered_lines(json.dumps(own))]
     for rank, other in enumerate(texts):
         why = difference(texts[0], other)
         if why is not None:

@@ -190,6 +190,7 @@ class BegunAnewHook(OccasionalHook):
         self._cluster, self._rounds, self._say = cluster, rounds, say
         self._awaited = awaited
         self._is_first, self._global_step = True, None
+        self._said = None  # since the last step: one lost server may cost several sessions
 
     def begin(self):
         """Another session of the program's is none that is made again."""
@@ -200,8 +201,19 @@ class BegunAnewHook(OccasionalHook):
             self._awaited.has_begun = True
         if not self._is_first:
             step = None if self._global_step is None else int(session.run(self._global_step))
-            self._say('beginning anew ' + self._what(step))
+            line = 'beginning anew ' + self._what(step)
+            if line != self._said:
+                self._say(line)
+            self._said = line
         self._is_first = False
+
+    def after_run(self, run_context, run_values):
+        """The session has made a step."""
+        self._said = None
+
+    def step_done(self, fetched):
+        """The session has made a step."""
+        self._said = None
 
     def _what(self, step):
         own, chief = self._cluster.who(self._cluster.rank), self._cluster.who(0)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import ipaddress
 import random
 import re
 import socket
@@ -94,6 +95,19 @@ def split_address(address):
         raise ClusterError("%.200r is no address: expected 'host:port', and brackets around an "
                            "IPv6 address, such as '[::1]:2222'." % (address,))
     return bare, int(port)
+
+
+def same_address(address):
+    """What two spellings of an address have in common: hosts in capitals, ports with zeros before.
+
+    Raises:
+      ClusterError: as `split_address`.
+    """
+    host, port = split_address(address)
+    try:
+        return str(ipaddress.ip_address(host)), port
+    except ValueError:
+        return host.lower(), port
 
 
 # The preface of a connection of HTTP/2, which gRPC speaks, and an empty frame of settings.

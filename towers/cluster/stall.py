@@ -5,7 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from towers.cluster.ports import answers
-from towers.cluster.waiting import AGAIN, FIRST
+from towers.cluster.waiting import AGAIN, FIRST, REFUSED_WAITS
 from towers.cluster.worker_notes import FAILED, REFUSED
 
 _PAUSE = 1.  # seconds from one look to the next, at most
@@ -111,7 +111,7 @@ class StallWatch:
             line = None
             if waits:
                 line = 'for %s, start_timeout is %.3g s' % (', '.join(
-                    self._cluster.who(rank) + ', which was refused' * (notes[rank].kind == REFUSED)
+                    self._cluster.who(rank) + REFUSED_WAITS * (notes[rank].kind == REFUSED)
                     for rank in missing), self._start_timeout)
             elif takes_long and not self._stops(missing):
                 line = self._stall(in_step, notes)
@@ -156,12 +156,17 @@ class StallWatch:
 
     def _stall(self, in_step, notes):
         """The line about a step, or pause, that takes long; None where nothing is wrong."""
-        who = self._who(in_step, notes, ': start it again, and the run goes on')
+        who = self._who(in_step, notes, advice=True)
         return who and '%s more than %g seconds; %s' % (
             'the step takes' if in_step else 'no step for', self._seconds, who)
 
-    def _who(self, in_step, notes, advice=''):
-        """For whom this process waits, in words; None in a pause if all servers answer."""
+    def _who(self, in_step, notes, advice=False):
+        """For whom this process waits, in words; None in a pause if all servers answer.
+
+        Args:
+          in_step, notes: as for `_stall`.
+          advice: whether to say what to do, too.
+        """
         notes, cluster, parts = notes or {}, self._cluster, []
         for rank, note in sorted(notes.items()):
             if rank == cluster.rank:
@@ -169,23 +174,28 @@ class StallWatch:
             if note.kind == REFUSED:
                 parts.append('%s was refused: %s%s' % (
                     cluster.who(rank), note.why.rstrip('.'),
-                    advice and '. It joins when it is started as worker 0 is'))
+                    '. It joins when it is started as worker 0 is' * advice))
             elif note.kind == FAILED:
                 parts.append('%s has ended: %s%s' % (
                     cluster.who(rank), note.why.rstrip('.'),
-                    advice and '. When that is mended, start it again, and the run goes on'))
+                    '. When that is mended, start it again, and the run goes on' * advice))
         others = [('worker', rank) for rank in range(cluster.num_workers if in_step else 0)
                   if rank != cluster.rank
                   and (rank not in notes or notes[rank].kind not in (REFUSED, FAILED))]
         others += [('ps', rank) for rank in range(len(cluster.ps))]
         addresses = {'worker': cluster.workers, 'ps': cluster.ps}
         found = dict(zip(others, _all_answers([addresses[job][rank] for job, rank in others])))
-        silent, mute = [', '.join(cluster.who(rank, job) for job, rank in others
-                                  if found[job, rank] is answer) for answer in (False, None)]
+        silent, mute = [[cluster.who(rank, job) for job, rank in others
+                         if found[job, rank] is answer] for answer in (False, None)]
         if silent:
-            parts.append('%s does not answer%s' % (silent, advice))
+            parts.append('%s %s not answer%s' % (
+                ', '.join(silent), 'does' if len(silent) == 1 else 'do',
+                ': start %s again, and the run goes on' % (
+                    'it' if len(silent) == 1 else 'them') if advice else ''))
         if mute:
-            parts.append('%s takes connections and says nothing: its process is frozen' % mute)
+            parts.append('%s %s' % (', '.join(mute), (
+                'takes connections and says nothing: its process is frozen' if len(mute) == 1 else
+                'take connections and say nothing: their processes are frozen')))
         return '; '.join(parts) or (_ALL_ANSWER if in_step else None)
 
 

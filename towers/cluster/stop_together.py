@@ -18,13 +18,14 @@ class StopTogetherHook(StopOnSignalHook):
 
     Without it a worker that stops leaves the others waiting for it in their next step. Use it on
     all workers, among the hooks that come last. Then only one of them has to know how many steps
-    there are: in a ring all workers stop when one does, on parameter servers when the chief does,
-    whatever the reason. The end of a worker's data is no such stop, see `until_all_end`.
+    there are: in a ring, and with Horovod, all workers stop when one does, on parameter servers
+    when the chief does, whatever the reason. The end of a worker's data is no such stop, see
+    `until_all_end`.
 
-    A worker of a ring that ends its loop of steps tells the others without running the model again,
-    and so without anything that the program feeds. A step that another worker has begun meanwhile
-    changes nothing: it raises `tf.errors.OutOfRangeError`, which `tf.train.MonitoredSession` takes
-    for the end of the training, as at the end of the data.
+    A worker of a ring, or of Horovod, that ends its loop of steps tells the others without running
+    the model again, and so without anything that the program feeds. A step that another worker has
+    begun meanwhile changes nothing: it raises `tf.errors.OutOfRangeError`, which
+    `tf.train.MonitoredSession` takes for the end of the training, as at the end of the data.
 
         with …session(hooks=[stop]) as session:
             while not session.should_stop():
@@ -111,12 +112,12 @@ class StopTogetherHook(StopOnSignalHook):
             self._coordinator.request_stop()
 
     def end(self, session):
-        """In a ring, a worker that stops by itself tells the others.
+        """In a ring, and with Horovod, a worker that stops by itself tells the others.
 
         Others may stop by themselves after the same step; they then do so, too. One whose step has
         raised an error, such as the end of its own data, has perhaps sent a part of it.
         """
-        codes = self._machines.codes if self._cluster.kind == 'ring' else None
+        codes = self._machines.codes if self._cluster.kind != 'ps' else None
         if codes is not None:
             told = session.run(codes.told)
             if told.any():
@@ -146,4 +147,6 @@ class StopTogetherHook(StopOnSignalHook):
 
     def _note(self, session, stops):
         self.is_told = True
+        if self._cluster.kind == 'horovod':
+            self._machines.have_stopped = True
         self.stopped_by = self._machines.codes.found(session, stops)

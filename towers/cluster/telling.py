@@ -1,16 +1,18 @@
 """How a worker tells the others that it wants to stop, and why; and that it runs no more steps.
 
-All workers of a ring add up some numbers in each step before they send gradients, a code of each
-worker among them: 0, or why it wants to stop. A worker whose loop is over adds the code `OVER`, by
-a piece of graph that depends on no batch, placeholder or weight. The others may have begun another
+All workers of a ring, or of Horovod, add up some numbers in each step before they send gradients,
+a code of each worker among them: 0, or why it wants to stop. A worker whose loop is over adds the
+code `OVER`, by what depends on no batch, placeholder or weight. The others may have begun another
 step, which one machine would not make: it ends by `tf.errors.OutOfRangeError`, as at the end of the
 data, before anything is sent or updated. On parameter servers the code is a number on a server.
 """
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import data_end
+from towers.graph.frames import Frames
 from towers.graph.graph_walk import step_operations
 from towers.placement.variable_device import only_device
 
@@ -26,14 +28,14 @@ class Codes:
       set_code, code: operation by which this worker gives its code, and the scalar to feed it.
       told: int32 [W] variable: the codes in the step that `OVER` of some worker has ended; zeros
         before.
-      tell: what a worker runs, once, that runs no more steps; None before `finish`.
+      tell: what a worker of a ring runs, once, that runs no more steps; None before `finish`.
     """
 
     def __init__(self, rank, num_workers):
         """Makes the variables, on the current device."""
         self._rank, self._num_workers = rank, num_workers
         self._own = tf.Variable(0., trainable=False, dtype=tf.float64, name='wants_to_stop',
-                                collections=[tf.GraphKeys.LOCAL_VARIABLES])
+                                use_resource=True, collections=[tf.GraphKeys.LOCAL_VARIABLES])
         self.code = tf.placeholder(tf.float64, [], 'stop_code')
         self.set_code = tf.assign(self._own, self.code).op
         self.told = tf.Variable(tf.zeros([num_workers], tf.int32), trainable=False,
@@ -87,6 +89,42 @@ class Codes:
             unused = [_copy(op, [_never_made(each, never) for each in op.inputs],
                             _in_branch(never, never).op) for op in others]
             self.tell = [_copy(first, [own]).outputs[0]] + unused
+
+
+class FedCodes(Codes):
+    """The codes where operations meet by their names alone, as those of Horovod do.
+
+    What a worker tells is fed to the operation that adds up in a step. A plain session that
+    initialises no local variables, of which the ring has nothing, makes steps, too: it says 0.
+    """
+
+    def own(self):
+        """As `Codes.own`."""
+        with compat.control_flow_v1():
+            code = tf.cond(self._own.is_initialized(), self._own.read_value,
+                           lambda: tf.zeros([], tf.float64))
+        return tf.one_hot(self._rank, self._num_workers, dtype=tf.float64) * code
+
+    def finish(self, train_op, added):
+        """Has all that is sent in a step, besides gradients, wait for `stops`.
+
+        Args:
+          train_op: the operation of a step.
+          added: the tensor that the workers add up, a vector that begins with `own()`.
+        """
+        before = {op.name for op in step_operations([self._reduced])}
+        step = step_operations([train_op])
+        frames = Frames(step)
+        for op in step:  # the model may have some, too: batch norm over all workers
+            if op.type.startswith('Horovod') and op.name not in before and frames.is_outside(op):
+                compat.add_control_inputs(op, [self._goes_on])
+        self.tell = added
+
+    def tell_others(self, session):
+        """Adds `OVER` up, alone; the sums over all workers."""
+        numbers = np.zeros(self.tell.shape.as_list())
+        numbers[self._rank] = OVER
+        return session.run(self._reduced, {self.tell: numbers})
 
 
 class ServedCode:

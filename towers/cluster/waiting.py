@@ -4,6 +4,9 @@ import threading
 
 FIRST, AGAIN = 5., 30.  # seconds to the first line, and from one line to the next
 
+REFUSED_WAITS = ' (which was refused: it joins when it is started again as worker 0 is)'
+"""Behind the name of a worker that is waited for still, since it may come again."""
+
 
 class Waiting:
     """Writes `waiting  for worker 1 (…), start_timeout is 120 s`; `with Waiting(…):`."""
