@@ -107,7 +107,7 @@ class HorovodMachines(Machines):
         """As `RingMachines.train_op`."""
         if self._cluster.num_workers == 1:
             return update
-        update, self.state, self.counts = share_state(
+        update, self.state, self.counts, self.compared, self.made = share_state(
             update, before, self._own, self.combined, not self._shares.are_weighted,
             self._of_rank_0, replicated)
         return update

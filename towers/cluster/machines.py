@@ -14,8 +14,13 @@ class Machines:
       kinds: `kinds_of` the gradients of this machine.
       combined: list of `(gradient, variable)`, what `combine` returned.
       begin: operation to be run when a session has begun, without which no step is made; or None.
+      compared: names of variables that are not trained, and whose writes have to be the same on all
+        workers, see `Shared`.
+      made: names of the operations that send state to the other workers, and get theirs. No two
+        workers need have the same ones.
     """
     kinds, combined, begin = (), (), None
+    compared = made = frozenset()
 
     def combine(self, gradients, loss=None):
         """The gradients for the update.
