@@ -1,4 +1,4 @@
-"""State that the update reads and that each worker would write from its own batch.
+"""State that the update reads and that each worker would write in its own way: by its batch, say.
 
 A learning rate that falls with the loss, a running size that `transform_gradients` divides by: on
 one machine the first tower writes it, and the one update reads it. In a ring each worker makes the
@@ -289,7 +289,7 @@ class _Step:
         """
         if against:
             raise ClusterError(
-                'variable %r is written from the batch of each worker and read by %r, for the '
+                'variable %r is written by the model of each worker and read by %r, for the '
                 'update of the weights, before another write of the step: the workers would read '
                 'different values, and their weights would drift apart. Read it before all of its '
                 'writes, or after them.' % (variable.op.name, op.name))
