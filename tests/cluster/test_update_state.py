@@ -258,5 +258,5 @@ def test_a_read_between_two_writes_is_refused():
             return [(gradient * value, trained) for gradient, trained in pairs]
     written = []
     with tf.variable_scope('', use_resource=True), pytest.raises(
-            ClusterError, match="'state' is written from the batch of each worker and read by"):
+            ClusterError, match="'state' is written by the model of each worker and read by"):
         built(model_fn, transform_gradients=transform)

@@ -17,6 +17,8 @@ _MOST_OF_COUNTER = 12  # operations
 _COUNTS = frozenset(['Const', 'Identity', 'Cast', 'Add', 'AddV2', 'Sub', 'ReadVariableOp',
                      'VarHandleOp', 'Variable', 'VariableV2', 'NoOp'])
 
+_ADDS = ('Add', 'Sub', 'AssignAdd', 'AssignSub')  # beginnings of types of operations
+
 
 def read_by_training(gradients, update, trained, before=(), same_batches=True):
     """The variables that one worker has to give to the others after each step.
@@ -39,7 +41,7 @@ def read_by_training(gradients, update, trained, before=(), same_batches=True):
     step, writes = _written(update)
     models = set() if same_batches else {op.name for op in step_operations(before)}
     return [variable for variable in found if any(
-        op.name in step and (op.name in models or _counted(op, variable) is None)
+        op.name in step and (op.name in models or counted(op, variable) is None)
         for op in writes.to(variable))]
 
 
@@ -59,7 +61,7 @@ def counts_of_model(variables, update, before):
     found = {}
     for variable in variables:
         for op in writes.to(variable):
-            constants = _counted(op, variable) if op.name in models and op.name in step else None
+            constants = counted(op, variable) if op.name in models and op.name in step else None
             if constants:
                 found.setdefault(variable.op.name, []).extend(
                     '%.9g' % tf.make_ndarray(each.get_attr('value')) for each in constants)
@@ -82,8 +84,8 @@ def _written(update):
     return {op.name for op in step_operations([update])}, Writes(tf.get_default_graph())
 
 
-def _counted(write, variable):
-    """The constants that a write adds to a variable, as that of the global step does.
+def counted(write, variable):
+    """The constants that a write adds to a variable, or takes off, as that of the global step does.
 
     None where the write is another one.
     """
@@ -93,7 +95,8 @@ def _counted(write, variable):
             if tensor.op.name not in seen:
                 seen[tensor.op.name] = tensor.op
                 stack.append(tensor.op)
-    if len(seen) <= _MOST_OF_COUNTER and all(
+    adds = any(op.type.startswith(_ADDS) for op in seen.values())
+    if adds and len(seen) <= _MOST_OF_COUNTER and all(
             op.name == write.name or op.type in _COUNTS and op.outputs and (
                 op.outputs[0].dtype == tf.resource or op.outputs[0].shape.num_elements() == 1)
             and (not op.type.startswith('Var') or op.name == variable.op.name)

@@ -67,7 +67,7 @@ class HorovodMachines(Machines):
         return self._shares.same_examples
 
     def _over_machines(self, gradients, loss):
-        hvd, shares = self._hvd, self._shares
+        shares = self._shares
         self._scope = shared_scope('towers_shared')
         self._own = list(gradients)
         with only_device('/cpu:0'), tf.name_scope(self._scope):
@@ -133,7 +133,7 @@ class HorovodMachines(Machines):
         """As `RingMachines.train_op`."""
         if self._cluster.num_workers == 1:
             return update
-        update, self.state, self.counts = share_state(
+        update, self.state, self.counts, self.compared, self.made = share_state(
             update, before, self._own, self.combined, not self._shares.are_weighted,
             self._of_rank_0, replicated)
         self.codes.finish(update, self._numbers)

@@ -19,8 +19,13 @@ class Machines:
         since what it writes the others read. With data that end: until it is known that the step
         is one. Empty elsewhere: what is written is this worker's own.
       begin: operation to be run when a session has begun, without which no step is made; or None.
+      compared: names of variables that are not trained, and whose writes have to be the same on all
+        workers, see `Shared`.
+      made: names of the operations that send state to the other workers, and get theirs. No two
+        workers need have the same ones.
     """
     kinds, combined, gates, begin = (), (), (), None
+    compared = made = frozenset()
 
     def combine(self, gradients, loss=None):
         """The gradients for the update.

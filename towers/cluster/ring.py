@@ -191,7 +191,7 @@ class RingMachines(Machines):
         """
         if self._cluster.num_workers == 1:
             return update
-        update, self.state, self.counts = share_state(
+        update, self.state, self.counts, self.compared, self.made = share_state(
             update, before, self._own, self.combined, not self._shares.are_weighted,
             lambda variable: broadcast_variables(self._cluster, [variable]), replicated)
         self.codes.finish(update, _CPU)

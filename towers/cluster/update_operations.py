@@ -17,7 +17,6 @@ from towers.tower.objectives import tensors_of
 
 _MOST_SAID = 4  # operations in a message
 _LONGEST = 100  # characters of an operation
-_RECEIVES = 'CollectiveBcastRecv'  # by which a worker of a ring gets a variable of worker 0
 _WRITES = re.compile('Assign|Apply|Scatter|Update')  # of a function, beside what it returns
 _NONE = frozenset(['Const', 'Arg', '_Arg', 'NoOp']) | HANDS_ON | VARIABLE_OPS
 
@@ -40,8 +39,7 @@ def operations_of_updates(built, parts):
     for name, operations in parts.items():
         counter = collections.Counter()
         for op in operations:
-            if not _is_received(op):
-                functions.count(op.node_def, counter)
+            functions.count(op.node_def, counter)
         by_operations.setdefault(tuple(sorted(counter.items())), []).append(name)
     shapes = sorted(
         '%s %s' % (variable.op.name, [_known(tensor) for tensor in tensors_of([(each, None)])])
@@ -75,14 +73,6 @@ def _few(counter):
 def _known(tensor):
     shape = tensor.get_shape()
     return None if shape.ndims is None else [size is not None for size in shape.as_list()]
-
-
-def _is_received(op):
-    """Whether an operation writes, or prepares, a variable that worker 0 has sent: worker 0 has
-    none of these."""
-    while op.inputs and (op.type == 'Cast' or _WRITES.search(op.type)):
-        op = op.inputs[-1].op
-    return op.type == _RECEIVES
 
 
 class _Functions:

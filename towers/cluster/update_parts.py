@@ -43,7 +43,7 @@ def parts_of_updates(cluster, built):
     ends = [tensor.op for tensor in tensors_of(built.machines.combined)] + [
         op for op in step if op.type.startswith(_ADDED_UP)]
     writing = _writing(built, step, ends)
-    seen = {op.name for op in ends} | _of_own_batch(built, step, ends)
+    seen = {op.name for op in ends} | _of_own_batch(built, step, ends) | set(built.machines.made)
     trained = {variable.op.name for _, variable in built.gradients}
     for name in sorted(writing, key=lambda name: (name not in trained, name)):
         parts[name] = _computing(writing[name], seen)
@@ -53,15 +53,17 @@ def parts_of_updates(cluster, built):
 def _writing(built, step, ends):
     """{name of a variable: the operations of the step that write it from the gradients}.
 
-    Of trained variables all writes count, such as a decay of weights.
+    Of trained variables all writes of the program count, such as a decay of weights, and of others
+    that no worker sends because of that.
     """
+    machines = built.machines
     trained = {variable.op.name for _, variable in built.gradients}
     known = trained | {variable.op.name for variable in tf.global_variables()}
     after, writes = reachable_from(ends, step), Writes(tf.get_default_graph())
     writing = {}
     for op in step:
-        for name in writes.of(op):
-            if name in trained or name in known and op.name in after:
+        for name in writes.of(op) if op.name not in machines.made else ():
+            if name in trained or name in machines.compared or name in known and op.name in after:
                 writing.setdefault(name, []).append(op)
     return writing
 

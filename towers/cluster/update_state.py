@@ -1,4 +1,4 @@
-"""State that the update reads and that each worker would write from its own batch.
+"""State that the update reads and that each worker would write in its own way: by its batch, say.
 
 A learning rate that falls with the loss, a running size that `transform_gradients` divides by: on
 one machine the first tower writes it, and the one update reads it. In a ring each worker makes the
@@ -23,14 +23,14 @@ from towers.cluster.common_state import (counts_of_model, read_by_training,
 from towers.cluster.step_writes import ADDED_UP, StepWrites
 from towers.errors import ClusterError
 from towers.graph.frames import Frames
-from towers.graph.graph_walk import reachable_from, step_operations
+from towers.graph.graph_walk import Recording, reachable_from, step_operations
 from towers.graph.variable_access import VARIABLE_OPS, is_variable, read_from, variable_op
 from towers.placement.variable_device import only_device
 from towers.tower.inline_updates import Write, writes_used
 from towers.tower.objectives import tensors_of
 from towers.tower.write_order import gates, to_wait_for
 
-Shared = collections.namedtuple('Shared', 'train_op state counts')
+Shared = collections.namedtuple('Shared', 'train_op state counts compared made')
 """A step in which all workers have the same state.
 
 Fields:
@@ -38,6 +38,9 @@ Fields:
   state: list of the variables that worker 0 gives to the others in it.
   counts: dict from names of counters of the model to what it adds; has to be the same on all
     workers.
+  compared: names of the other variables of which that holds for all that writes them, besides the
+    trained ones, see `StepWrites`.
+  made: names of the operations that send, get and write this state.
 """
 
 
@@ -65,17 +68,20 @@ def share_state(update, before, own, combined, same_batches, broadcast, replicat
     _check_trained(early, own, replicated)
     late = sorted((variable for variable in read_by_training(
         gradients, update, trained, before, same_batches)
-                   if variable.op.name not in names), key=lambda variable: variable.op.name)
+                   if variable.op.name not in names and not step.writes.is_by_weights(variable)),
+                  key=lambda variable: variable.op.name)
     counts = counts_of_model(read_from_state(gradients, trained) + step.read, update,
                              before) if same_batches else {}
-    last = [step.share(early, broadcast)] if early else []
-    for variable in late:
-        with tf.control_dependencies([update] + last):
-            last = [broadcast(variable)]
-    if last:
-        with tf.control_dependencies([update] + last):
-            update = tf.group(*last)
-    return Shared(update, [variable for variable, _ in early] + late, counts)
+    with Recording(tf.get_default_graph()) as made:
+        last = [step.share(early, broadcast)] if early else []
+        for variable in late:
+            with tf.control_dependencies([update] + last):
+                last = [broadcast(variable)]
+        if last:
+            with tf.control_dependencies([update] + last):
+                update = tf.group(*last)
+    return Shared(update, [variable for variable, _ in early] + late, counts,
+                  step.writes.compared, {op.name for op in made.operations})
 
 
 def _check_trained(early, own, replicated):
@@ -107,12 +113,16 @@ def _check_trained(early, own, replicated):
 
 
 class _Step:
-    """The operations of a step, and which of them compute the update of the weights."""
+    """The operations of a step, and which of them compute the update of the weights.
+
+    Attributes:
+      writes: `StepWrites`.
+    """
 
     def __init__(self, update, before, trained, combined, same_batches):
         """See `share_state`."""
         self._update, self._before, self._combined = update, list(before), tensors_of(combined)
-        self._writes = StepWrites(update, before, trained, same_batches)
+        self.writes = StepWrites(update, before, trained, same_batches, combined)
         self._trained = {variable.op.name for variable in trained}
         self._read = collections.OrderedDict()  # variables, by name
         self._operations = self._of_update(trained)
@@ -124,21 +134,21 @@ class _Step:
         """
         known = {variable.op.name: variable for variable in tf.global_variables() + list(trained)}
         ends = {tensor.op.name for tensor in self._combined}
-        stack, seen = [op for variable in trained for op in self._writes.after_sum(variable)], {}
+        stack, seen = [op for variable in trained for op in self.writes.after_sum(variable)], {}
         while stack:
             op = stack.pop()
             if op.name in seen:
                 continue
             seen[op.name] = op
             for tensor in op.inputs:
-                of_models = (tensor.op.name in self._writes.models
+                of_models = (tensor.op.name in self.writes.models
                              and tensor.op.type not in VARIABLE_OPS)
                 for source in read_from(tensor) + self._written_by(tensor) if of_models else (
                         [tensor.op] if tensor.op.type in VARIABLE_OPS else []):
                     variable = known.get(source.name)
                     if variable is not None and source.name not in self._read:
                         self._read[source.name] = variable
-                        stack.extend(self._writes.after_sum(variable))
+                        stack.extend(self.writes.after_sum(variable))
                 if not (of_models or tensor.op.name in ends
                         or tensor.op.type.startswith(ADDED_UP)):
                     stack.append(tensor.op)
@@ -148,7 +158,7 @@ class _Step:
         """The variables that a tensor is a reference to, as the result of a write."""
         if tensor.dtype == tf.resource or not is_variable(tensor):
             return []
-        names = self._writes.finder.of(tensor.op)
+        names = self.writes.finder.of(tensor.op)
         return [tensor.graph.get_operation_by_name(name) for name in names]
 
     @property
@@ -164,8 +174,8 @@ class _Step:
           that come before that: the model's; or all of the step, where those after the sums differ
           as well.
         """
-        writes, read = self._writes, sorted(self._read.items())
-        of_models = {name for name, variable in read if writes.differ(writes.of_model(variable))}
+        writes, read = self.writes, sorted(self._read.items())
+        of_models = {name for name, variable in read if writes.is_own(variable)}
         late = {name for name, variable in read if name not in self._trained
                 and writes.differ(writes.after_sum(variable), of_models)}
         return [(variable, writes.of_model(variable)) for name, variable in read
@@ -252,22 +262,22 @@ class _Step:
         if len(sources) != 1 or sources[0].name != variable.op.name:
             return False
         if variable.op.type == 'VarHandleOp':
-            return tensor.op.name in self._writes.models and tensor.op.name not in before_write
-        return tensor.op.name in self._writes.models or tensor.op.name in before_write
+            return tensor.op.name in self.writes.models and tensor.op.name not in before_write
+        return tensor.op.name in self.writes.models or tensor.op.name in before_write
 
     def _after(self, writes, operations, frames):
         """The operations to wait for after writes, which may be within loops and branches."""
         found = []
-        of_models = [op for op in writes if op.name in self._writes.models]
+        of_models = [op for op in writes if op.name in self.writes.models]
         if of_models:
             reached = reachable_from(of_models, operations, control=True)
             found += [op for op in (getattr(each, 'op', each) for each in self._before)
                       if op.name in reached]
         for op in writes:
-            if op.name not in self._writes.models:
+            if op.name not in self.writes.models:
                 found += frames.ends(op)
         return list({each.name: each for op in found
-                     for each in to_wait_for(op, self._writes.finder)}.values())
+                     for each in to_wait_for(op, self.writes.finder)}.values())
 
     def _check_order(self, op, variable, against):
         """Raises for an operation that reads a variable between two writes of a step.
@@ -279,7 +289,7 @@ class _Step:
         """
         if against:
             raise ClusterError(
-                'variable %r is written from the batch of each worker and read by %r, for the '
+                'variable %r is written by the model of each worker and read by %r, for the '
                 'update of the weights, before another write of the step: the workers would read '
                 'different values, and their weights would drift apart. Read it before all of its '
                 'writes, or after them.' % (variable.op.name, op.name))
