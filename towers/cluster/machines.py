@@ -13,11 +13,11 @@ class Machines:
     Attributes:
       kinds: `kinds_of` the gradients of this machine.
       combined: list of `(gradient, variable)`, what `combine` returned.
-      gates: list of operations that every write of a step waits for, of the optimizer and of updates
-        that ride on the train op, where waiting for the gradients that they take is not enough. On
-        the chief of synchronous parameter servers: until all gradients of all workers have come,
-        since what it writes the others read. With data that end: until it is known that the step
-        is one. Empty elsewhere: what is written is this worker's own.
+      gates: list of operations that every write of a step waits for, of the optimizer and of
+        updates that ride on the train op. On the chief of synchronous parameter servers all
+        gradients of all workers have come then, since the others read what it writes. With data
+        that end it is known then that the step is one. Else empty: what is written is this
+        worker's own.
       begin: operation to be run when a session has begun, without which no step is made; or None.
       compared: names of variables that are not trained, and whose writes have to be the same on all
         workers, see `Shared`.
