@@ -201,7 +201,9 @@ class Powers:
                       for each in bad]
             with tf.control_dependencies(checks):
                 return tf.fill([4], 10. ** tf.cast(number, tf.float64))
-        dataset = tf.data.Dataset.range(1, count + 1).map(batch)
+        options = tf.data.Options()  # TensorFlow 2 would read ahead by itself
+        options.experimental_optimization.apply_default_optimizations = False
+        dataset = tf.data.Dataset.range(1, count + 1).map(batch).with_options(options)
         self.iterator = tf.data.make_initializable_iterator(dataset)
         self.step = tf.train.get_or_create_global_step()
         self.told = []
@@ -328,6 +330,7 @@ def test_work_that_fails_while_the_next_batch_is_read_is_tried_once_more():
     def work(numbers):
         if numbers[0] == 100.:
             reading.wait(60)
+            time.sleep(.3)  # the other tower has its batch kept, too
     program = Powers([], read=read, work=work, bad_work=[2])
     with program.session() as session:
         assert program.run(session) == ('ok', [1])
