@@ -178,11 +178,13 @@ def test_a_shard_that_is_missing_from_one_buffer_brings_no_other_into_the_batch(
 
 def held(session):
     """[(batches in a tower's buffer, batches kept)], tower by tower."""
-    sizes = [op for op in tf.get_default_graph().get_operations() if op.type == 'StageSize']
-    of_kept = [b'kept' in op.get_attr('shared_name') for op in sizes]
-    found = session.run([op.outputs[0] for op in sizes])
-    return list(zip(*[[size for size, is_kept in zip(found, of_kept) if is_kept == which]
-                      for which in (False, True)]))
+    sizes = {}
+    for op in tf.get_default_graph().get_operations():
+        if op.type == 'StageSize' and op.device != '/device:CPU:0':  # there are the owners
+            sizes[op.device, b'kept' in op.get_attr('shared_name')] = op.outputs[0]
+    found = session.run(sizes)
+    return [(found['/device:CPU:%d' % tower, False], found['/device:CPU:%d' % tower, True])
+            for tower in (1, 2)]
 
 
 class Powers:
@@ -367,9 +369,106 @@ def test_two_sessions_have_buffers_of_their_own():
         assert program.steps(one) == EXPECTED[2:]
 
 
+@pytest.fixture(scope='module')
+def target():
+    """A server that all tests share, as its sessions share what is in it."""
+    return tf.train.Server.create_local_server(config=config()).target
+
+
+def of_server(program, target, isolated=False):
+    """A session on a server, with its iterator at the beginning."""
+    session = tf.Session(target, config=tf.ConfigProto(isolate_session_state=isolated))
+    session.run([tf.global_variables_initializer(), program.iterator.initializer])
+    return session
+
+
+@pytest.mark.parametrize('one_shot_iterator', [False, True])
+def test_a_session_of_a_server_finds_no_batch_of_the_one_before(target, one_shot_iterator):
+    program = Program(batches())
+    batch = one_shot()
+    built = program.built
+    if one_shot_iterator:
+        built = towers.build_towers(
+            lambda numbers: towers.ModelOutput(tf.get_variable('w', []) * tf.reduce_mean(
+                tf.cast(numbers, tf.float32)), predictions=numbers),
+            batch, tf.train.GradientDescentOptimizer(0.1), DEVICES, stage_inputs=True, name='two')
+    for _ in range(3):
+        with tf.Session(target) as session:
+            session.run([tf.global_variables_initializer(), program.iterator.initializer])
+            assert [session.run([built.train_op, built.predictions])[1].tolist()
+                    for _ in range(2)] == EXPECTED[:2]
+
+
+def test_graphs_on_a_server_take_turns(target):
+    programs = []
+    for first in (0, 100):
+        with tf.Graph().as_default():
+            program = Program(batches().map(lambda number: number + first),  # pylint: disable=W0640
+                              name='tower%d' % first)
+            programs.append((program, of_server(program, target)))
+    for step in range(5):
+        for first, (program, session) in zip((0, 100), programs):
+            assert program.steps(session, 1) == [[first + each for each in EXPECTED[step]]]
+    for _, session in programs:
+        session.close()
+
+
+def test_sessions_of_one_graph_on_a_server_take_turns_where_they_are_isolated(target):
+    program = Program(batches())
+    one, other = [of_server(program, target, isolated=True) for _ in range(2)]
+    for step in range(5):
+        for session in (one, other):
+            assert program.steps(session, 1) == EXPECTED[step:step + 1]
+    one.close()
+    other.close()
+
+
+def test_a_session_whose_staged_batch_another_one_threw_away_fails(target):
+    program = Program(batches())
+    with of_server(program, target) as one, of_server(program, target) as other:
+        assert program.steps(one, 2) == EXPECTED[:2]
+        other.run(program.iterator.initializer)  # leaves what the first one has staged
+        assert program.steps(one, 1) == EXPECTED[2:3]
+        assert program.steps(other, 1) == EXPECTED[:1]
+        with pytest.raises(tf.errors.InvalidArgumentError, match='stage_inputs: a second session of '
+                           'this graph .* isolate_session_state=True, .* leave stage_inputs out'
+                           ) as raised:
+            program.steps(one, 1)
+        assert isinstance(staged_guard.explained(raised.value), towers.InputError)
+        assert program.steps(other) == EXPECTED[1:]
+        # Also when nothing of the other one's is there any more.
+        with pytest.raises(tf.errors.InvalidArgumentError, match='stage_inputs: a second session'):
+            program.steps(one, 1)
+        one.run(program.iterator.initializer)
+        assert program.steps(one) == EXPECTED
+
+
+def test_a_batch_that_a_failed_step_kept_is_not_another_sessions(target):
+    program = Program(batches().map(lambda number: after(
+        tf.raw_ops.Assert(condition=tf.not_equal(number[0], 8), data=['bad batch']), number)))
+    with of_server(program, target) as session:
+        assert program.steps(session, 1) == EXPECTED[:1]
+        with pytest.raises(tf.errors.InvalidArgumentError, match='bad batch'):
+            program.steps(session, 1)
+    with of_server(program, target) as session:
+        assert program.steps(session, 1) == EXPECTED[:1]
+
+
+def test_an_initializer_that_fails_leaves_what_is_staged():
+    size = tf.placeholder_with_default(tf.constant(4, tf.int64), [])
+    program = Program(tf.data.Dataset.range(20).batch(size).map(
+        lambda numbers: tf.reshape(numbers, [4])))
+    with program.session() as session:
+        assert program.steps(session, 2) == EXPECTED[:2]
+        with pytest.raises(tf.errors.InvalidArgumentError, match='greater than zero'):
+            session.run(program.iterator.initializer, {size: 0})
+        assert program.steps(session) == EXPECTED[2:]
+
+
 def test_shards_are_staged_on_their_towers_while_they_work(graph):
     program = Program(batches())
-    staged = {op.device for op in graph.get_operations() if op.type == 'Stage'}
+    staged = {op.device for op in graph.get_operations() if op.type == 'Stage'
+              and op.inputs[0].dtype != tf.string}  # whose the batch is
     assert staged == {'/device:CPU:1', '/device:CPU:2'}
     for tower, device in zip(program.built.towers, DEVICES):
         assert tf.DeviceSpec.from_string(
@@ -386,7 +485,7 @@ def test_shards_are_staged_on_their_towers_while_they_work(graph):
                     re.findall(r'CPU:(\d)$', device.device))
         # The towers take their shard from their own device; nothing is primed any more.
         assert set().union(*[on for name, on in ran.items()
-                             if name.startswith('Unstage')]) == {'1', '2'}
+                             if name.startswith('Unstage')]) == {'0', '1', '2'}
         assert 'IteratorGetNext' not in ran and ran['IteratorGetNextAsOptional'] == {'0'}
         # When a step is over the next batch is there, and nothing is kept of its own.
         assert held(session) == [(1, 0), (1, 0)]

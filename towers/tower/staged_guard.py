@@ -24,6 +24,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import InputError
 from towers.graph.graph_walk import step_operations
+from towers.tower import staged_owner
 from towers.tower.input_way import iterator_of
 
 _MARK = 'stage_inputs: '
@@ -171,4 +172,6 @@ def explained(error):
     """
     found = isinstance(error, (tf.errors.AlreadyExistsError, tf.errors.NotFoundError)) and \
         _IN_ERROR.search(str(error))
+    if isinstance(error, tf.errors.InvalidArgumentError) and staged_owner.TURNS in str(error):
+        return InputError(staged_owner.TURNS)
     return InputError(found.group()) if found else None
