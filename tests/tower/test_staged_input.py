@@ -430,8 +430,8 @@ def test_a_session_whose_staged_batch_another_one_threw_away_fails(target):
         other.run(program.iterator.initializer)  # leaves what the first one has staged
         assert program.steps(one, 1) == EXPECTED[2:3]
         assert program.steps(other, 1) == EXPECTED[:1]
-        with pytest.raises(tf.errors.InvalidArgumentError, match='stage_inputs: a second session of '
-                           'this graph .* isolate_session_state=True, .* leave stage_inputs out'
+        with pytest.raises(tf.errors.InvalidArgumentError, match='stage_inputs: a second session '
+                           'of this graph .* isolate_session_state=True, .* leave stage_inputs out'
                            ) as raised:
             program.steps(one, 1)
         assert isinstance(staged_guard.explained(raised.value), towers.InputError)
@@ -662,10 +662,10 @@ def test_an_iterator_that_is_saved_is_refused_when_built_and_when_a_session_begi
     program = Program(batches())
     other = tf.data.make_initializable_iterator(batches())
     tf.data.experimental.make_saveable_from_iterator(other)
-    staged_guard.check_not_saved(tf.get_default_graph())
+    staged_guard.check_iterators(tf.get_default_graph())
     tf.data.experimental.make_saveable_from_iterator(program.iterator)
     with pytest.raises(towers.InputError, match="the state of 'IteratorV2' is saved"):
-        staged_guard.check_not_saved(tf.get_default_graph())
+        staged_guard.check_iterators(tf.get_default_graph())
     with pytest.raises(towers.InputError, match='one batch ahead .* dataset.skip'):
         towers.build_towers(lambda numbers: 0., other.get_next(),
                             tf.train.GradientDescentOptimizer(0.1), DEVICES, name='other',
@@ -682,6 +682,96 @@ def test_an_iterator_that_a_hook_saves_is_refused_when_the_session_begins():
         with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(config=config()),
                                        [Saves(), watch]):
             pass
+
+
+def test_an_initializer_that_is_made_after_the_build_is_refused_when_a_session_begins():
+    iterator = tf.data.Iterator.from_structure(tf.int64, tf.TensorShape([4]))
+    iterator.make_initializer(batches())
+    towers.build_towers(
+        lambda numbers: tf.reduce_mean(tf.cast(numbers, tf.float32)) * tf.get_variable('w', []),
+        iterator.get_next(), tf.train.GradientDescentOptimizer(0.1), DEVICES, stage_inputs=True)
+    graph = tf.get_default_graph()
+    staged_guard.check_iterators(graph)
+    iterator.make_initializer(batches(), name='late')
+    with pytest.raises(towers.InputError, match="'late', which initializes 'Iterator(V2)?', was "
+                       'made after build_towers: .* Make it before'):
+        staged_guard.check_iterators(graph)
+
+
+def test_several_iterators_that_can_be_initialized_later_are_refused_when_a_session_begins():
+    iterators = [tf.data.Iterator.from_structure(tf.int64, tf.TensorShape([4])) for _ in range(2)]
+    towers.build_towers(
+        lambda *parts: tf.reduce_mean(tf.cast(parts[0] + parts[1], tf.float32)) * tf.get_variable(
+            'w', []), tuple(each.get_next() for each in iterators),
+        tf.train.GradientDescentOptimizer(0.1), DEVICES, stage_inputs=True)
+    staged_guard.check_iterators(tf.get_default_graph())
+    iterators[0].make_initializer(batches())
+    with pytest.raises(towers.InputError, match='they come from several iterators'):
+        staged_guard.check_iterators(tf.get_default_graph())
+
+
+@pytest.mark.parametrize('device', ['', '/cpu:0'])
+def test_an_iterator_is_known_by_its_shared_name(device):
+    with tf.device(device):
+        other = tf.data.make_initializable_iterator(batches(), shared_name='one')
+    elsewhere = []
+    for where, name in (('/cpu:1', 'one'), ('', 'two')):
+        with tf.device(where):
+            elsewhere.append(tf.data.make_initializable_iterator(batches(), shared_name=name))
+    iterator = tf.data.make_initializable_iterator(batches(), shared_name='one')
+    built = towers.build_towers(
+        lambda numbers: towers.ModelOutput(
+            tf.reduce_mean(tf.cast(numbers, tf.float32)) * tf.get_variable('w', []),
+            predictions=numbers),
+        iterator.get_next(), tf.train.GradientDescentOptimizer(0.1), DEVICES, stage_inputs=True)
+
+    def seen(session):
+        return session.run([built.train_op, built.predictions])[1].tolist()
+    with tf.Session(config=config()) as session:
+        session.run([tf.global_variables_initializer(), iterator.initializer])
+        assert [seen(session) for _ in range(2)] == EXPECTED[:2]
+        session.run([each.initializer for each in elsewhere])
+        assert seen(session) == EXPECTED[2]
+        session.run(other.initializer)
+        assert [seen(session) for _ in range(5)] == EXPECTED
+    with pytest.raises(towers.InputError, match='from which another build reads ahead'):
+        towers.build_towers(lambda numbers: 0., other.get_next(),
+                            tf.train.GradientDescentOptimizer(0.1), DEVICES, name='two',
+                            stage_inputs=True)
+
+
+def test_a_batch_that_is_fed_is_an_error_and_not_passed_over(tmp_path):
+    factor = tf.constant(2, tf.int64)
+    step = tf.train.get_or_create_global_step()
+    between = []
+
+    def doubled(batch):
+        between.extend([batch, batch * factor])
+        return between[-1]
+    program = Program(batches(), between=doubled, global_step=step)
+    with program.session() as session:
+        for fed, value in zip(between + [factor], ([7] * 4, [7] * 4, 7)):
+            with pytest.raises(ValueError, match='may not be fed'):
+                session.run(program.built.train_op, {fed: value})
+        assert program.weight(session) == 1.
+        assert program.steps(session, 1) == [[0, 2, 4, 6]]
+    with pytest.raises(towers.InputError, match='^stage_inputs: Tensor .* may not be fed: the step '
+                       'trains on a batch that was read a step ago.* Feed built.towers'):
+        with towers.training_session(str(tmp_path), step, [], config(), say=lambda line: None
+                                     ) as session:
+            session.run(program.built.train_op, {factor: 7})
+
+
+def test_a_scalar_is_to_be_repeated_where_a_closure_would_have_the_next_batch():
+    dataset = batches().map(lambda numbers: (numbers, numbers[0]))
+    inputs = tf.data.make_one_shot_iterator(dataset).get_next()
+    with pytest.raises(towers.InputError, match='is a scalar .* with stage_inputs repeat it for '
+                       'each example within the dataset'):
+        towers.build_towers(lambda *parts: 0., inputs, tf.train.GradientDescentOptimizer(0.1),
+                            DEVICES, stage_inputs=True)
+    with pytest.raises(towers.InputError, match='is a scalar .* from its closure'):
+        towers.build_towers(lambda *parts: 0., inputs, tf.train.GradientDescentOptimizer(0.1),
+                            DEVICES)
 
 
 def test_feeding_all_towers_is_an_error_and_feeding_one_takes_a_batch():

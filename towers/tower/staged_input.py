@@ -45,7 +45,7 @@ import tensorflow.compat.v1 as tf
 from towers.tower.input_way import initializers, inputs_from, way_of
 from towers.tower.shards import Shards, sparse_placeholder, split_batch, with_sparse_tensors
 from towers.tower.staged_buffers import Buffers, tensors_of
-from towers.tower.staged_guard import check_alone, guard_reads, mark_use
+from towers.tower.staged_guard import check_alone, guard_reads, mark_use, prevent_feeding
 from towers.tower.staged_owner import Owner, empty_before, is_full, merge, switch
 
 StagedInputs = collections.namedtuple('StagedInputs', 'read staged use work')
@@ -114,6 +114,7 @@ def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'
                     reads_nothing = tf.identity(is_retried)
                 staged = merge(done, reads_nothing, 'staged').op
         shards = _shards_of(cut, given)
+        prevent_feeding(inputs)
         empty_before(initializers(reads), owner, [
             held for held in (buffers, kept) if held is not None])
     return shards, StagedInputs(read, staged, use, None)

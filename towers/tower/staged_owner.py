@@ -2,9 +2,9 @@
 
 On a `tf.train.Server` buffers outlive a session, and all sessions of the server find them.
 Iterators do not: in a session that is made anew each begins at its first batch, and a batch that is
-still staged is one of another place in the data. So each batch is staged with its iterators' handles, in
-which TensorFlow gives an iterator that is private to its session a name that no other has. (An
-iterator with a `shared_name` is the server's, as the buffers are: its batch is always the right
+still staged is one of another place in the data. So each batch is staged with its iterators'
+handles, in which TensorFlow gives an iterator that is private to its session a name that no other
+has. (An iterator with a `shared_name` is the server's, as the buffers are: its batch is always the right
 one.)
 
 A batch of another owner is mostly what a session has left behind which has ended, and is thrown
@@ -109,6 +109,12 @@ def empty_before(initializers, owner, all_buffers):
                 tf.device('/cpu:0'):
             emptied = tf.group(owner.empty(all_buffers), name=EMPTIED)
         compat.add_control_inputs(each, [emptied])
+
+
+def empties(initializer):
+    """Whether an initializer empties buffers first."""
+    return any(other.name.rsplit('/', 1)[-1].startswith(EMPTIED)
+               for other in initializer.control_inputs)
 
 
 def is_full(sizes):
