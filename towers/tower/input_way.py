@@ -71,7 +71,9 @@ def way_of(inputs):
             if inner.type != 'Placeholder' and _depends_on_the_step(inner)]  # an argument, there
         if found:
             raise _cannot('%r (%s), on the way from the iterator, reads or writes what may be '
-                          'another value in another step' % (op.name, found[0].type))
+                          'another value in another step' % (op.name, found[0].type),
+                          'Do that within the model function (a dataset.map would read it ahead, '
+                          'too)')
     return reads, region
 
 
@@ -147,11 +149,11 @@ def initializers_of(iterators, graph):
             and iterator_of(op.inputs[1]) in iterators]
 
 
-def _cannot(because):
+def _cannot(because, advice='Do that within the dataset (dataset.map)'):
     return InputError(
-        'stage_inputs: the next batch of these inputs cannot be read ahead, since %s. Do that '
-        'within the dataset (dataset.map), and pass what the get_next() of its iterator returns; '
-        'or leave stage_inputs out.' % because)
+        'stage_inputs: the next batch of these inputs cannot be read ahead, since %s. %s, and pass '
+        'what the get_next() of its iterator returns; or leave stage_inputs out.'
+        % (because, advice))
 
 
 def inputs_from(values, inputs, region, pivot, name):

@@ -11,7 +11,8 @@ A step takes a batch that was read in the step before it. So
 * what a run is fed for the batch is not what it trains on, which was read a step ago;
 * a run in which all towers are fed by hand would take a batch and train on nothing of it.
 
-The second to the fourth are seen in the graph, and what may not be fed TensorFlow is told. Which operations are in one run, only the run knows:
+The second to the fourth are seen in the graph, and TensorFlow is told what may not be fed. Which
+operations are in one run, only the run knows:
 `session.run` leaves out whatever is not fetched, or is computed from what is fed. What tells is a
 `TemporaryVariable`, which lives in the container of its run, by its name: two of one name in one
 run are an error, whichever comes first, and so is the end of one that nobody has made. The error's

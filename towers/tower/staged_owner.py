@@ -4,8 +4,8 @@ On a `tf.train.Server` buffers outlive a session, and all sessions of the server
 Iterators do not: in a session that is made anew each begins at its first batch, and a batch that is
 still staged is one of another place in the data. So each batch is staged with its iterators'
 handles, in which TensorFlow gives an iterator that is private to its session a name that no other
-has. (An iterator with a `shared_name` is the server's, as the buffers are: its batch is always the right
-one.)
+has. (An iterator with a `shared_name` is the server's, as the buffers are: its batch is always the
+right one.)
 
 A batch of another owner is mostly what a session has left behind which has ended, and is thrown
 away. It may as well be that of another session of this graph which goes on, in turns with this one.
