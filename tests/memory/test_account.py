@@ -174,5 +174,5 @@ def test_a_batch_that_is_read_ahead_is_input(stage_inputs, batches):
     found = account(built)
     # Less the labels of this batch, which are free again when the gradients are there.
     assert 0 <= found.together.kinds['input'] - batches * BATCH * WIDTH * 4 <= (
-        batches * BATCH * 4 + 16)
+        batches * BATCH * 4 + 16 + 128)  # whose the batch is: a string
     assert not [name for name in found.unknown if 'Unstage' in name or 'StagePeek' in name]

@@ -54,6 +54,21 @@ def inner_reader(batch):
     return tensorflow.function(lambda each: each * scale)(batch)
 
 
+def looped(batch):
+    return tf.while_loop(lambda turn, each: turn < 3, lambda turn, each: (turn + 1, each + 1),
+                         [0, batch])[1]
+
+
+def with_control_flow_v2(way):
+    before = tf.control_flow_v2_enabled()
+    tf.enable_control_flow_v2()
+    try:
+        return way(one_shot())
+    finally:
+        if not before:
+            tf.disable_control_flow_v2()
+
+
 @pytest.mark.parametrize('inputs, text', [
     (lambda: tf.zeros([4]), 'they come from no iterator'),
     (lambda: tf.placeholder(tf.float32, [4]), 'they come from no iterator'),
@@ -68,7 +83,8 @@ def inner_reader(batch):
      r'several iterators \(IteratorV2, OneShotIterator\), of which one could be initialized again'),
     (lambda: one_shot() * tf.placeholder_with_default(tf.constant(1, tf.int64), []),
      r"'PlaceholderWithDefault' \(PlaceholderWithDefault\), on the way from the iterator"),
-    (lambda: one_shot() * tf.placeholder(tf.int64, []), 'another value in another step'),
+    (lambda: one_shot() * tf.placeholder(tf.int64, []),
+     'another value in another step. Do that within the model function'),
     (lambda: one_shot() * tf.train.get_or_create_global_step(), "'global_step' .* another value"),
     (lambda: one_shot() * tf.get_variable('v', [], tf.int64, tf.ones_initializer(),
                                           use_resource=True), 'another value in another step'),
@@ -76,6 +92,11 @@ def inner_reader(batch):
     (lambda: get_next_after_a_count(), 'another value in another step'),
     (lambda: inner_reader(one_shot()), 'another value in another step'),
     (lambda: one_shot() + tf.cast(tf.timestamp(), tf.int64), r'\(Timestamp\)'),
+    (lambda: tf.map_fn(lambda number: number + 1, one_shot()), 'is a tf.while_loop or holds one'),
+    (lambda: with_control_flow_v2(looped), r"\(\w*While\), .* is a tf.while_loop or holds one"),
+    (lambda: with_control_flow_v2(lambda batch: tf.cond(
+        batch[0] > 4, lambda: looped(batch), lambda: batch)), r"\(\w*While\), .* or holds one"),
+    (lambda: tensorflow.function(looped)(one_shot()), 'is a tf.while_loop or holds one'),
 ])
 def test_inputs_that_cannot_be_read_ahead(inputs, text):
     with pytest.raises(towers.InputError, match=text):
@@ -86,7 +107,10 @@ def test_inputs_that_cannot_be_read_ahead(inputs, text):
 @pytest.mark.parametrize('way', [
     lambda batch: static_table().lookup(batch), lambda batch: tf.py_func(abs, [batch], tf.int64),
     lambda batch: tf.cond(tf.reduce_sum(batch) > 9, lambda: 2 * batch, lambda: batch),
-    lambda batch: tensorflow.function(lambda each: each * 2)(batch), checked])
+    lambda batch: tensorflow.function(lambda each: each * 2)(batch), checked,
+    lambda batch: batch * looped(tf.constant(1, tf.int64)),  # it does not read the batch
+    lambda batch: with_control_flow_v2(lambda batch: tf.cond(
+        tf.reduce_sum(batch) > 9, lambda: 2 * batch, lambda: batch))])
 def test_what_is_the_same_whenever_it_runs_may_be_on_the_way(way):
     [read], region = way_of(way(one_shot()))
     assert read.type == 'IteratorGetNext' and region

@@ -178,11 +178,13 @@ def test_a_shard_that_is_missing_from_one_buffer_brings_no_other_into_the_batch(
 
 def held(session):
     """[(batches in a tower's buffer, batches kept)], tower by tower."""
-    sizes = [op for op in tf.get_default_graph().get_operations() if op.type == 'StageSize']
-    of_kept = [b'kept' in op.get_attr('shared_name') for op in sizes]
-    found = session.run([op.outputs[0] for op in sizes])
-    return list(zip(*[[size for size, is_kept in zip(found, of_kept) if is_kept == which]
-                      for which in (False, True)]))
+    sizes = {}
+    for op in tf.get_default_graph().get_operations():
+        if op.type == 'StageSize' and op.device != '/device:CPU:0':  # there are the owners
+            sizes[op.device, b'kept' in op.get_attr('shared_name')] = op.outputs[0]
+    found = session.run(sizes)
+    return [(found['/device:CPU:%d' % tower, False], found['/device:CPU:%d' % tower, True])
+            for tower in (1, 2)]
 
 
 class Powers:
@@ -370,9 +372,106 @@ def test_two_sessions_have_buffers_of_their_own():
         assert program.steps(one) == EXPECTED[2:]
 
 
+@pytest.fixture(scope='module')
+def target():
+    """A server that all tests share, as its sessions share what is in it."""
+    return tf.train.Server.create_local_server(config=config()).target
+
+
+def of_server(program, target, isolated=False):
+    """A session on a server, with its iterator at the beginning."""
+    session = tf.Session(target, config=tf.ConfigProto(isolate_session_state=isolated))
+    session.run([tf.global_variables_initializer(), program.iterator.initializer])
+    return session
+
+
+@pytest.mark.parametrize('one_shot_iterator', [False, True])
+def test_a_session_of_a_server_finds_no_batch_of_the_one_before(target, one_shot_iterator):
+    program = Program(batches())
+    batch = one_shot()
+    built = program.built
+    if one_shot_iterator:
+        built = towers.build_towers(
+            lambda numbers: towers.ModelOutput(tf.get_variable('w', []) * tf.reduce_mean(
+                tf.cast(numbers, tf.float32)), predictions=numbers),
+            batch, tf.train.GradientDescentOptimizer(0.1), DEVICES, stage_inputs=True, name='two')
+    for _ in range(3):
+        with tf.Session(target) as session:
+            session.run([tf.global_variables_initializer(), program.iterator.initializer])
+            assert [session.run([built.train_op, built.predictions])[1].tolist()
+                    for _ in range(2)] == EXPECTED[:2]
+
+
+def test_graphs_on_a_server_take_turns(target):
+    programs = []
+    for first in (0, 100):
+        with tf.Graph().as_default():
+            program = Program(batches().map(lambda number: number + first),  # pylint: disable=W0640
+                              name='tower%d' % first)
+            programs.append((program, of_server(program, target)))
+    for step in range(5):
+        for first, (program, session) in zip((0, 100), programs):
+            assert program.steps(session, 1) == [[first + each for each in EXPECTED[step]]]
+    for _, session in programs:
+        session.close()
+
+
+def test_sessions_of_one_graph_on_a_server_take_turns_where_they_are_isolated(target):
+    program = Program(batches())
+    one, other = [of_server(program, target, isolated=True) for _ in range(2)]
+    for step in range(5):
+        for session in (one, other):
+            assert program.steps(session, 1) == EXPECTED[step:step + 1]
+    one.close()
+    other.close()
+
+
+def test_a_session_whose_staged_batch_another_one_threw_away_fails(target):
+    program = Program(batches())
+    with of_server(program, target) as one, of_server(program, target) as other:
+        assert program.steps(one, 2) == EXPECTED[:2]
+        other.run(program.iterator.initializer)  # leaves what the first one has staged
+        assert program.steps(one, 1) == EXPECTED[2:3]
+        assert program.steps(other, 1) == EXPECTED[:1]
+        with pytest.raises(tf.errors.InvalidArgumentError, match='stage_inputs: a second session '
+                           'of this graph .* isolate_session_state=True, .* leave stage_inputs out'
+                           ) as raised:
+            program.steps(one, 1)
+        assert isinstance(staged_guard.explained(raised.value), towers.InputError)
+        assert program.steps(other) == EXPECTED[1:]
+        # Also when nothing of the other one's is there any more.
+        with pytest.raises(tf.errors.InvalidArgumentError, match='stage_inputs: a second session'):
+            program.steps(one, 1)
+        one.run(program.iterator.initializer)
+        assert program.steps(one) == EXPECTED
+
+
+def test_a_batch_that_a_failed_step_kept_is_not_another_sessions(target):
+    program = Program(batches().map(lambda number: after(
+        tf.raw_ops.Assert(condition=tf.not_equal(number[0], 8), data=['bad batch']), number)))
+    with of_server(program, target) as session:
+        assert program.steps(session, 1) == EXPECTED[:1]
+        with pytest.raises(tf.errors.InvalidArgumentError, match='bad batch'):
+            program.steps(session, 1)
+    with of_server(program, target) as session:
+        assert program.steps(session, 1) == EXPECTED[:1]
+
+
+def test_an_initializer_that_fails_leaves_what_is_staged():
+    size = tf.placeholder_with_default(tf.constant(4, tf.int64), [])
+    program = Program(tf.data.Dataset.range(20).batch(size).map(
+        lambda numbers: tf.reshape(numbers, [4])))
+    with program.session() as session:
+        assert program.steps(session, 2) == EXPECTED[:2]
+        with pytest.raises(tf.errors.InvalidArgumentError, match='greater than zero'):
+            session.run(program.iterator.initializer, {size: 0})
+        assert program.steps(session) == EXPECTED[2:]
+
+
 def test_shards_are_staged_on_their_towers_while_they_work(graph):
     program = Program(batches())
-    staged = {op.device for op in graph.get_operations() if op.type == 'Stage'}
+    staged = {op.device for op in graph.get_operations() if op.type == 'Stage'
+              and op.inputs[0].dtype != tf.string}  # whose the batch is
     assert staged == {'/device:CPU:1', '/device:CPU:2'}
     for tower, device in zip(program.built.towers, DEVICES):
         assert tf.DeviceSpec.from_string(
@@ -389,7 +488,7 @@ def test_shards_are_staged_on_their_towers_while_they_work(graph):
                     re.findall(r'CPU:(\d)$', device.device))
         # The towers take their shard from their own device; nothing is primed any more.
         assert set().union(*[on for name, on in ran.items()
-                             if name.startswith('Unstage')]) == {'1', '2'}
+                             if name.startswith('Unstage')]) == {'0', '1', '2'}
         assert 'IteratorGetNext' not in ran and ran['IteratorGetNextAsOptional'] == {'0'}
         # When a step is over the next batch is there, and nothing is kept of its own.
         assert held(session) == [(1, 0), (1, 0)]
@@ -568,10 +667,10 @@ def test_an_iterator_that_is_saved_is_refused_when_built_and_when_a_session_begi
     program = Program(batches())
     other = tf.data.make_initializable_iterator(batches())
     tf.data.experimental.make_saveable_from_iterator(other)
-    staged_guard.check_not_saved(tf.get_default_graph())
+    staged_guard.check_iterators(tf.get_default_graph())
     tf.data.experimental.make_saveable_from_iterator(program.iterator)
     with pytest.raises(towers.InputError, match="the state of 'IteratorV2' is saved"):
-        staged_guard.check_not_saved(tf.get_default_graph())
+        staged_guard.check_iterators(tf.get_default_graph())
     with pytest.raises(towers.InputError, match='one batch ahead .* dataset.skip'):
         towers.build_towers(lambda numbers: 0., other.get_next(),
                             tf.train.GradientDescentOptimizer(0.1), DEVICES, name='other',
@@ -588,6 +687,96 @@ def test_an_iterator_that_a_hook_saves_is_refused_when_the_session_begins():
         with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(config=config()),
                                        [Saves(), watch]):
             pass
+
+
+def test_an_initializer_that_is_made_after_the_build_is_refused_when_a_session_begins():
+    iterator = tf.data.Iterator.from_structure(tf.int64, tf.TensorShape([4]))
+    iterator.make_initializer(batches())
+    towers.build_towers(
+        lambda numbers: tf.reduce_mean(tf.cast(numbers, tf.float32)) * tf.get_variable('w', []),
+        iterator.get_next(), tf.train.GradientDescentOptimizer(0.1), DEVICES, stage_inputs=True)
+    graph = tf.get_default_graph()
+    staged_guard.check_iterators(graph)
+    iterator.make_initializer(batches(), name='late')
+    with pytest.raises(towers.InputError, match="'late', which initializes 'Iterator(V2)?', was "
+                       'made after build_towers: .* Make it before'):
+        staged_guard.check_iterators(graph)
+
+
+def test_several_iterators_that_can_be_initialized_later_are_refused_when_a_session_begins():
+    iterators = [tf.data.Iterator.from_structure(tf.int64, tf.TensorShape([4])) for _ in range(2)]
+    towers.build_towers(
+        lambda *parts: tf.reduce_mean(tf.cast(parts[0] + parts[1], tf.float32)) * tf.get_variable(
+            'w', []), tuple(each.get_next() for each in iterators),
+        tf.train.GradientDescentOptimizer(0.1), DEVICES, stage_inputs=True)
+    staged_guard.check_iterators(tf.get_default_graph())
+    iterators[0].make_initializer(batches())
+    with pytest.raises(towers.InputError, match='they come from several iterators'):
+        staged_guard.check_iterators(tf.get_default_graph())
+
+
+@pytest.mark.parametrize('device', ['', '/cpu:0'])
+def test_an_iterator_is_known_by_its_shared_name(device):
+    with tf.device(device):
+        other = tf.data.make_initializable_iterator(batches(), shared_name='one')
+    elsewhere = []
+    for where, name in (('/cpu:1', 'one'), ('', 'two')):
+        with tf.device(where):
+            elsewhere.append(tf.data.make_initializable_iterator(batches(), shared_name=name))
+    iterator = tf.data.make_initializable_iterator(batches(), shared_name='one')
+    built = towers.build_towers(
+        lambda numbers: towers.ModelOutput(
+            tf.reduce_mean(tf.cast(numbers, tf.float32)) * tf.get_variable('w', []),
+            predictions=numbers),
+        iterator.get_next(), tf.train.GradientDescentOptimizer(0.1), DEVICES, stage_inputs=True)
+
+    def seen(session):
+        return session.run([built.train_op, built.predictions])[1].tolist()
+    with tf.Session(config=config()) as session:
+        session.run([tf.global_variables_initializer(), iterator.initializer])
+        assert [seen(session) for _ in range(2)] == EXPECTED[:2]
+        session.run([each.initializer for each in elsewhere])
+        assert seen(session) == EXPECTED[2]
+        session.run(other.initializer)
+        assert [seen(session) for _ in range(5)] == EXPECTED
+    with pytest.raises(towers.InputError, match='from which another build reads ahead'):
+        towers.build_towers(lambda numbers: 0., other.get_next(),
+                            tf.train.GradientDescentOptimizer(0.1), DEVICES, name='two',
+                            stage_inputs=True)
+
+
+def test_a_batch_that_is_fed_is_an_error_and_not_passed_over(tmp_path):
+    factor = tf.constant(2, tf.int64)
+    step = tf.train.get_or_create_global_step()
+    between = []
+
+    def doubled(batch):
+        between.extend([batch, batch * factor])
+        return between[-1]
+    program = Program(batches(), between=doubled, global_step=step)
+    with program.session() as session:
+        for fed, value in zip(between + [factor], ([7] * 4, [7] * 4, 7)):
+            with pytest.raises(ValueError, match='may not be fed'):
+                session.run(program.built.train_op, {fed: value})
+        assert program.weight(session) == 1.
+        assert program.steps(session, 1) == [[0, 2, 4, 6]]
+    with pytest.raises(towers.InputError, match='^stage_inputs: Tensor .* may not be fed: the step '
+                       'trains on a batch that was read a step ago.* Feed built.towers'):
+        with towers.training_session(str(tmp_path), step, [], config(), say=lambda line: None
+                                     ) as session:
+            session.run(program.built.train_op, {factor: 7})
+
+
+def test_a_scalar_is_to_be_repeated_where_a_closure_would_have_the_next_batch():
+    dataset = batches().map(lambda numbers: (numbers, numbers[0]))
+    inputs = tf.data.make_one_shot_iterator(dataset).get_next()
+    with pytest.raises(towers.InputError, match='is a scalar .* with stage_inputs repeat it for '
+                       'each example within the dataset'):
+        towers.build_towers(lambda *parts: 0., inputs, tf.train.GradientDescentOptimizer(0.1),
+                            DEVICES, stage_inputs=True)
+    with pytest.raises(towers.InputError, match='is a scalar .* from its closure'):
+        towers.build_towers(lambda *parts: 0., inputs, tf.train.GradientDescentOptimizer(0.1),
+                            DEVICES)
 
 
 def test_feeding_all_towers_is_an_error_and_feeding_one_takes_a_batch():

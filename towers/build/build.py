@@ -232,7 +232,8 @@ def checked_inputs(request, inputs):
       InputError: a batch that cannot be cut as `remainder` says; the graph has no new name then.
     """
     inputs, parts, called = with_sparse_tensors(inputs), len(request.parts), _called(request)
-    size = static_batch_size(inputs, 1, request.remainder, called)
+    size = static_batch_size(inputs, 1, request.remainder, called,
+                             staged=request.stage_inputs is not False)
     if request.schedule is not None and size is not None and size < parts:
         raise InputError('%d examples are fewer than the %d micro-batches of %d tower%s: pass a '
                          'smaller micro_batches=.' % (

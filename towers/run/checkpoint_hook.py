@@ -16,7 +16,7 @@ from towers.checkpoint.files import (STATE_FILE, describe_safe, files_of, first_
 from towers.checkpoint.tidy import remove_leftovers
 from towers.errors import CheckpointError, InvalidArgumentError
 from towers.run.step_loop import OccasionalHook
-from towers.tower.staged_guard import check_not_saved
+from towers.tower.staged_guard import check_iterators
 
 
 # Not allowed: separators of folders, TensorFlow's glob characters, and a leading dot or space.
@@ -127,7 +127,7 @@ class CheckpointHook(OccasionalHook):
 
     def after_create_session(self, session, coord):
         """Takes over the checkpoints that are there, and saves if this step is not among them."""
-        check_not_saved(session.graph)  # other hooks' operations are there now
+        check_iterators(session.graph)  # other hooks' operations are there now
         step = int(session.run(self._global_step))
         earlier = self._earlier_checkpoints(step)
         # `Saver` deletes one old checkpoint per save, so it would never come down to `keep`.

@@ -34,7 +34,7 @@ from towers.run.input_notes import (ReadNotes, arrivals, reads_of, takers_of, ta
                                     time_after, time_variable)
 from towers.run.step_clock import SaveListener
 from towers.run.step_loop import OccasionalHook
-from towers.tower.staged_guard import check_not_saved
+from towers.tower.staged_guard import check_iterators
 from towers.tower.staged_input import StagedInputs
 
 # Shares of waiting from which TensorFlow's profiler calls a run highly and moderately input-bound.
@@ -223,7 +223,7 @@ class InputWatchHook(OccasionalHook):
 
     def after_create_session(self, session, coord):
         """Sets all counts to 0."""
-        check_not_saved(session.graph)  # other hooks' operations are there now
+        check_iterators(session.graph)  # other hooks' operations are there now
         session.run(self.watch.initializer)
         self._runs = 0
 

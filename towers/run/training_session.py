@@ -119,8 +119,10 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
                     stack.enter_context(out_of_memory_explained(built, directory, memory_limit))
                 yield stack.enter_context(LoopSession(
                     creator, first + hooks + [checkpoints] + last_hooks))
-        except tf.errors.OpError as error:
-            reason = explained(error, steps.number + 1) or staged_guard.explained(error)
+        except (tf.errors.OpError, ValueError) as error:
+            reason = staged_guard.explained(error)
+            if reason is None and isinstance(error, tf.errors.OpError):
+                reason = explained(error, steps.number + 1)
             if reason is None:
                 raise
             raise reason from None

@@ -18,6 +18,8 @@ _WHENEVER = frozenset([
     'LookupTableFind', 'LookupTableFindV2', 'LookupTableSize', 'LookupTableSizeV2', 'If', 'Case',
     'While', 'PartitionedCall', 'StatefulPartitionedCall', 'SymbolicGradient', 'RemoteCall'])
 
+_LOOPS = ('Enter', 'RefEnter', 'While', 'StatelessWhile', 'For')
+
 
 def way_of(inputs):
     """`(reads, region)`: the get_nexts, and the operations between them and the inputs."""
@@ -43,17 +45,15 @@ def way_of(inputs):
     if None in iterators:
         raise _cannot('which iterator it is that %r reads does not stand in the graph'
                       % next(read.name for read in reads if iterator_of(read.inputs[0]) is None))
-    if len(iterators) > 1 and initializers(reads):
-        # A batch of all iterators is in the buffers: that of the others would be lost.
-        raise _cannot('they come from several iterators (%s), of which one could be initialized '
-                      'again without the others; make one iterator of tf.data.Dataset.zip of the '
-                      'datasets' % ', '.join(sorted(iterators)))
+    check_one_can_begin_anew(iterators, initializers(reads))
     after = reachable_from(reads, known, control=True)
     region = [op for op in known if op.name in after and op not in reads]
     for op in region:
-        if op.type in ('Enter', 'RefEnter'):  # `prime` and `read` would run in one frame
-            raise _cannot('%r, between the iterator and the inputs, is of a tf.while_loop'
-                          % op.name)
+        # `prime` and `read` would run in one frame, or a loop in a branch that is not taken.
+        loops = [each for each in [op] + _inside(op) if each.type in _LOOPS]
+        if loops:
+            raise _cannot('%r (%s), between the iterator and the inputs, is a tf.while_loop or '
+                          'holds one, as tf.map_fn and tf.scan do' % (op.name, loops[0].type))
     for op in known:
         if is_random(op) or functions_of(op.node_def) and any(
                 is_random(inner) for name in functions_of(op.node_def)
@@ -71,8 +71,16 @@ def way_of(inputs):
             if inner.type != 'Placeholder' and _depends_on_the_step(inner)]  # an argument, there
         if found:
             raise _cannot('%r (%s), on the way from the iterator, reads or writes what may be '
-                          'another value in another step' % (op.name, found[0].type))
+                          'another value in another step' % (op.name, found[0].type),
+                          'Do that within the model function (a dataset.map would read it ahead, '
+                          'too)')
     return reads, region
+
+
+def on_the_way(inputs):
+    """All operations that a nest of inputs is computed by, the iterators' among them; a list."""
+    return step_operations([leaf for leaf in tf.nest.flatten(inputs, expand_composites=True)
+                            if isinstance(leaf, tf.Tensor)])
 
 
 def _inside(op):
@@ -95,26 +103,57 @@ def _depends_on_the_step(op):
 
 
 def iterator_of(handle):
-    """The name of the operation of the iterator that a handle is of; None if it is not known."""
+    """The name of the iterator that a handle is of; None if it is not known.
+
+    It is its operation's, or the `shared_name` by which several operations of one device are the
+    same iterator.
+    """
     op = handle.op
     while op.type in ('Identity', 'IteratorToStringHandle') or op.type.startswith(
             'IteratorFromStringHandle'):
         op = op.inputs[0].op
-    return op.name if op.type in ('Iterator', 'IteratorV2', 'OneShotIterator') else None
+    if op.type not in ('Iterator', 'IteratorV2', 'OneShotIterator'):
+        return None
+    shared, container = [op.get_attr(each).decode() for each in ('shared_name', 'container')]
+    if not shared:
+        return op.name
+    place = tf.DeviceSpec.from_string(op.device)
+    return ''.join(['shared_name=%s' % shared] + [', %s=%s' % each for each in (
+        ('container', container), ('job', place.job), ('task', place.task),
+        ('device', '%s:%d' % (place.device_type or 'CPU', place.device_index or 0)))
+                                                 if each[1] not in ('', None, 'CPU:0')])
+
+
+def check_one_can_begin_anew(iterators, initializers_of_them):
+    """Checks that not one of several iterators may be initialized again without the others.
+
+    A batch of all of them is in the buffers: that of the others would be lost.
+
+    Raises:
+      InputError: it may.
+    """
+    if len(iterators) > 1 and initializers_of_them:
+        raise _cannot('they come from several iterators (%s), of which one could be initialized '
+                      'again without the others; make one iterator of tf.data.Dataset.zip of the '
+                      'datasets' % ', '.join(sorted(iterators)))
 
 
 def initializers(reads):
     """The operations that initialize the iterators of some reads; a list."""
-    iterators = {iterator_of(read.inputs[0]) for read in reads}
-    return [op for op in reads[0].graph.get_operations() if op.type == 'MakeIterator'
+    return initializers_of({iterator_of(read.inputs[0]) for read in reads}, reads[0].graph)
+
+
+def initializers_of(iterators, graph):
+    """The operations that initialize the iterators of some names; a list."""
+    return [op for op in graph.get_operations() if op.type == 'MakeIterator'
             and iterator_of(op.inputs[1]) in iterators]
 
 
-def _cannot(because):
+def _cannot(because, advice='Do that within the dataset (dataset.map)'):
     return InputError(
-        'stage_inputs: the next batch of these inputs cannot be read ahead, since %s. Do that '
-        'within the dataset (dataset.map), and pass what the get_next() of its iterator returns; '
-        'or leave stage_inputs out.' % because)
+        'stage_inputs: the next batch of these inputs cannot be read ahead, since %s. %s, and pass '
+        'what the get_next() of its iterator returns; or leave stage_inputs out.'
+        % (because, advice))
 
 
 def inputs_from(values, inputs, region, pivot, name):

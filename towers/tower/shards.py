@@ -107,19 +107,22 @@ def _checked_device_function(function):
     return device
 
 
-def static_batch_size(inputs, num_shards, remainder, called):
-    """The batch size, checked as `split_batch` does, before any op is made; None where unknown."""
+def static_batch_size(inputs, num_shards, remainder, called, staged=False):
+    """The batch size, checked as `split_batch` does, before any op is made; None where unknown.
+
+    `staged`: the model function's closure has the next batch, not this one.
+    """
     check_choice('remainder', remainder, REMAINDERS)
-    return _looked_at(inputs, num_shards, remainder, called)[2]
+    return _looked_at(inputs, num_shards, remainder, called, staged)[2]
 
 
-def _looked_at(inputs, num_shards, remainder, called):
+def _looked_at(inputs, num_shards, remainder, called, staged=False):
     """(inputs with sparse tensors, their leaves, and what `_static_batch_size` returns)."""
     check_graph_mode('what split_batch makes')
     inputs = with_sparse_tensors(inputs)
     leaves = _leaves(inputs)
     _check_no_lists_of_numbers(inputs)
-    static_size, unknown = _static_batch_size(leaves)
+    static_size, unknown = _static_batch_size(leaves, staged)
     _check_divides(static_size, num_shards, remainder, called,
                    not isinstance(inputs, NamedInputs))
     return inputs, leaves, static_size, unknown
@@ -249,7 +252,7 @@ def _static_shape(path, leaf):
     return tf.TensorShape(array.shape)
 
 
-def _static_batch_size(leaves):
+def _static_batch_size(leaves, staged):
     """(the first dimension of all leaves, the paths of the leaves whose first one is not static).
 
     The dimension is None where no leaf has a static one.
@@ -260,9 +263,11 @@ def _static_batch_size(leaves):
             continue
         shape = _static_shape(path, leaf)
         if shape.ndims == 0:
-            raise InputError('%s is a scalar and has no batch dimension to cut: let the model '
-                             'function take it from its closure, or leave it out of inputs.'
-                             % path)
+            raise InputError('%s is a scalar and has no batch dimension to cut: %s, or leave it '
+                             'out of inputs.' % (path, (
+                                 'with stage_inputs repeat it for each example within the dataset '
+                                 '(tf.fill in dataset.map)' if staged else
+                                 'let the model function take it from its closure')))
         if shape.ndims is not None and shape.as_list()[0] is not None:
             sizes[path] = shape.as_list()[0]
         else:

@@ -7,9 +7,12 @@ A step takes a batch that was read in the step before it. So
   predictions by the labels of the batch, reads another batch than the one that it trains on;
 * two builds that both read ahead from one iterator take batches from each other;
 * the saved state of an iterator is one batch ahead of what was trained on;
+* an initializer that is made after the build leaves a batch of the old data in the buffers;
+* what a run is fed for the batch is not what it trains on, which was read a step ago;
 * a run in which all towers are fed by hand would take a batch and train on nothing of it.
 
-The second and third are seen in the graph. Which operations are in one run, only the run knows:
+The second to the fourth are seen in the graph, and TensorFlow is told what may not be fed. Which
+operations are in one run, only the run knows:
 `session.run` leaves out whatever is not fetched, or is computed from what is fed. What tells is a
 `TemporaryVariable`, which lives in the container of its run, by its name: two of one name in one
 run are an error, whichever comes first, and so is the end of one that nobody has made. The error's
@@ -24,7 +27,9 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import InputError
 from towers.graph.graph_walk import step_operations
-from towers.tower.input_way import iterator_of
+from towers.tower import staged_owner
+from towers.tower.input_way import (check_one_can_begin_anew, initializers_of, iterator_of,
+                                    on_the_way)
 
 _MARK = 'stage_inputs: '
 # The names stand in a path of the runtime's, so that they have no slash. Nor do they have
@@ -70,9 +75,7 @@ def check_alone(inputs):
       InputError: another build reads ahead from one of their iterators; or its state is saved.
     """
     graph = tf.get_default_graph()
-    leaves = [leaf for leaf in tf.nest.flatten(inputs, expand_composites=True)
-              if isinstance(leaf, tf.Tensor)]
-    iterators = {iterator_of(op.inputs[0]) for op in step_operations(leaves)
+    iterators = {iterator_of(op.inputs[0]) for op in on_the_way(inputs)
                  if op.type == 'IteratorGetNext'} - {None}
     for name, guard in _guarded(graph):
         if name in iterators:
@@ -84,15 +87,28 @@ def check_alone(inputs):
     _check_not_saved(graph, iterators)
 
 
-def check_not_saved(graph):
-    """Checks that no iterator is saved that staged inputs come from. For when a session begins.
+def check_iterators(graph):
+    """Checks what the graph does with the iterators that staged inputs come from.
+
+    For when a session begins, when all operations are there.
 
     Raises:
-      InputError: one is.
+      InputError: one of them is saved, or has an initializer that was made after the build, which
+        would not empty the buffers.
     """
-    iterators = {name for name, _ in _guarded(graph)}
-    if iterators:
+    of_builds = {}
+    for name, guard in _guarded(graph):
+        of_builds.setdefault(guard, set()).add(name)
+    for iterators in of_builds.values():
         _check_not_saved(graph, iterators)
+        begin = initializers_of(iterators, graph)
+        check_one_can_begin_anew(iterators, begin)
+        for op in begin:
+            if not staged_owner.empties(op):
+                raise InputError(
+                    '%s%r, which initializes %s, was made after build_towers: after it the towers '
+                    'would be given a batch of the old data. Make it before; or leave stage_inputs '
+                    'out.' % (_MARK, op.name, _quoted(iterators)))
 
 
 def _check_not_saved(graph, iterators):
@@ -111,6 +127,18 @@ def _guarded(graph):
             if op.type == 'IteratorGetNext' for other in op.control_inputs
             if other.type == 'TemporaryVariable'
             and other.get_attr('var_name').startswith(_MARK.encode())]
+
+
+def prevent_feeding(inputs):
+    """Makes a run fail that is fed a batch, or anything that it is computed from.
+
+    Args:
+      inputs: nest of what is staged.
+    """
+    graph = tf.get_default_graph()
+    for op in on_the_way(inputs):
+        for tensor in op.outputs:
+            graph.prevent_feeding(tensor)
 
 
 Use = collections.namedtuple('Use', 'mark check')
@@ -171,9 +199,19 @@ def _quoted(names):
 def explained(error):
     """The `InputError` for what a run with staged inputs failed with; None for any other error.
 
+    The graph of the run is the default one.
+
     Args:
       error: what `session.run` raised.
     """
     found = isinstance(error, (tf.errors.AlreadyExistsError, tf.errors.NotFoundError)) and \
         _IN_ERROR.search(str(error))
+    if isinstance(error, tf.errors.InvalidArgumentError) and staged_owner.TURNS in str(error):
+        return InputError(staged_owner.TURNS)
+    fed = isinstance(error, ValueError) and re.search(r'Tensor .* may not be fed', str(error))
+    if fed and _guarded(tf.get_default_graph()):
+        return InputError(
+            '%s%s: the step trains on a batch that was read a step ago, not on what is fed now. '
+            'Feed built.towers[i].inputs, a shard each; or leave stage_inputs out.'
+            % (_MARK, fed.group()))
     return InputError(found.group()) if found else None

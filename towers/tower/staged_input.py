@@ -42,10 +42,11 @@ import collections
 
 import tensorflow.compat.v1 as tf
 
-from towers import compat
 from towers.tower.input_way import initializers, inputs_from, way_of
 from towers.tower.shards import Shards, sparse_placeholder, split_batch, with_sparse_tensors
-from towers.tower.staged_guard import check_alone, guard_reads, mark_use
+from towers.tower.staged_buffers import Buffers, tensors_of
+from towers.tower.staged_guard import check_alone, guard_reads, mark_use, prevent_feeding
+from towers.tower.staged_owner import Owner, empty_before, is_full, merge, switch
 
 StagedInputs = collections.namedtuple('StagedInputs', 'read staged use work')
 """How the inputs get to the towers ahead of time.
@@ -87,20 +88,23 @@ def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'
             graph.colocate_with(None, ignore_existing=True):
         # The shapes and types of what is staged, from a cut that no step runs.
         cut = split_batch(inputs, len(devices), remainder, called=called)
-        buffers = _Buffers(cut, devices, scope.replace('/', '_'))
-        kept = None if keeps_first else _Buffers(cut, devices, scope.replace('/', '_') + 'kept_')
+        prefix = scope.replace('/', '_')
+        buffers = Buffers(cut, devices, prefix)
+        kept = None if keeps_first else Buffers(cut, devices, prefix + 'kept_')
         with tf.device('/cpu:0'):
+            owner = Owner(reads, buffers.name + 'robbed')
             with tf.control_dependencies([guard_reads(reads)]):
-                empty, fresh, is_retried = _settled(buffers, kept)
-            primed = _primed(inputs, reads, region, buffers, empty, remainder, len(devices), called)
-        taken = buffers.take([primed], keeps_first)
+                empty, fresh, is_retried = _settled(buffers, kept, owner)
+            primed = _primed(inputs, reads, region, buffers, owner, empty, remainder, len(devices),
+                             called)
+        taken = buffers.take([primed], keeps_first, owner.check)
         read, staged, use, given = None, None, None, taken
         if not keeps_first:
             given, use = mark_use(taken, name)
             with tf.device('/cpu:0'):
                 with tf.control_dependencies([fresh]):
-                    keep = kept.put(taken)
-                read, done = _read_next(inputs, reads, region, buffers, keep, remainder,
+                    keep = kept.put(taken, owner.name)
+                read, done = _read_next(inputs, reads, region, buffers, owner, keep, remainder,
                                         len(devices), called)
                 with tf.control_dependencies([done]):
                     cleared = kept.clear()
@@ -108,69 +112,94 @@ def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'
                     done = tf.identity(done.outputs[0])
                 with tf.control_dependencies([tensor.op for tensor in taken]):
                     reads_nothing = tf.identity(is_retried)
-                staged = tf.raw_ops.Merge(inputs=[done, reads_nothing], name='staged').output.op
+                staged = merge(done, reads_nothing, 'staged').op
         shards = _shards_of(cut, given)
-    for each in initializers(reads):  # the buffers hold a batch of the old data
-        with tf.device(None), tf.control_dependencies(None):
-            compat.add_control_inputs(each, [
-                held.clear() for held in (buffers, kept) if held is not None])
+        prevent_feeding(inputs)
+        empty_before(initializers(reads), owner, [
+            held for held in (buffers, kept) if held is not None])
     return shards, StagedInputs(read, staged, use, None)
 
 
-def _settled(buffers, kept):
+def _settled(buffers, kept, owner):
     """Puts the batch back that a failed step has left in `kept`; else empties `kept`.
 
     A step that failed while it filled buffers leaves some of them empty: what is in the others is
-    given up.
+    given up. So is a batch of another owner.
 
     Args:
-      buffers: `_Buffers` that the towers take from.
-      kept: `_Buffers`; None where nothing is read ahead.
+      buffers: `Buffers` that the towers take from.
+      kept: `Buffers`; None where nothing is read ahead.
+      owner: `Owner`.
 
     Returns:
       `(empty, fresh, is_retried)`: whether a batch has to be read first, a bool tensor that is
       there when all is settled; a tensor that is alive where no batch is put back, and one that is
       where one is. Both are None without `kept`.
     """
-    full = buffers.are_full()
+    full = is_full(buffers.sizes())
+    own = owner.holds(buffers, full)
     if kept is None:
-        return tf.logical_not(full, name='empty'), None, None
-    retried = tf.logical_and(kept.are_full(), tf.logical_not(full), name='retried')
-    fresh, is_retried = _switch(retried, retried)
+        lacks, is_ready = switch(own, own)
+        with tf.control_dependencies([lacks]):
+            checked = owner.check_not_robbed()
+        with tf.control_dependencies([lacks, checked]):
+            noted = owner.note_robbed(buffers, tf.logical_and(full, tf.logical_not(own)))
+        with tf.control_dependencies([noted]):
+            empty = tf.logical_not(lacks)
+        return merge(empty, tf.logical_not(is_ready), 'empty'), None, None
+    kept_sizes = kept.sizes()
+    ready = tf.logical_and(own, tf.reduce_all(tf.equal(kept_sizes, 0)))
+    unsettled, is_ready = switch(ready, ready)  # ready: each step after a step that succeeded
+    with tf.control_dependencies([unsettled]):
+        checked = owner.check_not_robbed()
+    with tf.control_dependencies([unsettled, checked]):
+        retried, empty = _unsettled(buffers, kept, owner, full, own, is_full(kept_sizes))
+    nothing = tf.logical_not(is_ready)
+    retried = merge(retried, nothing, 'retried')
+    fresh, is_retried = switch(retried, retried)
+    return merge(empty, nothing, 'empty'), fresh, is_retried
+
+
+def _unsettled(buffers, kept, owner, full, own, kept_full):
+    """`_settled` in a step that is not after one that succeeded: `(retried, empty)`."""
+    kept_own = owner.holds(kept, kept_full)
+    noted = [owner.note_robbed(held, tf.logical_and(any_batch, tf.logical_not(own_batch)))
+             for held, any_batch, own_batch in ((buffers, full, own), (kept, kept_full, kept_own))]
+    with tf.control_dependencies(noted):
+        retried = tf.logical_and(kept_own, tf.logical_not(own))
+        fresh, is_retried = switch(retried, retried)
     with tf.control_dependencies([is_retried]):
         with tf.control_dependencies([buffers.clear()]):
-            put = buffers.put(kept.take())
+            put = buffers.put(kept.take(), owner.name)
     with tf.control_dependencies([put]):
         put_back = tf.identity(is_retried)
     with tf.control_dependencies([fresh]):
         cleared = kept.clear()
     with tf.control_dependencies([cleared]):
         nothing_kept = tf.identity(fresh)
-    settled = tf.raw_ops.Merge(inputs=[put_back, nothing_kept], name='settled').output
-    with tf.control_dependencies([settled]):
-        empty = tf.logical_not(tf.logical_or(full, retried), name='empty')
-    return empty, fresh, is_retried
+    retried = merge(put_back, nothing_kept, 'settled')
+    return retried, tf.logical_not(tf.logical_or(own, retried))
 
 
-def _primed(inputs, reads, region, buffers, empty, remainder, num_shards, called):
+def _primed(inputs, reads, region, buffers, owner, empty, remainder, num_shards, called):
     """Reads a batch if the buffers are `empty`: the operation after which they are full."""
-    not_empty, is_empty = _switch(empty, empty)
-    handles = {read: _switch(read.inputs[0], empty)[1] for read in reads}
+    not_empty, is_empty = switch(empty, empty)
+    handles = {read: switch(read.inputs[0], empty)[1] for read in reads}
     with tf.control_dependencies([is_empty]):
         first = {read: tf.raw_ops.IteratorGetNext(
             iterator=handles[read], output_types=[out.dtype for out in read.outputs],
             output_shapes=[out.shape for out in read.outputs],
             name='first/IteratorGetNext') for read in reads}
         with tf.control_dependencies([buffers.clear()]):
-            put = buffers.put(_tensors_alone(split_batch(
+            put = _put(buffers, owner, split_batch(
                 inputs_from(first, inputs, region, is_empty, 'prime'), num_shards, remainder,
-                called=called)))
+                called=called))
     with tf.control_dependencies([put]):
         primed = tf.identity(is_empty)
-    return tf.raw_ops.Merge(inputs=[primed, not_empty], name='primed').output.op
+    return merge(primed, not_empty, 'primed').op
 
 
-def _read_next(inputs, reads, region, buffers, keep, remainder, num_shards, called):
+def _read_next(inputs, reads, region, buffers, owner, keep, remainder, num_shards, called):
     """Reads the next batch, after `keep`: `(operation that reads, operation after which it is
     staged or the data have ended)`."""
     with tf.control_dependencies([keep]):
@@ -180,18 +209,18 @@ def _read_next(inputs, reads, region, buffers, keep, remainder, num_shards, call
             name='next/IteratorGetNextAsOptional') for read in reads]
     has = [tf.raw_ops.OptionalHasValue(optional=optional) for optional in optionals]
     has_all = has[0] if len(has) == 1 else tf.reduce_all(tf.stack(has))
-    ended, goes_on = _switch(has_all, has_all)
-    present = {read: _switch(optional, has_all)[1] for read, optional in zip(reads, optionals)}
+    ended, goes_on = switch(has_all, has_all)
+    present = {read: switch(optional, has_all)[1] for read, optional in zip(reads, optionals)}
     with tf.control_dependencies([goes_on]):
         values = {read: tf.raw_ops.OptionalGetValue(
             optional=present[read], output_types=[out.dtype for out in read.outputs],
             output_shapes=[out.shape for out in read.outputs], name='value') for read in reads}
-        put = buffers.put(_tensors_alone(split_batch(
+        put = _put(buffers, owner, split_batch(
             inputs_from(values, inputs, region, goes_on, 'ahead'), num_shards, remainder,
-            called=called)))
+            called=called))
     with tf.control_dependencies([put]):
         goes_on = tf.identity(goes_on)
-    done = tf.raw_ops.Merge(inputs=[goes_on, ended], name='read').output.op
+    done = merge(goes_on, ended, 'read').op
     last = optionals[0].op
     if len(optionals) > 1:
         with tf.control_dependencies([optional.op for optional in optionals]):
@@ -199,105 +228,14 @@ def _read_next(inputs, reads, region, buffers, keep, remainder, num_shards, call
     return last, done
 
 
-def _switch(data, pred):
-    """`data` twice: alive where `pred` is false, and where it is true.
-
-    Operations that wait for the `Switch` itself run in either case; they wait for the identities.
-    """
-    found = tf.raw_ops.Switch(data=data, pred=pred)
-    return tf.identity(found.output_false), tf.identity(found.output_true)
-
-
-class _Buffers:
-    """A buffer a tower, and one on the CPU for tensors of no tower or that no GPU can hold."""
-
-    def __init__(self, cut, devices, name):
-        self._devices = list(devices) + ['/cpu:0']
-        self._names = ['%s%d' % (name, index) for index in range(len(self._devices))]
-        self.places = []  # (buffer, position in it) of each tensor of `_tensors(cut)`
-        self.dtypes = [[] for _ in self._devices]
-        for index, tensor in _tensors(cut):
-            if index is None or tensor.dtype in (tf.string, tf.variant, tf.resource):
-                index = len(devices)
-            self.places.append((index, len(self.dtypes[index])))
-            self.dtypes[index].append(tensor.dtype)
-
-    def _each(self, make):
-        """List of `make(index, keywords)` for each buffer that holds anything, on its device."""
-        made = []
-        for index, device in enumerate(self._devices):
-            if self.dtypes[index]:
-                with tf.device(device):
-                    made.append((index, make(index, dict(
-                        shared_name=self._names[index], container='', capacity=0,
-                        memory_limit=0))))
-        return made
-
-    def are_full(self):
-        """Whether there is a batch in each of them: a bool tensor."""
-        sizes = [size for _, size in self._each(lambda index, how: tf.raw_ops.StageSize(
-            dtypes=self.dtypes[index], **how))]
-        return tf.reduce_all(tf.stack([tf.greater(size, 0) for size in sizes]))
-
-    def clear(self):
-        return tf.group(*[op for _, op in self._each(lambda index, how: tf.raw_ops.StageClear(
-            dtypes=self.dtypes[index], **how))])
-
-    def put(self, tensors):
-        """Puts a batch into the buffers: its tensors, in the order of `_tensors`.
-
-        Nothing is put in before all of the batch is there, so that an error on the way to one
-        tower's shard leaves no buffer with a batch that another one has not.
-        """
-        values = [[] for _ in self._devices]
-        for (index, _), tensor in zip(self.places, tensors):
-            values[index].append(tensor)
-        with tf.control_dependencies([tensor.op for tensor in tensors]):
-            return tf.group(*[op for _, op in self._each(lambda index, how: tf.raw_ops.Stage(
-                values=values[index], **how))])
-
-    def take(self, after=(), keeps_first=False):
-        """Takes one batch out of the buffers: its tensors, in the order of `_tensors`.
-
-        All buffers give their part or none does, so that they always hold the same batch.
-        """
-        def of_one(index, how):
-            if keeps_first:
-                return tf.raw_ops.StagePeek(index=0, dtypes=self.dtypes[index], **how)
-            return tf.raw_ops.Unstage(dtypes=self.dtypes[index], **how)
-        with tf.control_dependencies(after):
-            taken = dict(self._each(of_one))
-        # A run of one tower alone must not leave the others a batch behind.
-        with tf.control_dependencies([tensors[0].op for tensors in taken.values()]):
-            found = []
-            for index, position in self.places:
-                with tf.device(self._devices[index]):
-                    found.append(tf.identity(taken[index][position]))
-        return found
-
-
-def _tensors(shards):
-    """[(tower, tensor)] of all tensors of `Shards`; sizes, weights and batch size have no tower."""
-    found = []
-    for index, nest in enumerate(shards.inputs):
-        found += [(index, leaf) for leaf in tf.nest.flatten(nest, expand_composites=True)
-                  if leaf is not None]
-    seen = set()
-    for value in list(shards.sizes) + list(shards.weights) + [shards.batch_size]:
-        if isinstance(value, tf.Tensor) and id(value) not in seen:
-            seen.add(id(value))
-            found.append((None, value))
-    return found
-
-
-def _tensors_alone(shards):
-    return [tensor for _, tensor in _tensors(shards)]
+def _put(buffers, owner, shards):
+    return buffers.put([tensor for _, tensor in tensors_of(shards)], owner.name)
 
 
 def _shards_of(cut, taken):
     """`Shards` as `cut`, of the tensors that came out of the buffers."""
     instead = {}
-    for (_, old), new in zip(_tensors(cut), taken):
+    for (_, old), new in zip(tensors_of(cut), taken):
         new.set_shape(old.shape)
         instead[id(old)] = new
 
