@@ -47,7 +47,7 @@ def write_after_reads(towers, graph, own=False):
     others = graph_walk.step_operations(sum((_fetches(tower) for tower in reading), []))
     operations = list({op.name: op for op in first + others}.values())
     frames = Frames(operations)
-    readers = _readers(reading, written, frames, finder)
+    readers = _readers(reading, written, frames, finder, graph)
     pairs = [(end, gate) for op, names in writes for gate in gates(op, names, frames)
              for name in names for reader, ends in readers[name] if reader is not op
              for end in ends]
@@ -64,10 +64,10 @@ def write_after_reads(towers, graph, own=False):
             compat.add_control_inputs(gate, to_wait_for(end, finder))
 
 
-def _readers(towers, written, frames, finder):
+def _readers(towers, written, frames, finder, graph):
     """{name of a variable: [(operation that reads it, [operations after which it has read])]}."""
     readers = collections.defaultdict(list)
-    of_memory = _takers_of_memory(towers, written, finder)
+    of_memory = _takers_of_memory(graph, written, finder)
     for tower in towers:
         trains = None
         for op in graph_walk.step_operations(_fetches(tower)):
@@ -88,9 +88,9 @@ def _readers(towers, written, frames, finder):
     return readers
 
 
-def _takers_of_memory(towers, written, finder):
+def _takers_of_memory(graph, written, finder):
     """{name of an operation: names of the reference variables whose memory it may read}."""
-    graph, found = towers[0].loss.graph, collections.defaultdict(set)
+    found = collections.defaultdict(set)
     for name in sorted(written):
         for taker in takers_of_memory(graph.get_operation_by_name(name),
                                       lambda op: name in finder.of(op)):
