@@ -122,8 +122,8 @@ def test_a_frozen_parameter_server_is_named(tmp_path):
         launch.wait_for('takes connections and says nothing: its process is frozen')
         launch.send('ps 1', signal.SIGCONT)
         assert launch.status() == 0, launch.output
-    assert re.search(r'waiting .* (step takes|no step for) more than 2 seconds; ps 1 \(127.0.0.1:\d+\) takes',
-                     launch.output), launch.output
+    assert re.search(r'waiting .* (step takes|no step for) more than 2 seconds; '
+                     r'ps 1 \(127.0.0.1:\d+\) takes', launch.output), launch.output
     assert train_runs.newest(folder) == STEPS
 
 

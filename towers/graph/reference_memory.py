@@ -2,7 +2,7 @@
 
 The value of a reference variable is its memory, and many kernels pass on the memory that they read,
 at least where there is nothing to compute: `Identity`, `StopGradient`, `Reshape`, `StridedSlice`,
-`Tile` by 1, `Sum` over no axis. Who takes it from them reads the variable when he computes, and not
+`Tile` by 1, `Sum` over no axis. What takes it from them reads the variable when it computes, and not
 when they did. So every operation counts as passing memory on, but for those of a list. (The value
 of a resource variable stays as it is: a write takes new memory where a reader holds the old one.)
 """
@@ -13,8 +13,8 @@ of a resource variable stays as it is: a write takes new memory where a reader h
 COMPUTES = frozenset([
     'MatMul', 'BatchMatMulV2', 'Conv2D', 'BiasAdd', 'Add', 'AddV2', 'Sub', 'Mul', 'RealDiv', 'Relu',
     'ReluGrad', 'Tanh', 'TanhGrad', 'Sigmoid', 'SigmoidGrad', 'Softmax', 'MaxPool', 'AvgPool',
-    'Gather', 'GatherV2', 'Square', 'SquaredDifference', 'Sqrt', 'Rsqrt', 'Exp', 'Log', 'Neg', 'Abs',
-    'Maximum', 'Minimum', 'Greater', 'GreaterEqual', 'Less', 'LessEqual', 'Equal',
+    'Gather', 'GatherV2', 'Square', 'SquaredDifference', 'Sqrt', 'Rsqrt', 'Exp', 'Log', 'Neg',
+    'Abs', 'Maximum', 'Minimum', 'Greater', 'GreaterEqual', 'Less', 'LessEqual', 'Equal',
     'Shape', 'Size', 'Rank', 'ZerosLike', 'OnesLike'])
 REFERENCE_VARIABLES = frozenset(['Variable', 'VariableV2', 'TemporaryVariable'])
 
