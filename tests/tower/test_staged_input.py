@@ -16,8 +16,10 @@ DEVICES = ['/cpu:1', '/cpu:2']
 
 
 def config():
-    # Threads that sleep are busy: with two of them nothing would be read beside two towers.
-    return tf.ConfigProto(device_count={'CPU': 3}, inter_op_parallelism_threads=8)
+    # Threads that sleep are busy: with two of them nothing would be read beside two towers. The
+    # first session of a process decides for all that have no threads of their own.
+    return tf.ConfigProto(device_count={'CPU': 3}, inter_op_parallelism_threads=8,
+                          use_per_session_threads=True)
 
 
 class Program:
