@@ -16,10 +16,8 @@ DEVICES = ['/cpu:1', '/cpu:2']
 
 
 def config():
-    # Threads that sleep are busy: with two of them nothing would be read beside two towers. The
-    # first session of a process decides for all that have no threads of their own.
-    return tf.ConfigProto(device_count={'CPU': 3}, inter_op_parallelism_threads=8,
-                          use_per_session_threads=True)
+    # Threads that sleep are busy: with two of them nothing would be read beside two towers.
+    return tf.ConfigProto(device_count={'CPU': 3}, inter_op_parallelism_threads=8)
 
 
 class Program:
@@ -43,7 +41,9 @@ class Program:
             stage_inputs=stage_inputs, **options)
 
     def session(self):
-        session = tf.Session(config=config())
+        own_threads = config()  # the first session of a process decides for all that have none
+        own_threads.use_per_session_threads = True
+        session = tf.Session(config=own_threads)
         session.run([tf.global_variables_initializer(), self.iterator.initializer])
         return session
 
@@ -245,7 +245,9 @@ class Powers:
             global_step=self.step, stage_inputs=stage_inputs)
 
     def session(self):
-        session = tf.Session(config=config())
+        own_threads = config()  # the first session of a process decides for all that have none
+        own_threads.use_per_session_threads = True
+        session = tf.Session(config=own_threads)
         session.run([tf.global_variables_initializer(), self.iterator.initializer])
         return session
 
