@@ -20,6 +20,17 @@ def config():
     return tf.ConfigProto(device_count={'CPU': 3}, inter_op_parallelism_threads=8)
 
 
+def trained_on(iterator):
+    """Builds staged towers on an iterator of numbers: the function that makes a step in a session,
+    and returns the batch that it trained on."""
+    built = towers.build_towers(
+        lambda numbers: towers.ModelOutput(
+            tf.reduce_mean(tf.cast(numbers, tf.float32)) * tf.get_variable('w', []),
+            predictions=numbers),
+        iterator.get_next(), tf.train.GradientDescentOptimizer(0.1), DEVICES, stage_inputs=True)
+    return lambda session: session.run([built.train_op, built.predictions])[1].tolist()
+
+
 class Program:
     """A legacy program: numbers of a `tf.data` iterator, and a weight that tells their order."""
 
@@ -116,14 +127,7 @@ def test_an_iterator_is_known_by_its_string_handle(of_handle):
     iterator = initializable()
     other = tf.data.Iterator.from_string_handle(iterator.string_handle(), tf.int64, [4])
     initializer = other.make_initializer(batches()) if of_handle else iterator.initializer
-    built = towers.build_towers(
-        lambda numbers: towers.ModelOutput(
-            tf.reduce_mean(tf.cast(numbers, tf.float32)) * tf.get_variable('w', []),
-            predictions=numbers),
-        other.get_next(), tf.train.GradientDescentOptimizer(0.1), DEVICES, stage_inputs=True)
-
-    def seen(session):
-        return session.run([built.train_op, built.predictions])[1].tolist()
+    seen = trained_on(other)
     with tf.Session(config=config()) as session:
         session.run([tf.global_variables_initializer(), iterator.initializer])
         assert [seen(session) for _ in range(2)] == EXPECTED[:2]
@@ -728,14 +732,7 @@ def test_an_iterator_is_known_by_its_shared_name(device):
         with tf.device(where):
             elsewhere.append(tf.data.make_initializable_iterator(batches(), shared_name=name))
     iterator = tf.data.make_initializable_iterator(batches(), shared_name='one')
-    built = towers.build_towers(
-        lambda numbers: towers.ModelOutput(
-            tf.reduce_mean(tf.cast(numbers, tf.float32)) * tf.get_variable('w', []),
-            predictions=numbers),
-        iterator.get_next(), tf.train.GradientDescentOptimizer(0.1), DEVICES, stage_inputs=True)
-
-    def seen(session):
-        return session.run([built.train_op, built.predictions])[1].tolist()
+    seen = trained_on(iterator)
     with tf.Session(config=config()) as session:
         session.run([tf.global_variables_initializer(), iterator.initializer])
         assert [seen(session) for _ in range(2)] == EXPECTED[:2]
