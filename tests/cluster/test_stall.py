@@ -114,14 +114,15 @@ class Heard:
     """A `StallWatch` of worker 0, in the middle of a step, and what it says and does."""
 
     def __init__(self, monkeypatch, workers=2, backup_workers=0, seconds=0.1, start_timeout=0.3,
-                 again=30., silent=(), notes=None):
+                 again=30., silent=(), notes=None, told=()):
         monkeypatch.setattr(stall, 'AGAIN', again)
         monkeypatch.setattr(stall, '_all_answers',
                             lambda addresses: [each not in silent for each in addresses])
-        self.lines, self.missing, self.notes = [], [], notes
+        self.lines, self.missing, self.notes, self.told = [], [], notes, []
         cluster = Cluster('ps', ['w:%d' % (1 + each) for each in range(workers)], ['ps:1'],
                           backup_workers=backup_workers)
         self.watch = StallWatch(cluster, seconds, self.lines.append, lambda: [],
+                                told_to_stop=lambda: bool(told), on_told=self.told.append,
                                 notes=lambda: self.notes, start_timeout=start_timeout,
                                 on_missing=self.missing.append)
 
@@ -187,6 +188,37 @@ def test_why_a_worker_has_ended_is_said_and_no_wrong_advice(monkeypatch, note, t
     heard.watch.step_begins()
     assert heard.until(lambda: heard.lines)[-1] == (
         'waiting        the step takes more than 0.1 seconds; ' + text)
+
+
+@pytest.mark.version_independent
+@pytest.mark.parametrize('backup_workers, rank, said', [(0, 1, True), (1, 1, False), (1, 0, True)])
+def test_an_error_of_a_worker_is_said_before_dead_after(monkeypatch, backup_workers, rank, said):
+    """Of one that the step needs: the chief, or more of the others than may be left out."""
+    monkeypatch.setattr(stall, 'FIRST', 0.2)
+    notes = {each: Note(JOINED, '') for each in range(3)}
+    heard = Heard(monkeypatch, 3, backup_workers, seconds=60., notes=notes)
+    heard.watch._cluster = heard.watch._cluster._replace(rank=2)
+    heard.until_all_came()
+    notes[rank] = Note(FAILED, 'CheckpointError: No space left on device.')
+    heard.watch.step_begins()
+    assert heard.until(lambda: heard.lines or not said and time.sleep(1.5) is None) == [
+        'waiting        the step takes more than 0.2 seconds; worker %d (w:%d) has ended: '
+        'CheckpointError: No space left on device. When that is mended, start it again, and the '
+        'run goes on' % (rank, rank + 1)] * said
+
+
+@pytest.mark.version_independent
+@pytest.mark.parametrize('kind, is_over', [(FAILED, True), (JOINED, False)])
+def test_one_told_to_stop_does_not_wait_dead_after_for_a_worker_that_has_failed(
+        monkeypatch, kind, is_over):
+    monkeypatch.setattr(stall, 'FIRST', 0.2)
+    notes = {0: Note(JOINED, ''), 1: Note(JOINED, '')}
+    heard = Heard(monkeypatch, seconds=60., notes=notes, told=(True,))
+    heard.until_all_came()
+    notes[1] = Note(kind, 'ValueError: 3')
+    heard.watch.step_begins()
+    heard.until(lambda: heard.told or not is_over and time.sleep(1.5) is None)
+    assert heard.told == ['worker 1 (w:2) has ended: ValueError: 3'] * is_over
 
 
 @pytest.mark.version_independent

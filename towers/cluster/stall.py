@@ -21,7 +21,8 @@ class StallWatch:
     that was killed is waited for: started again, it joins the run. A worker that has ended in good
     order does not come back, so that the step never ends; nor does the first step, if a worker has
     not come in time or was refused. And once this process has been told to stop, it waits no
-    longer.
+    longer. That a worker has ended by an error is said earlier than that one does not answer: it
+    is known, and nothing but a start of it ends the wait.
 
     Between two steps it waits for the servers alone: in a checkpoint, or for another session.
     """
@@ -76,6 +77,7 @@ class StallWatch:
 
     def _run(self):
         spoken = spoken_at = seen = None
+        failed_at = time.monotonic()  # when the notes were last looked at for errors
         while not self._stop.wait(min(self._seconds / 5., _PAUSE)):
             at = self._at
             if at is None:
@@ -84,12 +86,20 @@ class StallWatch:
             took = time.monotonic() - since
             takes_long = took > self._seconds
             looks_for_missing = self._notes is not None and not self._all_came
-            if not takes_long and not looks_for_missing:
+            looks_for_failed = (self._notes is not None and in_step and took > self._early()
+                                and time.monotonic() - failed_at > self._early())
+            if not takes_long and not looks_for_missing and not looks_for_failed:
                 continue
             asks = in_step or looks_for_missing
             ended = self._ended() if asks and self._ended is not None else []
             notes = self._notes() if asks and self._notes is not None else None
             missing = self._missing(notes) if looks_for_missing and notes else []
+            if looks_for_failed and notes is not None:
+                if self._stops([rank for rank, note in notes.items()
+                                if note.kind == FAILED and rank != self._cluster.rank]):
+                    takes_long = True
+                else:
+                    failed_at = time.monotonic()
             waits = in_step and self._stops(missing) and took > min(FIRST, self._start_timeout / 2.)
             in_vain = in_step and takes_long and self._stops(ended)
             is_late = waits and time.monotonic() - self._begun > self._start_timeout
@@ -114,7 +124,8 @@ class StallWatch:
                     self._cluster.who(rank) + REFUSED_WAITS * (notes[rank].kind == REFUSED)
                     for rank in missing), self._start_timeout)
             elif takes_long and not self._stops(missing):
-                line = self._stall(in_step, notes)
+                line = self._stall(in_step, notes,
+                                   self._early() if looks_for_failed else self._seconds)
             now = time.monotonic()
             is_new = spoken is None or since > spoken_at or now - spoken_at >= AGAIN
             # What becomes known later is said at once; that all answer again is no news.
@@ -122,6 +133,10 @@ class StallWatch:
                     is_new or line != spoken and not line.endswith(_ALL_ANSWER)):
                 spoken, spoken_at = line, now
                 self._say('waiting        ' + line)
+
+    def _early(self):
+        """Seconds into a step after which to look whether a worker has ended by an error."""
+        return min(FIRST, self._seconds)
 
     def _stops(self, ranks):
         """Whether no step can be done without these workers."""
@@ -154,11 +169,11 @@ class StallWatch:
     def _named(self, ranks):
         return ', '.join(self._cluster.who(rank) for rank in ranks)
 
-    def _stall(self, in_step, notes):
+    def _stall(self, in_step, notes, seconds):
         """The line about a step, or pause, that takes long; None where nothing is wrong."""
         who = self._who(in_step, notes, advice=True)
         return who and '%s more than %g seconds; %s' % (
-            'the step takes' if in_step else 'no step for', self._seconds, who)
+            'the step takes' if in_step else 'no step for', seconds, who)
 
     def _who(self, in_step, notes, advice=False):
         """For whom this process waits, in words; None in a pause if all servers answer.
