@@ -91,8 +91,12 @@ def of_data(dataset):
     effect = () if train_data.is_own() else (  # their order is the user's own
         'other examples in another order from here on, not the run that it would be without a '
         'stop',)
-    return names_of_classes(dataset) + [
+    found = names_of_classes(dataset) + [
         ('number of training examples', int(dataset.num_examples['train'])) + effect]
+    if hasattr(dataset, 'names_digest'):  # files, and they number the examples by their names
+        found.append(('digest of the names of training files', dataset.names_digest('train'))
+                     + effect)
+    return found
 
 
 def check_classes(dataset):

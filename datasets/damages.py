@@ -14,6 +14,12 @@ Fields:
   short: the same for an error, where the text may be long; '' where it is not.
 """
 
+# Of a file of records, which would give examples twice.
+STRAY = ('%s does not fit the names of the other files, such as %s: move it away, or name it as '
+         'they are')
+TWICE = ('%s is the same file as %s, by a link, and its examples would be there twice: put the '
+         'file in its place that has this name, or remove it')
+
 # Of a class folder.
 NO_IMAGES = 'The folder %s has no images: expected files %s.'
 
@@ -28,11 +34,14 @@ def counted(found):
     whole = [bad for bad in found if bad.number is None]
     empty, closed = (sum(bad.text.startswith(text.split('%s')[0]) for bad in whole)
                      for text in (NO_IMAGES, CANNOT_READ))
-    files, examples = number_of(whole) - empty - closed, len(found) - len(whole)
+    surplus = sum(text.split('%s')[1] in bad.text for text in (STRAY, TWICE) for bad in whole)
+    files, examples = number_of(whole) - empty - closed - surplus, len(found) - len(whole)
     parts = []
     if files:
         parts.append('%d damaged file%s (what %s lost is not counted)' % (
             files, '' if files == 1 else 's', 'it has' if files == 1 else 'they have'))
+    if surplus:
+        parts.append('%d file%s left out beside the others' % (surplus, '' if surplus == 1 else 's'))
     if empty:
         parts.append('%d class folder%s without images' % (empty, '' if empty == 1 else 's'))
     if closed:

@@ -40,6 +40,10 @@ class FolderImages:
         """The path of an image."""
         return self.paths[number]
 
+    def names(self):
+        """What images are numbered by: list of class folders and files, `daisy/1.jpg`."""
+        return ['/'.join(path.split(os.sep)[-2:]) for path in self.paths]
+
     def image(self, number):
         """`(encoded, label)` of an image.
 

@@ -38,6 +38,10 @@ class RecordImages:
         """File, number and offset of a record."""
         return self._records.where(number)
 
+    def names(self):
+        """What images are numbered by: list of the files' names."""
+        return [os.path.basename(path) for path in self._records.paths]
+
     def image(self, number):
         """`(encoded, label)` of an image.
 

@@ -10,6 +10,7 @@ of TensorFlow's parallel calls, which are as many as there are processors.
 """
 
 import collections
+import hashlib
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -145,6 +146,11 @@ class ImageSet:
     def not_taken(self, split):
         """Paths of what stands among the images of a split and is left alone, for its name."""
         return getattr(self._sources[split], 'others', [])
+
+    def names_digest(self, split):
+        """8 hexadecimal digits: others where the files of a split, by their names, are others."""
+        names = '\0'.join(self._sources[split].names())
+        return hashlib.sha256(names.encode('utf-8', 'surrogateescape')).hexdigest()[:8]
 
     def good_numbers(self, split):
         """List of the numbers of a split's examples that are not known to be bad."""

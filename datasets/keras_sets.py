@@ -48,14 +48,18 @@ def load_keras_set(name, split):
         fetch and where to put it.
     """
     from tensorflow import keras  # pylint: disable=import-outside-toplevel
+    before = _cached()
     try:
         parts = dict(zip(('train', 'test'), getattr(keras.datasets, name).load_data()))
     except Exception as error:  # of the network, the archive, the pickle or the zip file
         why = ' '.join(str(error).split())[:200].rstrip('.') or type(error).__name__
         place = compat.place_of_download(error)
+        removed = sorted(before - _cached())
         raise DatasetError('Cannot load %s: %s' % (
             name, (_damaged(name, error, why) if place is None else None)
-            or '%s. Without a network, fetch %s and put %s.' % (
+            or '%s%s. Without a network, fetch %s and put %s.' % (
+                '%s had another checksum than the file that Keras knows, which removed it to fetch '
+                'it again; ' % ', '.join(removed) if removed else '',
                 why, ', '.join(url for url, _ in SETS[name].files), _where_to(name, place))
             )) from None
     images, labels = parts[split]
@@ -69,6 +73,13 @@ def load_keras_set(name, split):
                                [expected.num_examples[split]] + list(expected.image_shape),
                                cache_folder()))
     return images.astype(np.float32) / np.float32(255), labels.reshape(-1).astype(np.int64)
+
+
+def _cached():
+    """Paths of what is in the cache's own folder, where all files with checksums are: a set."""
+    folder = cache_folder()
+    return ({os.path.join(folder, name) for name in os.listdir(folder)}
+            if os.path.isdir(folder) else set())
 
 
 def _damaged(name, error, why):

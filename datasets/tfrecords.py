@@ -24,7 +24,7 @@ import tempfile
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from datasets.damages import Damage
+from datasets.damages import STRAY, TWICE, Damage
 from datasets.errors import DatasetError
 from datasets.record_sets import missing_of, same_files, strays_of
 
@@ -65,14 +65,10 @@ class Records:
         self.paths = [path for path in self.paths if path not in strays]
         # Read, they would give examples twice; left out without a word, too few.
         self.damages = [
-            Damage('%s does not fit the names of the other files, such as %s: move it away, '
-                   'or name it as they are' % (path, os.path.basename(self.paths[0])))
-            for path in strays] + missing_of(self.paths)
+            Damage(STRAY % (path, os.path.basename(self.paths[0]))) for path in strays] + missing_of(self.paths)
         twice = same_files(self.paths)
         self.damages += [
-            Damage('%s is the same file as %s, by a link, and its examples would be there twice: '
-                   'put the file in its place that has this name, or remove it' % (
-                       path, os.path.basename(twice[path]))) for path in sorted(twice)]
+            Damage(TWICE % (path, os.path.basename(twice[path]))) for path in sorted(twice)]
         self.paths = [path for path in self.paths if path not in twice]
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
             found, damages = zip(*pool.map(_places, self.paths))

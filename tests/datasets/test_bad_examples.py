@@ -283,6 +283,16 @@ def test_counts_of_what_was_left_out(numbers, text):
     assert counted([Bad('train', number, -1, 'x') for number in numbers]) == text
 
 
+def test_what_stands_beside_the_others_has_lost_nothing(tmp_path):
+    records(tmp_path)
+    (tmp_path / 'train-00000-of-00001.bak').write_bytes(b'x')
+    said = []
+    found = datasets.get_dataset('tfrecords', str(tmp_path), 4, skip_bad=1)
+    assert datasets.check_data(found, said.append) == 1
+    assert said[-1] == 'check          1 file left out beside the others'
+    assert said[0].endswith('images that can be used, 0 bad, and 1 file left out beside the others')
+
+
 def test_check_data_lists_the_classes_that_have_images(tmp_path):
     for split in ('train', 'test'):
         write_records(tmp_path / (split + '-00000-of-00001'), [(jpeg(9), 7), (jpeg(9), 901)])

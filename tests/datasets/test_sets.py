@@ -343,6 +343,61 @@ def test_a_damaged_file_in_the_cache_of_keras_is_named(monkeypatch, tmp_path):
             path, path.name))
 
 
+def test_a_file_that_keras_has_removed_is_named(monkeypatch, tmp_path):
+    class Fake:
+        __version__ = '3.0.0'
+
+        class datasets:
+            class mnist:
+                @staticmethod
+                def load_data():
+                    for left in (tmp_path / 'datasets').glob('mnist.npz'):
+                        left.unlink()  # as Keras does before it fetches a file again
+                    raise OSError('URL fetch failure on https://x: None')
+    import tensorflow
+    monkeypatch.setattr(tensorflow, 'keras', Fake)
+    monkeypatch.setenv('KERAS_HOME', str(tmp_path))
+    (tmp_path / 'datasets').mkdir()
+    (tmp_path / 'datasets' / 'mnist.npz').write_bytes(b'cut off')
+    removed = ('%s/datasets/mnist.npz had another checksum than the file that Keras knows, which '
+               'removed it to fetch it again; ' % tmp_path)
+    for found in (removed, ''):  # the second time it is not there
+        with pytest.raises(datasets.DatasetError) as caught:
+            datasets.get_dataset('mnist').load('train')
+        assert str(caught.value).startswith(
+            'Cannot load mnist: %sURL fetch failure on https://x: None. Without a network, fetch '
+            % found)
+
+
+def test_files_of_other_names_have_another_digest(tmp_path):
+    names = ['%s/%s/%d.jpg' % (split, name, number)
+             for split in ('train', 'test') for name in 'ab' for number in range(3)]
+    write_folder(tmp_path / 'here', {name: jpeg() for name in names})
+
+    def digest(folder, split='train'):
+        return datasets.get_dataset('folder', str(folder)).names_digest(split)
+    first, test = digest(tmp_path / 'here'), digest(tmp_path / 'here', 'test')
+    assert len(first) == 8 and first == test  # the same classes and names
+    (tmp_path / 'here').rename(tmp_path / 'there')
+    assert digest(tmp_path / 'there') == first
+    (tmp_path / 'there/train/a/0.jpg').rename(tmp_path / 'there/train/a/9.jpg')
+    assert digest(tmp_path / 'there') != first and digest(tmp_path / 'there', 'test') == test
+    (tmp_path / 'there/train/a/9.jpg').rename(tmp_path / 'there/train/b/0_.jpg')  # of another class
+    (tmp_path / 'there/train/b/0_.jpg').rename(tmp_path / 'there/train/a/0.jpg')
+    assert digest(tmp_path / 'there') == first
+
+
+def test_records_of_other_names_have_another_digest(tmp_path):
+    for name in ('train-a', 'train-b', 'validation-a'):
+        write_records(tmp_path / name, [(jpeg(), 0)])
+
+    def digest():
+        return datasets.get_dataset('tfrecords', str(tmp_path), 1).names_digest('train')
+    first = digest()
+    (tmp_path / 'train-b').rename(tmp_path / 'train-c')
+    assert digest() != first
+
+
 def test_a_file_is_no_folder(tmp_path):
     (tmp_path / 'file').write_text('')
     for name in ('folder', 'tfrecords'):

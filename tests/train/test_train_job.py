@@ -133,6 +133,19 @@ def test_another_number_of_training_examples_is_said(tmp_path, name, effect):
         assert str(difference) == 'number of training examples: 90, was 60: ' + effect
 
 
+def test_files_of_other_names_are_said(tmp_path):
+    def settings(digest):
+        return train_flags.run_settings(20, train_job.of_data(types.SimpleNamespace(
+            num_examples={'train': 60}, names_digest=lambda split: split + digest)))
+    with flagsaver.flagsaver(dataset='folder'):
+        settings('1a').begin(str(tmp_path))
+        assert settings('1a').compare(str(tmp_path)) == ([], None)
+        (difference,), _ = settings('2b').compare(str(tmp_path))
+    assert str(difference) == (
+        'digest of the names of training files: train2b, was train1a: other examples in another '
+        'order from here on, not the run that it would be without a stop')
+
+
 def test_a_line_break_in_the_name_of_a_class(tmp_path):
     classes = OfFolders('a\nb', 'caf\udce9')
     with flagsaver.flagsaver(train_dir=str(tmp_path), data_dir='flowers'):
