@@ -130,6 +130,41 @@ def test_steps_that_read_and_are_fed_wait_between_them_for_examples(shape, waits
     assert span.waited <= span.seconds - 4 * SLOW * 0.9
 
 
+@pytest.mark.parametrize('dtype', [tf.float64, tf.bool])
+@pytest.mark.parametrize('reads', [True, False])
+def test_a_rate_or_a_switch_without_a_shape_is_no_example(dtype, reads):
+    """Whatever a program does between its steps, it makes no batch there."""
+    rate = tf.placeholder(dtype, None if reads else [])
+    value = numbers(False) if reads else tf.random_uniform([], 0, 9, tf.int64)
+    train_op, _ = training(value + tf.cast(rate, tf.int64), slow_step=True)
+    span, watch = watched(train_op, 3, {rate: 1}, lambda: time.sleep(SLOW))
+    assert len(watch.reads) == reads
+    assert span.waited <= SLOW / 2 and span.seconds <= 3.5 * SLOW
+
+
+@pytest.mark.parametrize('where', ['random', 'constant', 'towers'])
+def test_a_step_that_neither_reads_nor_is_fed_waits_for_nothing(where):
+    value = (tf.random_uniform([4], 0, 9, tf.int64) if where == 'random'
+             else tf.constant([1, 2, 3, 4], tf.int64))
+    if where == 'towers':
+        built = towers.build_towers(
+            lambda numbers: tf.reduce_mean(tf.cast(numbers, tf.float32)) * tf.get_variable('w', []),
+            value, tf.train.GradientDescentOptimizer(0.1), ['/cpu:0', '/cpu:0'],
+            allow_repeated_devices=True)
+        train_op = built.train_op
+    else:
+        train_op, _ = training(tf.reduce_sum(value), slow_step=True)
+    span, watch = watched(train_op, 3, {}, lambda: time.sleep(SLOW))
+    assert watch.reads == [] and span.waited == 0.
+
+
+def test_examples_in_place_of_a_default_are_fed():
+    value = tf.placeholder_with_default(np.zeros([1, 2], np.int64), [None, 2])
+    train_op, _ = training(tf.reduce_sum(value), slow_step=True)
+    span, _ = watched(train_op, 3, {value: [[1, 2]] * 3}, lambda: time.sleep(SLOW))
+    assert span.waited >= 2 * SLOW * 0.9
+
+
 def fed_and_blocking(built, steps=4):
     """The `Span` of fed steps that begin with work, which keeps the only thread."""
     value = tf.placeholder(tf.float32, [2])

@@ -182,6 +182,59 @@ def test_a_shard_that_is_missing_from_one_buffer_brings_no_other_into_the_batch(
         assert program.steps(session) == EXPECTED[2:]
 
 
+def in_threads(*functions):
+    """Calls functions at the same time; what each returns, or raises of TensorFlow's errors."""
+    found = [None] * len(functions)
+
+    def call(index):
+        try:
+            found[index] = functions[index]()
+        except tf.errors.OpError as error:
+            found[index] = error
+    threads = [threading.Thread(target=call, args=(index,), daemon=True)
+               for index in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return found
+
+
+def test_threads_that_step_at_the_same_time_train_on_each_batch_once():
+    program = Program(batches(60))
+    with program.session() as session:
+        found = in_threads(*[lambda: program.steps(session)] * 3)
+    assert sorted(sum(found, [])) == [list(range(4 * k, 4 * k + 4)) for k in range(60)]
+
+
+@pytest.mark.parametrize('fetched', ['loss', 'one shard'])
+def test_a_thread_that_looks_at_a_batch_beside_the_loop_takes_it_whole(fetched):
+    """As the thread for summaries does of `tf.train.Supervisor`, and of slim's training."""
+    program = Program(batches(60))
+    built = program.built
+
+    def looks(session):
+        found = []
+        with pytest.raises(tf.errors.OutOfRangeError):
+            while True:
+                found.append(session.run(
+                    [built.loss, built.predictions] if fetched == 'loss' else
+                    [built.towers[1].inputs] * 2)[1])
+                time.sleep(0.002)
+        return found
+    with program.session() as session:
+        trained_on, looked_at = in_threads(lambda: program.steps(session), lambda: looks(session))
+    assert looked_at and trained_on
+    firsts = [int(np.ravel(seen)[-1]) - 3 for seen in looked_at]
+    if fetched == 'loss':
+        assert [seen.tolist() for seen in looked_at] == [
+            list(range(first, first + 4)) for first in firsts]
+    assert [list(range(first, first + 4)) for first in sorted(firsts + [
+        batch[0] for batch in trained_on])] == [list(range(4 * k, 4 * k + 4)) for k in range(60)]
+    assert all(batch == list(range(batch[0], batch[0] + 4)) for batch in trained_on)
+
+
 def held(session):
     """[(batches in a tower's buffer, batches kept)], tower by tower."""
     sizes = {}
@@ -452,6 +505,15 @@ def test_a_session_whose_staged_batch_another_one_threw_away_fails(target):
             program.steps(one, 1)
         one.run(program.iterator.initializer)
         assert program.steps(one) == EXPECTED
+
+
+def test_sessions_of_one_graph_on_a_server_that_step_at_the_same_time_do_not_hang(target):
+    program = Program(batches(60))
+    with of_server(program, target) as one, of_server(program, target) as other:
+        found = in_threads(lambda: program.steps(one), lambda: program.steps(other))
+    whole = [list(range(4 * k, 4 * k + 4)) for k in range(60)]
+    for each in found:  # mostly an error; one that was done before the other had begun has all
+        assert each == whole or 'stage_inputs: a second session' in str(each)
 
 
 def test_a_batch_that_a_failed_step_kept_is_not_another_sessions(target):

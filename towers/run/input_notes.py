@@ -207,6 +207,33 @@ def _is_token(op):
             and op.outputs[0].dtype.is_integer and op.outputs[0].shape.ndims == 0)
 
 
+def are_examples_fed(step, also_reads):
+    """Whether a step is fed its examples, by what its placeholders can hold.
+
+    Rates of learning and of dropout, and whether it is training, are no examples. They often have
+    no shape: beside an iterator, what may be a number is taken for one.
+
+    Args:
+      step: the operations of the step.
+      also_reads: whether it reads from an iterator or a queue.
+    """
+    for op in step:
+        if op.type not in ('Placeholder', 'PlaceholderV2', 'PlaceholderWithDefault'):
+            continue
+        value = op.outputs[0]
+        if op.type == 'PlaceholderWithDefault':
+            # A batch of any size, with something to fall back on; not a shard of a tower's.
+            fed = (not also_reads and op.inputs[0].op.type == 'Const' and value.shape.ndims != 0
+                   and not value.shape.is_fully_defined())
+        elif also_reads:
+            fed = value.shape.ndims not in (None, 0)
+        else:  # a whole number may be the number of a batch
+            fed = value.dtype != tf.bool and not (value.dtype.is_floating and value.shape.ndims == 0)
+        if fed:
+            return True
+    return False
+
+
 def time_after(operations, name):
     """The time when these operations are done, a float64 scalar tensor in seconds."""
     with tf.control_dependencies(operations):

@@ -16,7 +16,7 @@ Where a step is fed through placeholders, the program makes the batch between th
     waited = begin of the step - end of the step before
     share  = sum of waited / sum of (waited + end of the step - begin of the step)
 
-The train op waits for additions to a variable that counts these seconds. That costs some
+A step that neither reads nor is fed (random numbers, data in a constant) waits for nothing. The train op waits for additions to a variable that counts these seconds. That costs some
 microseconds a step; nothing has to be fetched. No further batch is read: a step that is fed what
 would be computed from a batch does not read it, see `input_notes`, and has not waited for it.
 """
@@ -30,8 +30,8 @@ from towers import compat
 from towers.arguments import check_count, check_graph_mode, check_instance, check_say
 from towers.errors import InvalidArgumentError
 from towers.graph.graph_walk import step_operations
-from towers.run.input_notes import (ReadNotes, arrivals, reads_of, takers_of, takers_of_fed,
-                                    time_after, time_variable)
+from towers.run.input_notes import (ReadNotes, are_examples_fed, arrivals, reads_of, takers_of,
+                                    takers_of_fed, time_after, time_variable)
 from towers.run.step_clock import SaveListener
 from towers.run.step_loop import OccasionalHook
 from towers.tower.staged_guard import check_iterators
@@ -74,7 +74,8 @@ class InputWatch:
 
     Attributes:
       initializer: operation that sets all counts to 0, to be run before the first step.
-      reads: list of names of the operations that read a step's input; empty if the step is fed.
+      reads: list of names of the operations that read a step's input; empty if the step is fed, or
+        has its input in memory.
     """
 
     def __init__(self, train_op: typing.Any, staged: typing.Any = None):
@@ -106,10 +107,7 @@ class InputWatch:
         ahead = staged is not None and staged.read is not None
         reads = [] if staged is not None else reads_of(op, step)
         self.reads = [staged.read.name] if ahead else [read.name for read in reads]
-        # Beside an iterator, examples are fed, and not the rate of learning or of dropout.
-        self._is_fed = staged is None and not reads or any(
-            op.type in ('Placeholder', 'PlaceholderV2') and op.outputs[0].shape.ndims != 0
-            for op in step)
+        self._is_fed = are_examples_fed(step, staged is not None or bool(reads))
         with tf.device(None), tf.device('/cpu:0'), tf.control_dependencies(None), \
                 tf.name_scope('input_watch/'):
             # In no collection: it is not saved, and only `initializer` initializes it.

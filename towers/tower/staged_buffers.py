@@ -70,7 +70,7 @@ class Buffers:
         with tf.control_dependencies([tensor.op for tensor in tensors]):
             return tf.group(*self._each(of_one))
 
-    def take(self, after=(), keeps_first=False, check=None):
+    def take(self, after=(), keeps_first=False, check=None, held_until=None):
         """Takes one batch out of the buffers: its tensors, in the order of `tensors_of`.
 
         All buffers give their part or none does, so that they always hold the same batch.
@@ -79,6 +79,7 @@ class Buffers:
           after: operations to wait for.
           keeps_first: leave the batch in the buffers.
           check: function of the owner of the batch; an operation that fails in a wrong one.
+          held_until: `Lock.held_until` of the lock to be held until all is taken.
         """
         def of_one(index):
             if keeps_first:
@@ -89,6 +90,8 @@ class Buffers:
         all_taken = [tensors[0].op for tensors in taken.values()]
         if check is not None:
             all_taken.append(check(taken[len(self._devices) - 1][0]))
+        if held_until is not None:
+            all_taken = [held_until(all_taken)]
         # A run of one tower alone must not leave the others a batch behind.
         with tf.control_dependencies(all_taken):
             found = []

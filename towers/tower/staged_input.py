@@ -4,12 +4,14 @@ Every tower has a buffer on its device (TF's `Stage` and `Unstage`). A step take
 buffers and, while the towers work on it, reads batch t + 1 from the program's own iterator, cuts
 it, and puts the shards in. In the step's graph:
 
+    lock     wait until no other run of the session is between here and `read`
     settle   if a second set of buffers, `kept`, holds a batch: put it back   (after a failed step)
     prime    if a buffer is empty: get_next, cut, put in          (the first step; after the end)
     take     each tower's shard out of its buffer                 (after `prime`)
     keep     put the shards into `kept`                           (after `take`)
     read     get_next_as_optional; if there is a batch, cut it and put it in; empty `kept`
                                                                   (after `keep`)
+    unlock                                                        (after `read`)
 
 All writes of the update wait for `read`. So step t trains on batch t as without buffers: batches go
 through in order; after the last one is trained on, `prime` meets the end of the data and raises
@@ -45,6 +47,7 @@ import tensorflow.compat.v1 as tf
 from towers.tower.input_way import initializers, inputs_from, way_of
 from towers.tower.shards import Shards, sparse_placeholder, split_batch, with_sparse_tensors
 from towers.tower.staged_buffers import Buffers, tensors_of
+from towers.tower.staged_lock import Lock
 from towers.tower.staged_guard import check_alone, guard_reads, mark_use, prevent_feeding
 from towers.tower.staged_owner import Owner, empty_before, is_full, merge, switch
 
@@ -94,10 +97,13 @@ def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'
         with tf.device('/cpu:0'):
             owner = Owner(reads, buffers.name + 'robbed')
             with tf.control_dependencies([guard_reads(reads)]):
+                lock = Lock(buffers.name + 'lock')
+            with tf.control_dependencies([lock.acquired]):
                 empty, fresh, is_retried = _settled(buffers, kept, owner)
             primed = _primed(inputs, reads, region, buffers, owner, empty, remainder, len(devices),
                              called)
-        taken = buffers.take([primed], keeps_first, owner.check)
+        # A run of the loss alone stages nothing, and gives the lock back here.
+        taken = buffers.take([primed], keeps_first, owner.check, lock.held_until)
         read, staged, use, given = None, None, None, taken
         if not keeps_first:
             given, use = mark_use(taken, name)
@@ -112,7 +118,7 @@ def staged_shards(inputs, devices, remainder, keeps_first, name, called='towers'
                     done = tf.identity(done.outputs[0])
                 with tf.control_dependencies([tensor.op for tensor in taken]):
                     reads_nothing = tf.identity(is_retried)
-                staged = merge(done, reads_nothing, 'staged').op
+                staged = lock.held_until([merge(done, reads_nothing, 'staged').op])
         shards = _shards_of(cut, given)
         prevent_feeding(inputs)
         empty_before(initializers(reads), owner, [
