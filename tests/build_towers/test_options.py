@@ -5,6 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from towers.build import request
 from sample_models import sgd, slope
 
 BATCH = np.arange(4.)
@@ -39,7 +40,8 @@ def test_a_group_and_its_keywords_say_the_same():
     (dict(numerics='fp16'), "numerics='fp16': expected a Numerics"),
     (dict(numerics=towers.Numerics(precision='int8')), "precision='int8': expected one of"),
     (dict(variable_devices='/cpu:0'), 'no variable_devices=: did you mean variable_device='),
-    (dict(zzz=1), 'build_towers takes no zzz=')])
+    (dict(zzz=1), 'build_towers takes no zzz='),
+    (dict(uneven=True), r'takes no uneven=, .* cluster=towers.Cluster\(…, uneven=…\)')])
 def test_what_is_refused(options, text):
     with tf.Graph().as_default() as graph:
         with pytest.raises(towers.InvalidArgumentError, match=text):
@@ -50,3 +52,7 @@ def test_what_is_refused(options, text):
 def test_what_comes_after_the_reduction_goes_by_its_name():
     with pytest.raises(towers.InvalidArgumentError, match="such as remainder='weight'"):
         towers.build_towers(slope, BATCH, sgd(), 2, 'mean', 'weight')
+
+
+def test_what_is_known_of_a_clusters_arguments():
+    assert request._OF_CLUSTER == towers.Cluster._fields

@@ -44,6 +44,7 @@ def test_what_cannot_be_read_is_said_without_words_of_python(text, expected):
         parse_tf_config(text)
     found = str(error.value)
     assert 'cannot be read (' in found and expected in found
+    assert found.startswith('TF_CONFIG=%r%s cannot' % (text[:80], '…' * (len(text) > 80)))
     assert 'expected {"cluster": {"worker": ["host:port"]}' in found
     assert 'attribute' not in found and 'argument' not in found and len(found) < 300
 

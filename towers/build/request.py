@@ -190,8 +190,16 @@ def check_none_misplaced(misplaced):
 def _check_known(keywords):
     for keyword in sorted(keywords):
         near = difflib.get_close_matches(keyword, _KEYWORDS, 1)
-        raise InvalidArgumentError('build_towers takes no %s=%s.' % (
-            keyword, ': did you mean %s=?' % near[0] if near else ''))
+        hint = ': did you mean %s=?' % near[0] if near else ''
+        if keyword in _OF_CLUSTER:
+            hint = ', which is an argument of towers.Cluster: pass cluster=towers.Cluster(…, %s=…)' % (
+                keyword)
+        raise InvalidArgumentError('build_towers takes no %s=%s.' % (keyword, hint))
+
+
+# The arguments of `towers.Cluster`, written down, since a build knows nothing of its kinds.
+_OF_CLUSTER = ('kind', 'workers', 'ps', 'job', 'rank', 'synchronous', 'backup_workers', 'uneven',
+               'active', 'partition_bytes')
 
 
 _KEYWORDS = sorted({

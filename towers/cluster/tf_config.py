@@ -6,6 +6,7 @@ from towers.arguments import check_choice
 from towers.errors import ClusterError
 
 JOBS = ('chief', 'worker', 'ps', 'evaluator')
+_SHOWN = 80  # characters of TF_CONFIG in an error
 _FORM = ('{"cluster": {"worker": ["host:port"]}, "task": {"type": "worker", "index": 0}}')
 
 
@@ -148,4 +149,5 @@ def _object(text, what, value):
 
 
 def _unreadable(text, why):
-    return ClusterError('TF_CONFIG=%.80r cannot be read (%s): expected %s.' % (text, why, _FORM))
+    shown = repr(text) if len(text) <= _SHOWN else repr(text[:_SHOWN]) + '…'
+    return ClusterError('TF_CONFIG=%s cannot be read (%s): expected %s.' % (shown, why, _FORM))
