@@ -47,8 +47,8 @@ import tensorflow.compat.v1 as tf
 from towers.tower.input_way import initializers, inputs_from, way_of
 from towers.tower.shards import Shards, sparse_placeholder, split_batch, with_sparse_tensors
 from towers.tower.staged_buffers import Buffers, tensors_of
-from towers.tower.staged_lock import Lock
 from towers.tower.staged_guard import check_alone, guard_reads, mark_use, prevent_feeding
+from towers.tower.staged_lock import Lock
 from towers.tower.staged_owner import Owner, empty_before, is_full, merge, switch
 
 StagedInputs = collections.namedtuple('StagedInputs', 'read staged use work')
