@@ -1,6 +1,7 @@
 """Examples per second of 2 towers, of clusters of 2 processes, and of others' clusters; and bytes.
 
     python -m benchmarks.cluster [--seconds=5] [--rounds=3] [--workloads=small_conv,dense]
+                                  [--examples=512]
 
 Ways: `towers`, one process with 2 towers; `ring` and `ps`, 2 workers with a tower each; `mirrored`,
 TensorFlow's `MultiWorkerMirroredStrategy`; `horovod`, plain Horovod, where it is installed. All on
@@ -34,6 +35,8 @@ def main(argv):
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--workloads', default='small_conv,dense,embedding',
                         help='some of benchmarks.workloads')
+    parser.add_argument('--examples', type=int, default=0,
+                        help='of a process or tower and step; 0: as many as the workload says')
     left_out = dict(_left_out())
     parser.add_argument('--ways', default=','.join(way for way in WAYS if way not in left_out),
                         help='some of ' + ', '.join(WAYS))
@@ -77,13 +80,18 @@ def compare(options, workload):
 def run(way, options, workload):
     """What the processes of a way report, a list of dicts."""
     command = [sys.executable, '-m', 'benchmarks.cluster', '--worker=' + way,
-               '--seconds=%g' % options.seconds, '--workloads=' + workload]
+               '--seconds=%g' % options.seconds, '--workloads=' + workload,
+               '--examples=%d' % options.examples]
     if way == 'horovod':
         command = [HOROVODRUN, '-np', '2'] + command
     elif way != 'towers':
         command = [sys.executable, '-m', 'towers.launch', '--workers=2',
                    '--ps=%d' % (way == 'ps'), '--linger=0', '--'] + command
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if done.returncode:
+        said = (done.stdout + done.stderr).decode(errors='replace').rstrip()
+        sys.exit('%s with %s ended with status %d:\n%s' % (
+            way, workload, done.returncode, said[-2000:]))
     lines = [line[line.index('{'):] for line in done.stdout.decode().splitlines()
              if '"rate"' in line]
     return [json.loads(line) for line in lines]
@@ -97,8 +105,10 @@ def worker(options):
     from benchmarks.workloads import WORKLOADS
     from towers.run.step_loop import LoopSession
     tf.logging.set_verbosity(tf.logging.ERROR)
+    towers.mend_slim()
     workload = WORKLOADS[options.workloads]
-    model_fn, batch = workload.model, workload.batch * (2 if options.worker == 'towers' else 1)
+    model_fn, batch = workload.model, options.examples or workload.batch
+    batch *= 2 if options.worker == 'towers' else 1
 
     def arrays():
         return tuple(tf.constant(array) for array in workload.arrays(batch))
