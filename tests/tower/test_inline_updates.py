@@ -1,5 +1,7 @@
 """towers.inline_updates: what the forward pass writes of shared variables, it writes once."""
 
+import time
+
 import numpy as np
 import pytest
 import sample_models as samples
@@ -323,6 +325,24 @@ def test_it_waits_for_who_takes_what_is_passed_on_of_a_variable(
             tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(count, [1., 1.]))
         return tf.reduce_mean(x) * w * before
     assert_equal(train(model_fn, 2, copies=copies), on_one_device(model_fn))
+
+
+def test_where_the_model_leaves_it_open_all_towers_read_before_the_write(
+        kind_of_variables):  # noqa: F811
+    """What was read of a reference variable is its memory: the first tower read the new value."""
+    def first_late(x):
+        time.sleep(0.1 * (x[0, 0] == X[0, 0]))
+        return np.float32(1.)
+
+    def model_fn(x, ordered=False):
+        w = tf.get_variable('w', [], initializer=ONES)
+        count = tf.get_variable('count', [], initializer=ONES, trainable=False)
+        before = tf.identity(count)
+        used = tf.stop_gradient(before) * tf.reshape(tf.py_func(first_late, [x], tf.float32), [])
+        with tf.control_dependencies([used] if ordered else [before]):
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(count, 1.))
+        return tf.reduce_mean(x) * w * used
+    assert_equal(train(model_fn, 2), on_one_device(lambda x: model_fn(x, ordered=True)))
 
 
 @pytest.mark.fast_only('reference.*clone')

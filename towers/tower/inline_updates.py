@@ -183,10 +183,10 @@ class InlineUpdates:
         return changed
 
     def wait_for_readers(self, towers):
-        """Makes the first tower's writes wait for the other towers' reads, see `write_order`.
+        """Makes the first tower's writes wait for all towers' reads, see `write_order`.
 
-        Where each of several workers has the variables, they wait for those of the first tower as
-        well: but for worker 0, it stands for another tower of one machine.
+        So they do with one tower where each of several workers has the variables: but for worker
+        0, it stands for another tower of one machine.
 
         A later micro-batch reads when the gradients of the first one are there. So these wait no
         more for a write that waits for that read: the write becomes one of the tower's updates.
@@ -198,7 +198,7 @@ class InlineUpdates:
             return
         before = {write.op: write.op.control_inputs for write in self._first
                   if write.op.name in self.left_out and not compat.in_control_flow(write.op)}
-        write_after_reads(towers, self._graph, self._has_copies)
+        write_after_reads(towers, self._graph)
         late = [op for op in before if len(op.control_inputs) > len(before[op])]
         if late and any(tower.micro_batch for tower in towers):
             towers[0] = self._without_late(towers[0], {op: before[op] for op in late})

@@ -2,9 +2,9 @@
 
 A model that reads a variable, and then writes it in its forward pass, reads the value that the step
 before has written. Of N towers only the first one writes; its write waits until all towers have
-read. The first tower's own order is the model's. In a ring, where each worker has the variables,
-the first tower of a worker stands for another tower of one machine: the write waits for its reads,
-too.
+read. What the model says of its own order holds in the first tower. Where it says nothing, one
+device reads before or after the write by chance; the first tower then reads before it, as all
+others do, as far as the loss and the gradients are computed from that.
 """
 
 import collections
@@ -21,16 +21,14 @@ from towers.placement.tower_device import is_of_a_tower
 from towers.placement.variable_device import only_device
 
 
-def write_after_reads(towers, graph, own=False):
-    """Makes each write of the first tower wait for the other towers' reads.
+def write_after_reads(towers, graph):
+    """Makes each write of the first tower wait for all towers' reads.
 
     A read that already waits for the write, in any tower, is left as it is.
 
     Args:
       towers: list of all `Tower`s.
       graph: their graph.
-      own: whether it waits for the reads of the first tower as well, as far as the loss and the
-        gradients are computed from them.
     """
     finder = Writes(graph)
     first = graph_walk.step_operations(_fetches(towers[0]) + list(towers[0].updates))
@@ -43,7 +41,7 @@ def write_after_reads(towers, graph, own=False):
     if not writes:
         return
     written = {name for _, names in writes for name in names}
-    reading = towers[1:] + ([towers[0]._replace(predictions=None)] if own else [])
+    reading = towers[1:] + [towers[0]._replace(predictions=None)]
     others = graph_walk.step_operations(sum((_fetches(tower) for tower in reading), []))
     operations = list({op.name: op for op in first + others}.values())
     frames = Frames(operations)
