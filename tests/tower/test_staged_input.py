@@ -212,7 +212,11 @@ def test_threads_that_step_at_the_same_time_train_on_each_batch_once():
 def test_a_thread_that_looks_at_a_batch_beside_the_loop_takes_it_whole(fetched):
     """As the thread for summaries does of `tf.train.Supervisor`, and of slim's training."""
     program = Program(batches(60))
-    built = program.built
+    built, has_looked = program.built, threading.Event()
+
+    def steps(session):
+        assert has_looked.wait(60)  # else all may be trained on before the first look
+        return program.steps(session)
 
     def looks(session):
         found = []
@@ -221,11 +225,12 @@ def test_a_thread_that_looks_at_a_batch_beside_the_loop_takes_it_whole(fetched):
                 found.append(session.run(
                     [built.loss, built.predictions] if fetched == 'loss' else
                     [built.towers[1].inputs] * 2)[1])
+                has_looked.set()
                 time.sleep(0.002)
         return found
     with program.session() as session:
-        trained_on, looked_at = in_threads(lambda: program.steps(session), lambda: looks(session))
-    assert looked_at and trained_on
+        trained_on, looked_at = in_threads(lambda: steps(session), lambda: looks(session))
+    assert looked_at
     firsts = [int(np.ravel(seen)[-1]) - 3 for seen in looked_at]
     if fetched == 'loss':
         assert [seen.tolist() for seen in looked_at] == [
