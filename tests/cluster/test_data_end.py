@@ -97,7 +97,10 @@ def trained(kind, batches, model=None):
                 transform_gradients=None if model is None else clipped)
             counted = tf.get_variable('counted', [], tf.int32, tf.zeros_initializer(),
                                       collections=[tf.GraphKeys.LOCAL_VARIABLES])
-            with tf.control_dependencies([built.train_op]):
+            # As programs do that run averages of the weights after the step: also where the
+            # updates are left out.
+            updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS) if built.updates_here else []
+            with tf.control_dependencies(updates + [built.train_op]):
                 train_op = tf.assign_add(counted, 1)
             hook, done = Ends(feed), 0
             with towers.join(cluster, built, on_lost=lambda error: None) as member:

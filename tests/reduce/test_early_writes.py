@@ -227,6 +227,30 @@ def test_what_waits_for_its_gradient_waits_for_no_other(graph):
     assert not [op for op in step_operations([built.train_op]) if 'all_gradients' in op.name]
 
 
+@pytest.mark.parametrize('is_read, waits', [(True, True), (False, False)])
+def test_what_gradients_are_computed_from_and_is_not_trained_waits_for_all(
+        graph, is_read, waits):
+    """A weight of one loss that is computed from the gradient of another, as by GradNorm."""
+    def model_fn(x):
+        share = tf.get_variable('share', [], tf.float64, tf.ones_initializer(), trainable=False)
+        v, w = [tf.get_variable(name, [], tf.float64, tf.ones_initializer()) for name in 'vw']
+        return tf.reduce_mean(x) * v * (share if is_read else 1.) + w * w
+
+    def balance(pairs):
+        (of_v, v), (of_w, w) = pairs
+        share = [each for each in tf.global_variables() if each.op.name == 'share'][0]
+        with tf.control_dependencies([tf.assign(share, of_w, name='balanced')]):
+            return [(tf.identity(of_v), v), (of_w, w)]
+    built = build_towers(model_fn, tf.constant([1., 3.], tf.float64),
+                         tf.train.GradientDescentOptimizer(.1), 2, 'mean',
+                         transform_gradients=balance)
+    writes = [op for op in step_operations([built.train_op])
+              if 'share' in Writes(graph).of(op)]
+    assert len(writes) == 1
+    held = [op for op in step_operations(writes) if 'all_gradients' in op.name]
+    assert bool(held) == waits
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('resource', [False, True], ids=['reference', 'resource'])
 @pytest.mark.parametrize('make_optimizer', [Decayed, DecayedBeyond, CountingFirst],

@@ -62,6 +62,24 @@ def test_an_update_waits_and_is_left_out(make, resource, is_v1):
         assert session.run(one) == 2.
 
 
+def test_what_is_made_later_and_waits_for_an_update_runs_in_either_case():
+    one, active, redirects = variable('one'), tf.placeholder(tf.float32, []), []
+    update = tf.assign_add(one, 1.)
+    [end] = held_back([update], [], active, [], redirects)
+    with tf.control_dependencies([update]):
+        later = tf.constant(5)
+    with tf.control_dependencies([later, end]):
+        goes_on = tf.constant(6)
+    redirect, = redirects
+    for _ in range(2):  # the second time there is nothing to do
+        redirect()
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for has_batch, value in ((1., 1.), (0., 1.), (1., 2.)):
+            assert session.run([later, goes_on], {active: has_batch}) == [5, 6]
+            assert session.run(one) == value
+
+
 def test_without_active_it_only_waits():
     one, fail = variable('one'), tf.placeholder(tf.float32, [])
     update = in_a_group(one)

@@ -72,13 +72,15 @@ def _of_one_loss(builder, request, towers, outputs, gradients, combined, staged,
     updates += replicas_follow(request.replicas, updates, [loss] + _read_for(gradients, combined))
     gates, computed = machines.gates if machines is not None else [], _computed(outputs, towers)
     if machines is not None and updates_here:
-        updates = held_back(updates, gates, request.cluster.active, computed)
+        updates = held_back(updates, gates, request.cluster.active, computed, machines.redirects)
     after = [loss] + updates
     if staged is not None and staged.staged is not None:
         after += [staged.staged, staged.use.check]
     applied = apply_update(
         request.objectives[0].optimizer, gradients, request.global_step, request.placement,
         builder.variables, after, request.replicas, combined.on_towers, scaled_losses, on_skip)
+    for redirect in machines.redirects if machines is not None else ():
+        redirect()  # the optimizer may wait for updates by itself
     if updates_here:
         hold_update(applied.train_op, _all_of(combined), after, computed, gates)
     return Update(applied.train_op, {}, applied.slots, gradients, {}, applied.counts, tuple(after))

@@ -21,11 +21,17 @@ class Machines:
       begin: operation to be run when a session has begun, without which no step is made; or None.
       compared: names of variables that are not trained, and whose writes have to be the same on all
         workers, see `Shared`.
+      redirects: list of functions to be called when the program has made all of its operations,
+        see `reduce.riding`.
       made: names of the operations that send state to the other workers, and get theirs. No two
         workers need have the same ones.
     """
     kinds, combined, gates, begin = (), (), (), None
     compared = made = frozenset()
+
+    @property
+    def redirects(self):
+        return self.__dict__.setdefault('_redirects', [])
 
     def combine(self, gradients, loss=None):
         """The gradients for the update.

@@ -25,7 +25,8 @@ def hold_update(train_op, gradients, before, computed, gates=()):
     """Makes the writes of an update wait until everything has been computed from what they change.
 
     A write of a variable waits for all gradients, unless it waits for that variable's own: then the
-    backward pass is through with the variable. Every write waits for `gates`.
+    backward pass is through with the variable; or for any, of a variable that no gradient is
+    computed from, such as a slot. Every write waits for `gates`.
     What the loss, the gradients or other results take along is left as it is.
 
     Args:
@@ -47,9 +48,10 @@ def hold_update(train_op, gradients, before, computed, gates=()):
     of_variable = {variable.op.name: _values(gradient).op.name for gradient, variable in pairs
                    if variable is not None}
     of_all = set(of_variable.values()) | {_values(gradient).op.name for gradient, _ in pairs}
+    read = {op.name for op in graph_walk.step_operations(sums)}
     early = [(op, names) for op, names in writes if not all(
-        _waits_for(op, {of_variable[name]} if name in of_variable else of_all, ends)
-        for name in names)]
+        _waits_for(op, {of_variable[name]}, ends) if name in of_variable
+        else _waits_for(op, of_all, ends, every=name in read) for name in names)]
     held = writes if gates else early
     if not held:
         return
@@ -84,7 +86,7 @@ def _values(gradient):
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def _waits_for(op, wanted, ends):
+def _waits_for(op, wanted, ends, every=False):
     """Whether an operation waits for any of some operations, by data or by control.
 
     The nearest ones are looked at first: an optimizer's operation takes its gradient itself.
@@ -93,11 +95,13 @@ def _waits_for(op, wanted, ends):
       op: the operation.
       wanted: names of operations.
       ends: names of operations beyond which nobody looks.
+      every: whether it has to wait for all of them.
     """
-    queue, seen = collections.deque([op]), {op.name}
+    queue, seen, missing = collections.deque([op]), {op.name}, set(wanted)
     while queue:
         each = queue.popleft()
-        if each.name in wanted:
+        missing.discard(each.name)
+        if not missing or each.name in wanted and not every:
             return True
         if each.name in ends:
             continue

@@ -6,6 +6,8 @@ have ended it must not run at all, and in a worker whose own data have ended it 
 batch again.
 """
 
+import functools
+
 import tensorflow.compat.v1 as tf
 
 from towers import compat
@@ -16,7 +18,7 @@ from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 
 
-def held_back(updates, gates, active, computed):
+def held_back(updates, gates, active, computed, redirects=None):
     """Makes updates wait for other operations, and leaves them out where there is no batch.
 
     What the step computes its results from is left as it is, also where it writes a variable: a
@@ -28,6 +30,8 @@ def held_back(updates, gates, active, computed):
       gates: list of operations to wait for.
       active: float scalar, 0 in a worker whose own data have ended; or None.
       computed: list of the tensors that can be had without a step: loss, predictions, metrics.
+      redirects: list to which a function is added where updates may be left out, to be called when
+        more operations have been made: what waits for updates then waits for what runs in any case.
 
     Returns:
       List of tensors or operations: what the optimizer has to wait for in place of `updates`.
@@ -60,7 +64,10 @@ def held_back(updates, gates, active, computed):
             done = tf.identity(taken)
         merged = tf.raw_ops.Merge(inputs=[done, skipped])[0]
     left_out = graph_walk.reachable_from(gated, operations, control=True)
-    _wait_instead(left_out, operations, done.op, merged.op)
+    redirect = functools.partial(_wait_instead, left_out, operations, done.op, merged.op)
+    redirect()
+    if redirects is not None:
+        redirects.append(redirect)
     return [merged]
 
 
@@ -68,7 +75,8 @@ def _wait_instead(left_out, operations, done, merged):
     """Makes what waits for operations that may be left out wait for `merged`.
 
     What waits for an operation that is not run is not run, either: `transform_gradients` may have
-    a read of a moving average after its update.
+    a read of a moving average after its update, an optimizer, too, and a program may run averages
+    of the weights after all `UPDATE_OPS`.
 
     Args:
       left_out: names of operations.
