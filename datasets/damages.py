@@ -41,7 +41,8 @@ def counted(found):
         parts.append('%d damaged file%s (what %s lost is not counted)' % (
             files, '' if files == 1 else 's', 'it has' if files == 1 else 'they have'))
     if surplus:
-        parts.append('%d file%s left out beside the others' % (surplus, '' if surplus == 1 else 's'))
+        parts.append('%d file%s left out beside the others' % (
+            surplus, '' if surplus == 1 else 's'))
     if empty:
         parts.append('%d class folder%s without images' % (empty, '' if empty == 1 else 's'))
     if closed:

@@ -65,7 +65,8 @@ class Records:
         self.paths = [path for path in self.paths if path not in strays]
         # Read, they would give examples twice; left out without a word, too few.
         self.damages = [
-            Damage(STRAY % (path, os.path.basename(self.paths[0]))) for path in strays] + missing_of(self.paths)
+            Damage(STRAY % (path, os.path.basename(self.paths[0]))) for path in strays]
+        self.damages += missing_of(self.paths)
         twice = same_files(self.paths)
         self.damages += [
             Damage(TWICE % (path, os.path.basename(twice[path]))) for path in sorted(twice)]

@@ -10,6 +10,8 @@ import towers
 from towers import compat
 from towers.cluster.fingerprint import difference, fingerprint
 from towers.errors import ClusterError
+from towers.graph.graph_walk import step_operations
+from towers.graph.variable_writes import Writes
 from one_process import addresses, together, train
 
 INPUTS = [np.array([1., 3.]), np.array([10., 6.])]  # of the two workers; their means are 2 and 8
@@ -211,6 +213,33 @@ def counting(adds):
         tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(seen, adds))
         return loss_of(inputs) * seen
     return model_fn
+
+
+@pytest.mark.parametrize('reads', [False, True], ids=['from_the_batch', 'and_its_own_value'])
+def test_a_look_at_the_variable_between_two_steps_writes_nothing(reads):
+    """TensorFlow's own read of a reference variable waited for the write, and so a summary of the
+    rate, and Horovod's start of a session, made an update and took a batch."""
+    with tf.variable_scope('', use_resource=False):
+        rate = variable('state', RATE)
+
+        def model_fn(inputs):
+            value = tf.reduce_mean(inputs) * (rate.read_value() if reads else 1.)
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(rate, value))
+            return loss_of(inputs)
+        built = towers.build_towers(
+            model_fn, tf.constant(INPUTS[0]), tf.train.GradientDescentOptimizer(rate), 1, 'mean',
+            cluster=towers.Cluster('ring', ['a:1', 'b:1']))
+    look = tf.summary.scalar('rate', rate)
+    writes = [op for op in step_operations([built.train_op]) if 'state' in Writes(
+        rate.graph).of(op)]
+    assert writes and not {op.name for op in step_operations([look])} & {op.name for op in writes}
+    assert not rate.value().op.control_inputs
+    # The update has a read of its own, after the message.
+    apply, = [op for op in step_operations([built.train_op])
+              if op.type in ('ApplyGradientDescent', 'ResourceApplyGradientDescent')]
+    of_update = step_operations([apply.inputs[1]])
+    assert apply.inputs[1].op is not rate.value().op
+    assert any('Collective' in op.type for op in of_update)
 
 
 def test_what_the_model_counts_is_sent_where_batches_differ():

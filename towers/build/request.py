@@ -192,8 +192,8 @@ def _check_known(keywords):
         near = difflib.get_close_matches(keyword, _KEYWORDS, 1)
         hint = ': did you mean %s=?' % near[0] if near else ''
         if keyword in _OF_CLUSTER:
-            hint = ', which is an argument of towers.Cluster: pass cluster=towers.Cluster(…, %s=…)' % (
-                keyword)
+            hint = (', which is an argument of towers.Cluster: pass cluster=towers.Cluster(…, '
+                    '%s=…)' % keyword)
         raise InvalidArgumentError('build_towers takes no %s=%s.' % (keyword, hint))
 
 

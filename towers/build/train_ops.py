@@ -72,6 +72,7 @@ def _of_one_loss(builder, request, towers, outputs, gradients, combined, staged,
     updates += replicas_follow(request.replicas, updates, [loss] + _read_for(gradients, combined))
     gates, computed = machines.gates if machines is not None else [], _computed(outputs, towers)
     if machines is not None and updates_here:
+        machines.redirects = []
         updates = held_back(updates, gates, request.cluster.active, computed, machines.redirects)
     after = [loss] + updates
     if staged is not None and staged.staged is not None:

@@ -26,12 +26,8 @@ class Machines:
       made: names of the operations that send state to the other workers, and get theirs. No two
         workers need have the same ones.
     """
-    kinds, combined, gates, begin = (), (), (), None
+    kinds, combined, gates, begin, redirects = (), (), (), None, ()
     compared = made = frozenset()
-
-    @property
-    def redirects(self):
-        return self.__dict__.setdefault('_redirects', [])
 
     def combine(self, gradients, loss=None):
         """The gradients for the update.

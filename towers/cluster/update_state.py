@@ -238,16 +238,19 @@ class _Step:
           `(operation, position of its input)` of those that take a value that is not to be used.
         """
         name, holders, takers = variable.op.name, collections.OrderedDict(), []
+        # TensorFlow's own read of a reference variable is the whole graph's: if it waited, whoever
+        # looks at the variable between two steps would write it, and take a batch.
+        snapshot = None if variable.op.type == 'VarHandleOp' else variable.value().op
         for op in self._operations:
-            if op.name in writes:
+            if op.name in writes or op is snapshot:
                 continue
             for position, tensor in enumerate(op.inputs):
                 source = variable_op(tensor) if is_variable(tensor) else None
                 if source is not None and source.name == name:
                     for each in gates(op, [name], frames):
                         holders[each.name] = each
-                elif op.name not in before_write and self._is_no_copy(
-                        tensor, variable, before_write, writes):
+                elif op.name not in before_write and (tensor.op is snapshot or self._is_no_copy(
+                        tensor, variable, before_write, writes)):
                     takers.append((op, position))
         return list(holders.values()), takers
 

@@ -228,7 +228,8 @@ def are_examples_fed(step, also_reads):
         elif also_reads:
             fed = value.shape.ndims not in (None, 0)
         else:  # a whole number may be the number of a batch
-            fed = value.dtype != tf.bool and not (value.dtype.is_floating and value.shape.ndims == 0)
+            fed = value.dtype != tf.bool and not (
+                value.dtype.is_floating and value.shape.ndims == 0)
         if fed:
             return True
     return False

@@ -16,8 +16,9 @@ Where a step is fed through placeholders, the program makes the batch between th
     waited = begin of the step - end of the step before
     share  = sum of waited / sum of (waited + end of the step - begin of the step)
 
-A step that neither reads nor is fed (random numbers, data in a constant) waits for nothing. The train op waits for additions to a variable that counts these seconds. That costs some
-microseconds a step; nothing has to be fetched. No further batch is read: a step that is fed what
+A step that neither reads nor is fed (random numbers, data in a constant) waits for nothing. The
+train op waits for additions to a variable that counts these seconds. That costs some microseconds a
+step; nothing has to be fetched. No further batch is read: a step that is fed what
 would be computed from a batch does not read it, see `input_notes`, and has not waited for it.
 """
 
