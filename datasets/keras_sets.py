@@ -128,6 +128,6 @@ def cache_folder():
     """Where Keras mostly keeps data sets."""
     from tensorflow import keras  # pylint: disable=import-outside-toplevel
     home = os.path.join(os.path.expanduser('~'), '.keras')
-    if int(keras.__version__.split('.')[0]) >= 3:  # Keras 2 does not know the variable
+    if compat.is_keras_3_package(keras):  # Keras 2 does not know the variable
         home = os.environ.get('KERAS_HOME') or home
     return os.path.join(home, 'datasets')

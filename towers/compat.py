@@ -180,6 +180,11 @@ def is_keras_3(layer):
     return isinstance(layer, _classes((_KERAS_3,)))
 
 
+def is_keras_3_package(keras):
+    """Whether `keras`, such as `tf.keras`, is Keras 3. (`tf.keras` of TF 2.15 tells no version.)"""
+    return hasattr(keras, 'Operation')
+
+
 def is_keras_3_symbol(value):
     """Whether `value` is a Keras 3 stand-in for a tensor, from which models are drawn."""
     symbols = getattr(sys.modules.get('keras.src.backend.common.keras_tensor'), 'KerasTensor', ())

@@ -123,7 +123,7 @@ def test_keras_sets(monkeypatch):
               for split, count in (('train', 6), ('test', 2))}
 
     class Fake:
-        __version__ = '3.0.0'
+        Operation = object  # Keras 3 alone has it
 
         class datasets:  # as tf.keras names it
             class mnist:
@@ -145,7 +145,7 @@ def test_keras_sets(monkeypatch):
 @pytest.mark.parametrize('name', sorted(keras_sets.SETS))
 def test_what_to_fetch_without_a_network(name, monkeypatch, tmp_path):
     class Fake:
-        __version__ = '3.0.0'
+        Operation = object  # Keras 3 alone has it
 
         class datasets:
             pass
@@ -161,7 +161,7 @@ def test_what_to_fetch_without_a_network(name, monkeypatch, tmp_path):
     text = str(caught.value)
     assert text.startswith('Cannot load %s: no network. Without a network, fetch https://' % name)
     assert '%s/datasets as ' % tmp_path in text
-    Fake.__version__ = '2.2.4-tf'  # which looks below the home folder alone
+    del Fake.Operation  # as Keras 2, which looks below the home folder alone
     assert keras_sets.cache_folder() == os.path.expanduser('~/.keras/datasets')
 
 
@@ -310,7 +310,7 @@ def test_files_of_a_split_beside_those_that_are_taken_are_said(tmp_path):
 
 def test_a_damaged_file_in_the_cache_of_keras_is_named(monkeypatch, tmp_path):
     class Fake:
-        __version__ = '3.0.0'
+        Operation = object  # Keras 3 alone has it
 
         class datasets:
             class fashion_mnist:
@@ -345,7 +345,7 @@ def test_a_damaged_file_in_the_cache_of_keras_is_named(monkeypatch, tmp_path):
 
 def test_a_file_that_keras_has_removed_is_named(monkeypatch, tmp_path):
     class Fake:
-        __version__ = '3.0.0'
+        Operation = object  # Keras 3 alone has it
 
         class datasets:
             class mnist:
