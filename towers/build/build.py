@@ -178,7 +178,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
             towers = keep_shapes_of_empty_shards(towers, shards.batch_size)
         combined = combine_towers(builder, request, towers)
         combined, machines = combine_machines(request, shards, combined, outputs.loss)
-        update = update_variables(builder, request, towers, outputs, combined, staged, machines)
+        update = update_variables(builder, request, towers, outputs, combined, shards, staged,
+                                  machines)
         update = update._replace(slots=update.slots + builder.kept_slots())
         if request.accumulate > 1:
             check_order([update.train_op])

@@ -14,7 +14,9 @@ from towers.reduce.replica_writes import replicas_follow
 from towers.reduce.riding import held_back
 from towers.reduce.update import apply_update, checked_transform
 from towers.tower.counters import counting_updates
+from towers.tower.gradients_of_model import GradientsOfModel
 from towers.tower.objectives import flat, map_shaped, tensors_of
+from towers.tower.outputs import weighted_mean
 from towers.tower.staged_guard import check_after
 
 Update = collections.namedtuple(
@@ -35,7 +37,8 @@ Fields:
 """
 
 
-def update_variables(builder, request, towers, outputs, combined, staged=None, machines=None):
+def update_variables(builder, request, towers, outputs, combined, shards, staged=None,
+                     machines=None):
     """Makes the update of the shared variables, and puts other updates onto it: `Update`.
 
     Args:
@@ -44,24 +47,56 @@ def update_variables(builder, request, towers, outputs, combined, staged=None, m
       towers: list of `Tower`.
       outputs: `Outputs`; its loss is a scalar, or a dict of scalars by name.
       combined: `CombinedTowers`, or dict of `CombinedTowers` by name.
+      shards: `Shards`.
       staged: `StagedInputs`, or None.
       machines: the object that has combined gradients across machines; or None.
     """
     if not request.objectives:
         return Update(None, {}, [], [], {}, False)
-    gradients = request.objectives.shaped(
-        checked_transform(each.transform_gradients,
-                          request.objectives.of(each, combined).gradients, request.placement,
-                          each.name)
-        for each in request.objectives)
+    settle = _settling(builder, request, towers, combined, shards)
+    with graph_walk.Recording(tf.get_default_graph()) as made:
+        gradients = request.objectives.shaped(
+            checked_transform(each.transform_gradients,
+                              request.objectives.of(each, combined).gradients, request.placement,
+                              each.name)
+            for each in request.objectives)
+    settle(made.operations, [
+        tensor for pairs in flat(gradients) for tensor in tensors_of(pairs)], ())
     with tf.variable_creator_scope(builder.own_state.slot_creator):
         if request.objectives.names is None:
             return _of_one_loss(builder, request, towers, outputs, gradients, combined, staged,
-                                machines)
-        return _of_several(builder, request, towers, outputs, gradients, combined)
+                                machines, settle)
+        return _of_several(builder, request, towers, outputs, gradients, combined, settle)
 
 
-def _of_one_loss(builder, request, towers, outputs, gradients, combined, staged, machines):
+def _settling(builder, request, towers, combined, shards):
+    """The function by which operations of the update take of the towers what one device would.
+
+    It takes the operations, what they are made for, and tensors and operations that they may take;
+    see `TakenResults.settle`.
+    """
+    cluster, means = request.cluster, {}
+    batches = len(towers) * (
+        cluster.num_workers if cluster is not None and cluster.synchronous else 1)
+    if any(isinstance(each.optimizer, GradientsOfModel) for each in request.objectives):
+        batches = 1  # its results are the calls' own
+
+    def whole_loss(name):
+        if name not in means:
+            losses = [tower.loss if name is None else tower.loss[name] for tower in towers]
+            with tf.control_dependencies(None), only_device(request.placement.main), \
+                    tf.name_scope(request.name + 's'):
+                means[name] = weighted_mean(losses, shards.weights)
+        return means[name]
+
+    def settle(made, fetches, after):
+        known = [tensor for each in flat(combined) for tensor in _read_for(each.gradients, each)]
+        builder.taken_results.settle(made, fetches, known + list(after), towers, whole_loss,
+                                     batches)
+    return settle
+
+
+def _of_one_loss(builder, request, towers, outputs, gradients, combined, staged, machines, settle):
     scaled_losses, on_skip = builder.gradients.scaled_losses, None
     if scaled_losses is not None:
         scaled_losses.watch(combined.gradients)
@@ -77,9 +112,11 @@ def _of_one_loss(builder, request, towers, outputs, gradients, combined, staged,
     after = [loss] + updates
     if staged is not None and staged.staged is not None:
         after += [staged.staged, staged.use.check]
-    applied = apply_update(
-        request.objectives[0].optimizer, gradients, request.global_step, request.placement,
-        builder.variables, after, request.replicas, combined.on_towers, scaled_losses, on_skip)
+    with graph_walk.Recording(tf.get_default_graph()) as made:
+        applied = apply_update(
+            request.objectives[0].optimizer, gradients, request.global_step, request.placement,
+            builder.variables, after, request.replicas, combined.on_towers, scaled_losses, on_skip)
+    settle(made.operations, [applied.train_op], after)
     for redirect in machines.redirects if machines is not None else ():
         redirect()  # the optimizer may wait for updates by itself
     if updates_here:
@@ -93,7 +130,7 @@ def _computed(outputs, towers):
     return [each for each in tf.nest.flatten(shown, expand_composites=True) if hasattr(each, 'op')]
 
 
-def _of_several(builder, request, towers, outputs, gradients, combined):
+def _of_several(builder, request, towers, outputs, gradients, combined, settle):
     """A train op for each loss, which computes nothing for the others; and one for all losses.
 
     The train op for all losses takes all gradients at the weights before the step, and applies them
@@ -111,15 +148,19 @@ def _of_several(builder, request, towers, outputs, gradients, combined):
         after += replicas_follow(
             request.replicas, riding[each.name],
             after + _read_for(gradients[each.name], combined[each.name]))
-        train_ops[each.name], made, counts = apply_update(
-            each.optimizer, gradients[each.name], request.global_step, request.placement,
-            builder.variables, after, request.replicas, combined[each.name].on_towers)
+        with graph_walk.Recording(tf.get_default_graph()) as recorded:
+            train_ops[each.name], made, counts = apply_update(
+                each.optimizer, gradients[each.name], request.global_step, request.placement,
+                builder.variables, after, request.replicas, combined[each.name].on_towers)
+        settle(recorded.operations, [train_ops[each.name]], after)
         hold_update(train_ops[each.name], _all_of(combined[each.name]), after, computed)
         slots += made
     for each in request.objectives:
-        train_op, made, _ = apply_update(
-            each.optimizer, gradients[each.name], None, request.placement, builder.variables,
-            joint_after + applied, request.replicas, combined[each.name].on_towers)
+        with graph_walk.Recording(tf.get_default_graph()) as recorded:
+            train_op, made, _ = apply_update(
+                each.optimizer, gradients[each.name], None, request.placement, builder.variables,
+                joint_after + applied, request.replicas, combined[each.name].on_towers)
+        settle(recorded.operations, [train_op], joint_after)
         applied, slots = [train_op], slots + made
     hold_update(applied[-1], [pair for part in flat(combined) for pair in _all_of(part)],
                 flat(losses) + updates, computed)

@@ -1,8 +1,8 @@
-"""Random numbers in the update of a ring, where every worker makes the update itself.
+"""Random numbers, or data, in the update of a ring, where every worker makes the update itself.
 
 Gradient noise, or an optimizer that adds noise, draws after the gradients were added up over the
 workers. Each worker would draw numbers of its own, and its weights would drift away from those of
-the others without an error.
+the others without an error. So they would by an update that is computed from a worker's own batch.
 """
 
 import tensorflow.compat.v1 as tf
@@ -14,6 +14,8 @@ from towers.tower.objectives import tensors_of
 
 _ADDED_UP = ('Collective', 'Horovod')
 """Beginnings of types of operations whose results are the same on all workers."""
+_READS = ('IteratorGetNext', 'QueueDequeue', 'Reader')
+"""Beginnings of types of operations that read data."""
 
 
 def seeds_of_updates(built):
@@ -28,10 +30,16 @@ def seeds_of_updates(built):
       A text, the same for updates that draw alike; '' where none draws.
 
     Raises:
-      ClusterError: an operation draws without a seed.
+      ClusterError: an operation draws without a seed, or reads a batch.
     """
     seeds = []
     for op in _after_the_sum(built):
+        if op.type.startswith(_READS):
+            raise ClusterError(
+                'the update is computed from what %r (%s) reads, after the gradients were added up '
+                'over the workers: each worker reads other data, and their weights would drift '
+                'apart. Let UPDATE_OPS write it to a variable, and read the variable, which then '
+                "has worker 0's value." % (op.name, op.type))
         if not is_random(op):
             continue
         if op.type.startswith('Stateless'):

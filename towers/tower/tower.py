@@ -35,6 +35,7 @@ from towers.tower.scoped_looks import looks_within
 from towers.tower.seen_variables import SeenVariables
 from towers.tower.stage_cuts import cut_into_stages
 from towers.tower.stateless_random import give_own_seeds, make_stateless
+from towers.tower.taken_results import TakenResults
 from towers.tower.variables import SharedVariables
 
 
@@ -114,6 +115,7 @@ class TowerBuilder:
       own_seeds: `OwnSeeds`, which is to be told of each tower that `tower` makes.
       own_state: `OwnState`: variables that each tower has of its own.
       inline_updates: `InlineUpdates`: writes of shared variables in the forward pass.
+      taken_results: `TakenResults`: what the update takes of the calls by a closure.
     """
 
     def __init__(self, options, placement, replicas, num_towers, graph):
@@ -148,6 +150,7 @@ class TowerBuilder:
         self.own_state = OwnState(num_towers, graph)
         self.inline_updates = InlineUpdates(graph, options.update_ops, num_towers,
                                             options.served_rank, options.has_copies)
+        self.taken_results = TakenResults(graph)
         self.gradients = TowerGradients(options, placement, replicas, self.own_state, graph)
         self._collections = TowerCollections(graph)
         self._seen_variables = SeenVariables(graph)
@@ -235,6 +238,7 @@ class TowerBuilder:
                             keras.activity_losses() if adds else [])
         sources = [leaf.op for leaf in tf.nest.flatten(inputs, expand_composites=True)
                    if leaf is not None]
+        self.taken_results.note(made.operations, root, sources)
         is_cut = self._options.cutting is not None and len(stages_of(device)) > 1
         if is_cut:
             self._cut_into_stages(index, made.operations, device, root)

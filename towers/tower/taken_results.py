@@ -1,0 +1,176 @@
+"""What the update takes of the model function's results by a closure.
+
+A model function may leave a tensor or an operation where `transform_gradients`, or an optimizer,
+finds it: in a list, or as an attribute of the model. Where the model function is called for each
+tower, what is left there is the last tower's; where the towers are clones, the first one's. So that
+the numbers do not depend on that, the update takes the first tower's in any case: its update of a
+moving average is the one that runs. In place of a loss it takes the mean over all towers. What else
+depends on a tower's examples is of a part of the batch alone, and is refused.
+"""
+
+import collections
+import functools
+import re
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import GradientError
+from towers.graph import graph_walk
+from towers.graph.variable_writes import Writes
+from towers.tower.objectives import flat
+
+_Call = collections.namedtuple('_Call', 'operations root sources')
+_Place = collections.namedtuple('_Place', 'call key number')
+"""Of an operation: the number of its call, its type and name, its number among those alike."""
+
+
+class TakenResults:
+    """Finds what the update takes of the towers, and gives it what one device would."""
+
+    def __init__(self, graph):
+        self._graph = graph
+        self._calls = []
+        self._places, self._alike = None, None
+
+    def note(self, operations, root, sources):
+        """Call this for each call of the model function, in the order of the towers.
+
+        Args:
+          operations: the operations that it made.
+          root: its name scope, with '/' at the end, or ''.
+          sources: the operations of its inputs.
+        """
+        self._calls.append(_Call(operations, root, sources))
+
+    def settle(self, made, fetches, known, towers, whole_loss, batches):
+        """Makes operations of the update take what one device would.
+
+        Args:
+          made: the operations that `transform_gradients`, or the optimizer, has made.
+          fetches: tensors and operations: what they are made for.
+          known: tensors and operations that they may take from a tower: the gradients.
+          towers: list of all `Tower`s.
+          whole_loss: function from the name of a loss (None where there is only one) to the mean of
+            that loss over the batch.
+          batches: of how many parts the batch consists, which the towers of all machines have.
+
+        Raises:
+          GradientError: a gradient, or a value that the optimizer writes, is computed from a tensor
+            of one tower that depends on its examples.
+        """
+        if batches == 1:
+            return
+        known = {getattr(each, 'op', each).name for each in known}
+        losses = _losses(towers)
+        is_whole = len(towers) == batches
+        matters = functools.lru_cache(maxsize=None)(lambda: self._matters(made, fetches))
+        updates = {getattr(update, 'op', update).name for update in towers[0].updates}
+        for op in made:
+            for position, tensor in enumerate(op.inputs):
+                if tensor.op.name in known:
+                    continue
+                if tensor.name in losses and is_whole:
+                    compat.replace_input(op, position, whole_loss(losses[tensor.name]))
+                    continue
+                if self._place(tensor.op) is None:
+                    continue
+                first = self._first(tensor.op)
+                if first is not None and first is not tensor.op:
+                    compat.replace_input(op, position, first.outputs[tensor.value_index])
+                taken = first or tensor.op
+                if taken.name not in updates and self._is_partial(taken) and (
+                        (op.name, position) in matters()):
+                    _refuse(tensor, tensor.name in losses)
+            waits_for = [other if other.name in known else self._first(other) or other
+                         for other in op.control_inputs]
+            if waits_for != list(op.control_inputs):
+                compat.set_control_inputs(op, waits_for)
+
+    def _place(self, op):
+        """`_Place` of an operation that a call made; else None."""
+        if self._places is None:
+            self._places, self._alike = {}, collections.defaultdict(list)
+            for index, call in enumerate(self._calls):
+                for each in call.operations:
+                    key = each.type, _without_numbers(each.name, call.root)
+                    self._places[each.name] = _Place(index, key, len(self._alike[index, key]))
+                    self._alike[index, key].append(each)
+        return self._places.get(op.name)
+
+    def _first(self, op):
+        """The first call's operation for one of any call; None if there is none.
+
+        Raises:
+          GradientError: there is none, and a write of a variable takes place before the operation.
+        """
+        place = self._place(op)
+        if place is None or place.call == 0:
+            return None if place is None else op
+        others = self._alike[0, place.key]
+        if len(others) == len(self._alike[place.call, place.key]):
+            return others[place.number]
+        made = {each.name for each in self._calls[place.call].operations}
+        writes = Writes(self._graph)
+        if any(each.name in made and writes.of(each) for each in graph_walk.step_operations([op])):
+            raise GradientError(
+                'transform_gradients, or the optimizer, takes operation %s, which runs an update of '
+                'tower %d; the first tower, whose updates run, made other operations: make the same '
+                'ones in every call of the model function.' % (op.name, place.call))
+        return None
+
+    def _is_partial(self, op):
+        """Whether an operation of a tower depends on the tower's examples.
+
+        What comes after a write of a variable is the variable's value: the first tower's update.
+        """
+        call, writes = self._calls[self._place(op).call], Writes(self._graph)
+        between = [each for each in call.operations if not writes.of(each)]
+        return op.name in graph_walk.reachable_from(
+            list(call.sources) + [each for each in between if graph_walk.is_random(each)], between)
+
+    def _matters(self, made, fetches):
+        """The `(name, position)` of inputs that gradients or written values are computed from."""
+        names = {op.name for op in made}
+        writes = Writes(self._graph)
+        stack = [each.op for each in fetches if isinstance(each, tf.Tensor)] + [
+            op for op in graph_walk.step_operations(fetches) if op.name in names and writes.of(op)]
+        seen, found = {op.name for op in stack}, set()
+        while stack:
+            op = stack.pop()
+            if op.name not in names:
+                continue
+            for position, tensor in enumerate(op.inputs):
+                if op.type == 'Print' and position:
+                    continue  # its first input is its output; it shows the others
+                found.add((op.name, position))
+                if tensor.op.name not in seen:
+                    seen.add(tensor.op.name)
+                    stack.append(tensor.op)
+        return found
+
+
+def _losses(towers):
+    """{name of the tensor of a tower's loss: name of the loss}."""
+    found = {}
+    for tower in towers:
+        for name, loss in (tower.loss.items() if isinstance(tower.loss, dict)
+                           else [(None, each) for each in flat(tower.loss)]):
+            if isinstance(loss, tf.Tensor):
+                found[loss.name] = name
+    return found
+
+
+def _without_numbers(name, root):
+    """The name within a tower, without the numbers that make names unique."""
+    name = name[len(root):] if name.startswith(root) else name
+    return re.sub(r'_\d+(?=/|$)', '', name)
+
+
+def _refuse(tensor, is_loss):
+    raise GradientError(
+        'transform_gradients, or the optimizer, computes with %s, %s, so that the update would be '
+        'by a part of the batch: let UPDATE_OPS write it to a variable, and read the variable, '
+        "which then has the first tower's value." % (
+            tensor.name, "the loss of one worker's examples" if is_loss else
+            'a tensor of the model function that depends on the examples of one tower'))
