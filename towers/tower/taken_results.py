@@ -56,8 +56,8 @@ class TakenResults:
           batches: of how many parts the batch consists, which the towers of all machines have.
 
         Raises:
-          GradientError: a gradient, or a value that the optimizer writes, is computed from a tensor
-            of one tower that depends on its examples.
+          GradientError: a gradient, or what the optimizer writes to a trained variable, is computed
+            from a tensor of one tower that depends on its examples.
         """
         if batches == 1:
             return
@@ -130,11 +130,19 @@ class TakenResults:
             list(call.sources) + [each for each in between if graph_walk.is_random(each)], between)
 
     def _matters(self, made, fetches):
-        """The `(name, position)` of inputs that gradients or written values are computed from."""
-        names = {op.name for op in made}
-        writes = Writes(self._graph)
-        stack = [each.op for each in fetches if isinstance(each, tf.Tensor)] + [
-            op for op in graph_walk.step_operations(fetches) if op.name in names and writes.of(op)]
+        """The `(name, position)` of inputs that gradients or updated values are computed from.
+
+        A fetched operation is the optimizer's: what it writes to trained variables counts. A tensor
+        that is written to another variable and taken from there is the variable's value, as after
+        `UPDATE_OPS`.
+        """
+        names, writes = {op.name for op in made}, Writes(self._graph)
+        updates = [each for each in fetches if not isinstance(each, tf.Tensor)]
+        trained = {variable.op.name for variable in tf.trainable_variables()}
+        roots = [op for op in graph_walk.step_operations(updates) if op.name in names
+                 and trained.intersection(writes.of(op))] if updates else []
+        stack = roots + [each.op for each in fetches if isinstance(each, tf.Tensor)
+                         and not writes.of(each.op)]
         seen, found = {op.name for op in stack}, set()
         while stack:
             op = stack.pop()
@@ -144,7 +152,7 @@ class TakenResults:
                 if op.type == 'Print' and position:
                     continue  # its first input is its output; it shows the others
                 found.add((op.name, position))
-                if tensor.op.name not in seen:
+                if tensor.op.name not in seen and not writes.of(tensor.op):
                     seen.add(tensor.op.name)
                     stack.append(tensor.op)
         return found
