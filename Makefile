@@ -3,7 +3,7 @@
 # make test  [ARGS='-k pipeline …']      run the tests but the slow ones, on all cores
 # make test-all                          run all of them; test-slow: what `make test` leaves out
 # make test-versions                     all but slow ones that are the same on every TensorFlow
-# make test-brief                        of these, each test, but not each of its cases
+# make test-brief                        of these, most tests, but not each of their cases
 # make scaling [ARGS='--model=digits …']  the batch and learning-rate claim, arm by arm, resumable
 # make scaling-speed [ARGS='--quick']      images/s on 1, 2, 4, 8 towers, and where a step's time goes
 # make scaling-step                        what `sum` and `mean` do to a step, by optimizer

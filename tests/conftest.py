@@ -31,16 +31,17 @@ LEAVES_OUT = {  # by what --only says: a condition of what goes, and what the en
     'slow': (lambda marks: 'slow' not in marks, '%d fast %s left out: make test'),
     'versions': (lambda marks: 'slow' in marks and 'version_independent' in marks,
                  '%d slow %s left out, the same on every version: make test-all'),
-    'brief': (lambda marks: 'further_case' in marks or {'slow', 'version_independent'} <= marks,
+    'brief': (lambda marks: 'further_case' in marks or 'slow' in marks and (
+                  not marks.isdisjoint(['version_independent', 'oldest_and_newest'])),
               '%d slow %s left out, of which there are fast cases, or that are the same on every '
-              'version: make test-all')}
+              'version, or on those in between: make test-all')}
 
 
 def pytest_addoption(parser):
     parser.addoption('--only', choices=sorted(LEAVES_OUT), help=(
         'fast: without tests marked slow; slow: those alone; versions: without the slow ones that '
-        'are the same on every version of TensorFlow; brief: of these the slow cases left out, too, '
-        'of tests that have fast ones. Without it, all'))
+        'are the same on every version of TensorFlow; brief: without the slow cases, too, of tests '
+        'that have fast ones, and the slow tests for the oldest and newest. Without it, all'))
 
 
 def pytest_configure(config):
@@ -48,6 +49,8 @@ def pytest_configure(config):
                                        'out, `make test-all` does not')
     config.addinivalue_line('markers', 'version_independent: nothing of it changes with the '
                                        'version of TensorFlow; where it is slow it runs on one')
+    config.addinivalue_line('markers', 'oldest_and_newest: where it is slow it runs on these two '
+                                       'versions of TensorFlow, and not on those in between')
     config.addinivalue_line('markers', 'fast_only(pattern): of its cases, those whose id the '
                                        'regular expression finds nothing in are slow')
     config.addinivalue_line('markers', 'further_case: a slow case of a test that has fast ones')

@@ -277,6 +277,7 @@ def test_a_run_made_compute_bound():
 
 
 @pytest.mark.slow
+@pytest.mark.version_independent
 def test_a_balanced_run():
     # Python's lock is between the two towers' sleepers and the pipeline's for moments only.
     found = measured(.1, .1, seconds=1.)
@@ -284,6 +285,7 @@ def test_a_balanced_run():
 
 
 @pytest.mark.slow
+@pytest.mark.version_independent
 def test_a_pipeline_that_does_not_work_ahead():
     found = measured(.05, .05, seconds=.6, ahead=0)
     assert found.side in ('turns', 'unclear')  # on a busy machine they are slower than in turns
