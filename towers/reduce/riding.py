@@ -65,7 +65,6 @@ def held_back(updates, gates, active, computed, redirects=None):
         merged = tf.raw_ops.Merge(inputs=[done, skipped])[0]
     left_out = graph_walk.reachable_from(gated, operations, control=True)
     redirect = functools.partial(_wait_instead, left_out, operations, done.op, merged.op)
-    redirect()
     if redirects is not None:
         redirects.append(redirect)
     return [merged]
