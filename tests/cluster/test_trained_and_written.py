@@ -105,6 +105,14 @@ def test_what_is_written_from_no_batch_is_not_sent(new_value, use_resource):
         assert state_of(writing(new_value), tf.train.AdamOptimizer(RATE)) == []
 
 
+def test_a_worker_without_data_clips_in_its_forward_pass():
+    def model_fn(inputs):
+        value = center()
+        with tf.control_dependencies([tf.assign(value, tf.clip_by_value(value, -1., 1.))]):
+            return tf.reduce_mean(tf.square(inputs - value.read_value()))
+    assert state_of(model_fn, uneven=True) == []
+
+
 def test_a_worker_without_data_does_not_clip():
     """Its updates are not run."""
     assert state_of(writing(lambda inputs, value: tf.clip_by_value(value, -1., 1.)),

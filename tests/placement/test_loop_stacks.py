@@ -30,6 +30,17 @@ def in_a_branch(x, y):
         tf.while_loop(lambda i, _: i < 3, step, (0, tf.ones_like(y)))[1], y)
 
 
+def of_its_own_gradients(x, y):
+    """A loss of which a term is weighted by a gradient that the model takes itself."""
+    w = tf.get_variable('w', [6, 3], tf.float64, tf.glorot_uniform_initializer(seed=1))
+    shift = tf.get_variable('shift', [3], tf.float64, tf.zeros_initializer())
+    _, total = tf.while_loop(lambda i, _: i < 2, lambda i, total: (i + 1, total * shift + y),
+                             (0, tf.matmul(x, w)))
+    weights = tf.stop_gradient(tf.gradients(tf.reduce_sum(total, 0), shift)[0])
+    return tf.reduce_mean(tf.square(total)) + samples.mean_squared_error(
+        total + 0. * weights, y)
+
+
 def gradients(model_fn, arrays, devices, **options):
     with tf.Graph().as_default(), switched('resource_variables', True), switched(
             'control_flow_v2', False):
@@ -59,13 +70,13 @@ def gradients(model_fn, arrays, devices, **options):
             return found
 
 
-@pytest.mark.fast_only('in_a_branch.*clone|nested.*balanced|rnn.*reuse')
+@pytest.mark.fast_only('in_a_branch.*clone|nested.*balanced|(rnn|own).*reuse')
 @pytest.mark.parametrize('options', [
     dict(copies='clone'), dict(copies='reuse'), dict(variable_device='balanced')],
                          ids=lambda options: '-'.join(options.values()))
 @pytest.mark.parametrize('model_fn, make', [
     (samples.while_loop_rnn, samples.sequences), (nested, samples.vectors),
-    (in_a_branch, samples.vectors)], ids=lambda given: given.__name__)
+    (in_a_branch, samples.vectors), (of_its_own_gradients, samples.vectors)], ids=lambda given: given.__name__)
 def test_as_on_one_device(model_fn, make, options):
     if model_fn is in_a_branch and tf.version.VERSION < '2':
         pytest.skip('TF 1.15 has no gradient of a variable that is read in a branch in a loop')

@@ -27,7 +27,7 @@ from towers.tower.left_over import left_scopes
 from towers.tower.stage_costs import number_of_slots
 from towers.tower.stage_cuts import Cutting
 from towers.tower.stateless_random import NamesOnOneMachine
-from towers.tower.tower import TowerOptions
+from towers.tower.tower_options import TowerOptions
 
 REDUCTIONS = ('sum', 'mean')
 REGULARIZATIONS = ('none', 'add')

@@ -139,10 +139,12 @@ class Cloner:
     def _was_put(self, name, node):
         """Whether an operation is a gradient that was put on the tower after it was made.
 
-        `place_backward` and `keep_with_tower` do so; no device scope tells of it.
+        `place_backward` and `keep_with_tower` do so, and, also where the model function takes
+        gradients itself, `keep_stacks_with_loops`; no device scope tells of it.
         """
         stages = stages_of(self._tower.device)
-        return name in self._tower.backward and node.device in stages and (
+        was_made_alone = 'loc:@' + name in colocation(node)
+        return (name in self._tower.backward or was_made_alone) and node.device in stages and (
             len(stages) > 1
             or not compat.device_scopes(self._graph.get_operation_by_name(name)))
 

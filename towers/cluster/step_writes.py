@@ -37,7 +37,7 @@ class StepWrites:
         on all workers if the constants and operations are, which have to be compared.
     """
 
-    def __init__(self, update, before, trained, same_batches, combined=()):
+    def __init__(self, update, before, trained, same_batches, combined=(), gradients=()):
         """
         Args:
           update: the operation that updates the weights.
@@ -45,6 +45,7 @@ class StepWrites:
           trained: list of the variables that the update trains.
           same_batches: see `common_state.read_by_training`.
           combined: list of `(gradient, variable)`, the sums over the workers, the same on all.
+          gradients: list of this worker's gradients: tensors.
         """
         graph = tf.get_default_graph()
         self.finder, self.compared = Writes(graph), set()
@@ -57,6 +58,8 @@ class StepWrites:
         self._known = {variable.op.name: variable for variable in
                        list(trained) + tf.local_variables() + tf.global_variables()}
         self._same_batches, self._values = same_batches, CommonValues(graph)
+        # What a worker without data runs, too: its updates it leaves out.
+        self._of_gradients = {op.name for op in step_operations(gradients)}
         self._writes = {}
 
     def of(self, variable):
@@ -159,7 +162,7 @@ class StepWrites:
         if variable is None:
             return []
         found = [] if name in shared else self.of_model(variable)
-        if found and not self._same_batches:
+        if not self._same_batches and any(op.name not in self._of_gradients for op in found):
             return None
         if name in self._trained:
             return found

@@ -62,7 +62,7 @@ def share_state(update, before, own, combined, same_batches, broadcast, replicat
         the model writes from its batch, and whose value it uses or passes on before it was sent.
     """
     trained, gradients = [variable for _, variable in own], [gradient for gradient, _ in own]
-    step = _Step(update, before, trained, combined, same_batches)
+    step = _Step(update, before, own, combined, same_batches)
     early = step.read_by_update()
     names = {variable.op.name for variable, _ in early}
     _check_trained(early, own, replicated)
@@ -119,10 +119,12 @@ class _Step:
       writes: `StepWrites`.
     """
 
-    def __init__(self, update, before, trained, combined, same_batches):
+    def __init__(self, update, before, own, combined, same_batches):
         """See `share_state`."""
+        trained = [variable for _, variable in own]
         self._update, self._before, self._combined = update, list(before), tensors_of(combined)
-        self.writes = StepWrites(update, before, trained, same_batches, combined)
+        self.writes = StepWrites(update, before, trained, same_batches, combined,
+                                 tensors_of(own))
         self._trained = {variable.op.name for variable in trained}
         self._read = collections.OrderedDict()  # variables, by name
         self._operations = self._of_update(trained)

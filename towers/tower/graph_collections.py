@@ -111,6 +111,20 @@ class TowerCollections:
             self._check_put_there(index, operations, owned, original or (lambda entry: entry), now)
         return added
 
+    def note_optimizers(self):
+        """Notes what the first tower's `compute_gradients` added, once it has left.
+
+        Returns:
+          List of the `UPDATE_OPS` among it.
+        """
+        updates = []
+        for key, entries in self._snapshot().items():
+            added = _since(self._final.get(key, ()), entries)
+            self._final[key] = self._final.get(key, []) + added
+            if key == tf.GraphKeys.UPDATE_OPS:
+                updates = added
+        return updates
+
     def _check_put_there(self, index, operations, owned, original, now):
         reads = None
         for key, variable in self._put_there:

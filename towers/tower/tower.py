@@ -12,6 +12,7 @@ from towers.graph import graph_walk
 from towers.graph.variable_access import variables_read
 from towers.nonfinite import checked_loss
 from towers.placement.loop_arrays import keep_arrays_with_readers
+from towers.placement.loop_stacks import keep_stacks_with_loops
 from towers.placement.stages import place_forward, says_stages
 from towers.placement.tower_device import (BackwardDevice, TowerDevice, keep_off_resources,
                                            keep_reads_in_loops, keep_with_tower, stages_of)
@@ -26,6 +27,7 @@ from towers.tower.left_over import Attempt
 from towers.tower.loss import TowerLosses
 from towers.tower.nested_builds import call_of_model_fn
 from towers.tower.objectives import all_pairs, flat, map_shaped, tensors_of
+from towers.tower.optimizers_variables import OptimizersVariables
 from towers.tower.outputs import call_model_fn, metrics_by_kind, to_model_output
 from towers.tower.own_optimizers import check_no_own_optimizer
 from towers.tower.own_seeds import OwnSeeds
@@ -78,26 +80,6 @@ class Tower(collections.namedtuple('Tower', [
         return '<Tower %d%s on %s>' % (
             self.index, ', micro-batch %d' % self.micro_batch if self.micro_batch else '',
             '+'.join(stages_of(self.device)))
-
-
-TowerOptions = collections.namedtuple('TowerOptions', [
-    'model_fn', 'objectives', 'adds_registered', 'variable_scope', 'reuse', 'earlier',
-    'update_ops', 'gradient_options', 'random_step', 'check_numerics', 'xla', 'recompute',
-    'cutting', 'micro_batches', 'called', 'served_rank', 'has_copies'])
-"""The options of all towers of a build: arguments of `build_towers`, and:
-
-Fields:
-  objectives: `Objectives`.
-  adds_registered: whether registered losses are added to the model's own.
-  earlier: variables of the earlier build that are to be shared, see `SharedVariables`.
-  gradient_options: dict, for `compute_gradients`.
-  recompute: `'auto'`, or list of names of kept results, see `recomputation.rewrite`; or None.
-  cutting: `Cutting`; None where the model is not cut into stages.
-  micro_batches: how many each tower has, one after the other or in a pipeline.
-  called: `NamesOnOneMachine`, for seeds of random ops.
-  served_rank, has_copies: see `InlineUpdates`.
-  random_step: the global step, for seeds of random ops; None where these are left as they are.
-"""
 
 
 class TowerBuilder:
@@ -153,6 +135,7 @@ class TowerBuilder:
         self.taken_results = TakenResults(graph)
         self.gradients = TowerGradients(options, placement, replicas, self.own_state, graph)
         self._collections = TowerCollections(graph)
+        self._optimizers_variables = OptimizersVariables(placement, graph)
         self._seen_variables = SeenVariables(graph)
 
     @property
@@ -160,9 +143,7 @@ class TowerBuilder:
         """Whether every tower has replicas of the trained variables."""
         return self._replicas is not None
 
-    @property
-    def direct_variables(self):
-        return tuple(self._shared.direct)
+    direct_variables = property(lambda self: tuple(self._shared.direct))
 
     @property
     def owned(self):
@@ -245,6 +226,7 @@ class TowerBuilder:
         if not is_cut or says_stages(made.operations):
             place_forward(made.operations, device)
         keep_reads_in_loops(made.operations)
+        keep_stacks_with_loops(made.operations)  # of gradients that the model function takes itself
         keep_arrays_with_readers(made.operations, device)
         self.losses.note_call(
             index, made.operations, sources, output.loss, root,
@@ -284,11 +266,13 @@ class TowerBuilder:
         gradients, backward = [], []
         if self._options.objectives:
             with tf.name_scope(root), tf.device(BackwardDevice(device)), explained(
-                    self._options.xla):
+                    self._options.xla), self._optimizers_variables.of_tower(index, root, outer):
                 # Even shards: divided once, so that the sum over N towers has a scale of exactly 1.
                 scale = (factor / len(shards.inputs) if shards.is_even
                          else shards.weights[index] * factor)
                 gradients, backward = self.gradients.of_tower(index, device, data_loss, scale, used)
+            if not index:
+                updates = _unique(updates + self._collections.note_optimizers())
         keep_reads_in_loops(sum(backward, []))
         if self._options.gradient_options.get('colocate_gradients_with_ops'):
             keep_with_tower(sum(backward, []), root, device)
@@ -360,9 +344,8 @@ class TowerBuilder:
             raise SharedVariableError(
                 "variable_device='replicated', and the model function takes gradients of the "
                 'variables that tf.trainable_variables() lists: tower %d reads replicas of them, '
-                'so '
-                'that they are missing from its loss. Take them of the variables that '
-                "tf.get_variable returns, or use another variable_device." % index)
+                'so that they are missing from its loss. Take them of the variables that '
+                'tf.get_variable returns, or use another variable_device.' % index)
 
     def _settle_writes(self, index, operations, output, taken, updates, data_operations, used,
                        keras_states):
@@ -374,8 +357,8 @@ class TowerBuilder:
                              for each in (fetches + updates, [update for _, update in pairs])]
             self.own_state.find(operations, step, data_operations, counted, keras_states)
             if self._replicas is not None:
-                self._replicas.make([variable for variable in self._shared.created + used
-                                     if not self.own_state.is_state(variable)])
+                self._replicas.make([each for each in self._shared.created + used
+                                     if not self.own_state.is_state(each)])
             self._collections.keep_local_variables()
         else:
             self.own_state.move_to(index, operations)
