@@ -51,6 +51,13 @@ def together(work, count, seconds=60):
     return results
 
 
+class StopWithoutSignals(towers.StopTogetherHook):
+    """Signal handlers are for main threads."""
+
+    def after_create_session(self, session, coord):
+        self._coordinator, self._session = coord, session
+
+
 def averaged(built):
     """The step with moving averages of the weights after it, as docs/clusters.md has it."""
     averages = tf.train.ExponentialMovingAverage(0.5)

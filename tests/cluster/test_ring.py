@@ -15,7 +15,7 @@ from towers.graph.graph_walk import reachable_from
 from towers.reduce import all_reduce
 from towers.run.step_loop import LoopSession
 from machine_samples import batches, close, on_one_device, sparse_and_dense
-from one_process import addresses, averaged, together, train
+from one_process import StopWithoutSignals, addresses, averaged, together, train
 
 
 @pytest.mark.parametrize('sizes, num_towers, reduction', [
@@ -221,7 +221,7 @@ def test_the_chief_stops_all_and_an_error_is_told_to_all():
                 sparse_and_dense, tuple(map(tf.constant, batches([4, 4])[rank])),
                 tf.train.GradientDescentOptimizer(0.1), 1, 'mean', global_step=step,
                 cluster=cluster)
-            stop = _StopWithoutSignals(cluster, built)
+            stop = StopWithoutSignals(cluster, built)
             with towers.join(cluster, built, on_lost=lambda error: None) as member:
                 with member.session([stop], LoopSession) as session:
                     if rank == 0:
@@ -248,7 +248,7 @@ def test_workers_that_all_know_the_end_end():
                 lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), numbers,
                 tf.train.GradientDescentOptimizer(0.1), 1, 'mean', global_step=step,
                 cluster=cluster)
-            hooks = [tf.train.StopAtStepHook(last_step=3), _StopWithoutSignals(cluster, built)]
+            hooks = [tf.train.StopAtStepHook(last_step=3), StopWithoutSignals(cluster, built)]
             done = 0
             with towers.join(cluster, built, on_lost=lambda error: None) as member:
                 with member.session(hooks) as session:
@@ -283,7 +283,7 @@ def test_a_worker_that_has_made_its_steps_tells_the_others_without_a_feed(steps,
                 model_fn, x, tf.train.GradientDescentOptimizer(rate), 2, 'mean',
                 global_step=global_step, cluster=cluster)
             seen, done = _AtEnd([global_step] + built.variables), 0
-            stop = _StopWithoutSignals(cluster, built)
+            stop = StopWithoutSignals(cluster, built)
             with towers.join(cluster, built, on_lost=lambda error: None) as member:
                 with member.session([stop, seen]) as session:
                     while not session.should_stop() and done < steps[rank]:
@@ -304,13 +304,6 @@ class _AtEnd(tf.train.SessionRunHook):
 
     def end(self, session):
         self.values = session.run(self.fetches)
-
-
-class _StopWithoutSignals(towers.StopTogetherHook):
-    """Signal handlers are for main threads."""
-
-    def after_create_session(self, session, coord):
-        self._coordinator, self._session = coord, session
 
 
 def test_an_error_of_one_is_told_to_the_other():

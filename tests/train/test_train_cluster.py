@@ -84,7 +84,7 @@ def test_flags_name_the_task_as_the_list_in_force_does(given, workers, rank, mon
      '--worker_hosts=a:1,b:2, has a comma without an address: leave it out.'),
     (dict(worker_hosts='a:1', job_name='ps', task_index=0),
      "this process is ps 0, and its cluster has 0 of them: name one by --ps_hosts, or under 'ps' "
-     'of TF_CONFIG, or give this process another job')])
+     'of TF_CONFIG (of --cluster=ps), or give this process another job')])
 def test_what_the_flags_leave_open_is_refused(given, expected, monkeypatch):
     monkeypatch.delenv('TF_CONFIG', raising=False)
     with flagsaver.flagsaver(cluster='ring', **given):

@@ -49,8 +49,9 @@ def fingerprint(cluster, built, examples, optimizer=None, settings=None):
       examples: number of examples in this machine's batch, if all machines need the same number;
         else None.
       optimizer: name of the optimizer's class.
-      settings: dict of further values that have to agree, from names to numbers or strings. The
-        optimizer's hyper-parameters are added to it where each worker makes the update itself.
+      settings: dict of further values that have to agree, from names to numbers or strings. They are
+        compared before the model; the optimizer's hyper-parameters, where each worker makes the
+        update itself, after it.
 
     Raises:
       ClusterError: each worker makes the update itself, and it draws random numbers.
@@ -62,8 +63,8 @@ def fingerprint(cluster, built, examples, optimizer=None, settings=None):
         # 1.15 and 2.21 do not understand each other's messages.
         'tensorflow': tf.VERSION if hasattr(tf, 'VERSION') else tf.__version__,
         'towers': len(built.devices), 'reduction': built.plan.reduction, 'examples': examples,
-        'optimizer': optimizer, 'settings': dict(_numbers_of_updates(cluster, built),
-                                                 **(settings or {})),
+        'optimizer': optimizer, 'given': dict(settings or {}),
+        'settings': _numbers_of_updates(cluster, built),
         'forward': forward_digest(built) if cluster.num_workers > 1 else {},
         'gradients': built.machines.kinds, 'updates': constants_of_updates(parts),
         'update_operations': operations_of_updates(built, parts),
@@ -78,6 +79,9 @@ def difference(own, other):
         if own.get(key) != other.get(key):
             return '%s is %s, and that of worker 0 %s' % (
                 _WORDS[key], _text(other.get(key)), _text(own.get(key)))
+    why = _difference_of_settings(own, other, 'given')  # which says why the rest differs
+    if why is not None:
+        return why
     ours = {each[0]: each[1:] for each in own['variables']}
     theirs = {each[0]: each[1:] for each in other.get('variables', ())}
     for name in list(ours) + list(theirs):
@@ -102,15 +106,20 @@ def difference(own, other):
                 'workers (in a name scope of its own each optimizer has others, too), or what '
                 'one of them needs for itself in collections=[tf.GraphKeys.LOCAL_VARIABLES]'
                 % name)
-    mine, yours = own['settings'], other.get('settings', {})
+    return (_difference_of_settings(own, other, 'settings')
+            or difference_of_constants(own['updates'], other.get('updates', ()))
+            or difference_of_operations(own.get('update_operations'),
+                                        other.get('update_operations'))
+            or _difference_of_others(own, other))
+
+
+def _difference_of_settings(own, other, key):
+    mine, yours = own.get(key, {}), other.get(key, {})
     for name in sorted(set(mine) | set(yours)):
         if mine.get(name) != yours.get(name):
             return 'its %s is %s, and that of worker 0 %s' % (
                 name, _text(yours.get(name)), _text(mine.get(name)))
-    return (difference_of_constants(own['updates'], other.get('updates', ()))
-            or difference_of_operations(own.get('update_operations'),
-                                        other.get('update_operations'))
-            or _difference_of_others(own, other))
+    return None
 
 
 def _difference_of_others(own, other):

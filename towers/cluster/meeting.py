@@ -208,9 +208,9 @@ class _Missing:
         silent = [rank for rank in self._ranks() if rank not in self.refused]
         parts = [] if doubt is None or self._welcome else [doubt.split(None, 1)[1]]
         if silent:
-            parts.append('there is no word of %s within start_timeout: start %s, correct the '
+            parts.append('%shere is no word of %s within start_timeout: start %s, correct the '
                          'address, or give a longer one' % (
-                             self._named(silent), 'it' if len(silent) == 1 else 'them'))
+                             'T' if parts else 't', self._named(silent), 'it' if len(silent) == 1 else 'them'))
         for rank in sorted(self.refused)[:8]:
             parts.append('worker %d was refused: %s' % (rank, self.refused[rank]))
         return ClusterError('. '.join(part.rstrip('.') for part in parts) + '.')

@@ -59,7 +59,7 @@ class Member:
         self.target, self.config = target, config
         self._watch, self._built, self._chief = watch, built, chief
         self._begin = BeginHook(cluster, built, target, config, lambda: self.lost(DEAD_AFTER))
-        self.hooks = [self._begin] + ([StepWatchHook(watch)] if watch is not None else [])
+        self.hooks = [self._begin] + ([StepWatchHook(watch, built)] if watch is not None else [])
         if cluster.kind in ('ring', 'horovod'):
             self.hooks.append(BroadcastHook(cluster, built))
         elif built.machines.hook is not None:

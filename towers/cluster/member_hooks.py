@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 from towers.cluster.ring import Collectives, broadcast_variables
 from towers.cluster.session_begun import not_by_member
 from towers.cluster.several_builds import builds_of
+from towers.cluster.step_fetches import StepFetches
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.run.step_loop import OccasionalHook
@@ -134,16 +135,20 @@ class BroadcastHook(OccasionalHook):
 
 
 class StepWatchHook(OccasionalHook):
-    """Tells the watch whether a step is under way, which needs all workers."""
+    """Tells the watch whether something is under way that needs all workers: mostly a step."""
 
-    def __init__(self, watch):
-        self._watch = watch
+    def __init__(self, watch, built):
+        self._watch, self._is_in_step = watch, False
+        self._fetches = StepFetches(lambda: builds_of(built))
 
     def before_run(self, run_context):
-        self._watch.step_begins()
+        self._is_in_step = self._fetches.need_others(run_context.original_args.fetches)
+        if self._is_in_step:
+            self._watch.step_begins()
 
     def after_run(self, run_context, run_values):
-        self._watch.step_ends()
+        if self._is_in_step:
+            self._watch.step_ends()
 
     def is_due(self):
         self._watch.step_begins()  # called before every step

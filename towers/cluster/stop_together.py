@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import check_instance
 from towers.build.built import BuiltTowers
 from towers.cluster.cluster import Cluster
+from towers.cluster.step_fetches import StepFetches
 from towers.errors import InvalidArgumentError
 from towers.run.stopping import StopOnSignalHook
 
@@ -57,8 +58,9 @@ class StopTogetherHook(StopOnSignalHook):
         super(StopTogetherHook, self).__init__(stream)
         self.stopped_by = None
         self._cluster, self._machines = cluster, built.machines
-        self.is_told = self._has_said = self._is_in_step = False
-        self._session = None
+        self.is_told = self._has_said = False
+        self._makes_step = self._is_in_step = False  # the latter also after a step that has failed
+        self._session, self._fetches = None, StepFetches(lambda: [built])
 
     @property
     def stopping_signal(self):
@@ -91,14 +93,17 @@ class StopTogetherHook(StopOnSignalHook):
         return self._machines.stops
 
     def before_run(self, run_context):
-        """Has that tensor fetched with the step."""
+        """Has that tensor fetched with a step; other calls of `run` need no other worker."""
+        self._makes_step = self._fetches.make_a_step(run_context.original_args.fetches)
+        if not self._makes_step:
+            return None
         self._begin_step()
         return None if self._machines.stops is None else tf.train.SessionRunArgs(
             self._machines.stops)
 
     def after_run(self, run_context, run_values):
         """Asks the session to stop when all do."""
-        if self._is_time(run_values.results):
+        if self._makes_step and self._is_time(run_values.results):
             run_context.request_stop()
 
     def is_due(self):

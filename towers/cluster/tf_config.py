@@ -93,7 +93,8 @@ def place_of(jobs, task, workers=None, ps=None, job=None, index=None):
     if job != 'evaluator' and not 0 <= index < len(jobs[job]):
         raise ClusterError('%s is %s %d, and its cluster has %d of them: %s.' % (
             said_by, job, index, len(jobs[job]), 'number the tasks of each job from 0'
-            if jobs[job] else "name one under '%s', or give this process another job" % job))
+            if jobs[job] else "name one under '%s'%s, or give this process another job" % (
+                job, " (of kind='ps')" if job == 'ps' else '')))
     return ('worker', 0) if job == 'chief' else (
         job, index + (len(jobs['chief']) if job == 'worker' else 0))
 

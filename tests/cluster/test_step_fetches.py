@@ -1,0 +1,92 @@
+"""What calls of `session.run` are: steps, of all workers, or looks that one of them takes alone."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.cluster.member import start_server
+from towers.cluster.step_fetches import StepFetches
+from one_process import StopWithoutSignals, addresses, together
+
+BATCHES = [[1., 3.], [5., 7.]]  # of each worker, 3 times
+
+
+def model_fn(x):
+    return tf.reduce_mean(tf.square(x - tf.get_variable('w', [], tf.float64,
+                                                        tf.zeros_initializer())))
+
+
+def in_a_ring():
+    return towers.build_towers(
+        model_fn, tf.placeholder(tf.float64, [2]), tf.train.GradientDescentOptimizer(.1), 1,
+        'mean', cluster=towers.Cluster('ring', ['a:1', 'b:1']),
+        global_step=tf.train.get_or_create_global_step())
+
+
+def test_which_fetches_are_steps():
+    built = in_a_ring()
+    averages = tf.train.ExponentialMovingAverage(.5)
+    with tf.control_dependencies([built.train_op]):
+        after = averages.apply(built.variables)
+    found = StepFetches(lambda: [built])
+    w = built.variables[0]
+    for fetches in (built.train_op, after, {'a': [built.train_op, w]}, built.train_op.name,
+                    (built.loss, [after])):
+        assert found.make_a_step(fetches) and found.need_others(fetches)
+    for fetches in (w, w.op.name + ':0', built.loss, [built.loss.name, {'w': w}], [],
+                    tf.train.get_global_step()):
+        assert not found.make_a_step(fetches) and not found.need_others(fetches)
+    gradients = [gradient for gradient, _ in built.gradients]
+    assert not found.make_a_step(gradients) and found.need_others(gradients)
+    for unknown in (object(), 'no such name', [{'a': {1, 2}}]):  # the side on which nobody hangs
+        assert found.make_a_step(unknown) and found.need_others(unknown)
+
+
+@pytest.mark.parametrize('kind', ['ring', 'ps'])
+@pytest.mark.parametrize('ends', ['the data of all', 'steps', 'all together'])
+def test_one_worker_looks_at_a_weight_alone_while_it_trains_and_afterwards(kind, ends):
+    if kind == 'ring':
+        workers, servers = addresses(2), ()
+    else:
+        workers, servers = addresses(2, 1)
+        server = towers.Cluster('ps', workers, servers, 'ps', 0)
+        running = start_server(server, server.session_config(tf.ConfigProto()))
+        assert running is not None
+
+    def work(rank):
+        with tf.Graph().as_default():
+            cluster = towers.Cluster(kind, workers, servers, 'worker', rank)
+            data = tf.data.Dataset.from_tensors(np.array(BATCHES[rank])).repeat(3)
+            if ends == 'all together':
+                feed = towers.until_all_end(data)
+                inputs, cluster = feed.inputs, cluster._replace(active=feed.active)
+            else:
+                inputs = tf.data.make_one_shot_iterator(data).get_next()
+            built = towers.build_towers(
+                model_fn, inputs, tf.train.GradientDescentOptimizer(tf.constant(.1, tf.float64)),
+                1, 'mean', global_step=tf.train.get_or_create_global_step(), cluster=cluster)
+            w, seen = built.variables[0], []
+            with towers.join(cluster, built, dead_after=10.) as member, member.session(
+                    [StopWithoutSignals(cluster, built)]) as session:
+                try:
+                    for _ in range(2 if ends == 'steps' else 9):
+                        if session.should_stop():
+                            break
+                        session.run(built.train_op)
+                        if rank == 0:
+                            seen.append(session.run(w))
+                except tf.errors.OutOfRangeError:
+                    pass
+                if rank == 0:
+                    seen.append(session.run(w))
+            return seen
+    # The mean of all four is 4: w <- w - 0.2 * (w - 4).
+    expected = [4 * (1 - .8 ** step) for step in (1, 2, 3)]
+    if ends == 'steps':
+        expected = expected[:2]
+    seen, _ = together(work, 2)
+    # The step that ends the training without data changes nothing, and has a look of its own.
+    assert len(seen) - len(expected) in ((1, 2) if ends == 'all together' else (1,))
+    np.testing.assert_allclose(seen[:len(expected)], expected, rtol=1e-12)
+    np.testing.assert_allclose(seen[len(expected):], expected[-1], rtol=1e-12)

@@ -1,0 +1,57 @@
+"""What a call of `session.run` does: a step, something that other workers have a part in, or neither.
+
+Hooks of a `tf.train.MonitoredSession` are called for all of them: also for a look at a weight, or a
+summary, that one worker takes alone.
+"""
+
+import tensorflow.compat.v1 as tf
+
+from towers.graph.graph_walk import step_operations
+
+_OF_OTHERS = ('Collective', 'Horovod', 'ResourceAccumulator', 'Accumulator', 'SparseAccumulator',
+              'ResourceConditionalAccumulator', 'ConditionalAccumulator', 'QueueDequeue')
+"""Beginnings of types of operations that may wait for another worker."""
+
+
+class StepFetches:
+    """Answers both questions about the fetches of a call, once for each that are different."""
+
+    def __init__(self, builds):
+        """
+        Args:
+          builds: function that returns the list of the `BuiltTowers` whose steps count.
+        """
+        self._builds = builds
+        self._known = {}
+
+    def make_a_step(self, fetches):
+        """Whether they run a train op. What is not understood counts as a step."""
+        return self._of(fetches)[0]
+
+    def need_others(self, fetches):
+        """Whether they run something that may wait for another worker."""
+        return self._of(fetches)[1]
+
+    def _of(self, fetches):
+        fetched = [getattr(leaf, 'op', leaf) for leaf in
+                   tf.nest.flatten(fetches, expand_composites=True)]
+        key = tuple(op.name if isinstance(op, tf.Operation) else op for op in fetched)
+        try:
+            if key not in self._known:
+                self._known[key] = self._looked_at(fetched)
+            return self._known[key]
+        except (TypeError, ValueError, KeyError):  # an object of its own, or a name of nothing
+            return True, True
+
+    def _looked_at(self, fetched):
+        builds = self._builds()
+        graph = builds[0].train_op.graph
+        operations = []
+        for each in fetched:
+            element = graph.as_graph_element(each)
+            operations.append(getattr(element, 'op', element))
+        run = step_operations(operations)
+        names = {op.name for built in builds
+                 for op in [built.train_op] + list(built.train_ops.values())}
+        makes_step = not names.isdisjoint(op.name for op in run)
+        return makes_step, makes_step or any(op.type.startswith(_OF_OTHERS) for op in run)
