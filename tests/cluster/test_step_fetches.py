@@ -39,7 +39,7 @@ def test_which_fetches_are_steps():
         assert not found.make_a_step(fetches) and not found.need_others(fetches)
     gradients = [gradient for gradient, _ in built.gradients]
     assert not found.make_a_step(gradients) and found.need_others(gradients)
-    for unknown in (object(), 'no such name', [{'a': {1, 2}}]):  # the side on which nobody hangs
+    for unknown in (object(), 'no such name', [{'a': {1, 2}}], {1: 2, 'a': 3}):  # the side on which nobody hangs
         assert found.make_a_step(unknown) and found.need_others(unknown)
 
 

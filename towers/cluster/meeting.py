@@ -210,7 +210,8 @@ class _Missing:
         if silent:
             parts.append('%shere is no word of %s within start_timeout: start %s, correct the '
                          'address, or give a longer one' % (
-                             'T' if parts else 't', self._named(silent), 'it' if len(silent) == 1 else 'them'))
+                             'T' if parts else 't', self._named(silent),
+                             'it' if len(silent) == 1 else 'them'))
         for rank in sorted(self.refused)[:8]:
             parts.append('worker %d was refused: %s' % (rank, self.refused[rank]))
         return ClusterError('. '.join(part.rstrip('.') for part in parts) + '.')

@@ -33,10 +33,10 @@ class StepFetches:
         return self._of(fetches)[1]
 
     def _of(self, fetches):
-        fetched = [getattr(leaf, 'op', leaf) for leaf in
-                   tf.nest.flatten(fetches, expand_composites=True)]
-        key = tuple(op.name if isinstance(op, tf.Operation) else op for op in fetched)
         try:
+            fetched = [getattr(leaf, 'op', leaf) for leaf in
+                       tf.nest.flatten(fetches, expand_composites=True)]
+            key = tuple(op.name if isinstance(op, tf.Operation) else op for op in fetched)
             if key not in self._known:
                 self._known[key] = self._looked_at(fetched)
             return self._known[key]
