@@ -49,9 +49,9 @@ def fingerprint(cluster, built, examples, optimizer=None, settings=None):
       examples: number of examples in this machine's batch, if all machines need the same number;
         else None.
       optimizer: name of the optimizer's class.
-      settings: dict of further values that have to agree, from names to numbers or strings. They are
-        compared before the model; the optimizer's hyper-parameters, where each worker makes the
-        update itself, after it.
+      settings: dict of further values that have to agree, from names to numbers or strings. They
+        are compared before the model; the optimizer's hyper-parameters, where each worker makes
+        the update itself, after it.
 
     Raises:
       ClusterError: each worker makes the update itself, and it draws random numbers.

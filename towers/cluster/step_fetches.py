@@ -1,4 +1,4 @@
-"""What a call of `session.run` does: a step, something that other workers have a part in, or neither.
+"""What a call of `session.run` is: a step, something else that needs other workers, or neither.
 
 Hooks of a `tf.train.MonitoredSession` are called for all of them: also for a look at a weight, or a
 summary, that one worker takes alone.

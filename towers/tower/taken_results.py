@@ -114,9 +114,9 @@ class TakenResults:
         writes = Writes(self._graph)
         if any(each.name in made and writes.of(each) for each in graph_walk.step_operations([op])):
             raise GradientError(
-                'transform_gradients, or the optimizer, takes operation %s, which runs an update of '
-                'tower %d; the first tower, whose updates run, made other operations: make the same '
-                'ones in every call of the model function.' % (op.name, place.call))
+                'transform_gradients, or the optimizer, takes operation %s, which runs an update '
+                'of tower %d; the first tower, whose updates run, made other operations: make the '
+                'same ones in every call of the model function.' % (op.name, place.call))
         return None
 
     def _is_partial(self, op):
