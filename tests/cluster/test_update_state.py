@@ -242,6 +242,40 @@ def test_a_look_at_the_variable_between_two_steps_writes_nothing(reads):
     assert any('Collective' in op.type for op in of_update)
 
 
+@pytest.mark.parametrize('use_resource', [True, False])
+def test_what_the_program_computed_from_the_variable_may_be_looked_at(use_resource):
+    """One worker looks alone at the rate that it gave the optimizer, between the steps."""
+    workers = addresses(2)
+
+    def work(rank):
+        with tf.Graph().as_default(), tf.variable_scope('', use_resource=use_resource):
+            state = variable('state', RATE)
+            rate = tf.maximum(state * 2., 0.) / 2.
+
+            def model_fn(inputs):
+                tf.add_to_collection(tf.GraphKeys.UPDATE_OPS,
+                                     tf.assign(state, state / tf.reduce_mean(inputs)))
+                return loss_of(inputs)
+            cluster = towers.Cluster('ring', workers, rank=rank)
+            built = towers.build_towers(
+                model_fn, tf.constant(INPUTS[rank]), tf.train.GradientDescentOptimizer(rate), 1,
+                'mean', global_step=tf.train.get_or_create_global_step(), cluster=cluster)
+            seen = []
+            with towers.join(cluster, built, start_timeout=30., dead_after=10.) as member, \
+                    member.session() as session:
+                for _ in range(3):
+                    session.run(built.train_op)
+                    if rank == 0:
+                        seen.append(session.run([rate, state, built.variables[0]]))
+            return seen
+    seen, _ = together(work, 2)
+    weight, value = 1., RATE
+    for looked_at in seen:
+        value /= 2.  # the mean of worker 0's inputs; the update reads it after that
+        weight -= value * 5.
+        np.testing.assert_allclose(looked_at, [value, value, weight], rtol=1e-12)
+
+
 def test_what_the_model_counts_is_sent_where_batches_differ():
     assert [each.op.name for each in built(counting(1.), uneven=True).machines.state] == ['seen']
 

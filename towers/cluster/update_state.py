@@ -22,8 +22,9 @@ from towers.cluster.common_state import (counts_of_model, read_by_training,
                                          read_from_state)
 from towers.cluster.step_writes import ADDED_UP, StepWrites
 from towers.errors import ClusterError
+from towers.graph.copies import copied_operations, take_instead
 from towers.graph.frames import Frames
-from towers.graph.graph_walk import Recording, reachable_from, step_operations
+from towers.graph.graph_walk import Recording, is_control_flow, reachable_from, step_operations
 from towers.graph.variable_access import VARIABLE_OPS, is_variable, read_from, variable_op
 from towers.placement.variable_device import only_device
 from towers.tower.inline_updates import Write, writes_used
@@ -73,6 +74,7 @@ def share_state(update, before, own, combined, same_batches, broadcast, replicat
     counts = counts_of_model(read_from_state(gradients, trained) + step.read, update,
                              before) if same_batches else {}
     with Recording(tf.get_default_graph()) as made:
+        step.take_copies([variable for variable, _ in early])
         last = [step.share(early, broadcast)] if early else []
         for variable in late:
             with tf.control_dependencies([update] + last):
@@ -126,6 +128,7 @@ class _Step:
         self.writes = StepWrites(update, before, trained, same_batches, combined,
                                  tensors_of(own))
         self._trained = {variable.op.name for variable in trained}
+        self._own = {tensor.op.name for tensor in tensors_of(own)}
         self._read = collections.OrderedDict()  # variables, by name
         self._operations = self._of_update(trained)
 
@@ -183,6 +186,34 @@ class _Step:
         return [(variable, writes.of_model(variable)) for name, variable in read
                 if name in of_models - late] + [
                     (variable, writes.of(variable)) for name, variable in read if name in late]
+
+    def take_copies(self, variables):
+        """Has the update compute with copies of what the program computes from some variables.
+
+        What was made before the gradients (`rate = base * decay`, given to the optimizer) the
+        program may fetch at any time. If it waited for the write and the message, a look at it
+        would make both.
+        """
+        copies = copied_operations(self._made_before(variables))
+        for op in self._operations:
+            if op.name not in copies:
+                take_instead(op, copies)
+        self._operations = [op for op in self._operations if op.name not in copies] + list(
+            copies.values())
+
+    def _made_before(self, variables):
+        """The operations of the update that were made before it, and take some variables: a list
+        in the order in which they were made."""
+        before = []
+        for op in tf.get_default_graph().get_operations():
+            if op.name in self._own:
+                break
+            before.append(op)
+        takes = reachable_from([variable.op for variable in variables], before)
+        takes &= {op.name for op in self._operations if op.type not in VARIABLE_OPS}
+        found = [op for op in before if op.name in takes]
+        # In loops and branches (v1) there is no copy of one operation without the others.
+        return [] if any(is_control_flow(op) or self.writes.finder.of(op) for op in found) else found
 
     # ---- the order of writes, messages and reads ------------------------------------------------
 
