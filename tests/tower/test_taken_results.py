@@ -206,3 +206,12 @@ def test_in_a_ring_a_workers_own_loss_and_batch_are_refused():
     with pytest.raises(ClusterError, match=r"computed from what 'IteratorGetNext' "
                                            r'\(IteratorGetNext\) reads'):
         seeds_of_updates(built)
+
+
+def test_in_a_ring_a_workers_own_loss_and_batch_may_be_shown():
+    def model_fn(x):
+        HELD['loss'] = weight() * tf.reduce_mean(x)
+        return HELD['loss']
+    built = built_in_a_ring(model_fn, lambda pairs: [
+        (tf.Print(g, [HELD['loss'], HELD['batch']]), v) for g, v in pairs])
+    assert seeds_of_updates(built) == ''

@@ -7,13 +7,12 @@ the others without an error. So they would by an update that is computed from a 
 
 import tensorflow.compat.v1 as tf
 
+from towers.cluster.step_writes import ADDED_UP
 from towers.errors import ClusterError
 from towers.graph.graph_walk import is_random, step_operations
 from towers.graph.variable_writes import Writes
 from towers.tower.objectives import tensors_of
 
-_ADDED_UP = ('Collective', 'Horovod')
-"""Beginnings of types of operations whose results are the same on all workers."""
 _READS = ('IteratorGetNext', 'QueueDequeue', 'Reader')
 """Beginnings of types of operations that read data."""
 
@@ -65,10 +64,12 @@ def _after_the_sum(built):
     # The sums themselves: how many rows they have of this worker's is a number of its own.
     sums = {tensor.op.name for tensor in tensors_of(built.machines.combined)}
     while stack:
-        for tensor in stack.pop().inputs:
+        op = stack.pop()
+        # `tf.Print` returns its first input, and shows the others.
+        for tensor in op.inputs[:1] if op.type == 'Print' else op.inputs:
             other = tensor.op
             if other.name not in seen and other.name not in sums and not other.type.startswith(
-                    _ADDED_UP):
+                    ADDED_UP):
                 seen[other.name] = other
                 stack.append(other)
     return list(seen.values())

@@ -6,6 +6,7 @@ from towers.cluster.drawn_updates import seeds_of_updates
 from towers.cluster.forward_digest import difference_of_forward, forward_digest
 from towers.cluster.gradient_kinds import difference_of_kinds
 from towers.cluster.several_builds import builds_of
+from towers.cluster.step_writes import ADDED_UP
 from towers.cluster.update_numbers import constants_of_updates, difference_of_constants
 from towers.cluster.update_operations import difference_of_operations, operations_of_updates
 from towers.cluster.update_parts import parts_of_updates
@@ -175,7 +176,7 @@ def _number(tensor):
     None where the model, or another worker, has a part in it.
     """
     ops = _made_of(tensor)
-    if len(ops) > _MOST_OPERATIONS or any(op.type.startswith('Collective') for op in ops):
+    if len(ops) > _MOST_OPERATIONS or any(op.type.startswith(ADDED_UP) for op in ops):
         return None
     numbers = []
     for op in ops:
