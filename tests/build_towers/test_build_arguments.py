@@ -5,6 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from towers.tower import gradients as tower_gradients
 from sample_models import kind_of_variables  # noqa: F401, a fixture
 from towers.build.arguments import check_var_list
 
@@ -58,9 +59,10 @@ def branches(x):
 MODELS = [gathers, on_two_devices, regularized, branches]
 
 
-def gradients(model_fn, num_towers, copies, options, device=None):
+def gradients(monkeypatch, model_fn, num_towers, copies, options, device=None):
     with tf.Graph().as_default():
-        optimizer = Records()
+        optimizer, of_towers = Records(), Records()
+        monkeypatch.setattr(tower_gradients, '_PLAIN', of_towers)
         built = towers.build_towers(model_fn, X, optimizer, num_towers, 'mean', copies=copies,
                                     variable_device=device, gradient_options=options)
         assert not towers.audit(built).broken
@@ -69,7 +71,7 @@ def gradients(model_fn, num_towers, copies, options, device=None):
             values = session.run([tf.convert_to_tensor(gradient)
                                   for gradient, _ in built.gradients])
             session.run(built.train_op)
-        return values, optimizer.given
+        return values, optimizer.given, of_towers.given
 
 
 @pytest.mark.fast_only(r'reference-all-auto|resource-\w+-reuse-regularized')
@@ -81,19 +83,21 @@ def gradients(model_fn, num_towers, copies, options, device=None):
     dict(gate_gradients=tf.train.Optimizer.GATE_GRAPH, colocate_gradients_with_ops=True,
          aggregation_method=METHODS.EXPERIMENTAL_ACCUMULATE_N)],
                          ids=['colocate', 'aggregation', 'all'])
-def test_every_tower_gets_them_and_the_gradients_are_the_same(model_fn, copies, options):
-    expected, _ = gradients(model_fn, 1, copies, None)
-    got, given = gradients(model_fn, 2, copies, options)
+def test_every_tower_gets_them_and_the_gradients_are_the_same(
+        monkeypatch, model_fn, copies, options):
+    expected, _, _ = gradients(monkeypatch, model_fn, 1, copies, None)
+    got, given, of_towers = gradients(monkeypatch, model_fn, 2, copies, options)
     for one, other in zip(got, expected):
         np.testing.assert_allclose(one, other, rtol=1e-5)
-    assert given == [options] * (2 if copies == 'reuse' else len(given)) and given
+    assert given == [options]  # what the optimizer makes of the batch's gradients itself
+    assert of_towers == [options] * (2 if copies == 'reuse' else len(of_towers)) and of_towers
 
 
 @pytest.mark.usefixtures('kind_of_variables')
 @pytest.mark.parametrize('device', ['balanced', 'replicated', '/cpu:1'])
-def test_colocated_gradients_with_variables_anywhere(device):
-    expected, _ = gradients(gathers, 1, 'auto', None)
-    got, _ = gradients(gathers, 2, 'auto', dict(colocate_gradients_with_ops=True), device)
+def test_colocated_gradients_with_variables_anywhere(monkeypatch, device):
+    expected, _, _ = gradients(monkeypatch, gathers, 1, 'auto', None)
+    got, _, _ = gradients(monkeypatch, gathers, 2, 'auto', dict(colocate_gradients_with_ops=True), device)
     np.testing.assert_allclose(got[0], expected[0], rtol=1e-5)
 
 

@@ -173,16 +173,15 @@ def test_operations_off_their_tower(copies):
         audit.raise_if_broken()
 
 
-class Elsewhere(tf.train.GradientDescentOptimizer):
-    """Takes its gradients on /cpu:0, as a careless wrapper of an optimizer does."""
-
-    def compute_gradients(self, *args, **kwargs):
-        with tf.device('/cpu:0'):
-            return super(Elsewhere, self).compute_gradients(*args, **kwargs)
+def moved(built):
+    """The build with the last tower's backward pass on /cpu:0."""
+    for name in built.towers[-1].backward:
+        compat.set_device(tf.get_default_graph().get_operation_by_name(name), '/cpu:0')
+    return built
 
 
 def test_gradient_operations_off_their_tower(kind_of_variables):
-    built = towers.build_towers(two_layers, VECTORS, Elsewhere(0.1), 2)
+    built = moved(towers.build_towers(two_layers, VECTORS, sgd(), 2, copies='reuse'))
     (broken,) = towers.audit(built).broken
     assert 'of tower 1 off /cpu:1: tower_1/gradients/' in broken
 
@@ -411,11 +410,6 @@ def test_random_operations_stay_where_the_model_puts_them():
 
 def test_gradients_beside_what_the_model_puts_elsewhere():
     """As `colocate_gradients_with_ops=True` has them."""
-    class Beside(tf.train.GradientDescentOptimizer):
-        def compute_gradients(self, *args, **kwargs):
-            kwargs['colocate_gradients_with_ops'] = True
-            return super(Beside, self).compute_gradients(*args, **kwargs)
-
     def model_fn(x, y):
         h = linear_layer(x)
         with tf.device('/cpu:0'):
@@ -424,7 +418,8 @@ def test_gradients_beside_what_the_model_puts_elsewhere():
 
     def linear_layer(x):
         return tf.matmul(x, tf.get_variable('kernel', [6, 3], x.dtype))
-    built = towers.build_towers(model_fn, VECTORS, Beside(0.1), ['/cpu:1', '/cpu:2'])
+    built = towers.build_towers(model_fn, VECTORS, sgd(), ['/cpu:1', '/cpu:2'],
+                                gradient_options=dict(colocate_gradients_with_ops=True))
     audit = towers.audit(built)
     assert audit.broken == []
     assert any("of tower 1 on /cpu:0 by the model's own tf.device" in note and 'TanhGrad' in note
@@ -432,7 +427,8 @@ def test_gradients_beside_what_the_model_puts_elsewhere():
 
 
 def test_gradients_off_their_tower_are_broken_whatever_the_model_puts_there():
-    built = towers.build_towers(on_cpu_0, VECTORS, Elsewhere(0.1), ['/cpu:0', '/cpu:1'])
+    built = moved(towers.build_towers(on_cpu_0, VECTORS, sgd(), ['/cpu:0', '/cpu:1'],
+                                      copies='reuse'))
     (broken,) = towers.audit(built).broken
     assert 'of tower 1 off /cpu:1: tower_1/gradients/' in broken and 'Tanh on' not in broken
 

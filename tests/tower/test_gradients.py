@@ -43,9 +43,9 @@ def clipping_object():
 @pytest.mark.parametrize('num_towers', [1, 2])
 @pytest.mark.parametrize('make', [lambda: Clipping(RATE), clipping_object])
 def test_an_optimizer_that_changes_gradients_gets_those_of_the_whole_loss(make, num_towers):
-    # Each tower's gradient, half of the batch's, is at least 2 / num_towers: clipped to 1.
+    # Of the batch, and all of the loss: at least 2, clipped to 1.
     weights, _ = after_a_step(make(), num_towers)
-    np.testing.assert_allclose(weights, 1. - RATE * num_towers, rtol=1e-12)
+    np.testing.assert_allclose(weights, 1. - RATE, rtol=1e-12)
 
 
 @pytest.mark.parametrize('num_towers', [1, 2])

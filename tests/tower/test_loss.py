@@ -49,13 +49,13 @@ def test_a_loss_that_the_first_tower_registered_is_of_every_towers_loss(variable
 
 
 @pytest.mark.parametrize('copies', ['clone', 'reuse'])
-def test_an_optimizer_that_clips_gets_a_registered_loss_with_each_towers_own(copies):
+def test_an_optimizer_that_clips_gets_a_registered_loss_with_the_batchs(copies):
     class Clipping(tf.train.GradientDescentOptimizer):
         def compute_gradients(self, *args, **kwargs):
-            return [(tf.clip_by_value(gradient, -4., 4.), variable) for gradient, variable
+            return [(tf.clip_by_value(gradient, -7., 7.), variable) for gradient, variable
                     in super(Clipping, self).compute_gradients(*args, **kwargs)]
     built = towers.build_towers(registers(False), tf.constant(X), Clipping(.1), 2, 'mean',
                                 regularization='add', copies=copies)
     with tf.Session(config=towers.session_config(2)) as session:
         session.run(tf.global_variables_initializer())
-        assert session.run(built.gradients[0][0]) == (.75 + 2.5) + 4.  # of 2.25 + 2.5
+        assert session.run(built.gradients[0][0]) == 7.  # of 3 + 5

@@ -437,7 +437,7 @@ def test_a_regularizer_with_a_loop(copies):
 
 
 @pytest.mark.parametrize('copies', COPIES)
-def test_an_optimizer_that_clips_each_towers_gradient(copies):
+def test_an_optimizer_that_clips_the_gradient(copies):
     """It would clip the data's gradient alone if the regularization were taken out."""
     class Clipping(tf.train.GradientDescentOptimizer):
         def compute_gradients(self, *args, **kwargs):

@@ -53,11 +53,17 @@ def update_variables(builder, request, towers, outputs, combined, shards, staged
     """
     if not request.objectives:
         return Update(None, {}, [], [], {}, False)
-    settle = _settling(builder, request, towers, combined, shards)
+    settle = _settling(builder, request, towers, outputs, combined, shards)
+    of, is_whole = request.objectives.of, _batches(request, towers) == len(towers)
     with graph_walk.Recording(tf.get_default_graph()) as made:
         gradients = request.objectives.shaped(
-            checked_transform(each.transform_gradients,
-                              request.objectives.of(each, combined).gradients, request.placement,
+            builder.gradients.made_by_optimizer(each, of(each, outputs.loss),
+                                                of(each, combined).gradients, request.factor,
+                                                is_whole, request.accumulate > 1)
+            for each in request.objectives)
+        builder.note_updates_of_optimizers()
+        gradients = request.objectives.shaped(
+            checked_transform(each.transform_gradients, of(each, gradients), request.placement,
                               each.name)
             for each in request.objectives)
     settle(made.operations, [
@@ -69,15 +75,20 @@ def update_variables(builder, request, towers, outputs, combined, shards, staged
         return _of_several(builder, request, towers, outputs, gradients, combined, settle)
 
 
-def _settling(builder, request, towers, combined, shards):
+def _batches(request, towers):
+    """Of how many parts the batch of a step consists, which the towers of all machines have."""
+    cluster = request.cluster
+    return len(towers) * (
+        cluster.num_workers if cluster is not None and cluster.synchronous else 1)
+
+
+def _settling(builder, request, towers, outputs, combined, shards):
     """The function by which operations of the update take of the towers what one device would.
 
     It takes the operations, what they are made for, and tensors and operations that they may take;
     see `TakenResults.settle`.
     """
-    cluster, means = request.cluster, {}
-    batches = len(towers) * (
-        cluster.num_workers if cluster is not None and cluster.synchronous else 1)
+    means, earlier, batches = {}, [], _batches(request, towers)
     if any(isinstance(each.optimizer, GradientsOfModel) for each in request.objectives):
         batches = 1  # its results are the calls' own
 
@@ -90,9 +101,14 @@ def _settling(builder, request, towers, combined, shards):
         return means[name]
 
     def settle(made, fetches, after):
+        earlier.extend(made)  # what an optimizer has kept of its compute_gradients comes with it
         known = [tensor for each in flat(combined) for tensor in _read_for(each.gradients, each)]
-        builder.taken_results.settle(made, fetches, known + list(after), towers, whole_loss,
-                                     batches)
+        losses = dict(builder.gradients.own.losses)
+        if len(towers) < batches:
+            losses.update((tensor.name, name) for name, tensor in (
+                outputs.loss.items() if isinstance(outputs.loss, dict) else [(None, outputs.loss)]))
+        builder.taken_results.settle(earlier, fetches, known + list(after), towers, losses,
+                                     whole_loss, batches)
     return settle
 
 
@@ -250,4 +266,5 @@ def _updates(builder, towers, update_ops):
     others = [] if update_ops == 'none' else builder.updates_before()
     if update_ops == 'first':
         others += builder.own_state.updates(towers) + counting_updates(towers)
-    return [update for tower in chosen for update in tower.updates] + others
+    of_optimizers = [] if update_ops == 'none' else builder.updates_of_optimizers
+    return [update for tower in chosen for update in tower.updates] + others + of_optimizers

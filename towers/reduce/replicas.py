@@ -166,7 +166,7 @@ class Replicas:
         """
         ready = []
         for gradient, variable in gradients:
-            every = on_towers[variable.op.name]
+            every = on_towers.get(variable.op.name, (None,))
             if gradient is not every[0]:  # it was transformed, once, and goes to every tower
                 every = [gradient] * len(self.devices)
             if isinstance(gradient, tf.IndexedSlices) and variable.op.name in self._replicas:

@@ -10,7 +10,12 @@ from towers.placement.loop_stacks import keep_stacks_with_loops
 from towers.placement.stages import place_backward
 from towers.placement.variable_device import only_device
 from towers.recomputation.rewrite import recompute
+from towers.tower.gradients_of_model import GradientsOfModel
 from towers.tower.objectives import flat
+from towers.tower.own_gradients import OwnGradients, computed, has_own
+
+_PLAIN = tf.train.GradientDescentOptimizer(1.)
+"""Takes plain gradients, in the place of an optimizer with a `compute_gradients` of its own."""
 
 
 class TowerGradients:
@@ -20,6 +25,7 @@ class TowerGradients:
       trainable: the variables that any loss is differentiated by, known after the first tower.
       scaled_losses: `ScaledLosses` to take gradients with, to be set before the first tower; or
         None.
+      own: `OwnGradients`: what the optimizers make of the combined gradients themselves.
       recomputed: list of `Recomputed` of the first tower, one for each loss; or [].
     """
 
@@ -34,6 +40,7 @@ class TowerGradients:
         """
         self.trainable = []
         self.scaled_losses = None
+        self.own = OwnGradients(options.objectives, placement)
         self.recomputed = []
         self._variables_of = {}  # by the objective's name
         self._options = options
@@ -100,6 +107,16 @@ class TowerGradients:
             self.recomputed = [each for each, _ in done]
         return self._options.objectives.shaped([pairs for _, pairs in done])
 
+    def made_by_optimizer(self, objective, loss, combined, factor, is_whole, is_ordered):
+        """What the objective's optimizer makes of the combined gradients, see `OwnGradients.pairs`.
+
+        These gradients themselves where its `compute_gradients` is the usual one.
+        """
+        if not self.own.are_of(objective):
+            return combined
+        return self.own.pairs(objective, loss, combined, self._variables_of[objective.name],
+                              self._options.gradient_options, factor, is_whole, is_ordered)
+
     def of_regularization(self, loss, factor):
         """`[[(gradient, variable)]]` of the regularization, counted once; [] where there is none.
 
@@ -145,7 +162,10 @@ class TowerGradients:
         sources = [self._own_state.of_tower(source, index) for source in sources]
         if self.scaled_losses is not None:
             data_loss = self.scaled_losses.scaled(data_loss)
-        pairs = _computed(objective.optimizer, data_loss, sources, self._options.gradient_options)
+        optimizer = objective.optimizer
+        if self.own.are_of(objective):
+            data_loss, optimizer = self.own.multiplied(objective, data_loss), _PLAIN
+        pairs = computed(optimizer, data_loss, sources, self._options.gradient_options)
         if self.scaled_losses is not None:
             pairs = self.scaled_losses.unscaled(pairs)
         return pairs if self._replicas is None else self._replicas.own_pairs(pairs)
@@ -173,44 +193,14 @@ class TowerGradients:
         return chosen
 
 
-def listed_pairs(pairs):
-    """An iterable of pairs, such as a `zip`, as a list of tuples; None for anything else."""
-    if isinstance(pairs, (str, bytes, dict, tf.Tensor)):
-        return None
-    try:
-        listed = list(pairs)
-    except TypeError:
-        return None
-    if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in listed):
-        return None
-    return [tuple(pair) for pair in listed]
-
-
-def _computed(optimizer, loss, variables, options):
-    """What an optimizer's `compute_gradients` returns, as a list of pairs.
-
-    Raises:
-      GradientError: it returned something else, or none.
-    """
-    returned = optimizer.compute_gradients(loss, var_list=variables, **options)
-    pairs = listed_pairs(returned)
-    if not pairs or any(isinstance(variable, (tf.Tensor, tf.IndexedSlices))
-                        for _, variable in pairs):
-        raise GradientError('compute_gradients of %s returned %.200r: expected a list of '
-                            '(gradient, variable) pairs, one for each of its var_list.' % (
-                                type(optimizer).__name__, returned))
-    return pairs
-
-
 def takes_plain_gradients(objectives, gradient_options):
     """Whether the gradient of one term of the loss may be taken by itself, outside of the towers.
 
-    Only where `compute_gradients` is known to give the plain gradient of its loss. One that the
-    optimizer's class or object defines itself may clip the gradient, or add noise, which gives
-    another result for a part of the loss. With `GATE_GRAPH` no gradient is used before all of them
+    Not for an optimizer with a `compute_gradients` of its own, whose factor of the loss the towers
+    multiply with. With `GATE_GRAPH` no gradient is used before all of them
     are there. With several losses no term is taken out: it may be in more than one.
     """
     return (objectives.names is None
             and gradient_options.get('gate_gradients') != tf.train.Optimizer.GATE_GRAPH
-            and all(getattr(each.optimizer.compute_gradients, '__func__', None)
-                    is tf.train.Optimizer.compute_gradients for each in objectives))
+            and not any(isinstance(each.optimizer, GradientsOfModel) or has_own(each.optimizer)
+                        for each in objectives))

@@ -45,6 +45,7 @@ class TowerCollections:
         self._before = self._snapshot()
         self._final = None
         self._entered = None
+        self._known_updates = set()
         self._put_there = []  # (key, variable) of what the model function's first call put there
         self._reads = collections.Counter()  # of the first tower, by the variable's name
 
@@ -111,20 +112,6 @@ class TowerCollections:
             self._check_put_there(index, operations, owned, original or (lambda entry: entry), now)
         return added
 
-    def note_optimizers(self):
-        """Notes what the first tower's `compute_gradients` added, once it has left.
-
-        Returns:
-          List of the `UPDATE_OPS` among it.
-        """
-        updates = []
-        for key, entries in self._snapshot().items():
-            added = _since(self._final.get(key, ()), entries)
-            self._final[key] = self._final.get(key, []) + added
-            if key == tf.GraphKeys.UPDATE_OPS:
-                updates = added
-        return updates
-
     def _check_put_there(self, index, operations, owned, original, now):
         reads = None
         for key, variable in self._put_there:
@@ -159,10 +146,17 @@ class TowerCollections:
     def finish(self):
         """Leaves in the collections what one device would have left: the first tower's entries."""
         self._put(self._final)
-        known = set(map(id, self._before.get(tf.GraphKeys.UPDATE_OPS, ())))
-        for entry in self._final.get(tf.GraphKeys.UPDATE_OPS, ()):
-            if id(entry) not in known:
-                self._graph.add_to_collection(_UPDATES_OF_BUILDS, _name_of(entry))
+        self._known_updates = set(map(id, self._before.get(tf.GraphKeys.UPDATE_OPS, ())))
+        self.note_updates()
+
+    def note_updates(self):
+        """Notes the `UPDATE_OPS` that are new since the last call, as this build's; a list."""
+        added = [entry for entry in self._graph.get_collection(tf.GraphKeys.UPDATE_OPS)
+                 if id(entry) not in self._known_updates]
+        for entry in added:
+            self._known_updates.add(id(entry))
+            self._graph.add_to_collection(_UPDATES_OF_BUILDS, _name_of(entry))
+        return added
 
     def undo(self):
         """Puts every collection back to what it was before the first tower."""

@@ -43,7 +43,7 @@ class TakenResults:
         """
         self._calls.append(_Call(operations, root, sources))
 
-    def settle(self, made, fetches, known, towers, whole_loss, batches):
+    def settle(self, made, fetches, known, towers, losses, whole_loss, batches):
         """Makes operations of the update take what one device would.
 
         Args:
@@ -51,6 +51,7 @@ class TakenResults:
           fetches: tensors and operations: what they are made for.
           known: tensors and operations that they may take from a tower: the gradients.
           towers: list of all `Tower`s.
+          losses: dict from names of further tensors that are a loss, to the name of the loss.
           whole_loss: function from the name of a loss (None where there is only one) to the mean of
             that loss over the batch.
           batches: of how many parts the batch consists, which the towers of all machines have.
@@ -62,18 +63,19 @@ class TakenResults:
         if batches == 1:
             return
         known = {getattr(each, 'op', each).name for each in known}
-        losses = _losses(towers)
+        losses = dict(_losses(towers), **losses)
         is_whole = len(towers) == batches
         matters = functools.lru_cache(maxsize=None)(lambda: self._matters(made, fetches))
         updates = {getattr(update, 'op', update).name for update in towers[0].updates}
         for op in made:
             for position, tensor in enumerate(op.inputs):
-                if tensor.op.name in known:
+                if tensor.name in losses:
+                    if is_whole:
+                        compat.replace_input(op, position, whole_loss(losses[tensor.name]))
+                    elif (op.name, position) in matters():
+                        _refuse(tensor, is_loss=True)
                     continue
-                if tensor.name in losses and is_whole:
-                    compat.replace_input(op, position, whole_loss(losses[tensor.name]))
-                    continue
-                if self._place(tensor.op) is None:
+                if tensor.op.name in known or self._place(tensor.op) is None:
                     continue
                 first = self._first(tensor.op)
                 if first is not None and first is not tensor.op:
@@ -81,7 +83,7 @@ class TakenResults:
                 taken = first or tensor.op
                 if taken.name not in updates and self._is_partial(taken) and (
                         (op.name, position) in matters()):
-                    _refuse(tensor, tensor.name in losses)
+                    _refuse(tensor, is_loss=False)
             waits_for = [other if other.name in known else self._first(other) or other
                          for other in op.control_inputs]
             if waits_for != list(op.control_inputs):

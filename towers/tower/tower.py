@@ -27,7 +27,6 @@ from towers.tower.left_over import Attempt
 from towers.tower.loss import TowerLosses
 from towers.tower.nested_builds import call_of_model_fn
 from towers.tower.objectives import all_pairs, flat, map_shaped, tensors_of
-from towers.tower.optimizers_variables import OptimizersVariables
 from towers.tower.outputs import call_model_fn, metrics_by_kind, to_model_output
 from towers.tower.own_optimizers import check_no_own_optimizer
 from towers.tower.own_seeds import OwnSeeds
@@ -98,6 +97,7 @@ class TowerBuilder:
       own_state: `OwnState`: variables that each tower has of its own.
       inline_updates: `InlineUpdates`: writes of shared variables in the forward pass.
       taken_results: `TakenResults`: what the update takes of the calls by a closure.
+      updates_of_optimizers: list of `UPDATE_OPS` that optimizers have made with gradients.
     """
 
     def __init__(self, options, placement, replicas, num_towers, graph):
@@ -115,6 +115,7 @@ class TowerBuilder:
         self.random_keys = {}
         self.called = options.called
         self.stage_cuts = None
+        self.updates_of_optimizers = []
         self._options = options
         self._placement = placement
         self._graph = graph
@@ -135,7 +136,6 @@ class TowerBuilder:
         self.taken_results = TakenResults(graph)
         self.gradients = TowerGradients(options, placement, replicas, self.own_state, graph)
         self._collections = TowerCollections(graph)
-        self._optimizers_variables = OptimizersVariables(placement, graph)
         self._seen_variables = SeenVariables(graph)
 
     @property
@@ -147,12 +147,16 @@ class TowerBuilder:
 
     @property
     def owned(self):
-        """Names of the operations that are parts of the variables."""
+        """Names of the variables' own operations."""
         return self._shared.owned
 
     def updates_before(self):
         """The `UPDATE_OPS` from before the towers, see `TowerCollections`."""
         return self._collections.updates_before()
+
+    def note_updates_of_optimizers(self):
+        """Call this after optimizers' own `compute_gradients`, see `own_gradients`."""
+        self.updates_of_optimizers = self._collections.note_updates()
 
     @contextlib.contextmanager
     def undone_on_error(self, scopes):
@@ -266,13 +270,11 @@ class TowerBuilder:
         gradients, backward = [], []
         if self._options.objectives:
             with tf.name_scope(root), tf.device(BackwardDevice(device)), explained(
-                    self._options.xla), self._optimizers_variables.of_tower(index, root, outer):
+                    self._options.xla):
                 # Even shards: divided once, so that the sum over N towers has a scale of exactly 1.
                 scale = (factor / len(shards.inputs) if shards.is_even
                          else shards.weights[index] * factor)
                 gradients, backward = self.gradients.of_tower(index, device, data_loss, scale, used)
-            if not index:
-                updates = _unique(updates + self._collections.note_optimizers())
         keep_reads_in_loops(sum(backward, []))
         if self._options.gradient_options.get('colocate_gradients_with_ops'):
             keep_with_tower(sum(backward, []), root, device)

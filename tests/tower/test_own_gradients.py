@@ -1,0 +1,304 @@
+"""Optimizers with a `compute_gradients` of their own: once, for the batch, on any number of towers."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from one_process import addresses, together, train
+from towers.errors import GradientError
+from towers.graph import graph_walk
+
+BATCH = np.array([1., 2., 6.])
+
+
+class Scaled(tf.train.GradientDescentOptimizer):
+    """Scales the loss by a variable, and counts in another how often gradients were taken."""
+
+    def __init__(self, make, rate=.1):
+        super(Scaled, self).__init__(tf.constant(rate, tf.float64))
+        self.make = make
+
+    def compute_gradients(self, loss, *args, **options):
+        with tf.name_scope('scaling'):
+            scale = self.make('scale', 64.)
+            seen = self.make('seen', 0.)
+        tf.summary.scalar('scaled', loss * scale)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(seen, 1.))
+        pairs = super(Scaled, self).compute_gradients(loss * scale, *args, **options)
+        return [(gradient / scale, variable) for gradient, variable in pairs]
+
+
+def by_get_variable(name, value):
+    with tf.variable_scope('scaling', reuse=tf.AUTO_REUSE):
+        return tf.get_variable(name, [], tf.float64, tf.constant_initializer(value),
+                               trainable=False)
+
+
+def by_variable(name, value):
+    return tf.Variable(tf.constant(value, tf.float64), name=name, trainable=False)
+
+
+def model_fn(x):
+    return tf.reduce_mean(x) * tf.get_variable('w', [], tf.float64, tf.ones_initializer())
+
+
+@pytest.mark.parametrize('make', [by_get_variable, by_variable])
+@pytest.mark.parametrize('num_towers, options', [
+    (1, {}), (2, dict(copies='reuse')), (2, dict(remainder='weight')), (3, dict(copies='clone')),
+    (1, dict(accumulate=3)), (3, dict(first_scope=False, copies='reuse'))])
+@pytest.mark.parametrize('use_resource', [True, False])
+def test_as_on_one_device(make, num_towers, options, use_resource, tmp_path):
+    with tf.variable_scope('', use_resource=use_resource):
+        inputs = BATCH[:2] if num_towers == 2 and 'remainder' not in options else BATCH
+        built = towers.build_towers(
+            model_fn, tf.constant(inputs), Scaled(make), num_towers, 'mean',
+            global_step=tf.train.get_or_create_global_step(), check_devices=False, **options)
+    assert sorted(variable.op.name for variable in tf.global_variables()) == [
+        'global_step', 'scaling/scale', 'scaling/seen', 'w']
+    assert [variable.op.name for variable in tf.trainable_variables()] == ['w']
+    assert all(variable.device == '/device:CPU:0' for variable in tf.global_variables('scaling'))
+    assert len(tf.get_collection(tf.GraphKeys.SUMMARIES)) == 1
+    assert len(tf.get_collection(tf.GraphKeys.UPDATE_OPS)) == 1
+    config = tf.ConfigProto(device_count={'CPU': num_towers})
+    with tf.Session(config=config) as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(2):
+            session.run(built.train_op)
+        w, seen = session.run([tf.trainable_variables()[0], tf.global_variables('scaling/seen')[0]])
+        np.testing.assert_allclose([w, seen], [1 - .2 * inputs.mean(), 2.], rtol=1e-12)
+        path = tf.train.Saver().save(session, str(tmp_path / 'model'))
+    assert 'scaling/scale' in dict(tf.train.list_variables(path))
+
+
+def test_within_scopes_of_the_program():
+    with tf.name_scope('train'), tf.variable_scope('net'):
+        towers.build_towers(model_fn, tf.constant(BATCH[:2]), Scaled(by_variable), 2, 'mean',
+                            check_devices=False)
+    assert sorted(variable.op.name for variable in tf.global_variables()) == [
+        'net/w', 'train/net/scaling/scale', 'train/net/scaling/seen']
+
+
+def test_with_several_losses_each_optimizer_has_its_own():
+    def of_two(x):
+        return {'loss': {name: tf.reduce_mean(x) * tf.get_variable(
+            name, [], tf.float64, tf.ones_initializer()) for name in ('a', 'b')}}
+    built = towers.build_towers(
+        of_two, tf.constant(BATCH[:2]), dict(a=Scaled(by_variable), b=Scaled(by_variable, 1.)), 2,
+        'mean', var_list=dict(a=lambda every: every[:1], b=lambda every: every[1:]),
+        copies='reuse', check_devices=False)
+    assert len(tf.global_variables('scaling')) == 4
+    with tf.Session(config=tf.ConfigProto(device_count={'CPU': 2})) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+        np.testing.assert_allclose(session.run(tf.trainable_variables()), [1 - .15, 1 - 1.5])
+        assert session.run(tf.global_variables('scaling.*seen')) == [1., 1.]
+
+
+# ---- against a plain program on one device ------------------------------------------------------
+
+class Own(tf.train.GradientDescentOptimizer):
+    def __init__(self):
+        super(Own, self).__init__(tf.constant(.1, tf.float64))
+
+    def plain(self, *args, **options):
+        return tf.train.GradientDescentOptimizer.compute_gradients(self, *args, **options)
+
+
+class Decays(Own):
+    def compute_gradients(self, *args, **options):
+        return [(gradient + .5 * variable, variable)
+                for gradient, variable in self.plain(*args, **options)]
+
+
+class Clips(Own):
+    def compute_gradients(self, *args, **options):
+        pairs = self.plain(*args, **options)
+        clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 1.)
+        return list(zip(clipped, [variable for _, variable in pairs]))
+
+
+class AddsToTheLoss(Own):
+    def compute_gradients(self, loss, var_list=None, **options):
+        return self.plain(loss + .5 * tf.add_n([tf.nn.l2_loss(v) for v in var_list]),
+                          var_list=var_list, **options)
+
+
+class Scales(Own):
+    def compute_gradients(self, loss, var_list=None, **options):
+        return [(gradient / 8., variable) for gradient, variable in self.plain(
+            loss * 8., var_list=var_list, **options)]
+
+
+class Squares(Own):
+    def compute_gradients(self, loss, var_list=None, **options):
+        return self.plain(loss * loss, var_list=var_list, **options)
+
+
+class Keeps(Own):
+    """Keeps the loss and the norm, which it reads when it applies."""
+
+    def compute_gradients(self, loss, **options):
+        pairs = self.plain(loss, **options)
+        self.loss, self.norm = loss, tf.global_norm([gradient for gradient, _ in pairs])
+        return pairs
+
+    def apply_gradients(self, pairs, *args, **options):
+        return super(Keeps, self).apply_gradients(
+            [(gradient * self.loss / self.norm, v) for gradient, v in pairs], *args, **options)
+
+
+class Wraps:
+    """No `tf.train.Optimizer`."""
+
+    def __init__(self):
+        self.wrapped = Decays()
+
+    def compute_gradients(self, loss, var_list=None):
+        return self.wrapped.compute_gradients(loss * 2., var_list=var_list)
+
+    def apply_gradients(self, pairs, global_step=None):
+        return self.wrapped.apply_gradients(pairs, global_step)
+
+
+def rows_and_numbers(x):
+    w = tf.get_variable('w', [], tf.float64, tf.ones_initializer())
+    table = tf.get_variable('table', [5, 1], tf.float64, tf.ones_initializer())
+    rows = tf.nn.embedding_lookup(table, tf.cast(x, tf.int32) % 5)
+    return tf.reduce_mean(w * w * x * rows[:, 0] * rows[:, 0])
+
+
+class ClipsValues(Own):
+    """Of rows, too, which stay rows."""
+
+    def compute_gradients(self, *args, **options):
+        def clipped(gradient):
+            if isinstance(gradient, tf.IndexedSlices):
+                return tf.IndexedSlices(gradient.values * 2., gradient.indices)
+            return tf.clip_by_value(gradient, -1., 1.)
+        return [(clipped(gradient), v) for gradient, v in self.plain(*args, **options)]
+
+
+def on_one_device(make, model, examples):
+    with tf.Graph().as_default():
+        optimizer = make()
+        pairs = optimizer.compute_gradients(model(tf.constant(examples)),
+                                            var_list=tf.trainable_variables())
+        return after_two_steps(optimizer.apply_gradients(pairs))
+
+
+def after_two_steps(train_op):
+    with tf.Session(config=tf.ConfigProto(device_count={'CPU': 4})) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(tf.local_variables_initializer())
+        for _ in range(2):
+            session.run(train_op)
+        return session.run(tf.trainable_variables())
+
+
+SQUARED = lambda x: tf.reduce_mean(x) * tf.square(
+    tf.get_variable('w', [], tf.float64, tf.ones_initializer()))
+
+
+@pytest.mark.parametrize('count, num_towers, options', [
+    (4, 1, {}), (4, 2, {}), (5, 3, dict(copies='reuse')), (4, 2, dict(accumulate=2)),
+    (4, 2, dict(variable_device='replicated')), (6, 1, dict(accumulate=3))])
+@pytest.mark.parametrize('make, model', [
+    (Decays, SQUARED), (Clips, SQUARED), (AddsToTheLoss, SQUARED), (Scales, SQUARED),
+    (Squares, SQUARED), (Keeps, SQUARED), (Wraps, SQUARED), (ClipsValues, rows_and_numbers)])
+def test_on_any_number_of_towers(make, model, count, num_towers, options):
+    examples = np.arange(1., count + 1) / 4
+    with tf.Graph().as_default():
+        build = lambda: towers.build_towers(
+            model, tf.constant(examples), make(), num_towers, 'mean', remainder='weight',
+            check_devices=False, **options)
+        if make is Squares and 'accumulate' in options:
+            with pytest.raises(GradientError, match='depends on the value of the loss'):
+                build()
+            return
+        found = after_two_steps(build().train_op)
+    for value, expected in zip(found, on_one_device(make, model, examples)):
+        np.testing.assert_allclose(value, expected, rtol=1e-12)
+
+
+def test_sum_is_n_times_what_the_optimizer_makes_of_the_mean():
+    built = towers.build_towers(SQUARED, tf.constant([1., 3.], tf.float64), Clips(), 2, 'sum',
+                                check_devices=False)
+    with tf.Session(config=tf.ConfigProto(device_count={'CPU': 2})) as session:
+        session.run(tf.global_variables_initializer())
+        assert session.run(built.gradients[0][0]) == 2.  # of 4, clipped to 1, and 2 towers
+
+
+def test_a_loss_scale_comes_before_the_backward_pass_of_half_precision():
+    """The gradient is 2 ** -26, which is 0 in half precision, without the scale of 2 ** 10."""
+    class InHalf(tf.train.GradientDescentOptimizer):
+        def compute_gradients(self, loss, var_list=None, **options):
+            pairs = super(InHalf, self).compute_gradients(loss * 2. ** 10, var_list, **options)
+            return [(gradient / 2. ** 10, v) for gradient, v in pairs]
+
+    def half(x):
+        w = tf.get_variable('w', [], tf.float32, tf.ones_initializer())
+        return tf.reduce_mean(tf.cast(tf.cast(w, tf.float16) * x, tf.float32)) * 2. ** -13
+    for number in (1, 2):
+        with tf.Graph().as_default():
+            built = towers.build_towers(half, tf.fill([4], tf.constant(2. ** -13, tf.float16)),
+                                        InHalf(1.), number, 'mean', check_devices=False)
+            with tf.Session(config=tf.ConfigProto(device_count={'CPU': 2})) as session:
+                session.run(tf.global_variables_initializer())
+                assert session.run(built.gradients[0][0]) == 2. ** -26
+
+
+def test_the_factor_of_the_towers_waits_for_no_loss():
+    built = towers.build_towers(SQUARED, tf.constant([1., 3.], tf.float64), Scales(), 2, 'mean',
+                                check_devices=False, copies='reuse')
+    backward = [tf.get_default_graph().get_operation_by_name(name)
+                for name in built.towers[1].backward]
+    of_first = [op.name for op in graph_walk.step_operations(backward)
+                if op.name.startswith('tower_0/')]
+    assert of_first == []
+
+
+def never(self, loss, var_list=None, **options):
+    return [(tf.zeros([], tf.float64), variable) for variable in var_list]
+
+
+def twice(self, loss, **options):
+    self.plain(loss * 2., **options)
+    return self.plain(loss, **options)
+
+
+def in_a_branch(self, loss, **options):
+    gradients = tf.cond(tf.constant(True), lambda: self.plain(loss * 1., **options)[0][0],
+                        lambda: tf.zeros([], tf.float64))
+    return [(gradients, options['var_list'][0])]
+
+
+@pytest.mark.parametrize('method, words', [
+    (never, 'takes no gradient of the loss'), (twice, 'takes the gradient of its loss twice'),
+    (in_a_branch, 'within a branch')])
+def test_what_the_towers_cannot_do_is_refused(method, words):
+    make = type('Strange', (Own,), {'compute_gradients': method})
+    with pytest.raises(GradientError, match='compute_gradients of Strange .*' + words):
+        towers.build_towers(SQUARED, tf.constant([1., 3.], tf.float64), make(), 2, 'mean',
+                            check_devices=False)
+
+
+@pytest.mark.parametrize('kind', ['ring', 'ps'])
+@pytest.mark.parametrize('make', [Squares, Keeps])
+def test_the_value_of_a_loss_of_one_machine_is_refused(kind, make):
+    cluster = towers.Cluster(kind, ['a:1', 'b:1'], ['c:1'] if kind == 'ps' else ())
+    with pytest.raises(GradientError, match="one worker's examples"):
+        towers.build_towers(SQUARED, tf.constant([1., 3.], tf.float64), make(), 1, 'mean',
+                            cluster=cluster, global_step=tf.train.get_or_create_global_step())
+
+
+@pytest.mark.parametrize('make', [Decays, Clips, AddsToTheLoss, Scales])
+def test_in_a_ring(make):
+    examples = np.array([1., 2., 3., 6.]) / 4
+    expected = on_one_device(make, SQUARED, examples)[0]
+    workers = addresses(2)
+
+    def work(rank):
+        return train(towers.Cluster('ring', workers, rank=rank), SQUARED,
+                     (examples[2 * rank:2 * rank + 2],), make)['last']['w']
+    np.testing.assert_allclose(together(work, 2), expected, rtol=1e-12)

@@ -1,0 +1,212 @@
+"""Optimizers with a `compute_gradients` of their own: called once, for the loss of the whole batch.
+
+Such a method may scale the loss, add a decay of the weights, clip the gradients, draw noise, keep
+the loss, or make variables. Called for each tower it would do so once a tower, and to a part of the
+gradient. So the towers take plain gradients, and the method gets a loss S in their place:
+
+    value of S: the mean loss;  dS/dv: the combined gradient of v
+
+What it makes of the loss before it takes gradients (a loss scale, for half precision) is a factor
+dL/dS, by which the towers multiply their losses, before their backward passes.
+"""
+
+import itertools
+import re
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import GradientError
+from towers.graph import graph_walk
+from towers.placement.variable_device import only_device
+from towers.tower.gradients_of_model import GradientsOfModel
+
+_numbers = itertools.count()  # of names in TensorFlow's registry of gradients
+_OF_GATE = re.compile(r'tuple/control_dependency(_\d+)?$')
+_OF_SHAPE = frozenset(['Shape', 'ShapeN', 'Size', 'Rank', 'ZerosLike', 'OnesLike'])
+
+
+def has_own(optimizer):
+    """Whether an optimizer's `compute_gradients` is not the one of `tf.train.Optimizer`."""
+    if isinstance(optimizer, GradientsOfModel):
+        return False  # the model function's own, in each call
+    return getattr(optimizer.compute_gradients, '__func__',
+                   None) is not tf.train.Optimizer.compute_gradients
+
+
+class OwnGradients:
+    """Calls them, and gives the towers the factor of their losses.
+
+    Make it before the towers: the factors are outside of them.
+    """
+
+    def __init__(self, objectives, placement):
+        """
+        Args:
+          objectives: `Objectives`.
+          placement: `Placement`.
+        """
+        self._placement, self._factors = placement, {}
+        self.losses = {}  # name of the tensor S -> name of the loss
+        for each in objectives or ():
+            if has_own(each.optimizer):
+                with tf.control_dependencies(None), only_device(placement.main):
+                    # float64 holds a factor of any other type.
+                    self._factors[each.name] = tf.constant(1., tf.float64, name='loss_factor')
+
+    def are_of(self, objective):
+        """Whether the objective's optimizer has a `compute_gradients` of its own."""
+        return objective.name in self._factors
+
+    def multiplied(self, objective, loss):
+        """A tower's loss, to take its gradients, times the factor of the objective."""
+        return loss * tf.cast(self._factors[objective.name], loss.dtype)
+
+    def pairs(self, objective, loss, combined, variables, options, factor, is_whole, is_ordered):
+        """What the optimizer makes of the combined gradients: list of `(gradient, variable)`.
+
+        Args:
+          objective: `Objective`.
+          loss: the mean loss over the batch (of this machine).
+          combined: list of `(gradient, variable)`.
+          variables: list of the variables that the objective trains.
+          options: dict of further arguments of `compute_gradients`.
+          factor: the combined gradients are that of the mean loss times this: N for `'sum'`.
+          is_whole: whether no other machine has a part in the batch.
+          is_ordered: whether micro-batches are computed one after the other.
+
+        Raises:
+          GradientError: the method does not return pairs; takes no gradient of its loss, takes two,
+            or takes it where it has no part in the step; or it computes with the value of the loss
+            of one of several machines, or, before the last micro-batch, of all of them.
+        """
+        surrogate, factors = self._surrogate(loss, combined)
+        self.losses[surrogate.name] = objective.name
+        with only_device(self._placement.main), graph_walk.Recording(loss.graph) as made:
+            pairs = computed(objective.optimizer, surrogate, variables, options)
+            found = self._factor(objective, factors, factor)
+        _free_of_values(found, {op.name for op in made.operations})
+        with only_device(self._placement.main):
+            pairs = [(gradient if factor == 1 or gradient is None else _times(gradient, factor),
+                      variable) for gradient, variable in pairs]
+        if not is_whole and _computes_with(
+                [found] + [gradient for gradient, _ in pairs if gradient is not None],
+                surrogate, combined):
+            raise GradientError(
+                'compute_gradients of %s computes with the value of the loss, which is of one '
+                "worker's examples: let UPDATE_OPS write it to a variable, and read the variable."
+                % type(objective.optimizer).__name__)
+        if is_ordered and surrogate.op in graph_walk.step_operations([found]):
+            raise GradientError(
+                'compute_gradients of %s multiplies its loss by what depends on the value of the '
+                'loss, which is known when the last micro-batch is done: train without accumulate= '
+                'and micro_batches=.' % type(objective.optimizer).__name__)
+        compat.replace_tensor(surrogate, loss)
+        compat.replace_tensor(self._factors[objective.name], found)
+        return [pair for pair in pairs if pair[0] is not None]
+
+    def _surrogate(self, loss, combined):
+        """`(S, factors)`: the list gets dL/dS when a gradient is taken."""
+        factors, name = [], 'TowersWholeLoss%d' % next(_numbers)
+
+        def gradients(unused_op, of_loss, *unused_rest):
+            factors.append(of_loss)
+            return [None] + [gradient for gradient, _ in combined]
+        tf.RegisterGradient(name)(gradients)
+        graph = tf.get_default_graph()
+        with only_device(self._placement.main), tf.control_dependencies(None), \
+                tf.name_scope('whole_loss'):
+            reads = [variable.read_value() for _, variable in combined]
+            with graph.gradient_override_map({'IdentityN': name}):
+                return tf.identity_n([loss] + reads)[0], factors
+
+    def _factor(self, objective, factors, factor):
+        """The float64 scalar by which towers multiply their losses."""
+        called = 'compute_gradients of ' + type(objective.optimizer).__name__
+        own = self._factors[objective.name]
+        if not factors:
+            raise GradientError(called + ' takes no gradient of the loss that it is given.')
+        for each in factors[1:]:
+            if each is not factors[0]:
+                raise GradientError(called + ' takes the gradient of its loss twice: the towers '
+                                    'have one backward pass. Take it once.')
+        if factors[0].graph is not own.graph or compat.in_control_flow(factors[0].op):
+            raise GradientError(called + ' takes the gradient of its loss within a branch or a '
+                                'loop: take it outside.')
+        found = tf.cast(factors[0], tf.float64)
+        found = found if factor == 1 else found / factor
+        if own.op.name in graph_walk.ancestors([found]):
+            raise GradientError(called + ' multiplies its loss by what depends on its gradients.')
+        return found
+
+
+def computed(optimizer, loss, variables, options):
+    """What an optimizer's `compute_gradients` returns, as a list of pairs.
+
+    Raises:
+      GradientError: it returned something else, or none.
+    """
+    returned = optimizer.compute_gradients(loss, var_list=variables, **options)
+    pairs = listed_pairs(returned)
+    if not pairs or any(isinstance(variable, (tf.Tensor, tf.IndexedSlices))
+                        for _, variable in pairs):
+        raise GradientError('compute_gradients of %s returned %.200r: expected a list of '
+                            '(gradient, variable) pairs, one for each of its var_list.' % (
+                                type(optimizer).__name__, returned))
+    return pairs
+
+
+def listed_pairs(pairs):
+    """An iterable of pairs, such as a `zip`, as a list of tuples; None for anything else."""
+    if isinstance(pairs, (str, bytes, dict, tf.Tensor)):
+        return None
+    try:
+        listed = list(pairs)
+    except TypeError:
+        return None
+    if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in listed):
+        return None
+    return [tuple(pair) for pair in listed]
+
+
+def _free_of_values(factor, made):
+    """Frees what a factor is computed by from values that it does not depend on.
+
+    It would wait for all towers' losses, where it takes the shape of a loss, or where gradients are
+    gated: TensorFlow then has the gradient of one input wait for that of another.
+    """
+    for op in graph_walk.step_operations([factor]):
+        if op.name not in made:
+            continue
+        if _OF_GATE.search(op.name):
+            compat.set_control_inputs(op, [])
+        for position, tensor in enumerate(op.inputs if op.type in _OF_SHAPE else ()):
+            if tensor.shape.is_fully_defined() and tensor.op.type != 'Const':
+                compat.replace_input(op, position, tf.zeros(tensor.shape, tensor.dtype))
+
+
+def _times(gradient, factor):
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
+
+
+def _computes_with(gradients, surrogate, combined):
+    """Whether gradients depend on the value of the surrogate, and not on its shape alone."""
+    tensors = [tensor for each in gradients for tensor in (
+        [each.values, each.indices] if isinstance(each, tf.IndexedSlices) else [each])]
+    ends = {tensor.op.name for gradient, _ in combined for tensor in (
+        [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices)
+        else [gradient])}
+    stack = [tensor.op for tensor in tensors if tensor.op.name not in ends]
+    seen = {op.name for op in stack}
+    while stack:
+        op = stack.pop()
+        if op is surrogate.op:
+            return True
+        for tensor in op.inputs[:1] if op.type == 'Print' else (
+                () if op.type in _OF_SHAPE else op.inputs):
+            if tensor.op.name not in seen and tensor.op.name not in ends:
+                seen.add(tensor.op.name)
+                stack.append(tensor.op)
+    return False
