@@ -43,6 +43,7 @@ def test_which_fetches_are_steps():
         assert found.make_a_step(unknown) and found.need_others(unknown)
 
 
+@pytest.mark.fast_only('all together-ps|steps-ring')
 @pytest.mark.parametrize('kind', ['ring', 'ps'])
 @pytest.mark.parametrize('ends', ['the data of all', 'steps', 'all together'])
 def test_one_worker_looks_at_a_weight_alone_while_it_trains_and_afterwards(kind, ends):

@@ -43,6 +43,7 @@ def model_fn(x):
     return tf.reduce_mean(x) * tf.get_variable('w', [], tf.float64, tf.ones_initializer())
 
 
+@pytest.mark.fast_only('True.*by_variable|False-2.*by_get_variable')
 @pytest.mark.parametrize('make', [by_get_variable, by_variable])
 @pytest.mark.parametrize('num_towers, options', [
     (1, {}), (2, dict(copies='reuse')), (2, dict(remainder='weight')), (3, dict(copies='clone')),
@@ -200,6 +201,7 @@ SQUARED = lambda x: tf.reduce_mean(x) * tf.square(
     tf.get_variable('w', [], tf.float64, tf.ones_initializer()))
 
 
+@pytest.mark.fast_only('Decays-SQUARED|Scales|Keeps-SQUARED-4-2|Squares|Clips-SQUARED-5|-5-3-options2')
 @pytest.mark.parametrize('count, num_towers, options', [
     (4, 1, {}), (4, 2, {}), (5, 3, dict(copies='reuse')), (4, 2, dict(accumulate=2)),
     (4, 2, dict(variable_device='replicated')), (6, 1, dict(accumulate=3))])
@@ -292,6 +294,7 @@ def test_the_value_of_a_loss_of_one_machine_is_refused(kind, make):
                             cluster=cluster, global_step=tf.train.get_or_create_global_step())
 
 
+@pytest.mark.fast_only('Scales')
 @pytest.mark.parametrize('make', [Decays, Clips, AddsToTheLoss, Scales])
 def test_in_a_ring(make):
     examples = np.array([1., 2., 3., 6.]) / 4

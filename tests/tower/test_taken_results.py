@@ -79,6 +79,7 @@ SHARDS = [(dict(num_towers=1), 3.5, 3.5), (dict(copies='clone'), 2., 3.5),
           (dict(copies='reuse', first_scope=False), 2., 3.5)]
 
 
+@pytest.mark.fast_only('counting-way0|options[237]')
 @pytest.mark.parametrize('options, first, mean', SHARDS)
 @pytest.mark.parametrize('model_fn, way', [
     (counting, dict(transform=waits)), (counting, dict(transform=takes)),
