@@ -76,9 +76,9 @@ class OwnGradients:
           is_ordered: whether micro-batches are computed one after the other.
 
         Raises:
-          GradientError: the method does not return pairs; takes no gradient of its loss, takes two,
-            or takes it where it has no part in the step; or it computes with the value of the loss
-            of one of several machines, or, before the last micro-batch, of all of them.
+          GradientError: the method does not return pairs; takes no gradient of its loss, or takes
+            it where it has no part in the step; or it computes with the value of the loss of one of
+            several machines, or, before the last micro-batch, of all of them.
         """
         surrogate, factors = self._surrogate(loss, combined)
         self.losses[surrogate.name] = objective.name
@@ -106,12 +106,18 @@ class OwnGradients:
         return [pair for pair in pairs if pair[0] is not None]
 
     def _surrogate(self, loss, combined):
-        """`(S, factors)`: the list gets dL/dS when a gradient is taken."""
+        """`(S, factors)`: the list gets dL/dS each time that a gradient is taken.
+
+        The first one is the towers' factor. An optimizer that takes the gradient for one part of the
+        variables after the other has several; they are mostly the same number.
+        """
         factors, name = [], 'TowersWholeLoss%d' % next(_numbers)
 
         def gradients(unused_op, of_loss, *unused_rest):
             factors.append(of_loss)
-            return [None] + [gradient for gradient, _ in combined]
+            ratio = None if len(factors) == 1 else of_loss / factors[0]
+            return [None] + [gradient if ratio is None else _times(gradient, ratio)
+                             for gradient, _ in combined]
         tf.RegisterGradient(name)(gradients)
         graph = tf.get_default_graph()
         with only_device(self._placement.main), tf.control_dependencies(None), \
@@ -126,10 +132,6 @@ class OwnGradients:
         own = self._factors[objective.name]
         if not factors:
             raise GradientError(called + ' takes no gradient of the loss that it is given.')
-        for each in factors[1:]:
-            if each is not factors[0]:
-                raise GradientError(called + ' takes the gradient of its loss twice: the towers '
-                                    'have one backward pass. Take it once.')
         if factors[0].graph is not own.graph or compat.in_control_flow(factors[0].op):
             raise GradientError(called + ' takes the gradient of its loss within a branch or a '
                                 'loop: take it outside.')
@@ -187,7 +189,10 @@ def _free_of_values(factor, made):
 
 def _times(gradient, factor):
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+        return tf.IndexedSlices(_times(gradient.values, factor), gradient.indices,
+                                gradient.dense_shape)
+    if isinstance(factor, tf.Tensor):
+        factor = tf.cast(factor, gradient.dtype)
     return gradient * factor
 
 
