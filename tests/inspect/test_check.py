@@ -206,7 +206,7 @@ def makes_more_variables():
 
 
 def with_dropout(x, y):
-    return samples.mean_squared_error(tf.nn.dropout(linear_layer(x), rate=0.5), y)
+    return samples.mean_squared_error(tf.nn.dropout(linear_layer(x), rate=0.5, seed=5), y)
 
 
 def that_sums(x, y):
