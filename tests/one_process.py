@@ -7,6 +7,7 @@ import traceback
 import tensorflow.compat.v1 as tf
 
 import towers
+from towers import compat
 from towers.cluster.ports import free_ports
 
 
@@ -75,13 +76,14 @@ def train(cluster, model_fn, batch, make_optimizer, steps=2, num_towers=1, reduc
         tf.set_random_seed(7 + cluster.rank)  # another start on each worker, but for the broadcast
         inputs = tuple(tf.constant(part) for part in batch)
         step = tf.train.get_or_create_global_step()
-        built = towers.build_towers(model_fn, inputs, make_optimizer(), num_towers, reduction,
-                                    remainder=remainder, global_step=step, cluster=cluster,
-                                    **options)
-        if on_build is not None:
-            on_build(built)
-        train_op = step_of(built)
-        gradients = [tf.convert_to_tensor(gradient) for gradient, _ in built.gradients]
+        with compat.CONTROL_FLOW_SWITCH:  # or another's build switches the model's loops to TF 1's
+            built = towers.build_towers(model_fn, inputs, make_optimizer(), num_towers, reduction,
+                                        remainder=remainder, global_step=step, cluster=cluster,
+                                        **options)
+            if on_build is not None:
+                on_build(built)
+            train_op = step_of(built)
+            gradients = [tf.convert_to_tensor(gradient) for gradient, _ in built.gradients]
         lost = []
         with towers.join(cluster, built, start_timeout=30., dead_after=20.,
                          on_lost=lost.append) as member, member.session() as session:

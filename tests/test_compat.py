@@ -1,10 +1,12 @@
 """towers.compat: what it says of the TensorFlow that is there."""
 
 import re
+import threading
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from sample_models import switched
 
 
 def test_the_docstring_lists_every_private_name_that_is_used():
@@ -23,6 +25,21 @@ def test_shapes_are_written_as_python_writes_tuples():
 
 def test_version():
     assert compat.TF_VERSION == tuple(int(part) for part in tf.__version__.split('.')[:2])
+
+
+def test_threads_that_need_the_control_flow_of_tf_1_take_turns():
+    def in_block():
+        with compat.control_flow_v1():
+            seen.append(tf.control_flow_v2_enabled())
+    seen, thread = [], threading.Thread(target=in_block)
+    with switched('control_flow_v2', True):
+        with compat.control_flow_v1():
+            thread.start()
+            thread.join(.2)
+            assert thread.is_alive() and not seen
+        thread.join()
+        assert seen == [False]
+        assert tf.control_flow_v2_enabled()
 
 
 def test_what_the_runtime_makes_of_a_product_is_a_product():

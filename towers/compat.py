@@ -60,6 +60,7 @@ import contextlib
 import os
 import re
 import sys
+import threading
 
 import tensorflow
 import tensorflow.compat.v1 as tf
@@ -672,20 +673,27 @@ def call_in_session(session, function):
     return session._do_call(function)  # pylint: disable=protected-access
 
 
+CONTROL_FLOW_SWITCH = threading.RLock()
+"""Held while `control_flow_v1` has TensorFlow's switch off: one thread at a time may build so."""
+
+
 @contextlib.contextmanager
 def control_flow_v1():
     """A context in which `tf.cond` is TF 1's, whose branches may write reference variables.
 
-    The switch is TensorFlow's own, for the whole process; it is put back at the end.
+    The switch is TensorFlow's own, for the whole process; it is put back at the end. Two threads
+    that build at once take turns: the end of one must not switch the other's back. A thread that
+    makes loops of its own meanwhile may get those of TF 1, which compute the same.
     """
-    if not tf.control_flow_v2_enabled():
-        yield
-        return
-    tf.disable_control_flow_v2()
-    try:
-        yield
-    finally:
-        tf.enable_control_flow_v2()
+    with CONTROL_FLOW_SWITCH:
+        if not tf.control_flow_v2_enabled():
+            yield
+            return
+        tf.disable_control_flow_v2()
+        try:
+            yield
+        finally:
+            tf.enable_control_flow_v2()
 
 
 # ---- Checkpoints --------------------------------------------------------------------------------

@@ -7,11 +7,11 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import compat
 from towers.cluster import spread
 from towers.cluster.member import start_server
 from towers.errors import ClusterError
 from one_process import addresses
+from sample_models import switched
 from test_after_the_step import squared, two_workers
 
 V115 = tf.__version__.startswith('1.')
@@ -70,7 +70,7 @@ def test_a_variable_that_cannot_be_taken_into_a_loop_is_refused_in_words():
 @pytest.mark.slow
 def test_the_same_trains_without_control_flow_v2():
     """The gradient of a row is its two lookups, over three rows, times 0.25."""
-    with compat.control_flow_v1():
+    with switched('control_flow_v2', False):
         np.testing.assert_allclose(alone(in_a_loop), [[1. - 2 * .25 * 2 / 3]] * 3, rtol=1e-12)
 
 

@@ -5,11 +5,11 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import compat
 from towers.cluster.member import start_server
 from towers.cluster.read_after import read_after_writes
 from towers.errors import ClusterError
 from one_process import addresses, together
+from sample_models import switched
 
 
 def two_weights(numbers):
@@ -69,7 +69,7 @@ def test_what_waits_for_the_step_sees_what_it_wrote(graph, on_servers, after, ex
         servers = [start_server(each, each.session_config(tf.ConfigProto())) for each in (
             towers.Cluster('ps', [worker], ps, 'ps', rank) for rank in range(2))]
         assert len(servers) == 2
-    with compat.control_flow_v1():
+    with switched('control_flow_v2', False):
         built = towers.build_towers(two_weights, tf.ones([4], tf.float64),
                                     tf.train.GradientDescentOptimizer(1.), 1, 'mean',
                                     cluster=cluster)
@@ -156,7 +156,7 @@ def test_a_write_in_the_same_branch_is_refused(graph):
     def branch():
         with tf.control_dependencies([tf.assign_sub(w, [1., 1.], name='write')]):
             return tf.add(w, 1., name='late')
-    with compat.control_flow_v1():
+    with switched('control_flow_v2', False):
         tf.cond(tf.placeholder(tf.bool, []), branch, lambda: tf.zeros([2]))
     with pytest.raises(ClusterError, match="'cond/late' takes .* 'cond/write' writes it in the "
                        'same loop or branch'):

@@ -7,10 +7,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import compat
 from towers.cluster.fingerprint import difference, fingerprint
 from towers.errors import ClusterError
 from one_process import addresses, together, train
+from sample_models import switched
 
 INPUTS = [np.array([1., 3.]), np.array([10., 6.])]  # of the two workers
 RATE = .125
@@ -68,7 +68,7 @@ def test_the_models_write_of_worker_0_comes_before_the_update_of_all(how, use_re
         return train(towers.Cluster('ring', workers, rank=rank), model_fn, (INPUTS[rank],),
                      lambda: tf.train.GradientDescentOptimizer(RATE), 3)
     # References in branches are of v1; the switch is one for all threads.
-    with contextlib.nullcontext() if use_resource else compat.control_flow_v1():
+    with contextlib.nullcontext() if use_resource else switched('control_flow_v2', False):
         results = together(work, 2)
     for result in results:
         np.testing.assert_allclose(result['last']['center'], by_hand(), rtol=1e-12)

@@ -7,12 +7,12 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import compat
 from towers.cluster.fingerprint import difference, fingerprint
 from towers.errors import ClusterError
 from towers.graph.graph_walk import step_operations
 from towers.graph.variable_writes import Writes
 from one_process import addresses, together, train
+from sample_models import switched
 
 INPUTS = [np.array([1., 3.]), np.array([10., 6.])]  # of the two workers; their means are 2 and 8
 RATE = 2. ** -4
@@ -130,7 +130,7 @@ def test_every_worker_updates_by_what_worker_0_has_written(case, use_resource):
                      (INPUTS[rank],), with_kind(make_optimizer), 3,
                      transform_gradients=with_kind(transform))
     # References in loops and branches are of v1; the switch is one for all threads.
-    with contextlib.nullcontext() if use_resource else compat.control_flow_v1():
+    with contextlib.nullcontext() if use_resource else switched('control_flow_v2', False):
         results = together(work, 2)
     weight, state = by_hand(case, use_resource)
     for result in results:

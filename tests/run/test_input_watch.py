@@ -13,6 +13,7 @@ from towers.run.input_watch import InputWatch, InputWatchHook, Reading, Span, de
 from towers.run.metrics_log import MetricsHook
 from towers.run.progress import ProgressHook
 from towers.run.step_loop import LoopSession
+from sample_models import switched
 
 SLOW = 0.05  # seconds; what is fast beside it takes microseconds
 
@@ -309,12 +310,12 @@ def test_what_cannot_be_watched():
         other = tf.no_op()
     with pytest.raises(towers.InvalidArgumentError, match='another graph'):
         InputWatch(other)
-    with input_watch.compat.control_flow_v1():
+    with switched('control_flow_v2', False):
         value = tf.cond(tf.constant(True), lambda: numbers(False), lambda: tf.constant(
             0, tf.int64))
     with pytest.raises(towers.InvalidArgumentError, match='within a tf.cond'):
         InputWatch(training(value, False)[0])
-    with tf.Graph().as_default() as made, input_watch.compat.control_flow_v1():
+    with tf.Graph().as_default() as made, switched('control_flow_v2', False):
         queue = tf.FIFOQueue(9, tf.float32, [[]])
         tf.while_loop(lambda i, _: i < 2, lambda i, total: (i + 1, total + queue.dequeue()),
                       (0, 0.), name='reads')
