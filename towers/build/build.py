@@ -189,6 +189,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
                 request.replicas.names() if request.replicas is not None else ()))
         if staged is not None:
             update, staged = with_next_batch(update, staged, outputs.loss, combined)
+        builder.tie_placeholders()
     joined = [variable for each in flat(combined) for variable in each.joined]
     plan = make_plan(builder, towers, shards, request, update, joined, how_built)
     built = BuiltTowers(

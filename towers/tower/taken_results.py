@@ -8,9 +8,7 @@ moving average is the one that runs. In place of a loss it takes the mean over a
 depends on a tower's examples is of a part of the batch alone, and is refused.
 """
 
-import collections
 import functools
-import re
 
 import tensorflow.compat.v1 as tf
 
@@ -20,28 +18,18 @@ from towers.graph import graph_walk
 from towers.graph.variable_writes import Writes
 from towers.tower.objectives import flat
 
-_Call = collections.namedtuple('_Call', 'operations root sources')
-_Place = collections.namedtuple('_Place', 'call key number')
-"""Of an operation: the number of its call, its type and name, its number among those alike."""
-
 
 class TakenResults:
     """Finds what the update takes of the towers, and gives it what one device would."""
 
-    def __init__(self, graph):
-        self._graph = graph
-        self._calls = []
-        self._places, self._alike = None, None
-
-    def note(self, operations, root, sources):
-        """Call this for each call of the model function, in the order of the towers.
-
-        Args:
-          operations: the operations that it made.
-          root: its name scope, with '/' at the end, or ''.
-          sources: the operations of its inputs.
+    def __init__(self, graph, calls):
         """
-        self._calls.append(_Call(operations, root, sources))
+        Args:
+          graph: the `tf.Graph`.
+          calls: `ModelCalls`.
+        """
+        self._graph = graph
+        self._calls = calls
 
     def settle(self, made, fetches, known, towers, losses, whole_loss, batches):
         """Makes operations of the update take what one device would.
@@ -75,13 +63,13 @@ class TakenResults:
                     elif (op.name, position) in matters():
                         _refuse(tensor, is_loss=True)
                     continue
-                if tensor.op.name in known or self._place(tensor.op) is None:
+                if tensor.op.name in known or self._calls.place(tensor.op) is None:
                     continue
                 first = self._first(tensor.op)
                 if first is not None and first is not tensor.op:
                     compat.replace_input(op, position, first.outputs[tensor.value_index])
                 taken = first or tensor.op
-                if taken.name not in updates and self._is_partial(taken) and (
+                if taken.name not in updates and self._calls.is_partial(taken) and (
                         (op.name, position) in matters()):
                     _refuse(tensor, is_loss=False)
             waits_for = [other if other.name in known else self._first(other) or other
@@ -89,29 +77,18 @@ class TakenResults:
             if waits_for != list(op.control_inputs):
                 compat.set_control_inputs(op, waits_for)
 
-    def _place(self, op):
-        """`_Place` of an operation that a call made; else None."""
-        if self._places is None:
-            self._places, self._alike = {}, collections.defaultdict(list)
-            for index, call in enumerate(self._calls):
-                for each in call.operations:
-                    key = each.type, _without_numbers(each.name, call.root)
-                    self._places[each.name] = _Place(index, key, len(self._alike[index, key]))
-                    self._alike[index, key].append(each)
-        return self._places.get(op.name)
-
     def _first(self, op):
         """The first call's operation for one of any call; None if there is none.
 
         Raises:
           GradientError: there is none, and a write of a variable takes place before the operation.
         """
-        place = self._place(op)
-        if place is None or place.call == 0:
-            return None if place is None else op
-        others = self._alike[0, place.key]
-        if len(others) == len(self._alike[place.call, place.key]):
-            return others[place.number]
+        place = self._calls.place(op)
+        if place is None:
+            return None
+        first = self._calls.twin(op, 0)
+        if first is not None:
+            return first
         made = {each.name for each in self._calls[place.call].operations}
         writes = Writes(self._graph)
         if any(each.name in made and writes.of(each) for each in graph_walk.step_operations([op])):
@@ -120,16 +97,6 @@ class TakenResults:
                 'of tower %d; the first tower, whose updates run, made other operations: make the '
                 'same ones in every call of the model function.' % (op.name, place.call))
         return None
-
-    def _is_partial(self, op):
-        """Whether an operation of a tower depends on the tower's examples.
-
-        What comes after a write of a variable is the variable's value: the first tower's update.
-        """
-        call, writes = self._calls[self._place(op).call], Writes(self._graph)
-        between = [each for each in call.operations if not writes.of(each)]
-        return op.name in graph_walk.reachable_from(
-            list(call.sources) + [each for each in between if graph_walk.is_random(each)], between)
 
     def _matters(self, made, fetches):
         """The `(name, position)` of inputs that gradients or updated values are computed from.
@@ -169,12 +136,6 @@ def _losses(towers):
             if isinstance(loss, tf.Tensor):
                 found[loss.name] = name
     return found
-
-
-def _without_numbers(name, root):
-    """The name within a tower, without the numbers that make names unique."""
-    name = name[len(root):] if name.startswith(root) else name
-    return re.sub(r'_\d+(?=/|$)', '', name)
 
 
 def _refuse(tensor, is_loss):

@@ -25,6 +25,8 @@ from towers.tower.inline_updates import InlineUpdates
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.left_over import Attempt
 from towers.tower.loss import TowerLosses
+from towers.tower.model_calls import ModelCalls
+from towers.tower.model_placeholders import tie_placeholders
 from towers.tower.nested_builds import call_of_model_fn
 from towers.tower.objectives import all_pairs, flat, map_shaped, tensors_of
 from towers.tower.outputs import call_model_fn, metrics_by_kind, to_model_output
@@ -133,7 +135,8 @@ class TowerBuilder:
         self.own_state = OwnState(num_towers, graph)
         self.inline_updates = InlineUpdates(graph, options.update_ops, num_towers,
                                             options.served_rank, options.has_copies)
-        self.taken_results = TakenResults(graph)
+        self._calls = ModelCalls(graph)
+        self.taken_results = TakenResults(graph, self._calls)
         self.gradients = TowerGradients(options, placement, replicas, self.own_state, graph)
         self._collections = TowerCollections(graph)
         self._seen_variables = SeenVariables(graph)
@@ -186,6 +189,10 @@ class TowerBuilder:
         self.inline_updates.wait_for_readers(towers)
         self._collections.finish()
 
+    def tie_placeholders(self):
+        """Call this when all that reads the towers is built, see `model_placeholders`."""
+        tie_placeholders(self._calls)
+
     def tower(self, index, device, scope, shards, factor):
         """Calls the model function on one device and takes the gradients of its loss there.
 
@@ -223,7 +230,7 @@ class TowerBuilder:
                             keras.activity_losses() if adds else [])
         sources = [leaf.op for leaf in tf.nest.flatten(inputs, expand_composites=True)
                    if leaf is not None]
-        self.taken_results.note(made.operations, root, sources)
+        self._calls.note(made.operations, root, sources)
         is_cut = self._options.cutting is not None and len(stages_of(device)) > 1
         if is_cut:
             self._cut_into_stages(index, made.operations, device, root)
