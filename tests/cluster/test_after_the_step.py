@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers.cluster.member import start_server
 from towers.cluster.written_besides import written_besides
-from one_process import addresses, together
+from one_process import StopWithoutSignals, addresses, together
 
 
 def slowly(value):
@@ -114,3 +114,42 @@ def test_what_counts_as_written_besides_a_step(graph):
     tf.assign(built.gradients[0][1], np.float64(1.))
     tf.assign_add(step, 1)
     assert written_besides(graph, tf.global_variables(), built) == ['global_step', 'w']
+
+
+@pytest.mark.parametrize('how', [
+    'alone', pytest.param('together', marks=pytest.mark.slow), 'by hand'])
+def test_no_step_seems_to_be_made_after_the_chiefs_last(how):
+    """Each halves the weight, by the mean of 0.25 and 0.75; the chief makes two."""
+    def work(cluster, rank):
+        built = towers.build_towers(
+            squared, tf.constant([.25 + .5 * rank], tf.float64),
+            tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
+        stop, losses = StopWithoutSignals(cluster, built), []
+        fetches = [built.loss, built.train_op]
+        with towers.join(cluster, built, start_timeout=30., dead_after=20.) as member:
+            with member.session([stop] if how == 'together' else []) as session:
+                while not session.should_stop() and (rank or len(losses) < 2):
+                    if how == 'by hand':  # no hook sees such a step
+                        losses.append(session.run_step_fn(
+                            lambda step_context: step_context.session.run(fetches))[0])
+                    else:
+                        losses.append(session.run(fetches)[0])
+        return losses, stop.is_told, built.machines.chief_has_ended
+    chief, other = two_workers(work)
+    assert chief == ([.25 * 64. / 2., .25 * 16. / 2.], False, False)
+    assert other == ([.75 * 64. / 2., .75 * 16. / 2.], how == 'together', True)
+
+
+def test_a_worker_hears_why_its_step_was_not_made():
+    def work(cluster, rank):
+        built = towers.build_towers(
+            squared, tf.constant([.25 + .5 * rank], tf.float64),
+            tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
+        with towers.join(cluster, built, start_timeout=30., dead_after=20.) as member, \
+                member.session() as session:
+            session.run(built.train_op)
+            if rank:
+                with pytest.raises(tf.errors.OutOfRangeError, match=(
+                        r'worker 0 \(.*\) has ended its training, and this step was not made')):
+                    session.run(built.train_op)
+    two_workers(work)

@@ -260,4 +260,4 @@ def test_what_a_worker_calls_in_its_step_is_not_deprecated(monkeypatch):
             lambda x: tf.reduce_mean(x) * tf.get_variable('w', []), tf.ones([1]),
             tf.train.GradientDescentOptimizer(1.), 1, 'mean',
             cluster=towers.Cluster('ps', ['a:1', 'b:1'], ['c:1'], rank=1))
-    assert [op.type for op in graph.get_operations() if 'PyFunc' in op.type] == ['PyFunc']
+    assert [op.type for op in graph.get_operations() if 'PyFunc' in op.type] == ['PyFunc'] * 2

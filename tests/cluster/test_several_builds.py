@@ -10,7 +10,7 @@ from towers.cluster.cluster import Cluster
 from towers.cluster.fingerprint import difference, fingerprint_of_all
 from towers.cluster.several_builds import builds_of, shared_scope
 from towers.errors import ClusterError
-from one_process import addresses, together
+from one_process import StopWithoutSignals, addresses, together
 
 
 def two_builds(cluster, batch, names=('v', 'w'), rate=.5, towers_of_second=1):
@@ -83,6 +83,27 @@ def test_two_builds_train_by_turns_in_a_ring():
                 return session.run(variables)
     # 2 + 3 = 5; each step of v and w takes half of their sum off each, and so the sum to 0.
     assert together(work, 2) == [[.125, -.5, .5]] * 2
+
+
+@pytest.mark.fast_only('0-5|1-6')
+@pytest.mark.parametrize('of_hook', [0, 1])
+@pytest.mark.parametrize('steps', [5, 6, 7])
+def test_a_worker_that_leaves_its_loop_ends_the_others_whichever_they_step_next(of_hook, steps):
+    """Worker 0 leaves after some steps; each round is the first build, then the second twice."""
+    workers = addresses(2)
+
+    def work(rank):
+        with tf.Graph().as_default():
+            cluster = Cluster('ring', workers, rank=rank)
+            builds = two_builds(cluster, tf.constant([.5 + rank], tf.float64))
+            stop, made = StopWithoutSignals(cluster, builds[of_hook]), 0
+            with towers.join(cluster, builds[1], start_timeout=30., dead_after=10.) as member:
+                with member.session([stop]) as session:
+                    while not session.should_stop() and (rank or made < steps):
+                        session.run(builds[min(made % 3, 1)].train_op)
+                        made += 1
+            return made, stop.is_told
+    assert together(work, 2) == [(steps, True)] * 2
 
 
 def test_synchronous_parameter_servers_take_one_build(graph):

@@ -33,14 +33,14 @@ def test_which_fetches_are_steps():
     w = built.variables[0]
     for fetches in (built.train_op, after, {'a': [built.train_op, w]}, built.train_op.name,
                     (built.loss, [after])):
-        assert found.make_a_step(fetches) and found.need_others(fetches)
+        assert found.steps(fetches) and found.need_others(fetches)
     for fetches in (w, w.op.name + ':0', built.loss, [built.loss.name, {'w': w}], [],
                     tf.train.get_global_step()):
-        assert not found.make_a_step(fetches) and not found.need_others(fetches)
+        assert not found.steps(fetches) and not found.need_others(fetches)
     gradients = [gradient for gradient, _ in built.gradients]
-    assert not found.make_a_step(gradients) and found.need_others(gradients)
+    assert not found.steps(gradients) and found.need_others(gradients)
     for unknown in (object(), 'no such name', [{'a': {1, 2}}], {1: 2, 'a': 3}):  # the side on which nobody hangs
-        assert found.make_a_step(unknown) and found.need_others(unknown)
+        assert found.steps(unknown) and found.need_others(unknown)
 
 
 @pytest.mark.fast_only('all together-ps|steps-ring')

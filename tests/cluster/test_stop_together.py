@@ -52,10 +52,10 @@ def test_a_worker_whose_own_step_has_failed_tells_nobody():
     """The others may have its numbers of that step already, and wait for its gradients."""
     hook, _ = hook_of(towers.Cluster('ring', ['a:1', 'b:2']))
     run = []
-    session = types.SimpleNamespace(run=lambda fetch: run.append(fetch) or np.zeros([2]))
+    session = types.SimpleNamespace(run=lambda fetch: run.append(fetch) or [np.zeros([2])])
     hook.is_due()  # and no `step_done`: the step raised
     hook.end(session)
-    assert run == [hook._machines.codes.told]
+    assert run == [[hook._machines.codes.told]]
 
 
 def test_the_watch_of_a_step_on_parameter_servers_learns_of_a_signal_at_once():

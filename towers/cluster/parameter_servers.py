@@ -46,10 +46,11 @@ class ServedMachines(Machines):
 
     Attributes:
       stops: int32 scalar of a synchronous training: whether to stop after this step. It is not 0 on
-        the chief when a worker wants to stop, and on the others when the chief has stopped.
+        the chief when a worker wants to stop; the others end by `OutOfRangeError` then.
       codes: `ServedCode`, by which a worker tells the chief that it wants to stop; or None.
       hook: hook that every session of a synchronous training needs; None for an asynchronous one.
       told_to_stop: whether a signal has told this process to stop.
+      chief_has_ended: whether a step was not made since the chief had ended its training.
     """
 
     def __init__(self, cluster, examples, reduction, num_towers):
@@ -59,6 +60,8 @@ class ServedMachines(Machines):
         self._accumulators, self._pushes, self._given = [], [], []
         self.hook = self.stops = self.codes = self._counted = self._scope = None
         self.told_to_stop = False
+
+    chief_has_ended = property(lambda self: self.hook is not None and self.hook.chief_has_ended)
 
     @property
     def same_examples(self):
@@ -166,7 +169,8 @@ class ServedMachines(Machines):
             with tf.control_dependencies([tf.assign(self._own_round, newest),
                                           self.hook.note_anew(before, newest)]):
                 newest = self._own_round.read_value()
-            self.stops = tf.cast(newest % 2, tf.int32)
+            with tf.control_dependencies([self.hook.raise_if_over(newest)]):
+                self.stops = tf.cast(newest % 2, tf.int32)
             if self._cluster.active is None:
                 return self.stops.op
             return data_end.raise_at_end(tf.equal(newest % 4, _NO_DATA))

@@ -79,6 +79,7 @@ class RoundsHook(OccasionalHook):
       holds: whether the chief gives the tokens of a step when it begins the next one.
       chief_is_anew: whether the session of the chief's that this worker has joined last is another
         one than that before.
+      chief_has_ended: whether a step of this session was not made since the chief had ended.
     """
 
     def __init__(self, cluster, shared_round, own_round, wants_to_stop, accumulators, tokens,
@@ -94,7 +95,7 @@ class RoundsHook(OccasionalHook):
         self.chief = None
         # Of the chief's sessions that this worker has joined, and ended: the first rounds.
         self._joined = self._ended = None
-        self.chief_is_anew = False
+        self.chief_is_anew = self.chief_has_ended = False
         self._is_between = False
         self._wants_to_stop = wants_to_stop
         self._cluster, self._round, self._own_round = cluster, shared_round, own_round
@@ -129,7 +130,7 @@ class RoundsHook(OccasionalHook):
                                            for _, queue in sorted(self._tokens.items())])
 
     def after_create_session(self, session, coord):
-        self._is_anew = False
+        self._is_anew = self.chief_has_ended = False
         if self._cluster.is_chief:
             first = {self._first: 4 * int(time.time() * 1e6)}
             session.run(self._set_steps, first)  # from here on older gradients are refused
@@ -212,12 +213,23 @@ class RoundsHook(OccasionalHook):
         def notice():
             self._is_anew = True
             return np.int32(0)
-        # Python, since no fetch of a hook may depend on the step: a session may run something else.
-        # An operation waits for all of a branch of control flow v1, see `raise_at_end`.
-        with only_device('/cpu:0'), compat.control_flow_v1():
-            # Not `tf.py_func`, which warns of its end on TensorFlow 2; both are stateful.
-            return tf.identity(tf.cond(newest > before + _MOST, lambda: tf.numpy_function(
-                notice, [], tf.int32), lambda: tf.constant(0))).op
+        return _called_if(newest > before + _MOST, notice)
+
+    def raise_if_over(self, newest):
+        """The operation that raises `tf.errors.OutOfRangeError` where the chief has ended.
+
+        The step was not made: the chief has not taken this worker's gradients. As the end of the
+        data does, the error ends a `tf.train.MonitoredSession` in good order.
+
+        Args:
+          newest: int64 scalar: the token of this step; 1 more than a round's number after the last.
+        """
+        def end():
+            self.chief_has_ended = True
+            # TensorFlow makes an OutOfRangeError of it.
+            raise StopIteration('%s has ended its training, and this step was not made.'
+                                % self._cluster.who(0))
+        return _called_if(tf.equal(newest % 4, 1), end)
 
     def after_run(self, run_context, run_values):
         """Begins the session anew if the rounds have."""
@@ -240,3 +252,15 @@ class RoundsHook(OccasionalHook):
     def is_due(self):
         """Never: there is nothing to do around a step."""
         return False
+
+
+def _called_if(condition, function):
+    """The operation that calls a Python function, which returns 0 as int32, on a condition.
+
+    Python, since no fetch of a hook may depend on the step: a session may run something else. An
+    operation waits for all of a branch of control flow v1, see `raise_at_end`.
+    """
+    with only_device('/cpu:0'), compat.control_flow_v1():
+        # Not `tf.py_func`, which warns of its end on TensorFlow 2; both are stateful.
+        return tf.identity(tf.cond(condition, lambda: tf.numpy_function(
+            function, [], tf.int32), lambda: tf.constant(0))).op

@@ -24,8 +24,8 @@ class StepFetches:
         self._builds = builds
         self._known = {}
 
-    def make_a_step(self, fetches):
-        """Whether they run a train op. What is not understood counts as a step."""
+    def steps(self, fetches):
+        """The `BuiltTowers` whose train op they run. What is not understood counts as all steps."""
         return self._of(fetches)[0]
 
     def need_others(self, fetches):
@@ -41,7 +41,7 @@ class StepFetches:
                 self._known[key] = self._looked_at(fetched)
             return self._known[key]
         except (TypeError, ValueError, KeyError):  # an object of its own, or a name of nothing
-            return True, True
+            return list(self._builds()), True
 
     def _looked_at(self, fetched):
         builds = self._builds()
@@ -51,7 +51,7 @@ class StepFetches:
             element = graph.as_graph_element(each)
             operations.append(getattr(element, 'op', element))
         run = step_operations(operations)
-        names = {op.name for built in builds
-                 for op in [built.train_op] + list(built.train_ops.values())}
-        makes_step = not names.isdisjoint(op.name for op in run)
-        return makes_step, makes_step or any(op.type.startswith(_OF_OTHERS) for op in run)
+        names = {op.name for op in run}
+        stepped = [built for built in builds if not names.isdisjoint(
+            op.name for op in [built.train_op] + list(built.train_ops.values()))]
+        return stepped, bool(stepped) or any(op.type.startswith(_OF_OTHERS) for op in run)

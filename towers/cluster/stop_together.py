@@ -9,7 +9,9 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import check_instance
 from towers.build.built import BuiltTowers
 from towers.cluster.cluster import Cluster
+from towers.cluster.several_builds import builds_of
 from towers.cluster.step_fetches import StepFetches
+from towers.cluster.step_order import StepOrder
 from towers.errors import InvalidArgumentError
 from towers.run.stopping import StopOnSignalHook
 
@@ -44,7 +46,8 @@ class StopTogetherHook(StopOnSignalHook):
         """
         Args:
           cluster: `Cluster`.
-          built: `BuiltTowers`.
+          built: `BuiltTowers`. Of several builds in one graph it is the one after whose step all
+            stop when a worker got a signal; the end of a worker's loop is told by any.
           stream: as for `StopOnSignalHook`.
 
         Raises:
@@ -58,9 +61,11 @@ class StopTogetherHook(StopOnSignalHook):
         super(StopTogetherHook, self).__init__(stream)
         self.stopped_by = None
         self._cluster, self._machines = cluster, built.machines
+        self._all_machines = lambda: [each.machines for each in builds_of(built)]
         self.is_told = self._has_said = False
         self._makes_step = self._is_in_step = False  # the latter also after a step that has failed
-        self._session, self._fetches = None, StepFetches(lambda: [built])
+        self._session, self._order, self._steps = None, StepOrder(), []
+        self._fetches = StepFetches(lambda: builds_of(built))
 
     @property
     def stopping_signal(self):
@@ -94,15 +99,20 @@ class StopTogetherHook(StopOnSignalHook):
 
     def before_run(self, run_context):
         """Has that tensor fetched with a step; other calls of `run` need no other worker."""
-        self._makes_step = self._fetches.make_a_step(run_context.original_args.fetches)
-        if not self._makes_step:
-            return None
-        self._begin_step()
-        return None if self._machines.stops is None else tf.train.SessionRunArgs(
-            self._machines.stops)
+        self._steps = [built.machines for built in
+                       self._fetches.steps(run_context.original_args.fetches)]
+        self._makes_step = self._machines in self._steps
+        for machines in self._steps:
+            self._order.note(machines)
+        if self._steps:
+            self._begin_step()
+        return tf.train.SessionRunArgs(self._machines.stops) if (
+            self._makes_step and self._machines.stops is not None) else None
 
     def after_run(self, run_context, run_values):
         """Asks the session to stop when all do."""
+        if self._steps:
+            self._is_in_step = False
         if self._makes_step and self._is_time(run_values.results):
             run_context.request_stop()
 
@@ -120,15 +130,19 @@ class StopTogetherHook(StopOnSignalHook):
         """In a ring, and with Horovod, a worker that stops by itself tells the others.
 
         Others may stop by themselves after the same step; they then do so, too. One whose step has
-        raised an error, such as the end of its own data, has perhaps sent a part of it.
+        raised an error, such as the end of its own data, has perhaps sent a part of it. Where the
+        graph has several builds, the others learn of it in their next step, see `StepOrder`.
         """
-        codes = self._machines.codes if self._cluster.kind != 'ps' else None
-        if codes is not None:
-            told = session.run(codes.told)
-            if told.any():
+        if self._cluster.kind != 'ps' and self._machines.codes is not None:
+            told = session.run([machines.codes.told for machines in self._all_machines()])
+            told = next((codes for codes in told if codes.any()), None)
+            if told is not None:
                 self._note(session, told)
             elif not self.is_told and not self._is_in_step:
-                self._note(session, self._machines.told_others(session))
+                of_next_step = self._order.next(self._machines)
+                self._note(session, of_next_step.told_others(session))
+        elif self._cluster.kind == 'ps' and self._machines.chief_has_ended and not self.is_told:
+            self._note(session, None)
         super(StopTogetherHook, self).end(session)
 
     def noticed(self):
