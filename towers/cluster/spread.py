@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.cluster.parameter_servers import tasks_by_size
 from towers.cluster.read_after import read_after_writes
+from towers.cluster.sums_alone import refuse_sums_alone
 from towers.cluster.written_besides import written_besides
 from towers.errors import ClusterError
 from towers.reason import reason_of
@@ -51,7 +52,10 @@ class SpreadingCreator(tf.train.SessionCreator):
             self._scaffold.finalize()
             spread_over_servers(self._cluster, graph, trained)
             self._is_spread = True
-        return self._creator.create_session()
+        session = self._creator.create_session()
+        if self._cluster.is_chief and self._built.machines.hook is not None:
+            refuse_sums_alone(session, self._built)
+        return session
 
 
 def spread_over_servers(cluster, graph, first=()):

@@ -16,12 +16,15 @@ _OF_OTHERS = ('Collective', 'Horovod', 'ResourceAccumulator', 'Accumulator', 'Sp
 class StepFetches:
     """Answers both questions about the fetches of a call, once for each that are different."""
 
-    def __init__(self, builds):
+    def __init__(self, builds, is_of_others=None):
         """
         Args:
           builds: function that returns the list of the `BuiltTowers` whose steps count.
+          is_of_others: function that tells of an operation whether it may wait for another worker;
+            None: by its type.
         """
         self._builds = builds
+        self._is_of_others = is_of_others or (lambda op: op.type.startswith(_OF_OTHERS))
         self._known = {}
 
     def steps(self, fetches):
@@ -34,8 +37,7 @@ class StepFetches:
 
     def _of(self, fetches):
         try:
-            fetched = [getattr(leaf, 'op', leaf) for leaf in
-                       tf.nest.flatten(fetches, expand_composites=True)]
+            fetched = [getattr(leaf, 'op', leaf) for leaf in _leaves(fetches)]
             key = tuple(op.name if isinstance(op, tf.Operation) else op for op in fetched)
             if key not in self._known:
                 self._known[key] = self._looked_at(fetched)
@@ -54,4 +56,13 @@ class StepFetches:
         names = {op.name for op in run}
         stepped = [built for built in builds if not names.isdisjoint(
             op.name for op in [built.train_op] + list(built.train_ops.values()))]
-        return stepped, bool(stepped) or any(op.type.startswith(_OF_OTHERS) for op in run)
+        return stepped, bool(stepped) or any(map(self._is_of_others, run))
+
+
+def _leaves(fetches):
+    """The tensors, operations and names in some fetches; the keys of dicts need have no order."""
+    if isinstance(fetches, dict):
+        fetches = list(fetches.values())
+    if isinstance(fetches, (list, tuple)):
+        return [leaf for each in fetches for leaf in _leaves(each)]
+    return tf.nest.flatten(fetches, expand_composites=True)
