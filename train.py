@@ -97,9 +97,12 @@ def train_or_plan(setup):
     if setup.batch_size == 'auto':
         setup = setup._replace(batch_size=train_trials.choose_batch_size(setup))
     cluster = train_cluster.make_cluster()
-    if runs and cluster is not None and cluster.job == 'ps':
+    if not runs and (FLAGS.job_name == 'evaluator' or cluster and cluster.job != 'worker'):
+        print('%s builds no towers: it has no plan' % (cluster.name if cluster else 'an evaluator'))
+        return None
+    if cluster is not None and cluster.job == 'ps':
         towers.serve(cluster)
-    if runs and cluster is not None and cluster.job == 'evaluator':
+    if FLAGS.job_name == 'evaluator' or cluster is not None and cluster.job == 'evaluator':
         return train_evaluator.evaluate_run(setup, cluster)
     saves = cluster is None or cluster.is_chief
     position = train_job.find_position(cluster) if runs else train_job.START
@@ -155,7 +158,7 @@ def train(job, cluster=None):
                         + train_job.of_data(job.setup.dataset))) as session:
                 newest.path = tf.train.latest_checkpoint(train_dir())
                 ended = run_steps(job, session, cluster)
-            if ended is not None and cluster is not None and cluster.kind == 'ring':
+            if ended is not None and cluster is not None and cluster.kind != 'horovod':
                 raise ended  # here, so that the other workers hear of it at once
     finally:
         hooks.progress.close()

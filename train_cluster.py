@@ -35,8 +35,7 @@ def make_cluster():
 
 def workers_a_step(cluster):
     """How many workers' gradients make one step: all but the backup workers; asynchronously 1."""
-    return 1 if cluster is None or not cluster.synchronous else (
-        cluster.num_workers - cluster.backup_workers)
+    return 1 if cluster is None else cluster.workers_a_step
 
 
 def examples_a_step(cluster, batch_size):
@@ -192,7 +191,7 @@ def work(cluster, job, input_hook):
                     has_ended = True
             if has_ended and not signals.is_told:  # the chief's end ends a step likewise
                 ended = train_data.ended_on_worker()
-            if ended is not None and cluster.kind == 'ring':
+            if ended is not None and cluster.kind != 'horovod':
                 raise ended  # here, so that the others hear of it at once
     finally:
         signals.restore()

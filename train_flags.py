@@ -499,7 +499,8 @@ def contradiction(given):
                     '--nosynchronous each takes its own' % FLAGS.remainder)
     for name in ('worker_hosts', 'ps_hosts', 'job_name', 'task_index', 'start_timeout',
                  'dead_after'):
-        if name in given and not FLAGS.cluster:
+        if name in given and not FLAGS.cluster and not (
+                name == 'job_name' and FLAGS.job_name == 'evaluator'):  # of a run on one machine
             return '--%s is of no use without --cluster' % name
     if FLAGS.micro_batches > 1 and FLAGS.accumulate > 1:
         return ('--micro_batches=%d and --accumulate=%d: a pipeline adds up the gradients of its '
@@ -536,6 +537,11 @@ def _unclear_machines():
     config = os.environ.get('TF_CONFIG', '')
     if FLAGS.cluster in ('ring', 'ps') and not FLAGS.worker_hosts and not config:
         served = FLAGS.cluster == 'ps'
+        if FLAGS.job_name == 'evaluator':
+            return ('--cluster=%s does not say how many workers the run has, by which an evaluator '
+                    'knows its last step: set TF_CONFIG, or give --worker_hosts%s as the run has; '
+                    'beside a run on one machine leave --cluster out' % (
+                        FLAGS.cluster, ' and --ps_hosts' * served))
         return ('--cluster=%s does not say which machines: set TF_CONFIG, or give --worker_hosts, '
                 '%s--job_name and --task_index; on one machine, python -m towers.launch %sstarts '
                 'all processes' % (FLAGS.cluster, '--ps_hosts, ' * served, '--ps=1 ' * served))

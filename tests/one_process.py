@@ -71,6 +71,7 @@ def train(cluster, model_fn, batch, make_optimizer, steps=2, num_towers=1, reduc
           remainder='weight', on_build=None, step_of=lambda built: built.train_op, **options):
     """One worker's training; a dict of gradients of step 1 and of variables after the last.
 
+    None if the chief has ended before it, as of a backup worker that comes late.
     `step_of(built)` is the operation that is run in each step."""
     with tf.Graph().as_default():
         tf.set_random_seed(7 + cluster.rank)  # another start on each worker, but for the broadcast
@@ -84,7 +85,7 @@ def train(cluster, model_fn, batch, make_optimizer, steps=2, num_towers=1, reduc
                 on_build(built)
             train_op = step_of(built)
             gradients = [tf.convert_to_tensor(gradient) for gradient, _ in built.gradients]
-        lost = []
+        lost, last = [], None
         with towers.join(cluster, built, start_timeout=30., dead_after=20.,
                          on_lost=lost.append) as member, member.session() as session:
             trained = tf.global_variables()
@@ -95,6 +96,8 @@ def train(cluster, model_fn, batch, make_optimizer, steps=2, num_towers=1, reduc
                 values = fetched if values is None else values
             last = session.run_step_fn(lambda step_context: step_context.session.run(trained))
         assert not lost
+        if last is None:
+            return None
         names = [variable.op.name for variable in trained]
         return {'gradients': dict(zip([v.op.name for _, v in built.gradients], values)),
                 'first': dict(zip(names, first)), 'last': dict(zip(names, last))}

@@ -46,6 +46,30 @@ def test_flags_of_a_cluster_without_one():
             '--worker_hosts is of no use without --cluster')
 
 
+@pytest.mark.parametrize('cluster, expected', [
+    ('', None), ('ring', '--cluster=ring does not say how many workers the run has'),
+    ('ps', '--cluster=ps does not say how many workers the run has, by which an evaluator knows '
+           'its last step: set TF_CONFIG, or give --worker_hosts and --ps_hosts')])
+def test_an_evaluator_needs_the_workers_of_its_run(cluster, expected, monkeypatch):
+    monkeypatch.delenv('TF_CONFIG', raising=False)
+    with flagsaver.flagsaver(job_name='evaluator', cluster=cluster):
+        why = train_flags.contradiction({'job_name', 'cluster'})
+    assert why is None if expected is None else why.startswith(expected)
+
+
+@pytest.mark.parametrize('job, given, expected', [
+    ('ps', dict(cluster='ps', ps_hosts='c:1'), 'ps 0 of 1 builds no towers: it has no plan'),
+    ('evaluator', dict(cluster='ring'), 'evaluator 0 builds no towers: it has no plan'),
+    ('evaluator', dict(worker_hosts=''), 'an evaluator builds no towers: it has no plan')])
+def test_who_builds_no_towers_has_no_plan_and_ends_without_an_error(
+        job, given, expected, monkeypatch, capsys):
+    monkeypatch.delenv('TF_CONFIG', raising=False)
+    given = dict(dict(worker_hosts='a:1,b:1', job_name=job, plan_only=True), **given)
+    with flagsaver.flagsaver(**given):
+        assert train.train_or_plan(types.SimpleNamespace(batch_size=4)) is None
+    assert capsys.readouterr().out.strip() == expected
+
+
 def test_flags_override_tf_config(monkeypatch):
     monkeypatch.setenv('TF_CONFIG', RING)
     with flagsaver.flagsaver(cluster='ring'):

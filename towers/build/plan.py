@@ -71,7 +71,8 @@ class Plan(collections.namedtuple('Plan', [
       cluster_warning: one line about who can reach this machine, or None.
       adds_up: whether losses are sums over the examples, which are added over towers: with
         `replicate_model_fn` and `Reduction.SUM`.
-      towers_an_update: how many of them an update has: all, or those of an asynchronous worker.
+      towers_an_update: how many of them an update needs: all but those of backup workers, or those
+        of one asynchronous worker.
     """
     __slots__ = ()
 
@@ -146,7 +147,7 @@ def make_plan(builder, towers, shards, request, update, joined, how_built):
     update_ops = request.of_tower.update_ops
     cluster = request.cluster if request.objectives else None
     all_towers = len(request.devices) * (1 if cluster is None else cluster.num_workers)
-    together = all_towers if cluster is None or cluster.synchronous else len(request.devices)
+    together = len(request.devices) * (1 if cluster is None else cluster.workers_a_step)
     rows = []
     micro_batches = request.accumulate
     for first in range(0, len(towers), micro_batches):
@@ -221,9 +222,10 @@ def _cluster(cluster, batch_size, all_towers):
     if not cluster.synchronous:
         batch = 'those of one worker, and its batch, in each update'
     elif isinstance(batch_size, int):
+        count = cluster.workers_a_step
         batch = ('%d examples here a step' % batch_size if cluster.uneven else
-                 'batch %d = %d x %d' % (batch_size * cluster.num_workers, cluster.num_workers,
-                                         batch_size))
+                 'batch %s%d = %d x %d' % ('' if count == cluster.num_workers else 'of at least ',
+                                           batch_size * count, count, batch_size))
     return '%s; %d towers in all, %s' % (cluster.describe(), all_towers, batch)
 
 
@@ -234,7 +236,8 @@ _IGNORES_SCALE = ('AdamOptimizer', 'RMSPropOptimizer', 'AdagradOptimizer', 'Adad
 
 
 def _reduction(plan):
-    batch = 'batch' if plan.towers_an_update == plan.all_towers else "worker's own batch"
+    is_of_one_worker = plan.towers_an_update == len(plan.towers) < plan.all_towers
+    batch = "worker's own batch" if is_of_one_worker else 'batch'
     if plan.towers_an_update == 1:
         return '%s (of one tower: its own gradient)' % plan.reduction
     if plan.adds_up:

@@ -176,6 +176,12 @@ class Cluster(collections.namedtuple('Cluster', [
         return len(self.workers)
 
     @property
+    def workers_a_step(self):
+        """How many workers' gradients a step waits for: all but the backup workers; one of an
+        asynchronous worker."""
+        return self.num_workers - self.backup_workers if self.synchronous else 1
+
+    @property
     def is_chief(self):
         """Whether this process saves checkpoints, evaluates and speaks for all."""
         return self.job == 'worker' and self.rank == 0
@@ -193,9 +199,9 @@ class Cluster(collections.namedtuple('Cluster', [
 
     @property
     def name(self):
-        """`'worker 1 of 3'`."""
-        return '%s %d of %d' % (self.job, self.rank,
-                                len(self.ps if self.job == 'ps' else self.workers))
+        """`'worker 1 of 3'`; of an evaluator `'evaluator 0'`."""
+        tasks = {'ps': self.ps, 'worker': self.workers}.get(self.job)
+        return '%s %d%s' % (self.job, self.rank, '' if tasks is None else ' of %d' % len(tasks))
 
     def who(self, rank, job='worker'):
         """`'worker 1 (10.0.0.2:2222)'`."""
@@ -296,8 +302,7 @@ class Cluster(collections.namedtuple('Cluster', [
             if not self.synchronous:
                 how = 'asynchronous'
             elif self.backup_workers:
-                how = 'synchronous, a step waits for %d of them' % (
-                    self.num_workers - self.backup_workers)
+                how = 'synchronous, a step waits for %d of them' % self.workers_a_step
             else:
                 how = 'synchronous'
             text = '%s on %d parameter server%s, %s' % (

@@ -85,14 +85,14 @@ class ServedMachines(Machines):
             begun = SessionBegun()
             self.begin = begun.begin
             return data_end.after(begun.check(), gradients)
-        needed = cluster.num_workers - cluster.backup_workers
+        needed = cluster.workers_a_step
         with tf.name_scope(shared_scope('served')) as scope:
             self._scope = scope
             self._make_rounds(scope)
             weight = shares.own_examples() if shares.are_weighted else None
             factor = weight
             if weight is None:
-                factor = 1. if shares.is_mean else float(cluster.num_workers)
+                factor = 1. if shares.is_mean else float(needed)
                 # With backup workers more gradients may come than are needed, so the accumulators
                 # divide by the number that came.
                 factor /= 1 if cluster.backup_workers else needed

@@ -215,7 +215,8 @@ class Processes:
                 break
             if terminate_at is not None and now >= terminate_at:
                 terminate_at, kill_at = None, now + self._grace
-                for process in self._running():
+                # A server ends after the workers: they need it to save, and to say why they end.
+                for process in self._running(serving=False) or self._running():
                     process.send(signal.SIGTERM)
             if kill_at is not None and now >= kill_at:
                 kill_at = float('inf')
