@@ -10,6 +10,7 @@ What it makes of the loss before it takes gradients (a loss scale, for half prec
 dL/dS, by which the towers multiply their losses, before their backward passes.
 """
 
+import collections
 import itertools
 import re
 
@@ -23,6 +24,14 @@ from towers.tower.gradients_of_model import GradientsOfModel
 
 _numbers = itertools.count()  # of names in TensorFlow's registry of gradients
 _OF_GATE = re.compile(r'tuple/control_dependency(_\d+)?$')
+_Taken = collections.namedtuple('_Taken', 'factor ratio products')
+"""A gradient that the optimizer takes of the loss S that it is given.
+
+Fields:
+  factor: dL/dS, a scalar.
+  ratio: constant that stands for dL/dS over the factor of the towers.
+  products: list of `(gradient * ratio, gradient)`, dense tensors.
+"""
 _OF_SHAPE = frozenset(['Shape', 'ShapeN', 'Size', 'Rank', 'ZerosLike', 'OnesLike'])
 
 
@@ -80,11 +89,12 @@ class OwnGradients:
             it where it has no part in the step; or it computes with the value of the loss of one of
             several machines, or, before the last micro-batch, of all of them.
         """
-        surrogate, factors = self._surrogate(loss, combined)
+        surrogate, taken = self._surrogate(loss, combined)
         self.losses[surrogate.name] = objective.name
         with only_device(self._placement.main), graph_walk.Recording(loss.graph) as made:
             pairs = computed(objective.optimizer, surrogate, variables, options)
-            found = self._factor(objective, factors, factor)
+            found, pairs = self._factor(objective, taken, pairs, surrogate)
+            found = found if factor == 1 else found / factor
         _free_of_values(found, {op.name for op in made.operations})
         with only_device(self._placement.main):
             pairs = [(gradient if factor == 1 or gradient is None else _times(gradient, factor),
@@ -106,40 +116,53 @@ class OwnGradients:
         return [pair for pair in pairs if pair[0] is not None]
 
     def _surrogate(self, loss, combined):
-        """`(S, factors)`: the list gets dL/dS each time that a gradient is taken.
+        """`(S, taken)`: the list gets a `_Taken` each time that a gradient is taken.
 
-        The first one is the towers' factor. An optimizer that takes the gradient for one part of the
-        variables after the other has several; they are mostly the same number.
+        An optimizer that takes the gradient for one part of the variables after the other has
+        several factors; they are mostly the same number.
         """
-        factors, name = [], 'TowersWholeLoss%d' % next(_numbers)
+        taken, name = [], 'TowersWholeLoss%d' % next(_numbers)
 
         def gradients(unused_op, of_loss, *unused_rest):
-            factors.append(of_loss)
-            ratio = None if len(factors) == 1 else of_loss / factors[0]
-            return [None] + [gradient if ratio is None else _times(gradient, ratio)
-                             for gradient, _ in combined]
+            taken.append(_Taken(of_loss, tf.ones([], of_loss.dtype, name='ratio'), []))
+            return [None] + [_by_ratio(gradient, taken[-1]) for gradient, _ in combined]
         tf.RegisterGradient(name)(gradients)
         graph = tf.get_default_graph()
         with only_device(self._placement.main), tf.control_dependencies(None), \
                 tf.name_scope('whole_loss'):
             reads = [variable.read_value() for _, variable in combined]
             with graph.gradient_override_map({'IdentityN': name}):
-                return tf.identity_n([loss] + reads)[0], factors
+                return tf.identity_n([loss] + reads)[0], taken
 
-    def _factor(self, objective, factors, factor):
-        """The float64 scalar by which towers multiply their losses."""
+    def _factor(self, objective, taken, pairs, surrogate):
+        """`(factor, pairs)`: the float64 scalar by which towers multiply their losses; the pairs.
+
+        Of several factors it is the first one that is not 0, or 1: each group of variables gets the
+        gradient times its own factor over that.
+        """
         called = 'compute_gradients of ' + type(objective.optimizer).__name__
         own = self._factors[objective.name]
-        if not factors:
+        if not taken:
             raise GradientError(called + ' takes no gradient of the loss that it is given.')
-        if factors[0].graph is not own.graph or compat.in_control_flow(factors[0].op):
+        first = taken[0].factor
+        if first.graph is not own.graph or compat.in_control_flow(first.op):
             raise GradientError(called + ' takes the gradient of its loss within a branch or a '
                                 'loop: take it outside.')
-        found = tf.cast(factors[0], tf.float64)
-        found = found if factor == 1 else found / factor
-        if own.op.name in graph_walk.ancestors([found]):
+        if own.op.name in graph_walk.ancestors([first]):
             raise GradientError(called + ' multiplies its loss by what depends on its gradients.')
-        return found
+        found = tf.cast(first, tf.float64)
+        if len(taken) == 1:
+            return found, _without_ratio(pairs, taken[0])
+        if not tf.get_static_value(found):
+            known = [each.factor for each in taken[1:] if graph_walk.ancestors(
+                [each.factor]).isdisjoint([own.op.name, surrogate.op.name])]
+            for factor in [tf.cast(factor, tf.float64) for factor in known] + [
+                    tf.ones([], tf.float64)]:
+                found = tf.where_v2(tf.equal(found, 0.), factor, found)
+        for each in taken:
+            ratio = tf.cast(tf.cast(each.factor, tf.float64) / found, each.ratio.dtype)
+            compat.replace_tensor(each.ratio, ratio)
+        return found, pairs
 
 
 def computed(optimizer, loss, variables, options):
@@ -185,6 +208,27 @@ def _free_of_values(factor, made):
         for position, tensor in enumerate(op.inputs if op.type in _OF_SHAPE else ()):
             if tensor.shape.is_fully_defined() and tensor.op.type != 'Const':
                 compat.replace_input(op, position, tf.zeros(tensor.shape, tensor.dtype))
+
+
+def _by_ratio(gradient, taken):
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_by_ratio(gradient.values, taken), gradient.indices,
+                                gradient.dense_shape)
+    taken.products.append((_times(gradient, taken.ratio), gradient))
+    return taken.products[-1][0]
+
+
+def _without_ratio(pairs, taken):
+    """The pairs, where the ratio is 1: the gradients take the place of their products."""
+    products = {product.name: gradient for product, gradient in taken.products}
+    for product, gradient in taken.products:
+        compat.replace_tensor(product, gradient)
+
+    def of(gradient):
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(of(gradient.values), gradient.indices, gradient.dense_shape)
+        return products.get(getattr(gradient, 'name', None), gradient)
+    return [(of(gradient), variable) for gradient, variable in pairs]
 
 
 def _times(gradient, factor):

@@ -67,7 +67,11 @@ class TakenResults:
                     continue
                 first = self._first(tensor.op)
                 if first is not None and first is not tensor.op:
-                    compat.replace_input(op, position, first.outputs[tensor.value_index])
+                    same = first.outputs[tensor.value_index]
+                    if same.shape.is_compatible_with(tensor.shape):
+                        compat.replace_input(op, position, same)
+                    else:
+                        first = None  # of an uneven shard, whose shape is a part of the graph
                 taken = first or tensor.op
                 if taken.name not in updates and self._calls.is_partial(taken) and (
                         (op.name, position) in matters()):
@@ -142,6 +146,6 @@ def _refuse(tensor, is_loss):
     raise GradientError(
         'transform_gradients, or the optimizer, computes with %s, %s, so that the update would be '
         'by a part of the batch: let UPDATE_OPS write it to a variable, and read the variable, '
-        "which then has the first tower's value." % (
+        "which then has the first tower's value. Gradients of gradients are computed so, too." % (
             tensor.name, "the loss of one worker's examples" if is_loss else
             'a tensor of the model function that depends on the examples of one tower'))
