@@ -312,3 +312,91 @@ def test_in_a_ring(make):
         return train(towers.Cluster('ring', workers, rank=rank), SQUARED,
                      (examples[2 * rank:2 * rank + 2],), make)['last']['w']
     np.testing.assert_allclose(together(work, 2), expected, rtol=1e-12)
+
+
+class WarmsUp(Own):
+    """The gradient of `w` by a loss whose factor is 0, 1/2, 1 … in steps 0, 1, 2 …, that of `v` by
+    the loss: which comes first is given."""
+
+    def __init__(self, first, *args):
+        super(WarmsUp, self).__init__(*args)
+        self._first = first
+
+    def compute_gradients(self, loss, var_list=None, **options):
+        alpha = tf.cast(tf.train.get_or_create_global_step(), tf.float64) / 2.
+        pairs = []
+        for name in (self._first, 'v' if self._first == 'w' else 'w'):
+            pairs += self.plain(loss * alpha if name == 'w' else loss, var_list=[
+                variable for variable in tf.trainable_variables() if variable.op.name == name])
+        return pairs
+
+
+def of_w_and_v(x):
+    """Both gradients are the mean of x."""
+    return tf.reduce_mean(x) * tf.add_n([
+        tf.get_variable(name, [], tf.float64, tf.ones_initializer()) for name in 'wv'])
+
+
+@pytest.mark.parametrize('options', [dict(), dict(copies='reuse', remainder='weight'),
+                                     dict(accumulate=3)], ids=str)
+@pytest.mark.parametrize('first', ['w', 'v'])
+def test_a_factor_of_0_for_one_part_of_the_variables(first, options):
+    step = tf.train.get_or_create_global_step()
+    built = towers.build_towers(
+        of_w_and_v, tf.constant([1., 2., 3., 3., 4., 5.], tf.float64), WarmsUp(first), 2, 'mean',
+        global_step=step, check_devices=False, **options)
+    assert after_two_steps(built.train_op) == pytest.approx([1. - .1 * 1.5, 1. - .1 * 6.])
+
+
+class ByPlace(tf.train.GradientDescentOptimizer):
+    """Multiplies the gradient of the n-th variable by n, from 1, and gathers it in the n-th sum."""
+
+    def __init__(self):
+        super(ByPlace, self).__init__(tf.constant(.1, tf.float64))
+        self.sums = []
+
+    def apply_gradients(self, pairs, *args, **options):
+        for place, (gradient, _) in enumerate(pairs):
+            self.sums.append(tf.Variable(tf.zeros([], tf.float64), False, name='sum%d' % place))
+        added = [tf.assign_add(total, gradient).op for total, (gradient, _) in zip(
+            self.sums, pairs) if gradient is not None]
+        with tf.control_dependencies(added):
+            return super(ByPlace, self).apply_gradients(
+                [(gradient * place, variable) for place, (gradient, variable) in enumerate(
+                    pairs, 1) if gradient is not None], *args, **options)
+
+
+class ByPlaceItself(ByPlace):
+    def compute_gradients(self, *args, **options):
+        return super(ByPlaceItself, self).compute_gradients(*args, **options)
+
+
+def with_an_unused_one(x):
+    """Variables a, b and c; b has no gradient, and those of the others are the mean of x."""
+    a, _, c = [tf.get_variable(name, [], tf.float64, tf.ones_initializer()) for name in 'abc']
+    return tf.reduce_mean(x) * (a + c)
+
+
+@pytest.mark.parametrize('num_towers', [1, 2])
+@pytest.mark.parametrize('make', [ByPlace, ByPlaceItself])
+def test_a_variable_without_gradient_keeps_its_place(make, num_towers):
+    seen = []
+
+    def transform(pairs):
+        seen.extend((gradient is None, variable.op.name) for gradient, variable in pairs)
+        return pairs
+    built = towers.build_towers(
+        with_an_unused_one, tf.constant([1., 3.], tf.float64), make(), num_towers, 'mean',
+        check_devices=False, transform_gradients=transform)
+    assert seen == [(False, 'a'), (True, 'b'), (False, 'c')]
+    assert [variable.op.name for _, variable in built.gradients] == ['a', 'c']
+    assert after_two_steps([built.train_op]) == pytest.approx([1. - .4, 1., 1. - 3 * .4])
+    with tf.Session(config=tf.ConfigProto(device_count={'CPU': 2})) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+        assert session.run(tf.global_variables('sum')) == [2., 0., 2.]
+
+
+def test_check_towers_goes_by_the_same_places():
+    assert towers.check_towers(with_an_unused_one, np.array([1., 3.]),
+                               make_optimizer=lambda: ByPlace()).equal

@@ -216,3 +216,25 @@ def test_in_a_ring_a_workers_own_loss_and_batch_may_be_shown():
     built = built_in_a_ring(model_fn, lambda pairs: [
         (tf.Print(g, [HELD['loss'], HELD['batch']]), v) for g, v in pairs])
     assert seeds_of_updates(built) == ''
+
+
+@pytest.mark.parametrize('look', [
+    lambda gradient: tf.Print(gradient, [HELD['y']]),
+    lambda gradient: (tf.summary.histogram('y', HELD['y']), gradient)[1],
+    lambda gradient: _after([tf.Assert(tf.reduce_all(HELD['y'] > 0.), [HELD['y']])], gradient)])
+def test_shards_of_other_static_sizes_may_be_shown(look):
+    """12 examples on 5 towers: the last one's 2 have another shape than the first one's 3."""
+    def model_fn(x):
+        HELD['y'] = weight() * x
+        return tf.reduce_mean(HELD['y'])
+    [values] = trained(model_fn, lambda pairs: [
+        (look(gradient), variable) for gradient, variable in pairs], 12, 5, steps=1)
+    np.testing.assert_allclose(values['w'], 1. - .1 * 6.5)
+    with pytest.raises(GradientError, match='examples of one tower.*Gradients of gradients'):
+        trained(model_fn, lambda pairs: [
+            (gradient * HELD['y'][0], variable) for gradient, variable in pairs], 12, 5)
+
+
+def _after(operations, gradient):
+    with tf.control_dependencies(operations):
+        return tf.identity(gradient)

@@ -65,7 +65,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         It returns a scalar loss, the mean over the shard's examples; or a dict or `ModelOutput`
         with `loss`, `predictions`, `metrics` and `updates`.
       inputs: the batch: a nest of tensors [n, …], dense or sparse, of any dtype.
-      optimizer: a `tf.train.Optimizer`, or None for evaluation and prediction. Or a dict from
+      optimizer: a `tf.train.Optimizer`, or None for evaluation and prediction. A
+        `compute_gradients`, or `minimize`, of its own is called once, for the whole batch. Or a dict from
         names to optimizers, for a model function whose `loss` is a dict of losses by these names (a
         GAN's `{'discriminator': …, 'generator': …}`): see `BuiltTowers.train_ops`.
       devices: see `resolve_devices`: None, a count, or names.
@@ -85,8 +86,9 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       var_list: the variables to train: a list, or a function from the list of all trainable
         variables to a list of some; None for all. With several losses also a dict of these by name.
       transform_gradients: called with the combined `(gradient, variable)` pairs, returns the pairs
-        to apply: the place for `tf.clip_by_global_norm`. With several losses it is called for each,
-        or is a dict of functions by name.
+        to apply: the place for `tf.clip_by_global_norm`. A variable without a gradient has a pair
+        with None, in its place. With several losses it is called for each, or is a dict of
+        functions by name.
       global_step: variable to be increased by one per step, or None.
       regularization: `'none'`: the loss is what the model function returns, as in a plain TF1
         program. `'add'` adds each registered loss (`REGULARIZATION_LOSSES`, and losses of the Keras

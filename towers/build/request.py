@@ -24,6 +24,7 @@ from towers.reduce.pipeline import SCHEDULES, kept_at_once
 from towers.reduce.replicas import Replicas
 from towers.tower.auto_stages import checked_stages
 from towers.tower.left_over import left_scopes
+from towers.tower.own_minimize import has_own_minimize
 from towers.tower.stage_costs import number_of_slots
 from towers.tower.stage_cuts import Cutting
 from towers.tower.stateless_random import NamesOnOneMachine
@@ -157,6 +158,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         loss_scale = None
     elif loss_scale is None and numerics.precision == 'fp16':
         loss_scale = LossScale()
+    _check_minimize(objectives, loss_scale, replicas)
     if cluster is not None:
         _check_cluster(cluster, objectives, stage_inputs, placement.all_reduce, loss_scale)
     of_tower = TowerOptions(
@@ -251,6 +253,20 @@ def _check_cluster(cluster, objectives, stage_inputs, all_reduce, loss_scale):
             'stage_inputs=%r and cluster=: a batch that is read ahead belongs to no step yet, and '
             'the machines count the examples of a step. Pass one of the two.' % (stage_inputs,))
     cluster.check_build(objectives[0].optimizer, all_reduce, loss_scale is not None)
+
+
+def _check_minimize(objectives, loss_scale, replicas):
+    for each in objectives:
+        if has_own_minimize(each.optimizer) and (loss_scale is not None or replicas is not None):
+            raise InvalidArgumentError(
+                '%s has a minimize of its own, and there is %s: what it does between the gradients '
+                'and their update would be done to %s. Put it into apply_gradients, or into '
+                'transform_gradients.' % (
+                    type(each.optimizer).__name__,
+                    'a loss scale' if loss_scale is not None else 'a replica of each variable on '
+                    "each tower (variable_device='replicated')",
+                    'gradients that are not finite, too' if loss_scale is not None
+                    else 'each replica'))
 
 
 def _check_earlier_has_replicas(earlier):

@@ -16,6 +16,7 @@ from towers.reduce.update import apply_update, checked_transform
 from towers.tower.counters import counting_updates
 from towers.tower.gradients_of_model import GradientsOfModel
 from towers.tower.objectives import flat, map_shaped, tensors_of
+from towers.tower.own_minimize import Minimizing, has_own_minimize
 from towers.tower.outputs import weighted_mean
 from towers.tower.staged_guard import check_after
 
@@ -70,9 +71,12 @@ def update_variables(builder, request, towers, outputs, combined, shards, staged
         tensor for pairs in flat(gradients) for tensor in tensors_of(pairs)], ())
     with tf.variable_creator_scope(builder.own_state.slot_creator):
         if request.objectives.names is None:
-            return _of_one_loss(builder, request, towers, outputs, gradients, combined, staged,
-                                machines, settle)
-        return _of_several(builder, request, towers, outputs, gradients, combined, settle)
+            update = _of_one_loss(builder, request, towers, outputs, gradients, combined, staged,
+                                  machines, settle)
+        else:
+            update = _of_several(builder, request, towers, outputs, gradients, combined, settle)
+    return update._replace(gradients=map_shaped(
+        lambda pairs: [pair for pair in pairs if pair[0] is not None], update.gradients))
 
 
 def _batches(request, towers):
@@ -130,7 +134,7 @@ def _of_one_loss(builder, request, towers, outputs, gradients, combined, staged,
         after += [staged.staged, staged.use.check]
     with graph_walk.Recording(tf.get_default_graph()) as made:
         applied = apply_update(
-            request.objectives[0].optimizer, gradients, request.global_step, request.placement,
+            _applying(request.objectives[0], loss, request, towers), gradients, request.global_step, request.placement,
             builder.variables, after, request.replicas, combined.on_towers, scaled_losses, on_skip)
     settle(made.operations, [applied.train_op], after)
     for redirect in machines.redirects if machines is not None else ():
@@ -138,6 +142,13 @@ def _of_one_loss(builder, request, towers, outputs, gradients, combined, staged,
     if updates_here:
         hold_update(applied.train_op, _all_of(combined), after, computed, gates)
     return Update(applied.train_op, {}, applied.slots, gradients, {}, applied.counts, tuple(after))
+
+
+def _applying(objective, loss, request, towers):
+    """What applies the gradients: the optimizer, or its own `minimize`."""
+    if not has_own_minimize(objective.optimizer):
+        return objective.optimizer
+    return Minimizing(objective.optimizer, loss, _batches(request, towers) == len(towers))
 
 
 def _computed(outputs, towers):
@@ -166,7 +177,7 @@ def _of_several(builder, request, towers, outputs, gradients, combined, settle):
             after + _read_for(gradients[each.name], combined[each.name]))
         with graph_walk.Recording(tf.get_default_graph()) as recorded:
             train_ops[each.name], made, counts = apply_update(
-                each.optimizer, gradients[each.name], request.global_step, request.placement,
+                _applying(each, losses[each.name], request, towers), gradients[each.name], request.global_step, request.placement,
                 builder.variables, after, request.replicas, combined[each.name].on_towers)
         settle(recorded.operations, [train_ops[each.name]], after)
         hold_update(train_ops[each.name], _all_of(combined[each.name]), after, computed)
@@ -174,7 +185,7 @@ def _of_several(builder, request, towers, outputs, gradients, combined, settle):
     for each in request.objectives:
         with graph_walk.Recording(tf.get_default_graph()) as recorded:
             train_op, made, _ = apply_update(
-                each.optimizer, gradients[each.name], None, request.placement, builder.variables,
+                _applying(each, losses[each.name], request, towers), gradients[each.name], None, request.placement, builder.variables,
                 joint_after + applied, request.replicas, combined[each.name].on_towers)
         settle(recorded.operations, [train_op], joint_after)
         applied, slots = [train_op], slots + made

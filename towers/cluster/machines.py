@@ -3,8 +3,14 @@
 A worker without data gives none, and what has to be the same on all is noted for the comparison.
 """
 
+import tensorflow.compat.v1 as tf
+
 from towers.cluster import data_end, several_builds
 from towers.cluster.gradient_kinds import kinds_of
+from towers.errors import ClusterError
+from towers.placement.variable_device import only_device
+
+_NO_GRADIENT = 'TowersGradientOverMachines'
 
 
 class Machines:
@@ -37,14 +43,47 @@ class Machines:
           loss: of this machine's batch. It reads the weights before any machine changes them.
 
         Returns:
-          Such a list; in a ring and by Horovod the same on every worker bit for bit.
+          Such a list; in a ring and by Horovod the same on every worker bit for bit. A gradient of
+          these, for an optimizer of second order, is a `ClusterError`: TensorFlow would go on to
+          this machine's part alone, or to none.
         """
         self.kinds = kinds_of(self._cluster, gradients)
         if self._cluster.active is not None and self._cluster.num_workers > 1:
             gradients = data_end.of_batches(gradients, self._cluster.active)
         self.combined = self._over_machines(gradients, loss)
+        if self._cluster.synchronous and self._cluster.num_workers > 1:
+            self.combined = [(without_gradient(gradient), variable)
+                             for gradient, variable in self.combined]
         return self.combined
 
     def note(self, built):
         """Notes the build, when it is complete, for the comparison of the workers."""
         several_builds.note(built)
+
+
+def without_gradient(gradient, beside=None):
+    """The same gradient, dense or sparse, which cannot be differentiated.
+
+    Args:
+      gradient: a tensor, or `IndexedSlices`.
+      beside: where it is not computed from the variables, in TensorFlow's eyes, such as what comes
+        from a server: this machine's part of it, by which TensorFlow finds the way to them.
+    """
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            without_gradient(gradient.values, None if beside is None else beside.values),
+            gradient.indices, gradient.dense_shape)
+    try:
+        tf.RegisterGradient(_NO_GRADIENT)(_refuse_gradient)
+    except KeyError:  # an earlier build has
+        pass
+    with only_device(gradient.device or None), gradient.graph.gradient_override_map(
+            {'Identity': _NO_GRADIENT, 'IdentityN': _NO_GRADIENT}):
+        return tf.identity(gradient) if beside is None else tf.identity_n([gradient, beside])[0]
+
+
+def _refuse_gradient(op, *unused_gradients):
+    raise ClusterError(
+        'a gradient of %r, the gradient over several machines, is taken: it would be of one '
+        "machine's examples. Take second derivatives in the model function, of its loss, and put "
+        'them into the loss; or train on one machine.' % op.name)

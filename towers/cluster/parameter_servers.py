@@ -24,7 +24,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.cluster import data_end
 from towers.cluster.fingerprint import difference
-from towers.cluster.machines import Machines
+from towers.cluster.machines import Machines, without_gradient
 from towers.cluster.ports import check_server
 from towers.cluster.rounds import FIRST_SERVER, RoundsHook, SentGradients
 from towers.cluster.session_begun import COLLECTIONS, SessionBegun
@@ -278,9 +278,9 @@ class ServedMachines(Machines):
             self._pushes.append(accumulator.apply_grad(*parts, local_step=local_round))
         self._accumulators.append(accumulator)
         with tf.control_dependencies([self._pushes[-1]]):
-            if isinstance(gradient, tf.IndexedSlices):
-                return accumulator.take_indexed_slices_grad(needed)
-            return accumulator.take_grad(needed)
+            taken = (accumulator.take_indexed_slices_grad(needed)
+                     if isinstance(gradient, tf.IndexedSlices) else accumulator.take_grad(needed))
+            return without_gradient(taken, gradient)
 
 
 def _summed_dtype(gradient):

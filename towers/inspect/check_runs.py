@@ -13,10 +13,11 @@ from towers.graph.same_value import is_computed_from
 from towers.graph.variable_writes import Writes
 from towers.placement.devices import session_config
 from towers.reason import failing_on
-from towers.reduce.update import transformed_pairs
+from towers.reduce.update import free_initial_values, transformed_pairs
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.objectives import all_pairs, flat, tensors_of
 from towers.tower.outputs import call_model_fn, to_model_output
+from towers.tower.own_minimize import Minimizing, has_own_minimize, known_arguments
 from towers.tower.variables import without_numbers
 
 Traits = collections.namedtuple('Traits', 'coarsest random batch_norm')
@@ -75,10 +76,13 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
         after = flat(loss) + updates + (
             tensors_of(all_pairs(pairs)) if objectives.names is not None else [])
         for each in objectives:
-            with tf.control_dependencies(after):
-                train_op = each.optimizer.apply_gradients(
-                    objectives.of(each, pairs),
-                    global_step=global_step if each is objectives[-1] else None)
+            known = {variable.op.name for variable in tf.global_variables()}
+            with tf.control_dependencies(after), graph_walk.Recording(graph) as made:
+                train_op = _applied_on_one_device(
+                    each, objectives.of(each, loss) * factor, objectives.of(each, pairs),
+                    global_step if each is objectives[-1] else None)
+            free_initial_values([variable for variable in tf.global_variables()
+                                 if variable.op.name not in known], made.operations, after)
             after = [train_op]
         if global_step is not None and not (
                 {op.name for op in Writes(graph).to(global_step)}
@@ -98,7 +102,9 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
             variables = tf.global_variables()
             initial = list(zip([v.op.name for v in variables], session.run(variables)))
             names = {name: name for name, _ in initial}
-            result = _train(session, loss, pairs, train_op, steps, names)
+            result = _train(session, loss, objectives.shaped(
+                [pair for pair in objectives.of(each, pairs) if pair[0] is not None]
+                for each in objectives), train_op, steps, names)
             result['initial'] = initial
             return result, traits
 
@@ -112,12 +118,23 @@ def _pairs_on_one_device(objective, loss, gradient_options):
             raise InvalidArgumentError('var_list returned %.80r: expected a list of variables.'
                                        % (trainable,))
         check_var_list(trainable)
-    pairs = objective.optimizer.compute_gradients(loss, var_list=trainable,
-                                                  **gradient_options)
-    pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+    optimizer = tf.train.GradientDescentOptimizer(1.) if has_own_minimize(
+        objective.optimizer) else objective.optimizer  # which calls its compute_gradients itself
+    pairs = list(optimizer.compute_gradients(loss, var_list=trainable, **gradient_options))
     if objective.transform_gradients is not None:
         pairs = transformed_pairs(objective.transform_gradients, pairs, objective.name)
     return pairs
+
+
+def _applied_on_one_device(objective, loss, pairs, global_step):
+    """The update by one loss."""
+    optimizer = objective.optimizer
+    if not has_own_minimize(optimizer):
+        return optimizer.apply_gradients(pairs, global_step=global_step)
+    if objective.transform_gradients is not None:  # which comes in between
+        return Minimizing(optimizer, loss, is_whole=True).apply_gradients(pairs, global_step)
+    return optimizer.minimize(loss, **known_arguments(
+        optimizer.minimize, global_step=global_step, var_list=[each for _, each in pairs]))
 
 
 def _registering_tensors(getter, *args, **kwargs):

@@ -166,6 +166,9 @@ class Replicas:
         """
         ready = []
         for gradient, variable in gradients:
+            if gradient is None:
+                ready.append(((None,), variable))
+                continue
             every = on_towers.get(variable.op.name, (None,))
             if gradient is not every[0]:  # it was transformed, once, and goes to every tower
                 every = [gradient] * len(self.devices)
@@ -176,7 +179,8 @@ class Replicas:
         for tower in range(1, len(self.devices)):
             pairs += [(_own_tensor(every, tower, self.devices[tower]),
                        self.replica_of(variable, tower))
-                      for every, variable in ready if variable.op.name in self._replicas]
+                      for every, variable in ready
+                      if variable.op.name in self._replicas and every[0] is not None]
         return pairs
 
     def slot_creator(self, variables):

@@ -69,6 +69,7 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
             else:
                 applied = _apply_if_finite(optimizer, pairs, global_step, scaled_losses, on_skip,
                                            replicas is not None)
+        free_initial_values(slots, made.operations, after)
         if not _is_operation(applied):
             raise InvalidArgumentError('apply_gradients of %r returned %.80r: expected the '
                                        'operation that updates the variables.'
@@ -86,6 +87,25 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
         slots = [slot for slot in slots if slot.op.name not in of_replicas]
     return Applied(applied if isinstance(applied, tf.Operation) else tf.group(applied), slots,
                    is_left)
+
+
+def free_initial_values(created, made, after):
+    """Has initializers of variables wait for nothing that the update waits for.
+
+    A program that makes `tf.Variable(tf.zeros_like(…))` in `apply_gradients` makes the value there:
+    it would wait for the loss, and so for a batch and for variables that have no value yet.
+
+    Args:
+      created: the variables that the optimizer has made.
+      made: the operations that it has made.
+      after: tensors and operations that the update waits for.
+    """
+    made = {op.name for op in made}
+    after = {getattr(each, 'op', each).name for each in after}
+    for op in graph_walk.step_operations([each.initializer for each in created], ends=after):
+        left = [other for other in op.control_inputs if other.name not in after]
+        if op.name in made and len(left) < len(op.control_inputs):
+            compat.set_control_inputs(op, left)
 
 
 def _is_operation(applied):

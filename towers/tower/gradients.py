@@ -1,5 +1,7 @@
 """Gradients of one tower, for each loss: chooses the variables, checks, recomputes activations."""
 
+import collections
+
 import tensorflow.compat.v1 as tf
 
 from towers import compat
@@ -13,6 +15,7 @@ from towers.recomputation.rewrite import recompute
 from towers.tower.gradients_of_model import GradientsOfModel
 from towers.tower.objectives import flat
 from towers.tower.own_gradients import OwnGradients, computed, has_own
+from towers.tower.own_minimize import has_own_minimize
 
 _PLAIN = tf.train.GradientDescentOptimizer(1.)
 """Takes plain gradients, in the place of an optimizer with a `compute_gradients` of its own."""
@@ -40,7 +43,8 @@ class TowerGradients:
         """
         self.trainable = []
         self.scaled_losses = None
-        self.own = OwnGradients(options.objectives, placement)
+        self.own = OwnGradients([each for each in options.objectives or ()
+                                 if not has_own_minimize(each.optimizer)], placement)
         self.recomputed = []
         self._variables_of = {}  # by the objective's name
         self._options = options
@@ -110,12 +114,17 @@ class TowerGradients:
     def made_by_optimizer(self, objective, loss, combined, factor, is_whole, is_ordered):
         """What the objective's optimizer makes of the combined gradients, see `OwnGradients.pairs`.
 
-        These gradients themselves where its `compute_gradients` is the usual one.
+        These gradients themselves where its `compute_gradients` is the usual one: as that returns
+        them, with a pair of None for each variable that has no gradient. A program may go by their
+        places.
         """
-        if not self.own.are_of(objective):
-            return combined
-        return self.own.pairs(objective, loss, combined, self._variables_of[objective.name],
-                              self._options.gradient_options, factor, is_whole, is_ordered)
+        variables = self._variables_of[objective.name]
+        if self.own.are_of(objective):
+            return self.own.pairs(objective, loss, combined, variables,
+                                  self._options.gradient_options, factor, is_whole, is_ordered)
+        rest = collections.OrderedDict((pair[1].op.name, pair) for pair in combined)
+        return [rest.pop(variable.op.name, (None, variable)) for variable in variables] + list(
+            rest.values())
 
     def of_regularization(self, loss, factor):
         """`[[(gradient, variable)]]` of the regularization, counted once; [] where there is none.
@@ -165,6 +174,8 @@ class TowerGradients:
         optimizer = objective.optimizer
         if self.own.are_of(objective):
             data_loss, optimizer = self.own.multiplied(objective, data_loss), _PLAIN
+        elif has_own_minimize(optimizer):  # which calls its compute_gradients itself
+            optimizer = _PLAIN
         pairs = computed(optimizer, data_loss, sources, self._options.gradient_options)
         if self.scaled_losses is not None:
             pairs = self.scaled_losses.unscaled(pairs)

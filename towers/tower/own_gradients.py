@@ -97,9 +97,9 @@ class OwnGradients:
             found = found if factor == 1 else found / factor
         _free_of_values(found, {op.name for op in made.operations})
         with only_device(self._placement.main):
-            pairs = [(gradient if factor == 1 or gradient is None else _times(gradient, factor),
+            pairs = [(gradient if factor == 1 or gradient is None else times(gradient, factor),
                       variable) for gradient, variable in pairs]
-        if not is_whole and _computes_with(
+        if not is_whole and computes_with(
                 [found] + [gradient for gradient, _ in pairs if gradient is not None],
                 surrogate, combined):
             raise GradientError(
@@ -113,7 +113,7 @@ class OwnGradients:
                 'and micro_batches=.' % type(objective.optimizer).__name__)
         compat.replace_tensor(surrogate, loss)
         compat.replace_tensor(self._factors[objective.name], found)
-        return [pair for pair in pairs if pair[0] is not None]
+        return pairs
 
     def _surrogate(self, loss, combined):
         """`(S, taken)`: the list gets a `_Taken` each time that a gradient is taken.
@@ -214,7 +214,7 @@ def _by_ratio(gradient, taken):
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(_by_ratio(gradient.values, taken), gradient.indices,
                                 gradient.dense_shape)
-    taken.products.append((_times(gradient, taken.ratio), gradient))
+    taken.products.append((times(gradient, taken.ratio), gradient))
     return taken.products[-1][0]
 
 
@@ -231,16 +231,17 @@ def _without_ratio(pairs, taken):
     return [(of(gradient), variable) for gradient, variable in pairs]
 
 
-def _times(gradient, factor):
+def times(gradient, factor):
+    """A gradient, dense or sparse, times a scalar."""
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_times(gradient.values, factor), gradient.indices,
+        return tf.IndexedSlices(times(gradient.values, factor), gradient.indices,
                                 gradient.dense_shape)
     if isinstance(factor, tf.Tensor):
         factor = tf.cast(factor, gradient.dtype)
     return gradient * factor
 
 
-def _computes_with(gradients, surrogate, combined):
+def computes_with(gradients, surrogate, combined):
     """Whether gradients depend on the value of the surrogate, and not on its shape alone."""
     tensors = [tensor for each in gradients for tensor in (
         [each.values, each.indices] if isinstance(each, tf.IndexedSlices) else [each])]

@@ -1,0 +1,99 @@
+"""Optimizers with a `minimize` of their own: called once, for the loss of the whole batch.
+
+Many private optimizers clip, decay, or gather gradients over steps there, between
+`compute_gradients` and `apply_gradients`. The method gets a loss S, see `own_gradients`, whose
+gradients are the combined ones, transformed; and its operation is the update.
+"""
+
+import inspect
+import itertools
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import GradientError
+from towers.graph import graph_walk
+from towers.graph.variable_writes import Writes
+from towers.tower.gradients_of_model import GradientsOfModel
+from towers.tower.own_gradients import computes_with, times
+
+_numbers = itertools.count()  # of names in TensorFlow's registry of gradients
+
+
+def has_own_minimize(optimizer):
+    """Whether an optimizer's `minimize` is neither the one of `tf.train.Optimizer` nor TensorFlow's.
+
+    Those of `tf.contrib.opt` take one more argument, and do nothing besides.
+    """
+    if isinstance(optimizer, GradientsOfModel):
+        return False
+    function = getattr(getattr(optimizer, 'minimize', None), '__func__', None)
+    return function is not None and function is not tf.train.Optimizer.minimize and (
+        function.__module__.split('.')[0] not in ('tensorflow', 'tensorflow_core'))
+
+
+def known_arguments(function, **arguments):
+    """Those of the keyword arguments that a function takes: `minimize` may be without some."""
+    known = inspect.signature(function).parameters
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values()):
+        return arguments
+    return {name: value for name, value in arguments.items() if name in known}
+
+
+class Minimizing:
+    """Has `apply_gradients`, as an optimizer, which calls the optimizer's own `minimize`."""
+
+    def __init__(self, optimizer, loss, is_whole):
+        """
+        Args:
+          optimizer: the optimizer.
+          loss: the mean loss over the batch (of this machine).
+          is_whole: whether no other machine has a part in the batch.
+        """
+        self._optimizer, self._loss, self._is_whole = optimizer, loss, is_whole
+        self._called = 'minimize of ' + type(optimizer).__name__
+
+    def apply_gradients(self, pairs, global_step=None):
+        """The operation of one step.
+
+        Args:
+          pairs: list of `(gradient, variable)`; a gradient may be None.
+          global_step: variable to increase by one, or None.
+
+        Raises:
+          GradientError: the method takes no gradient of its loss, or computes with the value of the
+            loss of one of several machines.
+        """
+        given = [pair for pair in pairs if pair[0] is not None]
+        surrogate, taken = self._surrogate(given)
+        with graph_walk.Recording(surrogate.graph) as made:
+            applied = self._optimizer.minimize(surrogate, **known_arguments(
+                self._optimizer.minimize, global_step=global_step,
+                var_list=[variable for _, variable in pairs]))
+        if not taken:
+            raise GradientError(self._called + ' takes no gradient of the loss that it is given.')
+        if not self._is_whole and self._writes_with(made.operations, surrogate, given):
+            raise GradientError(
+                '%s computes with the value of the loss, which is of one worker\'s examples: let '
+                'UPDATE_OPS write it to a variable, and read the variable.' % self._called)
+        compat.replace_tensor(surrogate, self._loss)
+        return applied
+
+    def _surrogate(self, pairs):
+        """`(S, taken)`: the list gets dL/dS each time that a gradient is taken."""
+        taken, name = [], 'TowersMinimized%d' % next(_numbers)
+
+        def gradients(unused_op, of_loss, *unused_rest):
+            taken.append(of_loss)
+            return [None] + [times(gradient, of_loss) for gradient, _ in pairs]
+        tf.RegisterGradient(name)(gradients)
+        with tf.name_scope('whole_loss'):
+            reads = [variable.read_value() for _, variable in pairs]
+            with tf.get_default_graph().gradient_override_map({'IdentityN': name}):
+                return tf.identity_n([self._loss] + reads)[0], taken
+
+    def _writes_with(self, made, surrogate, pairs):
+        """Whether what is written to variables is computed with the value of the loss."""
+        writes = Writes(surrogate.graph)
+        return computes_with([tensor for op in made if writes.of(op) for tensor in op.inputs],
+                             surrogate, pairs)
