@@ -339,7 +339,8 @@ def test_rows_are_sent_to_the_worker_and_not_their_table(graph, resource):
         if '/job:worker' in op.device:  # what it takes from a server
             assert all(tensor.shape.num_elements() < 400 for tensor in op.inputs
                        if '/job:ps' in tensor.op.device
-                       and tensor.op.type not in ('SparseAccumulatorTakeGradient', 'IdentityN')), op.name
+                       and tensor.op.type not in ('SparseAccumulatorTakeGradient', 'IdentityN')
+                       ), op.name
 
 
 @pytest.mark.parametrize('resource', [True, False])

@@ -66,9 +66,9 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         with `loss`, `predictions`, `metrics` and `updates`.
       inputs: the batch: a nest of tensors [n, …], dense or sparse, of any dtype.
       optimizer: a `tf.train.Optimizer`, or None for evaluation and prediction. A
-        `compute_gradients`, or `minimize`, of its own is called once, for the whole batch. Or a dict from
-        names to optimizers, for a model function whose `loss` is a dict of losses by these names (a
-        GAN's `{'discriminator': …, 'generator': …}`): see `BuiltTowers.train_ops`.
+        `compute_gradients`, or `minimize`, of its own is called once, for the whole batch. Or a
+        dict from names to optimizers, for a model function whose `loss` is a dict of losses by
+        these names (a GAN's `{'discriminator': …, 'generator': …}`): see `BuiltTowers.train_ops`.
       devices: see `resolve_devices`: None, a count, or names.
       reduction: `'sum'` or `'mean'`, as above.
       remainder: a batch that does not divide: `'error'`, `'weight'` (uneven shards, weighted by

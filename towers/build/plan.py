@@ -174,7 +174,7 @@ def make_plan(builder, towers, shards, request, update, joined, how_built):
         global_step='counted here, since the optimizer leaves it to its caller: do not add to it'
         if update.counts else None,
         learning_rate=_learning_rates(request, together),
-        variable_device=request.placement.describe(), num_variables=len(variables),
+        variable_device=_placed(request, cluster), num_variables=len(variables),
         num_trainable=_num_trainable(builder, request, variables),
         parameters=sum(count for count, _ in counts),
         parameter_bytes=sum(count * size for count, size in counts),
@@ -206,6 +206,13 @@ def make_plan(builder, towers, shards, request, update, joined, how_built):
         cluster=None if cluster is None else _cluster(cluster, shards.batch_size, all_towers),
         cluster_warning=None if cluster is None else cluster.warning(),
         adds_up=_adds_up(request), towers_an_update=together)
+
+
+def _placed(request, cluster):
+    """Where the variables are, in words."""
+    if cluster is None or cluster.kind != 'ps':
+        return request.placement.describe()
+    return 'the parameter servers, by size, once there is a session'
 
 
 def _row_name(device):

@@ -134,8 +134,9 @@ def _of_one_loss(builder, request, towers, outputs, gradients, combined, staged,
         after += [staged.staged, staged.use.check]
     with graph_walk.Recording(tf.get_default_graph()) as made:
         applied = apply_update(
-            _applying(request.objectives[0], loss, request, towers), gradients, request.global_step, request.placement,
-            builder.variables, after, request.replicas, combined.on_towers, scaled_losses, on_skip)
+            _applying(request.objectives[0], loss, request, towers), gradients,
+            request.global_step, request.placement, builder.variables, after, request.replicas,
+            combined.on_towers, scaled_losses, on_skip)
     settle(made.operations, [applied.train_op], after)
     for redirect in machines.redirects if machines is not None else ():
         redirect()  # the optimizer may wait for updates by itself
@@ -177,16 +178,18 @@ def _of_several(builder, request, towers, outputs, gradients, combined, settle):
             after + _read_for(gradients[each.name], combined[each.name]))
         with graph_walk.Recording(tf.get_default_graph()) as recorded:
             train_ops[each.name], made, counts = apply_update(
-                _applying(each, losses[each.name], request, towers), gradients[each.name], request.global_step, request.placement,
-                builder.variables, after, request.replicas, combined[each.name].on_towers)
+                _applying(each, losses[each.name], request, towers), gradients[each.name],
+                request.global_step, request.placement, builder.variables, after,
+                request.replicas, combined[each.name].on_towers)
         settle(recorded.operations, [train_ops[each.name]], after)
         hold_update(train_ops[each.name], _all_of(combined[each.name]), after, computed)
         slots += made
     for each in request.objectives:
         with graph_walk.Recording(tf.get_default_graph()) as recorded:
             train_op, made, _ = apply_update(
-                _applying(each, losses[each.name], request, towers), gradients[each.name], None, request.placement, builder.variables,
-                joint_after + applied, request.replicas, combined[each.name].on_towers)
+                _applying(each, losses[each.name], request, towers), gradients[each.name], None,
+                request.placement, builder.variables, joint_after + applied, request.replicas,
+                combined[each.name].on_towers)
         settle(recorded.operations, [train_op], joint_after)
         applied, slots = [train_op], slots + made
     hold_update(applied[-1], [pair for part in flat(combined) for pair in _all_of(part)],

@@ -33,6 +33,7 @@ class Machines:
         workers need have the same ones.
     """
     kinds, combined, gates, begin, redirects = (), (), (), None, ()
+    chief_end = None
     compared = made = frozenset()
 
     def combine(self, gradients, loss=None):

@@ -20,8 +20,9 @@ from towers.cluster.cut_tables import check_lookups
 from towers.cluster.ended_workers import EndedWorkers
 from towers.cluster.fingerprint import difference, fingerprint_of_all
 from towers.cluster.meeting import all_ready, check_port, meet
-from towers.cluster.member_hooks import (BegunAnewHook, BeginHook, BroadcastHook, StepWatchHook,
-                                         ToldAgainHook, lost_session)
+from towers.cluster.member_hooks import (BegunAnewHook, BeginHook, BroadcastHook,
+                                         NextSessionHook, StepWatchHook, ToldAgainHook,
+                                         lost_session)
 from towers.cluster.parameter_servers import agree, answer_or_raise
 from towers.cluster.several_builds import builds_of
 from towers.cluster.spread import SpreadingCreator, servers_of_variables
@@ -199,6 +200,9 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
                     # Before the rounds begin, by which the others hear of the session.
                     joined.hooks.insert(0, ToldAgainHook(lambda: agree(
                         cluster, own, server.target, config, time.monotonic() + start_timeout)))
+                chief_end = built.machines.chief_end
+                if chief_end is not None and not cluster.is_chief:
+                    joined.hooks.append(NextSessionHook(cluster, chief_end, start_timeout, say))
                 joined.hooks.append(BegunAnewHook(cluster, built.machines.hook, say, chief))
                 yield joined
         except BaseException as error:

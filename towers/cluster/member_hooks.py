@@ -1,5 +1,6 @@
 """Hooks of the sessions of a cluster's workers: `Member.hooks`."""
 
+import time
 import zlib
 
 import tensorflow.compat.v1 as tf
@@ -8,9 +9,12 @@ from towers.cluster.ring import Collectives, broadcast_variables
 from towers.cluster.session_begun import not_by_member
 from towers.cluster.several_builds import builds_of
 from towers.cluster.step_fetches import StepFetches
-from towers.errors import ClusterError
+from towers.cluster.waiting import Waiting
+from towers.errors import ClusterError, WorkerLostError
 from towers.placement.variable_device import only_device
 from towers.run.step_loop import OccasionalHook
+
+_POLL = 0.05  # seconds between two looks at what a worker waits for
 
 
 class BeginHook(OccasionalHook):
@@ -62,6 +66,44 @@ class BeginHook(OccasionalHook):
         for built in builds_of(self._built):
             if built.machines.begin is not None:
                 session.run(built.machines.begin)
+
+    def is_due(self):
+        """Never: there is nothing to do around a step."""
+        return False
+
+
+class NextSessionHook(OccasionalHook):
+    """Has an asynchronous worker wait where the chief has ended its session, for its next one.
+
+    Without the wait the worker would stop after its first step, since the chief has ended.
+    """
+
+    def __init__(self, cluster, chief_end, start_timeout, say):
+        """
+        Args:
+          cluster: `Cluster` of a worker that is not the chief.
+          chief_end: `ChiefEnd`.
+          start_timeout: seconds to wait.
+          say: called with lines.
+        """
+        self._cluster, self._chief_end = cluster, chief_end
+        self._seconds, self._say = start_timeout, say
+
+    def after_create_session(self, session, coord):
+        """Waits.
+
+        Raises:
+          WorkerLostError: there is no next session.
+        """
+        deadline, chief = time.monotonic() + self._seconds, self._cluster.who(0)
+        with Waiting(lambda: 'the next session of %s, the chief' % chief, self._seconds, self._say):
+            while session.run(self._chief_end.has_ended):
+                if time.monotonic() > deadline:
+                    raise WorkerLostError(
+                        '%s comes when %s, the chief, has ended its training, and no other session '
+                        'of it has begun within start_timeout.' % (
+                            self._cluster.who(self._cluster.rank), chief))
+                time.sleep(_POLL)
 
     def is_due(self):
         """Never: there is nothing to do around a step."""

@@ -23,6 +23,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import data_end
+from towers.cluster.chief_end import ChiefEnd
 from towers.cluster.fingerprint import difference
 from towers.cluster.machines import Machines, without_gradient
 from towers.cluster.ports import check_server
@@ -49,7 +50,8 @@ class ServedMachines(Machines):
         the chief when a worker wants to stop; the others end by `OutOfRangeError` then.
       codes: `ServedCode`, by which a worker tells the chief that it wants to stop; or None.
       hook: hook that every session of a synchronous training needs; None for an asynchronous one.
-      taking: names of the operations that take the sums over all workers; the chief alone runs them.
+      taking: names of the operations that take the sums over all workers, on the chief.
+      chief_end: `ChiefEnd` of an asynchronous training of several workers; else None.
       told_to_stop: whether a signal has told this process to stop.
       chief_has_ended: whether a step was not made since the chief had ended its training.
     """
@@ -83,7 +85,11 @@ class ServedMachines(Machines):
             if cluster.num_workers == 1:
                 return gradients
             begun = SessionBegun()
+            with tf.name_scope(shared_scope('served')):
+                self.chief_end = ChiefEnd()
             self.begin = begun.begin
+            if cluster.is_chief:
+                self.begin = tf.group(self.begin, self.chief_end.begin)
             return data_end.after(begun.check(), gradients)
         needed = cluster.workers_a_step
         with tf.name_scope(shared_scope('served')) as scope:

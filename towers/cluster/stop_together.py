@@ -22,7 +22,8 @@ class StopTogetherHook(StopOnSignalHook):
     Without it a worker that stops leaves the others waiting for it in their next step. Use it on
     all workers, among the hooks that come last. Then only one of them has to know how many steps
     there are: in a ring, and with Horovod, all workers stop when one does, on parameter servers
-    when the chief does, whatever the reason. The end of a worker's data is no such stop, see
+    when the chief does, whatever the reason (asynchronous workers after the step in which they see
+    it). The end of a worker's data is no such stop, see
     `until_all_end`.
 
     A worker of a ring, or of Horovod, that ends its loop of steps tells the others without running
@@ -94,7 +95,13 @@ class StopTogetherHook(StopOnSignalHook):
         self._session = session
 
     def always_fetched(self):
-        """The tensor to fetch with every step: whether a worker wants to stop, alike on all."""
+        """The tensor to fetch with every step: whether a worker wants to stop, alike on all.
+
+        On asynchronous parameter servers it is whether the chief has ended; None on the chief.
+        """
+        if self._machines.stops is None and self._machines.chief_end is not None and (
+                not self._cluster.is_chief):
+            return self._machines.chief_end.has_ended
         return self._machines.stops
 
     def before_run(self, run_context):
@@ -106,8 +113,8 @@ class StopTogetherHook(StopOnSignalHook):
             self._order.note(machines)
         if self._steps:
             self._begin_step()
-        return tf.train.SessionRunArgs(self._machines.stops) if (
-            self._makes_step and self._machines.stops is not None) else None
+        fetched = self.always_fetched() if self._makes_step else None
+        return None if fetched is None else tf.train.SessionRunArgs(fetched)
 
     def after_run(self, run_context, run_values):
         """Asks the session to stop when all do."""
@@ -143,6 +150,8 @@ class StopTogetherHook(StopOnSignalHook):
                 self._note(session, of_next_step.told_others(session))
         elif self._cluster.kind == 'ps' and self._machines.chief_has_ended and not self.is_told:
             self._note(session, None)
+        elif self._machines.chief_end is not None and self._cluster.is_chief:
+            session.run(self._machines.chief_end.note)
         super(StopTogetherHook, self).end(session)
 
     def noticed(self):
@@ -158,8 +167,9 @@ class StopTogetherHook(StopOnSignalHook):
 
     def _is_time(self, stops):
         self._is_in_step = False
-        if stops is None:
-            return self.received is not None
+        if self._machines.stops is None:
+            self.is_told = self.is_told or bool(stops)
+            return self.is_told or self.received is not None
         if not self.is_told and np.any(stops):
             self._note(self._session, stops)
         return self.is_told

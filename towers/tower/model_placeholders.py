@@ -1,9 +1,9 @@
 """Placeholders that the model function makes, where it is called for each tower.
 
-On one device there is one placeholder, and what is fed to it reaches the whole batch. A program that
-keeps it, as an attribute of its model say, has the last call's. So all towers read the last call's,
-and its default is the first call's placeholder: whichever of a `placeholder_with_default` is fed,
-all towers get the number.
+On one device there is one placeholder, and what is fed to it reaches the whole batch. A program
+that keeps it, as an attribute of its model say, has the last call's. So all towers read the last
+call's, and its default is the first call's placeholder: whichever of a `placeholder_with_default`
+is fed, all towers get the number.
 
 A placeholder of examples is left alone, since a program may feed each tower its own: one that has
 dimensions, and no default; or one whose default is computed from a tower's shard.

@@ -21,9 +21,10 @@ _numbers = itertools.count()  # of names in TensorFlow's registry of gradients
 
 
 def has_own_minimize(optimizer):
-    """Whether an optimizer's `minimize` is neither the one of `tf.train.Optimizer` nor TensorFlow's.
+    """Whether an optimizer's `minimize` is none of TensorFlow's.
 
-    Those of `tf.contrib.opt` take one more argument, and do nothing besides.
+    Besides that of `tf.train.Optimizer` there are some in `tf.contrib.opt`, which take one more
+    argument, and do nothing besides.
     """
     if isinstance(optimizer, GradientsOfModel):
         return False
