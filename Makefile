@@ -3,7 +3,6 @@
 # make test  [ARGS='-k pipeline …']      run the tests but the slow ones, on all cores
 # make test-all                          run all of them; test-slow: what `make test` leaves out
 # make test-versions                     all but slow ones that are the same on every TensorFlow
-# make test-brief                        of these, most tests, but not each of their cases
 # make scaling [ARGS='--model=digits …']  the batch and learning-rate claim, arm by arm, resumable
 # make scaling-speed [ARGS='--quick']      images/s on 1, 2, 4, 8 towers, and where a step's time goes
 # make scaling-step                        what `sum` and `mean` do to a step, by optimizer
@@ -25,7 +24,7 @@ PIP := PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet
 # A process a core. What is made once a process has its tests in one (`xdist_group`).
 PYTEST := $(VENV)/bin/python -m pytest tests --numprocesses=logical --dist=loadgroup
 
-.PHONY: train bench test test-all test-slow test-versions test-brief scaling scaling-speed \
+.PHONY: train bench test test-all test-slow test-versions scaling scaling-speed \
         scaling-step docs clean
 
 train: $(INSTALLED)
@@ -45,9 +44,6 @@ test-slow: $(INSTALLED)
 
 test-versions: $(INSTALLED)
 	$(PYTEST) --only=versions $(ARGS)
-
-test-brief: $(INSTALLED)
-	$(PYTEST) --only=brief $(ARGS)
 
 scaling: $(PLOTS)
 	$(VENV)/bin/python -m benchmarks.batch_scaling $(ARGS)

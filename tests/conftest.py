@@ -30,18 +30,13 @@ LEAVES_OUT = {  # by what --only says: a condition of what goes, and what the en
     'fast': (lambda marks: 'slow' in marks, '%d slow %s left out: make test-all'),
     'slow': (lambda marks: 'slow' not in marks, '%d fast %s left out: make test'),
     'versions': (lambda marks: 'slow' in marks and 'version_independent' in marks,
-                 '%d slow %s left out, the same on every version: make test-all'),
-    'brief': (lambda marks: 'further_case' in marks or 'slow' in marks and (
-                  not marks.isdisjoint(['version_independent', 'oldest_and_newest'])),
-              '%d slow %s left out, of which there are fast cases, or that are the same on every '
-              'version, or on those in between: make test-all')}
+                 '%d slow %s left out, the same on every version: make test-all')}
 
 
 def pytest_addoption(parser):
     parser.addoption('--only', choices=sorted(LEAVES_OUT), help=(
         'fast: without tests marked slow; slow: those alone; versions: without the slow ones that '
-        'are the same on every version of TensorFlow; brief: without the slow cases, too, of tests '
-        'that have fast ones, and the slow tests for the oldest and newest. Without it, all'))
+        'are the same on every version of TensorFlow. Without it, all'))
 
 
 def pytest_configure(config):
@@ -49,11 +44,8 @@ def pytest_configure(config):
                                        'out, `make test-all` does not')
     config.addinivalue_line('markers', 'version_independent: nothing of it changes with the '
                                        'version of TensorFlow; where it is slow it runs on one')
-    config.addinivalue_line('markers', 'oldest_and_newest: where it is slow it runs on these two '
-                                       'versions of TensorFlow, and not on those in between')
     config.addinivalue_line('markers', 'fast_only(pattern): of its cases, those whose id the '
                                        'regular expression finds nothing in are slow')
-    config.addinivalue_line('markers', 'further_case: a slow case of a test that has fast ones')
     # pytest-xdist's own, which may not be installed.
     config.addinivalue_line('markers', 'xdist_group(name): its tests run in one process, for what '
                                        'is made once a process')
@@ -67,15 +59,10 @@ def pytest_itemcollected(item):
     make share one process of pytest-xdist's, too."""
     for mark in item.iter_markers('fast_only'):
         if not re.search(mark.args[0], item.callspec.id):
-            mark_further_case(item)
+            item.add_marker(pytest.mark.slow)
     shared = [name for name in ('reference', 'runner', 'start_writer') if name in item.fixturenames]
     if shared:
         item.add_marker(pytest.mark.xdist_group(shared[0]))
-
-
-def mark_further_case(item):
-    for mark in (pytest.mark.slow, pytest.mark.further_case):
-        item.add_marker(mark)
 
 
 def mark_every_other_kind(items):
@@ -92,7 +79,7 @@ def mark_every_other_kind(items):
     for (name, _), pair in cases.items():
         if len(pair) == 2:
             file = name.partition('::')[0]
-            mark_further_case(pair[bool(turns[file] % 2)])
+            pair[bool(turns[file] % 2)].add_marker(pytest.mark.slow)
             turns[file] += 1
 
 

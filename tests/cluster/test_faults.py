@@ -12,7 +12,6 @@ import tensorflow.compat.v1 as tf
 from cluster_runs import PATIENCE, Launch, own_program, weights_of_own_program
 import train_runs
 
-pytestmark = pytest.mark.oldest_and_newest
 STEPS = 200
 FLAGS = ['--num_towers=1', '--batch_size=10', '--train_steps=%d' % STEPS, '--save_steps=25',
          '--log_every=10', '--summary_steps=0', '--weight_decay=0.001', '--augment_shift=1']

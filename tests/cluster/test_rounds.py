@@ -132,12 +132,13 @@ class Chief:
 
 
 def until_it_stops(joined, built, train_op, hooks):
-    """A worker's training; the number of its steps, without the one in which it is told to stop."""
+    """A worker's training; the number of its steps. `OutOfRangeError` ends the session."""
+    steps = 0
     with joined.session(hooks) as session:
-        steps = 0
-        while not session.run([built.machines.stops, train_op])[0]:
+        while True:
+            session.run(train_op)
             steps += 1
-        return steps
+    return steps
 
 
 def one_step_and_then(send):
@@ -216,12 +217,24 @@ def test_a_worker_that_is_started_again_when_the_chief_has_ended_ends(workers):
 
 def loop_until_it_stops(joined, built, train_op, hooks):
     """As `until_it_stops`, by the loop of train.py."""
-    signals = towers.StopTogetherHook(joined.cluster, built)
+    signals, counted = towers.StopTogetherHook(joined.cluster, built), CountsSteps()
     try:
-        with joined.session(hooks + [signals], LoopSession) as session:
-            return session.run_steps(train_op, 100) - 1
+        with joined.session(hooks + [counted, signals], LoopSession) as session:
+            session.run_steps(train_op, 100)
     finally:
         signals.restore()
+    assert signals.is_told
+    return counted.steps
+
+
+class CountsSteps(OccasionalHook):
+    steps = 0
+
+    def is_due(self):
+        return False
+
+    def step_done(self, fetched):
+        self.steps += 1
 
 
 @pytest.mark.slow

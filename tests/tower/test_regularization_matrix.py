@@ -16,7 +16,6 @@ import tf_slim as slim
 import sample_models as samples
 import towers
 
-pytestmark = pytest.mark.oldest_and_newest
 X = np.arange(24, dtype=np.float64).reshape(8, 3) / 10. - 1.
 KEY = tf.GraphKeys.REGULARIZATION_LOSSES
 COPIES = ('auto', 'reuse')

@@ -20,7 +20,6 @@ import towers
 import train_data
 import train_flags
 
-pytestmark = pytest.mark.oldest_and_newest
 SHORT = ['--batch_size=100', '--train_steps=16', '--log_every=4', '--save_steps=16',
          '--fingerprint',
          '--summary_steps=0']
