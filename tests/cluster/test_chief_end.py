@@ -12,6 +12,7 @@ from towers.errors import WorkerLostError
 from one_process import StopWithoutSignals, addresses, together
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind_of_variables', [False, True])
 def test_a_worker_stops_with_the_chief_and_begins_again_with_it(kind_of_variables):
     """Two sessions, one after the other; the chief makes 3 steps in each, two of them when

@@ -5,6 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from towers import compat
 
 
 @pytest.fixture(autouse=True)
@@ -79,3 +80,34 @@ def test_what_is_no_optimizer(given, text):
     with pytest.raises(towers.InvalidArgumentError, match=text) as raised:
         towers.TowerOptimizer(given).minimize(square_loss()[0])
     assert isinstance(raised.value, ValueError)
+
+
+class Halving(tf.train.GradientDescentOptimizer):
+    """Halves the gradients in its own `minimize`."""
+
+    def minimize(self, loss, global_step=None, var_list=None):
+        return self.apply_gradients([(gradient / 2, v) for gradient, v in self.compute_gradients(
+            loss, var_list)], global_step)
+
+
+def test_a_minimize_of_its_own_is_passed_on():
+    loss, w = square_loss()
+    train_op = towers.TowerOptimizer(Halving(1.)).minimize(loss)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(train_op)
+        assert session.run(w).tolist() == [1.5, 2.]
+
+
+@pytest.mark.skipif(not compat.has_estimator(), reason='TensorFlow has no tf.estimator')
+def test_a_minimize_of_its_own_is_refused_in_towers():
+    def model_fn(features, labels, mode):
+        del labels
+        loss, _ = square_loss()
+        loss *= tf.reduce_mean(features)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=towers.TowerOptimizer(
+            Halving(1.)).minimize(loss))
+    with pytest.raises(
+            towers.InvalidArgumentError, match='Halving has a minimize of its own, which replicate'):
+        towers.replicate_model_fn(model_fn, devices=['/cpu:0', '/cpu:1'])(
+            tf.ones([4], tf.float64), None, tf.estimator.ModeKeys.TRAIN)

@@ -8,7 +8,6 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.graph.graph_walk import step_operations
-from towers.run import input_watch
 from towers.run.input_watch import InputWatch, InputWatchHook, Reading, Span, describe_share
 from towers.run.metrics_log import MetricsHook
 from towers.run.progress import ProgressHook

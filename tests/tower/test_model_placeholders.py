@@ -60,6 +60,7 @@ def after_a_step(built, feed):
         return session.run(built.variables[0])
 
 
+@pytest.mark.fast_only(r'with_default-\{\}|in_branches-.*4|a_vector-.*1|of_another-.*: 2\}')
 @pytest.mark.parametrize('options', [
     dict(), dict(devices=4), dict(accumulate=2), dict(devices=1, accumulate=2, copies='reuse'),
     dict(variable_device='replicated'), dict(first_scope=False)], ids=str)
@@ -77,6 +78,7 @@ def test_all_towers_get_what_is_fed_to_any_of_them(model_fn, options):
                                        rtol=1e-12)
 
 
+@pytest.mark.fast_only('accumulate')
 @pytest.mark.parametrize('options', [dict(), dict(devices=4), dict(accumulate=2)], ids=str)
 def test_what_a_program_keeps_of_a_placeholder_is_what_it_feeds(options):
     built = built_of(without, **options)

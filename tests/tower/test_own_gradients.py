@@ -337,6 +337,7 @@ def of_w_and_v(x):
         tf.get_variable(name, [], tf.float64, tf.ones_initializer()) for name in 'wv'])
 
 
+@pytest.mark.fast_only(r'w-\{\}|v-.*accumulate')
 @pytest.mark.parametrize('options', [dict(), dict(copies='reuse', remainder='weight'),
                                      dict(accumulate=3)], ids=str)
 @pytest.mark.parametrize('first', ['w', 'v'])

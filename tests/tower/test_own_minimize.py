@@ -102,6 +102,7 @@ def trained(make_optimizer, steps=1, **options):
         return session.run(built.variables + [step])
 
 
+@pytest.mark.fast_only(r'\{\}|Clipping|Decaying.*accumulate')
 @pytest.mark.parametrize('options', [
     dict(), dict(devices=1), dict(copies='reuse'), dict(accumulate=2, devices=1)], ids=str)
 @pytest.mark.parametrize('make_optimizer, w, v', BY_HAND)
@@ -121,6 +122,7 @@ def test_only_what_is_in_var_list_is_trained(graph):
     np.testing.assert_allclose(found, [1. - RATE, 1., 1], rtol=1e-12)
 
 
+@pytest.mark.fast_only('Clipping|ByLoss')
 @pytest.mark.parametrize('make_optimizer', [each[0] for each in BY_HAND])
 def test_check_towers_holds_it_against_the_method_itself(make_optimizer):
     report = towers.check_towers(model_fn, np.array([1., 2., 3., 4., 5.]),

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 from towers.build.arguments import check_optimizer
 from towers.errors import InvalidArgumentError
 from towers.fronts.optimizer_calls import calls_of
+from towers.tower.own_minimize import has_own_minimize
 
 
 _OR_ELSE = 'or a function without arguments that returns one'
@@ -49,6 +50,25 @@ class TowerOptimizer(tf.train.Optimizer):
             check_optimizer(optimizer_or_optimizer_fn, 'optimizer_or_optimizer_fn', _OR_ELSE)
         self._optimizer_or_optimizer_fn = optimizer_or_optimizer_fn
         self._made = None  # (weak reference to a graph, the optimizer that was made for it)
+
+    @property
+    def minimize(self):
+        """As the wrapped optimizer's.
+
+        Raises:
+          InvalidArgumentError: in a tower, of an optimizer with a `minimize` of its own: it would
+            clip, say, each tower's share of the gradient.
+        """
+        optimizer = self._optimizer()
+        if not has_own_minimize(optimizer):
+            return super().minimize
+        if calls_of(tf.get_default_graph()) is not None:
+            raise InvalidArgumentError(
+                '%s has a minimize of its own, which replicate_model_fn would call in each tower, '
+                'for a part of the batch. Put what it does between the gradients and their update '
+                'into its apply_gradients, which gets those of all towers.'
+                % type(optimizer).__name__)
+        return optimizer.minimize
 
     def compute_gradients(self, loss, *args, **kwargs):
         """As the wrapped optimizer's; in a tower, for the loss times the weight of the shard."""

@@ -9,8 +9,6 @@ A placeholder of examples is left alone, since a program may feed each tower its
 dimensions, and no default; or one whose default is computed from a tower's shard.
 """
 
-import tensorflow.compat.v1 as tf
-
 from towers import compat
 
 
