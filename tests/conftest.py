@@ -10,6 +10,9 @@ import threading
 
 # TensorFlow reads it when it is imported; it leaves errors on and turns build advice off.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+# A server of TensorFlow cannot be ended, and has 64 threads for answers of others, unless this says
+# otherwise: after some hundred tests a process had 16,000, half of what Linux allows to all.
+os.environ.setdefault('TF_GRPC_WORKER_CACHE_QUEUES', '4')
 # So that plain `pytest` finds models/ and datasets/, which are not installed, as `python -m` does.
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
