@@ -85,11 +85,13 @@ def test_two_builds_train_by_turns_in_a_ring():
     assert together(work, 2) == [[.125, -.5, .5]] * 2
 
 
-@pytest.mark.fast_only('0-5|1-6')
+@pytest.mark.fast_only('5-0|6-1|0-1|both-0')
 @pytest.mark.parametrize('of_hook', [0, 1])
-@pytest.mark.parametrize('steps', [5, 6, 7])
+@pytest.mark.parametrize('steps', ['0', '5', '6', '7', 'both'])
 def test_a_worker_that_leaves_its_loop_ends_the_others_whichever_they_step_next(of_hook, steps):
-    """Worker 0 leaves after some steps; each round is the first build, then the second twice."""
+    """Worker 0 leaves after some steps; each round is the first build, then the second twice, or
+    both in one call."""
+    together_, steps = steps == 'both', 4 if steps == 'both' else int(steps)
     workers = addresses(2)
 
     def work(rank):
@@ -100,7 +102,8 @@ def test_a_worker_that_leaves_its_loop_ends_the_others_whichever_they_step_next(
             with towers.join(cluster, builds[1], start_timeout=30., dead_after=10.) as member:
                 with member.session([stop]) as session:
                     while not session.should_stop() and (rank or made < steps):
-                        session.run(builds[min(made % 3, 1)].train_op)
+                        session.run([each.train_op for each in builds] if together_ else
+                                    builds[min(made % 3, 1)].train_op)
                         made += 1
             return made, stop.is_told
     assert together(work, 2) == [(steps, True)] * 2

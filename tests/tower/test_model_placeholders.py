@@ -78,6 +78,21 @@ def test_all_towers_get_what_is_fed_to_any_of_them(model_fn, options):
                                        rtol=1e-12)
 
 
+def training(x):
+    """`is_training` without a shape; in training the mean is multiplied by 3."""
+    HELD.setdefault('all', []).append(tf.placeholder(tf.bool, name='is_training'))
+    mean = tf.reduce_mean(x)
+    return weight() * tf.cond(HELD['all'][-1], lambda: 3. * mean, lambda: mean)
+
+
+@pytest.mark.parametrize('options', [dict(), dict(accumulate=2)], ids=str)
+def test_a_placeholder_without_a_shape_is_a_number(options):
+    built = built_of(training, **options)
+    for fed, factor in ((True, 3.), (False, 1.)):
+        np.testing.assert_allclose(after_a_step(built, {HELD['all'][-1]: fed}),
+                                   1. - .1 * 3. * factor, rtol=1e-12)
+
+
 @pytest.mark.fast_only('accumulate')
 @pytest.mark.parametrize('options', [dict(), dict(devices=4), dict(accumulate=2)], ids=str)
 def test_what_a_program_keeps_of_a_placeholder_is_what_it_feeds(options):

@@ -1,5 +1,7 @@
 """Optimizers with a `minimize` of their own, which clips, gathers or decays: numbers by hand."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -7,6 +9,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers.errors import GradientError, InvalidArgumentError
 from towers.tower.own_minimize import has_own_minimize
+from sample_models import kind_of_variables  # noqa: F401
 
 RATE = .5
 
@@ -128,6 +131,67 @@ def test_check_towers_holds_it_against_the_method_itself(make_optimizer):
     report = towers.check_towers(model_fn, np.array([1., 2., 3., 4., 5.]),
                                  make_optimizer=lambda: make_optimizer(), remainder='weight')
     assert report.equal, report
+
+
+def patched(how):
+    """An optimizer that has the `minimize` of `Clipping` in another way."""
+    optimizer = Plain()
+    if how == 'wraps':
+        @functools.wraps(tf.train.Optimizer.minimize)
+        def minimize(self, *args, **options):
+            return Clipping.minimize(self, *args, **options)
+        return type('Wrapped', (Plain,), {'minimize': minimize})()
+    optimizer.minimize = functools.partial(Clipping.minimize, optimizer) if how == 'partial' else (
+        lambda *args, **options: Clipping.minimize(optimizer, *args, **options))
+    return optimizer
+
+
+@pytest.mark.parametrize('how', ['wraps', 'partial', 'function'])
+def test_however_it_comes_to_its_own(how, graph):
+    np.testing.assert_allclose(trained(lambda: patched(how)), [*BY_HAND[0][1:], 1], rtol=1e-12)
+
+
+def curved(x):
+    """Its gradients are others after a step."""
+    return tf.reduce_mean(tf.square(weight() * x + weight('v') - 1.))
+
+
+class Average(Plain):
+    """A moving average of the weights after the update."""
+
+    def minimize(self, loss, global_step=None, var_list=None):
+        done = super(Average, self).minimize(loss, global_step, var_list)
+        with tf.control_dependencies([done]):
+            return tf.train.ExponentialMovingAverage(.5).apply(var_list)
+
+
+class ClippingItself(Plain):
+    def compute_gradients(self, loss, var_list=None, **options):
+        gradients, variables = zip(*super(ClippingItself, self).compute_gradients(
+            loss, var_list, **options))
+        return list(zip(tf.clip_by_global_norm(gradients, .1)[0], variables))
+
+
+@pytest.mark.parametrize('reduction', ['mean', 'sum'])
+@pytest.mark.parametrize('make_optimizer', [Average, ByLoss, ClippingItself])
+def test_check_towers_takes_the_gradients_of_before_the_update(
+        make_optimizer, reduction, kind_of_variables):  # noqa: F811
+    report = towers.check_towers(
+        curved, np.array([.1, .2, .3, .4]), make_optimizer=lambda: make_optimizer(),
+        reduction=reduction, steps=2)
+    assert report.equal, report
+
+
+@pytest.mark.parametrize('minimize, expected', [
+    (lambda loss, params, global_step=None: tf.no_op(), "minimize of Plain needs the argument 'par"),
+    (lambda loss, **options: (tf.no_op(), 1), 'minimize of Plain returned .*: expected the oper')])
+def test_what_cannot_be_called_so(minimize, expected, graph):
+    def make():
+        optimizer = Plain()
+        optimizer.minimize = minimize
+        return optimizer
+    with pytest.raises(GradientError, match=expected):
+        trained(make)
 
 
 def test_which_optimizers_have_one():

@@ -113,7 +113,7 @@ class HorovodMachines(Machines):
             self.stops = self.codes.stops
         return total[-1] if self._shares.are_weighted else None
 
-    def told_others(self, session):
+    def told_others(self, session, together=()):
         """As `RingMachines.told_others`."""
         return self.codes.tell_others(session).round()[:self._cluster.num_workers]
 

@@ -65,7 +65,8 @@ class StopTogetherHook(StopOnSignalHook):
         self._all_machines = lambda: [each.machines for each in builds_of(built)]
         self.is_told = self._has_said = False
         self._makes_step = self._is_in_step = False  # the latter also after a step that has failed
-        self._session, self._order, self._steps = None, StepOrder(), []
+        self._session, self._order = None, StepOrder()
+        self._steps, self._latest = [], (self._machines,)  # of this call, and of the last step
         self._fetches = StepFetches(lambda: builds_of(built))
 
     @property
@@ -109,9 +110,9 @@ class StopTogetherHook(StopOnSignalHook):
         self._steps = [built.machines for built in
                        self._fetches.steps(run_context.original_args.fetches)]
         self._makes_step = self._machines in self._steps
-        for machines in self._steps:
-            self._order.note(machines)
         if self._steps:
+            self._latest = tuple(self._steps)
+            self._order.note(self._latest)
             self._begin_step()
         fetched = self.always_fetched() if self._makes_step else None
         return None if fetched is None else tf.train.SessionRunArgs(fetched)
@@ -141,13 +142,15 @@ class StopTogetherHook(StopOnSignalHook):
         graph has several builds, the others learn of it in their next step, see `StepOrder`.
         """
         if self._cluster.kind != 'ps' and self._machines.codes is not None:
-            told = session.run([machines.codes.told for machines in self._all_machines()])
+            of_all = self._all_machines()
+            told = session.run([machines.codes.told for machines in of_all])
             told = next((codes for codes in told if codes.any()), None)
             if told is not None:
+                session.run([each.codes.skip for each in self._latest])
                 self._note(session, told)
             elif not self.is_told and not self._is_in_step:
-                of_next_step = self._order.next(self._machines)
-                self._note(session, of_next_step.told_others(session))
+                first, *together = self._order.next((of_all[0],))
+                self._note(session, first.told_others(session, together))
         elif self._cluster.kind == 'ps' and self._machines.chief_has_ended and not self.is_told:
             self._note(session, None)
         elif self._machines.chief_end is not None and self._cluster.is_chief:

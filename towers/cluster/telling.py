@@ -29,7 +29,12 @@ class Codes:
       told: int32 [W] variable: the codes in the step that `OVER` of some worker has ended; zeros
         before.
       tell: what a worker of a ring runs, once, that runs no more steps; None before `finish`.
+      skip: what a worker of a ring runs whose step `OVER` has ended, before its next session: its
+        count of steps, which TensorFlow keeps, is then that of the worker that has told. By Horovod
+        there is nothing to be run.
     """
+
+    skip = ()
 
     def __init__(self, rank, num_workers):
         """Makes the variables, on the current device."""
@@ -75,7 +80,8 @@ class Codes:
 
         TensorFlow counts the steps of each set of collective operations apart, by their keys, and
         brings together what is in steps of one number. So `tell` names all those of a step, and
-        executes the one: the others get their inputs from a branch that is never taken.
+        executes the one: the others get their inputs from a branch that is never taken. A step that
+        has failed is not counted; `skip` names all, too, and executes none.
         """
         first = self._reduced.op
         others = [op for op in step_operations([train_op])
@@ -87,8 +93,8 @@ class Codes:
             own = tf.concat([own, self._rest], 0)
             never = self.told.read_value()[0] < 0  # no constant: what is never run is cut off then
             unused = [_copy(op, [_never_made(each, never) for each in op.inputs],
-                            _in_branch(never, never).op) for op in others]
-            self.tell = [_copy(first, [own]).outputs[0]] + unused
+                            _in_branch(never, never).op) for op in [first] + others]
+            self.tell, self.skip = [_copy(first, [own]).outputs[0]] + unused[1:], unused
 
 
 class FedCodes(Codes):

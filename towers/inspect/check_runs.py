@@ -17,7 +17,8 @@ from towers.reduce.update import free_initial_values, transformed_pairs
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.objectives import all_pairs, flat, tensors_of
 from towers.tower.outputs import call_model_fn, to_model_output
-from towers.tower.own_minimize import Minimizing, has_own_minimize, known_arguments
+from towers.tower.own_gradients import times
+from towers.tower.own_minimize import Minimizing, has_own_minimize, minimized
 from towers.tower.variables import without_numbers
 
 Traits = collections.namedtuple('Traits', 'coarsest random batch_norm')
@@ -69,18 +70,20 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
         updates = [] if options.get('update_ops') == 'none' else (
             tf.get_collection(tf.GraphKeys.UPDATE_OPS) + keras.updates()
             + list(output.updates or ()))
-        pairs = objectives.shaped(_pairs_on_one_device(each, objectives.of(each, loss) * factor,
+        pairs = objectives.shaped(_pairs_on_one_device(each, objectives.of(each, loss), factor,
                                                        options.get('gradient_options') or {})
                                   for each in objectives)
-        # With several losses, every gradient is taken at the weights before the step.
+        # With several losses, every gradient is taken at the weights before the step; an own
+        # `minimize` takes others than those that are compared.
         after = flat(loss) + updates + (
-            tensors_of(all_pairs(pairs)) if objectives.names is not None else [])
+            tensors_of(all_pairs(pairs)) if objectives.names is not None or any(
+                has_own_minimize(each.optimizer) for each in objectives) else [])
         for each in objectives:
             known = {variable.op.name for variable in tf.global_variables()}
             with tf.control_dependencies(after), graph_walk.Recording(graph) as made:
                 train_op = _applied_on_one_device(
-                    each, objectives.of(each, loss) * factor, objectives.of(each, pairs),
-                    global_step if each is objectives[-1] else None)
+                    each, objectives.of(each, loss), objectives.of(each, pairs),
+                    global_step if each is objectives[-1] else None, factor)
             free_initial_values([variable for variable in tf.global_variables()
                                  if variable.op.name not in known], made.operations, after)
             after = [train_op]
@@ -109,7 +112,7 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
             return result, traits
 
 
-def _pairs_on_one_device(objective, loss, gradient_options):
+def _pairs_on_one_device(objective, loss, factor, gradient_options):
     """The gradients of one loss, as its optimizer gets them."""
     trainable = tf.trainable_variables()
     if objective.var_list is not None:
@@ -121,20 +124,22 @@ def _pairs_on_one_device(objective, loss, gradient_options):
     optimizer = tf.train.GradientDescentOptimizer(1.) if has_own_minimize(
         objective.optimizer) else objective.optimizer  # which calls its compute_gradients itself
     pairs = list(optimizer.compute_gradients(loss, var_list=trainable, **gradient_options))
+    if factor != 1:  # of what an optimizer's own method makes of the mean, too
+        pairs = [(None if gradient is None else times(gradient, factor), variable)
+                 for gradient, variable in pairs]
     if objective.transform_gradients is not None:
         pairs = transformed_pairs(objective.transform_gradients, pairs, objective.name)
     return pairs
 
 
-def _applied_on_one_device(objective, loss, pairs, global_step):
-    """The update by one loss."""
+def _applied_on_one_device(objective, loss, pairs, global_step, factor):
+    """The update by one loss; the gradients are those of the loss times the factor."""
     optimizer = objective.optimizer
     if not has_own_minimize(optimizer):
         return optimizer.apply_gradients(pairs, global_step=global_step)
-    if objective.transform_gradients is not None:  # which comes in between
+    if objective.transform_gradients is not None or factor != 1:  # which come in between
         return Minimizing(optimizer, loss, is_whole=True).apply_gradients(pairs, global_step)
-    return optimizer.minimize(loss, **known_arguments(
-        optimizer.minimize, global_step=global_step, var_list=[each for _, each in pairs]))
+    return minimized(optimizer, loss, global_step, [variable for _, variable in pairs])
 
 
 def _registering_tensors(getter, *args, **kwargs):

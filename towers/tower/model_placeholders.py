@@ -5,8 +5,8 @@ that keeps it, as an attribute of its model say, has the last call's. So all tow
 call's, and its default is the first call's placeholder: whichever of a `placeholder_with_default`
 is fed, all towers get the number.
 
-A placeholder of examples is left alone, since a program may feed each tower its own: one that has
-dimensions, and no default; or one whose default is computed from a tower's shard.
+A placeholder of examples is left alone, since a program may feed each tower its own: one whose shape
+has dimensions, and no default; or one whose default is computed from a tower's shard.
 """
 
 from towers import compat
@@ -32,7 +32,8 @@ def _is_number(op, calls):
         return False
     if op.type == 'PlaceholderWithDefault':
         return not calls.is_partial(op)
-    return op.type == 'Placeholder' and op.outputs[0].shape.ndims == 0
+    # One without a shape is a `keep_prob` or an `is_training` in most programs.
+    return op.type == 'Placeholder' and op.outputs[0].shape.ndims in (None, 0)
 
 
 def _tie(alike):

@@ -28,17 +28,37 @@ def has_own_minimize(optimizer):
     """
     if isinstance(optimizer, GradientsOfModel):
         return False
-    function = getattr(getattr(optimizer, 'minimize', None), '__func__', None)
-    return function is not None and function is not tf.train.Optimizer.minimize and (
-        function.__module__.split('.')[0] not in ('tensorflow', 'tensorflow_core'))
+    method = getattr(optimizer, 'minimize', None)
+    function = getattr(method, '__func__', method)
+    if function is None or function is tf.train.Optimizer.minimize:
+        return False
+    # Where its code is: `functools.wraps` gives a function the module of another.
+    module = getattr(function, '__globals__', {}).get('__name__', '')
+    return module.split('.')[0] not in ('tensorflow', 'tensorflow_core')
 
 
-def known_arguments(function, **arguments):
-    """Those of the keyword arguments that a function takes: `minimize` may be without some."""
-    known = inspect.signature(function).parameters
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values()):
-        return arguments
-    return {name: value for name, value in arguments.items() if name in known}
+def minimized(optimizer, loss, global_step, var_list):
+    """What an optimizer's own `minimize` returns; it may be without `global_step` and `var_list`.
+
+    Raises:
+      GradientError: it needs another argument, or returns no operation.
+    """
+    called, arguments = 'minimize of ' + type(optimizer).__name__, dict(
+        global_step=global_step, var_list=var_list)
+    known = list(inspect.signature(optimizer.minimize).parameters.values())
+    for each in known[1:]:
+        if each.default is each.empty and each.name not in arguments and each.kind not in (
+                each.VAR_KEYWORD, each.VAR_POSITIONAL):
+            raise GradientError('%s needs the argument %r: expected minimize(loss, '
+                                'global_step=None, var_list=None).' % (called, each.name))
+    if not any(each.kind is each.VAR_KEYWORD for each in known):
+        names = {each.name for each in known[1:]}
+        arguments = {name: value for name, value in arguments.items() if name in names}
+    applied = optimizer.minimize(loss, **arguments)
+    if not isinstance(applied, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES):
+        raise GradientError('%s returned %.80r: expected the operation that updates the variables.'
+                            % (called, applied))
+    return applied
 
 
 class Minimizing:
@@ -68,9 +88,8 @@ class Minimizing:
         given = [pair for pair in pairs if pair[0] is not None]
         surrogate, taken = self._surrogate(given)
         with graph_walk.Recording(surrogate.graph) as made:
-            applied = self._optimizer.minimize(surrogate, **known_arguments(
-                self._optimizer.minimize, global_step=global_step,
-                var_list=[variable for _, variable in pairs]))
+            applied = minimized(self._optimizer, surrogate, global_step,
+                                [variable for _, variable in pairs])
         if not taken:
             raise GradientError(self._called + ' takes no gradient of the loss that it is given.')
         if not self._is_whole and self._writes_with(made.operations, surrogate, given):
