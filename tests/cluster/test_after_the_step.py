@@ -117,7 +117,8 @@ def test_what_counts_as_written_besides_a_step(graph):
 
 
 @pytest.mark.parametrize('how', [
-    'alone', pytest.param('together', marks=pytest.mark.slow), 'by hand'])
+    pytest.param('alone', marks=pytest.mark.slow),
+    pytest.param('together', marks=pytest.mark.slow), 'by hand'])
 def test_no_step_seems_to_be_made_after_the_chiefs_last(how):
     """Each halves the weight, by the mean of 0.25 and 0.75; the chief makes two."""
     def work(cluster, rank):

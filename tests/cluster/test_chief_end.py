@@ -53,6 +53,7 @@ def test_a_worker_stops_with_the_chief_and_begins_again_with_it(kind_of_variable
     assert other[0] == [True, True] and min(other[1]) >= 5
 
 
+@pytest.mark.slow
 def test_a_worker_that_comes_too_late_is_told_so():
     workers, ps = addresses(2, 1)
     make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank, synchronous=False)

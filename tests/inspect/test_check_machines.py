@@ -31,7 +31,7 @@ def test_machines_are_one_device(kind, shares, num_towers, reduction):
     assert report.compared == 2 + 4 + 4 + 4  # losses, gradients, variables, slots
 
 
-@pytest.mark.fast_only('ring')
+@pytest.mark.slow
 @pytest.mark.parametrize('kind, options', [('ring', {'variable_device': 'replicated'}), ('ps', {})])
 def test_weights_of_half_precision(kind, options):
     """TensorFlow's accumulators take no bfloat16, its broadcast on 1.15 no float16 either."""

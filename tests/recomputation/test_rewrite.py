@@ -156,6 +156,7 @@ def check_deep(built):
     assert all(tower.loss.op.name not in after for tower in built.towers)
 
 
+@pytest.mark.fast_only('clone')
 @pytest.mark.parametrize('copies', ['clone', 'reuse'])
 def test_what_is_run_again_and_when(copies):
     numbers(deep, 'auto', devices=2, copies=copies, check=check_deep, steps=1)

@@ -271,7 +271,7 @@ def clip(pairs):
     return list(zip(tf.clip_by_global_norm(gradients, 0.01)[0], variables))
 
 
-@pytest.mark.fast_only('copy')
+@pytest.mark.slow
 @pytest.mark.parametrize('method', METHODS)
 def test_a_transformation_sees_the_models_own_pairs_once(method):
     seen = []

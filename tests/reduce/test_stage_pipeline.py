@@ -71,7 +71,7 @@ def trained(model_fn, devices, resource, **options):
             return dict(zip([v.op.name for v in variables], session.run(variables)))
 
 
-@pytest.mark.fast_only('branch|first')
+@pytest.mark.fast_only('v1.*(branch|first)|(branch|first).*v1')
 @pytest.mark.parametrize('resource', [False, True], ids=['reference', 'resource'])
 @pytest.mark.parametrize('version', ['v1', 'v2'])
 @pytest.mark.parametrize('model_fn, runs', [
