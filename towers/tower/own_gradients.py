@@ -145,7 +145,8 @@ class OwnGradients:
         if not taken:
             raise GradientError(called + ' takes no gradient of the loss that it is given.')
         first = taken[0].factor
-        if first.graph is not own.graph or compat.in_control_flow(first.op):
+        if any(each.factor.graph is not own.graph or compat.in_control_flow(each.factor.op)
+               for each in taken):
             raise GradientError(called + ' takes the gradient of its loss within a branch or a '
                                 'loop: take it outside.')
         if own.op.name in graph_walk.ancestors([first]):
