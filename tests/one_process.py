@@ -71,7 +71,7 @@ def train(cluster, model_fn, batch, make_optimizer, steps=2, num_towers=1, reduc
           remainder='weight', on_build=None, step_of=lambda built: built.train_op, **options):
     """One worker's training; a dict of gradients of step 1 and of variables after the last.
 
-    None if the chief has ended before it, as of a backup worker that comes late.
+    None of a backup worker that comes when the chief has ended.
     `step_of(built)` is the operation that is run in each step."""
     with tf.Graph().as_default():
         tf.set_random_seed(7 + cluster.rank)  # another start on each worker, but for the broadcast
@@ -97,6 +97,7 @@ def train(cluster, model_fn, batch, make_optimizer, steps=2, num_towers=1, reduc
             last = session.run_step_fn(lambda step_context: step_context.session.run(trained))
         assert not lost
         if last is None:
+            assert cluster.backup_workers and not cluster.is_chief, 'its session ended early'
             return None
         names = [variable.op.name for variable in trained]
         return {'gradients': dict(zip([v.op.name for _, v in built.gradients], values)),

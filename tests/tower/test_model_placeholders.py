@@ -93,6 +93,14 @@ def test_a_placeholder_without_a_shape_is_a_number(options):
                                    1. - .1 * 3. * factor, rtol=1e-12)
 
 
+def test_examples_for_one_without_a_shape_are_refused():
+    """Each tower would get the last one's."""
+    built = built_of(lambda x: weight() * tf.reduce_mean(number(shape=None)))
+    first, second = HELD['all']
+    with pytest.raises(tf.errors.InvalidArgumentError, match='fed something else than a scalar'):
+        after_a_step(built, {first: [5.], second: [1., 2.]})
+
+
 @pytest.mark.fast_only('accumulate')
 @pytest.mark.parametrize('options', [dict(), dict(devices=4), dict(accumulate=2)], ids=str)
 def test_what_a_program_keeps_of_a_placeholder_is_what_it_feeds(options):
