@@ -13,7 +13,7 @@ import warnings  # noqa: E402
 
 from absl import app  # noqa: E402
 
-from quiet_import import without_log_lines  # noqa: E402
+from trainer.quiet_import import without_log_lines  # noqa: E402
 
 with without_log_lines():  # this program's own lines are the output
     import tensorflow.compat.v1 as tf  # noqa: E402
@@ -31,14 +31,14 @@ from towers.run.step_loop import OccasionalHook  # noqa: E402
 from towers.run.stopping import StopOnSignalHook, interruptible  # noqa: E402
 from towers.run.summaries import SummaryHook, default_summaries  # noqa: E402
 from towers.run.training_session import training_session  # noqa: E402
-import train_cluster  # noqa: E402
-import train_data  # noqa: E402
-import train_evaluator  # noqa: E402
-import train_flags  # noqa: E402
-from train_flags import FLAGS, refuse, train_dir  # noqa: E402
-import train_job  # noqa: E402
-import train_results  # noqa: E402
-import train_trials  # noqa: E402
+from trainer import cluster as train_cluster  # noqa: E402
+from trainer import data as train_data  # noqa: E402
+from trainer import evaluator as train_evaluator  # noqa: E402
+from trainer import flags as train_flags  # noqa: E402
+from trainer.flags import FLAGS, refuse, train_dir  # noqa: E402
+from trainer import job as train_job  # noqa: E402
+from trainer import results as train_results  # noqa: E402
+from trainer import trials as train_trials  # noqa: E402
 
 
 def main(unused_argv):

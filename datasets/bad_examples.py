@@ -25,7 +25,7 @@ from datasets.errors import BadExampleError, DatasetError
 from datasets.jpeg_end import is_cut_off
 from datasets.preprocessing import central_window
 from towers.errors import LogFileError
-from towers.run.whole_file import written_whole
+from towers.run.atomic_file import written_whole
 
 Bad = collections.namedtuple('Bad', 'split number position text name count')
 Bad.__new__.__defaults__ = ('', 1)

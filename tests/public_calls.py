@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.build.options import NUMERICS, VARIABLES
+from towers.api.options import NUMERICS, VARIABLES
 
 
 class Reached(towers.TowersError):

@@ -8,15 +8,15 @@
 Importing this package changes nothing in the program that imports it.
 """
 
-from towers.build.build import build_towers
-from towers.build.built import BuiltTowers
-from towers.build.options import Numerics, VariablePlacement
-from towers.build.plan import Plan
+from towers.api.build import build_towers
+from towers.api.built import BuiltTowers
+from towers.api.options import Numerics, VariablePlacement
+from towers.api.plan import Plan
 from towers.checkpoint.files import newest_checkpoint
 from towers.checkpoint.match import check_fits, init_from
 from towers.checkpoint.tidy import tidy_directory
 from towers.cluster.cluster import Cluster
-from towers.cluster.feed import files_of_worker, until_all_end
+from towers.cluster.worker_data import files_of_worker, until_all_end
 from towers.cluster.member import Member, join, serve
 from towers.cluster.ports import free_ports
 from towers.cluster.stop_together import StopTogetherHook
@@ -41,7 +41,7 @@ from towers.nonfinite import NonFiniteError
 from towers.placement.devices import resolve_devices, session_config, visible_gpus
 from towers.placement.precision import PRECISIONS, use_precision
 from towers.placement.stages import stage
-from towers.recomputation.block import recompute
+from towers.recompute.block import recompute
 from towers.reduce.combination import combine_gradients
 from towers.reduce.loss_scale import LossScale
 from towers.run.averages import WeightAverages

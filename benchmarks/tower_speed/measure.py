@@ -18,9 +18,9 @@ from benchmarks.tower_speed.trace_split import PARTS, split_trace  # noqa: E402
 import datasets  # noqa: E402
 from models import registry  # noqa: E402
 import towers  # noqa: E402
-import train_flags  # noqa: E402
-from train_flags import FLAGS  # noqa: E402
-import train_job  # noqa: E402
+from trainer import flags as train_flags  # noqa: E402
+from trainer.flags import FLAGS  # noqa: E402
+from trainer import job as train_job  # noqa: E402
 
 _UNTIMED = 3  # steps that build kernels and optimise the graph
 

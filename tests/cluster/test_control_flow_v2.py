@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster import spread
+from towers.cluster import server_placement
 from towers.cluster.member import start_server
 from towers.errors import ClusterError
 from one_process import addresses
@@ -76,4 +76,4 @@ def test_the_same_trains_without_control_flow_v2():
 
 def test_other_errors_are_left_as_they_are():
     error = tf.errors.InvalidArgumentError(None, None, 'Cannot colocate nodes a and b: no reason')
-    assert spread.explained(error) is None
+    assert server_placement.explained(error) is None

@@ -10,7 +10,7 @@ import towers
 from towers.cluster import parameter_servers
 from towers.cluster.member import start_server
 from towers.cluster.fingerprint import difference, fingerprint
-from towers.cluster.spread import servers_of_variables, spread_over_servers
+from towers.cluster.server_placement import servers_of_variables, spread_over_servers
 from towers.errors import ClusterError
 from machine_samples import batches, close, on_one_device, sparse_and_dense
 from one_process import addresses, averaged, together, train

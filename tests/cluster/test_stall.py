@@ -10,7 +10,7 @@ import pytest
 from towers import Cluster
 from towers.cluster import ports, stall
 from towers.cluster.stall import StallWatch
-from towers.cluster.watch import Watch
+from towers.cluster.peer_watch import Watch
 from towers.cluster.worker_notes import FAILED, JOINED, REFUSED, Note
 from one_process import addresses
 

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from sample_models import SAMPLES
 import towers
 from towers.graph.graph_walk import reachable_from, step_operations
-from towers.tower.left_over import left_scopes
+from towers.tower.failed_builds import left_scopes
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RANDOM = np.random.RandomState(0)

@@ -19,7 +19,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_flag, directory_name
 from towers.errors import CheckpointError
-from towers.reason import reason_of
+from towers.tensorflow_errors import reason_of
 
 STATE_FILE = 'checkpoint'
 

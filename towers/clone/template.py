@@ -6,7 +6,7 @@ from towers import nonfinite
 from towers.clone.limits import CannotClone
 from towers.graph.graph_walk import functions_of, has_seed, rename_functions
 from towers.graph.scopes import inside_text
-from towers.tower.own_seeds import seed_of_tower
+from towers.tower.tower_seeds import seed_of_tower
 from towers.tower.stateless_random import key_of
 
 

@@ -7,7 +7,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_choice, check_count, check_flag, check_instance
-from towers.cluster import cut_tables
+from towers.cluster import partitioned_embeddings
 from towers.cluster.horovod import HorovodMachines, load_horovod
 from towers.cluster.other_combiners import combiner_of, name_of
 from towers.cluster.parameter_servers import ServedMachines
@@ -249,7 +249,7 @@ class Cluster(collections.namedtuple('Cluster', [
         """
         if len(self.ps) < 2:
             return None
-        return cut_tables.partitioner(len(self.ps), self.partition_bytes)
+        return partitioned_embeddings.partitioner(len(self.ps), self.partition_bytes)
 
     def machines(self, examples, reduction, num_towers):
         """The object that combines the build's gradients across machines; makes no operation.

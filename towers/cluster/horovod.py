@@ -6,13 +6,13 @@ import tensorflow.compat.v1 as tf
 from towers.cluster import data_end
 from towers.cluster.machines import Machines
 from towers.cluster.several_builds import shared_scope
-from towers.cluster.shares import Shares
-from towers.cluster.telling import FedCodes
+from towers.cluster.batch_weights import Shares
+from towers.cluster.stop_codes import FedCodes
 from towers.cluster.update_state import share_state
 from towers.compat import TF_VERSION
 from towers.errors import MissingPackageError, WorkerLostError
 from towers.placement.variable_device import only_device
-from towers.reduce.rows import each_row_once, scaled
+from towers.reduce.sparse_rows import each_row_once, scaled
 from towers.tower.objectives import tensors_of
 
 

@@ -12,28 +12,28 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import (check_config, check_function, check_instance, check_number,
                               check_say)
-from towers.build.built import BuiltTowers
-from towers.cluster import feed, horovod, same_step, session_begun, spread
-from towers.cluster.awaited_chief import AwaitedChief, WaitingCreator
+from towers.api.built import BuiltTowers
+from towers.cluster import worker_data, horovod, step_counter, session_guard, server_placement
+from towers.cluster.chief_wait import AwaitedChief, WaitingCreator
 from towers.cluster.cluster import Cluster
-from towers.cluster.cut_tables import check_lookups
+from towers.cluster.partitioned_embeddings import check_lookups
 from towers.cluster.ended_workers import EndedWorkers
 from towers.cluster.fingerprint import difference, fingerprint_of_all
-from towers.cluster.meeting import all_ready, check_port, meet
+from towers.cluster.handshake import all_ready, check_port, meet
 from towers.cluster.member_hooks import (BegunAnewHook, BeginHook, BroadcastHook,
                                          NextSessionHook, StepWatchHook, ToldAgainHook,
                                          lost_session)
 from towers.cluster.parameter_servers import agree, answer_or_raise
 from towers.cluster.several_builds import builds_of
-from towers.cluster.spread import SpreadingCreator, servers_of_variables
+from towers.cluster.server_placement import SpreadingCreator, servers_of_variables
 from towers.cluster.stall import StallWatch, silent_servers
-from towers.cluster.waiting import Waiting
-from towers.cluster.watch import Watch
+from towers.cluster.wait_notice import Waiting
+from towers.cluster.peer_watch import Watch
 from towers.cluster.worker_notes import note_failure
 from towers.errors import ClusterError, WorkerLostError
 from towers.nonfinite import explained
 from towers.placement.devices import session_config
-from towers.reason import reason_of
+from towers.tensorflow_errors import reason_of
 
 START_TIMEOUT = 120.
 DEAD_AFTER = 30.
@@ -308,8 +308,8 @@ def _explained_in_words():
     except (tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError,
             tf.errors.UnknownError) as error:
         reason = horovod.explained(error) if isinstance(error, tf.errors.UnknownError) else (
-            explained(error) or feed.explained(error) or spread.explained(error)
-            or same_step.explained(error) or session_begun.explained(error))
+            explained(error) or worker_data.explained(error) or server_placement.explained(error)
+            or step_counter.explained(error) or session_guard.explained(error))
         if reason is None:
             raise
         raise reason from None

@@ -6,10 +6,10 @@ import zlib
 import tensorflow.compat.v1 as tf
 
 from towers.cluster.ring import Collectives, broadcast_variables
-from towers.cluster.session_begun import not_by_member
+from towers.cluster.session_guard import not_by_member
 from towers.cluster.several_builds import builds_of
 from towers.cluster.step_fetches import StepFetches
-from towers.cluster.waiting import Waiting
+from towers.cluster.wait_notice import Waiting
 from towers.errors import ClusterError, WorkerLostError
 from towers.placement.variable_device import only_device
 from towers.run.step_loop import OccasionalHook

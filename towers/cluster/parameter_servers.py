@@ -27,16 +27,16 @@ from towers.cluster.chief_end import ChiefEnd
 from towers.cluster.fingerprint import difference
 from towers.cluster.machines import Machines, without_gradient
 from towers.cluster.ports import check_server
-from towers.cluster.rounds import FIRST_SERVER, RoundsHook, SentGradients
-from towers.cluster.session_begun import COLLECTIONS, SessionBegun
+from towers.cluster.synchronous_rounds import FIRST_SERVER, RoundsHook, SentGradients
+from towers.cluster.session_guard import COLLECTIONS, SessionBegun
 from towers.cluster.several_builds import shared_scope
-from towers.cluster.shares import Shares
-from towers.cluster.telling import ServedCode
+from towers.cluster.batch_weights import Shares
+from towers.cluster.stop_codes import ServedCode
 from towers.cluster.worker_notes import JOINED, REFUSED, begin_notes, note
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
-from towers.reason import reason_of
-from towers.reduce.rows import each_row_once, rows_once, scaled
+from towers.tensorflow_errors import reason_of
+from towers.reduce.sparse_rows import each_row_once, rows_once, scaled
 from towers.tower.objectives import tensors_of
 
 _NO_DATA = 3  # what the last token of a training without data is more than its round

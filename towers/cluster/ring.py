@@ -10,17 +10,17 @@ goes on. Sparse gradients are sent as rows.
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.cluster import data_end, sent_types
+from towers.cluster import data_end, wire_types
 from towers.cluster.machines import Machines
 from towers.cluster.ring_rows import SparseGradients
-from towers.cluster.same_step import SameStep
-from towers.cluster.shares import Shares
-from towers.cluster.telling import Codes
+from towers.cluster.step_counter import SameStep
+from towers.cluster.batch_weights import Shares
+from towers.cluster.stop_codes import Codes
 from towers.cluster.update_state import share_state
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.reduce import all_reduce
-from towers.reduce.rows import rows_once, scaled
+from towers.reduce.sparse_rows import rows_once, scaled
 
 _GROUP = 7919  # no group of `all_reduce`, whose keys count from 1
 _HALVED = 1 << 20  # bytes from which one half of a tensor is added up while the other is sent
@@ -248,8 +248,8 @@ class RingMachines(Machines):
             dtype = packed.dtype.base_dtype
             if weight is not None:
                 packed = scaled(packed, weight)
-            packed = sent_types.from_added(ring.reduce_in_turns(
-                sent_types.to_added(packed), weight is None and self._shares.is_mean, last), dtype)
+            packed = wire_types.from_added(ring.reduce_in_turns(
+                wire_types.to_added(packed), weight is None and self._shares.is_mean, last), dtype)
             pieces = [packed] if len(parts) == 1 else all_reduce.unpacked(packed, variables)
             reduced.update(zip((variable.op.name for variable in variables), pieces))
         return reduced
@@ -283,7 +283,7 @@ def broadcast_variables(cluster, variables):
     last, done = [], []
     for variable in sorted(variables, key=lambda each: each.op.name):
         dtype, shape = variable.dtype.base_dtype, variable.get_shape()
-        sent = sent_types.sent_type(dtype)
+        sent = wire_types.sent_type(dtype)
         if sent is None or not shape.is_fully_defined():
             raise ClusterError(
                 'variable %r is %s of shape %s, which a ring cannot send to the other workers: '
@@ -291,12 +291,12 @@ def broadcast_variables(cluster, variables):
                     variable.op.name, dtype.name, shape))
         with only_device(_CPU), tf.name_scope('broadcast'):
             with tf.control_dependencies(last):
-                value = (sent_types.to_sent(variable.read_value()) if cluster.rank == 0
+                value = (wire_types.to_sent(variable.read_value()) if cluster.rank == 0
                          else None)
-                value = ring.broadcast(value, sent_types.sent_shape(shape, dtype), sent)
+                value = ring.broadcast(value, wire_types.sent_shape(shape, dtype), sent)
             last = [value]
             done.append(value.op if cluster.rank == 0 else
-                        tf.assign(variable, sent_types.from_sent(value, dtype)).op)
+                        tf.assign(variable, wire_types.from_sent(value, dtype)).op)
     return tf.group(*done)
 
 

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import ClusterError
 from towers.graph.graph_walk import step_operations
-from towers.reduce.rows import each_row_once, scaled
+from towers.reduce.sparse_rows import each_row_once, scaled
 
 _INDEX_BITS = 48
 _EXACT_BITS = {tf.float16: 11, tf.bfloat16: 8, tf.float32: 24, tf.float64: 53}

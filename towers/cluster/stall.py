@@ -5,7 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from towers.cluster.ports import answers
-from towers.cluster.waiting import AGAIN, FIRST, REFUSED_WAITS
+from towers.cluster.wait_notice import AGAIN, FIRST, REFUSED_WAITS
 from towers.cluster.worker_notes import FAILED, REFUSED
 
 _PAUSE = 1.  # seconds from one look to the next, at most

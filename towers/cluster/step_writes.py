@@ -8,8 +8,8 @@ until it was sent, unless that is proven.
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.common_state import counted
-from towers.cluster.common_values import CommonValues
+from towers.cluster.state_from_worker_0 import counted
+from towers.cluster.may_differ_across_workers import CommonValues
 from towers.graph.graph_walk import step_operations
 from towers.graph.variable_access import VARIABLE_OPS
 from towers.graph.variable_writes import Writes

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_instance
-from towers.build.built import BuiltTowers
+from towers.api.built import BuiltTowers
 from towers.cluster.cluster import Cluster
 from towers.cluster.several_builds import builds_of
 from towers.cluster.step_fetches import StepFetches

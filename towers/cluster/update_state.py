@@ -18,11 +18,11 @@ import collections
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.cluster.common_state import (counts_of_model, read_by_training,
+from towers.cluster.state_from_worker_0 import (counts_of_model, read_by_training,
                                          read_from_state)
 from towers.cluster.step_writes import ADDED_UP, StepWrites
 from towers.errors import ClusterError
-from towers.graph.copies import copied_operations, take_instead
+from towers.graph.operation_copies import copied_operations, take_instead
 from towers.graph.frames import Frames
 from towers.graph.graph_walk import Recording, is_control_flow, reachable_from, step_operations
 from towers.graph.variable_access import VARIABLE_OPS, is_variable, read_from, variable_op

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.arguments import check_choice
-from towers.build.build import build_towers
+from towers.api.build import build_towers
 from towers.errors import GradientError, InvalidArgumentError, MissingPackageError
 from towers.fronts.estimator_scaffold import ScaffoldOfTowers
 from towers.fronts.estimator_spec import ModelFunction, check_mode, merged_spec, mergeable, metrics

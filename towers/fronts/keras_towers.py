@@ -3,8 +3,8 @@
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.build.build import build_towers
-from towers.fronts.keras_draws import DrawsOfCopies
+from towers.api.build import build_towers
+from towers.fronts.keras_random import DrawsOfCopies
 from towers.placement.variable_device import only_device
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.outputs import weighted_mean

@@ -23,9 +23,9 @@ from towers.fronts.optimizer_slots import apply_call, made_late, make_slots
 from towers.graph import graph_walk
 from towers.graph.variable_writes import Writes
 from towers.reduce.combination import combine
-from towers.tower.gradients_of_model import GradientsOfModel
-from towers.tower.own_gradients import listed_pairs
-from towers.tower.own_optimizers import OF_GRADIENTS, OPTIMIZER_UPDATES
+from towers.tower.model_gradients import GradientsOfModel
+from towers.tower.optimizer_gradients import listed_pairs
+from towers.tower.inner_training import OF_GRADIENTS, OPTIMIZER_UPDATES
 
 _KEY = ('towers_optimizer_calls',)
 """A collection's key that is no string, like those of TF's stores: no meta graph holds it."""

@@ -6,7 +6,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_instance
-from towers.build.built import BuiltTowers
+from towers.api.built import BuiltTowers
 from towers.errors import AuditError, InvalidArgumentError
 from towers.graph.graph_walk import step_operations
 from towers.placement.devices import is_gpu, short_name

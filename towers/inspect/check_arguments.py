@@ -8,8 +8,8 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.arguments import check_choice, check_count, check_function, check_instance
-from towers.build.arguments import check_model_fn
-from towers.build.request import REDUCTIONS
+from towers.api.arguments import check_model_fn
+from towers.api.request import REDUCTIONS
 from towers.cluster.cluster import KINDS
 from towers.errors import InputError, InvalidArgumentError
 

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.build.build import build_towers
+from towers.api.build import build_towers
 from towers.cluster.cluster import Cluster
 from towers.cluster.horovod import gathered_lines
 from towers.cluster.member import join, start_server
@@ -15,7 +15,7 @@ from towers.cluster.ports import free_ports
 from towers.errors import ClusterError
 from towers.inspect.check_runs import constants, map_leaves, sort_values
 from towers.placement.devices import session_config
-from towers.reason import failing_on
+from towers.tensorflow_errors import failing_on
 
 
 _PATIENCE = 120.  # seconds for the chief to begin, or to say what is wrong

@@ -5,20 +5,20 @@ import collections
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.build.arguments import check_gradient_options, check_var_list, checked_objectives
-from towers.build.build import build_towers
+from towers.api.arguments import check_gradient_options, check_var_list, checked_objectives
+from towers.api.build import build_towers
 from towers.errors import InputError, InvalidArgumentError
 from towers.graph import graph_walk
 from towers.graph.same_value import is_computed_from
 from towers.graph.variable_writes import Writes
 from towers.placement.devices import session_config
-from towers.reason import failing_on
+from towers.tensorflow_errors import failing_on
 from towers.reduce.update import free_initial_values, transformed_pairs
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.objectives import all_pairs, flat, tensors_of
 from towers.tower.outputs import call_model_fn, to_model_output
-from towers.tower.own_gradients import times
-from towers.tower.own_minimize import Minimizing, has_own_minimize, minimized
+from towers.tower.optimizer_gradients import times
+from towers.tower.optimizer_minimize import Minimizing, has_own_minimize, minimized
 from towers.tower.variables import without_numbers
 
 Traits = collections.namedtuple('Traits', 'coarsest random batch_norm')

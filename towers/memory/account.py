@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.arguments import check_count, check_flag, check_instance
-from towers.build.built import BuiltTowers
+from towers.api.built import BuiltTowers
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
 from towers.memory import allocator, batch_size as batch_sizes, kernels

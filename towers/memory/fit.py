@@ -7,7 +7,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_count, check_function, check_instance, check_say
-from towers.build.built import BuiltTowers
+from towers.api.built import BuiltTowers
 from towers.errors import InvalidArgumentError, MeasurementError, OutOfMemoryError
 from towers.memory.account import memory_account
 from towers.memory.limits import device_limit

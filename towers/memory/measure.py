@@ -8,11 +8,11 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import (check_config, check_count, check_feed, check_fetches,
                               check_instance)
-from towers.build.built import BuiltTowers
+from towers.api.built import BuiltTowers
 from towers.errors import InvalidArgumentError, MeasurementError
 from towers.placement.devices import is_gpu, session_config, short_name
 from towers.placement.precision import use_precision
-from towers.reason import reason_of
+from towers.tensorflow_errors import reason_of
 
 
 class MeasuredMemory(collections.namedtuple('MeasuredMemory', 'peaks moments batch_size')):

@@ -8,7 +8,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_count, check_instance, directory_name
-from towers.build.built import BuiltTowers
+from towers.api.built import BuiltTowers
 from towers.errors import OutOfMemoryError
 from towers.memory.account import memory_account
 from towers.memory.fit import is_out_of_memory, largest_batch

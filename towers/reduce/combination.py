@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import check_graph_mode
 from towers.errors import GradientError
 from towers.placement.variable_device import only_device
-from towers.reduce.rows import each_row_once, parts_of_lookups
+from towers.reduce.sparse_rows import each_row_once, parts_of_lookups
 from towers.reduce.sufficient_factors import join_products, products_of
 
 Combined = collections.namedtuple('Combined', 'gradients joined')

@@ -34,7 +34,7 @@ def hold_update(train_op, gradients, before, computed, gates=()):
       gradients: list of `(gradient, variable)` before the user's `transform_gradients`, the sums
         over all towers and machines; `variable` is None for gradients of replicas.
       before: list of the tensors and operations that the optimizer waits for. What these need is
-        not looked at: updates such as batch norm's wait by `riding`.
+        not looked at: updates such as batch norm's wait by `update_gates`.
       computed: list of the tensors that can be had without a step.
       gates: list of operations that every write waits for, see `Machines`.
     """

@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import DeviceError, InvalidArgumentError, NameScopeError
 from towers.placement.variable_device import only_device
-from towers.reduce.rows import each_row_once
+from towers.reduce.sparse_rows import each_row_once
 from towers.reduce.combination import add_up
 from towers.tower.variables import owner_by_name
 

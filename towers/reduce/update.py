@@ -13,7 +13,7 @@ from towers.graph.scopes import like_current_scope
 from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 from towers.reduce.replica_updates import check_updates_alike
-from towers.tower.own_gradients import listed_pairs
+from towers.tower.optimizer_gradients import listed_pairs
 from towers.tower.variables import slot_creator
 
 

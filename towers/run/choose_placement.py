@@ -16,7 +16,7 @@ from towers.memory.measure import filled_queues
 from towers.nonfinite import NonFiniteError, explained
 from towers.placement.devices import resolve_devices, short_name
 from towers.placement.tower_device import stages_of
-from towers.reason import is_of_input, reason_of
+from towers.tensorflow_errors import is_of_input, reason_of
 from towers.run.run_lock import hold_directory
 
 Trial = collections.namedtuple('Trial', 'train_op start config')

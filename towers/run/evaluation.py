@@ -11,8 +11,8 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import (check_count, check_flag, check_function, check_graph_mode,
                               check_instance, check_session, check_step_variable)
-from towers.build.arguments import check_same_graph
-from towers.build.build import BuiltTowers, build_towers, check_arguments
+from towers.api.arguments import check_same_graph
+from towers.api.build import BuiltTowers, build_towers, check_arguments
 from towers.errors import InputError, InvalidArgumentError, SharedVariableError
 from towers.placement.precision import check_precision
 from towers.run.step_loop import OccasionalHook

@@ -22,7 +22,7 @@ from towers.errors import InvalidArgumentError, LogFileError
 from towers.run.input_watch import checked_watch
 from towers.run.step_clock import SaveListener, StepClock, counts_of, rate
 from towers.run.step_loop import OccasionalHook
-from towers.run.whole_file import moved_aside
+from towers.run.atomic_file import moved_aside
 
 
 class MetricsLog:

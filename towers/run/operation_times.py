@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.arguments import check_config, check_count, check_feed, check_instance
-from towers.build.built import BuiltTowers
+from towers.api.built import BuiltTowers
 from towers.errors import CheckpointError, InvalidArgumentError, MeasurementError
 from towers.graph.variable_access import variable_op
 from towers.memory.measure import (checked_start, explained_input, initialized_session,
@@ -19,7 +19,7 @@ from towers.memory.measure import (checked_start, explained_input, initialized_s
 from towers.placement.devices import session_config
 from towers.placement.precision import use_precision
 from towers.run.run_lock import hold_directory
-from towers.run.whole_file import written_whole
+from towers.run.atomic_file import written_whole
 from towers.tower.auto_stages import OperationTimes, check_seconds
 
 RECORD = 'operation_times.json'

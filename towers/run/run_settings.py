@@ -8,7 +8,7 @@ import typing
 
 from towers.arguments import check_instance
 from towers.errors import CheckpointError, InvalidArgumentError
-from towers.run.whole_file import moved_aside, written_whole
+from towers.run.atomic_file import moved_aside, written_whole
 
 FILE = 'settings.json'
 

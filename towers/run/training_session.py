@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import (check_count, check_flag, check_function, check_instance,
                               check_step_variable, directory_name, listed_hooks)
-from towers.build.built import BuiltTowers
+from towers.api.built import BuiltTowers
 from towers.checkpoint.files import newest_checkpoint
 from towers.checkpoint.match import InitialValues, check_fits, difference, some
 from towers.checkpoint.tidy import tidy_directory

@@ -6,7 +6,7 @@ import typing
 
 from towers.arguments import check_choice, check_instance, check_number
 from towers.errors import InvalidArgumentError
-from towers.tower.even_cuts import BALANCES
+from towers.tower.balanced_partition import BALANCES
 
 
 class OperationTimes(collections.namedtuple('OperationTimes', 'operations variables')):

@@ -11,11 +11,11 @@ from towers.nonfinite import checked_gradients
 from towers.placement.loop_stacks import keep_stacks_with_loops
 from towers.placement.stages import place_backward
 from towers.placement.variable_device import only_device
-from towers.recomputation.rewrite import recompute
-from towers.tower.gradients_of_model import GradientsOfModel
+from towers.recompute.rewrite import recompute
+from towers.tower.model_gradients import GradientsOfModel
 from towers.tower.objectives import flat
-from towers.tower.own_gradients import OwnGradients, computed, has_own
-from towers.tower.own_minimize import has_own_minimize
+from towers.tower.optimizer_gradients import OwnGradients, computed, has_own
+from towers.tower.optimizer_minimize import has_own_minimize
 
 _PLAIN = tf.train.GradientDescentOptimizer(1.)
 """Takes plain gradients, in the place of an optimizer with a `compute_gradients` of its own."""

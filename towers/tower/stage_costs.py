@@ -11,8 +11,8 @@ import tensorflow.compat.v1 as tf
 
 from towers.graph.graph_walk import is_control_flow, reachable_from
 from towers.graph.variable_access import read_from
-from towers.recomputation.segments import ALIASES, size_of
-from towers.tower.even_cuts import Piece
+from towers.recompute.segments import ALIASES, size_of
+from towers.tower.balanced_partition import Piece
 
 # The gradient takes shapes at the most.
 _TAKES_NOTHING = ALIASES | frozenset([

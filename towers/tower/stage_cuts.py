@@ -8,7 +8,7 @@ from towers.graph.variable_access import HAND_ON, VARIABLE_OPS, read_from
 from towers.placement.devices import short_name
 from towers.placement.function_devices import MovedFunctions
 from towers.placement.tower_device import StageDevice, TowerDevice, stages_of
-from towers.tower.even_cuts import StageCost, check_enough, cut_between, cut_evenly
+from towers.tower.balanced_partition import StageCost, check_enough, cut_between, cut_evenly
 from towers.tower.stage_costs import kept_bytes, pieces_of, variable_bytes
 
 StageCuts = collections.namedtuple('StageCuts', 'memory times crossing names')

@@ -19,26 +19,26 @@ from towers.placement.tower_device import (BackwardDevice, TowerDevice, keep_off
 from towers.placement.variable_device import only_device
 from towers.placement.xla import compiled, explained
 from towers.tower.gradients import TowerGradients, takes_plain_gradients
-from towers.tower.gradients_of_model import GradientsOfModel
+from towers.tower.model_gradients import GradientsOfModel
 from towers.tower.graph_collections import TowerCollections
 from towers.tower.inline_updates import InlineUpdates
 from towers.tower.keras_calls import record_keras_calls
-from towers.tower.left_over import Attempt
+from towers.tower.failed_builds import Attempt
 from towers.tower.loss import TowerLosses
 from towers.tower.model_calls import ModelCalls
 from towers.tower.model_placeholders import tie_placeholders
 from towers.tower.nested_builds import call_of_model_fn
 from towers.tower.objectives import all_pairs, flat, map_shaped, tensors_of
 from towers.tower.outputs import call_model_fn, metrics_by_kind, to_model_output
-from towers.tower.own_optimizers import check_no_own_optimizer
-from towers.tower.own_seeds import OwnSeeds
-from towers.tower.own_state import OwnState
-from towers.tower.recomputation import recomputed_draws
-from towers.tower.scoped_looks import looks_within
-from towers.tower.seen_variables import SeenVariables
+from towers.tower.inner_training import check_no_own_optimizer
+from towers.tower.tower_seeds import OwnSeeds
+from towers.tower.local_state import OwnState
+from towers.tower.recomputed_draws import recomputed_draws
+from towers.tower.scoped_collections import looks_within
+from towers.tower.variable_visibility import SeenVariables
 from towers.tower.stage_cuts import cut_into_stages
 from towers.tower.stateless_random import give_own_seeds, make_stateless
-from towers.tower.taken_results import TakenResults
+from towers.tower.closure_tensors import TakenResults
 from towers.tower.variables import SharedVariables
 
 
@@ -158,7 +158,7 @@ class TowerBuilder:
         return self._collections.updates_before()
 
     def note_updates_of_optimizers(self):
-        """Call this after optimizers' own `compute_gradients`, see `own_gradients`."""
+        """Call this after optimizers' own `compute_gradients`, see `optimizer_gradients`."""
         self.updates_of_optimizers = self._collections.note_updates()
 
     @contextlib.contextmanager
@@ -166,7 +166,7 @@ class TowerBuilder:
         """Leaves the graph's collections as one device would, or, on an error, as they were.
 
         Args:
-          scopes: full names of the name scopes that are made, see `left_over`.
+          scopes: full names of the name scopes that are made, see `failed_builds`.
         """
         with self._attempt.undone_on_error(scopes, self._collections.undo):
             yield

@@ -16,8 +16,8 @@ from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.variable_access import VARIABLE_OPS, variables_read
-from towers.tower.left_over import of_the_program
-from towers.tower.models_names import ModelsNames, names_of
+from towers.tower.failed_builds import of_the_program
+from towers.tower.one_device_names import ModelsNames, names_of
 
 DirectVariable = collections.namedtuple('DirectVariable', 'requested_name variable')
 """A variable that was not made by `get_variable`, and the name that was asked for."""
@@ -209,7 +209,7 @@ class SharedVariables:
     def _local_of_first_tower(self, name):
         """The first tower's name for a local variable that may be named after its tower or call.
 
-        The tower gets the variable of that name, or its own one in its place, see `own_state`.
+        The tower gets the variable of that name, or its own one in its place, see `local_state`.
         """
         known = [name for name in self._local if name not in self._asked]
         if name not in self._local:

@@ -1,0 +1,218 @@
+"""towers.build_arguments: `compute_gradients`' own arguments, in every tower."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.tower import gradients as tower_gradients
+from sample_models import kind_of_variables  # noqa: F401, a fixture
+from towers.api.arguments import check_var_list
+
+X = np.arange(4, dtype=np.int32)
+METHODS = tf.AggregationMethod
+
+
+class Records(tf.train.GradientDescentOptimizer):
+    """Writes down what `compute_gradients` is given."""
+
+    def __init__(self):
+        super(Records, self).__init__(1.)
+        self.given = []
+
+    def compute_gradients(self, loss, var_list=None, **options):
+        self.given.append(options)
+        return super(Records, self).compute_gradients(loss, var_list, **options)
+
+
+class TakesNone(tf.train.GradientDescentOptimizer):
+    def compute_gradients(self, loss, var_list=None):
+        return super(TakesNone, self).compute_gradients(loss, var_list)
+
+
+def gathers(x):
+    """tf.gather, unlike embedding_lookup, reads the table from the tower; its gradient wants to be
+    with the table, too."""
+    table = tf.get_variable('table', [5, 2], initializer=tf.ones_initializer())
+    return tf.reduce_mean(tf.square(tf.gather(table, x)))
+
+
+def on_two_devices(x):
+    with tf.device('/cpu:0'):
+        table = tf.get_variable('table', [5, 2], initializer=tf.ones_initializer())
+        rows = tf.gather(table, x)
+    return tf.reduce_mean(tf.square(tf.gather(rows * 2., tf.range(tf.size(x)))))
+
+
+def regularized(x):
+    table = tf.get_variable('table', [5, 2], initializer=tf.ones_initializer(),
+                            regularizer=lambda w: 0.5 * tf.reduce_sum(w ** 2) + tf.reduce_sum(w))
+    return tf.reduce_mean(tf.gather(tf.square(table), x))
+
+
+def branches(x):
+    w = tf.get_variable('w', initializer=2.)
+    y = tf.cast(x, tf.float32) * w
+    return tf.reduce_mean(tf.cond(tf.reduce_mean(y) > 0., lambda: y * y * w, lambda: y))
+
+
+MODELS = [gathers, on_two_devices, regularized, branches]
+
+
+def gradients(monkeypatch, model_fn, num_towers, copies, options, device=None):
+    with tf.Graph().as_default():
+        optimizer, of_towers = Records(), Records()
+        monkeypatch.setattr(tower_gradients, '_PLAIN', of_towers)
+        built = towers.build_towers(model_fn, X, optimizer, num_towers, 'mean', copies=copies,
+                                    variable_device=device, gradient_options=options)
+        assert not towers.audit(built).broken
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            values = session.run([tf.convert_to_tensor(gradient)
+                                  for gradient, _ in built.gradients])
+            session.run(built.train_op)
+        return values, optimizer.given, of_towers.given
+
+
+@pytest.mark.fast_only(r'reference-all-auto|resource-\w+-reuse-regularized')
+@pytest.mark.usefixtures('kind_of_variables')
+@pytest.mark.parametrize('model_fn', MODELS)
+@pytest.mark.parametrize('copies', ['auto', 'reuse'])
+@pytest.mark.parametrize('options', [
+    dict(colocate_gradients_with_ops=True), dict(aggregation_method=METHODS.EXPERIMENTAL_TREE),
+    dict(gate_gradients=tf.train.Optimizer.GATE_GRAPH, colocate_gradients_with_ops=True,
+         aggregation_method=METHODS.EXPERIMENTAL_ACCUMULATE_N)],
+                         ids=['colocate', 'aggregation', 'all'])
+def test_every_tower_gets_them_and_the_gradients_are_the_same(
+        monkeypatch, model_fn, copies, options):
+    expected, _, _ = gradients(monkeypatch, model_fn, 1, copies, None)
+    got, given, of_towers = gradients(monkeypatch, model_fn, 2, copies, options)
+    for one, other in zip(got, expected):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+    assert given == [options]  # what the optimizer makes of the batch's gradients itself
+    assert of_towers == [options] * (2 if copies == 'reuse' else len(of_towers)) and of_towers
+
+
+@pytest.mark.usefixtures('kind_of_variables')
+@pytest.mark.parametrize('device', ['balanced', 'replicated', '/cpu:1'])
+def test_colocated_gradients_with_variables_anywhere(monkeypatch, device):
+    expected, _, _ = gradients(monkeypatch, gathers, 1, 'auto', None)
+    got, _, _ = gradients(monkeypatch, gathers, 2, 'auto', dict(colocate_gradients_with_ops=True), device)
+    np.testing.assert_allclose(got[0], expected[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(colocate=True), "gradient_options has 'colocate': expected some of aggregation_method, "
+     'colocate_gradients_with_ops, gate_gradients.'),
+    (dict(grad_loss=2.), 'The loss is what the model function returns: multiply it there.'),
+    (dict(gate_gradients=7), "gradient_options['gate_gradients']=7: expected one of 0, 1, 2."),
+    (dict(gate_gradients=True), "gradient_options['gate_gradients']=True: expected one of 0, 1"),
+    (dict(aggregation_method='tree'), "['aggregation_method']='tree': expected one of None, "),
+    (dict(colocate_gradients_with_ops=1), "=1: expected one of True, False."),
+    ([1], 'expected a dict of arguments of compute_gradients'),
+    ('gate_gradients', 'expected a dict of arguments of compute_gradients')])
+def test_options_that_there_are_not(graph, options, message):
+    with pytest.raises(towers.InvalidArgumentError) as caught:
+        towers.build_towers(gathers, X, Records(), 2, gradient_options=options)
+    assert message in str(caught.value)
+    assert not graph.get_operations()
+
+
+def test_options_that_the_optimizer_does_not_take(graph):
+    with pytest.raises(towers.InvalidArgumentError) as caught:
+        towers.build_towers(gathers, X, TakesNone(1.), 2, gradient_options={'gate_gradients': 1})
+    assert str(caught.value) == ("gradient_options has 'gate_gradients', and compute_gradients of "
+                                 'TakesNone takes none: leave it out.')
+    with pytest.raises(towers.InvalidArgumentError, match='there is no optimizer'):
+        towers.build_towers(gathers, X, None, 2, gradient_options={'gate_gradients': 1})
+    assert not graph.get_operations()
+    towers.build_towers(gathers, X, TakesNone(1.), 2, gradient_options={})
+
+
+def test_lists_of_variables():
+    check_var_list(None)
+    check_var_list(len)
+    check_var_list([tf.get_variable('v', [])])
+    for wrong in ([], (), 'w', 3, [None], [tf.ones([])], list):
+        with pytest.raises(towers.InvalidArgumentError, match='^var_list'):
+            check_var_list(wrong)
+
+
+@pytest.mark.parametrize('rate, text', [
+    ([.1, .2], 'of shape (2,) and type float32: expected a number.'),
+    ('fast', 'of shape () and type string: expected a number.')])
+def test_a_learning_rate_that_is_no_number(rate, text):
+    rate = tf.constant(rate)
+    with pytest.raises(towers.InvalidArgumentError) as error:
+        towers.build_towers(gathers, X, Records(), 2, learning_rate=rate)
+    assert str(error.value).startswith('learning_rate=') and str(error.value).endswith(text)
+
+
+# ---- What belongs to another graph, and what an optimizer returns --------------------------------
+
+def loss_of(x):
+    return tf.reduce_mean(x * tf.get_variable('v', []))
+
+
+def error_of(kind=towers.InvalidArgumentError, optimizer=None, **options):
+    with pytest.raises(kind) as caught:
+        towers.build_towers(loss_of, np.ones(4, np.float32),
+                            optimizer or tf.train.GradientDescentOptimizer(.1), 2, **options)
+    return str(caught.value)
+
+
+def test_rates_of_another_graph(graph):
+    with tf.Graph().as_default():
+        rate = tf.constant(.1)
+    adam = tf.train.AdamOptimizer(rate)
+    for text in (error_of(learning_rate=rate), error_of(optimizer=adam),
+                 error_of(optimizer={'a': adam})):
+        assert text.endswith('belongs to another graph than the default one: make it and the '
+                             'towers under the same tf.Graph().')
+    assert not graph.get_operations()
+
+
+class Returns:
+    """An optimizer whose `compute_gradients` returns what it is told to."""
+
+    def __init__(self, returned):
+        self._returned = returned
+
+    def compute_gradients(self, loss, var_list=None):
+        return self._returned(tf.gradients(loss, var_list), var_list)
+
+    def apply_gradients(self, pairs, global_step=None):
+        return tf.group(*[tf.assign_sub(variable, gradient) for gradient, variable in pairs])
+
+
+@pytest.mark.parametrize('returned', [
+    lambda gradients, variables: None, lambda gradients, variables: [],
+    lambda gradients, variables: 'x', lambda gradients, variables: gradients,
+    lambda gradients, variables: list(zip(variables, gradients))])
+def test_an_optimizer_that_returns_no_pairs(graph, returned):
+    text = error_of(towers.GradientError, Returns(returned))
+    assert text.startswith('compute_gradients of Returns returned ')
+    assert text.endswith(': expected a list of (gradient, variable) pairs, one for each of its '
+                         'var_list.')
+
+
+def test_pairs_may_be_any_iterable(graph):
+    built = towers.build_towers(
+        loss_of, np.ones(4, np.float32), Returns(zip), 2,
+        transform_gradients=lambda pairs: zip(*zip(*[(2. * gradient, variable)
+                                                     for gradient, variable in pairs])))
+    assert [variable.op.name for _, variable in built.gradients] == ['v']
+
+
+def test_a_variable_twice(graph):
+    for var_list in (lambda variables: variables + variables,
+                     lambda variables: [variables[0]] * 2):
+        assert error_of(var_list=var_list) == (
+            "var_list holds 'v' twice: expected each variable once.")
+
+
+def test_stages_that_are_a_number(graph):
+    assert error_of(stages='2') == (
+        "stages='2': expected 'auto', for as many as a tower has devices, towers.AutoStages(…), "
+        'which says what to balance, or None. Where they are cut by hand, the model function says, '
+        'by towers.stage(number).')

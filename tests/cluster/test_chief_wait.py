@@ -1,0 +1,105 @@
+"""Workers of parameter servers whose chief fails, or is gone, before its first session."""
+
+import time
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.cluster import chief_wait
+from towers.cluster.chief_wait import AwaitedChief
+from towers.cluster.member import start_server
+from towers.cluster.worker_notes import FAILED, JOINED, Note
+from towers.errors import WorkerLostError
+from one_process import addresses, together
+
+CLUSTER = towers.Cluster('ps', ['a:1', 'b:2'], ['c:3'], rank=1)
+
+
+class Asked:
+    """What the first server answers."""
+
+    def __init__(self, *notes):
+        self._notes, self.notes = list(notes), None
+
+    def __call__(self):
+        note = self._notes.pop(0) if len(self._notes) > 1 else self._notes[0]
+        self.notes = None if note is None else {0: note, 1: Note(JOINED, '')}
+
+
+def looked(monkeypatch, notes, answer, start_timeout, looks=3):
+    """The text of the error of so many looks; None where the worker goes on waiting."""
+    monkeypatch.setattr(awaited_chief, '_PAUSE', 0.)
+    monkeypatch.setattr(awaited_chief, 'answers', lambda address: answer)
+    chief = AwaitedChief(CLUSTER, Asked(*notes), start_timeout, print)
+    time.sleep(.002)
+    try:
+        for _ in range(looks):
+            chief.look()
+    except WorkerLostError as error:
+        return str(error)
+    chief.has_begun = True
+    chief.look()
+    return None
+
+
+JOINED_NOTE, FAILED_NOTE = Note(JOINED, ''), Note(FAILED, 'OSError: no such folder.')
+
+
+@pytest.mark.version_independent
+@pytest.mark.parametrize('notes, answer, start_timeout, why', [
+    ([JOINED_NOTE, FAILED_NOTE], True, 60., 'it has ended: OSError: no such folder. When'),
+    ([FAILED_NOTE], True, 60., None),  # perhaps of an earlier start: it may come again
+    ([FAILED_NOTE], False, .001, 'it has ended: OSError: no such folder. When'),
+    ([JOINED_NOTE], False, 60., None), ([JOINED_NOTE], False, .001, 'it does not answer'),
+    ([JOINED_NOTE], None, .001, 'its process is frozen'),
+    ([JOINED_NOTE], True, .001, None),  # it restores a large checkpoint, say
+    ([None], False, .001, 'it does not answer')])  # neither does the server
+def test_when_a_worker_gives_up(monkeypatch, notes, answer, start_timeout, why):
+    said = looked(monkeypatch, notes, answer, start_timeout)
+    if why is None:
+        assert said is None
+    else:
+        assert why in said and said.startswith(
+            'worker 1 (b:2) cannot begin: the session of worker 0 (a:1), the chief, has not begun')
+
+
+@pytest.mark.version_independent
+def test_for_whom_a_worker_waits(monkeypatch):
+    lines = []
+    chief = AwaitedChief(CLUSTER, Asked(FAILED_NOTE), .2, lines.append)
+    chief.look()
+    with chief.waiting():
+        deadline = time.time() + 20.
+        while not lines and time.time() < deadline:
+            time.sleep(.01)
+    assert lines == ['waiting        for the session of worker 0 (a:1), the chief, which has '
+                     'ended: OSError: no such folder, start_timeout is 0.2 s']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('synchronous', [True, False])
+def test_a_chief_that_fails_before_its_session_ends_the_others(synchronous):
+    workers, ps = addresses(2, 1)
+    server = towers.Cluster('ps', workers, ps, 'ps', 0)
+    kept = start_server(server, server.session_config(tf.ConfigProto()))
+    errors = []
+
+    def work(rank):
+        with tf.Graph().as_default():
+            cluster = towers.Cluster('ps', workers, ps, rank=rank, synchronous=synchronous)
+            built = towers.build_towers(
+                lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), tf.ones([4]),
+                tf.train.GradientDescentOptimizer(.1), 1, 'mean', cluster=cluster)
+            with pytest.raises((WorkerLostError, IOError)) as raised:
+                with towers.join(cluster, built, start_timeout=8., say=lambda line: None) as joined:
+                    if cluster.is_chief:
+                        time.sleep(2.)
+                        raise IOError('no such folder')
+                    with joined.session() as session:
+                        session.run(built.train_op)
+            errors.append((rank, str(raised.value)))
+    together(work, 2)
+    assert kept and dict(errors)[0] == 'no such folder'
+    assert dict(errors)[1].startswith('worker 1 (%s) cannot begin' % workers[1])
+    assert 'it has ended: OSError: no such folder' in dict(errors)[1]

@@ -1,0 +1,127 @@
+"""How a session of a cluster is made: by the member, by `MonitoredTrainingSession`, or plainly."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.cluster.member import start_server
+from towers.cluster.member_hooks import BeginHook
+from towers.cluster.session_guard import explained
+from one_process import addresses, together
+
+
+def make_clusters(kind):
+    """A function from a rank to its `Cluster` of two, and what has to live."""
+    if kind == 'ring':
+        workers = addresses(2)
+        return lambda rank: towers.Cluster('ring', workers, rank=rank), None
+    workers, ps = addresses(2, 1)
+    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank, kind == 'ps')
+    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
+    return lambda rank: make('worker', rank), server
+
+
+def steps_of(cluster, make_session, steps=2):
+    """Steps of a worker in a session of its own making: the weight, which begins at random.
+
+    Its gradient is the weight times the mean of 0.25 and 0.75: each step halves it."""
+    with tf.Graph().as_default():
+        built = towers.build_towers(
+            lambda x: tf.reduce_mean(x) * tf.square(tf.get_variable('w', [], tf.float64)) / 2.,
+            tf.constant([.25 + .5 * cluster.rank], tf.float64),
+            tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster,
+            global_step=tf.train.get_or_create_global_step())
+        [w] = built.variables
+        lost, values = [], []
+        try:
+            with towers.join(cluster, built, start_timeout=30., dead_after=5.,
+                             on_lost=lost.append) as member, make_session(member) as session:
+                for place in range(steps + 1):
+                    values.append(session.run(w))
+                    if place < steps:
+                        session.run(built.train_op)
+        except towers.TowersError as error:
+            return str(error)
+        assert not lost
+        return values
+
+
+@pytest.mark.fast_only('ring')
+@pytest.mark.parametrize('kind', ['ring', 'ps', 'async'])
+def test_steps_in_a_plain_session_are_refused(kind):
+    """Each worker would go on from its own initial value."""
+    cluster_of, server = make_clusters(kind)
+
+    def plain(member):
+        session = tf.Session(member.target, config=member.config)
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        return session
+    for text in together(lambda rank: steps_of(cluster_of(rank), plain), 2):
+        assert 'in a session that has not begun as those of a cluster do' in text, text
+        assert 'Make it by member.session(hooks), or' in text
+    del server
+
+
+def monitored(member):
+    """The idiom of programs for TensorFlow's parameter servers; one of the hooks makes a variable,
+    and the program starts its metrics anew."""
+    class Metrics(tf.train.SessionRunHook):
+        def begin(self):
+            self.reset = tf.local_variables_initializer()
+
+        def after_run(self, run_context, run_values):
+            run_context.session.run(self.reset)
+    return tf.train.MonitoredTrainingSession(
+        member.target, member.is_chief, hooks=member.hooks + [
+            Metrics(), tf.train.StopAtStepHook(num_steps=9)], config=member.config)
+
+
+@pytest.mark.slow
+def test_a_monitored_training_session_trains_in_a_ring():
+    """The others would wait for the chief to initialise what is theirs alone."""
+    cluster_of, _ = make_clusters('ring')
+    one, other = together(lambda rank: steps_of(cluster_of(rank), monitored), 2, seconds=30)
+    assert one[1:] == other[1:] and one == [one[0], one[0] / 2., one[0] / 4.]
+
+
+@pytest.mark.parametrize('kind', ['ring', 'ps'])
+def test_a_session_that_is_made_again_is_an_error_in_a_ring(kind, graph):
+    """`MonitoredSession` makes one when it has lost the first; the others would not come."""
+    cluster = towers.Cluster(kind, ['127.0.0.1:1', '127.0.0.1:2'],
+                             [] if kind == 'ring' else ['127.0.0.1:3'])
+    built = towers.build_towers(
+        lambda x: tf.reduce_mean(x) * tf.get_variable('w', []), tf.ones([2]),
+        tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
+    hook = BeginHook(cluster, built, '', None, lambda: None)
+    with tf.Session() as session:
+        for _ in range(2):  # two sessions, one after the other
+            hook.is_by_member = True
+            hook.begin()
+            hook.after_create_session(session, None)
+        if kind == 'ring':
+            with pytest.raises(towers.ClusterError, match='TensorFlow lost the session of worker'):
+                hook.after_create_session(session, None)
+        else:
+            hook.after_create_session(session, None)
+            with pytest.raises(towers.ClusterError, match='not made by the member'):
+                hook.begin()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['ps', 'async'])
+def test_on_parameter_servers_it_is_refused(kind):
+    """All operations of all workers would be on the first server, with the same local variables."""
+    cluster_of, server = make_clusters(kind)
+    for text in together(lambda rank: steps_of(cluster_of(rank), monitored), 2):
+        assert 'this session is not made by the member of the cluster' in text, text
+    del server
+
+
+def test_other_errors_stay_what_they_are():
+    errors = tf.errors
+    assert explained(errors.FailedPreconditionError(None, None, 'uninitialized value w')) is None
+    assert explained(errors.NotFoundError(None, None, 'steps_done')) is None
+    assert np.all([explained(errors.FailedPreconditionError(None, None, text)) for text in (
+        'Attempting to use uninitialized value combine_machines/ring/steps_done',
+        'Could not find variable combine_machines/served/own_round. This could mean')])

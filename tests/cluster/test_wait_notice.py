@@ -1,0 +1,62 @@
+"""The lines of a process that waits at the start."""
+
+import threading
+import time
+
+from towers.cluster import wait_notice
+from towers.cluster.wait_notice import Waiting
+
+
+def test_nothing_is_said_of_a_short_wait():
+    lines = []
+    with Waiting(lambda: 'worker 1', 120., lines.append):
+        pass
+    time.sleep(0.05)
+    assert lines == []
+
+
+def test_it_is_said_once_and_again(monkeypatch):
+    monkeypatch.setattr(waiting, 'FIRST', 0.05)
+    monkeypatch.setattr(waiting, 'AGAIN', 0.3)
+    said, lines, missing = threading.Event(), [], ['worker 1 (b:2), worker 2 (c:3)']
+
+    def say(line):
+        lines.append((time.monotonic(), line))
+        missing[0] = 'worker 2 (c:3)'
+        if len(lines) == 2:
+            said.set()
+    begin = time.monotonic()
+    with Waiting(lambda: missing[0], 120., say):
+        assert said.wait(20.)
+    assert [line for _, line in lines] == [
+        'waiting        for worker 1 (b:2), worker 2 (c:3), start_timeout is 120 s',
+        'waiting        for worker 2 (c:3), start_timeout is 120 s']
+    assert 0.05 <= lines[0][0] - begin and 0.25 < lines[1][0] - lines[0][0]
+
+
+def test_of_a_short_time_half_is_waited():
+    said = threading.Event()
+    with Waiting(lambda: 'all', 0.1, lambda line: said.set()):
+        assert said.wait(3.)  # before FIRST
+
+
+def test_the_end_does_not_wait_for_a_look_that_takes_long():
+    lines, looks, goes_on = [], threading.Event(), threading.Event()
+
+    def whom():
+        looks.set()
+        goes_on.wait(20.)
+        return 'nobody'
+    with Waiting(whom, 0.02, lines.append) as wait:
+        assert looks.wait(20.)
+    goes_on.set()
+    wait._thread.join(20.)
+    assert lines == []
+
+
+def test_of_a_wait_without_end_no_limit_is_said(monkeypatch):
+    monkeypatch.setattr(waiting, 'FIRST', 0.05)
+    lines, said = [], threading.Event()
+    with Waiting(lambda: 'worker 0', None, lambda line: lines.append(line) or said.set()):
+        assert said.wait(20.)
+    assert lines[0] == 'waiting        for worker 0'

@@ -1,0 +1,495 @@
+"""The backward pass with recomputation: the same numbers, run once and later, of less memory."""
+
+import collections
+import contextlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.graph.graph_walk import reachable_from, step_operations
+from towers.recompute import segments
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+X = np.random.RandomState(0).rand(8, 6, 6, 3).astype(np.float32)
+
+
+def variable(name, shape, **options):
+    return tf.get_variable(name, shape, initializer=tf.random_normal_initializer(
+        stddev=.3, seed=len(name) + sum(shape)), **options)
+
+
+def convolution(images, name):
+    with tf.variable_scope(name, reuse=tf.AUTO_REUSE):
+        kernel = variable('kernel', [3, 3, images.shape[-1], 4])
+        images = tf.nn.conv2d(images, kernel, [1, 1, 1, 1], 'SAME')
+        return tf.nn.relu(tf.nn.bias_add(images, variable('bias', [4])))
+
+
+def normalized(images, name):
+    """Fused batch norm with moving averages, as layers have it."""
+    with tf.variable_scope(name):
+        mean = tf.get_variable('mean', [4], initializer=tf.zeros_initializer(), trainable=False)
+        images, batch_mean, _ = tf.nn.fused_batch_norm(
+            images, variable('scale', [4]), variable('offset', [4]))
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_sub(mean, .1 * (mean - batch_mean)))
+        return images
+
+
+def deep(images):
+    images = convolution(images, 'first')
+    for layer in range(5):
+        with tf.name_scope('block%d' % layer):
+            inside = normalized(convolution(images, 'a%d' % layer), 'n%d' % layer)
+            images += tf.nn.dropout(convolution(inside, 'shared'), rate=.2, seed=layer)
+    return {'loss': tf.reduce_mean(tf.square(images)), 'predictions': images}
+
+
+def branching(images):
+    """A loop, a branch, a function, a sparse gradient and a split between layers."""
+    images = convolution(images, 'first')
+    for layer in range(4):
+        images = tf.nn.relu(convolution(images, 'a%d' % layer))
+        images = tf.while_loop(lambda i, _: i < 2, lambda i, each: (i + 1, tf.tanh(each)),
+                               (tf.constant(0), images))[1]
+        images = tf.cond(tf.reduce_mean(images) > 0, lambda: tf.tanh(images), lambda: images * 2.)
+        one, other = tf.split(convolution(images, 'b%d' % layer), 2, axis=3)
+        images = tf.concat([other, tf.exp(-one)], 3)
+    rows = tf.nn.embedding_lookup(variable('rows', [5, 4]), tf.constant([0, 1, 1, 4]))
+    return tf.reduce_mean(tf.square(images) * tf.reduce_mean(rows, 0))
+
+
+def numbers(model_fn, recompute, resource=False, steps=3, devices=1, check=None, **options):
+    """(loss, gradients, variables after some steps), and the plan's line."""
+    with tf.Graph().as_default():
+        tf.set_random_seed(1)
+        with tf.variable_scope('', use_resource=resource):
+            built = towers.build_towers(
+                model_fn, tf.constant(X), options.pop('optimizer', None)
+                or tf.train.MomentumOptimizer(.05, .9), devices, recompute=recompute, **options)
+        if check is not None:
+            check(built)
+        assert not towers.audit(built).broken
+        # One operation after the other: sums of several threads differ in the last bit.
+        config = towers.session_config(built.devices)
+        config.intra_op_parallelism_threads = config.inter_op_parallelism_threads = 1
+        # Nor are those of the operations that it joins, where a copy is joined with another one.
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        with tf.Session(config=config) as session:
+            session.run(tf.global_variables_initializer())
+            session.run(tf.local_variables_initializer())
+            found = [session.run([built.loss] + [
+                gradient for _, pairs in towers_pairs(built) for gradient, _ in pairs])]
+            for _ in range(steps):
+                session.run(built.train_op)
+            found += session.run(tf.global_variables())
+    return tf.nest.flatten(found), built.plan.recomputation
+
+
+def towers_pairs(built):
+    return built.gradients.items() if isinstance(built.gradients, dict) else [('', built.gradients)]
+
+
+@pytest.mark.fast_only('recompute')
+@pytest.mark.parametrize('options', [
+    dict(recompute=['block1', 'block3/', 'block2/add']), dict(resource=True), dict(devices=2),
+    dict(accumulate=2)] + [pytest.param(options, marks=pytest.mark.slow) for options in (
+        {}, dict(devices=2, copies='reuse'), dict(devices=2, variable_device='replicated'),
+        dict(check_numerics=True), dict(loss_scale=towers.LossScale(initial=8.)))],
+                         ids=lambda options: '-'.join(options) or 'plain')
+def test_the_numbers_are_the_same_to_the_last_bit(options):
+    options = dict(options)
+    recompute = options.pop('recompute', 'auto')
+    wanted, text = numbers(deep, None, **options)
+    assert text is None
+    found, text = numbers(deep, recompute, **options)
+    assert 'operations of the forward pass are run again, in' in text
+    assert len(found) == len(wanted)
+    for one, other in zip(wanted, found):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('version', ['v1', 'v2'])
+def test_loops_branches_and_functions_are_kept_whole(version):
+    was = tf.control_flow_v2_enabled()
+    (tf.disable_control_flow_v2 if version == 'v1' else tf.enable_control_flow_v2)()
+
+    def check(built):
+        again = [op for op in step_operations([built.train_op]) if '/recompute/' in op.name]
+        assert again and {op.type for op in again} <= {
+            'Conv2D', 'BiasAdd', 'Relu', 'Split', 'ConcatV2', 'Exp', 'Neg', 'Identity'}
+    try:
+        one, _ = numbers(branching, None)
+        other, text = numbers(branching, ['a1', 'b2'], check=check)
+        for a, b in zip(one, other):
+            np.testing.assert_array_equal(a, b)
+    finally:
+        (tf.enable_control_flow_v2 if was else tf.disable_control_flow_v2)()
+
+
+def check_deep(built):
+    step = step_operations([built.train_op])
+    again = [op for op in step if '/recompute/' in op.name]
+    of_types = {op.type for op in again}
+    assert {'Conv2D', 'Relu'} <= of_types
+    # Nothing that draws, writes or reads is run twice.
+    assert not [op for op in again if op.op_def.is_stateful]
+    for tower in built.towers:
+        own = [op for op in step if op.name.startswith(tower.name_scope)]
+        assert sum(op.type.startswith('AssignSub') for op in own) in (0, 5)
+        assert sum(op.type == 'RandomUniform' for op in own) == 5
+        for op in own:
+            if '/recompute/' in op.name:
+                assert op.device == tower.device
+    # Each waits for a gradient, and no forward operation waits for one.
+    backward = [op for op in step if '/gradients/' in op.name or op.name.startswith('gradients')]
+    # What is computed again is what the gradients take.
+    taken = {tensor.op for op in backward if '/recompute/' not in op.name for tensor in op.inputs}
+    assert sum('/recompute/' in op.name for op in taken) >= 10
+    after = reachable_from(backward, step, control=True)
+    assert all(op.name in after for op in again)
+    assert all(tower.loss.op.name not in after for tower in built.towers)
+
+
+@pytest.mark.fast_only('clone')
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_what_is_run_again_and_when(copies):
+    numbers(deep, 'auto', devices=2, copies=copies, check=check_deep, steps=1)
+
+
+def test_masks_of_dropout_are_kept():
+    """They are a quarter of the numbers that they are made of, which cannot be drawn again."""
+    def check(built):
+        again = {op.type for op in step_operations([built.train_op]) if '/recompute/' in op.name}
+        assert 'FusedBatchNormV3' in again and 'GreaterEqual' not in again
+    numbers(deep, 'auto', check=check, steps=1)
+
+
+def block_model(images):
+    block = towers.recompute(lambda images, name: normalized(convolution(
+        convolution(images, 'shared'), name), 'n' + name))
+    images = convolution(images, 'first')
+    for layer in range(3):
+        images = block(images, name='a%d' % layer)
+    return tf.reduce_mean(tf.square(images))
+
+
+def block_model_as_it_is(images):
+    recompute, towers.recompute = towers.recompute, lambda block: block
+    try:
+        return block_model(images)
+    finally:
+        towers.recompute = recompute
+
+
+@pytest.mark.slow
+def test_a_block_that_the_model_marks():
+    def check(built):
+        again = [op for op in step_operations([built.train_op]) if '/recompute/' in op.name]
+        assert sum(op.type == 'Conv2D' for op in again) == 6
+        assert {op.name.split('/recompute/')[1].split('/')[0] for op in again} == {
+            'segment_0', 'segment_1', 'segment_2'}
+    for devices in (1, 2):
+        one, text = numbers(block_model_as_it_is, None, devices=devices)
+        assert text is None
+        other, text = numbers(block_model, None, devices=devices,
+                              check=check if devices == 1 else None)
+        assert text.endswith('in 3 segments')
+        for a, b in zip(one, other):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize('resource', [False, True], ids=['reference', 'resource'])
+def test_a_reference_variable_is_written_after_it_is_read_again(resource):
+    """`one` is read again for the gradient of `other`, which that of `one` does not depend on."""
+    def model(images):
+        images = convolution(convolution(images, 'a'), 'b')
+        images = images * variable('one', [4]) * variable('other', [4])
+        return tf.reduce_mean(convolution(convolution(images, 'c'), 'd'))
+    with tf.variable_scope('', use_resource=resource):
+        built = towers.build_towers(model, tf.constant(X), tf.train.GradientDescentOptimizer(.1), 1,
+                                    recompute=['c'], gradient_options=dict(
+                                        gate_gradients=tf.train.Optimizer.GATE_NONE))
+    reads = {}
+    for op in tf.get_default_graph().get_operations():
+        if op.name.startswith('tower_0/recompute/'):
+            for tensor in op.inputs:
+                if tensor.op.name.endswith('/read'):
+                    reads.setdefault(tensor.op.name[:-len('/read')], []).append(op)
+    assert bool(reads) == (not resource)
+    for gradient, trained in built.towers[0].gradients:
+        for op in reads.get(trained.op.name, ()):
+            assert op in step_operations([gradient]), (trained.op.name, op.name)
+
+
+def test_what_has_state_or_calls_python_is_run_once():
+    """Also where the backward pass takes its result."""
+    calls = []
+
+    def counted(values):
+        calls.append(len(values))
+        return values
+
+    def model(images):
+        for name in 'abcd':
+            images = convolution(images, name)
+            seen = tf.py_func(counted, [tf.stop_gradient(images)], tf.float32)
+            seen.set_shape(images.shape)
+            images = images * tf.tanh(seen)
+        return tf.reduce_mean(images)
+    built = towers.build_towers(model, tf.constant(X), tf.train.GradientDescentOptimizer(.1), 1,
+                                recompute=['c'])
+    assert 'operations of the forward pass are run again' in built.plan.recomputation
+    with tf.Session(config=towers.session_config(1)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+    assert calls == [8] * 4
+
+
+@pytest.mark.parametrize('draw, size', [
+    (lambda x: tf.image.extract_glimpse(x, [8, 8], tf.ones([8, 2])), 8),  # noise around the image
+    (lambda x: tf.nn.fractional_max_pool(x, [1., 1.2, 1.2, 1.])[0], 5),
+    (lambda x: tf.nn.fractional_avg_pool(x, [1., 1.2, 1.2, 1.])[0], 5),
+    (lambda x: tf.py_func(lambda x: x + np.random.rand(*x.shape).astype(np.float32), [x],
+                          tf.float32, stateful=False), 6)],
+                         ids=['glimpse', 'max_pool', 'avg_pool', 'python'])
+def test_what_draws_without_saying_so_is_run_once(draw, size):
+    """The gradient of the weights is the mean of what they were multiplied by."""
+    nets = []
+
+    def block(images):
+        drawn = draw(tf.stop_gradient(images * 2.))
+        drawn.set_shape([8, size, size, 3])
+        nets.append(tf.sin(drawn))
+        return tf.reduce_mean(tf.reduce_sum(nets[0] * variable('w', [size, size, 3]), [1, 2, 3]))
+
+    built = towers.build_towers(
+        lambda images: {'loss': towers.recompute(block)(images), 'predictions': nets[0]},
+        tf.constant(X), tf.train.GradientDescentOptimizer(.1), 1)
+    assert 'run again' in built.plan.recomputation
+    with tf.Session(config=towers.session_config(1)) as session:
+        session.run(tf.global_variables_initializer())
+        net, (gradient, _) = session.run([built.predictions, built.gradients[0]])
+    np.testing.assert_allclose(gradient, net.mean(0), rtol=0, atol=1e-6)
+
+
+def test_a_marked_block_outside_of_towers_is_the_block():
+    with tf.Graph().as_default():
+        loss = block_model(tf.constant(X))
+        gradients = tf.gradients(loss, tf.trainable_variables())
+        assert all(gradient is not None for gradient in gradients)
+    with pytest.raises(towers.InvalidArgumentError, match='expected a function that makes a part'):
+        towers.recompute(3)
+
+
+def two_losses(images):
+    output = deep(images)
+    return {'loss': {'one': output['loss'], 'two': tf.reduce_mean(tf.exp(output['predictions']))}}
+
+
+@pytest.mark.slow
+def test_each_of_several_losses_computes_again_for_itself():
+    def optimizers():
+        return {'one': tf.train.GradientDescentOptimizer(.1), 'two': tf.train.AdamOptimizer(.1)}
+
+    def check(built):
+        for name, other in (('one', 'two'), ('two', 'one')):
+            ran = {op.name for op in step_operations([built.train_ops[name]])}
+            assert built.towers[0].loss[other].op.name not in ran
+            assert any('/recompute' in each for each in ran)
+    one, _ = numbers(two_losses, None, optimizer=optimizers())
+    other, _ = numbers(two_losses, 'auto', optimizer=optimizers(), check=check)
+    for a, b in zip(one, other):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize('options, text', [
+    (dict(recompute='all'), "recompute='all': expected 'auto', a list of names"),
+    (dict(recompute=[]), 'recompute=[]'), (dict(recompute=True), 'recompute=True'),
+    (dict(recompute=['a3', 4]), "recompute=['a3', 4]"),
+    (dict(recompute=['blok3']), "such as 'block3'"),
+    (dict(recompute=['nowhere']), "has 'nowhere', and the model has no operation or scope of this"),
+    (dict(recompute='auto', optimizer=None), 'without a backward pass nothing is kept'),
+    (dict(recompute='auto', xla=True), 'XLA decides by itself')])
+def test_errors(options, text):
+    options = dict(dict(optimizer=tf.train.GradientDescentOptimizer(.1)), **options)
+    with tf.Graph().as_default(), pytest.raises(towers.InvalidArgumentError) as error:
+        towers.build_towers(deep, tf.constant(X), devices=1, **options)
+    assert text in str(error.value)
+
+
+PEAKS = """
+import tensorflow.compat.v1 as tf
+import numpy as np
+import sys
+import towers
+tf.disable_eager_execution()
+
+def deep(x):
+    for layer in range(int(sys.argv[1])):
+        w = tf.get_variable('w%d' % layer, [32, 32], initializer=tf.random_normal_initializer(
+            stddev=.1, seed=layer))
+        x += tf.nn.relu(tf.matmul(x, w))
+    return tf.reduce_mean(tf.square(x))
+
+for recompute in None, 'auto':
+    with tf.Graph().as_default():
+        built = towers.build_towers(deep, np.ones([4096, 32], np.float32),
+                                    tf.train.GradientDescentOptimizer(1e-3), 1, recompute=recompute)
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            session.run(tf.global_variables_initializer())
+            session.run(built.train_op)
+            metadata = tf.RunMetadata()
+            session.run(built.train_op, run_metadata=metadata, options=tf.RunOptions(
+                trace_level=tf.RunOptions.FULL_TRACE))
+        print(max(memory.allocator_bytes_in_use for device in metadata.step_stats.dev_stats
+                  for node in device.node_stats for memory in node.memory))
+"""
+
+
+@pytest.mark.slow
+def test_memory_grows_as_the_root_of_the_depth():
+    def peaks(depth):
+        return [int(line) for line in subprocess.run(
+            [sys.executable, '-c', PEAKS, str(depth)], check=True, stdout=subprocess.PIPE,
+            env=dict(os.environ, TF_CPU_ALLOCATOR_USE_BFC='true', PYTHONPATH=ROOT)).stdout.split()]
+    activation = 4096 * 32 * 4
+    shallow, deep_ = peaks(16), peaks(64)
+    assert deep_[0] > 64 * 2 * activation * .9
+    assert deep_[1] < .4 * deep_[0]
+    # Four times as deep, twice as much (and the weights, and what an operation needs to run).
+    assert deep_[1] < 2.6 * shallow[1]
+
+
+def test_a_cut_is_in_the_second_half_of_its_segment():
+    line = segments.Line(collections.OrderedDict(), ())
+    line.weight, line.crossing = [4] * 6, [1, 9, 3, 9, 9, 9]
+    # Above 12 with the fourth: of the last two of the four the third has less to be kept.
+    assert line.cuts_at(12) == ([2], 3 + 12)
+    line.weight = [4, 0, 4, 8, 0, 4]  # half of them comes with the third
+    assert line.cuts_at(12) == ([3], 9 + 16)
+
+
+@pytest.mark.parametrize('resource, trainable', [(False, False), (True, False), (False, True)])
+def test_a_block_that_writes_what_it_reads(resource, trainable):
+    """Spectral norm: the memory that was read holds something else when the block is run again."""
+    def model(images, recompute=towers.recompute):
+        def block(x):
+            w = variable('w', [48, 300])
+            u = tf.get_variable('u', [1, 48], initializer=tf.ones_initializer(),
+                                trainable=trainable)
+            v = tf.stop_gradient(tf.nn.l2_normalize(tf.matmul(u, w)))
+            after = tf.stop_gradient(tf.nn.l2_normalize(tf.matmul(v, w, transpose_b=True)))
+            sigma = tf.reduce_sum(tf.matmul(v, w, transpose_b=True) * after)
+            with tf.control_dependencies([tf.assign(u, after)]):
+                return tf.tanh(tf.matmul(x, w / sigma))
+        x = tf.reshape(images, [-1, 108])[:, :48]
+        return tf.reduce_mean(tf.square(recompute(block)(x)))
+    wanted, _ = numbers(lambda images: model(images, lambda block: block), None, resource)
+    found, text = numbers(model, None, resource)
+    assert text is not None or not resource
+    for one, other in zip(wanted, found):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_gradient_that_comes_into_a_block_and_is_a_variables_own():
+    """A reference variable's gradient waits for the operations recomputed from its value, and they
+    wait for the gradient that is given to them."""
+    def model(images, recompute=towers.recompute):
+        x = tf.reshape(images, [8, 108])
+        w = variable('w', [8, 108])
+        x = recompute(lambda x: tf.tanh(x * variable('a', [108]) + tf.stop_gradient(w)) * 2.)(x) + w
+        return tf.reduce_mean(tf.square(x))
+    options = dict(gradient_options={'gate_gradients': tf.train.Optimizer.GATE_NONE},
+                   optimizer=tf.train.GradientDescentOptimizer(.1))
+    wanted, _ = numbers(lambda images: model(images, lambda block: block), None, **options)
+    found, _ = numbers(
+        model, None, **dict(options, optimizer=tf.train.GradientDescentOptimizer(.1)))
+    for one, other in zip(wanted[:2], found[:2]):  # plain TF without gates races in later steps
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize('gate', [tf.train.Optimizer.GATE_NONE, tf.train.Optimizer.GATE_OP])
+def test_segments_do_not_wait_for_each_other(gate):
+    """A small product of two branches: the gradient of each takes recomputed values of both."""
+    def model(images):
+        rows = tf.reshape(images, [36, 24])
+        branches = []
+        for name in 'one', 'two', 'three':
+            with tf.name_scope(name):
+                branches.append(tf.tanh(tf.sin(tf.matmul(rows, variable(name, [24, 8])))))
+        product = tf.matmul(branches[0], branches[1], transpose_a=True)
+        return tf.reduce_mean(tf.square(product)) + tf.reduce_mean(tf.square(branches[2]))
+
+    options = dict(optimizer=tf.train.GradientDescentOptimizer(.1),
+                   gradient_options={'gate_gradients': gate})
+    plain, _ = numbers(model, None, **options)
+    again, line = numbers(model, ['one', 'two', 'three'], **options)
+    assert line == '6 operations of the forward pass are run again, in 2 segments'
+    for one, other in zip(plain, again):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize('options', [
+    dict(stages='auto', recompute='auto'), dict(recompute=['layer5']), dict(marked=True),
+    dict(recompute='auto', micro_batches=2)])
+def test_each_operation_is_run_again_on_its_stage(options):
+    """And no activation crosses a second time, though a segment reaches over two stages."""
+    options = dict(options)
+    marked, by_hand = options.pop('marked', False), 'stages' not in options
+
+    def model(x):
+        def pair_of_layers(x, pair):
+            for layer in (2 * pair, 2 * pair + 1):
+                with tf.variable_scope('layer%d' % layer), (
+                        towers.stage(layer // 4) if by_hand else contextlib.nullcontext()):
+                    x = tf.tanh(tf.matmul(x, variable('w', [16, 16])))
+            return x
+        for pair in range(4):
+            x = (towers.recompute(pair_of_layers) if marked else pair_of_layers)(x, pair)
+        return tf.reduce_mean(tf.square(x))
+    built = towers.build_towers(
+        model, np.random.RandomState(1).rand(128, 16).astype(np.float32),
+        tf.train.GradientDescentOptimizer(.1), '/cpu:0+/cpu:1,/cpu:2+/cpu:3', 'mean', **options)
+    graph = built.loss.graph
+    for tower in built.towers:
+        again = [op for op in graph.get_operations()
+                 if op.name.startswith(tower.name_scope + 'recompute/') and op.type == 'Tanh']
+        assert again
+        if marked:
+            assert {op.device for op in again} == set(tower.device.stages)
+        for op in again:
+            origin = tower.name_scope + op.name.split('/segment_')[1].split('/', 1)[1]
+            assert op.device == graph.get_operation_by_name(origin).device, op.name
+        first, second = tower.device.stages
+        crossing = {tensor.name for op in graph.get_operations() for tensor in op.inputs
+                    if op.name.startswith(tower.name_scope) and tensor.op.device == first
+                    and op.device == second and tensor.shape.ndims == 2
+                    and tensor.op.name.startswith(tower.name_scope)}
+        assert len(crossing) == 1, crossing
+    assert not towers.audit(built).broken
+
+
+def test_a_model_that_leaves_the_name_scope_of_its_tower():
+    def model(x):
+        for layer in range(8):
+            w = variable('w%d' % layer, [16, 16])
+            with tf.name_scope(None):
+                x = tf.tanh(tf.matmul(x, w))
+        return tf.reduce_mean(tf.square(x))
+    x = np.random.RandomState(1).rand(64, 16).astype(np.float32)
+    losses = []
+    for recompute in (None, 'auto'):
+        with tf.Graph().as_default():
+            built = towers.build_towers(model, x, tf.train.GradientDescentOptimizer(.1), 1,
+                                        recompute=recompute)
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                losses.append([session.run([built.loss, built.train_op])[0] for _ in range(3)])
+    assert built.plan.recomputation.endswith('segments')
+    assert losses[0] == losses[1]

@@ -1,0 +1,137 @@
+"""Sparse gradients row by row: which lookups have each row once, and sums that keep it so."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.reduce import sparse_rows
+
+IDS = np.array([[0, 1], [1, 1], [2, 0], [1, 2], [0, 1], [1, 1], [2, 0], [1, 2]])
+TARGETS = np.arange(8.)[:, None]
+
+
+def slices(values, indices):
+    return tf.IndexedSlices(tf.constant(values), tf.constant(indices))
+
+
+def run(nest):
+    with tf.Session(config=towers.session_config(2)) as session:
+        session.run(tf.global_variables_initializer())
+        return session.run(nest)
+
+
+def test_each_row_once():
+    once = run(sparse_rows.each_row_once(slices([[1.], [2.], [4.], [8.]], [3, 0, 3, 0])))
+    np.testing.assert_array_equal(once.indices, [3, 0])
+    np.testing.assert_array_equal(once.values, [[5.], [10.]])
+
+
+@pytest.mark.parametrize('make, is_unique', [
+    (lambda ids: tf.unique(ids)[0], True),
+    (lambda ids: tf.reshape(tf.cast(tf.unique(ids)[0], tf.int64), [-1]), True),
+    (lambda ids: tf.unique(ids)[1], False),  # places, which repeat
+    (lambda ids: tf.unique_with_counts(ids)[0], True),
+    (lambda ids: tf.unique_with_counts(ids)[2], False),  # how often each is there
+    (lambda ids: tf.raw_ops.UniqueV2(x=ids, axis=[0])[0], True),
+    (lambda ids: tf.raw_ops.UniqueWithCountsV2(x=ids, axis=[0])[0], True),
+    (lambda ids: ids, False),
+    (lambda ids: tf.range(tf.shape(ids)[0]), True),
+    (lambda ids: tf.reshape(tf.constant([[3, 1], [0, 2]]), [-1]), True),
+    (lambda ids: tf.tile(tf.range(3), [2]), False),
+    (lambda ids: tf.dynamic_partition(tf.unique(ids)[0] // 2, tf.unique(ids)[0] % 2, 2)[0], True),
+    (lambda ids: tf.dynamic_partition(ids // 2, ids % 2, 2)[0], False),
+    (lambda ids: tf.unique(ids)[0] // 2, False)])
+def test_which_indices_are_of_different_rows(make, is_unique):
+    part, = sparse_rows.parts_of_lookups(tf.IndexedSlices(tf.ones([1]), make(tf.constant([1, 1, 2]))))
+    assert part.is_unique == is_unique
+
+
+def test_lookups_in_one_variable_are_told_apart():
+    ids = tf.constant([1, 1, 2])
+    indices = tf.concat([tf.unique(ids)[0], ids], 0)
+    first, second = sparse_rows.parts_of_lookups(
+        tf.IndexedSlices(tf.constant([[1.], [2.], [3.], [4.], [5.]]), indices))
+    assert first.is_unique and not second.is_unique
+    values = run([first.slices.values, second.slices.values])
+    np.testing.assert_array_equal(values[0], [[1.], [2.]])
+    np.testing.assert_array_equal(values[1], [[3.], [4.], [5.]])
+
+
+def test_towers_with_other_numbers_of_lookups_keep_all_their_rows():
+    """One tower has one lookup that takes each row once, the other one such and one more."""
+    table = tf.get_variable('table', [4, 1], initializer=tf.zeros_initializer())
+    once = tf.unique(tf.constant([2, 0, 2]))[0]
+    one = tf.IndexedSlices(tf.constant([[1.], [2.]]), once)
+    two = tf.IndexedSlices(tf.constant([[4.], [8.], [16.], [32.]]),
+                           tf.concat([once, tf.constant([3, 3])], 0))
+    for towers_ in ([one, two], [two, one]):
+        (total, _), = towers.combine_gradients([[(each, table)] for each in towers_])
+        np.testing.assert_array_equal(
+            run(tf.unsorted_segment_sum(total.values, total.indices, 4)),
+            [[10.], [0.], [5.], [48.]])
+
+
+def lookup(ids, table, kind):
+    """What a model takes of a table for its ids [n, 2]: [n, 3]."""
+    places = tf.where(tf.greater_equal(ids, 0))
+
+    def sparse(ids):
+        return tf.SparseTensor(places, tf.gather_nd(ids, places), tf.shape(ids, out_type=tf.int64))
+    if kind == 'weighted':
+        weights = tf.SparseTensor(places, tf.cast(sparse(ids).values + 1, tf.float64),
+                                  sparse(ids).dense_shape)
+        return tf.nn.embedding_lookup_sparse(table, sparse(ids), weights, combiner='sum')
+    found = tf.nn.embedding_lookup_sparse(table, sparse(ids), None, combiner='mean',
+                                          partition_strategy='div' if kind != 'mod' else 'mod')
+    if kind == 'twice':
+        found += tf.nn.embedding_lookup_sparse(table, sparse(ids + 1), None, combiner='sqrtn')
+    if kind == 'and gather':
+        found *= tf.nn.embedding_lookup(table, ids[:, 0])
+    return found
+
+
+def by_place(ids, table, kind):
+    """What a model takes of a table for the two places of its ids [n, 2]: [n, 3]."""
+    places = tf.constant([3, 1]) if kind == 'two places' else tf.range(tf.shape(ids)[1])
+    found = tf.nn.embedding_lookup(table, places)
+    return tf.reduce_sum(tf.cast(ids, tf.float64)[:, :, None] * found, 1)
+
+
+@pytest.mark.fast_only('towers-1-(mean|twice|and gather|two places)|accumulate-2-(weighted|places)')
+@pytest.mark.parametrize('kind', ['mean', 'mod', 'weighted', 'twice', 'and gather', 'places',
+                                  'two places'])
+@pytest.mark.parametrize('parts', [1, 2])
+@pytest.mark.parametrize('options', [{'num_towers': 4}, {'num_towers': 2, 'accumulate': 2}],
+                         ids=['towers', 'accumulate'])
+def test_a_norm_of_sparse_gradients_is_that_of_one_device(kind, parts, options):
+    def model_fn(ids, targets):
+        table = tf.get_variable('table', [7, 3], tf.float64, tf.random_normal_initializer(seed=1),
+                                partitioner=tf.fixed_size_partitioner(parts) if parts > 1 else None)
+        found = (by_place if 'places' in kind else lookup)(ids, table, kind)
+        return tf.reduce_mean(tf.square(tf.reduce_sum(found, 1, keepdims=True) - targets))
+    if kind == 'two places' and parts > 1:
+        pytest.skip('places in the parts of a variable are computed')
+
+    def clip(pairs):
+        clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 0.1)
+        return [(gradient, variable) for gradient, (_, variable) in zip(clipped, pairs)]
+    report = towers.check_towers(
+        model_fn, (IDS, TARGETS), lambda: tf.train.GradientDescentOptimizer(0.1), steps=2,
+        transform_gradients=clip, **options)
+    assert report.equal, report
+
+
+def test_rows_of_a_plain_gather_repeat_as_on_one_device():
+    def model_fn(ids):
+        table = tf.get_variable('table', [7, 3], tf.float64, tf.ones_initializer())
+        return tf.reduce_mean(tf.gather(table, ids))
+    built = towers.build_towers(model_fn, tf.constant(IDS), tf.train.GradientDescentOptimizer(0.1),
+                                2, 'mean')
+    assert run(built.gradients[0][0].indices).tolist() == IDS.ravel().tolist()
+
+
+def test_scaled():
+    assert run(sparse_rows.scaled(tf.constant([2.]), 0.5)).tolist() == [1.]
+    halved = run(sparse_rows.scaled(slices([[2.], [4.]], [1, 0]), tf.constant(0.5)))
+    assert halved.values.tolist() == [[1.], [2.]] and halved.indices.tolist() == [1, 0]

@@ -1,0 +1,62 @@
+"""The one line that says why TensorFlow could not run a step."""
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from towers.errors import StepError
+from towers.tensorflow_errors import failing_on, is_of_input, reason_of
+
+
+@pytest.mark.parametrize('message', [
+    'm = 9 is not in [0, 3)',
+    'm = 9 is not in [0, 3)\n\t [[node GatherV2 (defined at a.py:3) ]]',
+    'From /job:worker/replica:0/task:0:\nm = 9 is not in [0, 3)\n\t [[{{node GatherV2}}]]',
+    'From /job:worker/replica:0/task:0:\n2 root error(s) found.\n  (0) INVALID_ARGUMENT: '
+    'm = 9 is not in [0, 3)\n\t [[{{node a}}]]\n  (1) CANCELLED: stopped',
+    '\n=====================\nINVALID_ARGUMENT: From /job:worker/replica:0/task:1:\n'
+    '2 root error(s) found.\n  (0) INVALID_ARGUMENT: m = 9 is not in [0, 3)\n\t [[{{node a}}]]\n'
+    'INVALID_ARGUMENT: From /job:ps/replica:0/task:0:\nm = 9 is not in [0, 3)',
+    'Graph execution error:\n\nFrom /job:worker/replica:0/task:0:\nm = 9 is not in [0, 3)',
+    "Graph execution error:\n\nDetected at node 'GatherV2' defined at (most recent call last):\n"
+    '    File "a.py", line 9, in <module>\nNode: \'GatherV2\'\nm = 9 is not in [0, 3)\n'
+    '\t [[{{node GatherV2}}]]',
+    'Graph execution error:\n\nm = 9 is not in [0, 3)\n\t [[{{node GatherV2}}]]',
+    "Graph execution error:\n\nDetected at node 'a' defined at (most recent call last):\n"
+    "Node: 'a'\nDetected at node 'b' defined at (most recent call last):\nNode: 'b'\n"
+    '2 root error(s) found.\n  (0) INVALID_ARGUMENT:  m = 9 is not in [0, 3)\n'
+    '\t [[{{node a}}]]\n  (1) CANCELLED:  stopped\n0 successful operations.',
+    '{{function_node __inference_Dataset_map_<lambda>_24}} m = 9 is not in [0, 3)\n\t '
+    '[[{{node a}}]]',
+    'Error in user-defined function passed to MapDataset:2 transformation with iterator: '
+    'Iterator::Root::Map: m = 9 is not in [0, 3)',
+    '2 root error(s) found.\n  (0) Invalid argument: m = 9 is not in [0, 3)\n'
+    '\t [[{{node a}}]]\n  (1) Cancelled: stopped'])
+def test_the_reason(message):
+    assert reason_of(tf.errors.InvalidArgumentError(None, None, message)) == (
+        'm = 9 is not in [0, 3)')
+
+
+@pytest.mark.parametrize('text, expected', [
+    ('rotten\n\t [[{{node Assert}}]]\n\t [[IteratorGetNext]]', True),
+    ('rotten\n\t [[{{node next/IteratorGetNextAsOptional}}]]', True),
+    ('rotten\n\t [[node IteratorGetNext_1 (defined at a.py:3) ]]', True),
+    ('rotten\n\t [[{{node model/Assert}}]]\n\t [[IteratorGetNext/_3]]', False),
+    ('rotten\n\t [[{{node model/Assert}}]]\n\t [[shards/IteratorGetNext_1/_12]]', False),
+    ('rotten\n\t [[{{node model/Assert}}]]', False)])
+def test_whether_it_is_of_the_input(text, expected):
+    assert is_of_input(tf.errors.UnknownError(None, None, text)) == expected
+    assert not is_of_input(tf.errors.ResourceExhaustedError(None, None, text))
+    assert not is_of_input(RuntimeError(text))
+
+
+def test_what_has_no_text():
+    assert reason_of(RuntimeError()) == repr(RuntimeError())
+
+
+def test_only_errors_of_the_runtime_become_others():
+    with pytest.raises(KeyError):
+        with failing_on('on one device'):
+            raise KeyError('w')
+    with pytest.raises(StepError, match='^the model failed on one device: the disk is full$'):
+        with failing_on('on one device'):
+            raise tf.errors.ResourceExhaustedError(None, None, 'the disk is full')

@@ -1,0 +1,375 @@
+"""towers.own_state: what a tower's forward pass writes of local variables is that tower's own.
+
+The reference is the same model on the whole batch on one device, whose state has a row for each
+example: the towers' states, one below the other, are that one's rows.
+"""
+
+import numpy as np
+import pytest
+import sample_models as samples
+import tensorflow.compat.v1 as tf
+import tf_slim as slim
+
+import towers
+from sample_models import keras, kind_of_variables, momentum, sgd, switched  # noqa: F401
+from towers.tower import local_state
+
+LOCAL = [tf.GraphKeys.LOCAL_VARIABLES]
+ZEROS = tf.zeros_initializer()
+BATCH = np.float32([1, 2, 3, 6, 2, 4, 1, 9])
+WAYS = [dict(copies='clone'), dict(copies='reuse'), dict(variable_device='replicated')]
+every_way = pytest.mark.parametrize('way', WAYS, ids=['clone', 'reuse', 'replicated'])
+
+
+def by_get_variable(size):
+    return tf.get_variable('state', [size], initializer=ZEROS, collections=LOCAL, trainable=False)
+
+
+def trainable_by_default(size):
+    return tf.get_variable('state', [size], initializer=ZEROS, collections=LOCAL)
+
+
+def by_variable(size):
+    with tf.name_scope('rnn'):
+        return tf.Variable(tf.zeros([size]), name='state', collections=LOCAL, trainable=False)
+
+
+MAKERS = [by_get_variable, trainable_by_default, by_variable,
+          lambda size: tf.get_local_variable('state', [size], initializer=ZEROS),
+          lambda size: slim.local_variable(tf.zeros([size]), name='state')]
+every_maker = pytest.mark.parametrize('make', MAKERS, ids=[
+    'get_variable', 'trainable', 'Variable', 'get_local_variable', 'slim'])
+
+
+def goes_on(make, rides='loss', branch=False):
+    """A model whose state is half of what it was and the input; it rides on the loss or updates."""
+    def model_fn(x):
+        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
+        state = make(int(x.shape[0]))
+        new = 0.5 * state.read_value() + w * x
+        kept = tf.stop_gradient(new)
+        if branch:
+            write = tf.cond(tf.reduce_mean(x) > -100., lambda: tf.group(tf.assign(state, kept)),
+                            tf.no_op)
+        else:
+            write = tf.assign(state, kept)
+        if rides == 'updates':
+            return {'loss': tf.reduce_mean(tf.square(new)), 'updates': [write]}
+        with tf.control_dependencies([write]):
+            return tf.reduce_mean(tf.square(new))
+    return model_fn
+
+
+def on_one_device(model_fn, batch=BATCH, steps=3):
+    """(losses, global variables, state) after some steps of momentum."""
+    with tf.Graph().as_default():
+        returned = model_fn(tf.constant(batch))
+        if not isinstance(returned, dict):
+            returned = {'loss': returned, 'updates': []}
+        loss, optimizer = returned['loss'], tf.train.MomentumOptimizer(0.01, 0.9)
+        pairs = [pair for pair in optimizer.compute_gradients(loss) if pair[0] is not None]
+        with tf.control_dependencies([loss] + returned['updates']):
+            train_op = optimizer.apply_gradients(pairs)
+        return trained(tf.Session(), loss, train_op, steps)
+
+
+def on_towers(model_fn, count, batch=BATCH, steps=3, **options):
+    with tf.Graph().as_default():
+        built = towers.build_towers(model_fn, tf.constant(batch),
+                                    tf.train.MomentumOptimizer(0.01, 0.9), count, reduction='mean',
+                                    **options)
+        session = tf.Session(config=towers.session_config(built.devices))
+        return trained(session, built.loss, built.train_op, steps) + (built,)
+
+
+def trained(session, loss, train_op, steps):
+    with session:
+        session.run(tf.global_variables_initializer())
+        session.run(tf.local_variables_initializer())
+        losses = [session.run([loss, train_op])[0] for _ in range(steps)]
+        weights = session.run({v.op.name: v for v in tf.global_variables()
+                               if not v.op.name.startswith('state/')})  # a slot of tower 0's rows
+        state = [session.run(v) for v in tf.local_variables()
+                 if 'state' in v.op.name and not v.op.name.endswith('Momentum')]
+        return losses, weights, np.concatenate(state) if state else None
+
+
+def assert_equal(ours, theirs):
+    np.testing.assert_allclose(ours[0], theirs[0], 1e-4)
+    assert sorted(ours[1]) == sorted(theirs[1])
+    for name in theirs[1]:
+        np.testing.assert_allclose(ours[1][name], theirs[1][name], 1e-5, 1e-6, err_msg=name)
+    if theirs[2] is not None:
+        np.testing.assert_allclose(ours[2], theirs[2], 1e-5)
+
+
+@pytest.mark.fast_only('reference-clone|resource-re')
+@every_maker
+@every_way
+def test_the_numbers_are_those_of_one_device(kind_of_variables, make, way):  # noqa: F811
+    model_fn = goes_on(make)
+    assert_equal(on_towers(model_fn, 2, **way), on_one_device(model_fn))
+
+
+@every_way
+@pytest.mark.parametrize('rides', ['loss', 'updates'])
+@pytest.mark.parametrize('count', [1, 4])
+def test_one_and_four_towers(kind_of_variables, way, rides, count):  # noqa: F811
+    model_fn = goes_on(by_get_variable, rides)
+    assert_equal(on_towers(model_fn, count, **way), on_one_device(model_fn))
+
+
+@pytest.mark.parametrize('way', [dict(copies='auto')] + WAYS[1:],
+                         ids=['auto', 'calls', 'replicated'])
+def test_state_that_a_branch_writes(kind_of_variables, way):  # noqa: F811
+    model_fn = goes_on(by_get_variable, branch=True)
+    assert_equal(on_towers(model_fn, 2, **way), on_one_device(model_fn))
+
+
+@pytest.mark.parametrize('flow', ['v1', 'v2'])
+def test_state_that_a_branch_resets_by_the_step_alone(flow):
+    """Every tower would write the same; but a branch of control flow v2 cannot be left to one."""
+    if flow == 'v2' and tf.version.VERSION < '2':
+        pytest.skip('control flow v2')
+
+    def model_fn(x):
+        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
+        state = tf.get_variable('state', [1], initializer=ZEROS, collections=LOCAL,
+                                trainable=False, use_resource=True)
+        turn = tf.get_variable('turn', [], initializer=ZEROS, trainable=False, use_resource=True)
+        reset = tf.cond(turn.read_value() < 1., lambda: tf.group(tf.assign(state, [3.])), tf.no_op)
+        with tf.control_dependencies([reset]):
+            return w * tf.reduce_mean(x) + state.read_value()[0]
+    with switched('control_flow_v2', flow == 'v2'):
+        losses, _, states, built = on_towers(model_fn, 2, steps=1, copies='reuse')
+    assert losses == [BATCH.mean() + 3.] and list(states) == [3., 3.]
+    assert [v.op.name for v in built.own_state] == ['state', 'state_tower_1']
+
+
+def in_a_branch(state, new, _):
+    return tf.cond(new[0] > state[0], lambda: tf.group(tf.assign(state, new)), tf.no_op)
+
+
+def in_a_loop(state, new, _):
+    def body(turn):
+        with tf.control_dependencies([tf.assign(state, new)]):
+            return turn + 1
+    return tf.while_loop(lambda turn: turn < 2, body, [0])
+
+
+def beside_a_shared_one(state, new, count):
+    return tf.group(tf.assign_add(count, 1.), in_a_branch(state, new, count))
+
+
+@pytest.mark.fast_only('resource.*clone')
+@pytest.mark.parametrize('way', WAYS[:2], ids=['clone', 'reuse'])
+@pytest.mark.parametrize('write,states', [(in_a_branch, [3, 0]), (in_a_loop, [3, -1]),
+                                          (beside_a_shared_one, [3, 0])],
+                         ids=['branch', 'loop', 'beside'])
+def test_updates_in_control_flow_v1(kind_of_variables, write, states, way):  # noqa: F811
+    """A step runs those in a branch that not all towers take, and no other update beside them."""
+    def model_fn(x):
+        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
+        count = tf.get_variable('count', [], initializer=ZEROS, trainable=False)
+        return {'loss': tf.reduce_mean(tf.square(w * x)), 'updates': [
+            write(by_get_variable(1), tf.reduce_max(x, keepdims=True), count)]}
+    batch = np.float32([3, 1, 2, 3, -1, -2, -3, -1])  # the second tower's are below its state
+    with switched('control_flow_v2', False):
+        losses, weights, _ = on_one_device(model_fn, batch)
+        assert_equal(on_towers(model_fn, 2, batch, **way), (losses, weights, np.float32(states)))
+
+
+@pytest.mark.parametrize('rides', ['loss', 'updates'])
+def test_every_tower_has_one_local_variable_beside_the_first(rides):
+    built = on_towers(goes_on(by_variable, rides), 3, np.float32(range(6)))[3]
+    graph = built.loss.graph
+    local = graph.get_collection('local_variables')
+    assert [v.op.name for v in local] == [
+        'rnn/state', 'rnn/state_tower_1', 'rnn/state_tower_2']
+    assert {v.device for v in local} == {'/device:CPU:0'}
+    for tower, variable in zip(built.towers, local):
+        takers = [op.name for op in variable.op.outputs[0].consumers()
+                  if op.name.startswith('tower_')]
+        assert takers and all(name.startswith(tower.name_scope) for name in takers)
+    assert [v.op.name for v in graph.get_collection('variables')] == ['w', 'w/Momentum']
+    assert all('rnn/state' in [v.op.name for v in tower.variables] for tower in built.towers)
+    assert [v.op.name for v in built.own_state] == [v.op.name for v in local]
+    assert ('of each tower    rnn/state; tf.variables_initializer(built.own_state) resets every '
+            'tower') in str(built.plan).split('\n  ')
+    audit = towers.audit(built)
+    assert not audit.broken and 'each tower has its own: rnn/state' in audit.notes
+
+
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_state_that_is_named_after_the_call(copies):
+    calls = []
+
+    def named(size):
+        calls.append(None)
+        return tf.get_variable('state_%d' % len(calls), [size], initializer=ZEROS,
+                               collections=LOCAL, trainable=False)
+    assert_equal(on_towers(goes_on(named), 4, copies=copies), on_one_device(goes_on(named)))
+
+
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_state_from_around_the_model_function(kind_of_variables, copies):  # noqa: F811
+    plain = on_one_device(goes_on(by_variable))
+    with tf.Graph().as_default():
+        state = by_variable(4)
+        built = towers.build_towers(goes_on(lambda size: state), tf.constant(BATCH),
+                                    tf.train.MomentumOptimizer(0.01, 0.9), 2, reduction='mean',
+                                    copies=copies)
+        # A reference variable is written beside it.
+        for tower, name in zip(built.towers, ('rnn/state', 'rnn/state_tower_1')):
+            groups = {group for op in tf.get_default_graph().get_operations()
+                      if op.name.startswith(tower.name_scope) for group in op.colocation_groups()}
+            assert {group for group in groups if b'@rnn' in group} == (
+                {b'loc:@' + name.encode()} if kind_of_variables == 'reference' else set())
+        session = tf.Session(config=towers.session_config(built.devices))
+        assert_equal(trained(session, built.loss, built.train_op, 3), plain)
+
+
+def lstm(x):
+    size = int(x.shape[0])
+    cell = tf.nn.rnn_cell.LSTMCell(3, initializer=tf.constant_initializer(0.3))
+    state = tf.nn.rnn_cell.LSTMStateTuple(*[
+        tf.get_variable(name, [size, 3], initializer=ZEROS, collections=LOCAL, trainable=False)
+        for name in ('cell_state', 'state')])
+    out, new = tf.nn.dynamic_rnn(cell, x, initial_state=tf.nn.rnn_cell.LSTMStateTuple(
+        *[part.read_value() * 1. for part in state]))  # a copy: an assign is to the memory itself
+    with tf.control_dependencies([tf.assign(old, part) for old, part in zip(state, new)]):
+        return tf.reduce_mean(tf.square(out))
+
+
+@pytest.mark.skipif(not samples.HAS_RNN_CELLS, reason='no tf.nn.rnn_cell')
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_an_lstm_that_goes_on_from_step_to_step(kind_of_variables, copies):  # noqa: F811
+    batch = np.random.RandomState(3).randn(8, 4, 3).astype('float32')
+    assert_equal(on_towers(lstm, 4, batch, copies=copies)[:2] + (None,),
+                 on_one_device(lstm, batch)[:2] + (None,))
+
+
+def stateful(x):
+    net = keras.layers.LSTM(3, stateful=True, name='rnn', kernel_initializer='ones',
+                            recurrent_initializer='ones')(x)
+    return tf.reduce_mean(tf.square(net))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_a_stateful_layer_of_keras(copies):
+    def with_updates(x):
+        with towers.tower.keras_calls.record_keras_calls() as calls:
+            loss = stateful(x)
+        return {'loss': loss, 'updates': calls.updates()}
+    batch = np.random.RandomState(3).randn(8, 4, 3).astype('float32')
+    with switched('resource_variables', True), switched(
+            'control_flow_v2', tf.version.VERSION > '2'):
+        losses = on_one_device(with_updates, batch)[0]
+        ours = on_towers(stateful, 4, batch, copies=copies)
+    np.testing.assert_allclose(ours[0], losses, 1e-4)
+    assert len(ours[3].plan.own_state) == 2
+
+
+def test_counters_of_metrics_are_shared():
+    def model_fn(x):
+        loss = goes_on(by_get_variable)(x)
+        return {'loss': loss, 'metrics': {'mean': tf.metrics.mean(x)}}
+    for copies in ('clone', 'reuse'):
+        with tf.Graph().as_default():
+            built = towers.build_towers(model_fn, tf.constant(BATCH), sgd(), 4, copies=copies)
+            assert built.plan.own_state == ['state']
+            value, update = built.metrics['mean']
+            with tf.Session(config=towers.session_config(built.devices)) as session:
+                session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+                session.run(update)
+                assert session.run(value) == 3.5
+
+
+def test_counters_by_hand_are_shared():
+    """As `tf.metrics` makes them, but in no collection of metrics."""
+    def model_fn(x):
+        total = tf.get_local_variable('total', [], initializer=ZEROS)
+        update = tf.assign_add(total, tf.reduce_sum(x))
+        loss = tf.reduce_mean(x * tf.get_variable('w', [], initializer=tf.ones_initializer()))
+        return {'loss': loss, 'metrics': {'total': (total.read_value(), update)}}
+    built = towers.build_towers(model_fn, tf.constant(BATCH), sgd(), 4, copies='reuse')
+    value, update = built.metrics['total']
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(update)
+        assert session.run(value) == 28. and len(tf.local_variables()) == 1
+
+
+@pytest.mark.parametrize('make', [by_get_variable, by_variable])
+@pytest.mark.parametrize('num_towers', [1, 2, 4])
+@pytest.mark.parametrize('way', WAYS, ids=['clone', 'reuse', 'replicated'])
+def test_a_reset_reaches_every_tower(way, num_towers, make, kind_of_variables):  # noqa: F811
+    def model_fn(x):
+        loss = goes_on(make)(x)
+        count = tf.get_local_variable('count', [], initializer=ZEROS)
+        return {'loss': loss, 'updates': [tf.assign_add(count, 1.)]}
+    built = towers.build_towers(model_fn, tf.constant(BATCH), sgd(0.), num_towers, 'mean', **way)
+    assert len(built.own_state) == num_towers
+    resets = [tf.variables_initializer(built.own_state), tf.local_variables_initializer(),
+              tf.group(*[tf.assign(each, tf.zeros_like(each)) for each in built.own_state])]
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+
+        def step():
+            session.run(built.train_op)
+            return np.concatenate(session.run(built.own_state))
+        np.testing.assert_allclose(step(), BATCH)
+        np.testing.assert_allclose(step(), 1.5 * BATCH)
+        for reset in resets:
+            session.run(reset)
+            np.testing.assert_allclose(step(), BATCH)
+
+
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_a_count_of_steps_is_one_for_all(copies):
+    def model_fn(x):
+        count = tf.get_local_variable('count', [], initializer=ZEROS)
+        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
+        return tf.reduce_mean(x) * w * tf.identity(tf.assign_add(count, 1.))
+    ours = on_towers(model_fn, 4, copies=copies)
+    assert_equal(ours[:2] + (None,), on_one_device(model_fn)[:2] + (None,))
+    assert ours[3].plan.own_state == []
+
+
+def test_state_that_the_step_does_not_write_is_of_each_call():
+    """The model's own program runs what it has kept of every call, so there has to be one each."""
+    kept = []
+
+    def model_fn(x):
+        state = by_get_variable(int(x.shape[0]))
+        kept.append(tf.assign(state, x))
+        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
+        return tf.reduce_mean(state.read_value() + w * x)
+    built = towers.build_towers(model_fn, tf.constant(BATCH), sgd(), 2)
+    assert built.plan.how_built.startswith('2 calls of the model function: operation tower_0/')
+    assert built.plan.how_built.endswith(', which the step does not run, writes state of the tower')
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(kept)
+        values = session.run(tf.local_variables())
+    np.testing.assert_array_equal(np.concatenate(values), BATCH)
+
+
+def test_an_evaluation_goes_on_with_the_same_state():
+    def model_fn(x):
+        return goes_on(by_get_variable)(x)
+    built = towers.build_towers(model_fn, tf.constant(BATCH), momentum(), 2)
+    towers.build_towers(model_fn, tf.constant(BATCH), None, 2, reuse=built, name='evaluate')
+    assert [v.op.name for v in tf.local_variables()] == ['state', 'state_tower_1']
+
+
+def test_a_variable_of_another_type_is_not_taken_for_a_towers_state():
+    """It may be the program's own; what an earlier build has made of the name is taken again."""
+    state = tf.get_variable('state', [2], tf.float64, ZEROS, collections=LOCAL)
+    for shape, dtype, is_taken in (([2], tf.float32, False), ([3], tf.float64, False),
+                                   ([2], tf.float64, True)):
+        there = tf.Variable(tf.zeros(shape, dtype), name='state_tower_1', collections=LOCAL)
+        found = local_state._there_or_new(state, 1, {'state_tower_1': there})
+        assert (found is there) == is_taken
+        assert found.dtype.base_dtype == tf.float64 and found.shape.as_list() == [2]

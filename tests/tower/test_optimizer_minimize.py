@@ -1,0 +1,224 @@
+"""Optimizers with a `minimize` of their own, which clips, gathers or decays: numbers by hand."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.errors import GradientError, InvalidArgumentError
+from towers.tower.optimizer_minimize import has_own_minimize
+from sample_models import kind_of_variables  # noqa: F401
+
+RATE = .5
+
+
+def weight(name='w', value=1.):
+    return tf.get_variable(name, [], tf.float64, tf.constant_initializer(value))
+
+
+def model_fn(x):
+    """Gradients are the mean of x, 3, for `w`, and twice that for `v`."""
+    return (weight() + 2. * weight('v')) * tf.reduce_mean(x)
+
+
+class Plain(tf.train.GradientDescentOptimizer):
+    def __init__(self):
+        super(Plain, self).__init__(tf.constant(RATE, tf.float64))
+
+
+class Clipping(Plain):
+    """By the global norm, of the whole batch."""
+
+    def minimize(self, loss, global_step=None, var_list=None):
+        gradients, variables = zip(*self.compute_gradients(loss, var_list))
+        clipped, _ = tf.clip_by_global_norm(gradients, 1.)
+        return self.apply_gradients(list(zip(clipped, variables)), global_step)
+
+
+class Scaling(Plain):
+    """A loss scale, and a `compute_gradients` that adds 1 to each gradient."""
+
+    def compute_gradients(self, loss, var_list=None, **options):
+        return [(gradient + 1., variable) for gradient, variable in super(
+            Scaling, self).compute_gradients(loss, var_list, **options)]
+
+    def minimize(self, loss, **options):
+        pairs = self.compute_gradients(loss * 8.)
+        return self.apply_gradients([(gradient / 8., variable) for gradient, variable in pairs],
+                                    **{'global_step': options.get('global_step')})
+
+
+class Decaying(Plain):
+    """Halves `w` after the update, which its operation includes; takes the loss alone."""
+
+    def minimize(self, loss):
+        done = super(Decaying, self).minimize(loss)
+        w = tf.trainable_variables()[0]
+        with tf.control_dependencies([done]):
+            return tf.assign(w, w.read_value() / 2.)
+
+
+class Wrapping:
+    """No `tf.train.Optimizer`: hands everything on to one, but for `minimize`."""
+
+    def __init__(self, inner=None):
+        self._inner = inner or Plain()
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+
+class WrappingMinimize(Wrapping):
+    def minimize(self, loss, **options):
+        return self._inner.minimize(loss / 2., **options)
+
+
+class ByLoss(Plain):
+    """The gradient times the loss."""
+
+    def minimize(self, loss, global_step=None, var_list=None):
+        return self.apply_gradients([(gradient * loss, variable) for gradient, variable
+                                     in self.compute_gradients(loss, var_list)], global_step)
+
+
+NORM = np.sqrt(9. + 36.)
+BY_HAND = [
+    (Clipping, 1. - RATE * 3. / NORM, 1. - RATE * 6. / NORM),
+    (Scaling, 1. - RATE * (3. + 1. / 8.), 1. - RATE * (6. + 1. / 8.)),
+    (Decaying, (1. - RATE * 3.) / 2., 1. - RATE * 6.),
+    (WrappingMinimize, 1. - RATE * 1.5, 1. - RATE * 3.),
+    (ByLoss, 1. - RATE * 27., 1. - RATE * 54.)]
+
+
+def trained(make_optimizer, steps=1, **options):
+    """`(w, v, global step)` after some steps."""
+    step = tf.train.get_or_create_global_step()
+    options = dict(dict(devices=2, remainder='weight', global_step=step), **options)
+    built = towers.build_towers(model_fn, tf.constant([1., 2., 3., 4., 5.], tf.float64),
+                                make_optimizer(), reduction='mean', **options)
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(steps):
+            session.run(built.train_op)
+        return session.run(built.variables + [step])
+
+
+@pytest.mark.fast_only(r'\{\}|Clipping|Decaying.*accumulate')
+@pytest.mark.parametrize('options', [
+    dict(), dict(devices=1), dict(copies='reuse'), dict(accumulate=2, devices=1)], ids=str)
+@pytest.mark.parametrize('make_optimizer, w, v', BY_HAND)
+def test_it_is_called_once_for_the_whole_batch(make_optimizer, w, v, options, graph):
+    np.testing.assert_allclose(trained(make_optimizer, **options), [w, v, 1], rtol=1e-12)
+
+
+def test_transform_gradients_come_before_it(graph):
+    """It clips 10 times the gradients to the same; without it, it would be 10 times as much."""
+    found = trained(Clipping, transform_gradients=lambda pairs: [
+        (10. * gradient, variable) for gradient, variable in pairs])
+    np.testing.assert_allclose(found, [*BY_HAND[0][1:], 1], rtol=1e-12)
+
+
+def test_only_what_is_in_var_list_is_trained(graph):
+    found = trained(Clipping, var_list=lambda variables: variables[:1])
+    np.testing.assert_allclose(found, [1. - RATE, 1., 1], rtol=1e-12)
+
+
+@pytest.mark.fast_only('Clipping|ByLoss')
+@pytest.mark.parametrize('make_optimizer', [each[0] for each in BY_HAND])
+def test_check_towers_holds_it_against_the_method_itself(make_optimizer):
+    report = towers.check_towers(model_fn, np.array([1., 2., 3., 4., 5.]),
+                                 make_optimizer=lambda: make_optimizer(), remainder='weight')
+    assert report.equal, report
+
+
+def patched(how):
+    """An optimizer that has the `minimize` of `Clipping` in another way."""
+    optimizer = Plain()
+    if how == 'wraps':
+        @functools.wraps(tf.train.Optimizer.minimize)
+        def minimize(self, *args, **options):
+            return Clipping.minimize(self, *args, **options)
+        return type('Wrapped', (Plain,), {'minimize': minimize})()
+    optimizer.minimize = functools.partial(Clipping.minimize, optimizer) if how == 'partial' else (
+        lambda *args, **options: Clipping.minimize(optimizer, *args, **options))
+    return optimizer
+
+
+@pytest.mark.parametrize('how', ['wraps', 'partial', 'function'])
+def test_however_it_comes_to_its_own(how, graph):
+    np.testing.assert_allclose(trained(lambda: patched(how)), [*BY_HAND[0][1:], 1], rtol=1e-12)
+
+
+def curved(x):
+    """Its gradients are others after a step."""
+    return tf.reduce_mean(tf.square(weight() * x + weight('v') - 1.))
+
+
+class Average(Plain):
+    """A moving average of the weights after the update."""
+
+    def minimize(self, loss, global_step=None, var_list=None):
+        done = super(Average, self).minimize(loss, global_step, var_list)
+        with tf.control_dependencies([done]):
+            return tf.train.ExponentialMovingAverage(.5).apply(var_list)
+
+
+class ClippingItself(Plain):
+    def compute_gradients(self, loss, var_list=None, **options):
+        gradients, variables = zip(*super(ClippingItself, self).compute_gradients(
+            loss, var_list, **options))
+        return list(zip(tf.clip_by_global_norm(gradients, .1)[0], variables))
+
+
+@pytest.mark.parametrize('reduction', ['mean', 'sum'])
+@pytest.mark.parametrize('make_optimizer', [Average, ByLoss, ClippingItself])
+def test_check_towers_takes_the_gradients_of_before_the_update(
+        make_optimizer, reduction, kind_of_variables):  # noqa: F811
+    report = towers.check_towers(
+        curved, np.array([.1, .2, .3, .4]), make_optimizer=lambda: make_optimizer(),
+        reduction=reduction, steps=2)
+    assert report.equal, report
+
+
+@pytest.mark.parametrize('minimize, expected', [
+    (lambda loss, params, global_step=None: tf.no_op(), "minimize of Plain needs the argument 'par"),
+    (lambda loss, **options: (tf.no_op(), 1), 'minimize of Plain returned .*: expected the oper')])
+def test_what_cannot_be_called_so(minimize, expected, graph):
+    def make():
+        optimizer = Plain()
+        optimizer.minimize = minimize
+        return optimizer
+    with pytest.raises(GradientError, match=expected):
+        trained(make)
+
+
+def test_which_optimizers_have_one():
+    assert has_own_minimize(Clipping()) and has_own_minimize(WrappingMinimize())
+    for optimizer in (Plain(), Wrapping(), tf.train.AdamOptimizer()):
+        assert not has_own_minimize(optimizer)
+
+
+def test_what_would_be_done_to_other_gradients_is_refused(graph):
+    for options, expected in ((dict(loss_scale=towers.LossScale()), 'there is a loss scale'),
+                              (dict(variable_device='replicated'), 'there is a replica of each')):
+        with pytest.raises(InvalidArgumentError, match='Clipping has a minimize of its own, and '
+                                                       + expected):
+            trained(Clipping, **options)
+    assert not graph.get_operations() or trained(Clipping)
+
+
+def test_one_that_takes_no_gradient_is_refused(graph):
+    class Idle(Plain):
+        def minimize(self, loss, global_step=None, var_list=None):
+            return tf.no_op()
+    with pytest.raises(GradientError, match='minimize of Idle takes no gradient of the loss'):
+        trained(Idle)
+
+
+@pytest.mark.parametrize('kind', ['ring', 'ps'])
+def test_in_a_cluster_the_value_of_one_workers_loss_is_refused(kind, graph):
+    cluster = towers.Cluster(kind, ['a:1', 'b:1'], ['c:1'] if kind == 'ps' else (), uneven=True)
+    with pytest.raises(GradientError, match='minimize of ByLoss computes with the value of the '):
+        trained(ByLoss, cluster=cluster)

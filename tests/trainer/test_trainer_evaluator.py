@@ -1,0 +1,192 @@
+"""train.py as an evaluator: which checkpoints it evaluates, what it writes, and its end."""
+
+import json
+import os
+import signal
+
+from absl.testing import flagsaver
+import pytest
+import tensorflow.compat.v1 as tf
+
+import datasets
+from models import registry
+import towers
+from trainer import evaluator as train_evaluator
+from trainer import flags as train_flags
+from trainer import job as train_job
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with flagsaver.flagsaver():
+        train_flags.FLAGS(['train.py'])
+        yield str(tmp_path / 'run')
+
+
+class Chief:
+    """Saves checkpoints in a folder."""
+
+    def __init__(self, folder):
+        self._prefix = os.path.join(folder, 'model.ckpt')
+        os.makedirs(folder)
+        with tf.Graph().as_default() as self._graph:
+            self._values = [tf.train.get_or_create_global_step(),
+                            tf.get_variable('examples_seen', [], tf.int64)]
+            self._saver = tf.train.Saver()
+            self._session = tf.Session()
+
+    def save(self, step):
+        """Saves a checkpoint of a run of 20 examples a step; its prefix."""
+        with self._graph.as_default():
+            for variable, value in zip(self._values, (step, 20 * step)):
+                variable.load(value, self._session)
+            return self._saver.save(self._session, self._prefix, step, write_meta_graph=False)
+
+
+def lines(folder):
+    with open(os.path.join(folder, train_evaluator.FILE)) as log:
+        return [json.loads(line) for line in log]
+
+
+def evaluated(folder, steps, last):
+    """Steps that were evaluated while the chief saved more: `steps` is a list of lists."""
+    found, chief = [], Chief(folder)
+    steps = iter(steps)
+
+    def save_next():
+        for step in next(steps, ()):
+            chief.save(step)
+
+    def evaluate(prefix):
+        found.append(int(prefix.rpartition('-')[2]))
+        save_next()
+        return {'accuracy': found[-1] / 100., 'examples': 360}
+    save_next()
+    assert train_evaluator.evaluate_checkpoints(
+        evaluate, lambda prefix: prefix.endswith('-%d' % last), folder, pause=0.01) is None
+    return found
+
+
+def test_each_checkpoint_is_evaluated_once_and_the_last_one_ends_it(folder, capsys):
+    assert evaluated(folder, [[10], [20], [30]], 30) == [10, 20, 30]
+    found = lines(folder)
+    assert [(line['step'], line['test_accuracy'], line['test_examples']) for line in found] == [
+        (10, .1, 360), (20, .2, 360), (30, .3, 360)]
+    assert all(line['wall_time'] > 1e9 for line in found)
+    assert capsys.readouterr().out.splitlines() == [
+        'waiting        for checkpoints in %s; the results go to %s/evaluator.jsonl' % (
+            folder, folder), 'evaluated      the last step, 30: ended']
+
+
+def test_a_run_that_stops_by_its_accuracy_ends_it(folder):
+    """It looks every 20 steps, so that the 0.9 of step 10 is no end."""
+    train_flags.FLAGS(['train.py', '--stop_at_accuracy=0.8', '--eval_steps=20'])
+    chief, accuracies, found = Chief(folder), {10: .9, 20: .7, 40: .8}, []
+
+    def evaluate(prefix):
+        found.append(int(prefix.rpartition('-')[2]))
+        for step in sorted(accuracies):
+            if step > found[-1]:
+                chief.save(step)
+                break
+        return {'accuracy': accuracies[found[-1]]}
+    chief.save(10)
+    assert train_evaluator.evaluate_checkpoints(
+        evaluate, lambda prefix: False, folder, train_evaluator.reaches_accuracy,
+        pause=0.01) is None
+    assert found == [10, 20, 40]
+
+
+def test_those_that_come_meanwhile_are_passed_over_and_named(folder, capsys):
+    assert evaluated(folder, [[10], [20, 30, 40], [50]], 50) == [10, 40, 50]
+    assert ('passed over    model.ckpt-20, model.ckpt-30: model.ckpt-40 is newer'
+            in capsys.readouterr().out)
+
+
+def test_one_that_is_replaced_while_it_is_read_is_passed_over(folder, capsys):
+    chief = Chief(folder)
+    chief.save(10)
+
+    def evaluate(prefix):
+        if prefix.endswith('-10'):
+            chief.save(20)
+            for name in tf.io.gfile.glob(prefix + '.*'):
+                os.remove(name)
+            raise tf.errors.NotFoundError(None, None, 'gone')
+        return {'accuracy': 1.}
+    assert train_evaluator.evaluate_checkpoints(evaluate, lambda prefix: prefix.endswith('-20'),
+                                                folder, pause=0.01) is None
+    assert 'passed over    model.ckpt-10: replaced while it was read' in capsys.readouterr().out
+    assert [line['step'] for line in lines(folder)] == [20]
+
+
+def test_another_error_is_an_error(folder):
+    Chief(folder).save(10)
+
+    def evaluate(unused_prefix):
+        raise towers.CheckpointError('of another model')
+    with pytest.raises(towers.CheckpointError, match='of another model'):
+        train_evaluator.evaluate_checkpoints(evaluate, lambda prefix: True, folder)
+
+
+def test_started_again_it_adds_no_line_twice(folder):
+    assert evaluated(folder, [[10], [20]], 20) == [10, 20]
+    again = train_evaluator.evaluate_checkpoints(
+        lambda prefix: {'accuracy': .2}, lambda prefix: True, folder)
+    assert again is None and [line['step'] for line in lines(folder)] == [10, 20]
+
+
+def test_the_file_of_an_earlier_run_is_kept_aside(folder, monkeypatch):
+    chief, path = Chief(folder), os.path.join(folder, train_evaluator.FILE)
+    with open(path, 'w') as log:
+        log.write('{"step": 5}\n')
+    monkeypatch.setattr(train_evaluator.time, 'sleep', lambda seconds: chief.save(10))
+    train_evaluator.evaluate_checkpoints(lambda prefix: {}, lambda prefix: True, folder)
+    assert [line['step'] for line in lines(folder)] == [10]
+    assert os.path.exists(path + '.1')
+
+
+@pytest.mark.parametrize('has_checkpoint', [False, True])
+def test_sigterm_ends_it_at_once(folder, has_checkpoint, monkeypatch):
+    former = signal.getsignal(signal.SIGTERM)
+    if has_checkpoint:
+        Chief(folder).save(10)
+    monkeypatch.setattr(train_evaluator.time, 'sleep',
+                        lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
+    assert train_evaluator.evaluate_checkpoints(
+        lambda prefix: os.kill(os.getpid(), signal.SIGTERM), lambda prefix: True,
+        folder) == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is former
+    assert not os.path.exists(os.path.join(folder, train_evaluator.FILE))
+
+
+@pytest.mark.parametrize('flags, workers, last', [
+    (dict(train_steps=30), 1, 30), (dict(train_steps=30), 2, 30),
+    (dict(train_epochs=2., batch_size=10), 2, 144),   # 1437 images, 20 a step
+    (dict(train_epochs=2., batch_size=20), 1, 144)])
+def test_the_last_step_is_that_of_the_flags(folder, flags, workers, last):
+    chief = Chief(folder)
+    with flagsaver.flagsaver(**flags):
+        setup = train_job.make_setup(registry.get_network('digits'), datasets.get_dataset('digits'))
+        cluster = towers.Cluster('ring', ['a:1', 'b:2'][:workers], job='evaluator')
+        for step in (last - 1, last):
+            assert train_evaluator.is_last(setup, cluster, chief.save(step)) == (step == last)
+
+
+@pytest.mark.slow
+@pytest.mark.version_independent
+def test_an_evaluator_beside_a_run(runner, tmp_path):
+    """It is there before the run, has the chief's numbers, and ends by itself."""
+    folder, [port] = str(tmp_path / 'run'), towers.free_ports(1)
+    flags = ['--cluster=ring', '--worker_hosts=127.0.0.1:%d' % port, '--train_steps=40',
+             '--save_steps=20', '--keep=9', '--summary_steps=0', '--eval_steps=20']
+    evaluator = runner.start(folder, flags + ['--job_name=evaluator'])
+    runner.run(folder, flags + ['--job_name=chief'])
+    assert evaluator.status() == 0, evaluator.stdout + evaluator.stderr
+    assert 'evaluated      the last step, 40: ended' in evaluator.stdout
+    with open(os.path.join(folder, 'metrics.jsonl')) as log:
+        of_chief = {line['step']: line['test_accuracy'] for line in map(json.loads, log)
+                    if 'test_accuracy' in line}
+    found = {line['step']: line['test_accuracy'] for line in lines(folder)}
+    assert 40 in found and set(found) <= {0, 20, 40}
+    assert all(found[step] == of_chief[step] for step in set(found) - {0})

@@ -1,0 +1,163 @@
+"""trainer.job: the graph that `train.py` runs, and where in the stream of examples it begins."""
+
+import types
+
+from absl.testing import flagsaver
+import pytest
+import tensorflow.compat.v1 as tf
+
+import datasets
+from models import registry
+import towers
+from towers.graph.graph_walk import step_operations
+from trainer import flags as train_flags
+from trainer import job as train_job
+
+
+@pytest.fixture(autouse=True)
+def parsed():
+    with flagsaver.flagsaver():
+        train_flags.FLAGS(['train.py'])
+        yield
+
+
+def make_setup(**changed):
+    towers.mend_slim()
+    return train_job.make_setup(registry.get_network('digits'),
+                                datasets.get_dataset('digits'))._replace(**changed)
+
+
+def test_the_batch_of_the_setup_is_built_whatever_the_flag():
+    with flagsaver.flagsaver(batch_size='auto', lr_scaling='linear', base_batch_size=10,
+                             train_epochs=2.):
+        job = train_job.build_job(make_setup(batch_size=40), with_evaluation=False)
+    assert str(job.built.plan).startswith('2 towers, batch 40 = 2 x 20\n')
+    assert '0.004 = 0.001 x 4' in job.built.plan.learning_rate
+    assert job.evaluation is None and job.checksum is None
+    counts = job.counts
+    assert (counts.batch_size, counts.examples_per_epoch, counts.last_step) == (40, 1437, 72)
+    assert [variable.op.name for variable in (counts.global_step, counts.examples)] == [
+        'global_step', 'examples_seen']
+    with tf.Session(config=train_job.session_config(job.built)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(job.iterator.initializer)
+        for _ in range(2):
+            session.run(job.train_op)
+        assert session.run([counts.global_step, counts.examples]) == [2, 80]
+
+
+def test_the_worker_that_updates_the_weights_updates_their_averages():
+    found = []
+    for rank in (0, 1):
+        with tf.Graph().as_default(), flagsaver.flagsaver(
+                cluster='ps', average_decay=.9, train_steps=5):
+            job = train_job.build_job(
+                make_setup(batch_size=10), with_evaluation=False,
+                cluster=towers.Cluster('ps', ['a:1', 'b:2'], ['c:3'], rank=rank))
+            found.append(sum('ExponentialMovingAverage' in op.name and op.type.startswith('Assign')
+                             for op in step_operations([job.train_op])))
+    assert found == [8, 0]
+
+
+@pytest.mark.parametrize('flags, position, end', [
+    (dict(train_steps=7), (0, 0), (7, 700)),
+    (dict(train_epochs=2.), (0, 0), (29, 2900)),
+    (dict(train_epochs=2.), (10, 400), (35, 2900)),  # ten steps of 40 before
+    (dict(train_epochs=2.), (80, 3200), (80, 3200)),
+    (dict(train_epochs=.07, n=100, batch_size=1), (0, 0), (7, 7)),
+    (dict(train_epochs=1., batch_size=90), (5, 500), (16, 1490)),  # five steps of 100 before
+    (dict(train_epochs=1., batch_size=90, remainder='weight'), (5, 500), (16, 1437)),
+    (dict(train_epochs=2., batch_size=90, remainder='weight'), (5, 500), (32, 2874)),
+    (dict(train_steps=17, batch_size=90, remainder='weight'), (5, 500), (17, 1527))])
+def test_the_end_of_a_run_is_counted_from_its_position(flags, position, end):
+    from datasets.epochs import Epochs
+    flags = dict(dict(n=1437, batch_size=100, remainder='carry'), **flags)
+    epochs = Epochs(*[flags.pop(name) for name in ('n', 'batch_size', 'remainder')])
+    with flagsaver.flagsaver(**flags):
+        assert train_job._end_of_run(epochs, train_job.Position(*position)) == end
+
+
+def test_a_worker_that_saves_nothing_knows_where_the_run_is(tmp_path):
+    """Else the end of a cosine, and of the run, would be another one than the chief's."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        for name, value in (('global_step', 3), ('examples_seen', 150)):
+            tf.get_variable(name, dtype=tf.int64, initializer=tf.constant(value, tf.int64))
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'), 3)
+    worker = towers.Cluster('ring', ['a:1', 'b:2'], rank=1)
+    with flagsaver.flagsaver(train_dir=str(tmp_path)), towers.hold_directory(str(tmp_path)):
+        assert train_job.find_position(worker) == train_job.Position(3, 150)
+    with flagsaver.flagsaver(train_dir=str(tmp_path / 'none')):
+        assert train_job.find_position(worker) == train_job.START
+
+
+class OfFolders:
+    """A data set with names of its classes."""
+
+    def __init__(self, *classes):
+        self.classes = classes
+
+
+def test_other_classes_than_the_run_was_trained_on_are_refused(tmp_path):
+    with flagsaver.flagsaver(train_dir=str(tmp_path), data_dir='flowers'):
+        train_job.check_classes(OfFolders('daisy', 'rose'))  # no run
+        train_flags.run_settings(60, train_job.names_of_classes(
+            OfFolders('daisy', 'rose', 'tulip'))).begin(str(tmp_path))
+        train_job.check_classes(OfFolders('rose'))  # a run that has saved nothing
+        with tf.Session() as session:
+            saved = tf.Variable(1.)
+            session.run(saved.initializer)
+            tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'))
+        train_job.check_classes(OfFolders('daisy', 'rose', 'tulip'))
+        train_job.check_classes(object())  # without names
+        with pytest.raises(datasets.DatasetError, match=(
+                "the 3 classes of --data_dir=flowers are not the 3 .* class 0 is 'rose', and was "
+                "'daisy'")):
+            train_job.check_classes(OfFolders('rose', 'tulip', 'zdaisy'))
+        with pytest.raises(datasets.DatasetError, match="class 3 is 'zinnia', and was none"):
+            train_job.check_classes(OfFolders('daisy', 'rose', 'tulip', 'zinnia'))
+
+
+@pytest.mark.parametrize('name, effect', [
+    ('folder', 'other examples in another order from here on, not the run that it would be without '
+     'a stop'),
+    ('mine:data', 'changes the run from here on')])  # whose order is its own
+def test_another_number_of_training_examples_is_said(tmp_path, name, effect):
+    def settings(count):
+        return train_flags.run_settings(20, train_job.of_data(
+            types.SimpleNamespace(num_examples={'train': count, 'test': 1})))
+    with flagsaver.flagsaver(dataset=name):
+        settings(60).begin(str(tmp_path))
+        assert settings(60).compare(str(tmp_path)) == ([], None)
+        (difference,), _ = settings(90).compare(str(tmp_path))
+        assert str(difference) == 'number of training examples: 90, was 60: ' + effect
+
+
+def test_files_of_other_names_are_said(tmp_path):
+    def settings(digest):
+        return train_flags.run_settings(20, train_job.of_data(types.SimpleNamespace(
+            num_examples={'train': 60}, names_digest=lambda split: split + digest)))
+    with flagsaver.flagsaver(dataset='folder'):
+        settings('1a').begin(str(tmp_path))
+        assert settings('1a').compare(str(tmp_path)) == ([], None)
+        (difference,), _ = settings('2b').compare(str(tmp_path))
+    assert str(difference) == (
+        'digest of the names of training files: train2b, was train1a: other examples in another '
+        'order from here on, not the run that it would be without a stop')
+
+
+def test_a_line_break_in_the_name_of_a_class(tmp_path):
+    classes = OfFolders('a\nb', 'caf\udce9')
+    with flagsaver.flagsaver(train_dir=str(tmp_path), data_dir='flowers'):
+        train_flags.run_settings(60, train_job.names_of_classes(classes)).begin(str(tmp_path))
+        (tmp_path / 'checkpoint').write_text('model_checkpoint_path: "model.ckpt-1"\n')
+        (tmp_path / 'model.ckpt-1.index').write_bytes(b'')
+        train_job.check_classes(classes)
+        with pytest.raises(datasets.DatasetError, match=r"class 2 is 'rose', and was 'caf\\udce9'"):
+            train_job.check_classes(OfFolders('a\nb', 'rose'))
+
+
+def test_a_run_without_names_of_classes_is_not_compared(tmp_path):
+    with flagsaver.flagsaver(train_dir=str(tmp_path)):
+        train_flags.run_settings(60).begin(str(tmp_path))
+        train_job.check_classes(OfFolders('daisy', 'rose'))

@@ -1,0 +1,144 @@
+"""What `train.py` makes of a trained model: evaluation, predictions, an exported model."""
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+import tf_slim as slim
+
+import datasets
+from models.digits import digits, digits_arg_scope
+from train_runs import metrics
+import towers
+from towers.slim_mend import mend_slim
+from trainer import results as train_results
+
+
+@pytest.fixture(scope='module')
+def predicted(runner, reference, tmp_path_factory):
+    """The run of --mode=predict on the reference's checkpoint, and its rows."""
+    table = str(tmp_path_factory.mktemp('predicted') / 'rows.csv')
+    run = runner.run(reference.train_dir, ['--mode=predict', '--predictions=' + table,
+                                           '--devices=/cpu:0', '--batch_size=400'])
+    with open(table, newline='') as opened:
+        return run, list(csv.DictReader(opened))
+
+
+@pytest.fixture(scope='module')
+def plain_logits(reference):
+    """Logits of the test images by a plain program of slim; the checkpoint loads by its names."""
+    mend_slim()
+    images, _ = datasets.get_dataset('digits').load('test')
+    with tf.Graph().as_default(), tf.Session() as session:
+        with slim.arg_scope(digits_arg_scope()):
+            logits, _ = digits(tf.constant(images), is_training=False)
+        # The averages of the weights, as the reference evaluates and exports them.
+        names = {variable.op.name + ('/ExponentialMovingAverage' if variable in
+                                     tf.trainable_variables() else ''): variable
+                 for variable in tf.global_variables()}
+        assert len(names) == 14
+        tf.train.Saver(names).restore(session, reference.train_dir + '/model.ckpt-30')
+        return session.run(logits)
+
+
+def test_evaluation_alone_is_that_at_the_end_of_training(runner, reference):
+    before = contents_without_export(reference.train_dir)
+    run = runner.run(reference.train_dir, ['--mode=eval', '--num_towers=3', '--batch_size=70'])
+    lines = run.stdout.splitlines()
+    accuracy = metrics(reference.train_dir)[-1]['test_accuracy']
+    assert lines[-2:] == ['checkpoint     %s/model.ckpt-30, moving averages' % reference.train_dir,
+                          'test accuracy  %.4f on 360 images' % accuracy]
+    assert lines[-1] in reference.stdout.splitlines()
+    assert run.stderr == ''
+    assert contents_without_export(reference.train_dir) == before  # it only reads
+
+
+def contents_without_export(folder):
+    return {name: open(os.path.join(folder, name), 'rb').read() for name in os.listdir(folder)
+            if name != 'export'}
+
+
+def test_there_is_a_row_an_image(reference, predicted, plain_logits):
+    run, rows = predicted
+    _, labels = datasets.get_dataset('digits').load('test')
+    assert list(rows[0]) == ['image', 'label', 'predicted', 'probability']
+    assert [int(row['image']) for row in rows] == list(range(360))
+    assert [int(row['label']) for row in rows] == labels.tolist()
+    right = sum(row['label'] == row['predicted'] for row in rows)
+    assert right / 360. == pytest.approx(metrics(reference.train_dir)[-1]['test_accuracy'],
+                                         abs=1e-12)
+    assert [int(row['predicted']) for row in rows] == plain_logits.argmax(1).tolist()
+    likely = np.exp(plain_logits - plain_logits.max(1, keepdims=True))
+    np.testing.assert_allclose([float(row['probability']) for row in rows],
+                               (likely.max(1) / likely.sum(1)), atol=2e-6)
+    assert run.stdout.endswith('rows.csv, 360 images\n')
+
+
+def test_what_is_exported_loads_with_the_v1_loader(reference, plain_logits):
+    images, _ = datasets.get_dataset('digits').load('test')
+    with tf.Session() as session:
+        model = tf.saved_model.load(session, ['serve'], reference.train_dir + '/export/30')
+        signature = model.signature_def['serving_default']
+        assert signature.method_name == 'tensorflow/serving/predict'
+        assert list(signature.inputs) == ['images']
+        assert sorted(signature.outputs) == ['classes', 'logits', 'probabilities']
+        fetches = {name: info.name for name, info in signature.outputs.items()}
+        outputs = session.run(fetches, {signature.inputs['images'].name: images})
+        # No towers, and no devices but those that TF gives to saving and restoring.
+        assert not [op.name for op in session.graph.get_operations() if 'tower' in op.name
+                    or op.device and not op.name.startswith('save')]
+    np.testing.assert_allclose(outputs['logits'], plain_logits, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(outputs['classes'], plain_logits.argmax(1))
+    np.testing.assert_allclose(outputs['probabilities'].sum(1), np.ones(360), rtol=1e-5)
+    assert sorted(os.listdir(reference.train_dir + '/export')) == ['30']
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(tf.version.VERSION < '2', reason='tf.saved_model.load of TF 2')
+def test_what_is_exported_loads_with_the_loader_of_tf_2(reference, plain_logits, tmp_path):
+    images, _ = datasets.get_dataset('digits').load('test')
+    np.save(str(tmp_path / 'images.npy'), images)
+    # In a process of its own, where TF 2 executes eagerly: tests here have a graph around them.
+    subprocess.check_call([sys.executable, '-c', (
+        'import sys, numpy as np, tensorflow as tf\n'
+        'exported, images, logits = sys.argv[1:]\n'
+        'serve = tf.saved_model.load(exported).signatures["serving_default"]\n'
+        'np.save(logits, serve(images=tf.constant(np.load(images)))["logits"].numpy())'),
+        reference.train_dir + '/export/30', str(tmp_path / 'images.npy'),
+        str(tmp_path / 'logits.npy')])
+    np.testing.assert_allclose(np.load(str(tmp_path / 'logits.npy')), plain_logits, rtol=1e-5,
+                               atol=1e-5)
+
+
+def test_nothing_to_evaluate_and_nowhere_to_write(runner, tmp_path):
+    run = runner.run(tmp_path / 'none', ['--mode=eval'], status=1)
+    assert run.stderr == ('train.py: %s/none holds no checkpoint: train first, or give the '
+                          '--train_dir of a run.\n' % tmp_path)
+    assert run.stdout == '' and not (tmp_path / 'none').exists()
+
+
+def test_predictions_have_to_have_a_folder(runner, reference, tmp_path):
+    shutil.copytree(reference.train_dir, str(tmp_path / 'run'))
+    path = tmp_path / 'none' / 'rows.csv'
+    run = runner.run(tmp_path / 'run', ['--mode=predict', '--predictions=%s' % path], status=1)
+    assert run.stderr == ('train.py: %s cannot be written: No such file or directory. Give another '
+                          '--predictions.\n' % path)
+
+
+def test_the_checkpoint_that_is_named_is_the_runs_own(tmp_path):
+    """Another run may have taken over the folder before the line is printed."""
+    ours, step = str(tmp_path), tf.train.get_or_create_global_step()
+    count, newest = tf.assign_add(step, 1), train_results.NewestCheckpoint(ours)
+    for steps in (3, 0):  # a run that has nothing to do names the one that it goes on from
+        with towers.training_session(ours, step, [], listeners=[newest],
+                                     save_steps=100, say=lambda line: None) as session:
+            newest.path = tf.train.latest_checkpoint(ours)
+            for _ in range(steps):
+                session.run(count)
+        assert newest.path == tf.train.latest_checkpoint(ours) == os.path.join(
+            ours, 'model.ckpt-3')

@@ -1,0 +1,342 @@
+"""`build_towers`: from a model function to a data-parallel train op."""
+
+import collections
+import inspect
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.api.built import BuiltTowers
+from towers.api.plan import make_plan
+from towers.api.request import check_none_misplaced, checked_request
+from towers.api.tower_loop import build_each_tower
+from towers.api.train_ops import update_variables, with_next_batch
+from towers.errors import InputError
+from towers.placement.variable_device import only_device
+from towers.reduce.accumulation import accumulate as accumulate_gradients
+from towers.reduce.accumulation import check_order
+from towers.reduce.all_reduce import all_reduce
+from towers.reduce.combination import combine
+from towers.reduce.loss_scale import ScaledLosses
+from towers.reduce.pipeline import pipeline
+from towers.reduce.replicas import check_no_replicas
+from towers.tower.counters import put_in_order
+from towers.tower.empty_shards import keep_shapes_of_empty_shards
+from towers.tower.nested_builds import check_not_nested
+from towers.tower.objectives import flat, map_shaped, of_loss
+from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
+from towers.tower.shards import split_batch, static_batch_size, with_sparse_tensors
+from towers.tower.staged_input import staged_shards
+from towers.tower.tower import TowerBuilder
+from towers.tower.uneven_counts import weigh_additions
+
+
+def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typing.Any,
+                 devices: typing.Union[None, int, str, typing.Sequence] = None,
+                 reduction: str = 'sum', *misplaced, remainder: str = 'error',
+                 global_step: typing.Optional[tf.Variable] = None, var_list: typing.Any = None,
+                 transform_gradients: typing.Any = None,
+                 gradient_options: typing.Optional[dict] = None, regularization: str = 'none',
+                 update_ops: str = 'first', learning_rate: typing.Any = None,
+                 stateless_random: bool = False, variables: typing.Any = None,
+                 numerics: typing.Any = None, copies: str = 'auto',
+                 variable_scope: typing.Any = None, reuse: typing.Any = None, name: str = 'tower',
+                 check_devices: bool = True, allow_repeated_devices: bool = False,
+                 on_tower: typing.Optional[typing.Callable] = None, first_scope: bool = True,
+                 accumulate: int = 1,
+                 recompute: typing.Union[None, str, typing.Sequence[str]] = None,
+                 micro_batches: int = 1, schedule: str = 'one_forward_one_backward',
+                 stages: typing.Any = None, stage_inputs: typing.Union[bool, str] = False,
+                 cluster: typing.Any = None, **keywords) -> BuiltTowers:
+    """Puts a model onto several devices and trains these towers as one, data-parallel.
+
+    The batch is cut into one shard a tower on the CPU; each tower computes its shard's loss and
+    gradients on its device; `combine_gradients` sums them per variable where the variable lives;
+    one `apply_gradients` updates the variables, which all towers share. With `n_k` of the batch's
+    `n` examples on tower k of N, a loss `L_k` there and regularization R, the gradient of a
+    variable is
+
+        mean:  sum_k (n_k / n) dL_k + dR      (the full batch's mean loss on one device)
+        sum:   N (sum_k (n_k / n) dL_k + dR)  (the hand-written recipe, for equal shards)
+
+    Args:
+      model_fn: ordinary TF1 code, called with a tower's shard, once or once per tower (`copies`):
+        as `model_fn(*inputs)` where `inputs` is a plain tuple or list, else as `model_fn(inputs)`.
+        It returns a scalar loss, the mean over the shard's examples; or a dict or `ModelOutput`
+        with `loss`, `predictions`, `metrics` and `updates`.
+      inputs: the batch: a nest of tensors [n, …], dense or sparse, of any dtype.
+      optimizer: a `tf.train.Optimizer`, or None for evaluation and prediction. A
+        `compute_gradients`, or `minimize`, of its own is called once, for the whole batch. Or a
+        dict from names to optimizers, for a model function whose `loss` is a dict of losses by
+        these names (a GAN's `{'discriminator': …, 'generator': …}`): see `BuiltTowers.train_ops`.
+      devices: see `resolve_devices`: None, a count, or names.
+      reduction: `'sum'` or `'mean'`, as above.
+      remainder: a batch that does not divide: `'error'`, `'weight'` (uneven shards, weighted by
+        their size), or `'drop'`; see `split_batch`.
+      variable_scope: name of a scope for the model's variables. None adds no scope; with `reuse=`
+        of an earlier build, None is the scope of that build.
+      reuse: for the first tower: None, True or `tf.AUTO_REUSE` as in `tf.variable_scope`; or what
+        an earlier `build_towers` returned, to share its variables, those made without
+        `get_variable` included.
+      variables: `VariablePlacement`: where variables live, and how replicated ones are kept equal.
+        Its fields may be given directly, as `variable_device=` and `all_reduce=`.
+      numerics: `Numerics`: precision, loss scale, XLA, checks of numbers. Its fields may be given
+        directly, as `precision=`, `loss_scale=`, `xla=` and `check_numerics=`.
+      name: prefix of the towers' name scopes: `tower_0`, `tower_1`, …; no part of variable names.
+      var_list: the variables to train: a list, or a function from the list of all trainable
+        variables to a list of some; None for all. With several losses also a dict of these by name.
+      transform_gradients: called with the combined `(gradient, variable)` pairs, returns the pairs
+        to apply: the place for `tf.clip_by_global_norm`. A variable without a gradient has a pair
+        with None, in its place. With several losses it is called for each, or is a dict of
+        functions by name.
+      global_step: variable to be increased by one per step, or None.
+      regularization: `'none'`: the loss is what the model function returns, as in a plain TF1
+        program. `'add'` adds each registered loss (`REGULARIZATION_LOSSES`, and losses of the Keras
+        layers that were called) once, unless the model's loss is already computed from it.
+        Regularization of either kind is counted once, and computed once a step where that is
+        proven to change no number.
+      update_ops: whose batch-norm updates ride on the train op: the `'first'` tower's, `'all'`
+        towers' or `'none'`. The `UPDATE_OPS` from before the towers that belong to no other build
+        ride on it, too, except with `'none'`. The same goes for writes in the forward pass itself
+        (`updates_collections=None`), see `inline_updates`; local variables that the forward pass
+        writes are each tower's own, see `local_state`.
+      learning_rate: for the plan alone: a number, a tensor, or an object with `describe()`. None:
+        the optimizer's own rate. With several losses also a dict of these by name.
+      check_devices: False builds the graph for devices that are not on this machine.
+      allow_repeated_devices: may two towers share a device?
+      stateless_random: dropout and other random ops of the model draw numbers that depend on the
+        graph-level seed, the op's name and `global_step` alone, so that a run that resumes draws
+        the same numbers as a run without a break; see `stateless_random`.
+      copies: how the towers after the first are made. `'reuse'`: a call of the model function each,
+        under `variable_scope` reuse. `'clone'`: clones of the first tower's finished graph, forward
+        and backward, which takes a fraction of the time. Clones differ in names, shards, devices
+        and the seeds of random ops (an op that the model gave a seed gets another seed in each
+        clone). The model function is then called only once, so its side effects (counting,
+        printing, keeping tensors in lists) happen once, with the first tower's tensors. `'auto'`
+        clones where that gives the same graph as calls. Otherwise it calls, and the plan says why:
+        shards of different static sizes, tables, queues, placeholders and Python functions made by
+        the model function, functions with a custom gradient.
+      on_tower: called as `on_tower(index, count)` before each tower is built, see `BuildProgress`;
+        hundreds of towers take minutes.
+      accumulate: k, into how many micro-batches each tower's shard is cut. They run one after the
+        other, in the memory of one, and one update applies the sum of their gradients: the gradient
+        is the same, and `global_step`, rate and summaries count one step. Batch norm normalizes
+        each micro-batch by itself; its moving averages are updated by the first micro-batch.
+        `BuiltTowers.towers` has an entry for each micro-batch.
+      recompute: `'auto'`: only results at some places of the forward pass are kept, about the
+        square root of its length; the backward pass recomputes the rest from them. The numbers are
+        the same, for less memory and about a third more time. Or a list of names of operations or
+        scopes of the model whose results are kept. See `recomputation`.
+      micro_batches: M, into how many micro-batches a tower of several devices cuts its shard: while
+        a stage works on one, the stage before works on the next; gradients are added up as
+        `accumulate` does.
+      schedule: of the micro-batches: `'one_forward_one_backward'`, or `'all_forward'`, see
+        `stage_order`.
+      stages: `'auto'`: the first tower's graph is cut into as many stages as a tower has devices,
+        each with about the same memory; `AutoStages`: the same, with as much time each, say; see
+        `cut_into_stages`. None: by the model's own `stage`s.
+      first_scope: False: the first tower has no scope `tower_0`: its operations have the names that
+        they would have without towers, so that a program finds operations by name. The model
+        function is then called for every tower.
+      stage_inputs: True: the next batch is read, cut and put on the towers' devices while they work
+        on this one, see `staged_input`; the inputs come from the `get_next()` of a `tf.data`
+        iterator whose initializer is made before. `'first'`: every step gets the first batch from
+        the towers' own memory, for measurements. False: a step begins with reading its batch.
+      cluster: `Cluster`: other machines that train the same model, each with towers of its own.
+        `loss`, `predictions` and `metrics` are then of this machine's batch, the gradient is of all
+        machines' batches. See `join`.
+      gradient_options: dict of arguments for `optimizer.compute_gradients`, in every tower:
+        `aggregation_method`, `gate_gradients`, `colocate_gradients_with_ops`; or None. Where
+        `colocate_gradients_with_ops` would put a gradient operation on two devices, its tower's and
+        a variable's, it goes to its tower's.
+
+    Returns:
+      `BuiltTowers`.
+
+    Raises:
+      TowersError: one of its subclasses, for every bad argument, before any op is made where that
+        is possible. On any error the graph's collections are put back as they were; operations
+        and names that were made stay, since TensorFlow cannot remove them.
+    """
+    check_none_misplaced(misplaced)
+    request = checked_request(
+        model_fn, optimizer, devices, reduction, remainder, global_step, var_list,
+        transform_gradients, gradient_options, regularization, update_ops, learning_rate,
+        stateless_random, variables, numerics, copies, variable_scope, reuse, name, check_devices,
+        allow_repeated_devices, on_tower, first_scope, accumulate, recompute, micro_batches,
+        schedule, stages, stage_inputs, cluster, keywords)
+    check_not_nested(tf.get_default_graph())
+    inputs = checked_inputs(request, inputs)
+    builder = TowerBuilder(request.of_tower, request.placement, request.replicas,
+                           len(request.parts), tf.get_default_graph())
+    with builder.undone_on_error(request.name_scopes):
+        shards, staged = shards_of_towers(request, inputs)
+        if request.loss_scale is not None:
+            builder.gradients.scaled_losses = ScaledLosses(request.loss_scale, name + 's',
+                                                           request.placement)
+        towers, how_built = build_each_tower(builder, request, shards)
+        outputs = merge_outputs(builder, request, towers, shards)
+        if request.optimizer is None and request.remainder == 'weight':
+            towers = keep_shapes_of_empty_shards(towers, shards.batch_size)
+        combined = combine_towers(builder, request, towers)
+        combined, machines = combine_machines(request, shards, combined, outputs.loss)
+        update = update_variables(builder, request, towers, outputs, combined, shards, staged,
+                                  machines)
+        update = update._replace(slots=update.slots + builder.kept_slots())
+        if request.accumulate > 1:
+            check_order([update.train_op])
+        if machines is not None:
+            update = update._replace(train_op=machines.train_op(
+                update.train_op, update.before,
+                request.replicas.names() if request.replicas is not None else ()))
+        if staged is not None:
+            update, staged = with_next_batch(update, staged, outputs.loss, combined)
+        builder.tie_placeholders()
+    joined = [variable for each in flat(combined) for variable in each.joined]
+    plan = make_plan(builder, towers, shards, request, update, joined, how_built)
+    built = BuiltTowers(
+        update.train_op, outputs.loss, outputs.predictions, outputs.metrics, update.gradients,
+        builder.variables, update.slots, towers, builder.losses.regularization_loss, global_step,
+        request.devices, request.placement, builder.direct_variables, plan, request.replicas,
+        request.numerics.precision, builder.gradients.scaled_losses, request.numerics.xla,
+        request.full_scope_name, update.train_ops, staged, machines,
+        builder.own_state.of_all_towers())
+    if machines is not None:
+        machines.note(built)
+    return built
+
+
+def check_arguments(*given, **named):
+    """Raises the errors that `build_towers` raises for these arguments before any op is made.
+
+    The inputs are not checked, and may be made later.
+    """
+    bound = inspect.signature(build_towers).bind(*given, **named)
+    bound.apply_defaults()
+    check_none_misplaced(bound.arguments['misplaced'])
+    checked_request(**{name: value for name, value in bound.arguments.items()
+                       if name not in ('inputs', 'misplaced')})
+
+
+def shards_of_towers(request, inputs):
+    """`(shards, staged)`: `Shards` of the batch, one a tower; and `StagedInputs`, or None."""
+    called = _called(request)
+    if request.stage_inputs is not False:
+        return staged_shards(inputs, [part.device for part in request.parts], request.remainder,
+                             request.stage_inputs == 'first', request.name, called)
+    # No padding for evaluation: there an empty shard is an empty part of the predictions.
+    return split_batch(inputs, len(request.parts), request.remainder,
+                       pad_empty=request.optimizer is not None, called=called), None
+
+
+def checked_inputs(request, inputs):
+    """The inputs, with a `tf.SparseTensor` in the place of each `tf.SparseTensorValue`.
+
+    Raises:
+      InputError: a batch that cannot be cut as `remainder` says; the graph has no new name then.
+    """
+    inputs, parts, called = with_sparse_tensors(inputs), len(request.parts), _called(request)
+    size = static_batch_size(inputs, 1, request.remainder, called,
+                             staged=request.stage_inputs is not False)
+    if request.schedule is not None and size is not None and size < parts:
+        raise InputError('%d examples are fewer than the %d micro-batches of %d tower%s: pass a '
+                         'smaller micro_batches=.' % (
+                             size, parts, len(request.devices),
+                             '' if len(request.devices) == 1 else 's'))
+    static_batch_size(inputs, parts, request.remainder, called)
+    return inputs
+
+
+def _called(request):
+    """The word for the parts of the batch in the texts of errors."""
+    return 'towers' if request.accumulate == 1 else 'micro-batches'
+
+
+Outputs = collections.namedtuple('Outputs', 'loss predictions metrics')
+"""Loss, predictions and metrics of the towers over the whole batch; as in `BuiltTowers`."""
+
+
+def merge_outputs(builder, request, towers, shards):
+    """Merges losses, predictions and metrics of all towers into the whole batch's: `Outputs`."""
+    put_in_order(towers, shards.weights)
+    late = builder.inline_updates.late
+    padded = shards.sizes if request.remainder == 'weight' and request.optimizer else None
+    with only_device(request.placement.main), tf.name_scope(request.name + 's'):
+        loss = None
+        if towers[0].data_loss is not None:
+            with tf.control_dependencies(late['loss']):
+                loss = map_shaped(lambda *of_towers: weighted_mean(of_towers, shards.weights),
+                                  *[tower.data_loss for tower in towers])
+            if builder.losses.regularization_loss is not None:
+                loss += builder.losses.regularization_loss
+        metrics = [tower.metrics for tower in towers]
+        with tf.control_dependencies(late['metrics']):
+            merged = merge_metrics(metrics, shards.weights, shards.inputs[0])
+        weigh_additions(metrics, shards.weights)
+        with tf.control_dependencies(late['predictions']):
+            return Outputs(loss, merge_predictions([tower.predictions for tower in towers], padded),
+                           merged)
+
+
+CombinedTowers = collections.namedtuple('CombinedTowers', 'gradients joined on_towers')
+"""One gradient a variable.
+
+Fields:
+  gradients: list of `(gradient, variable)`; empty without an optimizer.
+  joined: the variables whose gradient is one product for all towers, see `sufficient_factors`.
+  on_towers: for replicated variables, their gradients on each tower, see `all_reduce`; or None.
+"""
+
+
+def combine_towers(builder, request, towers):
+    """Combines gradients of towers and regularization, variable by variable: `CombinedTowers`.
+
+    With several losses, a dict of `CombinedTowers` by name.
+    """
+    if not request.objectives:
+        return CombinedTowers([], [], None)
+    gradients = [tower.gradients for tower in towers]
+    late = builder.inline_updates.late['gradients']
+    if request.schedule is not None:
+        gradients = pipeline(towers, request.accumulate, request.schedule, late)
+    elif request.accumulate > 1:
+        gradients = accumulate_gradients(towers, request.accumulate, late)
+    if request.objectives.names is None:
+        return _combine(builder, request, gradients)
+    return collections.OrderedDict(
+        (name, _combine(builder, request, [each[name] for each in gradients], name))
+        for name in request.objectives.names)
+
+
+def _combine(builder, request, of_towers, name=None):
+    with tf.name_scope('combine_gradients'), of_loss(name):
+        regularization = builder.gradients.of_regularization(
+            builder.losses.regularization_loss, request.factor)
+        if request.replicas is None:
+            check_no_replicas(builder.gradients.trainable)
+            gradients, joined = combine(of_towers, regularization)
+            return CombinedTowers(gradients, joined, None)
+        gradients, on_towers = all_reduce(request.placement.all_reduce, of_towers, regularization,
+                                          request.devices)
+        return CombinedTowers(gradients, [], on_towers)
+
+
+def combine_machines(request, shards, combined, loss):
+    """The gradients over all machines, and the object that combines them.
+
+    Args:
+      loss: the loss of this machine's batch, which reads the weights before they change.
+
+    Returns:
+      `(CombinedTowers, machines)`; `machines` is None without a cluster.
+    """
+    if request.cluster is None or not request.objectives:
+        return combined, None
+    machines = request.cluster.machines(shards.batch_size, request.reduction, len(request.devices))
+    with tf.name_scope('combine_machines'):
+        gradients = machines.combine(combined.gradients, loss)
+    on_towers = combined.on_towers
+    if on_towers is not None:
+        on_towers = {variable.op.name: [gradient] * len(request.devices)
+                     for gradient, variable in gradients}
+    return combined._replace(gradients=gradients, on_towers=on_towers), machines

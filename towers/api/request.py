@@ -1,0 +1,378 @@
+"""The arguments of one `build_towers` call, checked and resolved before any operation is made."""
+
+import collections
+import difflib
+
+import tensorflow.compat.v1 as tf
+
+from towers.arguments import check_choice, check_count, check_graph_mode
+from towers.api.arguments import (check_build_arguments, check_model_fn, check_same_graph,
+                                    checked_objectives)
+from towers.api.built import BuiltTowers
+from towers.api.options import (NUMERICS, VARIABLES, Numerics, VariablePlacement,
+                                  with_keywords)
+from towers.api.tower_loop import COPIES
+from towers.errors import InvalidArgumentError, NameScopeError
+from towers.graph.scopes import full_scope_name, scope_to_enter
+from towers.placement.devices import MOST_TOWERS, check_variable_device, resolve_devices
+from towers.placement.precision import check_precision, rewrite_field, try_precision
+from towers.placement.tower_device import stages_of
+from towers.placement.variable_device import Placement
+from towers.reduce.all_reduce import check_all_reduce
+from towers.reduce.loss_scale import LossScale
+from towers.reduce.pipeline import SCHEDULES, kept_at_once
+from towers.reduce.replicas import Replicas
+from towers.tower.auto_stages import checked_stages
+from towers.tower.failed_builds import left_scopes
+from towers.tower.optimizer_minimize import has_own_minimize
+from towers.tower.stage_costs import number_of_slots
+from towers.tower.stage_cuts import Cutting
+from towers.tower.stateless_random import NamesOnOneMachine
+from towers.tower.tower_options import TowerOptions
+
+REDUCTIONS = ('sum', 'mean')
+REGULARIZATIONS = ('none', 'add')
+UPDATE_TOWERS = ('first', 'all', 'none')
+
+
+class Request(collections.namedtuple('Request', [
+        'optimizer', 'objectives', 'devices', 'reduction', 'factor', 'remainder', 'global_step',
+        'learning_rate', 'copies', 'name', 'first_scope', 'name_scopes', 'full_scope_name', 'parts',
+        'accumulate', 'schedule', 'placement', 'replicas', 'numerics', 'precision_text',
+        'loss_scale', 'on_tower', 'of_tower', 'stage_inputs', 'cluster'])):
+    """The checked arguments of a call; arguments under their own names, and:
+
+    Attributes:
+      objectives: `Objectives`.
+      devices: canonical names.
+      factor: 1 for the gradient of the mean over the batch, N for the recipe's sum.
+      accumulate: how many micro-batches each tower has.
+      schedule: the order of micro-batches in the stages; None for one after the other.
+      parts: list of `Part` of all towers, in the order of the batch: tower by tower, and within a
+        tower micro-batch by micro-batch.
+      name_scopes: full names of the towers' name scopes, and of the name scope of operations for
+        all towers, such as `'towers'`.
+      full_scope_name: full name of the model's variable scope.
+      placement: `Placement`.
+      replicas: `Replicas`, or None where there is one set of variables.
+      numerics: `Numerics`.
+      precision_text: the plan's line about the precision, or None for float32.
+      loss_scale: `LossScale` or None: the given one, or the default for the precision.
+      of_tower: `TowerOptions`.
+    """
+    __slots__ = ()
+
+
+Part = collections.namedtuple('Part', 'tower micro_batch device scope')
+"""The place of a shard.
+
+Fields:
+  tower: number of the tower.
+  micro_batch: number of the shard among the tower's micro-batches.
+  device: the tower's device.
+  scope: name of the name scope of the operations; None for the scope of the caller.
+"""
+
+
+def checked_request(model_fn, optimizer, devices, reduction, remainder, global_step, var_list,
+                    transform_gradients, gradient_options, regularization, update_ops,
+                    learning_rate, stateless_random, variables, numerics, copies, variable_scope,
+                    reuse, name, check_devices, allow_repeated_devices, on_tower, first_scope,
+                    accumulate, recompute, micro_batches, schedule, stages, stage_inputs, cluster,
+                    keywords):
+    """Checks the arguments of `build_towers`; makes no operation.
+
+    Args:
+      keywords: dict of further keywords, see `options`.
+      The other arguments are as for `build_towers`.
+
+    Returns:
+      `Request`.
+
+    Raises:
+      TowersError: one of its subclasses, for every bad argument.
+    """
+    keywords = dict(keywords)
+    variables = with_keywords('variables', VariablePlacement, variables, VARIABLES, keywords)
+    numerics = with_keywords('numerics', Numerics, numerics, NUMERICS, keywords)
+    _check_known(keywords)
+    names = resolve_devices(devices, check_devices, allow_repeated_devices)
+    graph = tf.get_default_graph()
+    _check_arguments(model_fn, reduction, regularization, update_ops, copies)
+    objectives = checked_objectives(optimizer, var_list, transform_gradients)
+    _check_goes_with_several(objectives, regularization, numerics)
+    check_build_arguments(name, variable_scope, reuse, global_step, learning_rate,
+                          numerics.loss_scale, gradient_options, on_tower, objectives, dict(
+                              check_devices=check_devices, check_numerics=numerics.check_numerics,
+                              allow_repeated_devices=allow_repeated_devices,
+                              first_scope=first_scope,
+                              stateless_random=stateless_random, xla=numerics.xla))
+    shares_earlier = isinstance(reuse, BuiltTowers)
+    if shares_earlier:
+        check_same_graph('reuse', reuse)
+    if shares_earlier and variable_scope is None:
+        variable_scope = scope_to_enter(reuse.variable_scope)
+    if not (isinstance(stage_inputs, (bool, str)) and stage_inputs in (True, False, 'first')):
+        raise InvalidArgumentError("stage_inputs=%.80r: expected True, False or 'first'."
+                                   % (stage_inputs,))
+    if stage_inputs and optimizer is None:
+        raise InvalidArgumentError('stage_inputs=%r needs an optimizer: the next batch is read '
+                                   'with the train op.' % (stage_inputs,))
+    if stage_inputs and objectives.names is not None:
+        raise InvalidArgumentError(
+            'stage_inputs=%r, and there are several losses (%s), each with a train op: which of '
+            'them reads the next batch is not known here.'
+            % (stage_inputs, ', '.join(objectives.names)))
+    if stateless_random and global_step is None:
+        raise InvalidArgumentError('stateless_random=True needs a global_step to draw by.')
+    _check_accumulate('accumulate', accumulate, objectives)
+    _check_accumulate('micro_batches', micro_batches, objectives)
+    stages = checked_stages(stages)
+    _check_schedule(schedule, micro_batches, accumulate)
+    accumulate, micro_batches = int(accumulate), int(micro_batches)
+    schedule = schedule if micro_batches > 1 else None
+    accumulate = max(accumulate, micro_batches)
+    _check_not_too_many('accumulate' if schedule is None else 'micro_batches', accumulate, names)
+    if accumulate > 1 and not first_scope:
+        raise InvalidArgumentError('first_scope=False, and %d micro-batches a tower: each needs a '
+                                   'scope of its own. Pass one of the two.' % accumulate)
+    recompute = _checked_recompute(recompute, objectives, numerics)
+    parts = _parts(name, names, accumulate, first_scope)
+    name_scopes = _name_scopes(graph, name, parts)
+    _check_name_scopes(graph, name_scopes)
+    placement = Placement(variables.device, names, variables.all_reduce, optimizer is not None,
+                          check_devices)
+    if check_devices:
+        for device in placement.devices() or ():
+            check_variable_device(device, names)
+    if shares_earlier and variables.device is None:
+        placement.share(reuse.placement)
+    if variables.all_reduce is not None:
+        check_all_reduce(variables.all_reduce, names)
+    replicas = Replicas(names, accumulate) if placement.all_reduce is not None else None
+    if replicas is not None and shares_earlier:
+        _check_earlier_has_replicas(reuse)
+    precision_text = _precision_text(numerics.precision, names, check_devices)
+    loss_scale = numerics.loss_scale
+    if optimizer is None:
+        loss_scale = None
+    elif loss_scale is None and numerics.precision == 'fp16':
+        loss_scale = LossScale()
+    _check_minimize(objectives, loss_scale, replicas)
+    if cluster is not None:
+        _check_cluster(cluster, objectives, stage_inputs, placement.all_reduce, loss_scale)
+    of_tower = TowerOptions(
+        model_fn, objectives, regularization == 'add', variable_scope,
+        True if shares_earlier else reuse, reuse.direct_variables if shares_earlier else (),
+        update_ops, gradient_options or {}, global_step if stateless_random else None,
+        numerics.check_numerics, numerics.xla, recompute,
+        _cutting(stages, placement, stages_of(names[0]), schedule, accumulate, objectives,
+                 len(names) > 1 or loss_scale is not None or cluster is not None), accumulate,
+        NamesOnOneMachine(_before(cluster, len(names)), name,
+                          _before(cluster, len(parts))),
+        None if cluster is None else cluster.served_rank,
+        cluster is not None and cluster.has_copies)
+    return Request(
+        optimizer, objectives, names, reduction,
+        1. if reduction == 'mean' else float(len(names)), remainder, global_step, learning_rate,
+        copies, name, first_scope, name_scopes, full_scope_name(variable_scope), parts, accumulate,
+        schedule, placement, replicas, numerics, precision_text, loss_scale, on_tower, of_tower,
+        stage_inputs, cluster)
+
+
+def check_none_misplaced(misplaced):
+    """Raises `InvalidArgumentError` for arguments by position that have to be given by name."""
+    if misplaced:
+        raise InvalidArgumentError(
+            '%.80r was given by position, and only model_fn, inputs, optimizer, devices and '
+            'reduction are: give the rest by name, such as remainder=%s.' % (
+                misplaced[0], '%.80r' % (misplaced[0],) if isinstance(misplaced[0], str) else ''))
+
+
+def _check_known(keywords):
+    for keyword in sorted(keywords):
+        near = difflib.get_close_matches(keyword, _KEYWORDS, 1)
+        hint = ': did you mean %s=?' % near[0] if near else ''
+        if keyword in _OF_CLUSTER:
+            hint = (', which is an argument of towers.Cluster: pass cluster=towers.Cluster(…, '
+                    '%s=…)' % keyword)
+        raise InvalidArgumentError('build_towers takes no %s=%s.' % (keyword, hint))
+
+
+# The arguments of `towers.Cluster`, written down, since a build knows nothing of its kinds.
+_OF_CLUSTER = ('kind', 'workers', 'ps', 'job', 'rank', 'synchronous', 'backup_workers', 'uneven',
+               'active', 'partition_bytes')
+
+
+_KEYWORDS = sorted({
+    'remainder', 'global_step', 'var_list', 'transform_gradients', 'gradient_options',
+    'regularization', 'update_ops', 'learning_rate', 'stateless_random', 'variables', 'numerics',
+    'copies', 'variable_scope', 'reuse', 'name', 'check_devices', 'allow_repeated_devices',
+    'on_tower', 'first_scope', 'accumulate', 'recompute', 'micro_batches', 'schedule', 'stages',
+    'stage_inputs', 'cluster'} | set(VARIABLES) | set(NUMERICS))
+
+
+def _check_arguments(model_fn, reduction, regularization, update_ops, copies):
+    check_graph_mode('what build_towers makes')
+    for argument, given, expected in (('reduction', reduction, REDUCTIONS),
+                                      ('regularization', regularization, REGULARIZATIONS),
+                                      ('update_ops', update_ops, UPDATE_TOWERS),
+                                      ('copies', copies, COPIES)):
+        check_choice(argument, given, expected)
+    check_model_fn(model_fn)
+
+
+def _check_goes_with_several(objectives, regularization, numerics):
+    if objectives.names is None:
+        return
+    if regularization == 'add':
+        raise InvalidArgumentError(
+            "regularization='add', and there are several losses (%s): which of them it belongs to "
+            'is not known here. Add tf.losses.get_regularization_loss() to those that it belongs '
+            'to, in the model function.' % ', '.join(objectives.names))
+    if numerics.loss_scale is not None or numerics.precision == 'fp16':
+        raise InvalidArgumentError(
+            'a loss scale (%s) goes with one loss, and there are several (%s): pass '
+            "precision='bf16' or 'float32', and no loss_scale." % (
+                "precision='fp16'" if numerics.loss_scale is None else 'loss_scale=',
+                ', '.join(objectives.names)))
+
+
+def _check_cluster(cluster, objectives, stage_inputs, all_reduce, loss_scale):
+    if not hasattr(cluster, 'check_build'):
+        raise InvalidArgumentError('cluster=%.80r: expected a towers.Cluster, or None.'
+                                   % (cluster,))
+    if not objectives:
+        return
+    if objectives.names is not None:
+        raise InvalidArgumentError(
+            'cluster= goes with one loss, and there are several (%s): which of their steps the '
+            'machines take together is not known here.' % ', '.join(objectives.names))
+    if stage_inputs:
+        raise InvalidArgumentError(
+            'stage_inputs=%r and cluster=: a batch that is read ahead belongs to no step yet, and '
+            'the machines count the examples of a step. Pass one of the two.' % (stage_inputs,))
+    cluster.check_build(objectives[0].optimizer, all_reduce, loss_scale is not None)
+
+
+def _check_minimize(objectives, loss_scale, replicas):
+    for each in objectives:
+        if has_own_minimize(each.optimizer) and (loss_scale is not None or replicas is not None):
+            raise InvalidArgumentError(
+                '%s has a minimize of its own, and there is %s: what it does between the gradients '
+                'and their update would be done to %s. Put it into apply_gradients, or into '
+                'transform_gradients.' % (
+                    type(each.optimizer).__name__,
+                    'a loss scale' if loss_scale is not None else 'a replica of each variable on '
+                    "each tower (variable_device='replicated')",
+                    'gradients that are not finite, too' if loss_scale is not None
+                    else 'each replica'))
+
+
+def _check_earlier_has_replicas(earlier):
+    if earlier.train_op is not None and earlier.replicas is None:
+        raise InvalidArgumentError(
+            "variable_device='replicated', but reuse= is a build that trains the same variables "
+            "without replicas, so that its updates would not reach this build's replicas: pass "
+            "variable_device='replicated' to that build, too, on several towers.")
+
+
+def _precision_text(precision, devices, check_devices):
+    """The plan's line about the precision, or None for float32."""
+    check_precision(precision)
+    if precision == 'float32':
+        return None
+    if check_devices and all(tf.DeviceSpec.from_string(name).job is None for name in devices):
+        return '%s by %s' % (precision, try_precision(precision, devices))
+    return "%s by TensorFlow's rewrite %s, not tried out" % (
+        precision, rewrite_field(precision, devices))
+
+
+def _check_accumulate(name, count, objectives):
+    check_count(name, count)
+    if count > 1 and not objectives:
+        raise InvalidArgumentError('%s=%d, and there is no optimizer: it is for gradients. '
+                                   'Evaluate in smaller batches.' % (name, count))
+    if count > 1 and objectives.names is not None:
+        raise InvalidArgumentError(
+            '%s=%d goes with one loss, and there are several (%s): a micro-batch waits for the '
+            'gradients of the one before, which would be those of all losses.' % (
+                name, count, ', '.join(objectives.names)))
+
+
+def _check_not_too_many(name, count, devices):
+    if count * len(devices) > MOST_TOWERS:
+        raise InvalidArgumentError(
+            '%s=%d on %d tower%s: expected %d micro-batches in all at most.' % (
+            name, count, len(devices), '' if len(devices) == 1 else 's', MOST_TOWERS))
+
+
+def _cutting(stages, placement, devices, schedule, micro_batches, objectives, waits):
+    """`Cutting` into stages; None where the model is not cut."""
+    if stages is None:
+        return None
+    copies = [1] * len(devices) if schedule is None else [
+        kept_at_once(schedule, stage, len(devices), micro_batches)
+        for stage in range(len(devices))]
+    slots = max([number_of_slots(each.optimizer) for each in objectives], default=None)
+    waits = waits or any(each.transform_gradients is not None for each in objectives)
+    gradients = 'add up' if micro_batches > 1 else 'wait' if waits else 'apply'
+    return Cutting(stages.balance, stages.times, copies, gradients, bool(objectives),
+                   slots if placement.by_stage else None)
+
+
+def _check_schedule(schedule, micro_batches, accumulate):
+    check_choice('schedule', schedule, SCHEDULES)
+    if micro_batches > 1 and accumulate > 1:
+        raise InvalidArgumentError(
+            'micro_batches=%d and accumulate=%d: a pipeline adds up the gradients of its '
+            'micro-batches, too. Pass micro_batches=%d alone.' % (
+                micro_batches, accumulate, micro_batches * accumulate))
+
+
+def _checked_recompute(recompute, objectives, numerics):
+    if recompute is None:
+        return None
+    if not (isinstance(recompute, str) and recompute == 'auto'
+            or isinstance(recompute, (list, tuple)) and recompute
+            and all(isinstance(name, str) and name.rstrip('/') for name in recompute)):
+        raise InvalidArgumentError(
+            "recompute=%.80r: expected 'auto', a list of names of operations or scopes of the "
+            'model whose results are kept, or None.' % (recompute,))
+    if not objectives:
+        raise InvalidArgumentError('recompute=%.80r, and there is no optimizer: without a backward '
+                                   'pass nothing is kept for it.' % (recompute,))
+    if numerics.xla:
+        raise InvalidArgumentError('recompute=%.80r and xla=True: XLA decides by itself what it '
+                                   'keeps. Pass one of the two.' % (recompute,))
+    return recompute
+
+
+def _before(cluster, count):
+    """How many the machines before this one have, if each has `count`."""
+    return 0 if cluster is None else cluster.rank * count
+
+
+def _parts(name, devices, accumulate, first_scope):
+    parts = [Part(tower, micro_batch, device, '%s_%d' % (name, tower)
+                  + ('_micro_%d' % micro_batch if micro_batch else ''))
+             for tower, device in enumerate(devices) for micro_batch in range(accumulate)]
+    return parts if first_scope else [parts[0]._replace(scope=None)] + parts[1:]
+
+
+def _name_scopes(graph, name, parts):
+    """Full names of the towers' name scopes, and of the scope of operations for all towers."""
+    around = graph.get_name_scope()
+    return ['%s/%s' % (around, scope) if around else scope for scope in
+            [part.scope for part in parts if part.scope is not None] + [name + 's']]
+
+
+def _check_name_scopes(graph, name_scopes):
+    around = graph.get_name_scope()
+    for full in name_scopes:
+        scope = full[len(around) + 1:] if around else full
+        if (graph.unique_name(scope, mark_as_used=False) != full
+                and full not in left_scopes(graph)):
+            raise NameScopeError(
+                'the graph has a name scope or operation %r already, perhaps from an earlier '
+                "build_towers: pass another name=, such as name='eval_tower'." % full)

@@ -1,0 +1,284 @@
+"""The train op of a build; with several losses, a train op for each loss and one for all."""
+
+import collections
+import functools
+
+import tensorflow.compat.v1 as tf
+
+from towers.graph import graph_walk
+from towers.graph.variable_writes import Writes
+from towers.nonfinite import checked_at_least_scale
+from towers.placement.variable_device import only_device
+from towers.reduce.early_writes import hold, hold_update
+from towers.reduce.replica_writes import replicas_follow
+from towers.reduce.update_gates import held_back
+from towers.reduce.update import apply_update, checked_transform
+from towers.tower.counters import counting_updates
+from towers.tower.model_gradients import GradientsOfModel
+from towers.tower.objectives import flat, map_shaped, tensors_of
+from towers.tower.optimizer_minimize import Minimizing, has_own_minimize
+from towers.tower.outputs import weighted_mean
+from towers.tower.staged_guard import check_after
+
+Update = collections.namedtuple(
+    'Update', 'train_op train_ops slots gradients rides counts before', defaults=((),))
+"""The operations of the update, as `update_variables` returns them.
+
+Fields:
+  train_op: operation of one step of all losses; None without an optimizer.
+  train_ops: dict from the name of a loss to the operation of a step of that loss alone; empty where
+    there is one loss.
+  slots: the variables that the optimizers made.
+  gradients: the combined and transformed gradients: list of pairs, or dict of lists by loss.
+  rides: dict from the name of a loss to the number of updates, such as batch norm's, that ride on
+    its train op; empty with one loss.
+  counts: whether the global step is counted here, since the optimizer leaves it to its caller.
+  before: tuple of the tensors and operations that the optimizer waits for: the loss, and the
+    updates that ride on the train op; with several losses ().
+"""
+
+
+def update_variables(builder, request, towers, outputs, combined, shards, staged=None,
+                     machines=None):
+    """Makes the update of the shared variables, and puts other updates onto it: `Update`.
+
+    Args:
+      builder: the `TowerBuilder`.
+      request: `Request`.
+      towers: list of `Tower`.
+      outputs: `Outputs`; its loss is a scalar, or a dict of scalars by name.
+      combined: `CombinedTowers`, or dict of `CombinedTowers` by name.
+      shards: `Shards`.
+      staged: `StagedInputs`, or None.
+      machines: the object that has combined gradients across machines; or None.
+    """
+    if not request.objectives:
+        return Update(None, {}, [], [], {}, False)
+    settle = _settling(builder, request, towers, outputs, combined, shards)
+    of, is_whole = request.objectives.of, _batches(request, towers) == len(towers)
+    with graph_walk.Recording(tf.get_default_graph()) as made:
+        gradients = request.objectives.shaped(
+            builder.gradients.made_by_optimizer(each, of(each, outputs.loss),
+                                                of(each, combined).gradients, request.factor,
+                                                is_whole, request.accumulate > 1)
+            for each in request.objectives)
+        builder.note_updates_of_optimizers()
+        gradients = request.objectives.shaped(
+            checked_transform(each.transform_gradients, of(each, gradients), request.placement,
+                              each.name)
+            for each in request.objectives)
+    settle(made.operations, [
+        tensor for pairs in flat(gradients) for tensor in tensors_of(pairs)], ())
+    with tf.variable_creator_scope(builder.own_state.slot_creator):
+        if request.objectives.names is None:
+            update = _of_one_loss(builder, request, towers, outputs, gradients, combined, staged,
+                                  machines, settle)
+        else:
+            update = _of_several(builder, request, towers, outputs, gradients, combined, settle)
+    return update._replace(gradients=map_shaped(
+        lambda pairs: [pair for pair in pairs if pair[0] is not None], update.gradients))
+
+
+def _batches(request, towers):
+    """Of how many parts the batch of a step consists, which the towers of all machines have."""
+    cluster = request.cluster
+    return len(towers) * (
+        cluster.num_workers if cluster is not None and cluster.synchronous else 1)
+
+
+def _settling(builder, request, towers, outputs, combined, shards):
+    """The function by which operations of the update take of the towers what one device would.
+
+    It takes the operations, what they are made for, and tensors and operations that they may take;
+    see `TakenResults.settle`.
+    """
+    means, earlier, batches = {}, [], _batches(request, towers)
+    if any(isinstance(each.optimizer, GradientsOfModel) for each in request.objectives):
+        batches = 1  # its results are the calls' own
+
+    def whole_loss(name):
+        if name not in means:
+            losses = [tower.loss if name is None else tower.loss[name] for tower in towers]
+            with tf.control_dependencies(None), only_device(request.placement.main), \
+                    tf.name_scope(request.name + 's'):
+                means[name] = weighted_mean(losses, shards.weights)
+        return means[name]
+
+    def settle(made, fetches, after):
+        earlier.extend(made)  # what an optimizer has kept of its compute_gradients comes with it
+        known = [tensor for each in flat(combined) for tensor in _read_for(each.gradients, each)]
+        losses = dict(builder.gradients.own.losses)
+        if len(towers) < batches:
+            losses.update((tensor.name, name) for name, tensor in (
+                outputs.loss.items() if isinstance(outputs.loss, dict) else [(None, outputs.loss)]))
+        builder.taken_results.settle(earlier, fetches, known + list(after), towers, losses,
+                                     whole_loss, batches)
+    return settle
+
+
+def _of_one_loss(builder, request, towers, outputs, gradients, combined, staged, machines, settle):
+    scaled_losses, on_skip = builder.gradients.scaled_losses, None
+    if scaled_losses is not None:
+        scaled_losses.watch(combined.gradients)
+        if request.numerics.check_numerics:
+            on_skip = functools.partial(checked_at_least_scale, combined.gradients, scaled_losses)
+    loss, updates = outputs.loss, _updates(builder, towers, request.of_tower.update_ops)
+    updates_here = machines is None or machines.updates_here
+    updates += replicas_follow(request.replicas, updates, [loss] + _read_for(gradients, combined))
+    gates, computed = machines.gates if machines is not None else [], _computed(outputs, towers)
+    if machines is not None and updates_here:
+        machines.redirects = []
+        updates = held_back(updates, gates, request.cluster.active, computed, machines.redirects)
+    after = [loss] + updates
+    if staged is not None and staged.staged is not None:
+        after += [staged.staged, staged.use.check]
+    with graph_walk.Recording(tf.get_default_graph()) as made:
+        applied = apply_update(
+            _applying(request.objectives[0], loss, request, towers), gradients,
+            request.global_step, request.placement, builder.variables, after, request.replicas,
+            combined.on_towers, scaled_losses, on_skip)
+    settle(made.operations, [applied.train_op], after)
+    for redirect in machines.redirects if machines is not None else ():
+        redirect()  # the optimizer may wait for updates by itself
+    if updates_here:
+        hold_update(applied.train_op, _all_of(combined), after, computed, gates)
+    return Update(applied.train_op, {}, applied.slots, gradients, {}, applied.counts, tuple(after))
+
+
+def _applying(objective, loss, request, towers):
+    """What applies the gradients: the optimizer, or its own `minimize`."""
+    if not has_own_minimize(objective.optimizer):
+        return objective.optimizer
+    return Minimizing(objective.optimizer, loss, _batches(request, towers) == len(towers))
+
+
+def _computed(outputs, towers):
+    """The tensors and operations that can be fetched without a step."""
+    shown = [outputs] + [(tower.data_loss, tower.predictions, tower.metrics) for tower in towers]
+    return [each for each in tf.nest.flatten(shown, expand_composites=True) if hasattr(each, 'op')]
+
+
+def _of_several(builder, request, towers, outputs, gradients, combined, settle):
+    """A train op for each loss, which computes nothing for the others; and one for all losses.
+
+    The train op for all losses takes all gradients at the weights before the step, and applies them
+    in the order of the losses: two optimizers do not write the same variable at the same time.
+    """
+    losses, updates = outputs.loss, _updates(builder, towers, request.of_tower.update_ops)
+    riding, computed = _riding(updates, losses, towers), _computed(outputs, towers)
+    train_ops, slots, applied = collections.OrderedDict(), [], []
+    joint_after = flat(losses) + updates + [
+        tensor for pairs in flat(gradients) for tensor in tensors_of(pairs)]
+    joint_after += replicas_follow(request.replicas, updates, joint_after + [
+        tensor for each in flat(combined) for tensor in _read_for([], each)])
+    for each in request.objectives:
+        after = [losses[each.name]] + riding[each.name]
+        after += replicas_follow(
+            request.replicas, riding[each.name],
+            after + _read_for(gradients[each.name], combined[each.name]))
+        with graph_walk.Recording(tf.get_default_graph()) as recorded:
+            train_ops[each.name], made, counts = apply_update(
+                _applying(each, losses[each.name], request, towers), gradients[each.name],
+                request.global_step, request.placement, builder.variables, after,
+                request.replicas, combined[each.name].on_towers)
+        settle(recorded.operations, [train_ops[each.name]], after)
+        hold_update(train_ops[each.name], _all_of(combined[each.name]), after, computed)
+        slots += made
+    for each in request.objectives:
+        with graph_walk.Recording(tf.get_default_graph()) as recorded:
+            train_op, made, _ = apply_update(
+                _applying(each, losses[each.name], request, towers), gradients[each.name], None,
+                request.placement, builder.variables, joint_after + applied, request.replicas,
+                combined[each.name].on_towers)
+        settle(recorded.operations, [train_op], joint_after)
+        applied, slots = [train_op], slots + made
+    hold_update(applied[-1], [pair for part in flat(combined) for pair in _all_of(part)],
+                flat(losses) + updates, computed)
+    if request.global_step is not None:
+        with tf.control_dependencies(applied), only_device(request.global_step.device or None):
+            train_op = tf.group(*(applied + [tf.assign_add(
+                request.global_step, tf.ones([], request.global_step.dtype.base_dtype)).op]))
+    return Update(train_op, train_ops, slots, gradients,
+                  {name: len(ops) for name, ops in riding.items()}, counts)
+
+
+def _read_for(gradients, combined):
+    """The tensors of the gradients that the optimizer gets, and of their replicas on each tower."""
+    return tensors_of([pair for pair in list(gradients) + _on_towers(combined)
+                       if pair[0] is not None])
+
+
+def _all_of(combined):
+    """The combined gradients with those that the replicas get: list of pairs; variable or None."""
+    return list(combined.gradients) + _on_towers(combined)
+
+
+def _on_towers(combined):
+    return [(gradient, None) for every in (combined.on_towers or {}).values()
+            for gradient in every]
+
+
+def _riding(updates, losses, towers):
+    """{name of a loss: the updates that ride on its train op}.
+
+    An update, such as batch norm's, is computed from activations of its layer. It rides on the
+    train op of a loss that is computed from the same activations: the step then computes nothing
+    else for it. An update that needs activations of several losses (an average of both, one group
+    of all updates) would ride nowhere and be lost where losses are trained in turn: it rides on
+    each of those losses.
+    """
+    roots = tuple(tower.name_scope for tower in towers)
+    known = {name: {op for op in graph_walk.ancestors([loss]) if op.startswith(roots)}
+             for name, loss in losses.items()}
+    of_any = set().union(*known.values())
+    needs = [{op.name for op in graph_walk.step_operations([update])} & of_any
+             for update in updates]
+    fits = [any(need <= own for own in known.values()) for need in needs]
+    return map_shaped(lambda own: [
+        update for update, need, fits_one in zip(updates, needs, fits)
+        if need <= own or not fits_one and need & own], known)
+
+
+def with_next_batch(update, staged, loss, combined):
+    """`(update, staged)`: the step also puts the next batch into the towers' buffers.
+
+    Nothing of the update is written before the next batch is there, so that an error of reading it
+    leaves the step undone; nor before it is known that a tower has used this one. What the forward
+    and backward pass itself writes does not wait.
+
+    Args:
+      update: `Update`, whose optimizer waits for `staged.staged` and `staged.use.check`.
+      staged: `StagedInputs`.
+      loss: the loss of the build.
+      combined: `CombinedTowers`, before the user's `transform_gradients`.
+    """
+    if staged.staged is None:
+        return update, staged._replace(work=update.train_op)
+    passes = [loss] + tensors_of(combined.gradients) + _read_for([], combined)
+    with tf.device(None), tf.device('/cpu:0'):
+        train_op = tf.group(update.train_op, staged.staged, name='step_and_next_batch')
+        work = tf.group(*passes, name='passes')
+    check_after(staged.use, passes, work)
+    _hold_writes(train_op, [staged.staged, staged.use.check], passes)
+    return update._replace(train_op=train_op), staged._replace(work=work)
+
+
+def _hold_writes(train_op, checks, passes):
+    """Makes the writes of a step wait for `checks`, but for those that `passes` need themselves."""
+    step = graph_walk.step_operations([train_op])
+    not_held = graph_walk.reachable_from(checks, step, control=True).union(
+        op.name for op in graph_walk.step_operations(list(passes) + checks))
+    finder = Writes(train_op.graph)
+    writes = [(op, names) for op, names in ((op, finder.of(op)) for op in step
+                                            if op.name not in not_held) if names]
+    if writes:
+        hold(writes, checks, step, not_held)
+
+
+def _updates(builder, towers, update_ops):
+    chosen = {'first': towers[:1], 'all': towers, 'none': []}[update_ops]
+    others = [] if update_ops == 'none' else builder.updates_before()
+    if update_ops == 'first':
+        others += builder.own_state.updates(towers) + counting_updates(towers)
+    of_optimizers = [] if update_ops == 'none' else builder.updates_of_optimizers
+    return [update for tower in chosen for update in tower.updates] + others + of_optimizers

@@ -1,0 +1,232 @@
+"""Puts the operations of a finished graph on the parameter servers and on this worker.
+
+The towers are built as on one machine, their variables on its CPU. When the graph is complete, its
+global variables are spread over the servers, by size, and all other operations are put on this
+worker, but for those that look up rows of a variable. So gradients are added up within the machine
+before they go over the wire, rows go over the wire and not their table, and the program's other
+operations (savers, summaries, input) are on no server.
+"""
+
+import collections
+import re
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.cluster.parameter_servers import tasks_by_size
+from towers.cluster.reads_after_server_writes import read_after_writes
+from towers.cluster.sums_alone import refuse_sums_alone
+from towers.cluster.written_besides import written_besides
+from towers.errors import ClusterError
+from towers.tensorflow_errors import reason_of
+
+# These take the handles of variables that the functions use which they call.
+_CALLS = ('If', 'StatelessIf', 'While', 'StatelessWhile', 'Case', 'StatelessCase',
+          'PartitionedCall', 'StatefulPartitionedCall')
+# They take the value of a reference variable, all of which would be sent to the worker.
+_LOOKUPS = ('Gather', 'GatherV2', 'GatherNd')
+
+
+class SpreadingCreator(tf.train.SessionCreator):
+    """Makes sessions; before the first one, when the graph is complete, spreads the graph."""
+
+    def __init__(self, cluster, creator, scaffold, built):
+        """
+        Args:
+          cluster: `Cluster` with parameter servers.
+          creator: the `tf.train.SessionCreator` that makes the sessions.
+          scaffold: the creator's `tf.train.Scaffold`.
+          built: `BuiltTowers`.
+        """
+        self._cluster, self._creator, self._scaffold = cluster, creator, scaffold
+        self._built, self._is_spread = built, False
+
+    def create_session(self):
+        if not self._is_spread:
+            graph, built = tf.get_default_graph(), self._built
+            trained = [variable for _, variable in built.gradients]
+            variables = trained + _global_variables(graph)
+            read_after_writes(graph, variables, built.train_op)
+            if written_besides(graph, variables, built):
+                built.machines.hold_rounds()
+            self._scaffold.finalize()
+            spread_over_servers(self._cluster, graph, trained)
+            self._is_spread = True
+        session = self._creator.create_session()
+        if self._cluster.is_chief and self._built.machines.hook is not None:
+            refuse_sums_alone(session, self._built)
+        return session
+
+
+def spread_over_servers(cluster, graph, first=()):
+    """Gives a job and a task to each operation of a graph whose device names none.
+
+    Args:
+      cluster: `Cluster` with parameter servers.
+      graph: a `tf.Graph` that no session has run yet.
+      first: list of variables to be dealt out before all others.
+
+    Returns:
+      Dict from names of global variables to numbers of servers.
+    """
+    tasks = servers_of_variables(cluster, graph, first)
+    worker = tf.DeviceSpec(job='worker', task=cluster.rank)
+    # Name of an operation -> its server: variables here; in the loop below also the operations that
+    # take a variable, or are colocated with one (the operations of initial values are).
+    servers = {name: '/job:ps/task:%d/device:CPU:0' % task for name, task in tasks.items()}
+    servers.update((op.name, op.device) for op in graph.get_operations()
+                   if '/job:ps' in op.device)  # the accumulators and token queues
+    for op in graph.get_operations():
+        spec = tf.DeviceSpec.from_string(op.device or '')
+        if spec.job is not None:
+            continue
+        server = servers.get(op.name)
+        if server is None and op.type not in _CALLS:
+            server = (_server_of_inputs(op, servers) or _server_of_class(op, servers)
+                      or _server_of_table(op, servers))
+        if server is not None:
+            servers[op.name] = server
+            compat.set_device(op, server)
+        else:
+            compat.set_device(op, tf.DeviceSpec(
+                job=worker.job, task=worker.task, device_type=spec.device_type,
+                device_index=spec.device_index).to_string())
+    return tasks
+
+
+def servers_of_variables(cluster, graph, first=()):
+    """Deals the global variables of a graph out over the parameter servers.
+
+    Every worker has to come to the same, in whatever order it made its variables.
+
+    Args:
+      cluster, graph, first: as for `spread_over_servers`.
+
+    Returns:
+      Dict from names of variables to numbers of servers.
+    """
+    variables = collections.OrderedDict(
+        (variable.op.name, variable) for some in (first, _global_variables(graph))
+        for variable in sorted(some, key=lambda each: each.op.name))
+    owners = _used_together(graph, variables)
+    names, used, tasks = {variable.op.name for variable in first}, [0] * len(cluster.ps), {}
+    together = _Together.of(variables, owners)
+    for are_first in (True, False):
+        tasks.update(tasks_by_size([each for each in together
+                                    if (each.op.name in names) == are_first],
+                                   len(cluster.ps), used))
+    return {name: tasks[owners[name]] for name in variables}
+
+
+def explained(error):
+    """A `ClusterError` for an error of TensorFlow's about operations of two processes; or None.
+
+    A loop or branch of control flow v2 runs where it is called. TensorFlow 2 would keep operations
+    in it beside a reference variable, 1.15 those that hand on a resource variable.
+    """
+    found = _APART.search(reason_of(error))
+    return found and ClusterError(
+        'TensorFlow would have %r and %r in one process, and one of them is on a parameter server, '
+        'the other on a worker: this version cannot take that variable into a loop or branch of '
+        'control flow v2. Call tf.disable_control_flow_v2() before the model is built.'
+        % found.groups())
+
+
+_APART = re.compile(r'Cannot colocate nodes \{\{colocation_node ([^}]*)\}\} and '
+                    r'\{\{colocation_node ([^}]*)\}\}: Cannot merge devices with incompatible jobs')
+
+
+class _Together(collections.namedtuple('_Together', 'op shape dtype')):
+    """Variables that have to be on one server, in the form of one variable for `tasks_by_size`."""
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, variables, owners):
+        """List of groups, in the order of their first variables; `owners` of `_used_together`."""
+        together = collections.OrderedDict()
+        for name, variable in variables.items():
+            together.setdefault(owners[name], []).append(variable)
+        return [cls(_Named(owner), sum((each.get_shape().num_elements() or 0)
+                                       * each.dtype.base_dtype.size for each in members), tf.int8)
+                for owner, members in together.items()]
+
+    def get_shape(self):
+        return tf.TensorShape([self.shape])
+
+
+_Named = collections.namedtuple('_Named', 'name')
+
+
+def _global_variables(graph):
+    with graph.as_default():
+        return tf.global_variables()
+
+
+def _used_together(graph, variables):
+    """Groups the variables that have to be on one server.
+
+    An optimizer's operation takes a variable and its slots: they are one group. So are variables
+    that are colocated by name: Adam's powers of beta with the first variable.
+
+    Returns:
+      Dict from the name of each variable to the name of the first variable of its group.
+    """
+    first = {name: name for name in variables}
+
+    def root(name):
+        while first[name] != name:
+            name = first[name]
+        return name
+    order = {name: place for place, name in enumerate(variables)}
+    for op in graph.get_operations():
+        if op.type in _CALLS:
+            continue
+        names = {root(each) for each in _variables_of(op) if each in first}
+        if op.name in first:
+            names |= {root(each) for each in [op.name] + _classes(op) if each in first}
+        names = sorted(names, key=order.get)
+        for name in names[1:]:
+            first[name] = names[0]
+    return {name: root(name) for name in variables}
+
+
+def _variables_of(op):
+    """Names of the variables that an operation takes by handle or reference, not by value."""
+    by_reference = any(argument.is_ref for argument in op.op_def.input_arg)
+    return [_source(tensor).op.name for tensor in op.inputs if tensor.dtype == tf.resource
+            or by_reference and tensor.dtype != tensor.dtype.base_dtype]
+
+
+def _source(tensor):
+    while tensor.op.type in ('Identity', 'Enter', 'RefIdentity', 'Switch', 'RefSwitch', 'RefEnter'):
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _server_of_inputs(op, servers):
+    return next((servers[name] for name in _variables_of(op) if name in servers), None)
+
+
+def _server_of_table(op, servers):
+    """Where a lookup's table is; None where the rows are known to be as large as the table."""
+    if op.type not in _LOOKUPS:
+        return None
+    table = op.inputs[0].op
+    while table.type == 'Identity':
+        table = table.inputs[0].op
+    rows, of_table = [tensor.shape.num_elements() for tensor in (op.outputs[0], op.inputs[0])]
+    if rows is not None and of_table is not None and rows >= of_table:
+        return None
+    return servers.get(table.name)
+
+
+def _classes(op):
+    """Names of the operations that an operation is colocated with."""
+    return [group.decode('utf-8').partition('loc:@')[2] for group in op.colocation_groups()]
+
+
+def _server_of_class(op, servers):
+    for name in _classes(op):
+        if name in servers:
+            return servers[name]
+    return None

@@ -1,0 +1,266 @@
+"""Where a worker of synchronous training on parameter servers begins, and begins again.
+
+An accumulator takes every gradient of its round, from whomever it is. So a worker that was killed
+in a step and is started again has to know whether the accumulators have its gradients of the round
+already: given twice, they would be counted twice, without a word.
+"""
+
+import time
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.cluster.ended_workers import have_ended, note_begin, note_end
+from towers.cluster.wait_notice import Waiting
+from towers.cluster.worker_notes import FIRST_SERVER, JOINED, note
+from towers.errors import ClusterError
+from towers.placement.variable_device import only_device
+from towers.run.step_loop import OccasionalHook
+
+_MOST = 7  # what a token is at most more than the round of its step: 4 and the mark of an end
+_POLL = 0.05  # seconds between two looks at what a worker waits for
+_UNTIL_ANEW = 20.
+"""Seconds in which a chief that has lost its session, with a server, begins the rounds anew."""
+
+
+class SentGradients:
+    """Notes on the first server which gradients each worker has sent.
+
+    A worker notes the round before it adds its first gradient to an accumulator, and again when all
+    have been added. The chief, which begins the rounds anew when it is started again, notes only
+    that its step has begun: all that its step before does is then done.
+
+    Attributes:
+      begun, sent: int64 variables with the round of each worker's first and second note.
+      begun_now: operation of the first note.
+      all_sent: operation of the second note; None on the chief.
+    """
+
+    def __init__(self, cluster):
+        self._cluster, self.begun_now, self.all_sent = cluster, None, None
+        with only_device(FIRST_SERVER):
+            self.begun, self.sent = [
+                tf.Variable(tf.zeros([cluster.num_workers], tf.int64), trainable=False,
+                            use_resource=True, collections=['towers_rounds'], name=name)
+                for name in ('begun', 'sent')]
+
+    def note_begun(self, after, own_round):
+        """Makes `begun_now`, to run after some tensors are there; returns it."""
+        self.begun_now = self._noted(self.begun, after, own_round)
+        return self.begun_now
+
+    def note_sent(self, pushes, own_round):
+        """Makes `all_sent`, to run after some operations."""
+        if not self._cluster.is_chief:
+            self.all_sent = self._noted(self.sent, pushes, own_round)
+
+    def begin(self, first):
+        """The operation by which the chief begins the rounds anew, with the number `first`."""
+        rounds = tf.fill([self._cluster.num_workers], tf.zeros([], tf.int64))
+        of_chief = tf.concat([tf.reshape(first, [1]), rounds[1:]], 0)
+        return tf.group(tf.assign(self.begun, of_chief), tf.assign(self.sent, rounds))
+
+    def _noted(self, variable, after, own_round):
+        with only_device(FIRST_SERVER):
+            own_round = tf.reshape(own_round, [1])
+            with tf.control_dependencies(after):
+                return tf.raw_ops.ResourceScatterUpdate(
+                    resource=variable.handle, indices=tf.constant([self._cluster.rank]),
+                    updates=own_round)
+
+
+class RoundsHook(OccasionalHook):
+    """Begins the rounds when a session is made, or made again.
+
+    Attributes:
+      say: called with a line when this worker begins anew, or waits for the chief before it begins.
+      chief: `AwaitedChief`, which ends a wait in vain for the chief's first session; or None.
+      holds: whether the chief gives the tokens of a step when it begins the next one.
+      chief_is_anew: whether the session of the chief's that this worker has joined last is another
+        one than that before.
+      chief_has_ended: whether a step of this session was not made since the chief had ended.
+    """
+
+    def __init__(self, cluster, shared_round, own_round, wants_to_stop, accumulators, tokens,
+                 notes):
+        """
+        Args:
+          cluster: `Cluster`.
+          shared_round, own_round, wants_to_stop: variables of `ServedMachines`.
+          accumulators, tokens: its accumulators, and dict of its queues of tokens.
+          notes: `SentGradients`.
+        """
+        self.say, self.holds, self._is_anew = print, False, False
+        self.chief = None
+        # Of the chief's sessions that this worker has joined, and ended: the first rounds.
+        self._joined = self._ended = None
+        self.chief_is_anew = self.chief_has_ended = False
+        self._is_between = False
+        self._wants_to_stop = wants_to_stop
+        self._cluster, self._round, self._own_round = cluster, shared_round, own_round
+        self._accumulators, self._tokens, self._notes = accumulators, tokens, notes
+
+    def begin(self):
+        with tf.name_scope('served/begin'), only_device(FIRST_SERVER):
+            self._first = tf.placeholder(tf.int64, [])
+            self._set_round = tf.assign(self._round, self._first).op
+            self._value = self._round.read_value()
+            self._set_own = tf.assign(self._own_round, self._first).op
+            self._note_begin = note_begin(self._cluster, self._first)
+            self._note_end = note_end(self._cluster, self._own_round.read_value())
+            if not self._cluster.is_chief:
+                self._is_set = tf.is_variable_initialized(self._round)
+                # Again, since the server may be another one than that which heard of it.
+                self._note_joined = note(self._cluster, JOINED)
+                self._state = [self._value, self._notes.begun.read_value(),
+                               self._notes.sent.read_value()] + list(have_ended(self._cluster))
+                return
+            self._set_steps = tf.group(*[each.set_global_step(self._first)
+                                         for each in self._accumulators])
+            self._counts = [each.num_accumulated() for each in self._accumulators]
+            self._drop_count = tf.placeholder(tf.int32, [])
+            self._drops = [
+                (each.take_indexed_slices_grad(self._drop_count).indices
+                 if isinstance(each, tf.SparseConditionalAccumulator) else
+                 each.take_grad(self._drop_count)) for each in self._accumulators]
+            self._nobody_stops = tf.assign(self._wants_to_stop, 0).op
+            self._nothing_sent = self._notes.begin(self._first)
+            self._give_tokens = tf.group(*[queue.enqueue([self._first])
+                                           for _, queue in sorted(self._tokens.items())])
+
+    def after_create_session(self, session, coord):
+        self._is_anew = self.chief_has_ended = False
+        if self._cluster.is_chief:
+            first = {self._first: 4 * int(time.time() * 1e6)}
+            session.run(self._set_steps, first)  # from here on older gradients are refused
+            for drop, count in zip(self._drops, session.run(self._counts)):
+                if count:
+                    session.run(drop, {self._drop_count: count})
+            session.run([self._set_steps, self._set_own, self._nobody_stops, self._note_begin,
+                         self._nothing_sent], first)
+            session.run(self._set_round, first)
+            session.run(self._give_tokens, first)
+            return
+        with Waiting(lambda: 'the next %s of %s, the chief' % (
+                'session' if self._is_between else 'step', self._cluster.who(0)), None, self.say):
+            while not session.run(self._is_set):
+                self._pause()
+            before, newest = self._joined, self._round_to_join(session)
+        self.chief_is_anew = before not in (None, self._joined)
+        session.run([self._set_own, self._note_begin, self._note_joined], {self._first: newest})
+
+    def _round_to_join(self, session):
+        """Waits for the first round that this worker has given no gradients for, an int.
+
+        It also waits until the chief is in its step of that round, so that what its step before
+        writes last, such as the place in the data, is there for the hooks that come next. After the
+        last round there is no such step. A worker that has itself ended that session of the chief's
+        comes to the next one, and waits for it.
+
+        Raises:
+          ClusterError: some gradients of the round have been given.
+        """
+        rank, deadline = self._cluster.rank, None
+        while True:
+            newest, begun, sent, ended, first = session.run(self._state)
+            self._is_between = ended[0] and first == self._ended
+            # The chief notes that its session has begun before it sets the first round.
+            if newest >= first and not self._is_between and (
+                    ended[0] or begun[rank] != newest and begun[0] >= newest):
+                self._joined = first
+                return newest
+            if begun[rank] == newest != sent[rank]:
+                # With backup workers the round may end without the others, and a server that was
+                # lost has the chief begin anew.
+                deadline = deadline or time.monotonic() + _UNTIL_ANEW
+                if time.monotonic() > deadline:
+                    raise ClusterError(
+                        '%s was ended while it sent the gradients of a step, and nobody can tell '
+                        'which of them have been added up. End all workers and start them again: '
+                        'they go on from the last checkpoint.' % self._cluster.who(rank))
+            self._pause()
+
+    def _pause(self):
+        """Between two looks at what the chief has done.
+
+        Raises:
+          WorkerLostError: its first session will not begin.
+        """
+        if self.chief is not None:
+            self.chief.look()
+        time.sleep(_POLL)
+
+    def end(self, session):
+        """Notes that this worker has ended; a token of the chief's tells those who wait for one."""
+        session.run(self._note_end)
+        self._ended = self._joined
+        if self._cluster.is_chief:
+            newest = session.run(self._value)
+            if self.holds:  # the token that the next step would have begun with
+                session.run(self._give_tokens, {self._first: newest})
+            session.run(self._give_tokens, {self._first: newest + 1})
+
+    def note_anew(self, before, newest):
+        """The operation of a worker's step that notes whether its token is of rounds begun anew.
+
+        They begin anew when the chief is started again, or has lost its session with a server: at
+        its last checkpoint. This worker's next example then is not the one of its next step.
+
+        Args:
+          before, newest: int64 scalars: the round of this step, and its token.
+        """
+        def notice():
+            self._is_anew = True
+            return np.int32(0)
+        return _called_if(newest > before + _MOST, notice)
+
+    def raise_if_over(self, newest):
+        """The operation that raises `tf.errors.OutOfRangeError` where the chief has ended.
+
+        The step was not made: the chief has not taken this worker's gradients. As the end of the
+        data does, the error ends a `tf.train.MonitoredSession` in good order.
+
+        Args:
+          newest: int64 scalar: the token of this step; 1 more than a round's number after the last.
+        """
+        def end():
+            self.chief_has_ended = True
+            # TensorFlow makes an OutOfRangeError of it.
+            raise StopIteration('%s has ended its training, and this step was not made.'
+                                % self._cluster.who(0))
+        return _called_if(tf.equal(newest % 4, 1), end)
+
+    def after_run(self, run_context, run_values):
+        """Begins the session anew if the rounds have."""
+        self._raise_if_anew()
+
+    def step_done(self, fetched):
+        """Begins the session anew if the rounds have."""
+        self._raise_if_anew()
+
+    def _raise_if_anew(self):
+        """Raises what `MonitoredSession` makes another session for, with all that hooks do then.
+
+        The step is run again: its gradients are of an older round, and have been dropped.
+        """
+        if not self._is_anew:
+            return
+        self._is_anew = False
+        raise tf.errors.AbortedError(None, None, '%s has begun again.' % self._cluster.who(0))
+
+    def is_due(self):
+        """Never: there is nothing to do around a step."""
+        return False
+
+
+def _called_if(condition, function):
+    """The operation that calls a Python function, which returns 0 as int32, on a condition.
+
+    Python, since no fetch of a hook may depend on the step: a session may run something else. An
+    operation waits for all of a branch of control flow v1, see `raise_at_end`.
+    """
+    with only_device('/cpu:0'), compat.control_flow_v1():
+        # Not `tf.py_func`, which warns of its end on TensorFlow 2; both are stateful.
+        return tf.identity(tf.cond(condition, lambda: tf.numpy_function(
+            function, [], tf.int32), lambda: tf.constant(0))).op

@@ -1,0 +1,258 @@
+"""Makes a finished backward pass recompute tensors of the forward pass instead of keeping them.
+
+The model function has made the forward pass, and `compute_gradients` the backward pass. The
+operations of each segment of the forward pass are made a second time, from the kept tensors: these
+are the recomputed operations. Where an operation of the backward pass took a tensor of the segment,
+it takes the recomputed tensor. Recomputed operations wait for the gradient that comes into their
+segment: so they run after the forward pass, when their results are wanted, and TensorFlow cannot
+merge them with the original operations. Nothing else changes: an operation that draws random
+numbers, writes or counts runs once.
+"""
+
+import collections
+import difflib
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import InvalidArgumentError
+from towers.graph.variable_access import read_from
+from towers.placement.tower_device import TowerDevice, current_tower_device, follows_tower
+from towers.recompute import segments as cutting
+from towers.recompute.block import blocks_among
+
+Recomputed = collections.namedtuple('Recomputed', 'segments operations')
+"""How many segments of a tower's forward pass are recomputed, and how many operations in them."""
+
+# Operations that take only the size of a tensor, and run as soon as the tensor is there.
+_SIZES = frozenset(['Shape', 'ShapeN', 'Size', 'Rank'])
+
+
+def recompute(keep, forward, backward, gradients, root):
+    """Rewrites the backward pass of one tower.
+
+    Args:
+      keep: `'auto'`; or list of names of operations and scopes of the model whose results are kept,
+        while the rest is recomputed; None to recompute the blocks that the model marks, see
+        `block`.
+      forward, backward: lists of operations of the tower, in the order in which they were made.
+      gradients: list of `(gradient, variable)` that the backward pass computes.
+      root: the tower's name scope.
+
+    Returns:
+      `(Recomputed, gradients)`: these gradients take the place of the given ones.
+
+    Raises:
+      InvalidArgumentError: `keep` has a name that no operation or scope of the tower has.
+    """
+    blocks = blocks_among(forward) if keep is None else []
+    if keep is None and not blocks:
+        return Recomputed(0, 0), gradients
+    takers = _takers(backward, {op.name for op in forward})
+    operations = cutting.repeatable_operations(forward, set(takers))
+    if keep is None:
+        parts, kept = cutting.segments_of_blocks(blocks, operations, forward)
+    else:
+        line = cutting.Line(operations, set(takers))
+        parts, kept = cutting.segments(
+            line, line.best_cuts() if keep == 'auto' else _cuts_after(keep, line, forward, root))
+    if not parts:
+        return Recomputed(0, 0), gradients
+    stages = getattr(current_tower_device(forward[0].graph), 'stages', ())
+    parts = cutting.within_stages(parts, kept, stages)
+    order, readers = _Backward(backward), collections.defaultdict(list)
+    scope = forward[0].graph.unique_name('recompute')  # within the tower's scope
+    count = sum(_rewrite('%s/segment_%d/' % (scope, number), part, kept, takers, order, root,
+                         readers, stages)
+                for number, part in enumerate(parts))
+    return Recomputed(len(parts), count), _write_after(readers, gradients)
+
+
+def _takers(backward, forward):
+    """{name of a tensor of the forward pass: [(operation, position)] of the backward pass}.
+
+    Operations of the backward pass that wait for no gradient are left out: they run with the
+    forward pass.
+    """
+    made = {op.name for op in backward}
+    takers = collections.defaultdict(list)
+    for op in backward:
+        others = [tensor.op.name for tensor in op.inputs]
+        others += [each.name for each in op.control_inputs]
+        if op.type in _SIZES or compat.in_control_flow(op) or not made.intersection(others):
+            continue
+        for position, tensor in enumerate(op.inputs):
+            if tensor.op.name in forward:
+                takers[tensor.name].append((op, position))
+    return takers
+
+
+def _cuts_after(keep, line, forward, root):
+    """The places to cut that keep the results of some names: after the last operation of each."""
+    cuts = set()
+    for name in keep:
+        full = root + name.rstrip('/')
+        own = {op.name for op in forward if op.name == full or op.name.startswith(full + '/')}
+        if not own:
+            raise InvalidArgumentError(
+                'recompute=%r has %r, and the model has no operation or scope of this name: '
+                "expected names as in the graph, without the tower's %r, such as %s." % (
+                    keep, name, root, ' or '.join(
+                        repr(each) for each in _alike(name, line.operations or forward, root))))
+        places = [index for index, op in enumerate(line.operations) if op.name in own]
+        cuts.update(places[-1:])
+    return sorted(cut for cut in cuts if cut + 1 < len(line.operations))
+
+
+def _alike(name, operations, root):
+    """Up to three scopes of the model with names similar to this one; else its first scopes."""
+    scopes = collections.OrderedDict()
+    operations = [op for op in operations if op.name.startswith(root)]  # without variables'
+    for op in operations:
+        parts = op.name[len(root):].split('/')[:-1]
+        scopes.update(('/'.join(parts[:end + 1]), None) for end in range(len(parts)))
+    return (difflib.get_close_matches(name, scopes, 3) or list(scopes)[:3]
+            or [op.name[len(root):] for op in operations[:3]])
+
+
+class _Backward:
+    """The operations of a backward pass, and which of them wait for which."""
+
+    def __init__(self, operations):
+        self._inside = {op.name for op in operations}
+        self._takers = collections.defaultdict(list)
+        for op in operations:
+            for name in self.before(op):
+                self._takers[name].append(op.name)
+
+    def before(self, op):
+        """Names of the operations of the backward pass that an operation takes."""
+        return self._inside.intersection(
+            [tensor.op.name for tensor in op.inputs] + [each.name for each in op.control_inputs])
+
+    def gradients_into(self, operations):
+        """Names of the operations that the first operations among `operations` wait for.
+
+        An operation is a first one if it waits for no other operation of the list: neither
+        directly, nor through the recomputed operations of another segment. Else two segments would
+        wait for each other for ever.
+        """
+        stack = [op.name for op in operations]
+        after = set(stack)
+        while stack:
+            for name in self._takers[stack.pop()]:
+                if name not in after:
+                    after.add(name)
+                    stack.append(name)
+        first = [op for op in operations if after.isdisjoint(self.before(op))]
+        return sorted(set().union(*map(self.before, first)))
+
+    def note_waiting(self, operations, gradients):
+        """Notes that `operations` now wait for `gradients`, through recomputed operations."""
+        for name in gradients:
+            self._takers[name].extend(op.name for op in operations)
+
+
+def _rewrite(scope, operations, kept, takers, backward, root, readers, stages):
+    """Recomputes the tensors that the backward pass takes of a segment, and gives them to it.
+
+    Returns:
+      The number of recomputed operations.
+    """
+    graph = operations[0].graph
+    wanted = collections.OrderedDict(
+        (tensor.name, tensor) for op in operations for tensor in op.outputs
+        if tensor.name in takers and tensor.name not in kept)
+    if not wanted:
+        return 0
+    taking = {op.name: op for name in wanted for op, _ in takers[name]}
+    gradients = backward.gradients_into(list(taking.values()))
+    backward.note_waiting(taking.values(), gradients)
+    needed = _needed(wanted.values(), {op.name: op for op in operations}, kept)
+    recomputed = _recomputed(graph, [op for op in operations if op.name in needed], kept, scope,
+                             root, stages)
+    made = {op.name for op in recomputed.values()}
+    for again in recomputed.values():
+        if not any(tensor.op.name in made for tensor in again.inputs):
+            compat.add_control_inputs(again, [graph.get_operation_by_name(name)
+                                              for name in gradients])
+        for tensor in again.inputs:
+            if not tensor.op.name.startswith(root):
+                for source in read_from(tensor):
+                    readers[source.name].append(again)
+    for name, tensor in wanted.items():
+        again = recomputed[tensor.op.name].outputs[tensor.value_index]
+        for op, position in takers[name]:
+            compat.replace_input(op, position, again)
+    return len(recomputed)
+
+
+def _write_after(readers, gradients):
+    """The gradients; a reference variable's waits for the recomputed operations that read it.
+
+    The update of a reference variable waits for its gradient, and writes into the memory that these
+    operations read.
+    """
+    found = []
+    for gradient, variable in gradients:
+        waits_for = readers.get(variable.op.name)
+        if waits_for and variable.op.type != 'VarHandleOp' and gradient is not None:
+            last = getattr(gradient, 'values', gradient)
+            tower = current_tower_device(last.graph)
+            there = (TowerDevice(last.device, tower.stages)
+                     if tower is not None and last.device in tower.stages else tower)
+            with tf.control_dependencies(waits_for), tf.device(there):
+                last = tf.identity(last, 'recomputed_gradient')
+            gradient = last if isinstance(gradient, tf.Tensor) else tf.IndexedSlices(
+                last, gradient.indices, gradient.dense_shape)
+        found.append((gradient, variable))
+    return found
+
+
+def _needed(tensors, inside, kept):
+    """Names of the operations of a segment that compute some tensors from kept ones."""
+    stack = [tensor.op.name for tensor in tensors]
+    needed = set(stack)
+    while stack:
+        for tensor in inside[stack.pop()].inputs:
+            name = tensor.op.name
+            if name in inside and name not in needed and tensor.name not in kept:
+                needed.add(name)
+                stack.append(name)
+    return needed
+
+
+def _recomputed(graph, operations, kept, scope, root, stages):
+    """{name of an operation of a segment: its recomputed operation}.
+
+    Recomputed operations read kept tensors, and tensors from outside of the segment. In a tower of
+    several stages each is on the stage of its operation.
+    """
+    graph_def, outside = tf.GraphDef(), {}
+    graph_def.versions.CopyFrom(graph.graph_def_versions)
+    names = {op.name: op.name[len(root):] if op.name.startswith(root) else 'outside/' + op.name
+             for op in operations}  # a model may leave its scope, by tf.name_scope(None)
+    for op in operations:
+        node = graph_def.node.add()
+        node.CopyFrom(op.node_def)
+        node.name = names[op.name]
+        node.attr.pop('_class', None)
+        node.device = '' if follows_tower(op) else op.device
+        del node.input[:]
+        for tensor in op.inputs:
+            if tensor.op.name in names and tensor.name not in kept:
+                node.input.append('%s:%d' % (names[tensor.op.name], tensor.value_index))
+            else:
+                key = outside.setdefault(tensor.name, ('kept/%d:0' % len(outside), tensor))[0]
+                node.input.append(key)
+    with tf.name_scope(None):
+        tf.import_graph_def(graph_def, dict(outside.values()), name=scope.rstrip('/'))
+    recomputed = collections.OrderedDict()
+    for op in operations:
+        again = graph.get_operation_by_name(scope + names[op.name])
+        for old, new in zip(op.outputs, again.outputs):
+            new.set_shape(old.shape)
+        if op.device in stages:  # the scope around the backward pass is that of the first stage
+            compat.set_device(again, op.device)
+        recomputed[op.name] = again
+    return recomputed

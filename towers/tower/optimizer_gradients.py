@@ -1,0 +1,263 @@
+"""Optimizers with a `compute_gradients` of their own: called once, for the loss of the whole batch.
+
+Such a method may scale the loss, add a decay of the weights, clip the gradients, draw noise, keep
+the loss, or make variables. Called for each tower it would do so once a tower, and to a part of the
+gradient. So the towers take plain gradients, and the method gets a loss S in their place:
+
+    value of S: the mean loss;  dS/dv: the combined gradient of v
+
+What it makes of the loss before it takes gradients (a loss scale, for half precision) is a factor
+dL/dS, by which the towers multiply their losses, before their backward passes.
+"""
+
+import collections
+import itertools
+import re
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import GradientError
+from towers.graph import graph_walk
+from towers.placement.variable_device import only_device
+from towers.tower.model_gradients import GradientsOfModel
+
+_numbers = itertools.count()  # of names in TensorFlow's registry of gradients
+_OF_GATE = re.compile(r'tuple/control_dependency(_\d+)?$')
+_Taken = collections.namedtuple('_Taken', 'factor ratio products')
+"""A gradient that the optimizer takes of the loss S that it is given.
+
+Fields:
+  factor: dL/dS, a scalar.
+  ratio: constant that stands for dL/dS over the factor of the towers.
+  products: list of `(gradient * ratio, gradient)`, dense tensors.
+"""
+_OF_SHAPE = frozenset(['Shape', 'ShapeN', 'Size', 'Rank', 'ZerosLike', 'OnesLike'])
+
+
+def has_own(optimizer):
+    """Whether an optimizer's `compute_gradients` is not the one of `tf.train.Optimizer`."""
+    if isinstance(optimizer, GradientsOfModel):
+        return False  # the model function's own, in each call
+    return getattr(optimizer.compute_gradients, '__func__',
+                   None) is not tf.train.Optimizer.compute_gradients
+
+
+class OwnGradients:
+    """Calls them, and gives the towers the factor of their losses.
+
+    Make it before the towers: the factors are outside of them.
+    """
+
+    def __init__(self, objectives, placement):
+        """
+        Args:
+          objectives: `Objectives`.
+          placement: `Placement`.
+        """
+        self._placement, self._factors = placement, {}
+        self.losses = {}  # name of the tensor S -> name of the loss
+        for each in objectives or ():
+            if has_own(each.optimizer):
+                with tf.control_dependencies(None), only_device(placement.main):
+                    # float64 holds a factor of any other type.
+                    self._factors[each.name] = tf.constant(1., tf.float64, name='loss_factor')
+
+    def are_of(self, objective):
+        """Whether the objective's optimizer has a `compute_gradients` of its own."""
+        return objective.name in self._factors
+
+    def multiplied(self, objective, loss):
+        """A tower's loss, to take its gradients, times the factor of the objective."""
+        return loss * tf.cast(self._factors[objective.name], loss.dtype)
+
+    def pairs(self, objective, loss, combined, variables, options, factor, is_whole, is_ordered):
+        """What the optimizer makes of the combined gradients: list of `(gradient, variable)`.
+
+        Args:
+          objective: `Objective`.
+          loss: the mean loss over the batch (of this machine).
+          combined: list of `(gradient, variable)`.
+          variables: list of the variables that the objective trains.
+          options: dict of further arguments of `compute_gradients`.
+          factor: the combined gradients are that of the mean loss times this: N for `'sum'`.
+          is_whole: whether no other machine has a part in the batch.
+          is_ordered: whether micro-batches are computed one after the other.
+
+        Raises:
+          GradientError: the method does not return pairs; takes no gradient of its loss, or takes
+            it where it has no part in the step; or it computes with the value of the loss of one of
+            several machines, or, before the last micro-batch, of all of them.
+        """
+        surrogate, taken = self._surrogate(loss, combined)
+        self.losses[surrogate.name] = objective.name
+        with only_device(self._placement.main), graph_walk.Recording(loss.graph) as made:
+            pairs = computed(objective.optimizer, surrogate, variables, options)
+            found, pairs = self._factor(objective, taken, pairs, surrogate)
+            found = found if factor == 1 else found / factor
+        _free_of_values(found, {op.name for op in made.operations})
+        with only_device(self._placement.main):
+            pairs = [(gradient if factor == 1 or gradient is None else times(gradient, factor),
+                      variable) for gradient, variable in pairs]
+        if not is_whole and computes_with(
+                [found] + [gradient for gradient, _ in pairs if gradient is not None],
+                surrogate, combined):
+            raise GradientError(
+                'compute_gradients of %s computes with the value of the loss, which is of one '
+                "worker's examples: let UPDATE_OPS write it to a variable, and read the variable."
+                % type(objective.optimizer).__name__)
+        if is_ordered and surrogate.op in graph_walk.step_operations([found]):
+            raise GradientError(
+                'compute_gradients of %s multiplies its loss by what depends on the value of the '
+                'loss, which is known when the last micro-batch is done: train without accumulate= '
+                'and micro_batches=.' % type(objective.optimizer).__name__)
+        compat.replace_tensor(surrogate, loss)
+        compat.replace_tensor(self._factors[objective.name], found)
+        return pairs
+
+    def _surrogate(self, loss, combined):
+        """`(S, taken)`: the list gets a `_Taken` each time that a gradient is taken.
+
+        An optimizer that takes the gradient for one part of the variables after the other has
+        several factors; they are mostly the same number.
+        """
+        taken, name = [], 'TowersWholeLoss%d' % next(_numbers)
+
+        def gradients(unused_op, of_loss, *unused_rest):
+            taken.append(_Taken(of_loss, tf.ones([], of_loss.dtype, name='ratio'), []))
+            return [None] + [_by_ratio(gradient, taken[-1]) for gradient, _ in combined]
+        tf.RegisterGradient(name)(gradients)
+        graph = tf.get_default_graph()
+        with only_device(self._placement.main), tf.control_dependencies(None), \
+                tf.name_scope('whole_loss'):
+            reads = [variable.read_value() for _, variable in combined]
+            with graph.gradient_override_map({'IdentityN': name}):
+                return tf.identity_n([loss] + reads)[0], taken
+
+    def _factor(self, objective, taken, pairs, surrogate):
+        """`(factor, pairs)`: the float64 scalar by which towers multiply their losses; the pairs.
+
+        Of several factors it is the first one that is not 0, or 1: each group of variables gets the
+        gradient times its own factor over that.
+        """
+        called = 'compute_gradients of ' + type(objective.optimizer).__name__
+        own = self._factors[objective.name]
+        if not taken:
+            raise GradientError(called + ' takes no gradient of the loss that it is given.')
+        first = taken[0].factor
+        if any(each.factor.graph is not own.graph or compat.in_control_flow(each.factor.op)
+               for each in taken):
+            raise GradientError(called + ' takes the gradient of its loss within a branch or a '
+                                'loop: take it outside.')
+        if own.op.name in graph_walk.ancestors([first]):
+            raise GradientError(called + ' multiplies its loss by what depends on its gradients.')
+        found = tf.cast(first, tf.float64)
+        if len(taken) == 1:
+            return found, _without_ratio(pairs, taken[0])
+        if not tf.get_static_value(found):
+            known = [each.factor for each in taken[1:] if graph_walk.ancestors(
+                [each.factor]).isdisjoint([own.op.name, surrogate.op.name])]
+            for factor in [tf.cast(factor, tf.float64) for factor in known] + [
+                    tf.ones([], tf.float64)]:
+                found = tf.where_v2(tf.equal(found, 0.), factor, found)
+        for each in taken:
+            ratio = tf.cast(tf.cast(each.factor, tf.float64) / found, each.ratio.dtype)
+            compat.replace_tensor(each.ratio, ratio)
+        return found, pairs
+
+
+def computed(optimizer, loss, variables, options):
+    """What an optimizer's `compute_gradients` returns, as a list of pairs.
+
+    Raises:
+      GradientError: it returned something else, or none.
+    """
+    returned = optimizer.compute_gradients(loss, var_list=variables, **options)
+    pairs = listed_pairs(returned)
+    if not pairs or any(isinstance(variable, (tf.Tensor, tf.IndexedSlices))
+                        for _, variable in pairs):
+        raise GradientError('compute_gradients of %s returned %.200r: expected a list of '
+                            '(gradient, variable) pairs, one for each of its var_list.' % (
+                                type(optimizer).__name__, returned))
+    return pairs
+
+
+def listed_pairs(pairs):
+    """An iterable of pairs, such as a `zip`, as a list of tuples; None for anything else."""
+    if isinstance(pairs, (str, bytes, dict, tf.Tensor)):
+        return None
+    try:
+        listed = list(pairs)
+    except TypeError:
+        return None
+    if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in listed):
+        return None
+    return [tuple(pair) for pair in listed]
+
+
+def _free_of_values(factor, made):
+    """Frees what a factor is computed by from values that it does not depend on.
+
+    It would wait for all towers' losses, where it takes the shape of a loss, or where gradients are
+    gated: TensorFlow then has the gradient of one input wait for that of another.
+    """
+    for op in graph_walk.step_operations([factor]):
+        if op.name not in made:
+            continue
+        if _OF_GATE.search(op.name):
+            compat.set_control_inputs(op, [])
+        for position, tensor in enumerate(op.inputs if op.type in _OF_SHAPE else ()):
+            if tensor.shape.is_fully_defined() and tensor.op.type != 'Const':
+                compat.replace_input(op, position, tf.zeros(tensor.shape, tensor.dtype))
+
+
+def _by_ratio(gradient, taken):
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_by_ratio(gradient.values, taken), gradient.indices,
+                                gradient.dense_shape)
+    taken.products.append((times(gradient, taken.ratio), gradient))
+    return taken.products[-1][0]
+
+
+def _without_ratio(pairs, taken):
+    """The pairs, where the ratio is 1: the gradients take the place of their products."""
+    products = {product.name: gradient for product, gradient in taken.products}
+    for product, gradient in taken.products:
+        compat.replace_tensor(product, gradient)
+
+    def of(gradient):
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(of(gradient.values), gradient.indices, gradient.dense_shape)
+        return products.get(getattr(gradient, 'name', None), gradient)
+    return [(of(gradient), variable) for gradient, variable in pairs]
+
+
+def times(gradient, factor):
+    """A gradient, dense or sparse, times a scalar."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(times(gradient.values, factor), gradient.indices,
+                                gradient.dense_shape)
+    if isinstance(factor, tf.Tensor):
+        factor = tf.cast(factor, gradient.dtype)
+    return gradient * factor
+
+
+def computes_with(gradients, surrogate, combined):
+    """Whether gradients depend on the value of the surrogate, and not on its shape alone."""
+    tensors = [tensor for each in gradients for tensor in (
+        [each.values, each.indices] if isinstance(each, tf.IndexedSlices) else [each])]
+    ends = {tensor.op.name for gradient, _ in combined for tensor in (
+        [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices)
+        else [gradient])}
+    stack = [tensor.op for tensor in tensors if tensor.op.name not in ends]
+    seen = {op.name for op in stack}
+    while stack:
+        op = stack.pop()
+        if op is surrogate.op:
+            return True
+        for tensor in op.inputs[:1] if op.type == 'Print' else (
+                () if op.type in _OF_SHAPE else op.inputs):
+            if tensor.op.name not in seen and tensor.op.name not in ends:
+                seen.add(tensor.op.name)
+                stack.append(tensor.op)
+    return False

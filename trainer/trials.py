@@ -1,0 +1,154 @@
+"""What train.py finds out by running steps that train nothing: placement, memory, diagnosis.
+
+They read the data: whatever runs a step does so within `train_data.trying`, which sees to bad
+examples.
+"""
+
+import tensorflow.compat.v1 as tf
+
+from datasets.epochs import Epochs
+import towers
+from towers.memory import report as memory_reports
+from towers.placement.tower_device import stages_of
+from towers.run import choose_placement, diagnosis
+from towers.run.operation_times import recorded_times
+from towers.run.run_settings import recorded_setting
+from trainer import data as train_data
+from trainer import flags as train_flags
+from trainer.flags import FLAGS, train_dir
+from trainer.job import build_job, session_config
+
+
+def choose_variable_device(setup, position):
+    """Where the variables of the run in --train_dir are: as recorded there, else where steps are
+    fastest. Prints the choice.
+
+    Args:
+      setup: `Setup`.
+      position: `Position` that the run goes on from.
+
+    Returns:
+      A `variable_device` of `build_towers`.
+    """
+    def build(candidate):
+        job = _built(setup._replace(variable_device=candidate), position, with_evaluation=False)
+        return choose_placement.Trial(job.train_op, [job.iterator.initializer],
+                                      session_config(job.built))
+    devices = towers.resolve_devices(FLAGS.devices or FLAGS.num_towers)
+    chosen, text = choose_placement.recorded_choice(
+        train_dir(), devices,
+        lambda: train_data.trying(
+            setup.dataset, setup.batch_size, lambda say: towers.choose_variable_device(
+                build, towers.placement_candidates(devices))))
+    print(text, flush=True)
+    return chosen
+
+
+def choose_stages(setup, position):
+    """`AutoStages` for --stages=time and both, with times as recorded in --train_dir, else measured
+    now, in stages that are cut by memory. Prints which. The stages of `setup` for anything else.
+
+    Args:
+      setup: `Setup`.
+      position: `Position` that the run goes on from.
+    """
+    devices = towers.resolve_devices(FLAGS.devices or FLAGS.num_towers)
+    names = [name for each in devices for name in stages_of(each)]
+    if FLAGS.stages not in ('time', 'both') or len(names) == len(devices):
+        return setup.stages
+
+    def measure(say):
+        with tf.Graph().as_default():
+            job = _built(setup, position, with_evaluation=False)
+            config = session_config(job.built)
+            config.inter_op_parallelism_threads = 1
+            return towers.operation_times(job.built, start=[job.iterator.initializer],
+                                          config=config)
+    times, text = recorded_times(train_dir(), dict(
+        model=FLAGS.model, image_size=FLAGS.image_size, batch_size=setup.batch_size,
+        devices=names), lambda: train_data.trying(setup.dataset, setup.batch_size, measure))
+    print(text, flush=True)
+    return towers.AutoStages(FLAGS.stages, times)
+
+
+def show_memory(setup):
+    """Prints where the memory of a step goes, and draws it (--memory_plot)."""
+    memory_reports.count_on_cpus()
+    train_data.trying(setup.dataset, setup.batch_size, lambda say: towers.memory_report(
+        _measured(setup), setup.batch_size, train_flags.memory_limit(), FLAGS.memory_plot or None,
+        session_config, say), keep=True)
+
+
+def choose_batch_size(setup):
+    """The batch size for --batch_size=auto, an int: as recorded in --train_dir, else the largest
+    one that fits into memory. Prints the choice."""
+    memory_reports.count_on_cpus()
+    parts = FLAGS.accumulate * FLAGS.micro_batches * len(
+        towers.resolve_devices(FLAGS.devices or FLAGS.num_towers))
+    recorded = recorded_setting(train_dir(), 'batch_size')
+    if isinstance(recorded, int) and recorded % parts == 0:
+        print('batch %d: as the run in %s was last started' % (recorded, train_dir()), flush=True)
+        return recorded
+    return train_data.trying(setup.dataset, parts, lambda say: towers.fit_batch_size(
+        _measured(setup), parts, train_flags.memory_limit(), say, session_config,
+        setup.dataset.num_examples['train'])).batch_size
+
+
+def diagnose(setup):
+    """Measures the pipeline, the towers, and both: a `diagnosis.Diagnosis` to be printed.
+
+    Each measurement that meets a bad example begins anew, not all of them.
+    """
+    dataset, batch_size = setup.dataset, setup.batch_size
+
+    def trial(stage_inputs):
+        given = setup
+        if stage_inputs == 'first':  # one batch stands for all of them
+            given = setup._replace(batch_size=_mean_batch_size(setup))
+        job = _built(given, with_evaluation=False, stage_inputs=stage_inputs)
+        return diagnosis.Trial(job.train_op, [job.iterator.initializer], session_config(job.built),
+                               job.built)
+
+    def batches():
+        return dataset.train_batches(batch_size=batch_size, seed=FLAGS.seed,
+                                     shift=FLAGS.augment_shift, remainder=FLAGS.remainder,
+                                     **setup.classifier.image_format)
+
+    def stages():
+        return dataset.stages(batch_size, FLAGS.seed, remainder=FLAGS.remainder,
+                              **setup.classifier.image_format)
+    return train_data.trying(dataset, batch_size, lambda say: diagnosis.diagnose(
+        trial, batches, FLAGS.devices or FLAGS.num_towers, batch_size,
+        stages=stages if hasattr(dataset, 'stages') else None, seconds=FLAGS.diagnose_seconds,
+        stage_inputs=train_data.staging(),
+        mend=lambda error: train_data.leave_out_first_bad(dataset, batch_size, error),
+        say=say), keep=True)
+
+
+def _mean_batch_size(setup):
+    """Examples that a step has on average, rounded up to what divides among the towers.
+
+    A step takes about a * examples + b, so that steps of the average size have the mean speed of
+    short ones and full ones (--remainder=weight).
+    """
+    count = setup.dataset.num_examples['train']
+    epochs = Epochs(count, setup.batch_size, FLAGS.remainder)
+    if epochs.is_static:
+        return setup.batch_size
+    parts = FLAGS.accumulate * FLAGS.micro_batches * len(
+        towers.resolve_devices(FLAGS.devices or FLAGS.num_towers, says_how=False))
+    return min(setup.batch_size, -(-count // (epochs.steps(0, epochs.length) * parts)) * parts)
+
+
+def _measured(setup):
+    """The function of a batch size that `memory_report` and `fit_batch_size` build a step with."""
+    def build(batch_size):
+        job = _built(setup._replace(batch_size=batch_size))
+        return job.built, [job.iterator.initializer]
+    return build
+
+
+def _built(setup, *arguments, **options):
+    """As `build_job`, with the graph's random numbers as in a run."""
+    tf.set_random_seed(FLAGS.seed)
+    return build_job(setup, *arguments, **options)
