@@ -4,7 +4,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from towers.cluster.fingerprint import difference
-from test_step_writes import built, names_of, state, why_apart
+from test_step_writes import built, names_of, why_apart
 from test_update_numbers import ASYNCHRONOUS, Own, of_worker
 
 
@@ -75,25 +75,3 @@ def test_a_sent_variable_of_any_type_is_no_other_update(dtype, use_resource):
             tf.math.real(center)), tf.float64)))
     assert names_of(built(model_fn, Complex(.125))) == ['center']
     assert why_apart(model_fn, model_fn, optimizer=Complex(.125)) is None
-
-
-@pytest.mark.parametrize('dtype', [tf.uint64, tf.complex128])
-def test_what_the_update_writes_from_the_batch_is_sent_in_any_type(dtype):
-    """`transform_gradients` writes it, so that the message comes after the sums."""
-    taken = []
-
-    def model_fn(inputs):
-        taken[:] = [tf.reduce_mean(inputs)]
-        return tf.reduce_mean(inputs) * state('weight', trainable=True)
-
-    def transform(pairs):
-        seen = tf.get_variable('seen', [], dtype, tf.zeros_initializer(), trainable=False,
-                               use_resource=True)
-        as_type = lambda value: tf.bitcast(value, dtype) if dtype == tf.uint64 else tf.cast(
-            value, dtype)
-        with tf.control_dependencies([tf.assign(seen, as_type(taken[0] + pairs[0][0]))]):
-            value = seen.read_value()
-        value = tf.bitcast(value, tf.float64) if dtype == tf.uint64 else tf.math.real(value)
-        return [(gradient * value, variable) for gradient, variable in pairs]
-    assert names_of(built(model_fn, transform_gradients=transform)) == ['seen']
-    assert why_apart(model_fn, model_fn, transform_gradients=transform) is None

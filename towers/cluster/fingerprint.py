@@ -2,7 +2,6 @@
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.drawn_updates import seeds_of_updates
 from towers.cluster.forward_digest import difference_of_forward, forward_digest
 from towers.cluster.gradient_kinds import difference_of_kinds
 from towers.cluster.several_builds import builds_of
@@ -24,9 +23,6 @@ def fingerprint_of_all(cluster, built, settings=None):
 
     Args:
       cluster, built, settings: as for `fingerprint`.
-
-    Raises:
-      ClusterError: as for `fingerprint`.
     """
     builds = builds_of(built)
     own = dict(_of_build(cluster, built, settings), others=[
@@ -53,9 +49,6 @@ def fingerprint(cluster, built, examples, optimizer=None, settings=None):
       settings: dict of further values that have to agree, from names to numbers or strings. They
         are compared before the model; the optimizer's hyper-parameters, where each worker makes
         the update itself, after it.
-
-    Raises:
-      ClusterError: each worker makes the update itself, and it draws random numbers.
     """
     parts = parts_of_updates(cluster, built)
     return {
@@ -154,7 +147,6 @@ def _numbers_of_updates(cluster, built):
     if cluster.kind != 'ps' and cluster.num_workers > 1:
         found.update(('number that counter %s adds' % name, {text})
                      for name, text in built.machines.counts.items())
-        found['random numbers of its update'] = {seeds_of_updates(built)}
     state = sorted(variable.op.name for variable in getattr(built.machines, 'state', ()))
     if state:  # worker 0 sends it, and the others wait for it
         found['state that training reads'] = {', '.join(state)}

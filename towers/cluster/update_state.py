@@ -21,10 +21,12 @@ from towers import compat
 from towers.cluster.state_from_worker_0 import (counts_of_model, read_by_training,
                                          read_from_state)
 from towers.cluster.step_writes import ADDED_UP, StepWrites
+from towers.cluster.update_check import check_update
 from towers.errors import ClusterError
 from towers.graph.operation_copies import copied_operations, take_instead
 from towers.graph.frames import Frames
-from towers.graph.graph_walk import Recording, is_control_flow, reachable_from, step_operations
+from towers.graph.graph_walk import (Recording, ancestors, is_control_flow, reachable_from,
+                                      step_operations)
 from towers.graph.variable_access import VARIABLE_OPS, is_variable, read_from, variable_op
 from towers.placement.variable_device import only_device
 from towers.tower.inline_updates import Write, writes_used
@@ -136,28 +138,40 @@ class _Step:
         """The operations after the sums that the new weights, or those of later steps, depend on.
 
         Notes the variables they read. The model's operations are not followed.
+
+        Raises:
+          ClusterError: one of them gives another value on each worker, see `check_update`.
         """
         known = {variable.op.name: variable for variable in tf.global_variables() + list(trained)}
         ends = {tensor.op.name for tensor in self._combined}
         stack, seen = [op for variable in trained for op in self.writes.after_sum(variable)], {}
+        taken = []  # tensors of the model that are no variable's value
         while stack:
             op = stack.pop()
             if op.name in seen:
                 continue
             seen[op.name] = op
-            for tensor in op.inputs:
-                of_models = (tensor.op.name in self.writes.models
-                             and tensor.op.type not in VARIABLE_OPS)
-                for source in read_from(tensor) + self._written_by(tensor) if of_models else (
-                        [tensor.op] if tensor.op.type in VARIABLE_OPS else []):
+            # `tf.Print` returns its first input, and shows the others.
+            for tensor in op.inputs[:1] if op.type == 'Print' else op.inputs:
+                if tensor.op.name in ends or tensor.op.type.startswith(ADDED_UP):
+                    continue
+                of_model = (tensor.op.name in self.writes.models
+                            and tensor.op.type not in VARIABLE_OPS)
+                sources = read_from(tensor) + self._written_by(tensor) if of_model else (
+                    [tensor.op] if tensor.op.type in VARIABLE_OPS else [])
+                for source in sources:
                     variable = known.get(source.name)
                     if variable is not None and source.name not in self._read:
                         self._read[source.name] = variable
                         stack.extend(self.writes.after_sum(variable))
-                if not (of_models or tensor.op.name in ends
-                        or tensor.op.type.startswith(ADDED_UP)):
+                if not of_model:
                     stack.append(tensor.op)
-        return list(seen.values())
+                elif not sources:
+                    taken.append(tensor)
+        operations = list(seen.values())
+        check_update(operations + [tf.get_default_graph().get_operation_by_name(name)
+                                   for name in ancestors(taken)], self.writes.models)
+        return operations
 
     def _written_by(self, tensor):
         """The variables that a tensor is a reference to, as the result of a write."""
@@ -213,7 +227,8 @@ class _Step:
         takes &= {op.name for op in self._operations if op.type not in VARIABLE_OPS}
         found = [op for op in before if op.name in takes]
         # In loops and branches (v1) there is no copy of one operation without the others.
-        return [] if any(is_control_flow(op) or self.writes.finder.of(op) for op in found) else found
+        is_copied = not any(is_control_flow(op) or self.writes.finder.of(op) for op in found)
+        return found if is_copied else []
 
     # ---- the order of writes, messages and reads ------------------------------------------------
 
@@ -283,12 +298,12 @@ class _Step:
                     for each in gates(op, [name], frames):
                         holders[each.name] = each
                 elif op.name not in before_write and (tensor.op is snapshot or self._is_no_copy(
-                        tensor, variable, before_write, writes)):
+                        op, tensor, variable, before_write, writes)):
                     takers.append((op, position))
         return list(holders.values()), takers
 
-    def _is_no_copy(self, tensor, variable, before_write, writes):
-        """Whether a tensor is the value of a variable at a time that cannot be told.
+    def _is_no_copy(self, op, tensor, variable, before_write, writes):
+        """Whether a tensor that `op` takes is a variable's value at a time that cannot be told.
 
         The model's own read of it, unless it is the copy from before the write; or a reference.
         """
@@ -298,7 +313,11 @@ class _Step:
         if len(sources) != 1 or sources[0].name != variable.op.name:
             return False
         if variable.op.type == 'VarHandleOp':
-            return tensor.op.name in self.writes.models and tensor.op.name not in before_write
+            if tensor.op.name in before_write:
+                self._check_order(op, variable, writes.intersection(
+                    each.name for each in step_operations([tensor])))
+                return False
+            return tensor.op.name in self.writes.models
         return tensor.op.name in self.writes.models or tensor.op.name in before_write
 
     def _after(self, writes, operations, frames):
