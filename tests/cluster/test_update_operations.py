@@ -4,7 +4,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from towers.cluster.fingerprint import difference
-from test_step_writes import built, names_of, why_apart
+from test_sent_state import built, names_of, why_apart
 from test_update_numbers import ASYNCHRONOUS, Own, of_worker
 
 

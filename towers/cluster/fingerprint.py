@@ -5,7 +5,7 @@ import tensorflow.compat.v1 as tf
 from towers.cluster.forward_digest import difference_of_forward, forward_digest
 from towers.cluster.gradient_kinds import difference_of_kinds
 from towers.cluster.several_builds import builds_of
-from towers.cluster.step_writes import ADDED_UP
+from towers.cluster.state_from_worker_0 import ADDED_UP
 from towers.cluster.update_numbers import constants_of_updates, difference_of_constants
 from towers.cluster.update_operations import difference_of_operations, operations_of_updates
 from towers.cluster.update_parts import parts_of_updates
@@ -144,9 +144,6 @@ def _numbers_of_updates(cluster, built):
     found = {}
     if cluster.kind == 'ps' and cluster.synchronous:
         return found
-    if cluster.kind != 'ps' and cluster.num_workers > 1:
-        found.update(('number that counter %s adds' % name, {text})
-                     for name, text in built.machines.counts.items())
     state = sorted(variable.op.name for variable in getattr(built.machines, 'state', ()))
     if state:  # worker 0 sends it, and the others wait for it
         found['state that training reads'] = {', '.join(state)}

@@ -53,8 +53,7 @@ def parts_of_updates(cluster, built):
 def _writing(built, step, ends):
     """{name of a variable: the operations of the step that write it from the gradients}.
 
-    Of trained variables all writes of the program count, such as a decay of weights, and of others
-    that no worker sends because of that.
+    Of trained variables all writes of the program count, such as a decay of weights.
     """
     machines = built.machines
     trained = {variable.op.name for _, variable in built.gradients}
@@ -63,7 +62,7 @@ def _writing(built, step, ends):
     writing = {}
     for op in step:
         for name in writes.of(op) if op.name not in machines.made else ():
-            if name in trained or name in machines.compared or name in known and op.name in after:
+            if name in trained or name in known and op.name in after:
                 writing.setdefault(name, []).append(op)
     return writing
 
