@@ -46,7 +46,7 @@ def described(joined=0, only_first=False, **options):
 @pytest.mark.fast_only('other[13]')
 @pytest.mark.parametrize('other, expected', [
     ({}, None), (dict(names=('w', 'v')), "in build 1 of the graph .*('w', |'w' is before 'v')"),
-    (dict(rate=.25), 'in build 1 of the graph its .* is 0.25, and that of worker 0 0.5'),
+    (dict(rate=.25), 'in build 1 of the graph its update of .v. is computed by .* with 0.25'),
     (dict(towers_of_second=2), 'in build 1 of the graph its number of towers is 2'),
     (dict(only_first=True), 'cluster= 1 times, and worker 0 2 times')])
 def test_all_builds_are_compared(other, expected):

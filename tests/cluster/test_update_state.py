@@ -272,7 +272,7 @@ def test_workers_that_share_other_state_are_told_apart():
                 model_fn, optimizer(), transform_gradients=transform if case != 'sums' else None),
                 4))
     assert difference(found[0], found[1]) == (
-        'its state that training reads is not given, and that of worker 0 state')
+        'its state that training reads is empty, and that of worker 0 state')
 
 
 def test_a_read_between_two_writes_is_refused():

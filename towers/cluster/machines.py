@@ -27,12 +27,10 @@ class Machines:
       begin: operation to be run when a session has begun, without which no step is made; or None.
       redirects: list of functions to be called when the program has made all of its operations,
         see `reduce.riding`.
-      made: names of the operations that send state to the other workers, and get theirs. No two
-        workers need have the same ones.
+      update: `update_digest` where each worker makes the update; else None.
     """
     kinds, combined, gates, begin, redirects = (), (), (), None, ()
-    chief_end = None
-    made = frozenset()
+    chief_end = update = None
 
     def combine(self, gradients, loss=None):
         """The gradients for the update.

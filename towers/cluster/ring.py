@@ -17,6 +17,7 @@ from towers.cluster.step_counter import SameStep
 from towers.cluster.batch_weights import Shares
 from towers.cluster.stop_codes import Codes
 from towers.cluster.state_from_worker_0 import share_state
+from towers.cluster.update_digest import update_digest
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.reduce import all_reduce
@@ -195,7 +196,8 @@ class RingMachines(Machines):
         """
         if self._cluster.num_workers == 1:
             return update
-        update, self.state, self.made = share_state(
+        self.update = update_digest(update, before, self.combined)
+        update, self.state = share_state(
             update, before, self._own, self.combined,
             lambda variable: broadcast_variables(self._cluster, [variable]), replicated)
         self.codes.finish(update, _CPU)

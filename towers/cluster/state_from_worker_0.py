@@ -22,10 +22,11 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster.update_check import check_update
+from towers.cluster.update_digest import ADDED_UP
 from towers.errors import ClusterError
 from towers.graph.operation_copies import copied_operations, take_instead
 from towers.graph.frames import Frames
-from towers.graph.graph_walk import (Recording, ancestors, is_control_flow, reachable_from,
+from towers.graph.graph_walk import (ancestors, is_control_flow, reachable_from,
                                       step_operations)
 from towers.graph.variable_access import VARIABLE_OPS, is_variable, read_from, variable_op
 from towers.graph.variable_writes import Writes
@@ -34,21 +35,8 @@ from towers.tower.inline_updates import Write, writes_used
 from towers.tower.objectives import tensors_of
 from towers.tower.write_order import gates, to_wait_for
 
-ADDED_UP = ('Collective', 'Horovod')
-"""Beginnings of types of operations whose results are the same on all workers."""
-
-Shared = collections.namedtuple('Shared', 'train_op state made')
-"""A step in which all workers have the same state.
-
-Fields:
-  train_op: operation of the step.
-  state: list of the variables that worker 0 gives to the others in it.
-  made: names of the operations that send, get and write this state.
-"""
-
-
 def share_state(update, before, own, combined, broadcast, replicated=()):
-    """Gives worker 0's state to the other workers: `Shared`.
+    """Gives worker 0's state to the other workers.
 
     Args:
       update: the operation that updates the weights.
@@ -59,6 +47,9 @@ def share_state(update, before, own, combined, broadcast, replicated=()):
         variable.
       replicated: names of the variables of which this worker's towers have replicas.
 
+    Returns:
+      `(operation of the step, list of the variables that worker 0 gives to the others in it)`.
+
     Raises:
       ClusterError: the update is computed from what differs by worker; a read can be put neither
         before nor after a write; or the model writes a trained variable, and its value is used or
@@ -68,13 +59,10 @@ def share_state(update, before, own, combined, broadcast, replicated=()):
     written = step.written_by_model()
     _check_trained(written, own, replicated)
     if not written:
-        return Shared(update, [], frozenset())
-    with Recording(tf.get_default_graph()) as made:
-        step.take_copies([variable for variable, _ in written])
-        last = step.share(written, broadcast)
-        update = tf.group(update, last)
-    return Shared(update, [variable for variable, _ in written],
-                  frozenset(op.name for op in made.operations))
+        return update, []
+    state = [variable for variable, _ in written]
+    step.take_copies(state)
+    return tf.group(update, step.share(written, broadcast)), state
 
 
 def _check_trained(written, own, replicated):
