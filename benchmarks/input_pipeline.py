@@ -214,8 +214,9 @@ def waiting_net(seconds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    for name, value in (('seconds', 10.), ('images', 256), ('image_size', 224), ('rounds', 3)):
-        parser.add_argument('--' + name, type=type(value), default=value)
+    for name, value in (('--seconds', 10.), ('--images', 256), ('--image_size', 224),
+                        ('--rounds', 3)):
+        parser.add_argument(name, type=type(value), default=value)
     options = parser.parse_args()
     tf.disable_v2_behavior()
     with tempfile.TemporaryDirectory() as folder:
