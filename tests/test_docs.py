@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 
 from absl.testing import flagsaver
 import pytest
@@ -107,13 +108,29 @@ print('%slosses', [float(each) for each in losses], flush=True)
 ''' % pages.MARK
 
 
+def readme_example():
+    """The text of examples/readme.py, the program around the diff of README.md."""
+    with open(os.path.join(pages.ROOT, 'examples', 'readme.py'), encoding='utf-8') as source:
+        return source.read()
+
+
+def readme_setup():
+    """What that program does before the lines of the diff, as a block of Python."""
+    before, _, _ = readme_example().partition('    built = ')
+    functions, _, body = before.partition('def main():\n')
+    return pages.Block('README.md', 1, 'python', (
+        functions + 'tf.disable_v2_behavior()\n' + textwrap.dedent(body)).splitlines())
+
+
 def losses_of(block, run_program):
     """The losses of a few steps of one side of a diff, after the page's own blocks before it.
 
     A side that imports something is a whole program.
     """
     parts = [block]
-    if not any(line.startswith('import ') for line in block.lines):
+    if block.page == 'README.md':
+        parts = [readme_setup(), block]
+    elif not any(line.startswith('import ') for line in block.lines):
         parts = [each for each in pages.blocks(block.page, 'python')
                  if each.line < block.line] + parts
     output = run_program(pages.program(parts, LOSSES))
@@ -170,6 +187,17 @@ def test_before_and_after_a_diff_are_the_same_numbers(block, run_program):
     before = before_of(block)
     if before is not None:
         assert losses_of(before, run_program) == pytest.approx(after, rel=1e-5)
+
+
+def test_example_of_the_readme_has_its_diff_and_prints_what_stands_there(run_program):
+    (diff,), (console, *_) = pages.blocks('README.md', 'diff'), pages.blocks('README.md', 'console')
+    added = [line[1:] for line in diff.lines if line.startswith('+')]
+    assert len(diff.lines) <= 15
+    assert textwrap.indent('\n'.join(added) + '\n', '    ') in readme_example()
+    (command, output), = pages.commands(console)
+    assert command == 'python -m examples.readme'
+    printed = run_program(readme_example())
+    assert pages.is_printed(output, printed.splitlines()), printed
 
 
 def test_readme_fits_three_screens():
