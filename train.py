@@ -202,7 +202,7 @@ def make_hooks(job, cluster=None):
     if scaled is not None:
         values += [('loss_scale', scaled.scale), ('skipped_steps', scaled.skipped_steps)]
     log_values = values + ([] if job.checksum is None else [('examples_checksum', job.checksum)])
-    watch = towers.InputWatchHook(job.train_op, say=None, staged=job.built.staged)
+    watch = towers.InputWatchHook(job.train_op, say=None)
     progress = ProgressHook(
         [('lr' if name == 'learning_rate' else name, value) for name, value in values], counts,
         log_every=FLAGS.log_every, devices=job.built.devices, fetch_every_step=True,

@@ -31,14 +31,6 @@ def make_dataset():
                                 FLAGS.background_class, **options)
 
 
-def staging():
-    """`stage_inputs` of `build_towers`, by the flags; `'first'` for synthetic images, which stay on
-    the towers' devices."""
-    if FLAGS.dataset == 'synthetic' and not FLAGS.cluster:
-        return 'first'
-    return FLAGS.stage_inputs
-
-
 def whole_batch(built):
     """The batch of all towers, from their shards: tensors `(images, labels)`, [batch, …] each."""
     parts = [tower.inputs for tower in built.towers]
@@ -93,21 +85,15 @@ def skipping(job, session, workers=1):
     dataset = job.setup.dataset
     try:
         yield
-    except _INPUT_ERRORS as error:
+    except _INPUT_ERRORS:
         if not _can_skip(dataset):
             raise
         first = session.run_step_fn(
             lambda step_context: int(step_context.session.run(job.counts.examples)))
-        epochs, probe = _epochs(job.setup, workers), _probe(job.setup, workers)
-        following, later = (epochs.place_after(first, steps) for steps in (1, 2))
-        # With staged inputs the batch that failed may be the one after the step's. Those that are
-        # made further ahead fail in their turn.
-        if not probe.find_bad(first, following):
-            if (following >= job.last_example and job.built.staged is not None
-                    and 'IteratorGetNext' in str(error) and probe.meets_bad(following, later)):
-                return  # no step of the run needs it, and this one is now run without reading ahead
-            if not probe.find_bad(following, later):
-                raise
+        # Batches that are made ahead fail in their turn.
+        if not _probe(job.setup, workers).find_bad(
+                first, _epochs(job.setup, workers).place_after(first, 1)):
+            raise
         session.run_step_fn(
             lambda step_context: step_context.session.run(job.iterator.initializer))
 

@@ -33,7 +33,7 @@ GROUPS = collections.OrderedDict([
     ('What is trained', ['mode', 'model', 'image_size', 'weight_decay', 'aux_loss_weight',
                          'batch_norm_decay', 'init_from']),
     ('Data', ['dataset', 'data_dir', 'num_classes', 'background_class', 'augment', 'augment_shift',
-              'convert_colors', 'remainder', 'skip_bad', 'stage_inputs', 'diagnose_seconds']),
+              'convert_colors', 'remainder', 'skip_bad', 'diagnose_seconds']),
     ('Towers', ['num_towers', 'devices', 'batch_size', 'accumulate', 'recompute', 'micro_batches',
                 'schedule', 'stages', 'reduction', 'variable_device', 'all_reduce',
                 'copies', 'update_ops', 'precision', 'loss_scale', 'xla']),
@@ -74,8 +74,6 @@ flags.DEFINE_enum('remainder', 'carry', epochs.REMAINDERS,
                   'the next epoch, dropped, padded by repetition, or short and weighted')
 flags.DEFINE_integer('skip_bad', 0, 'how many bad examples to leave out; with the next one the run '
                      'ends', lower_bound=0, upper_bound=MOST_STEPS)
-flags.DEFINE_boolean('stage_inputs', False, "put each tower's next shard on its device while it "
-                     'works on this one')
 flags.DEFINE_float('diagnose_seconds', 5, 'for each of the measurements of --mode=diagnose',
                    lower_bound=0.1, upper_bound=3600)
 flags.DEFINE_integer('image_size', 0, 'height and width in pixels; 0: what the network asks for, '
@@ -326,9 +324,9 @@ def clip(gradients):
 # The kind of each flag in `RunSettings`: what another value of it means for a run that goes on.
 RESUMING = collections.OrderedDict([
     # Not recorded: about this start of the program, not about the run.
-    (None, ['mode', 'data_dir', 'skip_bad', 'stage_inputs', 'diagnose_seconds', 'init_from',
-            'train_dir', 'recover', 'predictions', 'export_dir', 'plan_only', 'audit_runtime',
-            'memory_limit', 'memory_plot', 'memory_fraction', 'allow_growth', 'intra_op_threads',
+    (None, ['mode', 'data_dir', 'skip_bad', 'diagnose_seconds', 'init_from', 'train_dir', 'recover',
+            'predictions', 'export_dir', 'plan_only', 'audit_runtime', 'memory_limit',
+            'memory_plot', 'memory_fraction', 'allow_growth', 'intra_op_threads',
             'inter_op_threads', 'worker_hosts', 'ps_hosts', 'job_name', 'task_index',
             'start_timeout', 'dead_after']),
     (HARMLESS, ['copies', 'recompute', 'schedule', 'stages', 'train_steps', 'train_epochs',
@@ -483,8 +481,7 @@ def contradiction(given):
     if FLAGS.cluster:
         for name, why in (('fingerprint', 'sums up the examples of one machine'),
                           ('audit_runtime', 'looks at the devices of one machine'),
-                          ('skip_bad', 'leaves out the examples that one machine finds'),
-                          ('stage_inputs', 'reads ahead of the steps of one machine')):
+                          ('skip_bad', 'leaves out the examples that one machine finds')):
             if FLAGS[name].value:
                 return '--%s %s, and --cluster has several: leave it out' % (name, why)
         if FLAGS.variable_device == 'auto':
@@ -518,7 +515,6 @@ def contradiction(given):
             or only_with('decay_rate', 'decay', ['exponential'])
             or only_with('predictions', 'mode', ['predict'])
             or only_with('diagnose_seconds', 'mode', ['diagnose'])
-            or only_with('stage_inputs', 'mode', ['train', 'diagnose'])
             or only_with('background_class', 'dataset', ['tfrecords'])
             or only_with('num_classes', 'dataset', ['tfrecords', 'synthetic'])
             or only_with('augment', 'dataset', ['imagenet', 'tfrecords', 'folder'])

@@ -160,14 +160,13 @@ def _epochs(setup, cluster):
         cluster, setup.batch_size), FLAGS.remainder)
 
 
-def build_job(setup, position=START, with_evaluation=True, stage_inputs=None, cluster=None):
+def build_job(setup, position=START, with_evaluation=True, cluster=None):
     """Builds the training in the default graph.
 
     Args:
       setup: `Setup`.
       position: `Position` that the run goes on from.
       with_evaluation: whether to build the towers that evaluate the test set as well.
-      stage_inputs: as for `build_towers`; None: as the flags say.
       cluster: `Cluster` of several machines; or None.
 
     Returns:
@@ -205,7 +204,6 @@ def build_job(setup, position=START, with_evaluation=True, stage_inputs=None, cl
         classifier.model_fn(is_training=True), batch,
         train_flags.make_optimizer(learning_rate), devices, FLAGS.reduction,
         remainder='error' if epochs.is_static else 'weight',
-        stage_inputs=train_data.staging() if stage_inputs is None else stage_inputs,
         variable_device=variable_device, update_ops=FLAGS.update_ops,
         transform_gradients=train_flags.clip if FLAGS.clip_norm else None, global_step=global_step,
         regularization='add',

@@ -101,11 +101,8 @@ def diagnose(setup):
     """
     dataset, batch_size = setup.dataset, setup.batch_size
 
-    def trial(stage_inputs):
-        given = setup
-        if stage_inputs == 'first':  # one batch stands for all of them
-            given = setup._replace(batch_size=_mean_batch_size(setup))
-        job = _built(given, with_evaluation=False, stage_inputs=stage_inputs)
+    def trial(batch_size=batch_size):
+        job = _built(setup._replace(batch_size=batch_size), with_evaluation=False)
         return diagnosis.Trial(job.train_op, [job.iterator.initializer], session_config(job.built),
                                job.built)
 
@@ -120,7 +117,7 @@ def diagnose(setup):
     return train_data.trying(dataset, batch_size, lambda say: diagnosis.diagnose(
         trial, batches, FLAGS.devices or FLAGS.num_towers, batch_size,
         stages=stages if hasattr(dataset, 'stages') else None, seconds=FLAGS.diagnose_seconds,
-        stage_inputs=train_data.staging(),
+        trial_alone=lambda: trial(_mean_batch_size(setup)),  # one batch stands for all of them
         mend=lambda error: train_data.leave_out_first_bad(dataset, batch_size, error),
         say=say), keep=True)
 

@@ -222,8 +222,7 @@ def test_a_nan_is_an_error_of_the_run_and_of_no_placement(first_bad):
                                warm_up=2)
 
 
-@pytest.mark.parametrize('staged', [False, True])
-def test_an_input_that_fails_is_an_error_of_no_placement(staged):
+def test_an_input_that_fails_is_an_error_of_no_placement():
     """It would be left out for it, and another one, which comes less far, be chosen."""
     def fails_later(candidate):
         with tf.device('/cpu:0'):
@@ -232,8 +231,7 @@ def test_an_input_that_fails_is_an_error_of_no_placement(staged):
             x = iterator.get_next()
         built = towers.build_towers(
             lambda x: tf.reduce_mean(x) * tf.get_variable('w', initializer=1.), x,
-            tf.train.GradientDescentOptimizer(0.1), CPUS, variable_device=candidate,
-            stage_inputs=staged)
+            tf.train.GradientDescentOptimizer(0.1), CPUS, variable_device=candidate)
         return Trial(built.train_op, [iterator.initializer], towers.session_config(built.devices))
     with pytest.raises(tf.errors.InvalidArgumentError, match='five or more'):
         choose_variable_device(fails_later, ['/cpu:0', 'balanced'], turns=9, turn_seconds=0.,

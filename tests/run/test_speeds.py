@@ -36,23 +36,26 @@ def test_examples_of_a_pipeline(steps_of_a_second, devices):
     assert pipeline.rate == 4 * 6  # nothing to count them by
 
 
-@pytest.mark.parametrize('staging, examples', [
-    (False, 6 + 6 + 2 + 6), (True, 6 + 6 + 2 + 6), ('first', 4 * 6)])
-def test_examples_of_steps(steps_of_a_second, staging, examples):
-    def trial(stage_inputs):
-        iterator = tf.data.make_initializable_iterator(short_ones())
-
-        def model_fn(values):
-            weight = tf.get_variable('weight', [3, 1], initializer=tf.ones_initializer())
-            return tf.reduce_mean(tf.matmul(values, weight))
+def training_of(batches, model_fn, **options):
+    """A function that builds a training in the default graph, and returns its `Trial`."""
+    def trial():
+        iterator = tf.data.make_initializable_iterator(batches())
         built = towers.build_towers(model_fn, iterator.get_next(),
                                     tf.train.GradientDescentOptimizer(.1), ['/cpu:1', '/cpu:2'],
-                                    remainder='weight', stage_inputs=stage_inputs)
+                                    **options)
         return Trial(built.train_op, [iterator.initializer],
                      towers.session_config(built.devices), built)
-    with StepsSpeed(trial, staging) as steps:
+    return trial
+
+
+@pytest.mark.parametrize('holds_batch, examples', [(False, 6 + 6 + 2 + 6), (True, 4 * 6)])
+def test_examples_of_steps(steps_of_a_second, holds_batch, examples):
+    def model_fn(values):
+        weight = tf.get_variable('weight', [3, 1], initializer=tf.ones_initializer())
+        return tf.reduce_mean(tf.matmul(values, weight))
+    with StepsSpeed(training_of(short_ones, model_fn, remainder='weight'), holds_batch) as steps:
         steps.measure(0)
-    assert steps.rate == examples
+    assert steps.rate == examples and (steps.waiting == 0) == holds_batch
 
 
 def test_processor_time_of_others(monkeypatch):

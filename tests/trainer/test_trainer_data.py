@@ -1,4 +1,4 @@
-"""`train.py` and its data: staging, remainders, bad examples, the modes that look at data."""
+"""`train.py` and its data: remainders, bad examples, the modes that look at data."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from datasets.bad_examples import Bad, Skipped
 from datasets.pipeline import epoch_order
 from image_files import jpeg, write_folder
 from models import registry
-from train_runs import metrics, newest, names_that_differ, untimed, values_of
+from train_runs import metrics, newest, names_that_differ, values_of
 import towers
 from trainer import data as train_data
 from trainer import flags as train_flags
@@ -136,20 +136,6 @@ def test_networks_that_take_any_size():
 
 
 @pytest.mark.slow
-def test_staged_inputs_change_no_number(runner, tmp_path):
-    plain = runner.run(tmp_path / 'plain', SHORT)
-    staged = runner.run(tmp_path / 'staged', SHORT + ['--stage_inputs'])
-    assert "the next batch is put on the towers' devices while they work" in staged.stdout
-    assert names_that_differ(values_of(plain.train_dir, 16), values_of(staged.train_dir, 16)) == []
-    assert untimed(metrics(plain.train_dir)) == untimed(metrics(staged.train_dir))
-    # And across a stop, at which a batch was staged.
-    parts = tmp_path / 'parts'
-    runner.run(parts, [flag.replace('steps=16', 'steps=7') for flag in SHORT] + ['--stage_inputs'])
-    runner.run(parts, SHORT + ['--stage_inputs'])
-    assert names_that_differ(values_of(plain.train_dir, 16), values_of(parts, 16)) == []
-
-
-@pytest.mark.slow
 @pytest.mark.version_independent
 def test_the_share_of_waiting_is_in_both(runner, tmp_path):
     done = runner.run(tmp_path / 'run', SHORT)
@@ -250,34 +236,17 @@ def listed(train_dir):
 
 
 @pytest.mark.slow
-def test_the_same_is_left_out_with_staged_inputs(runner, tmp_path, model_for_three_channels):
-    folder = images(tmp_path / 'data', [])
-    # By the default seed they are at places 4 and 8. The second one's damage is in its last bytes,
-    # and the crop at that place does not come to them, so that it is a good one.
-    write_folder(folder, {'train/a/1.jpg': b'', 'train/b/2.jpg':
-                          jpeg(77, 40, 40)[:-2] + b'\xff\xc4\0\0\xff\xd9'})
-    flags = FOLDER + ['--data_dir=' + folder, '--skip_bad=3', '--train_steps=3', '--fingerprint']
-    for name, more in (('plain', []), ('staged', ['--stage_inputs'])):
-        runner.run(tmp_path / name, flags + more, before=model_for_three_channels)
-        assert listed(tmp_path / name) == [('train', 1, 4)]
-    assert untimed(metrics(tmp_path / 'plain')) == untimed(metrics(tmp_path / 'staged'))
-
-
-@pytest.mark.slow
 @pytest.mark.version_independent
 def test_what_is_bad_after_the_end_of_a_run_does_not_end_it(runner, tmp_path,
                                                             model_for_three_channels):
     folder = images(tmp_path / 'data', [])
     write_folder(folder, {'train/a/3.jpg': b''})  # by the default seed at place 9
-    flags = FOLDER + ['--data_dir=' + folder, '--stage_inputs']
+    flags = FOLDER + ['--data_dir=' + folder]
     runner.run(tmp_path / 'run', flags + ['--train_steps=2'], before=model_for_three_channels)
     assert newest(tmp_path / 'run') == 2
     run = runner.start(tmp_path / 'run', flags + ['--train_steps=3'], model_for_three_channels)
     assert run.status() == 1
     assert re.match(r'train.py: \S+train/a/3.jpg is empty. --skip_bad=10 would', run.stderr)
-    plain = runner.run(tmp_path / 'plain', flags[:-1] + ['--train_steps=2'],
-                       before=model_for_three_channels)
-    assert names_that_differ(values_of(plain.train_dir, 2), values_of(tmp_path / 'run', 2)) == []
 
 
 @pytest.mark.slow
@@ -392,7 +361,7 @@ def test_diagnose_names_a_bad_image_or_leaves_it_out(runner, tmp_path, model_for
 
 @pytest.mark.slow
 @pytest.mark.parametrize('flags', [
-    ['--audit_runtime'], ['--variable_device=auto', '--stage_inputs'],
+    ['--audit_runtime'], ['--variable_device=auto'],
     ['--mode=memory', '--memory_plot='], ['--batch_size=auto', '--memory_limit=600'],
     ['--devices=cpu:0+cpu:1', '--stages=time']])
 def test_steps_before_the_run_name_a_bad_image_or_leave_it_out(runner, tmp_path, flags,
@@ -409,8 +378,7 @@ def test_steps_before_the_run_name_a_bad_image_or_leave_it_out(runner, tmp_path,
 
 
 @pytest.mark.slow
-def test_synthetic_images_stay_on_the_towers(runner, tmp_path):
+def test_synthetic_images(runner, tmp_path):
     run = runner.run(tmp_path / 'run', ['--dataset=synthetic', '--num_classes=10', '--image_size=8',
                                         '--batch_size=8', '--train_steps=3', '--summary_steps=0'])
-    assert "the first batch over and over, from the towers' devices" in run.stdout
     assert 'test accuracy' in run.stdout

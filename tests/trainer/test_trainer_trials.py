@@ -132,9 +132,9 @@ def test_diagnosis_measures_the_batches_of_the_run(monkeypatch):
     monkeypatch.setattr(train_trials, '_built', build)
     monkeypatch.setattr(train_trials, 'session_config', lambda built: None)
 
-    def diagnose(trial, batches, devices, batch_size, stages, **unused):
-        for staging in ('first', False):
-            trial(staging)
+    def diagnose(trial, batches, devices, batch_size, stages, trial_alone, **unused):
+        trial_alone()
+        trial()
         batches()
         stages()
     monkeypatch.setattr(train_trials.diagnosis, 'diagnose', diagnose)

@@ -39,7 +39,7 @@ class Request(collections.namedtuple('Request', [
         'optimizer', 'objectives', 'devices', 'reduction', 'factor', 'remainder', 'global_step',
         'learning_rate', 'copies', 'name', 'first_scope', 'name_scopes', 'full_scope_name', 'parts',
         'accumulate', 'schedule', 'placement', 'replicas', 'numerics', 'precision_text',
-        'loss_scale', 'on_tower', 'of_tower', 'stage_inputs', 'cluster'])):
+        'loss_scale', 'on_tower', 'of_tower', 'cluster'])):
     """The checked arguments of a call; arguments under their own names, and:
 
     Attributes:
@@ -78,8 +78,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
                     transform_gradients, gradient_options, regularization, update_ops,
                     learning_rate, stateless_random, variables, numerics, copies, variable_scope,
                     reuse, name, check_devices, allow_repeated_devices, on_tower, first_scope,
-                    accumulate, recompute, micro_batches, schedule, stages, stage_inputs, cluster,
-                    keywords):
+                    accumulate, recompute, micro_batches, schedule, stages, cluster, keywords):
     """Checks the arguments of `build_towers`; makes no operation.
 
     Args:
@@ -112,17 +111,6 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         check_same_graph('reuse', reuse)
     if shares_earlier and variable_scope is None:
         variable_scope = scope_to_enter(reuse.variable_scope)
-    if not (isinstance(stage_inputs, (bool, str)) and stage_inputs in (True, False, 'first')):
-        raise InvalidArgumentError("stage_inputs=%.80r: expected True, False or 'first'."
-                                   % (stage_inputs,))
-    if stage_inputs and optimizer is None:
-        raise InvalidArgumentError('stage_inputs=%r needs an optimizer: the next batch is read '
-                                   'with the train op.' % (stage_inputs,))
-    if stage_inputs and objectives.names is not None:
-        raise InvalidArgumentError(
-            'stage_inputs=%r, and there are several losses (%s), each with a train op: which of '
-            'them reads the next batch is not known here.'
-            % (stage_inputs, ', '.join(objectives.names)))
     if stateless_random and global_step is None:
         raise InvalidArgumentError('stateless_random=True needs a global_step to draw by.')
     _check_accumulate('accumulate', accumulate, objectives)
@@ -160,7 +148,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         loss_scale = LossScale()
     _check_minimize(objectives, loss_scale, replicas)
     if cluster is not None:
-        _check_cluster(cluster, objectives, stage_inputs, placement.all_reduce, loss_scale)
+        _check_cluster(cluster, objectives, placement.all_reduce, loss_scale)
     of_tower = TowerOptions(
         model_fn, objectives, regularization == 'add', variable_scope,
         True if shares_earlier else reuse, reuse.direct_variables if shares_earlier else (),
@@ -177,7 +165,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         1. if reduction == 'mean' else float(len(names)), remainder, global_step, learning_rate,
         copies, name, first_scope, name_scopes, full_scope_name(variable_scope), parts, accumulate,
         schedule, placement, replicas, numerics, precision_text, loss_scale, on_tower, of_tower,
-        stage_inputs, cluster)
+        cluster)
 
 
 def check_none_misplaced(misplaced):
@@ -209,7 +197,7 @@ _KEYWORDS = sorted({
     'regularization', 'update_ops', 'learning_rate', 'stateless_random', 'variables', 'numerics',
     'copies', 'variable_scope', 'reuse', 'name', 'check_devices', 'allow_repeated_devices',
     'on_tower', 'first_scope', 'accumulate', 'recompute', 'micro_batches', 'schedule', 'stages',
-    'stage_inputs', 'cluster'} | set(VARIABLES) | set(NUMERICS))
+    'cluster'} | set(VARIABLES) | set(NUMERICS))
 
 
 def _check_arguments(model_fn, reduction, regularization, update_ops, copies):
@@ -238,7 +226,7 @@ def _check_goes_with_several(objectives, regularization, numerics):
                 ', '.join(objectives.names)))
 
 
-def _check_cluster(cluster, objectives, stage_inputs, all_reduce, loss_scale):
+def _check_cluster(cluster, objectives, all_reduce, loss_scale):
     if not hasattr(cluster, 'check_build'):
         raise InvalidArgumentError('cluster=%.80r: expected a towers.Cluster, or None.'
                                    % (cluster,))
@@ -248,10 +236,6 @@ def _check_cluster(cluster, objectives, stage_inputs, all_reduce, loss_scale):
         raise InvalidArgumentError(
             'cluster= goes with one loss, and there are several (%s): which of their steps the '
             'machines take together is not known here.' % ', '.join(objectives.names))
-    if stage_inputs:
-        raise InvalidArgumentError(
-            'stage_inputs=%r and cluster=: a batch that is read ahead belongs to no step yet, and '
-            'the machines count the examples of a step. Pass one of the two.' % (stage_inputs,))
     cluster.check_build(objectives[0].optimizer, all_reduce, loss_scale is not None)
 
 

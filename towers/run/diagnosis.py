@@ -44,7 +44,7 @@ _USABLE = .85  # of the processors' time, by two kinds of work that wait for eac
 
 class Diagnosis(collections.namedtuple('Diagnosis', [
         'pipeline', 'towers', 'together', 'waiting', 'stages', 'busy', 'seconds', 'spread',
-        'staged', 'others'], defaults=(None, 5., None, False, 0.))):
+        'others'], defaults=(None, 5., None, 0.))):
     """The measured speeds; `print(diagnosis)` shows them, with a verdict.
 
     Attributes:
@@ -55,8 +55,6 @@ class Diagnosis(collections.namedtuple('Diagnosis', [
       seconds: length of each measurement.
       spread: by which part of their median the repeated measurements of one thing differed at
         most, 0..; None: not known.
-      staged: whether the training puts the next batch on the devices ahead of time
-        (`stage_inputs`).
       others: share of all processors, 0..1, that other programs used while both were measured.
     """
     __slots__ = ()
@@ -181,13 +179,13 @@ class Diagnosis(collections.namedtuple('Diagnosis', [
         return '\n'.join(line.rstrip() for line in lines + [self.verdict])
 
 
-def diagnose(trial, batches, devices, batch_size, stages=None, *, seconds=5., stage_inputs=False,
+def diagnose(trial, batches, devices, batch_size, stages=None, *, seconds=5., trial_alone=None,
              mend=lambda error: False, say=lambda line: None):
     """Measures the pipeline, the towers, and both together.
 
     Args:
-      trial: function that builds the training in the default graph: takes a `stage_inputs` of
-        `build_towers`, returns a `Trial`.
+      trial: function without arguments that builds the training in the default graph, and returns
+        a `Trial`.
       batches: function without arguments that makes the `tf.data.Dataset` of training batches,
         whose examples are counted.
       devices: the towers' devices, as for `build_towers`.
@@ -196,7 +194,7 @@ def diagnose(trial, batches, devices, batch_size, stages=None, *, seconds=5., st
         pipeline's stages to datasets, each of them the pipeline up to that stage, with elements of
         `batch_size` examples; or None.
       seconds: least length of each measurement, without its warm-up.
-      stage_inputs: the training's own `stage_inputs`.
+      trial_alone: as `trial`, of steps on batches of one size, for the towers alone; None: `trial`.
       mend: function of the `tf.errors.OpError` of a batch or step: returns whether it has taken
         out what failed, in what the pipeline reads; the measurement then begins anew.
       say: called with a line that says how long it takes, before it begins.
@@ -230,8 +228,8 @@ def diagnose(trial, batches, devices, batch_size, stages=None, *, seconds=5., st
     with contextlib.ExitStack() as sessions:
         pipeline = sessions.enter_context(
             PipelineSpeed(batches, batch_size, devices if copies else ()))
-        alone, both = [sessions.enter_context(StepsSpeed(trial, staging))
-                       for staging in ('first', stage_inputs)]
+        alone = sessions.enter_context(StepsSpeed(trial_alone or trial, holds_batch=True))
+        both = sessions.enter_context(StepsSpeed(trial))
         measured = pipeline, alone, both
         # In turns, so that other load on the machine slows all alike.
         for _ in range(ROUNDS):
@@ -240,8 +238,7 @@ def diagnose(trial, batches, devices, batch_size, stages=None, *, seconds=5., st
         upto['copy' if copies else 'batch' if names else 'pipeline'] = pipeline.rate
         return Diagnosis(*[each.rate for each in measured], both.waiting, _spent(upto),
                          tuple(each.busy for each in measured), seconds,
-                         max(each.spread for each in measured), bool(stage_inputs),
-                         both.others)
+                         max(each.spread for each in measured), both.others)
 
 
 def _spent(upto):

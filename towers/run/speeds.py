@@ -14,12 +14,13 @@ import time
 import tensorflow.compat.v1 as tf
 
 from towers.placement.devices import session_config
+from towers.run.held_batch import hold_batch
 from towers.run.input_watch import InputWatch
 from towers.tower.shards import split_batch
 
 _LEAST_STEPS = 2  # of a measurement
 _MOMENT = .01  # seconds
-_WARM_UP_STEPS = 4  # two prefetched batches, a staged one, and the one in the making
+_WARM_UP_STEPS = 3  # two prefetched batches, and the one in the making
 
 Speed = collections.namedtuple('Speed', 'rate busy others')
 """Examples a second; and the shares of all processors that this process used meanwhile, and that
@@ -34,10 +35,10 @@ class _Measured:
         Args:
           graph, config: of the session.
           initializers: list of what is run first, one after the other.
-          input_initializers: list of operations that begin the input anew.
+          input_initializers: the same, to begin the input; and to begin it anew after an error.
         """
         self.speeds = []
-        self._input_initializers, self._failed = input_initializers, False
+        self._input_initializers, self._has_input = input_initializers, False
         self._session = tf.Session(graph=graph, config=config)
         for each in initializers:
             self._session.run(each)
@@ -50,12 +51,13 @@ class _Measured:
 
     def measure(self, seconds):
         """Runs steps for so many seconds, after a warm-up, and takes their `Speed`."""
-        if self._failed:  # in the batch that the iterator was at
-            self._session.run(self._input_initializers)
-        self._failed = True
+        if not self._has_input:
+            for each in self._input_initializers:
+                self._session.run(each)
+        self._has_input = False  # an error ends it, in the batch that the iterator is at
         _settle(seconds)
         self.speeds.append(speed_of(self._step, seconds, self._on_start))
-        self._failed = False
+        self._has_input = True
 
     def _step(self):
         """Does a step, and returns how many examples it had."""
@@ -116,7 +118,7 @@ class PipelineSpeed(_Measured):
             self._fetches = (tf.group(*ops), () if isinstance(count, int) else count)
         self._static = count if isinstance(count, int) else None
         super().__init__(graph, session_config(devices) if devices else None,
-                         [iterator.initializer], [iterator.initializer])
+                         [], [iterator.initializer])
 
     def _step(self):
         _, count = self._session.run(self._fetches)
@@ -126,25 +128,28 @@ class PipelineSpeed(_Measured):
 class StepsSpeed(_Measured):
     """How fast the steps of a training are."""
 
-    def __init__(self, trial, stage_inputs):
+    def __init__(self, trial, holds_batch=False):
         """
         Args:
-          trial: function that builds the training in the default graph: takes a `stage_inputs` of
-            `build_towers`, returns a `Trial`.
-          stage_inputs: that.
+          trial: function without arguments that builds the training in the default graph, and
+            returns a `Trial`.
+          holds_batch: whether all steps take one batch, from the memory of the towers' devices.
         """
         graph = tf.Graph()
         with graph.as_default():
-            made = trial(stage_inputs)
-            self._watch = InputWatch(made.train_op, made.built.staged)
+            made = trial()
+            sizes = [tower.size for tower in made.built.towers]
+            self._static = sum(size for size in sizes if not tf.is_tensor(size))
+            self._fetches = [made.train_op] + [
+                tf.identity(size) for size in sizes if tf.is_tensor(size)]
+            input_initializers = [list(made.initializers)]
+            if holds_batch:
+                input_initializers.append(hold_batch(made.built, self._fetches))
+            self._watch = InputWatch(made.train_op)
             initializers = [[tf.global_variables_initializer(), tf.local_variables_initializer()],
-                            [tf.tables_initializer(), self._watch.initializer]
-                            + list(made.initializers)]
-        sizes = [tower.size for tower in made.built.towers]
-        self._static = sum(size for size in sizes if not tf.is_tensor(size))
-        self._fetches = (made.train_op, [size for size in sizes if tf.is_tensor(size)])
+                            [tf.tables_initializer(), self._watch.initializer]]
         self._mark, self._waited, self._seconds = None, 0., 0.
-        super().__init__(graph, made.config, initializers, list(made.initializers))
+        super().__init__(graph, made.config, initializers, input_initializers)
 
     def measure(self, seconds):
         """As of a pipeline; takes the steps' waiting time as well."""
@@ -159,8 +164,7 @@ class StepsSpeed(_Measured):
         return min(1., self._waited / self._seconds) if self._seconds else 0.
 
     def _step(self):
-        _, sizes = self._session.run(self._fetches)
-        return self._static + int(sum(sizes))
+        return self._static + int(sum(self._session.run(self._fetches)[1:]))
 
     def _on_start(self):
         self._mark = self._watch.read(self._session)

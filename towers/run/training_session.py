@@ -19,7 +19,6 @@ from towers.run.checkpoint_hook import CheckpointHook
 from towers.run.run_lock import hold_directory
 from towers.run.run_settings import STATE, RunSettings
 from towers.run.step_loop import LoopSession, OccasionalHook
-from towers.tower import staged_guard
 
 
 @contextlib.contextmanager
@@ -72,8 +71,6 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
       LogFileError: the settings cannot be written.
       OutOfMemoryError: a step ran out of memory (with `built`).
       NonFiniteError: a step found a NaN or an infinity (`build_towers(check_numerics=True)`).
-      InputError: a run with `stage_inputs` also reads another batch than the staged one, or
-        feeds all towers; or the state of its iterator is saved.
     """
     directory = directory_name('directory', directory)
     check_step_variable(global_step)
@@ -119,10 +116,8 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
                     stack.enter_context(out_of_memory_explained(built, directory, memory_limit))
                 yield stack.enter_context(LoopSession(
                     creator, first + hooks + [checkpoints] + last_hooks))
-        except (tf.errors.OpError, ValueError) as error:
-            reason = staged_guard.explained(error)
-            if reason is None and isinstance(error, tf.errors.OpError):
-                reason = explained(error, steps.number + 1)
+        except tf.errors.OpError as error:
+            reason = explained(error, steps.number + 1)
             if reason is None:
                 raise
             raise reason from None

@@ -12,11 +12,10 @@ _ADVICE = {
     'augment': 'distort less (--augment=crop leaves the colours, --augment=none everything), or '
                'give the pipeline more processors',
     'batch': 'make the batch from fewer copies, or give the pipeline more processors',
-    'copy': 'put the next batch on the devices ahead of time (stage_inputs)',
+    'copy': 'copy fewer bytes: let the model make numbers of the images on the devices',
     None: 'make the pipeline cheaper an example, let it run in parallel '
           '(dataset.map(..., num_parallel_calls)) and ahead (dataset.prefetch), or give it more '
           'processors'}
-_STAGED_COPY = 'copy fewer bytes: let the model make numbers of the images on the devices'
 
 
 def sentence(found):
@@ -67,14 +66,10 @@ def _unclear(found):
 def _turns(found):
     wholly = found.together * BEHIND < found.in_turns
     if 'batch' in found.stages:  # pipelines of this program, which prefetch
-        ahead = ('have both do more at once (--inter_op_threads), or take the time out of the '
-                 'slower one' if found.staged else
-                 'put it on the devices ahead of time (stage_inputs)')
+        ahead = ('give both more threads (--inter_op_threads), or take the time out of the slower '
+                 'one')
     else:
-        ahead = 'add .prefetch(2) at the end of the pipeline' + (
-            ', or a larger one where it has that: stage_inputs, which is on, works one batch '
-            'ahead and no more' if found.staged else
-            ', or put the batch on the devices ahead of time (stage_inputs)')
+        ahead = 'add .prefetch(2) at the end of the pipeline, or a larger one where it has that'
     return (
         'Input and towers take turns%s: alone the pipeline delivers %s and the towers take '
         '%s images/s, together they reach %s of %s, and %s; make the next batch during the step: '
@@ -137,8 +132,6 @@ def _slowest(found):
     if len(found.stages) < 2 or not found.stages_agree:
         return None, _ADVICE[None]
     name = max(found.stages, key=found.stages.get)
-    if name == 'copy' and found.staged:
-        return name, _STAGED_COPY
     return name, _ADVICE.get(name, _ADVICE[None])
 
 
