@@ -5,7 +5,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster.drawn_updates import seeds_of_updates
 from towers.errors import ClusterError, GradientError
 
 HELD = {}
@@ -203,19 +202,17 @@ def test_in_a_ring_a_workers_own_loss_and_batch_are_refused():
     with tf.Graph().as_default(), pytest.raises(
             GradientError, match="the loss of one worker's examples"):
         built_in_a_ring(model_fn, lambda pairs: [(g * HELD['loss'], v) for g, v in pairs])
-    built = built_in_a_ring(model_fn, lambda pairs: [(g * HELD['batch'][0], v) for g, v in pairs])
-    with pytest.raises(ClusterError, match=r"computed from what 'IteratorGetNext' "
-                                           r'\(IteratorGetNext\) reads'):
-        seeds_of_updates(built)
+    with pytest.raises(ClusterError, match=r"'IteratorGetNext' \(IteratorGetNext\) has a part in "
+                                           'the update'):
+        built_in_a_ring(model_fn, lambda pairs: [(g * HELD['batch'][0], v) for g, v in pairs])
 
 
 def test_in_a_ring_a_workers_own_loss_and_batch_may_be_shown():
     def model_fn(x):
         HELD['loss'] = weight() * tf.reduce_mean(x)
         return HELD['loss']
-    built = built_in_a_ring(model_fn, lambda pairs: [
+    built_in_a_ring(model_fn, lambda pairs: [
         (tf.Print(g, [HELD['loss'], HELD['batch']]), v) for g, v in pairs])
-    assert seeds_of_updates(built) == ''
 
 
 @pytest.mark.parametrize('look', [

@@ -25,16 +25,12 @@ class Machines:
         that end it is known then that the step is one. Else empty: what is written is this
         worker's own.
       begin: operation to be run when a session has begun, without which no step is made; or None.
-      compared: names of variables that are not trained, and whose writes have to be the same on all
-        workers, see `Shared`.
       redirects: list of functions to be called when the program has made all of its operations,
         see `reduce.riding`.
-      made: names of the operations that send state to the other workers, and get theirs. No two
-        workers need have the same ones.
+      update: `update_digest` where each worker makes the update; else None.
     """
     kinds, combined, gates, begin, redirects = (), (), (), None, ()
-    chief_end = None
-    compared = made = frozenset()
+    chief_end = update = None
 
     def combine(self, gradients, loss=None):
         """The gradients for the update.

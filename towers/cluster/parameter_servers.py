@@ -32,6 +32,7 @@ from towers.cluster.session_guard import COLLECTIONS, SessionBegun
 from towers.cluster.several_builds import shared_scope
 from towers.cluster.batch_weights import Shares
 from towers.cluster.stop_codes import ServedCode
+from towers.cluster.update_digest import update_digest
 from towers.cluster.worker_notes import JOINED, REFUSED, begin_notes, note
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
@@ -155,6 +156,7 @@ class ServedMachines(Machines):
     def train_op(self, update, before=(), replicated=()):
         """The operation of a step: on the chief with the update, elsewhere without."""
         if self.hook is None:
+            self.update = update_digest(update, before, self.combined)
             return update
         with tf.name_scope(self._scope), only_device('/cpu:0'):
             if self._cluster.is_chief:

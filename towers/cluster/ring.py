@@ -16,7 +16,8 @@ from towers.cluster.ring_rows import SparseGradients
 from towers.cluster.step_counter import SameStep
 from towers.cluster.batch_weights import Shares
 from towers.cluster.stop_codes import Codes
-from towers.cluster.update_state import share_state
+from towers.cluster.state_from_worker_0 import share_state
+from towers.cluster.update_digest import update_digest
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.reduce import all_reduce
@@ -110,7 +111,6 @@ class RingMachines(Machines):
       examples: float64 scalar: the number of examples of this step on all workers; None where each
         worker has the same number, so that nothing is counted.
       state: list of the variables that worker 0 gives to the others in each step.
-      counts: dict of what the model's counters count by, see `counts_of_model`.
     """
 
     def __init__(self, cluster, examples, reduction, num_towers):
@@ -118,7 +118,7 @@ class RingMachines(Machines):
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
         self.stops = self.codes = self.examples = self.data_ended = None
-        self.hook, self.state, self.counts = None, [], {}
+        self.hook, self.state = None, []
         self._own = []  # the gradients of this machine, with their variables
         self._same_step = self._check = self.watch = None
 
@@ -196,8 +196,9 @@ class RingMachines(Machines):
         """
         if self._cluster.num_workers == 1:
             return update
-        update, self.state, self.counts, self.compared, self.made = share_state(
-            update, before, self._own, self.combined, not self._shares.are_weighted,
+        self.update = update_digest(update, before, self.combined)
+        update, self.state = share_state(
+            update, before, self._own, self.combined,
             lambda variable: broadcast_variables(self._cluster, [variable]), replicated)
         self.codes.finish(update, _CPU)
         return self._same_step.counted(update)
