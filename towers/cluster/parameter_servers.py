@@ -50,7 +50,6 @@ class ServedMachines(Machines):
         the chief when a worker wants to stop; the others end by `OutOfRangeError` then.
       codes: `ServedCode`, by which a worker tells the chief that it wants to stop; or None.
       hook: hook that every session of a synchronous training needs; None for an asynchronous one.
-      taking: names of the operations that take the sums over all workers, on the chief.
       chief_end: `ChiefEnd` of an asynchronous training of several workers; else None.
       told_to_stop: whether a signal has told this process to stop.
       chief_has_ended: whether a step was not made since the chief had ended its training.
@@ -62,7 +61,7 @@ class ServedMachines(Machines):
         self._shares = Shares(cluster, examples, reduction)
         self._accumulators, self._pushes, self._given = [], [], []
         self.hook = self.stops = self.codes = self._counted = self._scope = None
-        self.told_to_stop, self.taking = False, frozenset()
+        self.told_to_stop = False
 
     chief_has_ended = property(lambda self: self.hook is not None and self.hook.chief_has_ended)
 
@@ -118,8 +117,6 @@ class ServedMachines(Machines):
                                    self._accumulators, self._tokens, self._notes)
             if not cluster.is_chief:
                 return gradients
-            self.taking = frozenset(
-                tensor.op.name for tensor in tensors_of([(each, None) for each in sums]))
             with only_device('/cpu:0'):  # one operation, which every write of the step waits for
                 self.gates = [tf.group(*tensors_of([(each, None) for each in sums]),
                                        name='all_gradients')]

@@ -15,7 +15,6 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.cluster.parameter_servers import tasks_by_size
 from towers.cluster.reads_after_server_writes import read_after_writes
-from towers.cluster.sums_alone import refuse_sums_alone
 from towers.cluster.written_besides import written_besides
 from towers.errors import ClusterError
 from towers.tensorflow_errors import reason_of
@@ -52,10 +51,7 @@ class SpreadingCreator(tf.train.SessionCreator):
             self._scaffold.finalize()
             spread_over_servers(self._cluster, graph, trained)
             self._is_spread = True
-        session = self._creator.create_session()
-        if self._cluster.is_chief and self._built.machines.hook is not None:
-            refuse_sums_alone(session, self._built)
-        return session
+        return self._creator.create_session()
 
 
 def spread_over_servers(cluster, graph, first=()):
