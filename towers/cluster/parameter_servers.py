@@ -59,8 +59,8 @@ class ServedMachines(Machines):
         """See `Cluster.machines`."""
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
-        self._accumulators, self._pushes, self._given = [], [], []
-        self.hook = self.stops = self.codes = self._counted = self._scope = None
+        self._accumulators, self._pushes = [], []
+        self.hook = self.stops = self.codes = self._scope = None
         self.told_to_stop = False
 
     chief_has_ended = property(lambda self: self.hook is not None and self.hook.chief_has_ended)
@@ -156,15 +156,13 @@ class ServedMachines(Machines):
         with tf.name_scope(self._scope), only_device('/cpu:0'):
             if self._cluster.is_chief:
                 with tf.control_dependencies([update, self._notes.begun_now] + self._pushes):
-                    self._counted = tf.assign_add(self._own_round, 4)
-                    next_round = tf.identity(self._counted)
+                    next_round = tf.identity(tf.assign_add(self._own_round, 4))
                     self.stops = self._wants_to_stop.read_value()
                 with only_device(FIRST_SERVER):
                     noted = tf.assign(self._round, next_round)
                     with tf.control_dependencies([noted]):
-                        self._given = [queue.enqueue([next_round])
-                                       for rank, queue in sorted(self._tokens.items())]
-                        return tf.group(noted, *self._given)
+                        return tf.group(noted, *[queue.enqueue([next_round]) for _, queue in
+                                                 sorted(self._tokens.items())])
             queue, before = self._tokens[self._cluster.rank], tf.identity(self._own_round)
             with tf.control_dependencies([self._notes.all_sent]):
                 before = tf.identity(before)
@@ -180,21 +178,6 @@ class ServedMachines(Machines):
             if self._cluster.active is None:
                 return self.stops.op
             return data_end.raise_at_end(tf.equal(newest % 4, _NO_DATA))
-
-    def hold_rounds(self):
-        """Has the chief let the others go on when it begins its next step, not after its update.
-
-        They then see what it has written in between. Call it when no session has run the graph.
-        """
-        if self.hook is None or not self._cluster.is_chief or self.hook.holds:
-            return
-        self.hook.holds = True
-        with tf.name_scope(self._scope), only_device('/cpu:0'), tf.control_dependencies(None):
-            begun = tf.identity(self._own_round.read_value())
-        compat.add_control_inputs(self._counted.op, [begun.op])
-        for give in self._given:
-            compat.replace_input(give, 1, begun)
-            compat.set_control_inputs(give, [])
 
     def _end_all(self, is_over):
         """The operation that ends the chief's training when no worker has data.

@@ -76,7 +76,6 @@ class RoundsHook(OccasionalHook):
     Attributes:
       say: called with a line when this worker begins anew, or waits for the chief before it begins.
       chief: `AwaitedChief`, which ends a wait in vain for the chief's first session; or None.
-      holds: whether the chief gives the tokens of a step when it begins the next one.
       chief_is_anew: whether the session of the chief's that this worker has joined last is another
         one than that before.
       chief_has_ended: whether a step of this session was not made since the chief had ended.
@@ -91,7 +90,7 @@ class RoundsHook(OccasionalHook):
           accumulators, tokens: its accumulators, and dict of its queues of tokens.
           notes: `SentGradients`.
         """
-        self.say, self.holds, self._is_anew = print, False, False
+        self.say, self._is_anew = print, False
         self.chief = None
         # Of the chief's sessions that this worker has joined, and ended: the first rounds.
         self._joined = self._ended = None
@@ -197,8 +196,6 @@ class RoundsHook(OccasionalHook):
         self._ended = self._joined
         if self._cluster.is_chief:
             newest = session.run(self._value)
-            if self.holds:  # the token that the next step would have begun with
-                session.run(self._give_tokens, {self._first: newest})
             session.run(self._give_tokens, {self._first: newest + 1})
 
     def note_anew(self, before, newest):
