@@ -60,6 +60,7 @@ class Member:
         self.cluster, self.is_chief = cluster, cluster.is_chief
         self.target, self.config = target, config
         self._watch, self._built, self._chief = watch, built, chief
+        self._has_session = False
         step_fetches = StepFetches(lambda: builds_of(built))
         self._begin = BeginHook(cluster, built, target, config, step_fetches,
                                 lambda: self.lost(DEAD_AFTER))
@@ -80,9 +81,17 @@ class Member:
         Args:
           creator: a `tf.train.SessionCreator` for `target` and `config`.
           scaffold: the creator's `tf.train.Scaffold`.
+
+        Raises:
+          ClusterError: a second session with parameter servers.
         """
         self._begin.is_by_member = True
         if self.cluster.kind == 'ps':
+            if self._has_session:
+                raise ClusterError(
+                    'join with parameter servers is for one session, and this is the second one: '
+                    'train in one, and evaluate its checkpoints in another process.')
+            self._has_session = True
             return SpreadingCreator(self.cluster, creator, scaffold, self._built)
         return _OnceCreator(self, creator) if self.cluster.kind == 'ring' else creator
 

@@ -75,9 +75,10 @@ class BeginHook(OccasionalHook):
 
 
 class NextSessionHook(OccasionalHook):
-    """Has an asynchronous worker wait where the chief has ended its session, for its next one.
+    """Has an asynchronous worker wait where the chief has ended, until it is started again.
 
-    Without the wait the worker would stop after its first step, since the chief has ended.
+    Servers may outlive a run. Without the wait a worker that is started again before the chief
+    would stop after its first step, since the chief of the run before has ended.
     """
 
     def __init__(self, cluster, chief_end, start_timeout, say):
@@ -242,8 +243,7 @@ class BegunAnewHook(OccasionalHook):
         self._said = None  # since the last step: one lost server may cost several sessions
 
     def begin(self):
-        """Another session of the program's is none that is made again."""
-        self._is_first, self._global_step = True, tf.train.get_global_step()
+        self._global_step = tf.train.get_global_step()
 
     def after_create_session(self, session, coord):
         if self._awaited is not None:
