@@ -9,7 +9,6 @@ import datasets
 import towers
 from towers.errors import InputError
 from towers.run.evaluation import EvaluationHook
-from towers.run.fingerprint import FingerprintHook
 from towers.run.long_steps import LongStepHook
 from towers.run.metrics_log import MetricsHook
 from towers.run.progress import ProgressHook
@@ -18,6 +17,7 @@ from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import SummaryHook, default_summaries
 from trainer.bad_examples import INPUT_ERRORS, naming_bad_test_images
 from trainer.data import is_own, own_failure
+from trainer.fingerprint import FingerprintHook
 from trainer.flags import FLAGS, train_dir
 
 

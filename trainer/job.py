@@ -11,10 +11,10 @@ import towers
 from towers.placement.devices import describe_config
 from towers.run.averages import WeightAverages
 from towers.run.evaluation import Evaluation
-from towers.run.fingerprint import ExamplesChecksum
 from towers.tower.stateless_random import make_initial_values_stateless
 from trainer.cluster import counted, examples_a_step, share, workers_a_step
 from trainer.data import check_sizes, staging, whole_batch
+from trainer.fingerprint import ExamplesChecksum
 from trainer.flags import FLAGS
 from trainer.optimizer import clip, make_learning_rate, make_loss_scale, make_optimizer
 from trainer.position import START, end_of_run, epochs_of

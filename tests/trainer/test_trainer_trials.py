@@ -9,8 +9,7 @@ from absl.testing import flagsaver
 import pytest
 
 import towers
-from towers.run import diagnosis
-from trainer import training, trials
+from trainer import diagnosis, training, trials
 from trainer.flags import FLAGS
 from trainer.job import Setup
 from trainer.resuming import run_settings
