@@ -3,9 +3,9 @@
 import contextlib
 
 import towers
-from towers.run.run_settings import CHANGES, STATE
 from trainer.flags import FLAGS
 from trainer.resuming import RESUMING
+from trainer.run_settings import CHANGES, STATE
 
 
 def make_cluster():

@@ -9,8 +9,8 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.checkpoint.files import READ_ERRORS, list_checkpoints, step_of
-from towers.run.metrics_log import MetricsLog
 from trainer.flags import FLAGS, train_dir
+from trainer.metrics_log import MetricsLog
 from trainer.position import last_step, position_of
 from trainer.results import evaluate_in_graph
 

@@ -11,7 +11,6 @@ import tensorflow.compat.v1 as tf
 import datasets
 import towers
 from towers.run.output_stream import OutputStream
-from towers.run.stopping import interruptible
 from trainer.command_line import refuse, say
 from trainer.data import own_failure, show_cause, unknown_failure
 
@@ -34,7 +33,7 @@ def run(main, argv):
       OutputLostError: see `lasting_output`.
     """
     try:
-        with interruptible():
+        with _interruptible():
             return main(argv)
     except towers.OutputLostError:
         raise
@@ -54,6 +53,18 @@ def run(main, argv):
         return _failed(failure)
     except KeyboardInterrupt:  # before the first step, where there is nothing to save
         return status_of_signal(signal.SIGINT)
+
+
+@contextlib.contextmanager
+def _interruptible():
+    """Makes Ctrl-C a `KeyboardInterrupt` in the block, unless the process ignores it."""
+    former = signal.getsignal(signal.SIGINT)
+    if former is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 def status_of_signal(number):

@@ -12,6 +12,7 @@ from towers.placement.devices import describe_config
 from towers.run.averages import WeightAverages
 from towers.run.evaluation import Evaluation
 from towers.tower.stateless_random import make_initial_values_stateless
+from trainer.build_progress import BuildProgress
 from trainer.cluster import counted, examples_a_step, share, workers_a_step
 from trainer.data import check_sizes, staging, whole_batch
 from trainer.fingerprint import ExamplesChecksum
@@ -106,7 +107,7 @@ def build_job(setup, position=START, with_evaluation=True, stage_inputs=None, cl
     rate = make_learning_rate(batch_size, num_towers, epochs.length, last_example,
                               workers_a_step(cluster))
     learning_rate = rate.tensor(tf.identity(examples_seen))
-    progress = towers.BuildProgress()
+    progress = BuildProgress()
     built = towers.build_towers(
         classifier.model_fn(is_training=True), batch, make_optimizer(learning_rate), devices,
         FLAGS.reduction,
@@ -176,7 +177,7 @@ def make_evaluation(setup, trained=None):
     batches = setup.dataset.eval_batches(batch_size=setup.batch_size,
                                          **setup.classifier.image_format)
     check_sizes(batches, 'eval_batches', setup.classifier.takes_any_size)
-    progress = towers.BuildProgress(what='evaluation tower')
+    progress = BuildProgress(what='evaluation tower')
     evaluation = Evaluation(
         setup.classifier.model_fn(is_training=False), batches,
         None if trained else FLAGS.devices or FLAGS.num_towers, trained,

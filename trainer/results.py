@@ -5,8 +5,8 @@ import csv
 
 import tensorflow.compat.v1 as tf
 
+from datasets.atomic_file import written_whole
 import towers
-from towers.run.atomic_file import written_whole
 from towers.run.averages import averages_in
 from towers.run.export import export_saved_model
 from trainer.data import is_own

@@ -6,10 +6,9 @@ import itertools
 import tensorflow.compat.v1 as tf
 
 import datasets
-import towers
-from towers.run.run_settings import CHANGES, HARMLESS, STATE, recorded_setting
 from trainer.data import is_own
 from trainer.flags import FLAGS, GROUPS, train_dir
+from trainer.run_settings import CHANGES, HARMLESS, STATE, RunSettings, recorded_setting
 
 # The kind of each flag in `RunSettings`: what another value of it means for a run that goes on.
 RESUMING = collections.OrderedDict([
@@ -38,7 +37,7 @@ OF_WORKERS = ('number of workers', 'examples of all workers a step', 'learning r
 """Settings that are no flags: what another number of workers makes of batch and rate."""
 
 
-class _Settings(towers.RunSettings):
+class _Settings(RunSettings):
     """The settings of a run, of which `OF_WORKERS` are recorded on one machine, too.
 
     A run that goes on with several machines, or comes from them, says all three. One that stays on
@@ -69,7 +68,6 @@ def run_settings(batch_size, further=()):
         [(name, batch_size if name == 'batch_size' else FLAGS[name].value) for name in names]
         + [each[:2] for each in further],
         dict({name: kinds[name] for name in names}, **{each[0]: CHANGES for each in further}),
-        '--%s=%s',
         'Or begin another run in another --train_dir, which --init_from={directory} starts with '
         'what fits of the weights.', {each[0]: each[2] for each in further if len(each) > 2})
 

@@ -18,6 +18,7 @@ from trainer.hooks import make_hooks, tell_end
 from trainer.resources import memory_limit, session_config
 from trainer.results import export, report
 from trainer.resuming import run_settings, settings_of_data, settings_of_workers
+from trainer.run_settings import SettingsHook
 
 _MANY_OPERATIONS = 50000  # of a graph whose first step takes so long that it is announced
 
@@ -55,12 +56,14 @@ class Training:
                           if FLAGS.init_from else None)
         try:
             with naming_bad_test_images(job.setup.dataset), joined(cluster, job) as member:
+                settings = SettingsHook(self._settings(), train_dir())
                 with training_session(
-                        train_dir(), job.counts.global_step, hooks.first, session_config(job.built),
-                        last_hooks=[hooks.signals], save_steps=FLAGS.save_steps, keep=FLAGS.keep,
+                        train_dir(), job.counts.global_step, [settings] + hooks.first,
+                        session_config(job.built), last_hooks=[hooks.signals],
+                        save_steps=FLAGS.save_steps, keep=FLAGS.keep,
                         listeners=hooks.save_listeners, recover=FLAGS.recover,
-                        initial_values=initial_values, settings=self._settings(),
-                        built=job.built, memory_limit=memory_limit(), member=member) as session:
+                        initial_values=initial_values, check=settings.check, built=job.built,
+                        memory_limit=memory_limit(), member=member) as session:
                     yield session
                 if self._ended is not None and cluster is not None and cluster.kind != 'horovod':
                     raise self._ended  # here, so that the other workers hear of it at once

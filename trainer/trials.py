@@ -9,15 +9,15 @@ from datasets.epochs import Epochs
 import towers
 from towers.memory.report import count_on_cpus
 from towers.placement.tower_device import stages_of
-from towers.run.choose_placement import Trial, recorded_choice
-from towers.run.operation_times import recorded_times
-from towers.run.run_settings import recorded_setting
+from towers.run.choose_placement import Trial
 from trainer import diagnosis
 from trainer.bad_examples import leave_out_first_bad, trying
 from trainer.data import staging
 from trainer.flags import FLAGS, train_dir
 from trainer.job import build_job
+from trainer.records import recorded_choice, recorded_times
 from trainer.resources import memory_limit, session_config
+from trainer.run_settings import recorded_setting
 
 
 def choose_placement(setup, position):
