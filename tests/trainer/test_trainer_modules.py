@@ -3,6 +3,7 @@
 import ast
 import glob
 import os
+import re
 
 import pages
 
@@ -26,11 +27,24 @@ def imports():
     return {name: modules & set(found) for name, modules in found.items()}
 
 
+def rows():
+    """The table of docs/architecture.md: a list of the modules of each row."""
+    section = pages.text('docs/architecture.md').split('## The trainer')[1].split('\n## ')[0]
+    return [re.findall('`([^`]+)`', row) for row in re.findall(r'^\| (`[^|]*) \|', section, re.M)]
+
+
 def test_imports_go_one_way():
     left = imports()
-    assert len(left) > 20 and {'flags', 'training'} <= left['train']
     while left:
         lowest = [name for name, modules in left.items() if not modules & set(left)]
         assert lowest, 'these import each other: %s' % sorted(left)
         for name in lowest:
             del left[name]
+
+
+def test_the_table_has_all_modules_from_above_to_below():
+    found, table = imports(), rows()
+    assert sorted(sum(table, ['__init__', 'train'])) == sorted(found)
+    place = {name: number for number, row in enumerate(table) for name in row}
+    assert [(name, each) for name in place for each in found[name]
+            if place[each] < place[name]] == []
