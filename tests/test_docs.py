@@ -328,7 +328,7 @@ def templates():
     return found
 
 
-# Sections of the page about errors whose tables begin with other texts than those of towers' errors.
+# Sections of the page about errors whose tables begin with other texts than towers' errors.
 NOT_OURS = ('Errors of TensorFlow and its packages', 'Wrong numbers without an error')
 
 

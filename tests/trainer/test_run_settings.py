@@ -165,11 +165,11 @@ def test_a_run_that_goes_on_says_what_changed(tmp_path):
 
 
 @pytest.mark.parametrize('first, second, names, text', [
-    (momentum, sgd, ('momentum', 'sgd'), r'--optimizer=sgd, was momentum: the checkpoint \S+-2 holds '
-     r'state that the checkpoints to come would be without: w/Momentum\. Nothing was changed\. Go '
-     r'on with --optimizer=momentum\. Begin another one than \S+\.$'),
-    (sgd, momentum, ('sgd', 'momentum'), r'--optimizer=momentum, was sgd: the checkpoint \S+-2 is of '
-     r'another model: 1 of the 3 variables of this model differ: not in the checkpoint: '
+    (momentum, sgd, ('momentum', 'sgd'), r'--optimizer=sgd, was momentum: the checkpoint \S+-2 '
+     r'holds state that the checkpoints to come would be without: w/Momentum\. Nothing was '
+     r'changed\. Go on with --optimizer=momentum\. Begin another one than \S+\.$'),
+    (sgd, momentum, ('sgd', 'momentum'), r'--optimizer=momentum, was sgd: the checkpoint \S+-2 is '
+     r'of another model: 1 of the 3 variables of this model differ: not in the checkpoint: '
      r'w/Momentum\. Nothing was changed\. Go on with --optimizer=sgd\. Begin another one than ')])
 def test_state_is_neither_dropped_nor_made_up(tmp_path, first, second, names, text):
     run(tmp_path, 2, first(), settings(optimizer=names[0]))
