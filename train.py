@@ -16,7 +16,7 @@ import datasets  # noqa: E402
 from models import registry  # noqa: E402
 from trainer.bad_examples import prepare_skipping  # noqa: E402
 from trainer.cluster import make_cluster, saves, share, trains  # noqa: E402
-from trainer.command_line import parse_flags, say  # noqa: E402
+from trainer.command_line import parse_flags  # noqa: E402
 from trainer.contradictions import tell_without_effect  # noqa: E402
 from trainer.data import make_dataset  # noqa: E402
 from trainer.exit_status import lasting_output, run  # noqa: E402
@@ -74,6 +74,6 @@ def train(setup):
 
 
 if __name__ == '__main__':
-    with lasting_output(say):
+    with lasting_output():
         app.run(lambda argv: run(main, argv),
                 flags_parser=lambda argv: parse_flags(argv, __doc__))

@@ -83,15 +83,12 @@ def _failed(error):
 # ---- Output that is lost -------------------------------------------------------------------------
 
 @contextlib.contextmanager
-def lasting_output(say):
+def lasting_output():
     """Runs a program's main with `OutputStream`s as `sys.stdout` and `sys.stderr`, and exits.
 
     If standard output is lost, the exit status is 141 (128 plus SIGPIPE) where its reader is gone,
-    as a shell expects of a program in a pipe; else 1, and `say` is called. Another status that the
-    program itself exits with, such as after a signal, stays.
-
-    Args:
-      say: called with a line for standard error.
+    as a shell expects of a program in a pipe; else 1, and a line on standard error says so. Another
+    status that the program itself exits with, such as after a signal, stays.
 
     Raises:
       SystemExit: always.
