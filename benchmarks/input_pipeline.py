@@ -36,8 +36,8 @@ from datasets.epochs import Epochs  # noqa: E402
 from datasets.image_set import _draws  # noqa: E402
 from datasets.pipeline import epoch_order  # noqa: E402
 import towers  # noqa: E402
-from towers.run.diagnosis import Trial  # noqa: E402
-from towers.run.speeds import StepsSpeed  # noqa: E402
+from trainer.diagnosis import Trial  # noqa: E402
+from trainer.speeds import StepsSpeed  # noqa: E402
 
 HEIGHT, WIDTH, QUALITY = 375, 500, 96
 BATCH = 32

@@ -18,8 +18,8 @@ import tensorflow.compat.v1 as tf
 
 import pages
 import towers
-import train
 from towers import compat
+from trainer.flags import FLAGS
 
 IS_TF1 = tf.version.VERSION.startswith('1.')
 PAGES_OF_ONE_PROGRAM = [page for page in pages.names()
@@ -252,8 +252,8 @@ def check_flags(program, arguments):
     """Whether a program of this repository has these flags."""
     if program == 'train.py':
         with flagsaver.flagsaver():
-            train.FLAGS.unparse_flags()
-            train.FLAGS(['train.py'] + [each for each in arguments if each != '--helpshort'])
+            FLAGS.unparse_flags()
+            FLAGS(['train.py'] + [each for each in arguments if each != '--helpshort'])
         return
     if program in {pages.own_name(block) for block in FILES}:  # a file that stands on a page
         return
@@ -344,10 +344,10 @@ PLACEHOLDER = re.compile(r'%(?:\.\d+)?[rsdgfe]|\{[^}]*\}')
 
 
 def templates():
-    """All string constants in towers/, trainer/ and train.py that may be the text of an error."""
+    """All string constants in towers/ and trainer/ that may be the text of an error."""
     found = set()
-    for path in glob.glob(os.path.join(pages.ROOT, 'towers', '**', '*.py'), recursive=True) + [
-            train.__file__, *glob.glob(os.path.join(pages.ROOT, 'trainer', '*.py'))]:
+    for path in sum([glob.glob(os.path.join(pages.ROOT, room, '**', '*.py'), recursive=True)
+                     for room in ('towers', 'trainer')], []):
         with open(path, encoding='utf-8') as source:
             for node in ast.walk(ast.parse(source.read())):
                 value = getattr(node, 'value' if sys.version_info >= (3, 8) else 's', None)
@@ -356,7 +356,7 @@ def templates():
     return found
 
 
-# Sections of the page about errors whose lists begin with other texts than those of towers' errors.
+# Sections of the page about errors whose tables begin with other texts than towers' errors.
 NOT_OURS = ('Errors of TensorFlow and its packages', 'Wrong numbers without an error')
 
 

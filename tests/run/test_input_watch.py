@@ -8,7 +8,6 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.run.input_watch import InputWatch, InputWatchHook, Reading, Span, describe_share
-from towers.run.metrics_log import MetricsHook
 from towers.run.progress import ProgressHook
 from towers.run.step_loop import LoopSession
 from sample_models import switched
@@ -254,21 +253,16 @@ def test_lines_of_the_hook():
     assert said[2].endswith(describe_share(hook.latest_share))
 
 
-def test_progress_and_metrics_have_the_share(tmp_path, capsys):
+def test_progress_has_the_share(capsys):
     train_op, _ = training(numbers(True), False)
     step = tf.train.get_global_step()
     watch = InputWatchHook(train_op, say=None)
     progress = ProgressHook({}, step, 4, 1, 4, log_every=1, input_watch=watch)
-    metrics = MetricsHook({}, step, str(tmp_path / 'metrics.jsonl'), 1, 4, log_every=2,
-                          input_watch=watch)
-    with tf.train.MonitoredSession(hooks=[watch, progress, metrics]) as session:
+    with tf.train.MonitoredSession(hooks=[watch, progress]) as session:
         for _ in range(4):
             session.run(train_op)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4 and all('input wait ' in line for line in lines)
-    import json
-    entries = [json.loads(line) for line in (tmp_path / 'metrics.jsonl').read_text().splitlines()]
-    assert all(0 < entry['input_wait'] <= 1 for entry in entries) and len(entries) == 2
 
 
 def test_shares_are_of_the_span_and_survive_a_session_made_anew(monkeypatch):

@@ -17,8 +17,9 @@ from image_files import jpeg, write_folder
 from models import registry
 from train_runs import metrics, newest, names_that_differ, values_of
 import towers
-from trainer import data as train_data
-from trainer import flags as train_flags
+from trainer.bad_examples import leave_out_first_bad, trying
+from trainer.data import check_sizes, unknown_failure
+from trainer.flags import FLAGS
 
 SHORT = ['--batch_size=100', '--train_steps=16', '--log_every=4', '--save_steps=16',
          '--fingerprint',
@@ -30,7 +31,7 @@ FOLDER = ['--dataset=folder', '--model=digits', '--image_size=8', '--batch_size=
 @pytest.fixture
 def parsed():
     with flagsaver.flagsaver():
-        train_flags.FLAGS(['train.py', '--seed=5'])
+        FLAGS(['train.py', '--seed=5'])
         yield
 
 
@@ -61,16 +62,16 @@ def test_where_bad_examples_are_looked_for(parsed):
         order = session.run(epoch_order(10, 5)(tf.constant(0, tf.int64))).tolist()
     dataset = Rotten(0)
     dataset.find_bad = lambda split, numbers: dataset.looked_at.append(list(numbers))
-    assert not train_data.leave_out_first_bad(dataset, 1, OF_INPUT)
+    assert not leave_out_first_bad(dataset, 1, OF_INPUT)
     assert dataset.looked_at == [order[:2], order[2:6], order[6:]]
     other = tf.errors.InvalidArgumentError(None, None, 'of the model\n\t [[{{node a}}]]')
-    assert not train_data.leave_out_first_bad(dataset, 1, other) and len(dataset.looked_at) == 3
+    assert not leave_out_first_bad(dataset, 1, other) and len(dataset.looked_at) == 3
     # Nothing bad is found: a line all the same, of the input alone.
-    assert str(train_data.unknown_failure(OF_INPUT)) == (
+    assert str(unknown_failure(OF_INPUT)) == (
         'a batch of --dataset=digits could not be made: rotten. Looked at one by one, its examples '
         'are good: was a file out of reach for a while, or replaced? Start the same command again; '
         '--mode=check_data reads them all.')
-    assert train_data.unknown_failure(other) is None
+    assert unknown_failure(other) is None
 
 
 def test_a_trial_begins_anew_without_what_is_bad(parsed, capsys):
@@ -81,16 +82,16 @@ def test_a_trial_begins_anew_without_what_is_bad(parsed, capsys):
                 raise OF_INPUT
         return 'found'
     dataset = Rotten(1)
-    assert train_data.trying(dataset, 1, trial) == 'found' and dataset.skipped.examples == []
+    assert trying(dataset, 1, trial) == 'found' and dataset.skipped.examples == []
     assert capsys.readouterr().out == 'line 0\nline 1\nline 2\nline 3\n'
     with pytest.raises(datasets.BadExampleError, match='--skip_bad=1 allows no more'):
-        train_data.trying(dataset, 5, trial, keep=True)
+        trying(dataset, 5, trial, keep=True)
     dataset = Rotten(2)
-    train_data.trying(dataset, 1, trial, keep=True)
+    trying(dataset, 1, trial, keep=True)
     assert dataset.skipped.numbers('train') == {3, 7}
     dataset = Rotten(0)
     with pytest.raises(datasets.BadExampleError, match='is rotten. --skip_bad=10'):
-        train_data.trying(dataset, 1, trial)
+        trying(dataset, 1, trial)
 
 
 def test_a_trial_that_fails_for_another_reason(parsed):
@@ -101,7 +102,7 @@ def test_a_trial_that_fails_for_another_reason(parsed):
     for error in (tf.errors.InvalidArgumentError(None, None, 'of the model'),
                   towers.MeasurementError('not counted'), KeyError('w')):
         with pytest.raises(type(error)) as caught:
-            train_data.trying(Rotten(9), 1, fail(error))
+            trying(Rotten(9), 1, fail(error))
         assert caught.value is error
     ended = towers.MeasurementError('the input ended')
     ended.__cause__ = tf.errors.OutOfRangeError(None, None, 'End\n\t [[IteratorGetNext]]')
@@ -109,7 +110,7 @@ def test_a_trial_that_fails_for_another_reason(parsed):
         for error, text in ((OF_INPUT, 'own:data: a batch could not be made: rotten'),
                             (ended, 'train_batches of own:data ended')):
             with pytest.raises(datasets.OwnDataError, match=text):
-                train_data.trying(types.SimpleNamespace(), 1, fail(error))
+                trying(types.SimpleNamespace(), 1, fail(error))
 
 
 @pytest.mark.parametrize('sides, unknown', [
@@ -118,12 +119,12 @@ def test_images_of_unknown_size_name_the_users_function(sides, unknown):
     batches = tf.data.Dataset.from_generator(
         list, (tf.float32, tf.int64), ([4] + sides + [1], [4]))
     with flagsaver.flagsaver():
-        train_flags.FLAGS(['train.py', '--dataset=own:set', '--model=digits'])
+        FLAGS(['train.py', '--dataset=own:set', '--model=digits'])
         with pytest.raises(datasets.OwnDataError) as error:
-            train_data.check_sizes(batches, 'train_batches', takes_any_size=False)
-        train_data.check_sizes(batches, 'train_batches', takes_any_size=True)
-        train_flags.FLAGS(['train.py', '--dataset=digits'])
-        train_data.check_sizes(batches, 'train_batches', takes_any_size=False)
+            check_sizes(batches, 'train_batches', takes_any_size=False)
+        check_sizes(batches, 'train_batches', takes_any_size=True)
+        FLAGS(['train.py', '--dataset=digits'])
+        check_sizes(batches, 'train_batches', takes_any_size=False)
     assert str(error.value).startswith(
         'train_batches of own:set gives images of unknown %s, shape (4, ' % unknown)
     assert str(error.value).endswith('tf.image.resize them to one size, or call set_shape in a map '

@@ -114,8 +114,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         clones where that gives the same graph as calls. Otherwise it calls, and the plan says why:
         shards of different static sizes, tables, queues, placeholders and Python functions made by
         the model function, functions with a custom gradient.
-      on_tower: called as `on_tower(index, count)` before each tower is built, see `BuildProgress`;
-        hundreds of towers take minutes.
+      on_tower: called as `on_tower(index, count)` before each tower is built, to show how far the
+        build is: hundreds of towers take minutes.
       accumulate: k, into how many micro-batches each tower's shard is cut. They run one after the
         other, in the memory of one, and one update applies the sum of their gradients: the gradient
         is the same, and `global_step`, rate and summaries count one step. Batch norm normalizes

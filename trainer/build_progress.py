@@ -1,10 +1,7 @@
 """Shows the progress of a long build: `building tower 17 of 1,000`."""
 
 import time
-import typing
 
-from towers.arguments import check_instance, check_number
-from towers.errors import InvalidArgumentError
 from towers.run.output_stream import OutputStream, progress_stream
 
 
@@ -17,20 +14,13 @@ class BuildProgress:
 
     _PATIENCE, _REDRAW_SECONDS = 3., 0.1  # on a terminal
 
-    def __init__(self, stream: typing.Any = None, every: float = 10., what: str = 'tower'):
+    def __init__(self, stream=None, every=10., what='tower'):
         """
         Args:
           stream: text stream to write to; None: as in `ProgressHook`.
           every: where the stream is no terminal, seconds to the first line and between lines.
           what: a word for what is built: `'building <what> 17 of 1,000'`.
-
-        Raises:
-          InvalidArgumentError: `stream` is no text stream, `every` below 0, `what` no string.
         """
-        check_number('every', every, least=0, expected='seconds, 0 at least')
-        check_instance('what', what, str, 'a word')
-        if stream is not None and not (hasattr(stream, 'write') and hasattr(stream, 'isatty')):
-            raise InvalidArgumentError('stream=%.80r: expected a text stream, or None.' % (stream,))
         self._stream = OutputStream(progress_stream() if stream is None else stream,
                                     on_lost=lambda error: None)
         on_terminal = self._stream.isatty()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from towers.errors import InvalidArgumentError, LogFileError
-from towers.run.metrics_log import MetricsLog
+from trainer.metrics_log import MetricsLog
 
 
 def strict(path):

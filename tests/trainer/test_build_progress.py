@@ -1,12 +1,13 @@
-"""towers.build_progress: how far a long build is."""
+"""trainer.build_progress: how far a long build is."""
 
 import io
 
 import pytest
 import sample_models as samples
 
-from towers.run import build_progress
-from towers import BuildProgress, build_towers
+from towers import build_towers
+from trainer import build_progress
+from trainer.build_progress import BuildProgress
 
 
 class Clock:

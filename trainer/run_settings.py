@@ -4,18 +4,18 @@ import collections
 import json
 import os
 import time
-import typing
 
-from towers.arguments import check_instance
-from towers.errors import CheckpointError, InvalidArgumentError
-from towers.run.atomic_file import moved_aside, written_whole
+from datasets.atomic_file import moved_aside, written_whole
+from towers.errors import CheckpointError
+from towers.run.step_loop import OccasionalHook
 
 FILE = 'settings.json'
 
 HARMLESS = 'harmless'
 CHANGES = 'changes the run'
 STATE = 'state'
-KINDS = (HARMLESS, CHANGES, STATE)
+
+_FORM = '--%s=%s'  # of a flag and its value
 
 
 class Difference(collections.namedtuple('Difference', 'name was now kind text effect')):
@@ -24,7 +24,7 @@ class Difference(collections.namedtuple('Difference', 'name was now kind text ef
     Attributes:
       name: of the setting.
       was, now: its values.
-      kind: one of `KINDS`.
+      kind: `HARMLESS`, `CHANGES` or `STATE`.
       text: such as `'--seed=2, was 1'`.
       effect: what that means for the run; '': what the kind says.
     """
@@ -39,11 +39,10 @@ Difference.__new__.__defaults__ = ('',)
 
 
 class RunSettings:
-    """The settings of a program that trains, for `training_session(settings=…)`.
+    """The settings of a program that trains.
 
-        settings = towers.RunSettings(
-            {'seed': 1, 'log_every': 100, 'optimizer': 'adam'},
-            {'seed': CHANGES, 'log_every': HARMLESS, 'optimizer': STATE})
+        settings = RunSettings({'seed': 1, 'log_every': 100, 'optimizer': 'adam'},
+                               {'seed': CHANGES, 'log_every': HARMLESS, 'optimizer': STATE})
 
     The file `settings.json` in the directory of the checkpoints has the settings of the latest
     start, and each change of a setting, with its step. A run that goes on says each difference in a
@@ -55,51 +54,19 @@ class RunSettings:
       error names these settings as the reason: optimizer, model.
     """
 
-    def __init__(self, values: typing.Any, kinds: dict, form: str = '%s=%s', advice: str = '',
-                 effects: typing.Optional[dict] = None):
+    def __init__(self, values, kinds, advice='', effects=None):
         """
         Args:
-          values: dict (or list of pairs) from names to numbers, strings, booleans or None.
-          kinds: dict from each of these names to one of `KINDS`.
-          form: format of a name and a value in messages: `'--%s=%s'` for flags. A name with a
-            space is in plain words, which no form fits.
+          values: list of pairs of a name and a number, string, boolean or None. A name with a space
+            is in plain words; any other one is a flag's.
+          kinds: dict from each of these names to `HARMLESS`, `CHANGES` or `STATE`.
           advice: end of the error of a refused run: how to begin another one; `'{directory}'` in it
             is replaced by the directory of the refused one.
           effects: dict from names to what another value means, a text for the lines of a run that
-            goes on; of the other names the kind is said.
-
-        Raises:
-          InvalidArgumentError: a name without a kind, or a value of another type.
+            goes on; of the other names the kind is said. Or None.
         """
-        check_instance('advice', advice, str, 'a text')
-        check_instance('form', form, str, "a text such as '--%s=%s'")
-        try:
-            form % ('name', 'value')
-        except (TypeError, ValueError):
-            raise InvalidArgumentError("form=%.80r: expected two places, for name and value, such "
-                                       "as '--%%s=%%s'." % form) from None
-        try:
-            if isinstance(values, str):
-                raise TypeError
-            self._values = collections.OrderedDict(values)
-            self._kinds = dict(kinds)
-        except (TypeError, ValueError):
-            raise InvalidArgumentError(
-                'values=%.80r, kinds=%.80r: expected two dicts with the same names.'
-                % (values, kinds)) from None
-        self._form = form
-        self._advice = advice
-        self._effects = {} if effects is None else effects
-        check_instance('effects', self._effects, dict, 'a dict from names to texts, or None')
-        for name, effect in self._effects.items():
-            check_instance('effects[%r]' % (name,), effect, str, 'a text')
-        for name, value in self._values.items():
-            if self._kinds.get(name) not in KINDS:
-                raise InvalidArgumentError('kinds=%r: expected one of %s for the setting %r.' % (
-                    self._kinds.get(name), ', '.join(map(repr, KINDS)), name))
-            if not (value is None or isinstance(value, (bool, int, float, str))):
-                raise InvalidArgumentError('setting %s=%r: expected a number, a string, True, '
-                                           'False or None.' % (name, value))
+        self._values, self._kinds = collections.OrderedDict(values), kinds
+        self._advice, self._effects = advice, effects or {}
 
     def begin(self, directory):
         """Writes the file of a new run. An older file is renamed.
@@ -134,7 +101,7 @@ class RunSettings:
             return [], ('%s cannot be read (%s): whether settings have changed cannot be told'
                         % (path, error))
         return [Difference(name, former[name], value, self._kinds[name], '%s, was %s' % (
-            (self._form if ' ' not in name else '%s: %s') % (name, _shown(value)),
+            ('%s: %s' if ' ' in name else _FORM) % (name, _shown(value)),
             _shown(former[name], quoted=True)), self._effects.get(name, ''))
                 for name, value in self._values.items()
                 if name in former and not _same(former[name], value)], None
@@ -183,13 +150,69 @@ class RunSettings:
             return CheckpointError('%s. Nothing was changed.%s' % (reason, ' ' + advice))
         return CheckpointError('%s: %s. Nothing was changed. Go on with %s. %s' % (
             ', '.join(each.text for each in guilty), reason,
-            ' '.join(self._form % (each.name, _shown(each.was)) for each in guilty), advice))
+            ' '.join(_FORM % (each.name, _shown(each.was)) for each in guilty), advice))
 
     def _write(self, path, changes):
         with written_whole(path, 'Make room or make the directory writable.') as opened:
             json.dump(collections.OrderedDict([('settings', self._values), ('changes', changes)]),
                       opened, indent=1)
             opened.write('\n')
+
+
+class SettingsHook(OccasionalHook):
+    """Compares the settings of a run with those of its last start, and writes them.
+
+        settings = SettingsHook(RunSettings(…), directory)
+        with training_session(directory, global_step, [settings] + hooks, check=settings.check):
+
+    They are written once for each start of the program: for a new run when the session has been
+    made, before the first checkpoint is saved; for a run that goes on before its first step. So a
+    start that fails earlier, or has no step left to do, writes nothing.
+    """
+
+    def __init__(self, settings, directory, say=print):
+        """
+        Args:
+          settings: `RunSettings` that the program was started with.
+          directory: of the checkpoints.
+          say: called with each line about a file that was renamed.
+        """
+        self._settings, self._directory, self._say = settings, directory, say
+        self._newest, self._differences, self._written = None, [], False
+
+    def check(self, newest, missing, dropped):
+        """Compares the settings of a run that goes on, see `training_session(check=…)`.
+
+        Raises:
+          CheckpointError: the checkpoint has other variables than the graph, and the change of a
+            setting is the reason; or it has state that would be dropped.
+        """
+        self._newest = newest
+        self._differences, problem = self._settings.compare(self._directory)
+        of_state = any(each.kind == STATE for each in self._differences)
+        if missing is not None and of_state or missing is None and dropped is not None:
+            raise self._settings.refusal(self._directory, self._differences, missing or dropped)
+        return [problem] if problem else [str(each) for each in self._differences]
+
+    def after_create_session(self, session, coord):
+        """Writes the settings of a new run."""
+        if self._newest is None:
+            self._write(lambda: self._settings.begin(self._directory))
+
+    def before_run(self, run_context):
+        """Adds what has changed to the settings of a run that goes on."""
+        self._write(lambda: self._settings.record(self._directory, self._newest.step,
+                                                  self._differences))
+
+    def is_due(self):
+        """Whether the settings are still to be written."""
+        return not self._written
+
+    def _write(self, write):
+        if not self._written:
+            for line in write():
+                self._say(line)
+            self._written = True
 
 
 def recorded_setting(directory, name):

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from towers.nonfinite import NonFiniteError, checked_loss
 from towers.run import step_clock
-from towers.errors import InvalidArgumentError
-from towers.run.metrics_log import MetricsHook
+from towers.run.input_watch import InputWatchHook
+from towers.run.step_clock import StepCounts
+from towers.run.training_session import training_session
+from trainer.metrics_hook import MetricsHook
 
 
 class FakeTime:
@@ -29,8 +32,7 @@ def time(monkeypatch):
 class Job:
     """A training whose loss in step s is 1 / s, with a checkpoint every `save_steps`."""
 
-    def __init__(self, folder, log_every=4, last_step=None, save_steps=None, saver_first=False,
-                 **options):
+    def __init__(self, folder, log_every=4, last_step=None, save_steps=None, **options):
         self.graph = tf.Graph()
         self.path = folder / 'metrics.jsonl'
         with self.graph.as_default():
@@ -38,13 +40,13 @@ class Job:
             loss = 1. / tf.cast(self.global_step + 1, tf.float32)
             with tf.control_dependencies([loss]):
                 self.train_op = tf.assign_add(self.global_step, 1).op
-            self.hook = MetricsHook([('loss', loss)], self.global_step, str(self.path), 10, 80,
-                                    log_every, last_step, **options)
+            counts = StepCounts(self.global_step, 10, examples_per_epoch=80, last_step=last_step)
+            self.hook = MetricsHook([('loss', loss)], counts, str(self.path), log_every, **options)
             hooks = [self.hook]
             if save_steps:
                 saver = tf.train.CheckpointSaverHook(str(folder), save_steps=save_steps,
                                                      listeners=[self.hook.listener])
-                hooks = [saver] + hooks if saver_first else hooks + [saver]
+                hooks += [saver]
             self.creator = tf.train.ChiefSessionCreator(checkpoint_dir=str(folder))
             self.hooks = hooks
 
@@ -132,13 +134,6 @@ def test_the_line_is_there_before_the_checkpoint(tmp_path):
     assert [line['step'] for line in job.lines()] == [4]
 
 
-def test_a_saver_that_comes_first_is_found_out(tmp_path):
-    with pytest.raises(InvalidArgumentError, match='put the MetricsHook before the hook that'):
-        Job(tmp_path, 4, save_steps=4, saver_first=True).run(6)
-    assert tf.train.latest_checkpoint(str(tmp_path)).endswith('-0')
-    Job(tmp_path / 'other', 5, save_steps=4, saver_first=True).run(6)  # not the same steps
-
-
 def test_evaluations_join_the_line_of_their_step(tmp_path):
     job = Job(tmp_path, log_every=4, last_step=10)
     done = []
@@ -169,8 +164,8 @@ def test_examples_are_those_of_the_variable_if_there_is_one(tmp_path):
         examples = tf.Variable(1000, dtype=tf.int64)
         with tf.control_dependencies([job.train_op]):
             job.train_op = tf.assign_add(examples, 30).op
-        job.hooks[:] = [MetricsHook({}, job.global_step, str(job.path), 30, 100, 2,
-                                    examples=examples)]
+        counts = StepCounts(job.global_step, 30, examples_per_epoch=100, examples=examples)
+        job.hooks[:] = [MetricsHook([], counts, str(job.path), 2)]
     lines = job.run(4).lines()
     assert [(line['examples'], line['epoch']) for line in lines] == [(1060, 10.6), (1120, 11.2)]
 
@@ -189,25 +184,6 @@ def test_several_runs_a_step_write_each_step_once(tmp_path):
         (2, 0.5), (4, 0.25), (6, pytest.approx(1 / 6.))]
 
 
-@pytest.mark.parametrize('options, message', [
-    (dict(log_every=0), 'log_every=0: expected a whole number of at least 1'),
-    (dict(values={'step': 1}), "=1 is a int: expected a scalar tensor"),
-    (dict(values=lambda: {'step': tf.constant(1.)}),
-     "'step' is a name that the metrics log uses itself"),
-    (dict(batch_size=0), 'batch_size=0'),
-    (dict(say=3), 'say=3: expected a function of one text, such as print'),
-    (dict(examples_per_epoch=0), 'examples_per_epoch=0: expected more than 0')])
-def test_refuses_arguments_that_make_no_sense(tmp_path, options, message):
-    arguments = dict(values={}, global_step=tf.train.get_or_create_global_step(),
-                     path=str(tmp_path / 'metrics.jsonl'), batch_size=10, examples_per_epoch=100)
-    arguments.update(options)
-    if callable(arguments['values']):
-        arguments['values'] = arguments['values']()
-    with pytest.raises(InvalidArgumentError, match=message):
-        MetricsHook(**arguments)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_new_run_where_there_was_one_is_told_and_a_killed_one_is_none(tmp_path):
     said = []
     Job(tmp_path, log_every=1, save_steps=100, say=said.append).run(3, killed=True)
@@ -221,3 +197,55 @@ def test_a_new_run_where_there_was_one_is_told_and_a_killed_one_is_none(tmp_path
     assert said[1:] == ['{0} held 2 lines of an earlier run, whose checkpoints are gone: renamed '
                         'to {0}.1'.format(tmp_path / 'metrics.jsonl')]
     assert (tmp_path / 'metrics.jsonl.1').read_text().count('\n') == 2
+
+
+def test_the_line_of_the_step_before_one_that_fails_is_in_the_log(tmp_path):
+    step = tf.train.get_or_create_global_step()
+    loss = tf.where(tf.equal(step, 8), float('nan'), 1.)
+    with tf.control_dependencies([checked_loss(loss, 1)]):
+        train_op = tf.assign_add(step, 1).op
+    metrics = MetricsHook([('loss', loss)], StepCounts(step, 1, examples_per_epoch=1),
+                          str(tmp_path / 'metrics.jsonl'), 4)
+    with pytest.raises(NonFiniteError):
+        with training_session(str(tmp_path), step, [metrics]) as session:
+            session.run_steps(train_op, 20)
+    lines = (tmp_path / 'metrics.jsonl').read_text().splitlines()
+    assert [json.loads(line)['step'] for line in lines] == [4, 8]
+
+
+def test_a_session_that_is_lost_costs_no_line_and_repeats_none(tmp_path):
+    class FailsOnce(tf.train.SessionRunHook):
+        failed = False
+
+        def after_run(self, run_context, run_values):
+            if not self.failed and run_context.session.run(tf.train.get_global_step()) == 11:
+                self.failed = True
+                raise tf.errors.UnavailableError(None, None, 'gone')
+    step, said = tf.train.get_or_create_global_step(), []
+    train_op = tf.assign_add(step, 1).op
+    metrics = MetricsHook([], StepCounts(step, 1, examples_per_epoch=1),
+                          str(tmp_path / 'metrics.jsonl'), 1, say=said.append)
+    with training_session(str(tmp_path), step, [metrics, FailsOnce()], save_steps=4,
+                          say=lambda line: None) as session:
+        for _ in range(14 - 8 + 11):  # from step 8 on again
+            if not session.should_stop():
+                session.run(train_op)
+    lines = [json.loads(line) for line in (tmp_path / 'metrics.jsonl').read_text().splitlines()]
+    assert [line['step'] for line in lines] == list(range(1, lines[-1]['step'] + 1))
+    assert lines[-1]['step'] >= 14 and len(said) == 1 and said[0].startswith('cut the ')
+
+
+def test_the_share_of_waiting_of_each_line(tmp_path):
+    dataset = tf.data.Dataset.range(9)
+    number = tf.data.make_one_shot_iterator(dataset).get_next()
+    step = tf.train.get_or_create_global_step()
+    with tf.control_dependencies([number]):
+        train_op = tf.assign_add(step, 1).op
+    watch = InputWatchHook(train_op, say=None)
+    metrics = MetricsHook([], StepCounts(step, 1, examples_per_epoch=4),
+                          str(tmp_path / 'metrics.jsonl'), 2, input_watch=watch)
+    with tf.train.MonitoredSession(hooks=[watch, metrics]) as session:
+        for _ in range(4):
+            session.run(train_op)
+    lines = [json.loads(line) for line in (tmp_path / 'metrics.jsonl').read_text().splitlines()]
+    assert len(lines) == 2 and all(0 <= line['input_wait'] <= 1 for line in lines)

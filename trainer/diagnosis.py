@@ -24,8 +24,8 @@ import tensorflow.compat.v1 as tf
 from towers.nonfinite import explained
 from towers.placement.devices import resolve_devices
 from towers.placement.tower_device import stages_of
-from towers.run.speeds import PipelineSpeed, StepsSpeed
-from towers.run.verdicts import BARELY, BEHIND, IDLE, ROUNDS, sentence, shown_rate
+from trainer.speeds import PipelineSpeed, StepsSpeed
+from trainer.verdicts import BARELY, BEHIND, IDLE, ROUNDS, sentence, shown_rate
 
 Trial = collections.namedtuple('Trial', 'train_op initializers config built')
 """A training to be timed, in the default graph.

@@ -7,9 +7,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.run import speeds
-from towers.run.diagnosis import Trial
-from towers.run.speeds import PipelineSpeed, StepsSpeed
+from trainer import speeds
+from trainer.diagnosis import Trial
+from trainer.speeds import PipelineSpeed, StepsSpeed
 
 
 @pytest.fixture

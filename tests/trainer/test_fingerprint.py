@@ -8,8 +8,8 @@ import tensorflow.compat.v1 as tf
 
 import datasets
 from towers.errors import InvalidArgumentError
-from towers.run.fingerprint import ExamplesChecksum, FingerprintHook, weights_checksum
-from towers.run.metrics_log import MetricsLog
+from trainer.fingerprint import ExamplesChecksum, FingerprintHook, weights_checksum
+from trainer.metrics_log import MetricsLog
 
 IMAGES = np.arange(24, dtype=np.float32).reshape([12, 2, 1, 1]) / 24
 LABELS = np.arange(12) % 3

@@ -8,8 +8,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.run import diagnosis
-from towers.run.diagnosis import Diagnosis, Trial, diagnose
+from trainer import diagnosis
+from trainer.diagnosis import Diagnosis, Trial, diagnose
 
 
 def found_of(pipeline, alone, together, waiting=0., **options):

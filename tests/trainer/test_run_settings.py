@@ -1,4 +1,4 @@
-"""towers.run_settings: what a run was started with, and what differs when it goes on."""
+"""trainer.run_settings: what a run was started with, and what differs when it goes on."""
 
 import json
 import os
@@ -6,9 +6,10 @@ import os
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers.errors import CheckpointError, InvalidArgumentError, LogFileError
-from towers.run.run_settings import CHANGES, HARMLESS, STATE, Difference, RunSettings
+from towers.errors import CheckpointError, LogFileError
 from towers.run.training_session import training_session
+from trainer.run_settings import (CHANGES, HARMLESS, STATE, Difference, RunSettings,
+                                  SettingsHook)
 
 KINDS = {'seed': CHANGES, 'log_every': HARMLESS, 'optimizer': STATE, 'name': CHANGES,
          'fast': CHANGES}
@@ -37,30 +38,28 @@ def test_differences_by_kind(tmp_path):
     assert settings().compare(str(tmp_path)) == ([], None)
     differences, problem = settings(2, 5, 'sgd', fast=True).compare(str(tmp_path))
     assert problem is None
-    assert differences == [Difference('seed', 1, 2, CHANGES, 'seed=2, was 1'),
-                           Difference('log_every', 100, 5, HARMLESS, 'log_every=5, was 100'),
-                           Difference('optimizer', 'adam', 'sgd', STATE, 'optimizer=sgd, was adam'),
-                           Difference('fast', False, True, CHANGES, 'fast=True, was False')]
+    assert differences == [Difference('seed', 1, 2, CHANGES, '--seed=2, was 1'),
+                           Difference('log_every', 100, 5, HARMLESS, '--log_every=5, was 100'),
+                           Difference('optimizer', 'adam', 'sgd', STATE,
+                                      '--optimizer=sgd, was adam'),
+                           Difference('fast', False, True, CHANGES, '--fast=True, was False')]
     assert [str(each) for each in differences[:2]] == [
-        'seed=2, was 1: changes the run from here on', 'log_every=5, was 100: no change to the run']
-    (difference,), _ = settings(name='x', form='--%s=%s').compare(str(tmp_path))
+        '--seed=2, was 1: changes the run from here on',
+        '--log_every=5, was 100: no change to the run']
+    (difference,), _ = settings(name='x').compare(str(tmp_path))
     assert str(difference) == "--name=x, was '': changes the run from here on"
 
 
 def test_what_another_value_means_may_be_said(tmp_path):
-    def of(seed, count, **options):
+    def of(seed, count):
         return RunSettings({'seed': seed, 'a b': count}, {'seed': CHANGES, 'a b': CHANGES},
-                           effects={'a b': 'another order'}, **options)
+                           effects={'a b': 'another order'})
     of(1, 60).begin(str(tmp_path))
-    differences, _ = of(2, 90, form='--%s=%s').compare(str(tmp_path))
+    differences, _ = of(2, 90).compare(str(tmp_path))
     assert [str(each) for each in differences] == [
         '--seed=2, was 1: changes the run from here on', 'a b: 90, was 60: another order']
     assert of(2, 90).record(str(tmp_path), 3, differences) == []
     assert [change['to'] for change in read(tmp_path)['changes']] == [2, 90]
-    with pytest.raises(InvalidArgumentError, match='effects=3 .*a dict from names to texts'):
-        RunSettings({}, {}, effects=3)
-    with pytest.raises(InvalidArgumentError, match=r"effects\['a'\]=3 .*a text"):
-        RunSettings({'a': 1}, {'a': CHANGES}, effects={'a': 3})
 
 
 @pytest.mark.parametrize('was, now, same', [
@@ -129,27 +128,18 @@ def test_what_cannot_be_written(tmp_path):
         settings().begin(str(tmp_path))
 
 
-@pytest.mark.parametrize('values, kinds, text', [
-    ({'a': 1}, {}, "kinds=None: expected one of 'harmless', 'changes the run', 'state' for the "
-     "setting 'a'."),
-    ({'a': 1}, {'a': 'odd'}, "kinds='odd': expected one of"),
-    ({'a': [1]}, {'a': STATE}, r'setting a=\[1\]: expected a number, a string')])
-def test_settings_that_make_no_sense(values, kinds, text):
-    with pytest.raises(InvalidArgumentError, match=text):
-        RunSettings(values, kinds)
-
-
 # ---- in a session --------------------------------------------------------------------------------
 
-def run(folder, steps, optimizer, the_settings):
+def run(folder, steps, optimizer, the_settings, hooks=()):
     """Trains `w`; returns the lines that the session said."""
     lines = []
     with tf.Graph().as_default():
         step = tf.train.get_or_create_global_step()
         w = tf.get_variable('w', [3], initializer=tf.ones_initializer())
         train_op = optimizer.minimize(tf.reduce_sum(tf.square(w)), step)
-        with training_session(str(folder), step, [], save_steps=2, say=lines.append,
-                              settings=the_settings) as session:
+        settings_hook = SettingsHook(the_settings, str(folder), lines.append)
+        with training_session(str(folder), step, [settings_hook] + list(hooks), save_steps=2,
+                              say=lines.append, check=settings_hook.check) as session:
             session.run_steps(train_op, steps)
     return lines
 
@@ -169,18 +159,18 @@ def test_a_run_that_goes_on_says_what_changed(tmp_path):
     assert run(tmp_path, 2, momentum(), settings(optimizer='momentum')) == []
     lines = run(tmp_path, 2, momentum(), settings(optimizer='momentum', seed=5))
     assert lines == ['going on from %s/model.ckpt-2' % tmp_path,
-                     'seed=5, was 1: changes the run from here on']
+                     '--seed=5, was 1: changes the run from here on']
     (change,) = read(tmp_path)['changes']
     assert change['step'] == 2 and change['setting'] == 'seed'
 
 
 @pytest.mark.parametrize('first, second, names, text', [
-    (momentum, sgd, ('momentum', 'sgd'), r'optimizer=sgd, was momentum: the checkpoint \S+-2 holds '
-     r'state that the checkpoints to come would be without: w/Momentum\. Nothing was changed\. Go '
-     r'on with optimizer=momentum\. Begin another one than \S+\.$'),
-    (sgd, momentum, ('sgd', 'momentum'), r'optimizer=momentum, was sgd: the checkpoint \S+-2 is of '
-     r'another model: 1 of the 3 variables of this model differ: not in the checkpoint: '
-     r'w/Momentum\. Nothing was changed\. Go on with optimizer=sgd\. Begin another one than ')])
+    (momentum, sgd, ('momentum', 'sgd'), r'--optimizer=sgd, was momentum: the checkpoint \S+-2 '
+     r'holds state that the checkpoints to come would be without: w/Momentum\. Nothing was '
+     r'changed\. Go on with --optimizer=momentum\. Begin another one than \S+\.$'),
+    (sgd, momentum, ('sgd', 'momentum'), r'--optimizer=momentum, was sgd: the checkpoint \S+-2 is '
+     r'of another model: 1 of the 3 variables of this model differ: not in the checkpoint: '
+     r'w/Momentum\. Nothing was changed\. Go on with --optimizer=sgd\. Begin another one than ')])
 def test_state_is_neither_dropped_nor_made_up(tmp_path, first, second, names, text):
     run(tmp_path, 2, first(), settings(optimizer=names[0]))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -197,13 +187,49 @@ def test_state_is_neither_dropped_nor_made_up(tmp_path, first, second, names, te
 def test_another_value_of_state_that_drops_nothing_is_a_change(tmp_path):
     run(tmp_path, 2, sgd(), settings(optimizer='sgd'))
     lines = run(tmp_path, 2, sgd(), settings(optimizer='sgd too'))
-    assert lines[1] == 'optimizer=sgd too, was sgd: changes the run from here on'
+    assert lines[1] == '--optimizer=sgd too, was sgd: changes the run from here on'
 
 
-def test_without_settings_state_that_is_dropped_is_said(tmp_path):
-    run(tmp_path, 2, momentum(), None)
-    lines = run(tmp_path, 2, sgd(), None)
-    assert lines == ['going on from %s/model.ckpt-2' % tmp_path,
-                     'the checkpoint %s/model.ckpt-2 holds state that the checkpoints to come '
-                     'would be without: w/Momentum' % tmp_path]
-    assert not os.path.exists(str(tmp_path / 'settings.json'))
+class Stops(tf.train.SessionRunHook):
+    """Ends the program before the session is there, as a signal does."""
+
+    def begin(self):
+        raise KeyboardInterrupt
+
+
+class SeesSettings(tf.train.SessionRunHook):
+    def __init__(self, folder):
+        self._folder, self.seen = folder, None
+
+    def after_create_session(self, session, coord):
+        self.seen = [name for name in sorted(os.listdir(str(self._folder))) if name != 'run.lock']
+
+
+def test_settings_are_those_of_a_run_that_began(tmp_path):
+    folder = tmp_path / 'run'
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, 3, sgd(), settings(1), [Stops()])
+    assert not (folder / 'settings.json').exists()
+    sees = SeesSettings(folder)
+    assert run(folder, 3, sgd(), settings(2), [sees]) == []
+    assert read(folder)['settings']['seed'] == 2 and read(folder)['changes'] == []
+    # Before the first checkpoint, from which a run would go on without them.
+    assert sees.seen == ['settings.json']
+
+
+@pytest.mark.slow
+def test_settings_of_a_start_that_runs_no_step_are_not_kept(tmp_path):
+    def contents():
+        return {path.name: path.read_bytes() for path in tmp_path.iterdir()
+                if path.name != 'run.lock'}
+    run(tmp_path, 3, sgd(), settings(1))
+    before = contents()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, 2, sgd(), settings(2), [Stops()])
+    lines = run(tmp_path, 0, sgd(), settings(3))
+    assert lines == ['going on from %s/model.ckpt-3' % tmp_path,
+                     '--seed=3, was 1: changes the run from here on']
+    assert contents() == before
+    run(tmp_path, 1, sgd(), settings(3))
+    assert read(tmp_path)['settings']['seed'] == 3
+    assert [change['step'] for change in read(tmp_path)['changes']] == [3]

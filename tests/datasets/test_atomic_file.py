@@ -1,4 +1,4 @@
-"""towers.whole_file: whole or not at all."""
+"""datasets.atomic_file: whole or not at all."""
 
 import os
 import stat
@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from datasets.atomic_file import moved_aside, written_whole
 from towers.errors import InvalidArgumentError, LogFileError
-from towers.run.atomic_file import moved_aside, written_whole
 
 
 def names(folder):
