@@ -530,15 +530,6 @@ def in_control_flow(op):
     return op._get_control_flow_context() is not None  # pylint: disable=protected-access
 
 
-def is_stateful(op_type):
-    """Whether TensorFlow calls a type of operations stateful; so does what it does not know."""
-    # pylint: disable=import-outside-toplevel,no-name-in-module
-    from tensorflow.python.framework import op_def_registry
-    known = (op_def_registry.get(op_type) if TF_VERSION >= (2, 0) else
-             op_def_registry.get_registered_ops().get(op_type))
-    return known is None or known.is_stateful
-
-
 def control_flow_context(op):
     """The object of the loop or branch (v1) around an operation, one for all in it; or None."""
     return op._get_control_flow_context()  # pylint: disable=protected-access

@@ -26,14 +26,14 @@ from towers.cluster.update_digest import ADDED_UP
 from towers.errors import ClusterError
 from towers.graph.operation_copies import copied_operations, take_instead
 from towers.graph.frames import Frames
-from towers.graph.graph_walk import (ancestors, is_control_flow, reachable_from,
-                                      step_operations)
+from towers.graph.graph_walk import ancestors, is_control_flow, reachable_from, step_operations
 from towers.graph.variable_access import VARIABLE_OPS, is_variable, read_from, variable_op
 from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 from towers.tower.inline_updates import Write, writes_used
 from towers.tower.objectives import tensors_of
 from towers.tower.write_order import gates, to_wait_for
+
 
 def share_state(update, before, own, combined, broadcast, replicated=()):
     """Gives worker 0's state to the other workers.
@@ -97,29 +97,24 @@ class _Step:
 
     def __init__(self, update, before, own, combined):
         """See `share_state`."""
-        graph, trained = tf.get_default_graph(), [variable for _, variable in own]
         self._update, self._before, self._combined = update, list(before), tensors_of(combined)
-        self._finder = Writes(graph)
+        self._finder = Writes(tf.get_default_graph())
         self._models = {op.name for op in step_operations(before)}
         self._step = {op.name for op in step_operations([update])}
         self._own = tensors_of(own)
         self._read = collections.OrderedDict()  # variables that training reads, by name
-        self._operations = self._of_update(trained, {
-            variable.op.name: variable for variable in tf.global_variables() + trained})
+        self._operations = self._of_update([variable for _, variable in own])
 
-    def _of_update(self, trained, known):
+    def _of_update(self, trained):
         """The operations after the sums that the new weights, or those of later steps, depend on.
 
         Notes the variables that they, or the gradients, read. The model's operations are not
         followed.
 
-        Args:
-          trained: list of the variables that the update trains.
-          known: dict from names to the variables that all workers have.
-
         Raises:
           ClusterError: one of them gives another value on each worker, see `check_update`.
         """
+        known = {variable.op.name: variable for variable in tf.global_variables() + trained}
         ends = {tensor.op.name for tensor in self._combined}
         stack, seen = [], {}
         taken = []  # tensors of the model that are no variable's value

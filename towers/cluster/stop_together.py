@@ -69,7 +69,7 @@ class StopTogetherHook(StopOnSignalHook):
         self._makes_step = self._is_in_step = False  # the latter also after a step that has failed
         self._session = None
         # The builds that are stepped by this call, by the last step, and by the first of a round.
-        self._steps, self._latest, self._first = [], [], []
+        self._steps, self._latest, self._first = [], [self._machines], []
         self._fetches = StepFetches(lambda: builds_of(built))
 
     @property
