@@ -23,12 +23,13 @@ from towers.tower.model_gradients import GradientsOfModel
 from towers.tower.graph_collections import TowerCollections
 from towers.tower.inline_updates import InlineUpdates
 from towers.tower.keras_calls import record_keras_calls
-from towers.tower.failed_builds import Attempt
+from towers.tower.failed_builds import undone_on_error
 from towers.tower.loss import TowerLosses
 from towers.tower.model_calls import ModelCalls
 from towers.tower.model_placeholders import tie_placeholders
 from towers.tower.nested_builds import call_of_model_fn
 from towers.tower.objectives import all_pairs, flat, map_shaped, tensors_of
+from towers.tower.one_device_names import note_build
 from towers.tower.outputs import call_model_fn, metrics_by_kind, to_model_output
 from towers.tower.inner_training import check_no_own_optimizer
 from towers.tower.tower_seeds import OwnSeeds
@@ -125,11 +126,9 @@ class TowerBuilder:
         self.losses = TowerLosses(graph, placement, options.adds_registered,
                                   takes_out=takes_plain_gradients(
                                       options.objectives, options.gradient_options))
-        self._attempt = Attempt(graph)
         self._shared = SharedVariables(placement, options.variable_scope, options.reuse,
                                        options.earlier, replicas,
-                                       on_creation=self.losses.registered.creation,
-                                       left_over=self._attempt)
+                                       on_creation=self.losses.registered.creation)
         self._gradients_of_first = 0
         self.own_seeds = OwnSeeds(options.called.parts_before, graph)
         self.own_state = OwnState(num_towers, graph)
@@ -162,18 +161,12 @@ class TowerBuilder:
         self.updates_of_optimizers = self._collections.note_updates()
 
     @contextlib.contextmanager
-    def undone_on_error(self, scopes):
-        """Leaves the graph's collections as one device would, or, on an error, as they were.
-
-        Args:
-          scopes: full names of the name scopes that are made, see `failed_builds`.
-        """
-        with self._attempt.undone_on_error(scopes, self._collections.undo):
+    def undone_on_error(self):
+        """Leaves the graph's collections as one device would, or, on an error, as they were."""
+        start = len(self._graph.get_operations())
+        with undone_on_error(self._graph, self._collections.undo):
             yield
-
-    def kept_slots(self):
-        """Slots from before the update: made in the model function, or kept from a failed build."""
-        return self._slots_of_model() + self._attempt.take_back()
+        note_build(self._graph, start)
 
     def finish(self, towers, weight):
         """Call this when the last tower is built, before anything else joins collections.
@@ -247,7 +240,7 @@ class TowerBuilder:
             sources + [op for op in made.operations if graph_walk.is_random(op)], made.operations)
         if self._replicas is not None:
             self._check_own_gradients(index, output, made.operations)
-        slots = {slot.op.name for slot in self._slots_of_model()}  # which a Saver made there reads
+        slots = {slot.op.name for slot in self.slots_of_model()}  # which a Saver made there reads
         used = [variable for variable in variables_read(
             made.operations, self._shared.owned, self._shared.created)
                 if variable.op.name not in slots]
@@ -312,7 +305,8 @@ class TowerBuilder:
         optimizer = self._gradients_of_model()
         return [] if optimizer is None else optimizer.fetches()
 
-    def _slots_of_model(self):
+    def slots_of_model(self):
+        """The slots that the model function's own optimizers have made in the calls."""
         optimizer = self._gradients_of_model()
         return [] if optimizer is None else optimizer.slots()
 
