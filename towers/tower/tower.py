@@ -39,7 +39,6 @@ from towers.tower.scoped_collections import looks_within
 from towers.tower.variable_visibility import SeenVariables
 from towers.tower.stage_cuts import cut_into_stages
 from towers.tower.stateless_random import give_own_seeds, make_stateless
-from towers.tower.closure_tensors import TakenResults
 from towers.tower.variables import SharedVariables
 
 
@@ -99,7 +98,7 @@ class TowerBuilder:
       own_seeds: `OwnSeeds`, which is to be told of each tower that `tower` makes.
       own_state: `OwnState`: variables that each tower has of its own.
       inline_updates: `InlineUpdates`: writes of shared variables in the forward pass.
-      taken_results: `TakenResults`: what the update takes of the calls by a closure.
+      calls: `ModelCalls`.
       updates_of_optimizers: list of `UPDATE_OPS` that optimizers have made with gradients.
     """
 
@@ -134,8 +133,7 @@ class TowerBuilder:
         self.own_state = OwnState(num_towers, graph)
         self.inline_updates = InlineUpdates(graph, options.update_ops, num_towers,
                                             options.served_rank, options.has_copies)
-        self._calls = ModelCalls(graph)
-        self.taken_results = TakenResults(graph, self._calls)
+        self.calls = ModelCalls()
         self.gradients = TowerGradients(options, placement, replicas, self.own_state, graph)
         self._collections = TowerCollections(graph)
         self._seen_variables = SeenVariables(graph)
@@ -184,7 +182,7 @@ class TowerBuilder:
 
     def tie_placeholders(self):
         """Call this when all that reads the towers is built, see `model_placeholders`."""
-        tie_placeholders(self._calls)
+        tie_placeholders(self.calls)
 
     def tower(self, index, device, scope, shards, factor):
         """Calls the model function on one device and takes the gradients of its loss there.
@@ -223,7 +221,7 @@ class TowerBuilder:
                             keras.activity_losses() if adds else [])
         sources = [leaf.op for leaf in tf.nest.flatten(inputs, expand_composites=True)
                    if leaf is not None]
-        self._calls.note(made.operations, root, sources)
+        self.calls.note(made.operations, root, sources)
         is_cut = self._options.cutting is not None and len(stages_of(device)) > 1
         if is_cut:
             self._cut_into_stages(index, made.operations, device, root)
