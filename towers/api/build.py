@@ -149,8 +149,9 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
 
     Raises:
       TowersError: one of its subclasses, for every bad argument, before any op is made where that
-        is possible. On any error the graph's collections are put back as they were; operations
-        and names that were made stay, since TensorFlow cannot remove them.
+        is possible. On any error the graph's collections are put back as they were. Operations
+        that were made stay, since TensorFlow cannot remove them: the next build is made in a new
+        graph.
     """
     check_none_misplaced(misplaced)
     request = checked_request(
@@ -163,7 +164,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
     inputs = checked_inputs(request, inputs)
     builder = TowerBuilder(request.of_tower, request.placement, request.replicas,
                            len(request.parts), tf.get_default_graph())
-    with builder.undone_on_error(request.name_scopes):
+    with builder.undone_on_error():
         shards = shards_of_towers(request, inputs)
         if request.loss_scale is not None:
             builder.gradients.scaled_losses = ScaledLosses(request.loss_scale, name + 's',
@@ -175,7 +176,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         combined = combine_towers(builder, request, towers)
         combined, machines = combine_machines(request, shards, combined, outputs.loss)
         update = update_variables(builder, request, towers, outputs, combined, shards, machines)
-        update = update._replace(slots=update.slots + builder.kept_slots())
+        update = update._replace(slots=update.slots + builder.slots_of_model())
         if request.accumulate > 1:
             check_order([update.train_op])
         if machines is not None:

@@ -23,7 +23,7 @@ from towers.reduce.loss_scale import LossScale
 from towers.reduce.pipeline import SCHEDULES, kept_at_once
 from towers.reduce.replicas import Replicas
 from towers.tower.auto_stages import checked_stages
-from towers.tower.failed_builds import left_scopes
+from towers.tower.failed_builds import check_no_failed_build
 from towers.tower.optimizer_minimize import has_own_minimize
 from towers.tower.stage_costs import number_of_slots
 from towers.tower.stage_cuts import Cutting
@@ -37,9 +37,9 @@ UPDATE_TOWERS = ('first', 'all', 'none')
 
 class Request(collections.namedtuple('Request', [
         'optimizer', 'objectives', 'devices', 'reduction', 'factor', 'remainder', 'global_step',
-        'learning_rate', 'copies', 'name', 'first_scope', 'name_scopes', 'full_scope_name', 'parts',
-        'accumulate', 'schedule', 'placement', 'replicas', 'numerics', 'precision_text',
-        'loss_scale', 'on_tower', 'of_tower', 'cluster'])):
+        'learning_rate', 'copies', 'name', 'first_scope', 'full_scope_name', 'parts', 'accumulate',
+        'schedule', 'placement', 'replicas', 'numerics', 'precision_text', 'loss_scale', 'on_tower',
+        'of_tower', 'cluster'])):
     """The checked arguments of a call; arguments under their own names, and:
 
     Attributes:
@@ -50,8 +50,6 @@ class Request(collections.namedtuple('Request', [
       schedule: the order of micro-batches in the stages; None for one after the other.
       parts: list of `Part` of all towers, in the order of the batch: tower by tower, and within a
         tower micro-batch by micro-batch.
-      name_scopes: full names of the towers' name scopes, and of the name scope of operations for
-        all towers, such as `'towers'`.
       full_scope_name: full name of the model's variable scope.
       placement: `Placement`.
       replicas: `Replicas`, or None where there is one set of variables.
@@ -97,6 +95,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     _check_known(keywords)
     names = resolve_devices(devices, check_devices, allow_repeated_devices)
     graph = tf.get_default_graph()
+    check_no_failed_build(graph)
     _check_arguments(model_fn, reduction, regularization, update_ops, copies)
     objectives = checked_objectives(optimizer, var_list, transform_gradients)
     _check_goes_with_several(objectives, regularization, numerics)
@@ -126,8 +125,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
                                    'scope of its own. Pass one of the two.' % accumulate)
     recompute = _checked_recompute(recompute, objectives, numerics)
     parts = _parts(name, names, accumulate, first_scope)
-    name_scopes = _name_scopes(graph, name, parts)
-    _check_name_scopes(graph, name_scopes)
+    _check_name_scopes(graph, name, parts)
     placement = Placement(variables.device, names, variables.all_reduce, optimizer is not None,
                           check_devices)
     if check_devices:
@@ -163,8 +161,8 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     return Request(
         optimizer, objectives, names, reduction,
         1. if reduction == 'mean' else float(len(names)), remainder, global_step, learning_rate,
-        copies, name, first_scope, name_scopes, full_scope_name(variable_scope), parts, accumulate,
-        schedule, placement, replicas, numerics, precision_text, loss_scale, on_tower, of_tower,
+        copies, name, first_scope, full_scope_name(variable_scope), parts, accumulate, schedule,
+        placement, replicas, numerics, precision_text, loss_scale, on_tower, of_tower,
         cluster)
 
 
@@ -344,19 +342,12 @@ def _parts(name, devices, accumulate, first_scope):
     return parts if first_scope else [parts[0]._replace(scope=None)] + parts[1:]
 
 
-def _name_scopes(graph, name, parts):
-    """Full names of the towers' name scopes, and of the scope of operations for all towers."""
+def _check_name_scopes(graph, name, parts):
+    """Checks the towers' name scopes, and the scope of the operations for all towers."""
     around = graph.get_name_scope()
-    return ['%s/%s' % (around, scope) if around else scope for scope in
-            [part.scope for part in parts if part.scope is not None] + [name + 's']]
-
-
-def _check_name_scopes(graph, name_scopes):
-    around = graph.get_name_scope()
-    for full in name_scopes:
-        scope = full[len(around) + 1:] if around else full
-        if (graph.unique_name(scope, mark_as_used=False) != full
-                and full not in left_scopes(graph)):
+    for scope in [part.scope for part in parts if part.scope is not None] + [name + 's']:
+        full = '%s/%s' % (around, scope) if around else scope
+        if graph.unique_name(scope, mark_as_used=False) != full:
             raise NameScopeError(
                 'the graph has a name scope or operation %r already, perhaps from an earlier '
                 "build_towers: pass another name=, such as name='eval_tower'." % full)
