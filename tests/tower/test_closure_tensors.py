@@ -278,5 +278,6 @@ def test_in_a_ring_a_workers_own_loss_and_batch_may_be_shown():
     def model_fn(x):
         HELD['loss'] = weight() * tf.reduce_mean(x)
         return HELD['loss']
-    built_in_a_ring(model_fn, lambda pairs: [
+    built = built_in_a_ring(model_fn, lambda pairs: [
         (tf.Print(g, [HELD['loss'], HELD['batch']]), v) for g, v in pairs])
+    assert isinstance(built.train_op, tf.Operation)
