@@ -142,14 +142,13 @@ def test_rounds_that_do_not_end_with_the_hooks_build_or_begin_otherwise_are_refu
         stepped(rounds, of_hook=of_hook)
 
 
-def test_synchronous_parameter_servers_take_one_build(graph):
-    workers, ps = ['127.0.0.1:1', '127.0.0.1:2'], ['127.0.0.1:3']
-    batch = tf.ones([4], tf.float64)
-    with pytest.raises(ClusterError, match="make steps of one build alone .* Use kind='ring'"):
-        two_builds(Cluster('ps', workers, ps), batch)
-    for cluster in (Cluster('ps', workers, ps, synchronous=False), Cluster('ps', workers[:1], ps)):
-        with tf.Graph().as_default():
-            assert len(two_builds(cluster, tf.ones([4], tf.float64))) == 2
+@pytest.mark.parametrize('count, synchronous', [(2, True), (2, False), (1, True)])
+def test_parameter_servers_take_one_build(graph, count, synchronous):
+    cluster = Cluster('ps', ['127.0.0.1:1', '127.0.0.1:2'][:count], ['127.0.0.1:3'],
+                      synchronous=synchronous)
+    with pytest.raises(ClusterError, match="has a build with cluster= already, and parameter "
+                       "servers take one a graph: use kind='ring'"):
+        two_builds(cluster, tf.ones([4], tf.float64))
 
 
 def shared_names(rank):

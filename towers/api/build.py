@@ -10,7 +10,7 @@ from towers.api.built import BuiltTowers
 from towers.api.plan import make_plan
 from towers.api.request import check_none_misplaced, checked_request
 from towers.api.tower_loop import build_each_tower
-from towers.api.train_ops import update_variables, with_next_batch
+from towers.api.train_ops import update_variables
 from towers.errors import InputError
 from towers.placement.variable_device import only_device
 from towers.reduce.accumulation import accumulate as accumulate_gradients
@@ -26,7 +26,6 @@ from towers.tower.nested_builds import check_not_nested
 from towers.tower.objectives import flat, map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.tower.shards import split_batch, static_batch_size, with_sparse_tensors
-from towers.tower.staged_input import staged_shards
 from towers.tower.tower import TowerBuilder
 from towers.tower.uneven_counts import weigh_additions
 
@@ -46,8 +45,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
                  accumulate: int = 1,
                  recompute: typing.Union[None, str, typing.Sequence[str]] = None,
                  micro_batches: int = 1, schedule: str = 'one_forward_one_backward',
-                 stages: typing.Any = None, stage_inputs: typing.Union[bool, str] = False,
-                 cluster: typing.Any = None, **keywords) -> BuiltTowers:
+                 stages: typing.Any = None, cluster: typing.Any = None, **keywords) -> BuiltTowers:
     """Puts a model onto several devices and trains these towers as one, data-parallel.
 
     The batch is cut into one shard a tower on the CPU; each tower computes its shard's loss and
@@ -116,8 +114,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         clones where that gives the same graph as calls. Otherwise it calls, and the plan says why:
         shards of different static sizes, tables, queues, placeholders and Python functions made by
         the model function, functions with a custom gradient.
-      on_tower: called as `on_tower(index, count)` before each tower is built, see `BuildProgress`;
-        hundreds of towers take minutes.
+      on_tower: called as `on_tower(index, count)` before each tower is built, to show how far the
+        build is: hundreds of towers take minutes.
       accumulate: k, into how many micro-batches each tower's shard is cut. They run one after the
         other, in the memory of one, and one update applies the sum of their gradients: the gradient
         is the same, and `global_step`, rate and summaries count one step. Batch norm normalizes
@@ -138,10 +136,6 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       first_scope: False: the first tower has no scope `tower_0`: its operations have the names that
         they would have without towers, so that a program finds operations by name. The model
         function is then called for every tower.
-      stage_inputs: True: the next batch is read, cut and put on the towers' devices while they work
-        on this one, see `staged_input`; the inputs come from the `get_next()` of a `tf.data`
-        iterator whose initializer is made before. `'first'`: every step gets the first batch from
-        the towers' own memory, for measurements. False: a step begins with reading its batch.
       cluster: `Cluster`: other machines that train the same model, each with towers of its own.
         `loss`, `predictions` and `metrics` are then of this machine's batch, the gradient is of all
         machines' batches. See `join`.
@@ -155,8 +149,9 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
 
     Raises:
       TowersError: one of its subclasses, for every bad argument, before any op is made where that
-        is possible. On any error the graph's collections are put back as they were; operations
-        and names that were made stay, since TensorFlow cannot remove them.
+        is possible. On any error the graph's collections are put back as they were. Operations
+        that were made stay, since TensorFlow cannot remove them: the next build is made in a new
+        graph.
     """
     check_none_misplaced(misplaced)
     request = checked_request(
@@ -164,13 +159,13 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         transform_gradients, gradient_options, regularization, update_ops, learning_rate,
         stateless_random, variables, numerics, copies, variable_scope, reuse, name, check_devices,
         allow_repeated_devices, on_tower, first_scope, accumulate, recompute, micro_batches,
-        schedule, stages, stage_inputs, cluster, keywords)
+        schedule, stages, cluster, keywords)
     check_not_nested(tf.get_default_graph())
     inputs = checked_inputs(request, inputs)
     builder = TowerBuilder(request.of_tower, request.placement, request.replicas,
                            len(request.parts), tf.get_default_graph())
-    with builder.undone_on_error(request.name_scopes):
-        shards, staged = shards_of_towers(request, inputs)
+    with builder.undone_on_error():
+        shards = shards_of_towers(request, inputs)
         if request.loss_scale is not None:
             builder.gradients.scaled_losses = ScaledLosses(request.loss_scale, name + 's',
                                                            request.placement)
@@ -180,17 +175,14 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
             towers = keep_shapes_of_empty_shards(towers, shards.batch_size)
         combined = combine_towers(builder, request, towers)
         combined, machines = combine_machines(request, shards, combined, outputs.loss)
-        update = update_variables(builder, request, towers, outputs, combined, shards, staged,
-                                  machines)
-        update = update._replace(slots=update.slots + builder.kept_slots())
+        update = update_variables(builder, request, towers, outputs, combined, shards, machines)
+        update = update._replace(slots=update.slots + builder.slots_of_model())
         if request.accumulate > 1:
             check_order([update.train_op])
         if machines is not None:
             update = update._replace(train_op=machines.train_op(
                 update.train_op, update.before,
                 request.replicas.names() if request.replicas is not None else ()))
-        if staged is not None:
-            update, staged = with_next_batch(update, staged, outputs.loss, combined)
         builder.tie_placeholders()
     joined = [variable for each in flat(combined) for variable in each.joined]
     plan = make_plan(builder, towers, shards, request, update, joined, how_built)
@@ -199,7 +191,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         builder.variables, update.slots, towers, builder.losses.regularization_loss, global_step,
         request.devices, request.placement, builder.direct_variables, plan, request.replicas,
         request.numerics.precision, builder.gradients.scaled_losses, request.numerics.xla,
-        request.full_scope_name, update.train_ops, staged, machines,
+        request.full_scope_name, update.train_ops, machines,
         builder.own_state.of_all_towers())
     if machines is not None:
         machines.note(built)
@@ -219,14 +211,10 @@ def check_arguments(*given, **named):
 
 
 def shards_of_towers(request, inputs):
-    """`(shards, staged)`: `Shards` of the batch, one a tower; and `StagedInputs`, or None."""
-    called = _called(request)
-    if request.stage_inputs is not False:
-        return staged_shards(inputs, [part.device for part in request.parts], request.remainder,
-                             request.stage_inputs == 'first', request.name, called)
+    """`Shards` of the batch, one a tower."""
     # No padding for evaluation: there an empty shard is an empty part of the predictions.
     return split_batch(inputs, len(request.parts), request.remainder,
-                       pad_empty=request.optimizer is not None, called=called), None
+                       pad_empty=request.optimizer is not None, called=_called(request))
 
 
 def checked_inputs(request, inputs):
@@ -236,8 +224,7 @@ def checked_inputs(request, inputs):
       InputError: a batch that cannot be cut as `remainder` says; the graph has no new name then.
     """
     inputs, parts, called = with_sparse_tensors(inputs), len(request.parts), _called(request)
-    size = static_batch_size(inputs, 1, request.remainder, called,
-                             staged=request.stage_inputs is not False)
+    size = static_batch_size(inputs, 1, request.remainder, called)
     if request.schedule is not None and size is not None and size < parts:
         raise InputError('%d examples are fewer than the %d micro-batches of %d tower%s: pass a '
                          'smaller micro_batches=.' % (

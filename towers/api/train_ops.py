@@ -6,19 +6,19 @@ import functools
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.graph.variable_writes import Writes
 from towers.nonfinite import checked_at_least_scale
 from towers.placement.variable_device import only_device
-from towers.reduce.early_writes import hold, hold_update
+from towers.reduce.early_writes import hold_update
 from towers.reduce.replica_writes import replicas_follow
 from towers.reduce.update_gates import held_back
 from towers.reduce.update import apply_update, checked_transform
+from towers.tower.closure_tensors import (check_of_no_tower, check_of_no_worker,
+                                          losses_by_tensor, take_losses_of_batch)
 from towers.tower.counters import counting_updates
 from towers.tower.model_gradients import GradientsOfModel
 from towers.tower.objectives import flat, map_shaped, tensors_of
 from towers.tower.optimizer_minimize import Minimizing, has_own_minimize
 from towers.tower.outputs import weighted_mean
-from towers.tower.staged_guard import check_after
 
 Update = collections.namedtuple(
     'Update', 'train_op train_ops slots gradients rides counts before', defaults=((),))
@@ -38,8 +38,7 @@ Fields:
 """
 
 
-def update_variables(builder, request, towers, outputs, combined, shards, staged=None,
-                     machines=None):
+def update_variables(builder, request, towers, outputs, combined, shards, machines=None):
     """Makes the update of the shared variables, and puts other updates onto it: `Update`.
 
     Args:
@@ -49,7 +48,6 @@ def update_variables(builder, request, towers, outputs, combined, shards, staged
       outputs: `Outputs`; its loss is a scalar, or a dict of scalars by name.
       combined: `CombinedTowers`, or dict of `CombinedTowers` by name.
       shards: `Shards`.
-      staged: `StagedInputs`, or None.
       machines: the object that has combined gradients across machines; or None.
     """
     if not request.objectives:
@@ -71,8 +69,8 @@ def update_variables(builder, request, towers, outputs, combined, shards, staged
         tensor for pairs in flat(gradients) for tensor in tensors_of(pairs)], ())
     with tf.variable_creator_scope(builder.own_state.slot_creator):
         if request.objectives.names is None:
-            update = _of_one_loss(builder, request, towers, outputs, gradients, combined, staged,
-                                  machines, settle)
+            update = _of_one_loss(builder, request, towers, outputs, gradients, combined, machines,
+                                  settle)
         else:
             update = _of_several(builder, request, towers, outputs, gradients, combined, settle)
     return update._replace(gradients=map_shaped(
@@ -87,14 +85,13 @@ def _batches(request, towers):
 
 
 def _settling(builder, request, towers, outputs, combined, shards):
-    """The function by which operations of the update take of the towers what one device would.
+    """The function that settles what operations of the update take by a closure.
 
     It takes the operations, what they are made for, and tensors and operations that they may take;
-    see `TakenResults.settle`.
+    see `closure_tensors`.
     """
     means, earlier, batches = {}, [], _batches(request, towers)
-    if any(isinstance(each.optimizer, GradientsOfModel) for each in request.objectives):
-        batches = 1  # its results are the calls' own
+    of_model = any(isinstance(each.optimizer, GradientsOfModel) for each in request.objectives)
 
     def whole_loss(name):
         if name not in means:
@@ -105,18 +102,23 @@ def _settling(builder, request, towers, outputs, combined, shards):
         return means[name]
 
     def settle(made, fetches, after):
+        if batches == 1 or of_model:  # whose results are the calls' own
+            return
         earlier.extend(made)  # what an optimizer has kept of its compute_gradients comes with it
+        losses = dict(losses_by_tensor(towers), **builder.gradients.own.losses)
+        take_losses_of_batch(earlier, losses, whole_loss)
         known = [tensor for each in flat(combined) for tensor in _read_for(each.gradients, each)]
-        losses = dict(builder.gradients.own.losses)
+        check_of_no_tower(
+            earlier, fetches, known + list(after) + list(towers[0].updates),
+            [loss for tower in towers for loss in flat(tower.loss)], builder.calls,
+            builder.own_state.of_all_towers())
         if len(towers) < batches:
-            losses.update((tensor.name, name) for name, tensor in (
-                outputs.loss.items() if isinstance(outputs.loss, dict) else [(None, outputs.loss)]))
-        builder.taken_results.settle(earlier, fetches, known + list(after), towers, losses,
-                                     whole_loss, batches)
+            check_of_no_worker(earlier, fetches, flat(outputs.loss) + list(means.values()),
+                               [(tensor, None) for tensor in known])
     return settle
 
 
-def _of_one_loss(builder, request, towers, outputs, gradients, combined, staged, machines, settle):
+def _of_one_loss(builder, request, towers, outputs, gradients, combined, machines, settle):
     scaled_losses, on_skip = builder.gradients.scaled_losses, None
     if scaled_losses is not None:
         scaled_losses.watch(combined.gradients)
@@ -130,8 +132,6 @@ def _of_one_loss(builder, request, towers, outputs, gradients, combined, staged,
         machines.redirects = []
         updates = held_back(updates, gates, request.cluster.active, computed, machines.redirects)
     after = [loss] + updates
-    if staged is not None and staged.staged is not None:
-        after += [staged.staged, staged.use.check]
     with graph_walk.Recording(tf.get_default_graph()) as made:
         applied = apply_update(
             _applying(request.objectives[0], loss, request, towers), gradients,
@@ -237,42 +237,6 @@ def _riding(updates, losses, towers):
     return map_shaped(lambda own: [
         update for update, need, fits_one in zip(updates, needs, fits)
         if need <= own or not fits_one and need & own], known)
-
-
-def with_next_batch(update, staged, loss, combined):
-    """`(update, staged)`: the step also puts the next batch into the towers' buffers.
-
-    Nothing of the update is written before the next batch is there, so that an error of reading it
-    leaves the step undone; nor before it is known that a tower has used this one. What the forward
-    and backward pass itself writes does not wait.
-
-    Args:
-      update: `Update`, whose optimizer waits for `staged.staged` and `staged.use.check`.
-      staged: `StagedInputs`.
-      loss: the loss of the build.
-      combined: `CombinedTowers`, before the user's `transform_gradients`.
-    """
-    if staged.staged is None:
-        return update, staged._replace(work=update.train_op)
-    passes = [loss] + tensors_of(combined.gradients) + _read_for([], combined)
-    with tf.device(None), tf.device('/cpu:0'):
-        train_op = tf.group(update.train_op, staged.staged, name='step_and_next_batch')
-        work = tf.group(*passes, name='passes')
-    check_after(staged.use, passes, work)
-    _hold_writes(train_op, [staged.staged, staged.use.check], passes)
-    return update._replace(train_op=train_op), staged._replace(work=work)
-
-
-def _hold_writes(train_op, checks, passes):
-    """Makes the writes of a step wait for `checks`, but for those that `passes` need themselves."""
-    step = graph_walk.step_operations([train_op])
-    not_held = graph_walk.reachable_from(checks, step, control=True).union(
-        op.name for op in graph_walk.step_operations(list(passes) + checks))
-    finder = Writes(train_op.graph)
-    writes = [(op, names) for op, names in ((op, finder.of(op)) for op in step
-                                            if op.name not in not_held) if names]
-    if writes:
-        hold(writes, checks, step, not_held)
 
 
 def _updates(builder, towers, update_ops):

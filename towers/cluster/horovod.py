@@ -110,7 +110,7 @@ class HorovodMachines(Machines):
         self._numbers = tf.concat(numbers, 0)
         total = self._hvd.allreduce(self._numbers, op=self._hvd.Sum, name='towers_numbers')
         if self.codes is not None:
-            self.codes.read(total, None)
+            self.codes.read(total)
             self.stops = self.codes.stops
         return total[-1] if self._shares.are_weighted else None
 

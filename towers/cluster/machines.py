@@ -19,6 +19,8 @@ class Machines:
     Attributes:
       kinds: `kinds_of` the gradients of this machine.
       combined: list of `(gradient, variable)`, what `combine` returned.
+      sums: names of the operations of `combined` where all workers make one step together; else
+        empty.
       gates: list of operations that every write of a step waits for, of the optimizer and of
         updates that ride on the train op. On the chief of synchronous parameter servers all
         gradients of all workers have come then, since the others read what it writes. With data
@@ -31,6 +33,7 @@ class Machines:
     """
     kinds, combined, gates, begin, redirects = (), (), (), None, ()
     chief_end = update = None
+    sums = frozenset()
 
     def combine(self, gradients, loss=None):
         """The gradients for the update.
@@ -51,6 +54,8 @@ class Machines:
         if self._cluster.synchronous and self._cluster.num_workers > 1:
             self.combined = [(without_gradient(gradient), variable)
                              for gradient, variable in self.combined]
+            self.sums = frozenset(getattr(gradient, 'values', gradient).op.name
+                                  for gradient, _ in self.combined)
         return self.combined
 
     def note(self, built):

@@ -13,7 +13,7 @@ from towers import compat
 from towers.cluster import data_end, wire_types
 from towers.cluster.machines import Machines
 from towers.cluster.ring_rows import SparseGradients
-from towers.cluster.step_counter import SameStep
+from towers.cluster.session_guard import SessionBegun
 from towers.cluster.batch_weights import Shares
 from towers.cluster.stop_codes import Codes
 from towers.cluster.state_from_worker_0 import share_state
@@ -120,7 +120,7 @@ class RingMachines(Machines):
         self.stops = self.codes = self.examples = self.data_ended = None
         self.hook, self.state = None, []
         self._own = []  # the gradients of this machine, with their variables
-        self._same_step = self._check = self.watch = None
+        self.watch = None
 
     @property
     def same_examples(self):
@@ -154,12 +154,9 @@ class RingMachines(Machines):
                     last_rows))
                 last += last_rows
             with tf.control_dependencies(last):
-                in_step = self._same_step.check(*self._check)
-                ended = self._ended() or in_step
+                ended = self._ended() or tf.no_op()
             if self._cluster.active is not None:
                 self.gates = [ended]
-            with tf.control_dependencies([in_step]):
-                ended = tf.group(ended)
             return data_end.after(ended, [(reduced[variable.op.name], variable)
                                           for _, variable in gradients])
 
@@ -201,7 +198,7 @@ class RingMachines(Machines):
             update, before, self._own, self.combined,
             lambda variable: broadcast_variables(self._cluster, [variable]), replicated)
         self.codes.finish(update, _CPU)
-        return self._same_step.counted(update)
+        return update
 
     def _count(self, ring, rows):
         """Adds up the numbers that are known when the batch is; sets `stops`.
@@ -216,23 +213,20 @@ class RingMachines(Machines):
           `(weight, counts)`: the weight of this worker's gradient, None where all weigh the same;
           the sum of `rows.counts`, None where they are not known yet.
         """
-        self.codes, shares = Codes(ring.rank, ring.num_workers), self._shares
-        self._same_step = SameStep(ring.num_workers)
-        self.begin = self._same_step.begin
-        steps = self._same_step.own()
-        own = ([shares.own_examples()] if shares.are_weighted else []) + [steps]
-        none = tf.stack([tf.zeros([], tf.float64)] * (len(own) - 1) + [steps])
-        number = ring.num_workers + len(own)
-        own = tf.concat([self.codes.own(), tf.stack(own)], 0)
+        self.codes, shares, begun = Codes(ring.rank, ring.num_workers), self._shares, SessionBegun()
+        self.begin = begun.begin
+        own = [self.codes.own()]
+        if shares.are_weighted:
+            own.append(tf.reshape(shares.own_examples(), [1]))
         counted = rows is not None and rows.are_counted_early
         if counted:
-            own = tf.concat([own, rows.counts], 0)
-            none = tf.concat([none, tf.zeros(rows.counts.shape, tf.float64)], 0)
+            own.append(rows.counts)
+        with tf.control_dependencies([begun.check()]):
+            own = tf.concat(own, 0)
         total = ring.reduce(own)
-        self.codes.read(total, none)
+        self.codes.read(total)
         self.stops = self.codes.stops
-        self._check = steps, total[number - 1]
-        counts = total[number:] if counted else None
+        counts = total[-rows.counts.shape.num_elements():] if counted else None
         if not shares.are_weighted:
             return None, counts
         self.examples = total[ring.num_workers]

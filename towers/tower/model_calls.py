@@ -4,7 +4,6 @@ import collections
 import re
 
 from towers.graph import graph_walk
-from towers.graph.variable_writes import Writes
 
 Call = collections.namedtuple('Call', 'operations root sources')
 """A call of the model function.
@@ -26,8 +25,7 @@ class ModelCalls:
     which names are unique.
     """
 
-    def __init__(self, graph):
-        self._graph = graph
+    def __init__(self):
         self._calls = []
         self._places, self._alike = None, None
 
@@ -67,14 +65,11 @@ class ModelCalls:
         return others[place.number]
 
     def is_partial(self, op):
-        """Whether an operation of a call depends on the call's examples.
-
-        What comes after a write of a variable is the variable's value: the first tower's update.
-        """
-        call, writes = self._calls[self.place(op).call], Writes(self._graph)
-        between = [each for each in call.operations if not writes.of(each)]
+        """Whether an operation of a call is computed from the call's examples, or random numbers."""
+        call = self._calls[self.place(op).call]
         return op.name in graph_walk.reachable_from(
-            list(call.sources) + [each for each in between if graph_walk.is_random(each)], between)
+            list(call.sources) + [each for each in call.operations if graph_walk.is_random(each)],
+            call.operations)
 
 
 def _without_numbers(name, root):

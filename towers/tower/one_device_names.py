@@ -15,6 +15,10 @@ _SEPARATORS = '_-.'
 """Characters that programs put in place of '/' in a name."""
 
 
+_BUILDS = ('towers_builds',)
+"""A key that is no string, like the keys of TF's own stores, so that no meta graph holds it."""
+
+
 class ModelsNames:
     """Takes a tower's scope out of names."""
 
@@ -110,6 +114,20 @@ class ModelsNames:
                     for separator, joined in self._joined.items():
                         joined.add(name[:end].replace('/', separator))
         self._looked_at = len(operations)
+
+
+def note_build(graph, start):
+    """Notes that the operations of a graph from number `start` on belong to a build."""
+    graph.add_to_collection(_BUILDS, (start, len(graph.get_operations())))
+
+
+def of_the_program(graph):
+    """List of the operations that were made so far outside of all builds."""
+    operations, begin, found = graph.get_operations(), 0, []
+    for start, end in graph.get_collection(_BUILDS):
+        found += operations[begin:start]
+        begin = max(begin, end)
+    return found + operations[begin:]
 
 
 def names_of(operations, outer):

@@ -23,12 +23,13 @@ from towers.tower.model_gradients import GradientsOfModel
 from towers.tower.graph_collections import TowerCollections
 from towers.tower.inline_updates import InlineUpdates
 from towers.tower.keras_calls import record_keras_calls
-from towers.tower.failed_builds import Attempt
+from towers.tower.failed_builds import undone_on_error
 from towers.tower.loss import TowerLosses
 from towers.tower.model_calls import ModelCalls
 from towers.tower.model_placeholders import tie_placeholders
 from towers.tower.nested_builds import call_of_model_fn
 from towers.tower.objectives import all_pairs, flat, map_shaped, tensors_of
+from towers.tower.one_device_names import note_build
 from towers.tower.outputs import call_model_fn, metrics_by_kind, to_model_output
 from towers.tower.inner_training import check_no_own_optimizer
 from towers.tower.tower_seeds import OwnSeeds
@@ -38,7 +39,6 @@ from towers.tower.scoped_collections import looks_within
 from towers.tower.variable_visibility import SeenVariables
 from towers.tower.stage_cuts import cut_into_stages
 from towers.tower.stateless_random import give_own_seeds, make_stateless
-from towers.tower.closure_tensors import TakenResults
 from towers.tower.variables import SharedVariables
 
 
@@ -98,7 +98,7 @@ class TowerBuilder:
       own_seeds: `OwnSeeds`, which is to be told of each tower that `tower` makes.
       own_state: `OwnState`: variables that each tower has of its own.
       inline_updates: `InlineUpdates`: writes of shared variables in the forward pass.
-      taken_results: `TakenResults`: what the update takes of the calls by a closure.
+      calls: `ModelCalls`.
       updates_of_optimizers: list of `UPDATE_OPS` that optimizers have made with gradients.
     """
 
@@ -125,18 +125,15 @@ class TowerBuilder:
         self.losses = TowerLosses(graph, placement, options.adds_registered,
                                   takes_out=takes_plain_gradients(
                                       options.objectives, options.gradient_options))
-        self._attempt = Attempt(graph)
         self._shared = SharedVariables(placement, options.variable_scope, options.reuse,
                                        options.earlier, replicas,
-                                       on_creation=self.losses.registered.creation,
-                                       left_over=self._attempt)
+                                       on_creation=self.losses.registered.creation)
         self._gradients_of_first = 0
         self.own_seeds = OwnSeeds(options.called.parts_before, graph)
         self.own_state = OwnState(num_towers, graph)
         self.inline_updates = InlineUpdates(graph, options.update_ops, num_towers,
                                             options.served_rank, options.has_copies)
-        self._calls = ModelCalls(graph)
-        self.taken_results = TakenResults(graph, self._calls)
+        self.calls = ModelCalls()
         self.gradients = TowerGradients(options, placement, replicas, self.own_state, graph)
         self._collections = TowerCollections(graph)
         self._seen_variables = SeenVariables(graph)
@@ -162,18 +159,12 @@ class TowerBuilder:
         self.updates_of_optimizers = self._collections.note_updates()
 
     @contextlib.contextmanager
-    def undone_on_error(self, scopes):
-        """Leaves the graph's collections as one device would, or, on an error, as they were.
-
-        Args:
-          scopes: full names of the name scopes that are made, see `failed_builds`.
-        """
-        with self._attempt.undone_on_error(scopes, self._collections.undo):
+    def undone_on_error(self):
+        """Leaves the graph's collections as one device would, or, on an error, as they were."""
+        start = len(self._graph.get_operations())
+        with undone_on_error(self._graph, self._collections.undo):
             yield
-
-    def kept_slots(self):
-        """Slots from before the update: made in the model function, or kept from a failed build."""
-        return self._slots_of_model() + self._attempt.take_back()
+        note_build(self._graph, start)
 
     def finish(self, towers, weight):
         """Call this when the last tower is built, before anything else joins collections.
@@ -191,7 +182,7 @@ class TowerBuilder:
 
     def tie_placeholders(self):
         """Call this when all that reads the towers is built, see `model_placeholders`."""
-        tie_placeholders(self._calls)
+        tie_placeholders(self.calls)
 
     def tower(self, index, device, scope, shards, factor):
         """Calls the model function on one device and takes the gradients of its loss there.
@@ -230,7 +221,7 @@ class TowerBuilder:
                             keras.activity_losses() if adds else [])
         sources = [leaf.op for leaf in tf.nest.flatten(inputs, expand_composites=True)
                    if leaf is not None]
-        self._calls.note(made.operations, root, sources)
+        self.calls.note(made.operations, root, sources)
         is_cut = self._options.cutting is not None and len(stages_of(device)) > 1
         if is_cut:
             self._cut_into_stages(index, made.operations, device, root)
@@ -247,7 +238,7 @@ class TowerBuilder:
             sources + [op for op in made.operations if graph_walk.is_random(op)], made.operations)
         if self._replicas is not None:
             self._check_own_gradients(index, output, made.operations)
-        slots = {slot.op.name for slot in self._slots_of_model()}  # which a Saver made there reads
+        slots = {slot.op.name for slot in self.slots_of_model()}  # which a Saver made there reads
         used = [variable for variable in variables_read(
             made.operations, self._shared.owned, self._shared.created)
                 if variable.op.name not in slots]
@@ -312,7 +303,8 @@ class TowerBuilder:
         optimizer = self._gradients_of_model()
         return [] if optimizer is None else optimizer.fetches()
 
-    def _slots_of_model(self):
+    def slots_of_model(self):
+        """The slots that the model function's own optimizers have made in the calls."""
         optimizer = self._gradients_of_model()
         return [] if optimizer is None else optimizer.slots()
 

@@ -16,8 +16,7 @@ from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.variable_access import VARIABLE_OPS, variables_read
-from towers.tower.failed_builds import of_the_program
-from towers.tower.one_device_names import ModelsNames, names_of
+from towers.tower.one_device_names import ModelsNames, names_of, of_the_program
 
 DirectVariable = collections.namedtuple('DirectVariable', 'requested_name variable')
 """A variable that was not made by `get_variable`, and the name that was asked for."""
@@ -39,8 +38,7 @@ class SharedVariables:
         made.
     """
 
-    def __init__(self, placement, scope, reuse=None, earlier=(), replicas=None, on_creation=None,
-                 left_over=None):
+    def __init__(self, placement, scope, reuse=None, earlier=(), replicas=None, on_creation=None):
         """
         Args:
           placement: a `Placement`, which names the device of each new variable.
@@ -50,7 +48,6 @@ class SharedVariables:
           replicas: `Replicas`, which the later towers get; None where all share one set.
           on_creation: context manager without arguments, entered around each `get_variable` of the
             first tower; or None.
-          left_over: `Attempt`, whose left-over variables the first tower may use; or None.
         """
         self.created = []
         self.direct = []
@@ -61,7 +58,6 @@ class SharedVariables:
         self._reuse = reuse
         self._replicas = replicas
         self._on_creation = on_creation
-        self._left_over = left_over
         self._graph = tf.get_default_graph()
         self._tower = 0
         local = {variable.op.name for variable in tf.local_variables()}
@@ -106,12 +102,7 @@ class SharedVariables:
             self._base = within.name + '/' if within.name else ''
             self._reuses = within.reuse is True
             try:
-                if self._left_over is None or index:
-                    yield
-                else:
-                    with self._left_over.first_call():
-                        yield
-                    self._note_joined(self._left_over.take_back())
+                yield
                 if not index:
                     self._opened = compat.opened_scopes(self._graph)
             except ValueError as error:
@@ -175,9 +166,9 @@ class SharedVariables:
         self._get_variable_calls.append(name)
         try:
             if self._on_creation is None or self._tower:
-                return self._for_tower(self._got(getter, name, args, kwargs))
+                return self._for_tower(getter(name, *args, **kwargs))
             with self._on_creation():
-                return self._got(getter, name, args, kwargs)
+                return getter(name, *args, **kwargs)
         except ValueError as error:
             explanation = self._explain(name, str(error).split('\n', 1)[0])
             if isinstance(error, SharedVariableError) or explanation is None:
@@ -185,18 +176,6 @@ class SharedVariables:
             raise SharedVariableError(explanation) from error
         finally:
             self._get_variable_calls.pop()
-
-    def _got(self, getter, name, args, kwargs):
-        """What `get_variable` gives; a template may reuse a variable of a build that failed."""
-        try:
-            return getter(name, *args, **kwargs)
-        except ValueError as error:
-            if (self._left_over is None or self._tower or self._reuses
-                    or 'does not exist' not in str(error)):
-                raise
-            if not self._left_over.remember(name):
-                raise
-            return getter(name, *args, **kwargs)
 
     def _models_own(self, name):
         """The name without the tower's scope, see `ModelsNames`."""
@@ -287,17 +266,12 @@ class SharedVariables:
                 self._placement.scope(_is_trainable(kwargs)):
             variable = next_creator(**kwargs)
         self.owned.update(op.name for op in made.operations)
-        self._note_joined([variable])
+        for key in self._graph.get_all_collection_keys():
+            if any(variable is last for last in self._graph.get_collection_ref(key)[-1:]):
+                self.joined.add((key, id(variable)))
         self._placement.note(variable)
         self.created.append(variable)
         return variable
-
-    def _note_joined(self, variables):
-        graph, names = tf.get_default_graph(), set(map(id, variables))
-        for key in graph.get_all_collection_keys():
-            for last in graph.get_collection_ref(key)[-len(names):] if names else ():
-                if id(last) in names:
-                    self.joined.add((key, id(last)))
 
     def _hand_over(self, requested, kwargs):
         first_tower = 'the first tower' if self._tower else 'the earlier build'
