@@ -100,9 +100,9 @@ def _check_trained(early, own, replicated):
             continue
         if name in replicated:
             raise ClusterError(
-                "variable_device='replicated', and an update writes the trained variable %r from "
-                'the batch of each worker (%r): the replicas would get what this worker has '
-                "written, and not worker 0's. Use another variable_device." % (
+                "VariablePlacement('replicated'), and an update writes the trained variable %r "
+                'from the batch of each worker (%r): the replicas would get what this worker has '
+                "written, and not worker 0's. Use another VariablePlacement." % (
                     name, writes[0].name))
         step = {op.name for op in step_operations(gradients)}
         inline = [Write(op, [name]) for op in writes if op.name in step]

@@ -71,7 +71,7 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
         would be dropped; or, during the run, a checkpoint could not be written.
       LogFileError: the settings cannot be written.
       OutOfMemoryError: a step ran out of memory (with `built`).
-      NonFiniteError: a step found a NaN or an infinity (`build_towers(check_numerics=True)`).
+      NonFiniteError: a step found a NaN or an infinity (`Numerics(check_numerics=True)`).
       InputError: a run with `stage_inputs` also reads another batch than the staged one, or
         feeds all towers; or the state of its iterator is saved.
     """
