@@ -79,7 +79,7 @@ def _check_trained(written, own, replicated):
             continue
         if name in replicated:
             raise ClusterError(
-                "variable_device='replicated', and the model writes the trained variable %r (%r): "
+                "VariablePlacement('replicated'), and the model writes the trained variable %r (%r): "
                 "the replicas would get what this worker has written, and not worker 0's. Use "
                 'another variable_device.' % (name, writes[0].name))
         step = {op.name for op in step_operations(gradients)}
