@@ -191,7 +191,7 @@ def test_gradients_of_a_worker_that_is_started_again_are_not_counted_twice(worke
 @pytest.mark.slow
 def test_a_worker_that_had_sent_some_gradients_says_that_all_have_to_begin_again(
         workers, monkeypatch):
-    monkeypatch.setattr(rounds, '_UNTIL_ANEW', 0.3)
+    monkeypatch.setattr(synchronous_rounds, '_UNTIL_ANEW', 0.3)
     chief = Chief(workers, 1)
     chief.allow(1)
     with pytest.raises(Gone):
