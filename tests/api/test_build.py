@@ -377,7 +377,8 @@ def test_an_optimizer_that_makes_slots_with_get_variable(kind_of_variables):
                                                (sgd(), False)])
 @pytest.mark.parametrize('loss_scale', [None, towers.LossScale()])
 def test_the_plan_says_who_counts_the_steps(optimizer, counts, loss_scale):
-    built = towers.build_towers(linear, samples.vectors(6), optimizer, 2, loss_scale=loss_scale,
+    built = towers.build_towers(linear, samples.vectors(6), optimizer, 2,
+                                numerics=towers.Numerics(loss_scale=loss_scale),
                                 global_step=tf.train.create_global_step())
     assert ('global step      counted here' in str(built.plan)) == counts
     assert (built.plan.global_step is not None) == counts
@@ -626,7 +627,7 @@ MISUSES = [
     ('var_list leaves none', towers.GradientError, 'left by var_list: the choices were kernel',
      dict(var_list=lambda every: [])),
     ('variables on a GPU that is not there', towers.DeviceError, '/gpu:6 does not exist: ',
-     dict(variable_device='/gpu:6')),
+     dict(variables=towers.VariablePlacement('/gpu:6'))),
     ('var_list of names', towers.InvalidArgumentError, "var_list holds 'kernel' of type str",
      dict(var_list=['kernel'])),
     ('var_list returns None', towers.InvalidArgumentError, 'var_list returned None',
@@ -657,10 +658,6 @@ MISUSES = [
      dict(regularization=None)),
     ('transform', towers.InvalidArgumentError,
      'a function from .gradient, variable. pairs', dict(transform_gradients=[])),
-    ('variable_device', towers.DeviceError, "'cpu' is not the name of one device",
-     dict(variable_device='cpu')),
-    ('variable_device type', towers.InvalidArgumentError, 'variable_device=3',
-     dict(variable_device=3)),
 ]
 
 

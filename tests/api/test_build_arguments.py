@@ -64,7 +64,8 @@ def gradients(monkeypatch, model_fn, num_towers, copies, options, device=None):
         optimizer, of_towers = Records(), Records()
         monkeypatch.setattr(tower_gradients, '_PLAIN', of_towers)
         built = towers.build_towers(model_fn, X, optimizer, num_towers, 'mean', copies=copies,
-                                    variable_device=device, gradient_options=options)
+                                    variables=towers.VariablePlacement(device),
+                                    gradient_options=options)
         assert not towers.audit(built).broken
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])

@@ -66,7 +66,7 @@ def test_the_whole_text(monkeypatch):
 @pytest.mark.fast_only('-32|plain')
 @pytest.mark.parametrize('num_towers', [2, 8, 32])
 @pytest.mark.parametrize('options', [
-    dict(), dict(remainder='weight'), dict(variable_device='balanced'),
+    dict(), dict(remainder='weight'), dict(variables=towers.VariablePlacement('balanced')),
     dict(devices='/job:worker/replica:0/task:%d/gpu:0'), dict(learning_rate='long'),
     dict(model_fn='long names')], ids=lambda options: ''.join(options) or 'plain')
 def test_it_fits_a_screen(num_towers, options):
@@ -192,10 +192,11 @@ def test_where_variables_are():
         return lines_of(plan_of(optimizer=sgd, **options))['variables on']
     assert on() == '/cpu:0'
     assert on(devices=['/gpu:3']) == '/gpu:3'
-    assert on(variable_device='/gpu:1') == '/gpu:1'
-    assert on(variable_device=lambda op: '/cpu:0') == 'placed by a device function'
-    assert on(variable_device='balanced') == 'balanced over /cpu:0 (0.0 MB), /cpu:1 (0.0 MB)'
-    assert on(variable_device='balanced', devices=4) == 'balanced over 4 devices (0.0 to 0.0 MB)'
+    placed = towers.VariablePlacement
+    assert on(variables=placed('/gpu:1')) == '/gpu:1'
+    assert on(variables=placed(lambda op: '/cpu:0')) == 'placed by a device function'
+    assert on(variables=placed('balanced')) == 'balanced over /cpu:0 (0.0 MB), /cpu:1 (0.0 MB)'
+    assert on(variables=placed('balanced'), devices=4) == 'balanced over 4 devices (0.0 to 0.0 MB)'
 
 
 def test_counters_of_metrics_are_not_counted():

@@ -102,7 +102,8 @@ TURNS = ['discriminator', 'discriminator', 'all', 'generator', 'all']
 @pytest.mark.fast_only('2-clone|3-weight')
 @pytest.mark.parametrize('options', [
     dict(devices=1), dict(devices=2, copies='clone'), dict(devices=3, remainder='weight'),
-    dict(devices=2, copies='reuse'), dict(devices=2, variable_device='replicated')],
+    dict(devices=2, copies='reuse'),
+    dict(devices=2, variables=towers.VariablePlacement('replicated'))],
                          ids=lambda options: '-'.join(map(str, options.values())))
 def test_a_gan_is_trained_as_by_hand(options):
     one = by_hand(gan, OF_GAN, TURNS)
@@ -281,7 +282,8 @@ SGD = tf.train.GradientDescentOptimizer
      "transform_gradients for 'generator' returned 3"),
     (dict(learning_rate={'nobody': 1.}), "learning_rate has 'nobody'"),
     (dict(regularization='add'), 'there are several losses'),
-    (dict(loss_scale=towers.LossScale()), 'a loss scale (loss_scale=) goes with one loss'),
+    (dict(numerics=towers.Numerics(loss_scale=towers.LossScale())),
+     'a loss scale (loss_scale=) goes with one loss'),
     (dict(transform_gradients={'generator': 3}), 'a function from (gradient, variable) pairs')])
 def test_errors(arguments, text):
     with tf.Graph().as_default():

@@ -101,19 +101,22 @@ def two_loops(x, y):
 
 MODELS = [(name, sample.model_fn, sample.data, {}) for name, sample in SAMPLES.items()] + [
     ('slim net', slim_net, images, dict(regularization='add')),
-    ('slim net, float32', slim_net, images, dict(check_numerics=True, update_ops='none',
-                                                    regularization='add')),
+    ('slim net, float32', slim_net, images,
+     dict(numerics=towers.Numerics(check_numerics=True), update_ops='none', regularization='add')),
     ('outputs', outputs_of_every_kind, lambda count: samples.vectors(count, 'float32'), {}),
     ('branches', branches, samples.vectors, {}),
     ('devices', parts_on_a_device_of_their_own, samples.vectors, {}),
-    ('device elsewhere', linear, samples.vectors, dict(variable_device='/cpu:2')),
-    ('balanced', samples.two_layers, samples.vectors, dict(variable_device='balanced')),
+    ('device elsewhere', linear, samples.vectors,
+     dict(variables=towers.VariablePlacement('/cpu:2'))),
+    ('balanced', samples.two_layers, samples.vectors,
+     dict(variables=towers.VariablePlacement('balanced'))),
     ('sparse inputs', sparse_inputs, sparse_batch, {}),
     ('control inputs', waits, vectors_and_an_operation, {}),
     ('loops', two_loops, samples.vectors, {}),
     ('some variables', samples.two_layers, samples.vectors,
      dict(var_list=lambda every: every[1:])),
-    ('mean', linear, samples.vectors, dict(reduction='mean', check_numerics=True))]
+    ('mean', linear, samples.vectors,
+     dict(reduction='mean', numerics=towers.Numerics(check_numerics=True)))]
 every_model = pytest.mark.parametrize('model_fn, data, options', [each[1:] for each in MODELS],
                                       ids=[each[0] for each in MODELS])
 
@@ -275,7 +278,7 @@ def test_what_the_model_puts_on_a_device_in_a_branch_stays_there():
 
 def test_clones_need_not_be_on_devices_of_one_type():
     built = build('clone', linear, samples.vectors(6), devices=['/gpu:1', '/cpu:0', '/gpu:0'],
-                  check_devices=False, variable_device='/cpu:0')
+                  check_devices=False, variables=towers.VariablePlacement('/cpu:0'))
     for tower in built.towers:
         devices = {op.device for op in graph_walk.step_operations(fetches_of(tower))
                    if op.name.startswith(tower.name_scope)}
@@ -341,7 +344,7 @@ def test_what_is_not_finite_is_named_by_its_clone():
     def model_fn(x):
         return tf.reduce_mean(x * tf.get_variable('w', [], x.dtype, tf.ones_initializer()))
     built = towers.build_towers(model_fn, np.array([1., 2., np.nan]), sgd(), 3, copies='clone',
-                                check_numerics=True)
+                                numerics=towers.Numerics(check_numerics=True))
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         run(built, built.train_op)
     assert 'the loss of tower 2 is NaN in step 7' in str(towers.nonfinite.explained(

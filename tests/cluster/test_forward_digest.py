@@ -201,7 +201,7 @@ def embedded(x):
         for model_fn in (layered, embedded) for options in (
             {}, dict(devices=2, copies='reuse'), dict(batch=None, remainder='weight'),
             dict(accumulate=2), dict(recompute='auto'), dict(first_scope=False),
-            dict(stateless_random=True), dict(check_numerics=True))])
+            dict(stateless_random=True), dict(numerics=towers.Numerics(check_numerics=True)))])
 def test_equal_workers(model_fn, options):
     own, other = [of_worker(rank, model_fn, **options)['forward'] for rank in (0, 1)]
     assert own['types'] and own == other

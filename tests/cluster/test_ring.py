@@ -118,7 +118,8 @@ def test_copies_on_every_tower_get_the_gradient_of_all_machines():
     parts, workers = batches([4, 4]), addresses(2)
     results = together(lambda rank: train(
         towers.Cluster('ring', workers, rank=rank), sparse_and_dense, parts[rank],
-        lambda: tf.train.GradientDescentOptimizer(0.125), 2, 2, variable_device='replicated'), 2)
+        lambda: tf.train.GradientDescentOptimizer(0.125), 2, 2,
+        variables=towers.VariablePlacement('replicated')), 2)
     _, weights = on_one_device(parts, results[0]['first'], 2, 1)
     for result in results:
         close(weights, result['last'])

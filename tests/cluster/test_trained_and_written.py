@@ -156,7 +156,7 @@ def test_a_forward_pass_that_computes_with_what_it_has_written_is_refused():
 def test_replicas_of_such_a_variable_are_refused():
     with tf.variable_scope('', use_resource=True), pytest.raises(
             ClusterError, match="'replicated'.* the model writes the trained variable 'center'"):
-        built(model('collection'), variable_device='replicated')
+        built(model('collection'), variables=towers.VariablePlacement('replicated'))
 
 
 def test_batches_that_are_constants_of_the_graph_may_differ():

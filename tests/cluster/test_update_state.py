@@ -277,16 +277,16 @@ def test_workers_that_share_other_state_are_told_apart():
 
 def test_a_read_between_two_writes_is_refused():
     """Each worker would read what it has written itself."""
-    def model_fn(inputs):
-        state = variable('state', 0.)
-        with tf.control_dependencies([write_mean(inputs, state)]):
-            read[:] = [state.read_value()]
-        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(state, 2. * read[0]))
-        return loss_of(inputs)
+    with tf.variable_scope('', use_resource=True):
+        state = variable('state', RATE)
+    first = tf.assign_add(state, 1.)
+    with tf.control_dependencies([first]):
+        rate = state.read_value()
 
-    def transform(pairs):
-        return [(gradient * read[0], trained) for gradient, trained in pairs]
-    read = []
-    with tf.variable_scope('', use_resource=True), pytest.raises(
-            ClusterError, match="'state' is written by the model of each worker and read by"):
-        built(model_fn, transform_gradients=transform)
+    def model_fn(inputs):
+        for write in (first, tf.assign(state, 2. * rate)):
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, write)
+        return loss_of(inputs)
+    with pytest.raises(ClusterError, match="'state' is written by the model of each worker and "
+                                           'read by'):
+        built(model_fn, tf.train.GradientDescentOptimizer(rate))

@@ -66,7 +66,8 @@ def test_a_batch_norm_model_with_regularization():
         with tf.Graph().as_default():
             # Variables are on no tower's device, so that nothing agrees by chance.
             built = towers.build_towers(model_fn, samples.vectors(6, 'float32'), momentum(),
-                                        ['/gpu:0', '/gpu:1'], variable_device='/gpu:3',
+                                        ['/gpu:0', '/gpu:1'],
+                                        variables=towers.VariablePlacement('/gpu:3'),
                                         update_ops=owner, check_devices=False)
             assert towers.audit(built).broken == []
 
@@ -197,7 +198,8 @@ def test_a_variable_off_its_device(device, where, kind_of_variables):
 def test_a_variable_off_every_device_of_a_balanced_placement():
     with tf.device('/cpu:3'):
         tf.get_variable('kernel', [6, 3], tf.float64)
-    built = towers.build_towers(linear, VECTORS, sgd(), 2, reuse=True, variable_device='balanced')
+    built = towers.build_towers(linear, VECTORS, sgd(), 2, reuse=True,
+                                variables=towers.VariablePlacement('balanced'))
     assert towers.audit(built).broken == ['variable kernel is on /cpu:3, not on /cpu:0 or /cpu:1']
 
 
@@ -294,7 +296,8 @@ def test_the_runtime_moved_the_towers_of_gpus_that_are_not_there():
 
 
 def test_the_runtime_moved_the_variables():
-    built = towers.build_towers(two_layers, VECTORS, sgd(), 2, variable_device='/cpu:7',
+    built = towers.build_towers(two_layers, VECTORS, sgd(), 2,
+                                variables=towers.VariablePlacement('/cpu:7'),
                                 check_devices=False)
     config = towers.session_config(2, soft_placement=True)
     broken = towers.audit(built, metadata_of_a_step(built, config)).broken

@@ -173,7 +173,8 @@ def clip(pairs):
     dict(variable_scope='net'), dict(remainder='drop', num_towers=3),
     dict(remainder='weight', num_towers=5), dict(transform_gradients=clip),
     dict(var_list=lambda every: every[:1]), dict(update_ops='none'),
-    dict(variable_device='balanced'), dict(devices=['/cpu:2', '/cpu:0', '/cpu:1', '/cpu:3']),
+    dict(variables=towers.VariablePlacement('balanced')),
+    dict(devices=['/cpu:2', '/cpu:0', '/cpu:1', '/cpu:3']),
     dict(regularization='add', model_fn=samples.slim_layers), dict(model_fn=samples.slim_layers)],
     ids=lambda options: ' '.join(sorted(options)))
 def test_options_hold_on_both_sides(options):

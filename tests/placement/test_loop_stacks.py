@@ -72,8 +72,9 @@ def gradients(model_fn, arrays, devices, **options):
 
 @pytest.mark.fast_only('in_a_branch.*clone|nested.*balanced|(rnn|own).*reuse')
 @pytest.mark.parametrize('options', [
-    dict(copies='clone'), dict(copies='reuse'), dict(variable_device='balanced')],
-                         ids=lambda options: '-'.join(options.values()))
+    dict(copies='clone'), dict(copies='reuse'),
+    dict(variables=towers.VariablePlacement('balanced'))],
+                         ids=lambda options: '-'.join(map(str, options.values())))
 @pytest.mark.parametrize('model_fn, make', [
     (samples.while_loop_rnn, samples.sequences), (nested, samples.vectors),
     (in_a_branch, samples.vectors), (of_its_own_gradients, samples.vectors)], ids=lambda given: given.__name__)
@@ -105,5 +106,6 @@ def test_a_loop_of_one_stage_whose_weights_are_on_the_stages():
     with switched('control_flow_v2', False):
         report = towers.check_towers(
             model_fn, (random.randn(8, 3), random.randn(8)), stages='auto',
-            variable_device='stage', devices=[['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']])
+            variables=towers.VariablePlacement('stage'),
+            devices=[['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']])
     assert report.equal, report

@@ -82,12 +82,14 @@ TWO = [['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']]
 
 @pytest.mark.fast_only('options[0369]')
 @pytest.mark.parametrize('devices, options', [
-    ([TWO[0]], {}), (TWO, {}), (TWO, dict(copies='reuse', variable_device='stage')),
-    (TWO, dict(variable_device='balanced')), ([TWO[0]], dict(variable_device='/cpu:0')),
+    ([TWO[0]], {}), (TWO, {}),
+    (TWO, dict(copies='reuse', variables=towers.VariablePlacement('stage'))),
+    (TWO, dict(variables=towers.VariablePlacement('balanced'))),
+    ([TWO[0]], dict(variables=towers.VariablePlacement('/cpu:0'))),
     ([TWO[0]], dict(accumulate=4)), (TWO, dict(recompute=['add'])),
     ([TWO[0]], dict(micro_batches=4)), ([TWO[0]], dict(micro_batches=4, schedule='all_forward')),
     (TWO, dict(micro_batches=2)), (TWO, dict(micro_batches=3, remainder='weight')),
-    (TWO, dict(micro_batches=2, variable_device='balanced')),
+    (TWO, dict(micro_batches=2, variables=towers.VariablePlacement('balanced'))),
     (2, dict(micro_batches=4)), ([['/cpu:1', '/cpu:0']], dict(micro_batches=4))])
 def test_the_numbers_are_those_of_one_device(devices, options):
     one, found = trained(1), trained(devices, **options)
@@ -99,7 +101,7 @@ def test_the_numbers_are_those_of_one_device(devices, options):
 @pytest.mark.parametrize('copies', ['clone', 'reuse'])
 def test_everything_is_with_its_stage(copies):
     with tf.Graph().as_default():
-        built = built_on(TWO, copies=copies, variable_device='stage')
+        built = built_on(TWO, copies=copies, variables=towers.VariablePlacement('stage'))
         assert {v.op.name: v.device for v in built.variables} == {
             'a': CPUS[0], 'b': CPUS[0], 'c': CPUS[1], 'rows': CPUS[1]}
         assert {v.op.name: v.device for v in built.slots} == {
@@ -203,7 +205,8 @@ def shared(x, words):
     (dict(schedule='gpipe'), towers.InvalidArgumentError, "schedule='gpipe'"),
     (dict(stages=2), towers.InvalidArgumentError, 'stages=2'),
     (dict(micro_batches=32, remainder='weight'), towers.InputError, '16 examples are fewer than'),
-    (dict(variable_device='replicated'), towers.InvalidArgumentError, 'of one device each')])
+    (dict(variables=towers.VariablePlacement('replicated')), towers.InvalidArgumentError,
+     'of one device each')])
 def test_misuse(options, error, text):
     with tf.Graph().as_default():
         with pytest.raises(error) as raised:

@@ -103,7 +103,7 @@ def test_rows_of_gathered_rows_of_a_resource_variable(devices):
         return tf.reduce_mean(tf.gather(tf.gather(table, words), places))
     built = towers.build_towers(model, tf.constant(np.arange(8) % 3),
                                 tf.train.GradientDescentOptimizer(1.), devices, 'mean',
-                                variable_device='/cpu:0')
+                                variables=towers.VariablePlacement('/cpu:0'))
     assert not towers.audit(built).broken
     with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run(tf.global_variables_initializer())

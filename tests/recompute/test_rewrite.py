@@ -98,8 +98,10 @@ def towers_pairs(built):
 @pytest.mark.parametrize('options', [
     dict(recompute=['block1', 'block3/', 'block2/add']), dict(resource=True), dict(devices=2),
     dict(accumulate=2)] + [pytest.param(options, marks=pytest.mark.slow) for options in (
-        {}, dict(devices=2, copies='reuse'), dict(devices=2, variable_device='replicated'),
-        dict(check_numerics=True), dict(loss_scale=towers.LossScale(initial=8.)))],
+        {}, dict(devices=2, copies='reuse'),
+        dict(devices=2, variables=towers.VariablePlacement('replicated')),
+        dict(numerics=towers.Numerics(check_numerics=True)),
+        dict(numerics=towers.Numerics(loss_scale=towers.LossScale(initial=8.))))],
                          ids=lambda options: '-'.join(options) or 'plain')
 def test_the_numbers_are_the_same_to_the_last_bit(options):
     options = dict(options)
@@ -315,7 +317,7 @@ def test_each_of_several_losses_computes_again_for_itself():
     (dict(recompute=['blok3']), "such as 'block3'"),
     (dict(recompute=['nowhere']), "has 'nowhere', and the model has no operation or scope of this"),
     (dict(recompute='auto', optimizer=None), 'without a backward pass nothing is kept'),
-    (dict(recompute='auto', xla=True), 'XLA decides by itself')])
+    (dict(recompute='auto', numerics=towers.Numerics(xla=True)), 'XLA decides by itself')])
 def test_errors(options, text):
     options = dict(dict(optimizer=tf.train.GradientDescentOptimizer(.1)), **options)
     with tf.Graph().as_default(), pytest.raises(towers.InvalidArgumentError) as error:

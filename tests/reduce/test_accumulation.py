@@ -68,9 +68,10 @@ def at_once():
 
 @pytest.mark.fast_only('1-4-options0|2-4-|2-3-')
 @pytest.mark.parametrize('devices, accumulate, options', [
-    (1, 4, {}), (1, 16, dict(copies='reuse')), (2, 4, {}), (2, 2, dict(variable_device='balanced')),
-    (2, 2, dict(variable_device='replicated')),
-    (2, 2, dict(variable_device='replicated', all_reduce='collective')),
+    (1, 4, {}), (1, 16, dict(copies='reuse')), (2, 4, {}),
+    (2, 2, dict(variables=towers.VariablePlacement('balanced'))),
+    (2, 2, dict(variables=towers.VariablePlacement('replicated'))),
+    (2, 2, dict(variables=towers.VariablePlacement('replicated', 'collective'))),
     (1, 5, dict(remainder='weight')), (2, 3, dict(remainder='weight', copies='reuse')),
     (2, 9, dict(remainder='weight'))])
 def test_the_weights_are_those_of_the_whole_batch(at_once, devices, accumulate, options):
@@ -79,7 +80,7 @@ def test_the_weights_are_those_of_the_whole_batch(at_once, devices, accumulate, 
     assert found[0]['global_step'] == 20
     built = found[2]
     assert len(built.towers) == devices * accumulate and len(built.devices) == devices
-    if 'all_reduce' not in options:
+    if built.placement.all_reduce != 'collective':
         kinds = {v.op.name: type(g) for g, v in built.gradients}
         assert kinds['rows'] is tf.IndexedSlices and 'unused' not in kinds
 
@@ -197,7 +198,8 @@ def spectral_norm(x):
 
 
 @pytest.mark.parametrize('devices, options', [
-    (1, {}), (1, dict(copies='reuse')), (2, {}), (2, dict(variable_device='replicated'))])
+    (1, {}), (1, dict(copies='reuse')), (2, {}),
+    (2, dict(variables=towers.VariablePlacement('replicated')))])
 @pytest.mark.parametrize('model_fn, inputs', [(state, X[:, 0]), (spectral_norm, X)])
 def test_a_write_in_the_forward_pass_comes_after_all_micro_batches_have_read(
         model_fn, inputs, devices, options):
@@ -332,7 +334,8 @@ def test_models_of_each_kind_are_those_of_the_whole_batch(name):
 
 @pytest.mark.parametrize('schedule', ['one_forward_one_backward', 'all_forward'])
 def test_checks_of_gradients_are_of_the_backward_pass_and_of_their_stage(at_once, schedule):
-    options = dict(stages='auto', check_numerics=True, schedule=schedule, steps=20)
+    options = dict(stages='auto', numerics=towers.Numerics(check_numerics=True), schedule=schedule,
+                   steps=20)
     found = trained([['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']], 1, micro_batches=4, **options)
     assert_same(at_once, found)
     for part in found[2].towers:

@@ -170,7 +170,9 @@ def test_what_every_write_waits_for(kind, machines, make_optimizer):
     assert not_waiting(operations, waited) <= own
 
 
-@pytest.mark.parametrize('options', [dict(accumulate=2), dict(loss_scale=towers.LossScale(8.))],
+@pytest.mark.parametrize('options',
+                         [dict(accumulate=2),
+                          dict(numerics=towers.Numerics(loss_scale=towers.LossScale(8.)))],
                          ids=['accumulate', 'loss_scale'])
 def test_options_of_the_build_change_nothing(graph, options):
     operations, waited = built_on('ps', Decayed, **options)

@@ -1,4 +1,4 @@
-"""variable_device='replicated', and updates that write trained variables: every replica follows."""
+"""VariablePlacement('replicated'), and updates that write trained variables: replicas follow."""
 
 import numpy as np
 import pytest
@@ -48,9 +48,10 @@ def plain_losses(steps=4, way='collection'):
             return [session.run([loss, train_op])[0] for _ in range(steps)]
 
 
-def build(way, devices=2, optimizer=sgd, model=clipped, **options):
-    return towers.build_towers(model(way), in_float32(VECTORS), optimizer(), devices, 'mean',
-                               variable_device='replicated', **options)
+def build(way, devices=2, optimizer=sgd, model=clipped, all_reduce=None, **options):
+    return towers.build_towers(
+        model(way), in_float32(VECTORS), optimizer(), devices, 'mean',
+        variables=towers.VariablePlacement('replicated', all_reduce), **options)
 
 
 def losses_of(built, steps=4, train_op=None):
@@ -116,7 +117,7 @@ def test_each_train_op_of_several_losses_clips_every_replica():
 def test_a_write_of_the_forward_pass_is_refused(update_ops, kind_of_variables):  # noqa: F811
     with pytest.raises(towers.SharedVariableError, match=(
             r'writes the trainable variable w \(operation tower_0/clip\), .* UPDATE_OPS .* '
-            'another variable_device')):
+            'another VariablePlacement')):
         build('inline', update_ops=update_ops)
 
 

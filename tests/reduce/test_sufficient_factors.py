@@ -301,8 +301,10 @@ def test_towers_keep_their_own_gradients_and_the_plan_says_what_is_joined():
 
 
 @pytest.mark.parametrize('options', [
-    dict(examples=66), dict(check_numerics=True), dict(loss_scale=towers.LossScale()),
-    dict(xla=True), dict(variable_device='replicated')], ids=lambda given: list(given)[0])
+    dict(examples=66), dict(numerics=towers.Numerics(check_numerics=True)),
+    dict(numerics=towers.Numerics(loss_scale=towers.LossScale())),
+    dict(numerics=towers.Numerics(xla=True)),
+    dict(variables=towers.VariablePlacement('replicated'))], ids=lambda given: list(given)[0])
 def test_builds_that_add_up(options):
     built = built_on(2, **options)
     assert built.plan.combination is None and 'combination' not in str(built.plan)

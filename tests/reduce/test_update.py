@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from sample_models import switched
-from towers import LossScale, build_towers, session_config
+from towers import LossScale, Numerics, build_towers, session_config
 from towers.errors import InvalidArgumentError
 from towers.graph.graph_walk import step_operations
 from towers.placement.variable_device import Placement
@@ -375,7 +375,7 @@ def test_every_step_is_counted_once(graph, make, expected, v2, use_resource, sca
             w[:] = [tf.get_variable('w', [], initializer=tf.ones_initializer())]
             return tf.reduce_mean(x * w[0])
         built = build_towers(model_fn, x, make(), 2, global_step=step,
-                             loss_scale=LossScale(initial=8.) if scaled else None)
+                             numerics=Numerics(loss_scale=LossScale(8.) if scaled else None))
         with tf.Session(config=session_config(2)) as session:
             session.run(tf.global_variables_initializer())
             for number in range(6):

@@ -27,7 +27,7 @@ def checkpoint(request, tmp_path):
         step = tf.train.get_or_create_global_step()
         built = towers.build_towers(
             lambda x: tf.reduce_mean(network(x)), X, tf.train.MomentumOptimizer(0.5, 0.5), 2,
-            global_step=step, variable_device='/cpu:1')
+            global_step=step, variables=towers.VariablePlacement('/cpu:1'))
         train_op = built.train_op
         if request.param:
             averages = WeightAverages(0.9, step)

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import SharedVariableError, build_towers, session_config
+from towers import SharedVariableError, VariablePlacement, build_towers, session_config
 from towers.tower.graph_collections import TowerCollections
 
 LOSSES, UPDATES = tf.GraphKeys.LOSSES, tf.GraphKeys.UPDATE_OPS
@@ -252,7 +252,8 @@ def kernel_among_the_trainable(x):
 
 
 @pytest.mark.parametrize('options', [
-    dict(copies='reuse'), dict(variable_device='replicated'), dict(remainder='weight')],
+    dict(copies='reuse'), dict(variables=VariablePlacement('replicated')),
+    dict(remainder='weight')],
     ids=['reuse', 'replicated', 'uneven'])
 @pytest.mark.parametrize('layer', [kernel_put_there, kernel_if_new, kernel_joins,
                                    kernel_among_the_trainable])

@@ -17,7 +17,8 @@ from towers.tower import local_state
 LOCAL = [tf.GraphKeys.LOCAL_VARIABLES]
 ZEROS = tf.zeros_initializer()
 BATCH = np.float32([1, 2, 3, 6, 2, 4, 1, 9])
-WAYS = [dict(copies='clone'), dict(copies='reuse'), dict(variable_device='replicated')]
+WAYS = [dict(copies='clone'), dict(copies='reuse'),
+        dict(variables=towers.VariablePlacement('replicated'))]
 every_way = pytest.mark.parametrize('way', WAYS, ids=['clone', 'reuse', 'replicated'])
 
 

@@ -63,7 +63,7 @@ def after_a_step(built, feed):
 @pytest.mark.fast_only(r'with_default-\{\}|in_branches-.*4|a_vector-.*1|of_another-.*: 2\}')
 @pytest.mark.parametrize('options', [
     dict(), dict(devices=4), dict(accumulate=2), dict(devices=1, accumulate=2, copies='reuse'),
-    dict(variable_device='replicated'), dict(first_scope=False)], ids=str)
+    dict(variables=towers.VariablePlacement('replicated')), dict(first_scope=False)], ids=str)
 @pytest.mark.parametrize('model_fn', [with_default, in_branches, a_vector, of_another])
 def test_all_towers_get_what_is_fed_to_any_of_them(model_fn, options):
     built = built_of(model_fn, **options)

@@ -1,4 +1,4 @@
-"""Optimizers with a `compute_gradients` of their own: once, for the batch, on any number of towers."""
+"""Optimizers with a `compute_gradients` of their own: once for the batch, on any number of towers."""
 
 import numpy as np
 import pytest
@@ -212,7 +212,7 @@ SQUARED = lambda x: tf.reduce_mean(x) * tf.square(
 @pytest.mark.fast_only('Decays-SQUARED|Scales|Keeps-SQUARED-4-2|Squares|Clips-SQUARED-5|-5-3-options2')
 @pytest.mark.parametrize('count, num_towers, options', [
     (4, 1, {}), (4, 2, {}), (5, 3, dict(copies='reuse')), (4, 2, dict(accumulate=2)),
-    (4, 2, dict(variable_device='replicated')), (6, 1, dict(accumulate=3))])
+    (4, 2, dict(variables=towers.VariablePlacement('replicated'))), (6, 1, dict(accumulate=3))])
 @pytest.mark.parametrize('make, model', [
     (Decays, SQUARED), (Clips, SQUARED), (AddsToTheLoss, SQUARED), (Scales, SQUARED),
     (Squares, SQUARED), (Keeps, SQUARED), (Wraps, SQUARED), (ClipsValues, rows_and_numbers),

@@ -201,8 +201,10 @@ def test_which_optimizers_have_one():
 
 
 def test_what_would_be_done_to_other_gradients_is_refused(graph):
-    for options, expected in ((dict(loss_scale=towers.LossScale()), 'there is a loss scale'),
-                              (dict(variable_device='replicated'), 'there is a replica of each')):
+    for options, expected in ((dict(numerics=towers.Numerics(loss_scale=towers.LossScale())),
+                               'there is a loss scale'),
+                              (dict(variables=towers.VariablePlacement('replicated')),
+                               'there is a replica of each')):
         with pytest.raises(InvalidArgumentError, match='Clipping has a minimize of its own, and '
                                                        + expected):
             trained(Clipping, **options)

@@ -188,7 +188,7 @@ def _with_resource(model_fn, use_resource):
 def test_uneven_shards_and_copies_of_the_variables(num_towers, count, reduction, variable_device):
     for way, shape in (('get_variable', 'where'), ('slim', 'reduce_mean'), ('hand', 'cond v1')):
         check(model_of(WAYS[way], SHAPES[shape]), (X[:count],), num_towers, reduction,
-              remainder='weight', variable_device=variable_device)
+              remainder='weight', variables=towers.VariablePlacement(variable_device))
 
 
 @pytest.mark.slow
@@ -206,7 +206,8 @@ def test_registered_losses_are_added_once(way, copies, variable_device):
         return model_fn(x) + tf.losses.get_regularization_loss()
     for num_towers, count in ((2, 8), (3, 8)):
         ours = check(model_fn, (X[:count],), num_towers, plain=plain, regularization='add',
-                     copies=copies, remainder='weight', variable_device=variable_device)
+                     copies=copies, remainder='weight',
+                     variables=towers.VariablePlacement(variable_device))
         assert ours.built.plan.regularization == (
             '1 registered loss added, counted once' + (
                 ', computed once a step' if copies == 'auto' and count % num_towers == 0 else ''))
@@ -476,8 +477,9 @@ def random_model(seed):
     source = choose.choice(sorted(SOURCES) + [None] * 3)
     num_towers, count = choose.choice([(2, 8), (4, 8), (3, 7), (2, 5), (1, 4)])
     options = dict(copies=choose.choice(COPIES), reduction=choose.choice(['mean', 'sum']),
-                   variable_device=choose.choice([None, None, 'balanced', 'replicated']))
-    if options['variable_device'] == 'replicated':
+                   variables=towers.VariablePlacement(
+                       choose.choice([None, None, 'balanced', 'replicated'])))
+    if options['variables'].device == 'replicated':
         options['copies'] = 'reuse'
     use_resource = choose.random() < 0.5
     # TF 1.15's branches cannot read a variable of another device.
@@ -535,7 +537,7 @@ def test_the_loss_of_a_shared_layer_counts_once(copies, variable_device, use_res
         return with_shared_layers(x) + tf.add_n(tf.losses.get_regularization_losses())
     ours = check(_with_resource(with_shared_layers, use_resource), num_towers=4,
                  plain=_with_resource(plain, use_resource), copies=copies,
-                 variable_device=variable_device, regularization='add')
+                 variables=towers.VariablePlacement(variable_device), regularization='add')
     assert str(ours.built.plan).count('2 registered losses added, counted once') == 1
 
 
@@ -545,4 +547,5 @@ def test_the_loss_of_a_shared_layer_in_the_models_own_loss_of_copies(use_resourc
     """There the loss has the term of each further call already."""
     def model_fn(x):
         return with_shared_layers(x) + tf.losses.get_regularization_loss()
-    check(_with_resource(model_fn, use_resource), num_towers=4, variable_device='replicated')
+    check(_with_resource(model_fn, use_resource), num_towers=4,
+          variables=towers.VariablePlacement('replicated'))

@@ -10,7 +10,7 @@ import towers
 from sample_models import two_layers, sgd
 
 VECTORS = samples.vectors(8)
-REPLICATED = {'variable_device': 'replicated'}
+REPLICATED = {'variables': towers.VariablePlacement('replicated')}
 
 
 def layer(inputs, scope, **options):

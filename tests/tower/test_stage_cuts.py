@@ -44,7 +44,8 @@ def trained(devices, **options):
 @pytest.mark.parametrize('devices, options', [
     ('/cpu:0+/cpu:1', {}), ('/cpu:0+/cpu:1+/cpu:2+/cpu:3', dict(micro_batches=4)),
     ('/cpu:0+/cpu:1,/cpu:2+/cpu:3', dict(micro_batches=2, recompute='auto')),
-    ('/cpu:0+/cpu:1,/cpu:2+/cpu:3', dict(copies='reuse', variable_device='stage')), (2, {})])
+    ('/cpu:0+/cpu:1,/cpu:2+/cpu:3',
+     dict(copies='reuse', variables=towers.VariablePlacement('stage'))), (2, {})])
 def test_the_numbers_are_those_of_one_device(devices, options):
     one, found = trained(1), trained(devices, stages='auto', **options)
     for a, b in zip(one, found):
@@ -344,7 +345,8 @@ def test_an_initial_value_that_reads_another_variable(control_flow_v1):
             x = tf.tanh(tf.matmul(x, weights))
         return tf.reduce_mean(x)
     built = towers.build_towers(initialized, tf.constant(X), tf.train.GradientDescentOptimizer(.1),
-                                [CPUS[:2]], stages='auto', variable_device='stage')
+                                [CPUS[:2]], stages='auto',
+                                variables=towers.VariablePlacement('stage'))
     assert {variable.device for variable in built.variables} == set(CPUS[:2])
     with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run(tf.global_variables_initializer())

@@ -570,7 +570,8 @@ def test_one_gpu_holds_the_variables_several_leave_them_to_the_cpu():
     assert {v.device for v in built.variables + built.slots} == {'/device:GPU:1'}
     assert not towers.audit(built).broken
     named = towers.build_towers(conv_net, images(4), momentum(), ['/gpu:1', '/gpu:0'],
-                                check_devices=False, variable_device='/gpu:3', name='other',
+                                check_devices=False, variables=towers.VariablePlacement('/gpu:3'),
+                                name='other',
                                 variable_scope='other')
     assert {v.device for v in named.variables + named.slots} == {'/device:GPU:3'}
     assert not towers.audit(named).broken
@@ -582,7 +583,8 @@ def test_balanced_variables_and_their_slots():
         made.append(tf.Variable(tf.zeros([4]), name='plain'))
         return tf.reduce_mean(x) * tf.add_n([tf.reduce_sum(each) for each in made])
     built = towers.build_towers(model_fn, np.zeros(4, 'float32'), momentum(),
-                                ['/gpu:0', '/gpu:1'], variable_device='balanced',
+                                ['/gpu:0', '/gpu:1'],
+                                variables=towers.VariablePlacement('balanced'),
                                 check_devices=False)
     # 8 | 2, 3, 2, 1 = 8, then a tie: 4 goes to the first
     assert [(v.op.name, v.device[-1]) for v in built.variables] == [
@@ -597,7 +599,7 @@ def test_balanced_variables_and_their_slots():
 def test_a_device_function_places_the_variables():
     setter = tf.train.replica_device_setter(ps_tasks=2, worker_device='/job:worker/task:0')
     built = towers.build_towers(two_layers, samples.vectors(4), momentum(), 2,
-                                variable_device=setter)
+                                variables=towers.VariablePlacement(setter))
     assert [v.device for v in built.variables] == ['/job:ps/task:0', '/job:ps/task:1']
     assert {slot.device for slot in built.slots} == {'/job:ps/task:0', '/job:ps/task:1'}
 
@@ -612,7 +614,7 @@ def test_a_device_inside_the_model_function_keeps_the_variables_pinned():
             bias = tf.get_variable('bias', [3], tf.float64)
         return samples.mean_squared_error(tf.matmul(tf.matmul(x, table), kernel) + bias, y)
     built = towers.build_towers(model_fn, samples.vectors(4), momentum(), ['/gpu:0', '/gpu:1'],
-                                variable_device='/gpu:1', check_devices=False)
+                                variables=towers.VariablePlacement('/gpu:1'), check_devices=False)
     assert {v.device for v in built.variables + built.slots} == {'/device:GPU:1'}
     audit = towers.audit(built)
     assert audit.broken == []

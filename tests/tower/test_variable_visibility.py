@@ -49,7 +49,8 @@ def losses(devices, **options):
 
 @pytest.mark.parametrize('options', [
     dict(devices=2, copies='reuse'), dict(devices=3, remainder='weight'),
-    dict(devices=2, variable_device='replicated')], ids=lambda options: sorted(options)[0])
+    dict(devices=2, variables=towers.VariablePlacement('replicated'))],
+                         ids=lambda options: sorted(options)[0])
 def test_the_decay_of_what_was_made_so_far(options):
     one = losses(1)
     assert one[0] == pytest.approx(

@@ -314,7 +314,7 @@ def test_a_loss_that_is_not_finite_is_said_as_in_training():
         iterator = tf.data.make_initializable_iterator(batches())
         built = towers.build_towers(model_fn, iterator.get_next(),
                                     tf.train.GradientDescentOptimizer(.1), ['/cpu:0'],
-                                    check_numerics=True)
+                                    numerics=towers.Numerics(check_numerics=True))
         return Trial(built.train_op, [iterator.initializer], None, built)
 
     def batches():

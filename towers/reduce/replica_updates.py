@@ -37,12 +37,12 @@ def check_updates_alike(replicas, pairs, applied, made):
         found = comparison.difference(variable, replica)
         if found is not None:
             raise SharedVariableError(
-                "variable_device='replicated', and the optimizer does to %s otherwise than to its "
-                'replica %s: %s. Replicas have to stay equal. The name of a replica begins and '
+                "VariablePlacement('replicated'), and the optimizer does to %s otherwise than to "
+                'its replica %s: %s. Replicas have to stay equal. The name of a replica begins and '
                 'ends as that of its variable, and a replica is in no list of variables: choose '
                 'variables by how their names begin or end, change gradients in '
                 'transform_gradients= (decay, clipping), which sees each variable once, or use '
-                'another variable_device.'
+                'another VariablePlacement.'
                 % (variable.op.name, replica.op.name, found))
 
 

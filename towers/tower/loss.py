@@ -79,7 +79,7 @@ class TowerLosses:
                 'the call of the model function for tower %d leaves %d %s registered losses '
                 '(tf.GraphKeys.REGULARIZATION_LOSSES) than the first one did, so its loss is '
                 "another. Register them in every call; or pass copies='clone' (and no "
-                "variable_device='replicated'), which calls it once."
+                "VariablePlacement('replicated')), which calls it once."
                 % (index, abs(missing), 'fewer' if missing > 0 else 'more'))
 
     def data_loss(self, index, loss, keras_losses, variables):

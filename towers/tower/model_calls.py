@@ -65,7 +65,7 @@ class ModelCalls:
         return others[place.number]
 
     def is_partial(self, op):
-        """Whether an operation of a call is computed from the call's examples, or random numbers."""
+        """Whether an operation of a call is computed from the call's examples, or draws."""
         call = self._calls[self.place(op).call]
         return op.name in graph_walk.reachable_from(
             list(call.sources) + [each for each in call.operations if graph_walk.is_random(each)],

@@ -343,10 +343,10 @@ class TowerBuilder:
             self._gradients_of_first = count
         elif count < self._gradients_of_first:
             raise SharedVariableError(
-                "variable_device='replicated', and the model function takes gradients of the "
+                "VariablePlacement('replicated'), and the model function takes gradients of the "
                 'variables that tf.trainable_variables() lists: tower %d reads replicas of them, '
                 'so that they are missing from its loss. Take them of the variables that '
-                'tf.get_variable returns, or use another variable_device.' % index)
+                'tf.get_variable returns, or use another VariablePlacement.' % index)
 
     def _settle_writes(self, index, operations, output, taken, updates, data_operations, used,
                        keras_states):

@@ -109,11 +109,10 @@ class SharedVariables:
                 if self._replicas is None or 'Unsuccessful at finding variable' not in str(error):
                     raise
                 raise SharedVariableError(
-                    "tower %d has replicas of the variables, since variable_device='replicated', "
-                    'and '
+                    "VariablePlacement('replicated') gives tower %d replicas of the variables, and "
                     'a function with a gradient of its own (tf.custom_gradient, tf.recompute_grad) '
                     'uses one: TensorFlow looks for such variables among the global ones, where '
-                    'replicas are not. Pass another variable_device, or give the function the '
+                    'replicas are not. Pass another VariablePlacement, or give the function the '
                     "variable's value as an argument." % index) from error
         if index and self._pending:
             self._check_left_out(made.operations)
