@@ -125,7 +125,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       recompute: `'auto'`: only results at some places of the forward pass are kept, about the
         square root of its length; the backward pass recomputes the rest from them. The numbers are
         the same, for less memory and about a third more time. Or a list of names of operations or
-        scopes of the model whose results are kept. See `recomputation`.
+        scopes of the model whose results are kept. See `recompute.rewrite`.
       micro_batches: M, into how many micro-batches a tower of several devices cuts its shard: while
         a stage works on one, the stage before works on the next; gradients are added up as
         `accumulate` does.

@@ -13,7 +13,7 @@ Fields:
   adds_registered: whether registered losses are added to the model's own.
   earlier: variables of the earlier build that are to be shared, see `SharedVariables`.
   gradient_options: dict, for `compute_gradients`.
-  recompute: `'auto'`, or list of names of kept results, see `recomputation.rewrite`; or None.
+  recompute: `'auto'`, or list of names of kept results, see `recompute.rewrite`; or None.
   cutting: `Cutting`; None where the model is not cut into stages.
   micro_batches: how many each tower has, one after the other or in a pipeline.
   called: `NamesOnOneMachine`, for seeds of random ops.
