@@ -151,7 +151,7 @@ def one_step_and_then(send):
 
 
 def all_its_gradients(machines):
-    return machines._notes.all_sent
+    return machines._sent_gradients.all_sent
 
 
 def a_part_of_them(machines):

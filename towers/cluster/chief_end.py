@@ -15,8 +15,8 @@ class ChiefEnd:
     """The variable of one build.
 
     Attributes:
-      begin: operation by which the chief notes that its session has begun.
-      note: operation by which the chief notes that it has ended.
+      begin: operation by which the chief records that its session has begun.
+      end: operation by which the chief records that it has ended.
       has_ended: bool scalar; False before the chief's first session, too, or where the server has
         been started again, and the chief has not yet another session.
     """
@@ -25,7 +25,7 @@ class ChiefEnd:
         with only_device(FIRST_SERVER):
             ended = tf.Variable(False, trainable=False, use_resource=True,
                                 collections=['towers_rounds'], name='chief_has_ended')
-            self.begin, self.note = ended.initializer, tf.assign(ended, True).op
+            self.begin, self.end = ended.initializer, tf.assign(ended, True).op
             with compat.control_flow_v1():
                 self.has_ended = tf.cond(tf.is_variable_initialized(ended), ended.read_value,
                                          lambda: tf.constant(False))

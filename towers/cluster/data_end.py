@@ -7,7 +7,7 @@ from towers import compat
 from towers.placement.variable_device import only_device
 
 
-def raise_at_end(is_over, noted_in=None, noted=True):
+def raise_at_end(is_over, flag=None, value=True):
     """An operation that raises `tf.errors.OutOfRangeError` when a condition holds.
 
     A queue that is closed and empty raises it, as the end of a `tf.data` iterator does. The next
@@ -15,8 +15,8 @@ def raise_at_end(is_over, noted_in=None, noted=True):
 
     Args:
       is_over: bool scalar.
-      noted_in: variable that is set before; or None.
-      noted: what it is set to.
+      flag: variable that is set before; or None.
+      value: what it is set to.
     """
     # An operation waits for all of a branch of control flow v1, and for the condition alone of v2.
     with only_device('/cpu:0'), compat.control_flow_v1():
@@ -28,8 +28,8 @@ def raise_at_end(is_over, noted_in=None, noted=True):
 
         def end():
             closed = [tf.cond(data.is_closed(), lambda: tf.constant(0), close)]
-            notes = [] if noted_in is None else [tf.assign(noted_in, noted)]
-            with tf.control_dependencies(closed + notes):
+            flagged = [] if flag is None else [tf.assign(flag, value)]
+            with tf.control_dependencies(closed + flagged):
                 return data.dequeue()
         return tf.identity(tf.cond(is_over, end, lambda: tf.constant(0)), name='data_goes_on').op
 

@@ -1,6 +1,6 @@
 """Which workers of a synchronous training on parameter servers have ended in good order.
 
-A worker notes it in a variable on the first server, which is found by its name there from every
+A worker records it in a variable on the first server, which is found by its name there from every
 graph. So the others can tell a worker that will not come back, and that they wait for in vain, from
 one that was killed, and joins again when it is started again.
 """
@@ -16,8 +16,8 @@ from towers.placement.variable_device import only_device
 _NAME = 'towers_ended_workers'
 
 
-def note_begin(cluster, first):
-    """The operation by which a worker notes that it trains; the chief's, that all do.
+def record_begin(cluster, first):
+    """The operation by which a worker records that it trains; the chief's, that all do.
 
     The chief's has to be the first one that is run on a server: it makes the variable.
 
@@ -29,13 +29,13 @@ def note_begin(cluster, first):
         if cluster.is_chief:
             return tf.raw_ops.AssignVariableOp(resource=_handle(cluster), value=tf.concat(
                 [tf.zeros([cluster.num_workers], tf.int64), tf.reshape(first, [1])], 0))
-        return _noted(cluster, 0)
+        return _recorded(cluster, 0)
 
 
-def note_end(cluster):
-    """The operation by which a worker notes that it has ended its training."""
+def record_end(cluster):
+    """The operation by which a worker records that it has ended its training."""
     with only_device(FIRST_SERVER):
-        return _noted(cluster, 1)
+        return _recorded(cluster, 1)
 
 
 def have_ended(cluster):
@@ -45,8 +45,8 @@ def have_ended(cluster):
       `(bool vector, int64 scalar)`; the scalar is the number of the session's first round.
     """
     with only_device(FIRST_SERVER):
-        noted = tf.raw_ops.ReadVariableOp(resource=_handle(cluster), dtype=tf.int64)
-        return noted[:-1] > 0, noted[-1]
+        recorded = tf.raw_ops.ReadVariableOp(resource=_handle(cluster), dtype=tf.int64)
+        return recorded[:-1] > 0, recorded[-1]
 
 
 class EndedWorkers:
@@ -101,7 +101,7 @@ def _handle(cluster):
                                   shared_name=_NAME)
 
 
-def _noted(cluster, value):
+def _recorded(cluster, value):
     return tf.raw_ops.ResourceScatterUpdate(
         resource=_handle(cluster), indices=tf.constant([cluster.rank]),
         updates=tf.constant([value], tf.int64))

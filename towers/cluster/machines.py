@@ -1,6 +1,6 @@
 """What every combination of gradients over machines does.
 
-A worker without data gives none, and what has to be the same on all is noted for the comparison.
+A worker without data gives none, and what has to be the same on all is recorded for the comparison.
 """
 
 import tensorflow.compat.v1 as tf
@@ -59,8 +59,8 @@ class Machines:
         return self.combined
 
     def note(self, built):
-        """Notes the build, when it is complete, for the comparison of the workers."""
-        several_builds.note(built)
+        """Records the build, when it is complete, for the comparison of the workers."""
+        several_builds.record_build(built)
 
 
 def without_gradient(gradient, beside=None):

@@ -117,7 +117,7 @@ class ServedMachines(Machines):
                                '/job:ps/task:%d/device:CPU:0' % tasks[variable.op.name]))
             sums = self._all_summed(to_sum, needed, [] if loss is None else [loss])
             self.hook = RoundsHook(cluster, self._round, self._own_round, self._wants_to_stop,
-                                   self._accumulators, self._tokens, self._notes)
+                                   self._accumulators, self._tokens, self._sent_gradients)
             if not cluster.is_chief:
                 return gradients
             with only_device('/cpu:0'):  # one operation, which every write of the step waits for
@@ -159,23 +159,24 @@ class ServedMachines(Machines):
             return update
         with tf.name_scope(_SCOPE), only_device('/cpu:0'):
             if self._cluster.is_chief:
-                with tf.control_dependencies([update, self._notes.begun_now] + self._pushes):
+                with tf.control_dependencies(
+                        [update, self._sent_gradients.begun_now] + self._pushes):
                     next_round = tf.identity(tf.assign_add(self._own_round, 4))
                     self.stops = self._wants_to_stop.read_value()
                 with only_device(FIRST_SERVER):
-                    noted = tf.assign(self._round, next_round)
-                    with tf.control_dependencies([noted]):
-                        return tf.group(noted, *[queue.enqueue([next_round]) for _, queue in
+                    round_set = tf.assign(self._round, next_round)
+                    with tf.control_dependencies([round_set]):
+                        return tf.group(round_set, *[queue.enqueue([next_round]) for _, queue in
                                                  sorted(self._tokens.items())])
             queue, before = self._tokens[self._cluster.rank], tf.identity(self._own_round)
-            with tf.control_dependencies([self._notes.all_sent]):
+            with tf.control_dependencies([self._sent_gradients.all_sent]):
                 before = tf.identity(before)
             # Skips the tokens of earlier rounds. A queue takes part in no loop of control flow v2.
             with compat.control_flow_v1():
                 newest = tf.while_loop(lambda token: token <= before, lambda token: queue.dequeue(),
                                        [before])
             with tf.control_dependencies([tf.assign(self._own_round, newest),
-                                          self.hook.note_anew(before, newest)]):
+                                          self.hook.detect_anew(before, newest)]):
                 newest = self._own_round.read_value()
             with tf.control_dependencies([self.hook.raise_if_over(newest)]):
                 self.stops = tf.cast(newest % 2, tf.int32)
@@ -211,10 +212,10 @@ class ServedMachines(Machines):
             self._own_round = tf.Variable(
                 tf.zeros([], tf.int64), trainable=False, use_resource=True, name='own_round',
                 collections=COLLECTIONS)
-        self._notes = SentGradients(self._cluster)
+        self._sent_gradients = SentGradients(self._cluster)
 
     def _all_summed(self, to_sum, needed, computed):
-        """Adds gradients to accumulators, and notes on the first server what has been sent.
+        """Adds gradients to accumulators, and records on the first server what has been sent.
 
         Args:
           to_sum: list of `(gradient, shape of the sum, name, server)`.
@@ -234,13 +235,13 @@ class ServedMachines(Machines):
                 with only_device(server):
                     gradients[place] = data_end.same(gradient)
             begun = tensors_of([(gradient, None) for gradient in gradients]) + computed
-        begun = self._notes.note_begun(begun, self._own_round.read_value())
+        begun = self._sent_gradients.record_begun(begun, self._own_round.read_value())
         sums = []
         for gradient, (_, shape, name, server) in zip(gradients, to_sum):
             with only_device(server):
                 sums.append(self._summed(gradient, shape, name, needed,
                                          [] if self._cluster.is_chief else [begun]))
-        self._notes.note_sent(self._pushes, self._own_round.read_value())
+        self._sent_gradients.record_sent(self._pushes, self._own_round.read_value())
         return sums
 
     def _summed(self, gradient, shape, name, needed, after):

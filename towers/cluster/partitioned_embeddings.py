@@ -20,12 +20,12 @@ def partitioner(num_servers, partition_bytes):
     """See `Cluster.partitioner`."""
     cut = tf.min_max_variable_partitioner(num_servers, min_slice_size=partition_bytes)
 
-    def noted(shape, dtype):
+    def cut_and_record(shape, dtype):
         parts = cut(shape=shape, dtype=dtype)
         if max(parts) > 1:
             tf.add_to_collection(_CUT, tuple(shape.as_list()))
         return parts
-    return noted
+    return cut_and_record
 
 
 def check_lookups():

@@ -25,7 +25,7 @@ class SessionBegun:
     """A variable that says so, for steps that read no other one of `COLLECTIONS`.
 
     Attributes:
-      begin: operation by which a hook notes that the session has begun.
+      begin: operation by which a hook records that the session has begun.
     """
 
     def __init__(self):

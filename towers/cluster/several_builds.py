@@ -13,8 +13,8 @@ _KEY = ('__towers_builds_of_clusters',)
 graphs, as it does not its own with such a tuple."""
 
 
-def note(built):
-    """Notes a build in its graph, for `builds_of`."""
+def record_build(built):
+    """Records a build in its graph, for `builds_of`."""
     tf.add_to_collection(_KEY, built)
 
 

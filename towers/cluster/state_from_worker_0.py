@@ -119,12 +119,12 @@ class _Step:
         stack, seen = [], {}
         taken = []  # tensors of the model that are no variable's value
 
-        def note(name):
+        def follow(name):
             if name in known and name not in self._read:
                 self._read[name] = known[name]
                 stack.extend(self._writes(known[name], of_model=False))
         for name in [variable.op.name for variable in trained] + sorted(ancestors(self._own)):
-            note(name)
+            follow(name)
         while stack:
             op = stack.pop()
             if op.name in seen:
@@ -135,12 +135,12 @@ class _Step:
                 if tensor.op.name in ends or tensor.op.type.startswith(ADDED_UP):
                     continue
                 if tensor.op.name not in self._models or tensor.op.type in VARIABLE_OPS:
-                    note(tensor.op.name)
+                    follow(tensor.op.name)
                     stack.append(tensor.op)
                     continue
                 sources = read_from(tensor) + self._written_by(tensor)
                 for source in sources:
-                    note(source.name)
+                    follow(source.name)
                 if not sources:
                     taken.append(tensor)
         operations = list(seen.values())

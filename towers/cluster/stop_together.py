@@ -114,13 +114,13 @@ class StopTogetherHook(StopOnSignalHook):
         self._steps = [built.machines for built in stepped]
         self._makes_step = self._machines in self._steps
         if self._steps:
-            self._note_round(stepped)
+            self._check_round(stepped)
             self._begin_step()
         fetched = self.always_fetched() if self._makes_step else None
         return None if fetched is None else tf.train.SessionRunArgs(fetched)
 
-    def _note_round(self, stepped):
-        """Notes what rounds of steps begin with: the session's first step.
+    def _check_round(self, stepped):
+        """Checks that rounds begin with the session's first step, and end with this hook's build.
 
         Args:
           stepped: list of the `BuiltTowers` of this call.
@@ -169,14 +169,14 @@ class StopTogetherHook(StopOnSignalHook):
             told = next((codes for codes in told if codes.any()), None)
             if told is not None:
                 session.run([each.codes.skip for each in self._latest])
-                self._note(session, told)
+                self._stop_for(session, told)
             elif not self.is_told and not self._is_in_step:
                 first, *together = self._first or of_all[:1]
-                self._note(session, first.told_others(session, together))
+                self._stop_for(session, first.told_others(session, together))
         elif self._cluster.kind == 'ps' and self._machines.chief_has_ended and not self.is_told:
-            self._note(session, None)
+            self._stop_for(session, None)
         elif self._machines.chief_end is not None and self._cluster.is_chief:
-            session.run(self._machines.chief_end.note)
+            session.run(self._machines.chief_end.end)
         super(StopTogetherHook, self).end(session)
 
     def noticed(self):
@@ -196,10 +196,10 @@ class StopTogetherHook(StopOnSignalHook):
             self.is_told = self.is_told or bool(stops)
             return self.is_told or self.received is not None
         if not self.is_told and np.any(stops):
-            self._note(self._session, stops)
+            self._stop_for(self._session, stops)
         return self.is_told
 
-    def _note(self, session, stops):
+    def _stop_for(self, session, stops):
         self.is_told = True
         if self._cluster.kind == 'horovod':
             self._machines.have_stopped = True

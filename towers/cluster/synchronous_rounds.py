@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.cluster.ended_workers import have_ended, note_begin, note_end
+from towers.cluster.ended_workers import have_ended, record_begin, record_end
 from towers.cluster.wait_notice import Waiting
 from towers.cluster.worker_notes import FIRST_SERVER, JOINED, note
 from towers.errors import ClusterError
@@ -25,16 +25,16 @@ _UNTIL_ANEW = 20.
 
 
 class SentGradients:
-    """Notes on the first server which gradients each worker has sent.
+    """Records on the first server which gradients each worker has sent.
 
-    A worker notes the round before it adds its first gradient to an accumulator, and again when all
-    have been added. The chief, which begins the rounds anew when it is started again, notes only
-    that its step has begun: all that its step before does is then done.
+    A worker records the round before it adds its first gradient to an accumulator, and again when
+    all have been added. The chief, which begins the rounds anew when it is started again, records
+    only that its step has begun: all that its step before does is then done.
 
     Attributes:
-      begun, sent: int64 variables with the round of each worker's first and second note.
-      begun_now: operation of the first note.
-      all_sent: operation of the second note; None on the chief.
+      begun, sent: int64 variables with the round of each worker's first and second record.
+      begun_now: operation of the first record.
+      all_sent: operation of the second record; None on the chief.
     """
 
     def __init__(self, cluster):
@@ -45,15 +45,15 @@ class SentGradients:
                             use_resource=True, collections=['towers_rounds'], name=name)
                 for name in ('begun', 'sent')]
 
-    def note_begun(self, after, own_round):
+    def record_begun(self, after, own_round):
         """Makes `begun_now`, to run after some tensors are there; returns it."""
-        self.begun_now = self._noted(self.begun, after, own_round)
+        self.begun_now = self._recorded(self.begun, after, own_round)
         return self.begun_now
 
-    def note_sent(self, pushes, own_round):
+    def record_sent(self, pushes, own_round):
         """Makes `all_sent`, to run after some operations."""
         if not self._cluster.is_chief:
-            self.all_sent = self._noted(self.sent, pushes, own_round)
+            self.all_sent = self._recorded(self.sent, pushes, own_round)
 
     def begin(self, first):
         """The operation by which the chief begins the rounds anew, with the number `first`."""
@@ -61,7 +61,7 @@ class SentGradients:
         of_chief = tf.concat([tf.reshape(first, [1]), rounds[1:]], 0)
         return tf.group(tf.assign(self.begun, of_chief), tf.assign(self.sent, rounds))
 
-    def _noted(self, variable, after, own_round):
+    def _recorded(self, variable, after, own_round):
         with only_device(FIRST_SERVER):
             own_round = tf.reshape(own_round, [1])
             with tf.control_dependencies(after):
@@ -82,13 +82,13 @@ class RoundsHook(OccasionalHook):
     """
 
     def __init__(self, cluster, shared_round, own_round, wants_to_stop, accumulators, tokens,
-                 notes):
+                 sent_gradients):
         """
         Args:
           cluster: `Cluster`.
           shared_round, own_round, wants_to_stop: variables of `ServedMachines`.
           accumulators, tokens: its accumulators, and dict of its queues of tokens.
-          notes: `SentGradients`.
+          sent_gradients: `SentGradients`.
         """
         self.say, self._is_anew = print, False
         self.chief = None
@@ -96,7 +96,8 @@ class RoundsHook(OccasionalHook):
         self.chief_is_anew = self.chief_has_ended = False
         self._wants_to_stop = wants_to_stop
         self._cluster, self._round, self._own_round = cluster, shared_round, own_round
-        self._accumulators, self._tokens, self._notes = accumulators, tokens, notes
+        self._accumulators, self._tokens = accumulators, tokens
+        self._sent_gradients = sent_gradients
 
     def begin(self):
         with tf.name_scope('served/begin'), only_device(FIRST_SERVER):
@@ -104,14 +105,14 @@ class RoundsHook(OccasionalHook):
             self._set_round = tf.assign(self._round, self._first).op
             self._value = self._round.read_value()
             self._set_own = tf.assign(self._own_round, self._first).op
-            self._note_begin = note_begin(self._cluster, self._first)
-            self._note_end = note_end(self._cluster)
+            self._record_begin = record_begin(self._cluster, self._first)
+            self._record_end = record_end(self._cluster)
             if not self._cluster.is_chief:
                 self._is_set = tf.is_variable_initialized(self._round)
                 # Again, since the server may be another one than that which heard of it.
-                self._note_joined = note(self._cluster, JOINED)
-                self._state = [self._value, self._notes.begun.read_value(),
-                               self._notes.sent.read_value()] + list(have_ended(self._cluster))
+                self._tell_joined, gradients = note(self._cluster, JOINED), self._sent_gradients
+                self._state = [self._value, gradients.begun.read_value(),
+                               gradients.sent.read_value()] + list(have_ended(self._cluster))
                 return
             self._set_steps = tf.group(*[each.set_global_step(self._first)
                                          for each in self._accumulators])
@@ -122,7 +123,7 @@ class RoundsHook(OccasionalHook):
                  if isinstance(each, tf.SparseConditionalAccumulator) else
                  each.take_grad(self._drop_count)) for each in self._accumulators]
             self._nobody_stops = tf.assign(self._wants_to_stop, 0).op
-            self._nothing_sent = self._notes.begin(self._first)
+            self._nothing_sent = self._sent_gradients.begin(self._first)
             self._give_tokens = tf.group(*[queue.enqueue([self._first])
                                            for _, queue in sorted(self._tokens.items())])
 
@@ -134,7 +135,7 @@ class RoundsHook(OccasionalHook):
             for drop, count in zip(self._drops, session.run(self._counts)):
                 if count:
                     session.run(drop, {self._drop_count: count})
-            session.run([self._set_steps, self._set_own, self._nobody_stops, self._note_begin,
+            session.run([self._set_steps, self._set_own, self._nobody_stops, self._record_begin,
                          self._nothing_sent], first)
             session.run(self._set_round, first)
             session.run(self._give_tokens, first)
@@ -145,7 +146,7 @@ class RoundsHook(OccasionalHook):
                 self._pause()
             before, newest = self._joined, self._round_to_join(session)
         self.chief_is_anew = before not in (None, self._joined)
-        session.run([self._set_own, self._note_begin, self._note_joined], {self._first: newest})
+        session.run([self._set_own, self._record_begin, self._tell_joined], {self._first: newest})
 
     def _round_to_join(self, session):
         """Waits for the first round that this worker has given no gradients for, an int.
@@ -160,7 +161,7 @@ class RoundsHook(OccasionalHook):
         rank, deadline = self._cluster.rank, None
         while True:
             newest, begun, sent, ended, first = session.run(self._state)
-            # The chief notes that its session has begun before it sets the first round.
+            # The chief records that its session has begun before it sets the first round.
             if newest >= first and (
                     ended[0] or begun[rank] != newest and begun[0] >= newest):
                 self._joined = first
@@ -187,14 +188,14 @@ class RoundsHook(OccasionalHook):
         time.sleep(_POLL)
 
     def end(self, session):
-        """Notes that this worker has ended; a token of the chief's tells those who wait for one."""
-        session.run(self._note_end)
+        """Records the end of this worker; a token of the chief's tells those who wait for one."""
+        session.run(self._record_end)
         if self._cluster.is_chief:
             newest = session.run(self._value)
             session.run(self._give_tokens, {self._first: newest + 1})
 
-    def note_anew(self, before, newest):
-        """The operation of a worker's step that notes whether its token is of rounds begun anew.
+    def detect_anew(self, before, newest):
+        """The operation of a worker's step that finds whether its token is of rounds begun anew.
 
         They begin anew when the chief is started again, or has lost its session with a server: at
         its last checkpoint. This worker's next example then is not the one of its next step.
