@@ -150,9 +150,9 @@ class ScaledSizes:
                                         for tensor in op.outputs])
         for op in operations:
             if op.name in shards:
-                self._note(op, shards[op.name])
+                self._mark(op, shards[op.name])
             elif op.name in sources:
-                self._note_source(op)
+                self._mark_source(op)
             else:
                 self._follow(op)
 
@@ -167,14 +167,14 @@ class ScaledSizes:
     def _examples(self, tower):
         return self._old_batch if tower == _WHOLE else self._old[tower]
 
-    def _note(self, op, tower, outputs=None):
+    def _mark(self, op, tower, outputs=None):
         for tensor in op.outputs[:outputs]:
             elements = tensor.shape.num_elements()
             if elements and elements % self._examples(tower) == 0:
                 self._batch[tensor.name] = tower
 
-    def _note_source(self, op):
-        """Notes an operation before the shards: it has the whole batch, or a tower's part of it."""
+    def _mark_source(self, op):
+        """Marks an operation before the shards: it has the whole batch, or a tower's part of it."""
         for tensor in op.outputs:
             first = tensor.shape.as_list()[0] if tensor.shape.ndims else None
             if first == self._old_batch:
@@ -196,7 +196,7 @@ class ScaledSizes:
                 return
         if op.type in _REDUCTIONS and self._reduces_first(op):
             return
-        self._note(op, tower, 1 if op.type.startswith(_FIRST_OUTPUT) else None)
+        self._mark(op, tower, 1 if op.type.startswith(_FIRST_OUTPUT) else None)
 
     @staticmethod
     def _reduces_first(op):

@@ -144,7 +144,7 @@ class CheckpointHook(OccasionalHook):
     def after_run(self, run_context, run_values):
         """Saves if the run has come to a step to save."""
         # Reading the exact step costs another `session.run`: only where it may be one to save.
-        self._note(run_values.results)
+        self._count(run_values.results)
         if not self._is_time(self._step + self._advance - 1):
             return
         step = int(run_context.session.run(self._global_step))
@@ -156,8 +156,8 @@ class CheckpointHook(OccasionalHook):
         return self._is_time(self._step + 2 * self._advance - 1)
 
     def step_done(self, fetched):
-        """Notes the step that was fetched with a run after which nothing is saved."""
-        self._note(fetched)
+        """Counts the step that was fetched with a run after which nothing is saved."""
+        self._count(fetched)
 
     def always_fetched(self):
         """The global step."""
@@ -171,7 +171,7 @@ class CheckpointHook(OccasionalHook):
         for listener in self._listeners:
             listener.end(session, step)
 
-    def _note(self, fetched):
+    def _count(self, fetched):
         """Updates `_step` and `_advance` from the global step that a run has fetched."""
         step = int(fetched) + 1
         self._step, self._advance = step, max(1, step - self._step)

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.graph.graph_walk import reachable_from, step_operations
 from towers.placement.tower_device import stages_of
-from towers.run.input_notes import reads_of
+from towers.run.read_times import reads_of
 
 
 def hold_batch(built, fetches):

@@ -1,7 +1,7 @@
 """Measures in the graph how long a step waits for its input: in any session, on any device.
 
 Where a step reads its input by operations (an iterator's `get_next`, a queue's `dequeue`), the time
-of their end is noted, and the begin and end of the step:
+of their end is recorded, and the begin and end of the step:
 
     waited = end of the last of these operations - begin of the step
              (of one that comes after work on another one's batch: end - end of that work)
@@ -15,7 +15,7 @@ Where a step is fed through placeholders, the program makes the batch between th
 A step that neither reads nor is fed (random numbers, data in a constant) waits for nothing. The
 train op waits for additions to a variable that counts these seconds. That costs some microseconds a
 step; nothing has to be fetched. No further batch is read: a step that is fed what
-would be computed from a batch does not read it, see `input_notes`, and has not waited for it.
+would be computed from a batch does not read it, see `read_times`, and has not waited for it.
 """
 
 import collections
@@ -27,7 +27,7 @@ from towers import compat
 from towers.arguments import check_count, check_graph_mode, check_instance, check_say
 from towers.errors import InvalidArgumentError
 from towers.graph.graph_walk import step_operations
-from towers.run.input_notes import (ReadNotes, are_examples_fed, arrivals, reads_of,
+from towers.run.read_times import (ReadTimes, are_examples_fed, arrivals, reads_of,
                                     takers_of_fed, time_after, time_variable)
 from towers.run.step_clock import SaveListener
 from towers.run.step_loop import OccasionalHook
@@ -104,29 +104,29 @@ class InputWatch:
             # In no collection: it is not saved, and only `initializer` initializes it.
             self._counts = tf.Variable(tf.zeros([4], tf.float64), trainable=False, collections=[],
                                        use_resource=True, name='counts')
-            # When a step ended; and when it began, and had its input, noted while it goes on.
+            # When a step ended; and when it began, and had its input, recorded while it goes on.
             latest_end, begun = time_variable('latest_end'), time_variable('begun')
             initializers = [each.initializer for each in (self._counts, latest_end, begun)]
             self._value = self._counts.read_value()
             begin = tf.timestamp(name='begin')
             gap = begin - latest_end.read_value()
             end = time_after(arrivals(op), 'end')
-            self._marks, noted = [begun.read_value()] * 2, [begun.assign(begin).op]
+            self._marks, recorded = [begun.read_value()] * 2, [begun.assign(begin).op]
             waited = tf.zeros([], tf.float64)
             if reads:
-                notes = ReadNotes(reads, step, begin)
-                waited = notes.waited(op, end)
-                self._marks[1] = notes.latest(self._marks[0])
-                initializers += notes.initializers
+                times = ReadTimes(reads, step, begin)
+                waited = times.waited(op, end)
+                self._marks[1] = times.latest(self._marks[0])
+                initializers += times.initializers
             self.initializer = tf.group(*initializers)
             with tf.control_dependencies([end, gap]):
-                noted += [self._counts.assign_add(tf.stack([
+                recorded += [self._counts.assign_add(tf.stack([
                     waited, end - begin, tf.where(gap < begin, gap, tf.zeros_like(gap)),
                     tf.ones([], tf.float64)])).op, latest_end.assign(end).op]
-        # Else a step could begin with work that keeps all threads, and `begin` be noted after it.
+        # Else a step could begin with work that keeps all threads, and `begin` come after it.
         for taker in takers_of_fed(step) if self._is_fed else ():
             compat.add_control_inputs(taker, [begin.op])
-        compat.add_control_inputs(op, noted)
+        compat.add_control_inputs(op, recorded)
 
     def read(self, session):
         """The `Reading` of a `tf.Session` (of a `MonitoredSession` the hooks would count a step).

@@ -1,4 +1,4 @@
-"""When the operations that read a step's input began and ended, noted in the graph.
+"""When the operations that read a step's input began and ended, recorded in the graph.
 
 The times go to variables, on the way from a reading operation to the operations that take what it
 reads. Nothing else waits for the reading: where a step does not read, since it is fed what would be
@@ -19,7 +19,7 @@ _READS = frozenset([
     'QueueDequeueManyV2', 'QueueDequeueUpTo', 'QueueDequeueUpToV2', 'Unstage'])
 
 
-class ReadNotes:
+class ReadTimes:
     """The times of the reading operations of a step.
 
     Attributes:
@@ -36,19 +36,19 @@ class ReadNotes:
         self._begin = begin
         takers = takers_of(reads, step)
         self._turns = _turns(takers, step)
-        self._last = {}  # name of an operation: the notes that it waits for
+        self._last = {}  # name of an operation: the records that it waits for
         self._started, self._ended, self.initializers = {}, {}, []
         for turn in self._turns:
             for read in turn:
                 started = begin if turn is self._turns[0] else time_after(
                     arrivals(read), 'ready')
-                self._started[read], noted = self._note(started, 'started')
+                self._started[read], recorded = self._record(started, 'started')
                 # Else the runtime could read before it, and reading would seem to take no time.
-                compat.add_control_inputs(read, [noted])
-                self._ended[read] = self._note_end(read, takers[read])
+                compat.add_control_inputs(read, [recorded])
+                self._ended[read] = self._record_end(read, takers[read])
 
-    def _note_end(self, read, takers):
-        """Notes when an operation has read, by its outputs: any of them may be fed instead.
+    def _record_end(self, read, takers):
+        """Records when an operation has read, by its outputs: any of them may be fed instead.
 
         Returns:
           List of variables.
@@ -60,17 +60,17 @@ class ReadNotes:
                 ways.setdefault(way, []).append(taker)
         ended = []
         for way in sorted(ways, key=str):
-            variable, noted = self._note(time_after(
+            variable, recorded = self._record(time_after(
                 [read if way is None else arrival(read.outputs[way])], 'read'), 'ended')
             ended.append(variable)
-            # Else the end could be noted long after it: a thread with more than one operation to do
-            # takes the newest first, and the towers' work is newer than the note.
+            # Else the end could be recorded long after it: a thread with more than one operation to
+            # do takes the newest first, and the towers' work is newer than the record.
             for taker in ways[way]:
-                compat.add_control_inputs(taker, [noted])
-                self._last.setdefault(taker.name, []).append(noted)
+                compat.add_control_inputs(taker, [recorded])
+                self._last.setdefault(taker.name, []).append(recorded)
         return ended
 
-    def _note(self, time, name):
+    def _record(self, time, name):
         """`(variable, operation that gives it the time)`."""
         variable = time_variable(name)
         self.initializers.append(variable.initializer)
@@ -144,7 +144,7 @@ def reads_of(op, step):
     if not certain:
         raise InvalidArgumentError(
             'the step reads its input, %r, within a tf.cond or tf.while_loop, where the time that '
-            'it takes cannot be noted: watch a step that reads outside of it.' % found[0].name)
+            'it takes cannot be measured: watch a step that reads outside of it.' % found[0].name)
     return sorted(certain, key=lambda each: each.name)
 
 
