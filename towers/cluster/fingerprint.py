@@ -24,7 +24,7 @@ def fingerprint_of_all(cluster, built, settings=None):
     own = dict(_of_build(cluster, built, settings), others=[
         _of_build(cluster, each) for each in builds if each is not built])
     if own['others']:
-        own['joined'] = [each is built for each in builds].index(True)
+        own['build_of_join'] = [each is built for each in builds].index(True)
     return own
 
 
@@ -116,13 +116,14 @@ def _difference_of_others(own, other):
     if len(ours) != len(theirs):
         return ('it builds towers with cluster= %d times, and worker 0 %d times: make the same '
                 'builds on all workers, in the same order' % (1 + len(theirs), 1 + len(ours)))
-    if own.get('joined') != other.get('joined'):
+    if own.get('build_of_join') != other.get('build_of_join'):
         return ('it gives build %s of the graph to join, and worker 0 build %s: give the same one '
-                'on all workers' % (other.get('joined'), own.get('joined')))
+                'on all workers' % (other.get('build_of_join'), own.get('build_of_join')))
     for place, (our, their) in enumerate(zip(ours, theirs)):
         why = difference(our, their)
         if why is not None:
-            return 'in build %d of the graph %s' % (place + (place >= own.get('joined', 0)), why)
+            number = place + (place >= own.get('build_of_join', 0))
+            return 'in build %d of the graph %s' % (number, why)
     return None
 
 

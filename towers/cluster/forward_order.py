@@ -39,10 +39,10 @@ def order_of(forms, inputs, ends, sums, any_order):
         kind, taken = kinds[key], [] if kinds[key] == _BACK else inputs[key]
         if kind in sums:
             return sum(values[source] for source, _ in taken) & _MASK
-        parts = ['%x' % value(each) for each in taken]
+        texts = ['%x' % value(each) for each in taken]
         if kind in _REDUCES and taken and kinds[taken[0][0]] in _JOINS:
-            parts[0] = ' '.join(sorted('%x' % value(each) for each in inputs[taken[0][0]]))
-        return _number(' '.join([forms[key]] + (sorted(parts) if kind in any_order else parts)))
+            texts[0] = ' '.join(sorted('%x' % value(each) for each in inputs[taken[0][0]]))
+        return _number(' '.join([forms[key]] + (sorted(texts) if kind in any_order else texts)))
 
     stack = [key for key, _ in ends]
     while stack:

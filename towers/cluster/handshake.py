@@ -206,15 +206,15 @@ class _Missing:
           doubt: what `_listener` says of the address of worker 0, where they look for it; or None.
         """
         silent = [rank for rank in self._ranks() if rank not in self.refused]
-        parts = [] if doubt is None or self._welcome else [doubt.split(None, 1)[1]]
+        clauses = [] if doubt is None or self._welcome else [doubt.split(None, 1)[1]]
         if silent:
-            parts.append('%shere is no word of %s within start_timeout: start %s, correct the '
-                         'address, or give a longer one' % (
-                             'T' if parts else 't', self._named(silent),
-                             'it' if len(silent) == 1 else 'them'))
+            clauses.append('%shere is no word of %s within start_timeout: start %s, correct the '
+                           'address, or give a longer one' % (
+                               'T' if clauses else 't', self._named(silent),
+                               'it' if len(silent) == 1 else 'them'))
         for rank in sorted(self.refused)[:8]:
-            parts.append('worker %d was refused: %s' % (rank, self.refused[rank]))
-        return ClusterError('. '.join(part.rstrip('.') for part in parts) + '.')
+            clauses.append('worker %d was refused: %s' % (rank, self.refused[rank]))
+        return ClusterError('. '.join(clause.rstrip('.') for clause in clauses) + '.')
 
     def _ranks(self):
         return [rank for rank in range(1, self._cluster.num_workers) if rank not in self._welcome]

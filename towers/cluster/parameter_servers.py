@@ -259,14 +259,14 @@ class ServedMachines(Machines):
                         self._cluster.backup_workers, name))
             accumulator = tf.SparseConditionalAccumulator(
                 gradient.dtype.base_dtype, shape, shared_name=name, reduction_type='SUM')
-            parts = (tf.cast(gradient.indices, tf.int64), gradient.values, gradient.dense_shape)
+            fields = (tf.cast(gradient.indices, tf.int64), gradient.values, gradient.dense_shape)
         else:
             accumulator = tf.ConditionalAccumulator(
                 gradient.dtype.base_dtype, shape, shared_name=name,
                 reduction_type='MEAN' if self._cluster.backup_workers else 'SUM')
-            parts = (gradient,)
+            fields = (gradient,)
         with tf.control_dependencies(after):
-            self._pushes.append(accumulator.apply_grad(*parts, local_step=local_round))
+            self._pushes.append(accumulator.apply_grad(*fields, local_step=local_round))
         self._accumulators.append(accumulator)
         with tf.control_dependencies([self._pushes[-1]]):
             taken = (accumulator.take_indexed_slices_grad(needed)

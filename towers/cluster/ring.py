@@ -59,7 +59,8 @@ class Collectives:
         """
         turns = -(-_bytes(tensor) // all_reduce.BUFFER_BYTES)
         flat = tensor if turns < 2 else tf.reshape(tensor, [-1])
-        pieces = [flat] if turns < 2 else tf.split(flat, _parts(flat.shape.num_elements(), turns))
+        pieces = [flat] if turns < 2 else tf.split(
+            flat, _even_sizes(flat.shape.num_elements(), turns))
         reduced = []
         for piece in pieces:
             with tf.control_dependencies(last):
@@ -237,15 +238,15 @@ class RingMachines(Machines):
         reduced = {}
         for buffer in all_reduce.buffers_of(dense):
             variables = [variable for variable, _ in buffer]
-            parts = [present[0][1] for _, present in buffer]
-            packed = parts[0] if len(parts) == 1 else tf.concat(
-                [tf.reshape(part, [-1]) for part in parts], 0)
+            added = [present[0][1] for _, present in buffer]
+            packed = added[0] if len(added) == 1 else tf.concat(
+                [tf.reshape(each, [-1]) for each in added], 0)
             dtype = packed.dtype.base_dtype
             if weight is not None:
                 packed = scaled(packed, weight)
             packed = wire_types.from_added(ring.reduce_in_turns(
                 wire_types.to_added(packed), weight is None and self._shares.is_mean, last), dtype)
-            pieces = [packed] if len(parts) == 1 else all_reduce.unpacked(packed, variables)
+            pieces = [packed] if len(added) == 1 else all_reduce.unpacked(packed, variables)
             reduced.update(zip((variable.op.name for variable in variables), pieces))
         return reduced
 
@@ -300,6 +301,6 @@ def _bytes(tensor):
     return (tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 
-def _parts(count, number):
-    """Sizes of so many parts of `count` things, as equal as possible."""
+def _even_sizes(count, number):
+    """The sizes of so many pieces of `count` things, as equal as possible."""
     return [count // number + (place < count % number) for place in range(number)]

@@ -81,13 +81,14 @@ class SparseGradients:
             by_type.setdefault(_sent_type(slices), []).append(place)
         for dtype, places in sorted(by_type.items(), key=lambda item: item[0].name):
             most = [tf.maximum(tf.reduce_max(counts[place]), 1) for place in places]
-            parts = [self._packed(place, weight, dtype, rows) for place, rows in zip(places, most)]
-            packed = tf.concat(parts, 0) if len(parts) > 1 else parts[0]
+            vectors = [self._packed(place, weight, dtype, rows)
+                       for place, rows in zip(places, most)]
+            packed = tf.concat(vectors, 0) if len(vectors) > 1 else vectors[0]
             with tf.control_dependencies(last):
                 received = ring.gather(packed)
             last[:] = [received]
             received = tf.reshape(received, [self._workers, -1])
-            sizes = tf.stack([tf.size(part) for part in parts])
+            sizes = tf.stack([tf.size(each) for each in vectors])
             for place, rows, part in zip(places, most, tf.split(received, sizes, 1,
                                                                 num=len(places))):
                 slices, variable = self._gradients[place]

@@ -158,12 +158,13 @@ class StallWatch:
 
     def _why_missing(self, missing, notes):
         silent = [rank for rank in missing if notes[rank].kind != REFUSED]
-        parts = ['worker %d was refused: %s' % (rank, notes[rank].why.rstrip('.'))
-                 for rank in missing if rank not in silent]
+        clauses = ['worker %d was refused: %s' % (rank, notes[rank].why.rstrip('.'))
+                   for rank in missing if rank not in silent]
         if silent:
-            parts.append('there is no word of %s within start_timeout: start %s, or give a longer '
-                         'one' % (self._named(silent), 'it' if len(silent) == 1 else 'them'))
-        return '. '.join(parts)
+            clauses.append('there is no word of %s within start_timeout: start %s, or give a '
+                           'longer one' % (
+                               self._named(silent), 'it' if len(silent) == 1 else 'them'))
+        return '. '.join(clauses)
 
     def _named(self, ranks):
         return ', '.join(self._cluster.who(rank) for rank in ranks)
@@ -181,16 +182,16 @@ class StallWatch:
           in_step, notes: as for `_stall`.
           advice: whether to say what to do, too.
         """
-        notes, cluster, parts = notes or {}, self._cluster, []
+        notes, cluster, clauses = notes or {}, self._cluster, []
         for rank, note in sorted(notes.items()):
             if rank == cluster.rank:
                 continue
             if note.kind == REFUSED:
-                parts.append('%s was refused: %s%s' % (
+                clauses.append('%s was refused: %s%s' % (
                     cluster.who(rank), note.why.rstrip('.'),
                     '. It joins when it is started as worker 0 is' * advice))
             elif note.kind == FAILED:
-                parts.append('%s has ended: %s%s' % (
+                clauses.append('%s has ended: %s%s' % (
                     cluster.who(rank), note.why.rstrip('.'),
                     '. When that is mended, start it again, and the run goes on' * advice))
         others = [('worker', rank) for rank in range(cluster.num_workers if in_step else 0)
@@ -202,15 +203,15 @@ class StallWatch:
         silent, mute = [[cluster.who(rank, job) for job, rank in others
                          if found[job, rank] is answer] for answer in (False, None)]
         if silent:
-            parts.append('%s %s not answer%s' % (
+            clauses.append('%s %s not answer%s' % (
                 ', '.join(silent), 'does' if len(silent) == 1 else 'do',
                 ': start %s again, and the run goes on' % (
                     'it' if len(silent) == 1 else 'them') if advice else ''))
         if mute:
-            parts.append('%s %s' % (', '.join(mute), (
+            clauses.append('%s %s' % (', '.join(mute), (
                 'takes connections and says nothing: its process is frozen' if len(mute) == 1 else
                 'take connections and say nothing: their processes are frozen')))
-        return '; '.join(parts) or (_ALL_ANSWER if in_step else None)
+        return '; '.join(clauses) or (_ALL_ANSWER if in_step else None)
 
 
 def _all_answers(addresses):

@@ -9,14 +9,13 @@ Three ways to the same sums:
 * `'collective'`: TF's own ring of `CollectiveReduce` ops, in one session.
 * `'nccl'`: `NcclAllReduce`, for GPUs of one machine.
 
-The latter two reduce dense gradients; sparse ones (`IndexedSlices`) are joined as by `'copy'` and
-stay sparse. Small gradients share a buffer, and a tower reduces one buffer after another, in the
-same order on all towers, beginning with the variables made last, whose gradients come first in a
-backward pass. So each tower runs one reduction at a time, and the other towers run the same one, or
-run it next: with any number of threads no reduction waits for one that cannot start. On TF 2 a
+The latter two reduce dense gradients; sparse ones (`IndexedSlices`) are concatenated as by `'copy'`
+and stay sparse. Small gradients share a buffer, and a tower reduces one buffer after another, in
+the same order on all towers, beginning with the variables made last, whose gradients come first in
+a backward pass. So each tower runs one reduction at a time, and the other towers run the same one,
+or run it next: with any number of threads no reduction waits for one that cannot start. On TF 2 a
 session whose very first step fails cannot use `'collective'` again, and says so; later failures do
-no harm.
-"""
+no harm. """
 
 import collections
 
@@ -114,11 +113,11 @@ def _by_buffers(ring, method, aligned, devices):
     for buffer in buffers_of(aligned):
         reduced = []
         for tower, device in enumerate(devices):
-            parts = [_of_tower(tower, present, variable, len(devices), device)
-                     for variable, present in buffer]
+            gradients = [_of_tower(tower, present, variable, len(devices), device)
+                         for variable, present in buffer]
             with only_device(device):
-                packed = parts[0] if len(parts) == 1 else tf.concat(
-                    [tf.reshape(part, [-1]) for part in parts], 0)
+                packed = gradients[0] if len(gradients) == 1 else tf.concat(
+                    [tf.reshape(each, [-1]) for each in gradients], 0)
                 with tf.control_dependencies([last[tower]] if last[tower] is not None else []):
                     last[tower] = reduce(packed)
                 last[tower].set_shape(packed.shape)

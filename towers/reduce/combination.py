@@ -29,12 +29,12 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
 
     Gradients are aligned by their variable, not by their place in the list. Dense gradients are
     added, and never stacked: a stack would write and read each of them once more. `IndexedSlices`
-    are joined, rows with their values, and stay sparse; the gradient of a lookup that takes each id
-    once (`embedding_lookup_sparse`) has each row once, as on one device. Where one tower's gradient
-    is sparse and another's is dense, the sum is dense. Gradients of large dense layers with few
-    examples a tower are not added up but made once for all towers, the same but for rounding, see
-    `sufficient_factors`. Where only some towers have a gradient of a variable, their gradients are
-    summed; a variable without a gradient in any tower is left out.
+    are concatenated, rows with their values, and stay sparse; the gradient of a lookup that takes
+    each id once (`embedding_lookup_sparse`) has each row once, as on one device. Where one tower's
+    gradient is sparse and another's is dense, the sum is dense. Gradients of large dense layers
+    with few examples a tower are not added up but made once for all towers, the same but for
+    rounding, see `sufficient_factors`. Where only some towers have a gradient of a variable, their
+    gradients are summed; a variable without a gradient in any tower is left out.
 
     Args:
       tower_gradients: list, one entry a tower (K), of lists of `(gradient, variable)` as
@@ -129,12 +129,12 @@ def align(tower_gradients):
 def add_up(gradients, variable):
     """The sum of gradients of one variable, on the current device; a single one is returned as is.
 
-    Dense gradients are added, `IndexedSlices` are joined; the sum of both kinds is dense.
+    Dense gradients are added, `IndexedSlices` concatenated; the sum of both kinds is dense.
     """
     if len(gradients) == 1:
         return gradients[0]
     if all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
-        return _join(gradients)
+        return _rows_of_all(gradients)
     return tf.add_n([dense(gradient, variable) for gradient in gradients])
 
 
@@ -236,7 +236,7 @@ def _fits(gradient, shape):
     return gradient.shape.is_compatible_with(shape)
 
 
-def _join(slices):
+def _rows_of_all(slices):
     """The rows of all gradients, one after the other; see `parts_of_lookups` for the exception.
 
     `tf.nn.embedding_lookup_sparse` looks up each id of its batch once, and a lookup of
@@ -247,15 +247,15 @@ def _join(slices):
     parts = [parts_of_lookups(each) for each in slices]
     kinds = {tuple(part.is_unique for part in of_one) for of_one in parts}
     if len(kinds) > 1 or not any(next(iter(kinds))):
-        return _joined(slices)
-    joined = []
+        return _concatenated(slices)
+    of_all = []
     for of_part in zip(*parts):
-        rows = _joined([part.slices for part in of_part])
-        joined.append(each_row_once(rows) if of_part[0].is_unique else rows)
-    return joined[0] if len(joined) == 1 else _joined(joined)
+        rows = _concatenated([part.slices for part in of_part])
+        of_all.append(each_row_once(rows) if of_part[0].is_unique else rows)
+    return of_all[0] if len(of_all) == 1 else _concatenated(of_all)
 
 
-def _joined(slices):
+def _concatenated(slices):
     indices = [each.indices for each in slices]
     if len({each.dtype for each in indices}) > 1:
         indices = [tf.cast(each, tf.int64) for each in indices]

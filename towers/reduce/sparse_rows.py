@@ -31,13 +31,13 @@ def parts_of_lookups(slices):
     TensorFlow puts the gradients of several lookups in one variable one after the other.
     """
     indices = slices.indices
-    joined = list(indices.op.inputs)[:-1] if indices.op.type == 'ConcatV2' else [indices]
-    unique = [_is_unique(each) for each in joined]
-    if len(joined) == 1 or not any(unique):
-        return [Part(slices, len(joined) == 1 and unique[0])]
-    values = tf.split(slices.values, [tf.shape(each)[0] for each in joined])
+    lookups = list(indices.op.inputs)[:-1] if indices.op.type == 'ConcatV2' else [indices]
+    unique = [_is_unique(each) for each in lookups]
+    if len(lookups) == 1 or not any(unique):
+        return [Part(slices, len(lookups) == 1 and unique[0])]
+    values = tf.split(slices.values, [tf.shape(each)[0] for each in lookups])
     return [Part(tf.IndexedSlices(rows, each, slices.dense_shape), is_unique)
-            for rows, each, is_unique in zip(values, joined, unique)]
+            for rows, each, is_unique in zip(values, lookups, unique)]
 
 
 def _is_unique(indices):
