@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import kind_of_variables  # noqa: F401, a fixture
-from towers.reduce.replica_writes import replicas_follow
+from towers.reduce.replica_updates import replicas_follow
 
 VECTORS = samples.vectors(8)
 

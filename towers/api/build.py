@@ -23,7 +23,7 @@ from towers.reduce.pipeline import pipeline
 from towers.reduce.replicas import check_no_replicas
 from towers.tower.counters import put_in_order
 from towers.tower.empty_shards import keep_shapes_of_empty_shards
-from towers.tower.nested_builds import check_not_nested
+from towers.tower.refused_builds import check_not_nested
 from towers.tower.objectives import flat, map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.tower.shards import split_batch, static_batch_size, with_sparse_tensors
@@ -125,7 +125,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       recompute: `'auto'`: only results at some places of the forward pass are kept, about the
         square root of its length; the backward pass recomputes the rest from them. The numbers are
         the same, for less memory and about a third more time. Or a list of names of operations or
-        scopes of the model whose results are kept. See `recomputation`.
+        scopes of the model whose results are kept. See `recompute.rewrite`.
       micro_batches: M, into how many micro-batches a tower of several devices cuts its shard: while
         a stage works on one, the stage before works on the next; gradients are added up as
         `accumulate` does.

@@ -9,7 +9,7 @@ from towers.graph import graph_walk
 from towers.nonfinite import checked_at_least_scale
 from towers.placement.variable_device import only_device
 from towers.reduce.early_writes import hold_update
-from towers.reduce.replica_writes import replicas_follow
+from towers.reduce.replica_updates import replicas_follow
 from towers.reduce.update_gates import held_back
 from towers.reduce.update import apply_update, checked_transform
 from towers.tower.closure_tensors import (check_of_no_tower, check_of_no_worker,
