@@ -6,6 +6,7 @@ not in steps, is the same for every number of towers.
 """
 
 import math
+import numbers
 import sys
 import typing
 
