@@ -28,7 +28,7 @@ def keep_arrays_with_readers(operations, device):
     for op in operations if len(stages) > 1 else ():
         if op.type != 'TensorArrayV3':
             continue
-        users = _users_of_array(op.outputs[0])
+        _, users = _users(op.outputs[0])
         readers = [user for user in users if user.type in _READS and _is_free(user)]
         there = {reader.device for reader in readers}
         if len(there) != 1 or not there.issubset(stages):
@@ -43,18 +43,6 @@ def keep_arrays_with_readers(operations, device):
 
 def _is_free(op):
     return op.colocation_groups() == [b'loc:@' + op.name.encode()]
-
-
-def _users_of_array(handle):
-    """The operations that take an array, in loops and branches too."""
-    found, tensors = [], [handle]
-    while tensors:
-        for op in tensors.pop().consumers():
-            if op.type in HAND_ON:
-                tensors.extend(op.outputs)
-            else:
-                found.append(op)
-    return found
 
 
 _ON_STACK = frozenset(['StackPushV2', 'StackPopV2'])
@@ -74,7 +62,8 @@ def keep_stacks_with_loops(operations):
     for op in operations:
         if op.type != 'StackV2':
             continue
-        handed_on, users = _users_of_stack(op)
+        handed_on, users = _users(op.outputs[0])
+        users = [user for user in users if user.type in _ON_STACK]
         devices = {user.device for user in users}
         if len(devices) != 1 or '' in devices:
             continue
@@ -96,14 +85,15 @@ def _is_on_variables_device(op):
     return any(tensor.dtype.name == 'resource' for tensor in op.inputs)
 
 
-def _users_of_stack(stack):
-    """The operations that pass a stack into loops and branches, or push to it or pop from it."""
-    handed_on, users, tensors = [], [], [stack.outputs[0]]
+def _users(handle):
+    """The operations that pass an array or a stack into loops and branches, and those that use it.
+    """
+    handed_on, users, tensors = [], [], [handle]
     while tensors:
         for op in tensors.pop().consumers():
-            if op.type in _ON_STACK:
-                users.append(op)
-            elif op.type in HAND_ON:
+            if op.type in HAND_ON:
                 handed_on.append(op)
                 tensors.extend(op.outputs)
+            else:
+                users.append(op)
     return handed_on, users
