@@ -72,7 +72,7 @@ def falling(step, rate):
     return tf.train.GradientDescentOptimizer(tf.train.exponential_decay(0.5, step, 100, rate))
 
 
-@pytest.mark.parametrize('resource', [True, False])
+@pytest.mark.parametrize('resource', [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('one, other, text', [
     (lambda step: tf.train.GradientDescentOptimizer(0.1),
      lambda step: tf.train.GradientDescentOptimizer(0.2), 'GradientDescent is 0.2'),
@@ -96,7 +96,7 @@ def test_where_the_chief_alone_updates_the_others_have_no_numbers():
     assert list(found.values()) == ['0.200000003']
 
 
-@pytest.mark.parametrize('resource', [True, False])
+@pytest.mark.parametrize('resource', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_gradients_are_no_numbers_of_an_update(resource):
     """That of a scalar is computed by a few operations from the number of examples."""
     def settings(examples):

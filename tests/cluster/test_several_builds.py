@@ -43,12 +43,13 @@ def described(joined=0, only_first=False, **options):
         return fingerprint_of_all(cluster, builds[joined])
 
 
-@pytest.mark.fast_only('other[13]')
 @pytest.mark.parametrize('other, expected', [
-    ({}, None), (dict(names=('w', 'v')), "in build 1 of the graph .*('w', |'w' is before 'v')"),
-    (dict(rate=.25), 'in build 1 of the graph its .* is 0.25, and that of worker 0 0.5'),
-    (dict(towers_of_second=2), 'in build 1 of the graph its number of towers is 2'),
-    (dict(only_first=True), 'cluster= 1 times, and worker 0 2 times')])
+    (dict(towers_of_second=2), 'in build 1 of the graph its number of towers is 2')] + [
+        pytest.param(*case, marks=pytest.mark.slow) for case in [
+            ({}, None),
+            (dict(names=('w', 'v')), "in build 1 of the graph .*('w', |'w' is before 'v')"),
+            (dict(rate=.25), 'in build 1 of the graph its .* is 0.25, and that of worker 0 0.5'),
+            (dict(only_first=True), 'cluster= 1 times, and worker 0 2 times')]])
 def test_all_builds_are_compared(other, expected):
     why = difference(described(), described(**other))
     assert why is None if expected is None else re.search(expected, why), why
@@ -67,6 +68,7 @@ def test_the_one_that_is_given_to_join_has_to_be_the_same(graph):
                               'the same one on all workers')
 
 
+@pytest.mark.slow
 def test_two_builds_train_by_turns_in_a_ring():
     """Each step of the first takes half off `u`, of the second half of `v + w` off both."""
     workers = addresses(2)
@@ -85,10 +87,10 @@ def test_two_builds_train_by_turns_in_a_ring():
     assert together(work, 2) == [[.125, -.5, .5]] * 2
 
 
-@pytest.mark.fast_only('5-0|0-1')
-@pytest.mark.parametrize('of_hook', [0, 1])
-@pytest.mark.parametrize('steps', ['0', '5', '6', '7', 'both'])
-def test_a_worker_that_leaves_its_loop_ends_the_others_whichever_they_step_next(of_hook, steps):
+@pytest.mark.parametrize('steps, of_hook', [('5', 0)] + [
+    pytest.param(*case, marks=pytest.mark.slow) for case in [
+        ('0', 1), ('6', 0), ('7', 1), ('both', 0)]])
+def test_a_worker_that_leaves_its_loop_ends_the_others_whichever_they_step_next(steps, of_hook):
     """Worker 0 leaves after some steps; each round is the first build, then the second twice, or
     both in one call."""
     together_, steps = steps == 'both', 4 if steps == 'both' else int(steps)

@@ -43,9 +43,9 @@ def test_which_fetches_are_steps():
         assert found.steps(unknown) and found.need_others(unknown)
 
 
-@pytest.mark.fast_only('all together-ps|steps-ring')
-@pytest.mark.parametrize('kind', ['ring', 'ps'])
-@pytest.mark.parametrize('ends', ['the data of all', 'steps', 'all together'])
+@pytest.mark.parametrize('kind, ends', [('ring', 'steps')] + [
+    pytest.param(*case, marks=pytest.mark.slow) for case in [
+        ('ring', 'the data of all'), ('ps', 'all together'), ('ps', 'steps')]])
 def test_one_worker_looks_at_a_weight_alone_while_it_trains_and_afterwards(kind, ends):
     if kind == 'ring':
         workers, servers = addresses(2), ()

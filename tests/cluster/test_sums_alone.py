@@ -21,8 +21,7 @@ class Shows(tf.train.SessionRunHook):
         self.seen.append(run_values.results)
 
 
-@pytest.mark.fast_only('True')
-@pytest.mark.parametrize('by_hook', [True, False])
+@pytest.mark.parametrize('by_hook', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_chief_is_told_at_once_and_the_training_goes_on(by_hook):
     """The gradient is 0.5 w, of weight 8, then 4 and 2: the mean of 0.25 and 0.75 times it."""
     def work(cluster, rank):

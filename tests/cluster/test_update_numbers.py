@@ -69,8 +69,9 @@ def of_worker(rank, update=by_rate(0.5), resource=True, examples=4, kind='ring',
 
 
 @pytest.mark.parametrize('update, resource, fields', [
-    (by_rate, False, {}), (by_rate, True, ASYNCHRONOUS), (by_moment, False, ASYNCHRONOUS),
-    (by_moment, True, {}), (by_schedule, False, {}), (by_branch, True, {})])
+    (by_rate, True, ASYNCHRONOUS), (by_branch, True, {})] + [
+        pytest.param(*case, marks=pytest.mark.slow) for case in [
+            (by_moment, False, ASYNCHRONOUS), (by_schedule, False, {})]])
 def test_an_optimizer_that_assigns(update, resource, fields):
     own = of_worker(0, update(0.25), resource, **fields)
     assert difference(own, of_worker(1, update(0.25), resource, **fields)) is None

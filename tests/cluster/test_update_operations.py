@@ -27,8 +27,8 @@ def by_branch(change):
         variable, tf.convert_to_tensor(gradient)))
 
 
-@pytest.mark.parametrize('resource', [True, False])
-@pytest.mark.parametrize('fields', [{}, ASYNCHRONOUS])
+@pytest.mark.parametrize('resource, fields', [
+    (True, {}), pytest.param(False, ASYNCHRONOUS, marks=pytest.mark.slow)])
 def test_an_attribute_of_an_optimizer(resource, fields):
     own = of_worker(0, resource=resource, optimizer=nesterov(False), **fields)
     assert difference(own, of_worker(1, resource=resource, optimizer=nesterov(False),
@@ -38,8 +38,7 @@ def test_an_attribute_of_an_optimizer(resource, fields):
         'use_nesterov=True, and that of worker 0 by 1 ' in why)
 
 
-@pytest.mark.fast_only('fields0')
-@pytest.mark.parametrize('fields', [{}, ASYNCHRONOUS])
+@pytest.mark.parametrize('fields', [{}, pytest.param(ASYNCHRONOUS, marks=pytest.mark.slow)])
 def test_another_transformation(fields):
     own = of_worker(0, transform=changed(tf.identity), **fields)
     assert difference(own, of_worker(1, **dict(fields, transform=None))) is None
@@ -61,10 +60,9 @@ class Complex(tf.train.GradientDescentOptimizer):
         return {tf.complex64, tf.complex128, tf.float16, tf.float32, tf.float64}
 
 
-@pytest.mark.fast_only('complex')
-@pytest.mark.parametrize('use_resource', [True, False])
-@pytest.mark.parametrize('dtype', [tf.complex64, tf.complex128, tf.float16],
-                         ids=['complex64', 'complex128', 'float16'])
+@pytest.mark.parametrize('dtype, use_resource', [(tf.complex64, True)] + [
+    pytest.param(*case, marks=pytest.mark.slow) for case in [
+        (tf.complex128, False), (tf.float16, True)]])
 def test_a_sent_variable_of_any_type_is_no_other_update(dtype, use_resource):
     def model_fn(inputs):
         with tf.variable_scope('', use_resource=use_resource):
@@ -77,7 +75,8 @@ def test_a_sent_variable_of_any_type_is_no_other_update(dtype, use_resource):
     assert why_apart(model_fn, model_fn, optimizer=Complex(.125)) is None
 
 
-@pytest.mark.parametrize('dtype', [tf.uint64, tf.complex128])
+@pytest.mark.parametrize('dtype', [
+    tf.complex128, pytest.param(tf.uint64, marks=pytest.mark.slow)])
 def test_what_the_update_writes_from_the_batch_is_sent_in_any_type(dtype):
     """`transform_gradients` writes it, so that the message comes after the sums."""
     taken = []

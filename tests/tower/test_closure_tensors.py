@@ -9,6 +9,7 @@ from towers.cluster.drawn_updates import seeds_of_updates
 from towers.errors import ClusterError, GradientError
 
 HELD = {}
+slow = pytest.mark.slow
 
 
 def weight():
@@ -79,12 +80,18 @@ SHARDS = [(dict(num_towers=1), 3.5, 3.5), (dict(copies='clone'), 2., 3.5),
           (dict(copies='reuse', first_scope=False), 2., 3.5)]
 
 
-@pytest.mark.fast_only('counting-way0|options[237]')
-@pytest.mark.parametrize('options, first, mean', SHARDS)
-@pytest.mark.parametrize('model_fn, way', [
-    (counting, dict(transform=waits)), (counting, dict(transform=takes)),
-    (as_a_group, dict(transform=waits)), (in_a_branch, dict(transform=takes)),
-    (in_a_branch, dict(transform=waits)), (counting, dict(optimizer=Slower))])
+@pytest.mark.parametrize('model_fn, way, options, first, mean', [
+    (counting, dict(transform=waits)) + SHARDS[1], (counting, dict(transform=waits)) + SHARDS[6],
+    (counting, dict(transform=takes)) + SHARDS[3], (as_a_group, dict(transform=waits)) + SHARDS[2],
+    (in_a_branch, dict(transform=takes)) + SHARDS[3],
+    (in_a_branch, dict(transform=waits)) + SHARDS[7],
+    (counting, dict(optimizer=Slower)) + SHARDS[3]] + [
+        pytest.param(*case, marks=slow) for case in [
+            (counting, dict(transform=waits)) + SHARDS[0],
+            (counting, dict(transform=waits)) + SHARDS[4],
+            (counting, dict(transform=takes)) + SHARDS[5],
+            (in_a_branch, dict(transform=waits)) + SHARDS[6],
+            (counting, dict(optimizer=Slower)) + SHARDS[2]]])
 def test_the_update_of_the_first_tower_is_the_one_that_runs(model_fn, way, options, first, mean):
     # TensorFlow itself refuses reference variables in branches of control flow v2.
     for resource in (True,) if model_fn is in_a_branch else (True, False):
@@ -99,7 +106,10 @@ def test_the_update_of_the_first_tower_is_the_one_that_runs(model_fn, way, optio
             np.testing.assert_allclose([values['size'], values['w']], [size, w], rtol=1e-12)
 
 
-@pytest.mark.parametrize('options, mean', [(options, mean) for options, _, mean in SHARDS])
+@pytest.mark.parametrize('options, mean', [
+    (dict(examples=7, num_towers=3), 4.), (dict(examples=8, copies='reuse', accumulate=2), 4.5),
+    pytest.param(dict(num_towers=1), 3.5, marks=slow),
+    pytest.param(dict(copies='reuse', first_scope=False), 3.5, marks=slow)])
 def test_a_loss_is_that_of_the_batch(options, mean):
     def model_fn(x):
         HELD['loss'] = weight() * tf.reduce_mean(x)
@@ -219,9 +229,10 @@ def test_in_a_ring_a_workers_own_loss_and_batch_may_be_shown():
 
 
 @pytest.mark.parametrize('look', [
-    lambda gradient: tf.Print(gradient, [HELD['y']]),
-    lambda gradient: (tf.summary.histogram('y', HELD['y']), gradient)[1],
-    lambda gradient: _after([tf.Assert(tf.reduce_all(HELD['y'] > 0.), [HELD['y']])], gradient)])
+    lambda gradient: tf.Print(gradient, [HELD['y']]), pytest.param(
+        lambda gradient: (tf.summary.histogram('y', HELD['y']), gradient)[1], marks=slow),
+    pytest.param(lambda gradient: _after(
+        [tf.Assert(tf.reduce_all(HELD['y'] > 0.), [HELD['y']])], gradient), marks=slow)])
 def test_shards_of_other_static_sizes_may_be_shown(look):
     """12 examples on 5 towers: the last one's 2 have another shape than the first one's 3."""
     def model_fn(x):

@@ -94,6 +94,7 @@ def test_step_t_reads_batch_t_to_the_last_and_trains_as_without():
     assert weight == staged_weight
 
 
+@pytest.mark.slow
 def test_one_tower_a_batch_and_no_batch_at_all():
     assert trained(True, batches, devices=['/cpu:1'])[0] == EXPECTED
     assert trained(True, lambda: batches(1))[0] == EXPECTED[:1]
@@ -135,6 +136,7 @@ def test_an_iterator_is_known_by_its_string_handle(of_handle):
         assert [seen(session) for _ in range(5)] == EXPECTED
 
 
+@pytest.mark.slow
 def test_two_iterators_that_nobody_initializes_go_on_in_pairs():
     first, second = one_shot(), one_shot()
     built = towers.build_towers(
@@ -161,6 +163,7 @@ def test_a_run_of_something_else_takes_one_batch_of_all_towers():
         assert program.steps(session) == EXPECTED[4:]
 
 
+@pytest.mark.slow
 def test_a_run_of_one_tower_that_reads_ahead_takes_the_batch_of_all_towers():
     program = Program(batches())
     ahead = program.built.staged.staged
@@ -169,6 +172,7 @@ def test_a_run_of_one_tower_that_reads_ahead_takes_the_batch_of_all_towers():
         assert program.steps(session) == EXPECTED[1:]
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_missing_from_one_buffer_brings_no_other_into_the_batch():
     """As after a step that broke off: what is left of that batch is given up, in all buffers."""
     program = Program(batches(), copies='reuse')
@@ -201,6 +205,7 @@ def in_threads(*functions):
     return found
 
 
+@pytest.mark.slow
 def test_threads_that_step_at_the_same_time_train_on_each_batch_once():
     program = Program(batches(60))
     with program.session() as session:
@@ -208,6 +213,7 @@ def test_threads_that_step_at_the_same_time_train_on_each_batch_once():
     assert sorted(sum(found, [])) == [list(range(4 * k, 4 * k + 4)) for k in range(60)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('fetched', ['loss', 'one shard'])
 def test_a_thread_that_looks_at_a_batch_beside_the_loop_takes_it_whole(fetched):
     """As the thread for summaries does of `tf.train.Supervisor`, and of slim's training."""
@@ -410,6 +416,7 @@ def test_work_that_fails_while_the_next_batch_is_read_is_tried_once_more():
         assert program.told == [10., 10.]
 
 
+@pytest.mark.slow
 def test_after_a_bad_batch_a_run_of_something_else_takes_the_one_before():
     program = Powers([3])
     with program.session() as session:
@@ -430,6 +437,7 @@ def test_after_a_bad_batch_an_initializer_begins_anew():
         assert program.told == [10., 10.]  # batch 1 a second time
 
 
+@pytest.mark.slow
 def test_two_sessions_have_buffers_of_their_own():
     program = Program(batches())
     with program.session() as one, program.session() as other:
@@ -468,6 +476,7 @@ def test_a_session_of_a_server_finds_no_batch_of_the_one_before(target, one_shot
                     for _ in range(2)] == EXPECTED[:2]
 
 
+@pytest.mark.slow
 def test_graphs_on_a_server_take_turns(target):
     programs = []
     for first in (0, 100):
@@ -482,6 +491,7 @@ def test_graphs_on_a_server_take_turns(target):
         session.close()
 
 
+@pytest.mark.slow
 def test_sessions_of_one_graph_on_a_server_take_turns_where_they_are_isolated(target):
     program = Program(batches())
     one, other = [of_server(program, target, isolated=True) for _ in range(2)]
@@ -492,6 +502,7 @@ def test_sessions_of_one_graph_on_a_server_take_turns_where_they_are_isolated(ta
     other.close()
 
 
+@pytest.mark.slow
 def test_a_session_whose_staged_batch_another_one_threw_away_fails(target):
     program = Program(batches())
     with of_server(program, target) as one, of_server(program, target) as other:
@@ -512,6 +523,7 @@ def test_a_session_whose_staged_batch_another_one_threw_away_fails(target):
         assert program.steps(one) == EXPECTED
 
 
+@pytest.mark.slow
 def test_sessions_of_one_graph_on_a_server_that_step_at_the_same_time_do_not_hang(target):
     program = Program(batches(60))
     with of_server(program, target) as one, of_server(program, target) as other:
@@ -521,6 +533,7 @@ def test_sessions_of_one_graph_on_a_server_that_step_at_the_same_time_do_not_han
         assert each == whole or 'stage_inputs: a second session' in str(each)
 
 
+@pytest.mark.slow
 def test_a_batch_that_a_failed_step_kept_is_not_another_sessions(target):
     program = Program(batches().map(lambda number: after(
         tf.raw_ops.Assert(condition=tf.not_equal(number[0], 8), data=['bad batch']), number)))
@@ -532,6 +545,7 @@ def test_a_batch_that_a_failed_step_kept_is_not_another_sessions(target):
         assert program.steps(session, 1) == EXPECTED[:1]
 
 
+@pytest.mark.slow
 def test_an_initializer_that_fails_leaves_what_is_staged():
     size = tf.placeholder_with_default(tf.constant(4, tf.int64), [])
     program = Program(tf.data.Dataset.range(20).batch(size).map(
@@ -597,6 +611,7 @@ def test_a_run_that_resumes_reads_what_was_staged_and_not_trained_on(tmp_path):
     assert run(9) == EXPECTED[2:]
 
 
+@pytest.mark.slow
 def test_what_is_between_the_iterator_and_the_towers_is_copied():
     def between(numbers):
         with tf.control_dependencies([tf.assert_non_negative(numbers)]):
@@ -618,6 +633,7 @@ def test_uneven_batches_of_unknown_size_are_weighted():
     assert [len(numbers) for numbers in plain[0]] == [3, 3, 3, 1]
 
 
+@pytest.mark.slow
 def test_dicts_strings_and_sparse_tensors():
     def parse(number):
         return {'number': number, 'name': tf.as_string(number), 'sparse': tf.SparseTensor(
@@ -687,6 +703,7 @@ def test_arguments():
         towers.build_towers(lambda *parts: 0., one_shot(), None, DEVICES, stage_inputs=True)
 
 
+@pytest.mark.slow
 def test_a_run_that_also_reads_the_programs_own_batch_fails_with_nothing_done():
     """An accuracy by labels of the `get_next()` was that of another batch."""
     program = Program(batches(20))
@@ -790,6 +807,7 @@ def test_several_iterators_that_can_be_initialized_later_are_refused_when_a_sess
         staged_guard.check_iterators(tf.get_default_graph())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('device', ['', '/cpu:0'])
 def test_an_iterator_is_known_by_its_shared_name(device):
     with tf.device(device):
@@ -847,6 +865,7 @@ def test_a_scalar_is_to_be_repeated_where_a_closure_would_have_the_next_batch():
                             DEVICES)
 
 
+@pytest.mark.slow
 def test_feeding_all_towers_is_an_error_and_feeding_one_takes_a_batch():
     program = Program(batches())
     inputs = [tower.inputs for tower in program.built.towers]
