@@ -103,8 +103,8 @@ def test_the_graph_peers_do_what_one_device_does(peer, one_device):
 
 
 @pytest.mark.parametrize('options', [
-    {'variable_device': 'balanced'}, {'variable_device': 'replicated'},
-    {'variable_device': 'replicated', 'all_reduce': 'collective'}])
+    {'variable_device': 'replicated', 'all_reduce': 'collective'},
+    pytest.param({'variable_device': 'balanced'}, marks=pytest.mark.slow)])
 def test_placements_do_what_one_device_does(options, one_device):
     assert same_work.difference(one_device, record_of(program_of('towers', **options))) is None
 

@@ -208,7 +208,7 @@ def test_elements_that_are_no_pair_of_tensors(own, name, kinds):
             name, kinds))
 
 
-@pytest.mark.parametrize('name', ['double', 'half'])
+@pytest.mark.parametrize('name', ['half', pytest.param('double', marks=pytest.mark.slow)])
 def test_images_of_other_precision_become_float32(own, name):
     batch = tf.data.make_one_shot_iterator(
         own(name).train_batches(seed=1, **ARGUMENTS)).get_next()

@@ -324,7 +324,7 @@ def test_what_cannot_be_watched():
 
 
 @pytest.mark.parametrize('fed', ['batch', 'default', 'towers'])
-@pytest.mark.parametrize('watches', [False, True])
+@pytest.mark.parametrize('watches', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_step_that_is_fed_its_batch_reads_none(fed, watches):
     """The watch waited for the reading: each batch that was fed cost one of the iterator's."""
     dataset = tf.data.Dataset.range(20).map(lambda each: tf.cast(each, tf.float32)).batch(
