@@ -270,8 +270,7 @@ def test_in_a_ring_a_workers_own_loss_and_batch_are_refused():
     with tf.Graph().as_default(), pytest.raises(
             GradientError, match="the loss of one worker's examples"):
         built_in_a_ring(model_fn, lambda pairs: [(g * HELD['loss'], v) for g, v in pairs])
-    with pytest.raises(ClusterError, match=r"'IteratorGetNext' \(IteratorGetNext\) has a part in "
-                                           'the update'):
+    with pytest.raises(ClusterError, match='Iterator.* has a part in the update'):
         built_in_a_ring(model_fn, lambda pairs: [(g * HELD['batch'][0], v) for g, v in pairs])
 
 

@@ -92,6 +92,7 @@ def _settling(builder, request, towers, outputs, combined, shards):
     """
     means, earlier, batches = {}, [], _batches(request, towers)
     of_model = any(isinstance(each.optimizer, GradientsOfModel) for each in request.objectives)
+    trained = {variable.op.name for variable in builder.gradients.trainable}
 
     def whole_loss(name):
         if name not in means:
@@ -111,7 +112,8 @@ def _settling(builder, request, towers, outputs, combined, shards):
         check_of_no_tower(
             earlier, fetches, known + list(after) + list(towers[0].updates),
             [loss for tower in towers for loss in flat(tower.loss)], builder.calls,
-            builder.own_state.of_all_towers())
+            [variable for variable in builder.own_state.of_all_towers()
+             if variable.op.name not in trained])
         if len(towers) < batches:
             check_of_no_worker(earlier, fetches, flat(outputs.loss) + list(means.values()),
                                [(tensor, None) for tensor in known])
