@@ -119,7 +119,7 @@ def two_heads(x):
 
 
 @pytest.mark.parametrize('var_lists', [
-    {}, {'aux': starting_with('b')}, pytest.param(
+    {}, pytest.param({'aux': starting_with('b')}, marks=slow), pytest.param(
         {'main': starting_with('a'), 'aux': starting_with('trunk')}, marks=slow)],
                          ids=['both train the trunk', 'one does', 'the other does'])
 def test_an_auxiliary_head_with_a_rate_of_its_own(var_lists):

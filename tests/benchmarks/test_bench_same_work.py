@@ -97,7 +97,8 @@ def one_device():
         return record_of(program_of('one_device', num_towers=1))
 
 
-@pytest.mark.parametrize('peer', ['towers', 'recipe', 'slim', 'add_n', 'chain'])
+@pytest.mark.parametrize('peer', ['towers', 'recipe', 'chain'] + [
+    pytest.param(peer, marks=pytest.mark.slow) for peer in ('slim', 'add_n')])
 def test_the_graph_peers_do_what_one_device_does(peer, one_device):
     assert same_work.difference(one_device, record_of(program_of(peer))) is None
 

@@ -151,11 +151,11 @@ def rows_of(rank):
 
 @pytest.mark.parametrize('own, other, options', [
     (lambda x: tf.reduce_mean(squares(x)), looked_at, {}),
-    (by_loop(2.), by_loop(2., looks=True), {}),
+    pytest.param(by_loop(2.), by_loop(2., looks=True), {}, marks=slow),
     pytest.param(by_loop(2., False), by_loop(2., False, looks=True), {}, marks=slow),
     pytest.param(dropped(0.5, seed=3), dropped(0.5, seed=4), {}, marks=slow),
     pytest.param(dropped(0.5), dropped(0.5), dict(stateless_random=True), marks=slow),
-    (stateless([1, 2]), stateless([3, 4]), {}),
+    pytest.param(stateless([1, 2]), stateless([3, 4]), {}, marks=slow),
     (rows_of(0), rows_of(1), {}),
     (lambda x: tf.reduce_mean(squares(x)) + tf.nn.l2_loss(x) + tf.reduce_sum(x),
      lambda x: tf.reduce_sum(x) + tf.reduce_mean(squares(x)) + tf.nn.l2_loss(x), {})])
@@ -198,9 +198,9 @@ def embedded(x):
 
 
 @pytest.mark.parametrize('model_fn, options', [
-    (embedded, dict(devices=2)), (layered, dict(kind='ps', batch=None, remainder='weight'))] + [
+    (layered, dict(kind='ps', batch=None, remainder='weight'))] + [
         pytest.param(*case, marks=slow) for case in [
-            (layered, {}), (embedded, dict(devices=2, copies='reuse')),
+            (embedded, dict(devices=2)), (layered, {}), (embedded, dict(devices=2, copies='reuse')),
             (embedded, dict(batch=None, remainder='weight')),
             (layered, dict(recompute='auto', accumulate=2)), (layered, dict(first_scope=False)),
             (embedded, dict(stateless_random=True)), (layered, dict(numerics=towers.Numerics(check_numerics=True)))]])

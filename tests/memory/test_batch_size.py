@@ -124,7 +124,7 @@ def test_examples_of_each_tower_by_remainder():
         sizes(4, 'error', devices=1)
 
 
-@pytest.mark.parametrize('shape', [None, [None, 64]])
+@pytest.mark.parametrize('shape', [None, pytest.param([None, 64], marks=pytest.mark.slow)])
 def test_a_sparse_batch_of_any_shape(shape):
     """The length of the shape of a sparse tensor is no number of examples."""
     def model(batch):

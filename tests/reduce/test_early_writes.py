@@ -158,11 +158,12 @@ OPTIMIZERS = {
     'MadeBefore': MadeBefore}
 MACHINES = ['ps', 'ps_uneven', 'ps_fed', 'ring', 'ring_uneven', 'ring_fed']
 FAST = [('resource', 'ps', 'Adam'), ('resource', 'ring', 'DecayedBeyond'),
-        ('resource', 'ring_fed', 'Prepared'), ('resource', 'ps_fed', 'CountedFirst'),
         ('resource', 'ring_uneven', 'MadeBefore'), ('reference', 'ps_uneven', 'Decayed'),
-        ('v2', 'ps', 'DecayedInBranch'), ('v2', 'ring', 'DecayedInLoop')]
+        ('v2', 'ps', 'DecayedInBranch')]
 SLOW = [('resource', machines, name) for name in OPTIMIZERS for machines in ('ps', 'ring')] + [
-    ('reference', machines, 'Decayed') for machines in MACHINES]
+    ('reference', machines, 'Decayed') for machines in MACHINES] + [
+        ('resource', 'ring_fed', 'Prepared'), ('resource', 'ps_fed', 'CountedFirst'),
+        ('v2', 'ring', 'DecayedInLoop')]
 
 
 @pytest.mark.parametrize('kind, machines, name', FAST + [

@@ -657,8 +657,8 @@ def test_a_placement_of_replicas():
 # ---- variables that the model does not come by through get_variable ------------------------------
 
 @pytest.mark.parametrize('taken, collections', [
-    ('made', ['mine']), ('collected', ['mine', tf.GraphKeys.GLOBAL_VARIABLES])],
-                         ids=['alone', 'global'])
+    pytest.param('made', ['mine'], marks=slow),
+    ('collected', ['mine', tf.GraphKeys.GLOBAL_VARIABLES])], ids=['alone', 'global'])
 def test_custom_collections_that_l2_goes_through(kind_of_variables, taken, collections):
     x = np.random.RandomState(0).randn(8, 3).astype('float32')
 

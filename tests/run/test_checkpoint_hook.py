@@ -64,7 +64,7 @@ def test_names_that_would_not_be_found_again(tmpdir, basename):
         "and ' ', such as 'model.ckpt'; the folder is directory=." % (basename,))
 
 
-@pytest.mark.parametrize('basename', ['model', 'my model.v2', 'gr\xf6\xdfe', '-'])
+@pytest.mark.parametrize('basename', ['my model.v2', 'gr\xf6\xdfe', '-'])
 def test_names_that_are_found_again(tmpdir, basename):
     directory = str(tmpdir)
     step = tf.train.get_or_create_global_step()

@@ -280,9 +280,9 @@ def test_arguments_that_make_no_sense(options, text):
 
 @pytest.mark.usefixtures('kind_of_variables')
 @pytest.mark.parametrize('where, direct', [
-    ('argument', False), ('both', True), ('deeper', False)] + [
+    ('both', True), ('deeper', False)] + [
         pytest.param(*case, marks=pytest.mark.slow) for case in [
-            ('around', True), ('both', False), ('argument', True)]])
+            ('argument', False), ('around', True), ('both', False)]])
 def test_the_variable_scope_of_the_training_is_found_again(where, direct):
     if direct and where == 'deeper':
         pytest.skip('the names of direct variables have the name scope in them, a typed error')

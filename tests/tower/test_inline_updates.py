@@ -310,7 +310,8 @@ def test_it_waits_for_what_is_read_in_branches_and_loops(read, flow, copies):
 @both_copies
 @pytest.mark.parametrize('passed', [
     tf.stop_gradient, lambda count: tf.reshape(count, [2])[1], lambda count: count[tf.newaxis, 1],
-    lambda count: tf.split(count, 2)[1][0], lambda count: tf.reduce_sum(count, [])[0]],
+    pytest.param(lambda count: tf.split(count, 2)[1][0], marks=slow),
+    pytest.param(lambda count: tf.reduce_sum(count, [])[0], marks=slow)],
     ids=['stop_gradient', 'reshape', 'newaxis', 'split', 'no_sum'])
 def test_it_waits_for_who_takes_what_is_passed_on_of_a_variable(
         kind_of_variables, passed, copies):  # noqa: F811

@@ -513,7 +513,8 @@ def _normed(keras):
 
 
 @pytest.mark.parametrize('where', [
-    'inside', 'outside', pytest.param('compiled', marks=pytest.mark.slow)])
+    'inside', pytest.param('outside', marks=pytest.mark.slow),
+    pytest.param('compiled', marks=pytest.mark.slow)])
 def test_a_model_trains_in_towers(keras, where):
     made = []
     if where != 'inside':

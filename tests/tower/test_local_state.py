@@ -37,8 +37,6 @@ def by_variable(size):
 MAKERS = [by_get_variable, trainable_by_default, by_variable,
           lambda size: tf.get_local_variable('state', [size], initializer=ZEROS),
           lambda size: slim.local_variable(tf.zeros([size]), name='state')]
-every_maker = pytest.mark.parametrize('make', MAKERS, ids=[
-    'get_variable', 'trainable', 'Variable', 'get_local_variable', 'slim'])
 
 
 def goes_on(make, rides='loss', branch=False):
@@ -103,7 +101,9 @@ def assert_equal(ours, theirs):
         np.testing.assert_allclose(ours[2], theirs[2], 1e-5)
 
 
-@every_maker
+@pytest.mark.parametrize('make', [MAKERS[0], MAKERS[2], MAKERS[3]] + [
+    pytest.param(make, marks=slow) for make in (MAKERS[1], MAKERS[4])], ids=[
+        'get_variable', 'Variable', 'get_local_variable', 'trainable', 'slim'])
 @pytest.mark.parametrize('way', WAYS[:1] + [pytest.param(way, marks=slow) for way in WAYS[1:]],
                          ids=['clone', 'reuse', 'replicated'])
 def test_the_numbers_are_those_of_one_device(kind_of_variables, make, way):  # noqa: F811
