@@ -100,7 +100,8 @@ def test_every_tower_gets_them_and_the_gradients_are_the_same(
     'replicated', '/cpu:1', pytest.param('balanced', marks=slow)])
 def test_colocated_gradients_with_variables_anywhere(monkeypatch, device):
     expected, _, _ = gradients(monkeypatch, gathers, 1, 'auto', None)
-    got, _, _ = gradients(monkeypatch, gathers, 2, 'auto', dict(colocate_gradients_with_ops=True), device)
+    got, _, _ = gradients(monkeypatch, gathers, 2, 'auto', dict(colocate_gradients_with_ops=True),
+        device)
     np.testing.assert_allclose(got[0], expected[0], rtol=1e-5)
 
 

@@ -115,7 +115,8 @@ MODELS = [(name, sample.model_fn, sample.data, {}) for name, sample in SAMPLES.i
     ('loops', two_loops, samples.vectors, {}),
     ('some variables', samples.two_layers, samples.vectors,
      dict(var_list=lambda every: every[1:])),
-    ('mean', linear, samples.vectors, dict(reduction='mean', numerics=towers.Numerics(check_numerics=True)))]
+    ('mean', linear, samples.vectors, dict(reduction='mean',
+        numerics=towers.Numerics(check_numerics=True)))]
 
 
 def build(copies, model_fn, data, num_towers=3, optimizer=momentum, **options):

@@ -203,7 +203,8 @@ def embedded(x):
             (embedded, dict(devices=2)), (layered, {}), (embedded, dict(devices=2, copies='reuse')),
             (embedded, dict(batch=None, remainder='weight')),
             (layered, dict(recompute='auto', accumulate=2)), (layered, dict(first_scope=False)),
-            (embedded, dict(stateless_random=True)), (layered, dict(numerics=towers.Numerics(check_numerics=True)))]])
+            (embedded, dict(stateless_random=True)), (layered,
+                dict(numerics=towers.Numerics(check_numerics=True)))]])
 def test_equal_workers(model_fn, options):
     own, other = [of_worker(rank, model_fn, **options)['forward'] for rank in (0, 1)]
     assert own['types'] and own == other

@@ -77,7 +77,8 @@ def gradients(model_fn, arrays, devices, **options):
             (samples.while_loop_rnn, samples.sequences, dict(copies='clone')),
             (samples.while_loop_rnn, samples.sequences, dict(copies='reuse')),
             (of_its_own_gradients, samples.vectors, dict(copies='reuse')),
-            (of_its_own_gradients, samples.vectors, dict(variables=towers.VariablePlacement('balanced')))]])
+            (of_its_own_gradients, samples.vectors,
+                dict(variables=towers.VariablePlacement('balanced')))]])
 def test_as_on_one_device(model_fn, make, options):
     if model_fn is in_a_branch and tf.version.VERSION < '2':
         pytest.skip('TF 1.15 has no gradient of a variable that is read in a branch in a loop')

@@ -84,7 +84,8 @@ TWO = [['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']]
     ([TWO[0]], {}), (TWO, dict(micro_batches=2))] + [
         pytest.param(*case, marks=pytest.mark.slow) for case in [
             (TWO, dict(copies='reuse', variables=towers.VariablePlacement('stage'))),
-            (TWO, dict(variables=towers.VariablePlacement('balanced'))), ([TWO[0]], dict(variables=towers.VariablePlacement('/cpu:0'))),
+            (TWO, dict(variables=towers.VariablePlacement('balanced'))), ([TWO[0]],
+                dict(variables=towers.VariablePlacement('/cpu:0'))),
             ([TWO[0]], dict(accumulate=4)), (TWO, dict(recompute=['add'])),
             ([TWO[0]], dict(micro_batches=4, schedule='all_forward')),
             (TWO, dict(micro_batches=3, remainder='weight')),

@@ -98,7 +98,8 @@ def towers_pairs(built):
 @pytest.mark.parametrize('options', [dict(recompute=['block1', 'block3/', 'block2/add'])] + [
     pytest.param(options, marks=slow) for options in (
         dict(resource=True), dict(devices=2), dict(accumulate=2), dict(devices=2, copies='reuse'),
-        dict(devices=2, variables=towers.VariablePlacement('replicated')), dict(numerics=towers.Numerics(check_numerics=True)),
+        dict(devices=2, variables=towers.VariablePlacement('replicated')),
+            dict(numerics=towers.Numerics(check_numerics=True)),
         dict(numerics=towers.Numerics(loss_scale=towers.LossScale(initial=8.))))],
                          ids=lambda options: '-'.join(options) or 'plain')
 def test_the_numbers_are_the_same_to_the_last_bit(options):

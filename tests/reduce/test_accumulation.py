@@ -70,7 +70,8 @@ def at_once():
 @pytest.mark.parametrize('devices, accumulate, options', [
     (1, 4, {}), (2, 3, dict(remainder='weight', copies='reuse'))] + [
         pytest.param(*case, marks=slow) for case in [
-            (1, 16, dict(copies='reuse')), (2, 4, {}), (2, 2, dict(variables=towers.VariablePlacement('balanced'))),
+            (1, 16, dict(copies='reuse')), (2, 4, {}), (2, 2,
+                dict(variables=towers.VariablePlacement('balanced'))),
             (2, 2, dict(variables=towers.VariablePlacement('replicated'))),
             (2, 2, dict(variables=towers.VariablePlacement('replicated', 'collective'))),
             (1, 5, dict(remainder='weight')), (2, 9, dict(remainder='weight'))]])
@@ -383,7 +384,8 @@ def test_a_table_is_filled_before_the_first_step(devices, options):
     def run(devices, accumulate=1, **options):
         with tf.Graph().as_default():
             built = towers.build_towers(
-                with_table, (tf.constant(X), tf.constant(WORDS)), tf.train.MomentumOptimizer(.1, .9),
+                with_table, (tf.constant(X), tf.constant(WORDS)), tf.train.MomentumOptimizer(.1,
+                    .9),
                 devices, 'mean', accumulate=accumulate, **options)
             with tf.Session(config=towers.session_config(built.devices)) as session:
                 session.run([tf.global_variables_initializer(), tf.tables_initializer()])

@@ -18,7 +18,8 @@ slow = pytest.mark.slow
 LOCAL = [tf.GraphKeys.LOCAL_VARIABLES]
 ZEROS = tf.zeros_initializer()
 BATCH = np.float32([1, 2, 3, 6, 2, 4, 1, 9])
-WAYS = [dict(copies='clone'), dict(copies='reuse'), dict(variables=towers.VariablePlacement('replicated'))]
+WAYS = [dict(copies='clone'), dict(copies='reuse'),
+    dict(variables=towers.VariablePlacement('replicated'))]
 
 
 def by_get_variable(size):

@@ -64,7 +64,8 @@ def after_a_step(built, feed):
     (with_default, dict()), (in_branches, dict(devices=4)),
     (a_vector, dict(devices=1, accumulate=2, copies='reuse')),
     (of_another, dict(accumulate=2))] + [pytest.param(*case, marks=pytest.mark.slow) for case in [
-        (with_default, dict(variables=towers.VariablePlacement('replicated'))), (with_default, dict(first_scope=False)),
+        (with_default, dict(variables=towers.VariablePlacement('replicated'))), (with_default,
+            dict(first_scope=False)),
         (in_branches, dict(accumulate=2)), (a_vector, dict(devices=4)),
         (of_another, dict(variables=towers.VariablePlacement('replicated')))]])
 def test_all_towers_get_what_is_fed_to_any_of_them(model_fn, options):

@@ -214,7 +214,8 @@ SQUARED = lambda x: tf.reduce_mean(x) * tf.square(
 
 @pytest.mark.parametrize('count, num_towers, options', [
     (5, 3, dict(copies='reuse'))] + [pytest.param(*case, marks=slow) for case in [
-        (4, 2, dict(accumulate=2)), (4, 2, dict(variables=towers.VariablePlacement('replicated')))]])
+        (4, 2, dict(accumulate=2)), (4, 2,
+            dict(variables=towers.VariablePlacement('replicated')))]])
 @pytest.mark.parametrize('make, model', [
     (Decays, SQUARED), (Scales, SQUARED), (Squares, SQUARED), (Keeps, SQUARED),
     (ClipsValues, rows_and_numbers), (PartByPart, rows_and_numbers)] + [

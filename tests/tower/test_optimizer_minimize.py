@@ -183,7 +183,8 @@ def test_check_towers_takes_the_gradients_of_before_the_update(
 
 
 @pytest.mark.parametrize('minimize, expected', [
-    (lambda loss, params, global_step=None: tf.no_op(), "minimize of Plain needs the argument 'par"),
+    (lambda loss, params, global_step=None: tf.no_op(),
+        "minimize of Plain needs the argument 'par"),
     (lambda loss, **options: (tf.no_op(), 1), 'minimize of Plain returned .*: expected the oper')])
 def test_what_cannot_be_called_so(minimize, expected, graph):
     def make():

@@ -45,7 +45,8 @@ def trained(devices, **options):
     pytest.param(*case, marks=slow) for case in [
         ('/cpu:0+/cpu:1+/cpu:2+/cpu:3', dict(micro_batches=4)),
         ('/cpu:0+/cpu:1,/cpu:2+/cpu:3', dict(micro_batches=2, recompute='auto')),
-        ('/cpu:0+/cpu:1,/cpu:2+/cpu:3', dict(copies='reuse', variables=towers.VariablePlacement('stage'))), (2, {})]])
+        ('/cpu:0+/cpu:1,/cpu:2+/cpu:3', dict(copies='reuse',
+            variables=towers.VariablePlacement('stage'))), (2, {})]])
 def test_the_numbers_are_those_of_one_device(devices, options):
     one, found = trained(1), trained(devices, stages='auto', **options)
     for a, b in zip(one, found):

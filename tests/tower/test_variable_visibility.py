@@ -50,7 +50,8 @@ def losses(devices, **options):
 @pytest.mark.parametrize('options', [
     dict(devices=2, copies='reuse'),
     pytest.param(dict(devices=3, remainder='weight'), marks=pytest.mark.slow),
-    pytest.param(dict(devices=2, variables=towers.VariablePlacement('replicated')), marks=pytest.mark.slow)])
+    pytest.param(dict(devices=2, variables=towers.VariablePlacement('replicated')),
+        marks=pytest.mark.slow)])
 def test_the_decay_of_what_was_made_so_far(options):
     one = losses(1)
     assert one[0] == pytest.approx(

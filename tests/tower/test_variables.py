@@ -808,7 +808,8 @@ def optimizer_inside(x):
 
 
 @pytest.mark.parametrize('options', [
-    dict(copies='clone'), pytest.param(dict(variables=VariablePlacement('replicated')), marks=slow)],
+    dict(copies='clone'), pytest.param(dict(variables=VariablePlacement('replicated')),
+        marks=slow)],
     ids=['clone', 'replicated'])
 @pytest.mark.parametrize('model_fn', [
     average_of_a_tensor, average_by_hand, scope_named_by_an_operation, joined_names,
