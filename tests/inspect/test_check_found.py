@@ -150,8 +150,9 @@ def test_an_initial_value_of_the_whole_batch_is():
 
 
 @pytest.mark.parametrize('options, names', [
-    ({}, ['g']), (dict(copies='reuse'), ['g']),
-    (dict(variables=towers.VariablePlacement('replicated')), ['g']),
+    ({}, ['g']), pytest.param(dict(copies='reuse'), ['g'], marks=pytest.mark.slow),
+    pytest.param(dict(variables=towers.VariablePlacement('replicated')), ['g'],
+        marks=pytest.mark.slow),
     (dict(devices=1), []), (dict(devices=1, accumulate=2), ['g'])])
 def test_the_plan_names_such_an_initial_value(options, names):
     options.setdefault('devices', 2)

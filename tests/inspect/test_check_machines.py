@@ -45,7 +45,7 @@ def test_weights_of_half_precision(kind, device):
     assert report.equal and report.tolerance == 0.1, str(report)
 
 
-@pytest.mark.fast_only('ring')
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['ring', 'ps'])
 def test_a_gradient_of_half_precision_times_its_examples_is_too_large(kind):
     """20,000 from 2 and from 6 examples; 6 times that is infinite in float16."""
@@ -169,7 +169,7 @@ def test_weights_that_differ_from_worker_to_worker_are_said_to():
     assert 'NaN' not in str(report)
 
 
-@pytest.mark.parametrize('cluster', ['ring', None])
+@pytest.mark.parametrize('cluster', ['ring', pytest.param(None, marks=pytest.mark.slow)])
 def test_what_the_forward_pass_writes_is_written_once_a_step(cluster):
     """A moving mean that the model writes itself, as batch norm does without UPDATE_OPS."""
     def model_fn(numbers):

@@ -18,7 +18,8 @@ def cpus(count):
     return tuple('/device:CPU:%d' % index for index in range(count))
 
 
-@pytest.fixture(params=[False, True], ids=['reference', 'resource'])
+@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.slow)],
+                ids=['resource', 'reference'])
 def resource(request, graph):
     tf.get_variable_scope().set_use_resource(request.param)
     return request.param

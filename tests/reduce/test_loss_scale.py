@@ -91,7 +91,7 @@ def test_a_scale_that_never_grows():
     assert [job.step(GOOD)[0] for _ in range(4)] == [4.] * 4
 
 
-@pytest.mark.parametrize('tower', [0, 1])
+@pytest.mark.parametrize('tower', [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_one_tower_overflows_and_nothing_moves_in_any(tower):
     job = Job()
     job.step(GOOD)  # so that there is a momentum
@@ -105,10 +105,10 @@ def test_one_tower_overflows_and_nothing_moves_in_any(tower):
     assert after[2:] == [2., 0, 1, 2]  # counted: its batch is used up
 
 
-@pytest.mark.parametrize('optimizer', [lambda: tf.train.AdamOptimizer(0.1), BertOptimizer,
-                                       lambda: tf.train.RMSPropOptimizer(0.1, momentum=0.9)],
-                         ids=['adam', 'bert', 'rmsprop'])
-@pytest.mark.parametrize('where', [None, 'balanced'])
+@pytest.mark.parametrize('optimizer, where', [
+    (lambda: tf.train.AdamOptimizer(0.1), None), (BertOptimizer, 'balanced'),
+    pytest.param(lambda: tf.train.RMSPropOptimizer(0.1, momentum=0.9), None,
+                 marks=pytest.mark.slow)], ids=['adam', 'bert', 'rmsprop'])
 def test_a_skipped_step_moves_no_slot(optimizer, where):
     job = Job(optimizer=optimizer(), variables=towers.VariablePlacement(where))
     assert len(job.built.slots) >= 1
@@ -173,8 +173,7 @@ def test_a_transformation_sees_the_gradient_without_the_scale():
 @pytest.mark.parametrize('model_fn, data, penalty', [
     (slim_layers, vectors(8), l2_of_kernels),
     (embedding, tokens(8), None)], ids=['slim', 'embedding'])
-@pytest.mark.parametrize('num_towers', [1, 2, 4])
-@pytest.mark.parametrize('reduction', ['sum', 'mean'])
+@pytest.mark.parametrize('num_towers, reduction', [(1, 'mean'), (2, 'sum'), (4, 'mean')])
 def test_towers_with_a_scale_are_one_device_without(model_fn, data, penalty, num_towers, reduction):
     ours = on_towers(model_fn, data, momentum, num_towers, reduction=reduction,
                      numerics=towers.Numerics(loss_scale=LossScale(2. ** 15)), regularization='add')

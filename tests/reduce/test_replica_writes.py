@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import kind_of_variables  # noqa: F401, a fixture
-from towers.reduce.replica_writes import replicas_follow
+from towers.reduce.replica_updates import replicas_follow
 
 VECTORS = samples.vectors(8)
 
@@ -67,7 +67,7 @@ def losses_of(built, steps=4, train_op=None):
 
 @pytest.mark.parametrize('way, options', [
     ('collection', {}), ('returned', {}), ('collection', {'update_ops': 'all'}),
-    ('collection', {'all_reduce': 'collective'})])
+    pytest.param('collection', {'all_reduce': 'collective'}, marks=pytest.mark.slow)])
 def test_replicas_get_what_an_update_writes(way, options, kind_of_variables):  # noqa: F811
     built = build(way, **options)
     np.testing.assert_allclose(losses_of(built), plain_losses(), rtol=1e-5)

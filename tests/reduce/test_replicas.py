@@ -19,6 +19,7 @@ from towers.run.training_session import training_session
 
 VECTORS = samples.vectors(12)
 METHODS = ('copy', 'collective')
+slow = pytest.mark.slow
 OPTIMIZERS = {
     'sgd': sgd, 'momentum': momentum, 'adam': lambda: tf.train.AdamOptimizer(0.01),
     'rmsprop': lambda: tf.train.RMSPropOptimizer(0.01, momentum=0.9)}
@@ -115,8 +116,8 @@ def test_micro_batches_read_the_replica_of_their_tower():
             {'body_replica_1', 'head_replica_1'} if tower.index else {'body', 'head'})
 
 
-@pytest.mark.parametrize('method, kind', [('collective', 'CollectiveReduce'),
-                                          ('nccl', 'NcclAllReduce')])
+@pytest.mark.parametrize('method, kind', [
+    ('nccl', 'NcclAllReduce'), pytest.param('collective', 'CollectiveReduce', marks=slow)])
 def test_gpus_reduce_by_the_op_that_was_asked_for(method, kind):
     built = build(devices=['/gpu:%d' % i for i in range(4)], check_devices=False,
                   variables=towers.VariablePlacement('replicated', method))
@@ -190,13 +191,9 @@ def test_one_tower_has_no_replicas():
 
 # ---- numbers ------------------------------------------------------------------------------------
 
-# Kinds of slots, and numbers of towers.
-FAST = [('adam', 2), ('rmsprop', 1)]
-
-
-@pytest.mark.parametrize('name, num_towers', FAST + [
-    pytest.param(name, count, marks=pytest.mark.slow) for name in sorted(OPTIMIZERS)
-    for count in (1, 2, 4) if (name, count) not in FAST])
+@pytest.mark.parametrize('name, num_towers', [('adam', 2)] + [
+    pytest.param(*case, marks=slow) for case in [
+        ('adam', 4), ('rmsprop', 1), ('rmsprop', 2), ('momentum', 4), ('sgd', 2)]])
 def test_the_numbers_of_one_device(name, num_towers):
     """Gradients, variables and slots; regularization counted once."""
     for method in METHODS if num_towers > 1 else (None,):
@@ -206,9 +203,9 @@ def test_the_numbers_of_one_device(name, num_towers):
             variables=towers.VariablePlacement('replicated', method))
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize('name', sorted(samples.SAMPLES))
-def test_every_sample_model(name, kind_of_variables):
+def test_every_sample_model(name):
     sample = samples.SAMPLES[name]
     report = towers.check_towers(
         sample.model_fn, sample.data(5), OPTIMIZERS['adam'], 2, steps=2, remainder='weight',
@@ -216,7 +213,7 @@ def test_every_sample_model(name, kind_of_variables):
     assert report.equal and report.worst.relative < 1e-9, str(report)
 
 
-@pytest.mark.slow
+@slow
 def test_batch_norm_agrees_on_equal_shards():
     for update_ops in ('first', 'none'):
         report = towers.check_towers(batch_norm_model, samples.vectors(12, 'float32'),
@@ -226,11 +223,11 @@ def test_batch_norm_agrees_on_equal_shards():
         assert report.equal, str(report)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('method', METHODS)
-@pytest.mark.parametrize('name, optimizer', [
-    ('slim', 'rmsprop'), ('embedding', 'sgd'), ('embedding', 'adam'), ('tf.Variable', 'momentum')])
-def test_replicas_stay_equal_bit_for_bit(name, optimizer, method, kind_of_variables):
+@slow
+@pytest.mark.parametrize('name, optimizer, method', [
+    ('slim', 'rmsprop', 'copy'), ('embedding', 'sgd', 'collective'), ('embedding', 'adam', 'copy'),
+    ('tf.Variable', 'momentum', 'collective')])
+def test_replicas_stay_equal_bit_for_bit(name, optimizer, method):
     sample = samples.SAMPLES[name]
     built = build(sample.model_fn, sample.data(12), OPTIMIZERS[optimizer], 3,
                   variables=towers.VariablePlacement('replicated', method))
@@ -253,7 +250,7 @@ def test_repeated_rows_are_added_up_once_for_all():
     assert len(uniques) == 1 and uniques[0].inputs[0] is sparse.indices
 
 
-@pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize('method', ['copy', pytest.param('collective', marks=slow)])
 def test_a_step_counts_once_and_what_it_gives_by_hand(method):
     step = tf.train.get_or_create_global_step()
     built = build(samples.slope, [np.float64([1., 2., 3., 6.])], OPTIMIZERS['adam'],
@@ -275,7 +272,7 @@ def clip(pairs):
     return list(zip(tf.clip_by_global_norm(gradients, 0.01)[0], variables))
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize('method', METHODS)
 def test_a_transformation_sees_the_models_own_pairs_once(method):
     seen = []
@@ -380,13 +377,13 @@ def test_replicas_start_as_the_models_own_in_one_run(kind_of_variables):
     the replicas may be given the values from before that run."""
     built = build(optimizer=OPTIMIZERS['adam'], devices=3)
     both = [tf.global_variables_initializer(), tf.local_variables_initializer()]
-    for _ in range(10):
+    for _ in range(4):
         with tf.Session(config=towers.session_config(3)) as session:
             session.run(both)
             assert_replicas_are_equal(built, session)
 
 
-@pytest.mark.parametrize('train', [False, True])
+@pytest.mark.parametrize('train', [pytest.param(False, marks=slow), True])
 def test_replicas_start_as_the_models_own_in_two_runs(train, kind_of_variables):
     """Random initial values, one initializer after the other, also in a session in use."""
     built = build(optimizer=OPTIMIZERS['adam'], devices=3)
@@ -457,10 +454,9 @@ def assert_same_values(ours, theirs, tolerance=1e-12):
         assert samples.relative_difference(ours[name], theirs[name]) < tolerance, name
 
 
-@pytest.mark.fast_only('^(?!adam$)')
-@pytest.mark.parametrize('optimizer', ['adam', pytest.param('rmsprop', marks=pytest.mark.slow)])
-def test_checkpoints_go_both_ways_and_over_towers(tmp_path, optimizer):
-    plain = run_in_directory(tmp_path / 'plain', 6, 2, optimizer)
+@slow
+def test_checkpoints_go_both_ways_and_over_towers(tmp_path):
+    plain = run_in_directory(tmp_path / 'plain', 6, 2, 'adam')
     for number, arms in enumerate([
             [(2, dict(variables=towers.VariablePlacement('replicated'))), (4, {}),
              (4, dict(variables=towers.VariablePlacement('replicated', 'collective')))],
@@ -468,12 +464,12 @@ def test_checkpoints_go_both_ways_and_over_towers(tmp_path, optimizer):
              (1, dict(variables=towers.VariablePlacement('replicated')))]]):
         for part, (devices, options) in enumerate(arms):
             values = run_in_directory(tmp_path / ('mixed%d' % number), 2 + 2 * part, devices,
-                                      optimizer, **options)
+                                      'adam', **options)
             assert sorted(values) == sorted(plain)
         assert_same_values(values, plain)
 
 
-@pytest.mark.slow
+@slow
 def test_init_from_reaches_every_replica(tmp_path):
     run_in_directory(tmp_path / 'source', 3, 2, 'momentum')
     both = [run_in_directory(tmp_path / name, 2, 2, 'momentum', str(tmp_path / 'source'), **options)
@@ -588,8 +584,8 @@ def test_the_plan():
         assert (plan.num_variables, plan.num_trainable, plan.parameters) == (1, 1, 18)
 
 
-@pytest.mark.fast_only('reference-slim|resource-tf')
-@pytest.mark.parametrize('name', ['slim', 'embedding', 'keras', 'tf.Variable'])
+@pytest.mark.parametrize('name', ['tf.Variable'] + [
+    pytest.param(name, marks=slow) for name in ('slim', 'embedding', 'keras')])
 def test_the_audit_finds_every_promise_kept(name, kind_of_variables):
     sample = samples.SAMPLES[name]
     with tf.Graph().as_default():
@@ -660,10 +656,10 @@ def test_a_placement_of_replicas():
 
 # ---- variables that the model does not come by through get_variable ------------------------------
 
-@pytest.mark.parametrize('collections', [
-    ['mine'], ['mine', tf.GraphKeys.GLOBAL_VARIABLES]], ids=['alone', 'global'])
-@pytest.mark.parametrize('taken', ['made', 'collected'])
-def test_custom_collections_that_l2_goes_through(kind_of_variables, collections, taken):
+@pytest.mark.parametrize('taken, collections', [
+    pytest.param('made', ['mine'], marks=slow),
+    ('collected', ['mine', tf.GraphKeys.GLOBAL_VARIABLES])], ids=['alone', 'global'])
+def test_custom_collections_that_l2_goes_through(kind_of_variables, taken, collections):
     x = np.random.RandomState(0).randn(8, 3).astype('float32')
 
     def model_fn(x):

@@ -43,7 +43,7 @@ def by_hand(values, decay):
 
 
 @pytest.mark.usefixtures('kind_of_variables')
-@pytest.mark.parametrize('decay', [0.9, 0.25])
+@pytest.mark.parametrize('decay', [0.9, pytest.param(0.25, marks=pytest.mark.slow)])
 def test_averages_are_those_worked_out_by_hand(decay):
     built, _, train_op = build(decay)
     average = {v.op.name: v for v in tf.global_variables()

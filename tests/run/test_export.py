@@ -20,7 +20,8 @@ def network(x):
     return tf.matmul(x, w) + b
 
 
-@pytest.fixture(params=[False, True], ids=['weights', 'averages'])
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)],
+                ids=['weights', 'averages'])
 def checkpoint(request, tmp_path):
     """(prefix of a checkpoint at step 3 of two towers, what the network then gives for X)."""
     with tf.Graph().as_default():

@@ -16,6 +16,7 @@ from sample_models import kind_of_variables  # noqa: F401, a fixture
 
 needs_tf_layers = pytest.mark.skipif(not samples.HAS_TF_LAYERS, reason='tf.layers is gone here')
 
+slow = pytest.mark.slow
 
 # ---- model functions that add their own regularization -------------------------------------------
 
@@ -71,11 +72,10 @@ def adds_in_a_mean(x, y):
     return tf.reduce_mean([_hidden(x, y, None), _l2(tf.trainable_variables()[0])])
 
 
-@pytest.mark.fast_only('total_loss|in_a_mean')
-@pytest.mark.parametrize('model_fn', [
-    adds_total_loss, adds_regularization_loss, adds_the_collection, adds_by_hand,
-    adds_by_reduce_sum_of_a_list, adds_scaled, adds_beside_a_registered_one, adds_in_a_mean],
-    ids=lambda model_fn: model_fn.__name__)
+@pytest.mark.parametrize('model_fn', [adds_total_loss, adds_in_a_mean] + [
+    pytest.param(model_fn, marks=slow) for model_fn in (
+        adds_regularization_loss, adds_the_collection, adds_by_hand, adds_by_reduce_sum_of_a_list,
+        adds_scaled, adds_beside_a_registered_one)], ids=lambda model_fn: model_fn.__name__)
 def test_regularization_in_the_models_own_loss(model_fn):
     ours = check_against_one_device(model_fn, samples.vectors(5), remainder='weight')
     assert model_fn is adds_in_a_mean or 'own loss' in ours.built.plan.regularization
@@ -178,7 +178,9 @@ BATCH_NORMS = [slim_batch_norm, keras_batch_norm] + (
     [tf_layers_batch_norm] if samples.HAS_TF_LAYERS else [])
 
 
-@pytest.mark.parametrize('model_fn', BATCH_NORMS, ids=lambda model_fn: model_fn.__name__)
+@pytest.mark.parametrize('model_fn', BATCH_NORMS[:1] + [
+    pytest.param(model_fn, marks=slow) for model_fn in BATCH_NORMS[1:]],
+                         ids=lambda model_fn: model_fn.__name__)
 @pytest.mark.parametrize('owner', ['first', 'all', 'none'])
 def test_whose_batch_norm_updates_ride_on_the_train_op(model_fn, owner):
     x = np.array([[1., 2.], [3., 6.], [50., 60.], [70., 90.]], 'float32')
@@ -415,10 +417,10 @@ def partitioned(x, y):
         return linear(x, y)
 
 
-@pytest.mark.fast_only('reference')
 @pytest.mark.parametrize('model_fn', [
-    own_reuse, unnamed_layers, custom_getter, weight_norm_getter, moving_averages_of_its_variables,
-    direct_and_shared, partitioned], ids=lambda model_fn: model_fn.__name__)
+    weight_norm_getter, direct_and_shared] + [pytest.param(model_fn, marks=slow) for model_fn in (
+        own_reuse, unnamed_layers, custom_getter, moving_averages_of_its_variables, partitioned)],
+                         ids=lambda model_fn: model_fn.__name__)
 def test_scopes_share_and_names_are_the_models_own(model_fn, kind_of_variables):
     check_against_one_device(
         model_fn, samples.vectors(6), num_towers=3,

@@ -20,9 +20,10 @@ from towers.tower.variables import owner_by_name, slot_creator, without_numbers
 
 BATCH = np.float32([1., 2., 3., 6.])
 ONE = tf.ones_initializer()
+slow = pytest.mark.slow
 
 
-@pytest.fixture(params=[False, True], ids=['reference', 'resource'])
+@pytest.fixture(params=[True, pytest.param(False, marks=slow)], ids=['resource', 'reference'])
 def resource(request, graph):
     """Each kind of variable with the control flow of its time, as TF 2 itself mixes them badly.
 
@@ -105,7 +106,7 @@ def counted(calls):
 
 # ---- get_variable -------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('towers', [1, 2, 4])
+@pytest.mark.parametrize('towers', [2, pytest.param(4, marks=slow)])
 def test_get_variable_is_shared_and_pinned(resource, towers):
     def model_fn(x):
         with tf.variable_scope('a'):
@@ -806,15 +807,15 @@ def optimizer_inside(x):
         return tf.identity(loss)
 
 
-@pytest.mark.fast_only(r'reference-\w+-clone|resource-\w+-replicated')
 @pytest.mark.parametrize('options', [
-    dict(copies='clone'), dict(copies='reuse'), dict(variables=VariablePlacement('replicated'))],
-    ids=['clone', 'reuse', 'replicated'])
+    dict(copies='clone'), pytest.param(dict(variables=VariablePlacement('replicated')),
+        marks=slow)],
+    ids=['clone', 'replicated'])
 @pytest.mark.parametrize('model_fn', [
-    average_of_a_tensor, average_that_starts_at_zero, average_of_weights_in_float64,
-    average_by_hand,
-    scope_named_by_an_operation, named_by_a_scope, named_by_a_scope_without_operations,
-    joined_names, optimizer_inside], ids=lambda each: each.__name__)
+    average_of_a_tensor, average_by_hand, scope_named_by_an_operation, joined_names,
+    optimizer_inside] + [pytest.param(model_fn, marks=slow) for model_fn in (
+        average_that_starts_at_zero, average_of_weights_in_float64, named_by_a_scope,
+        named_by_a_scope_without_operations)], ids=lambda each: each.__name__)
 def test_the_tower_is_in_no_variables_name(resource, model_fn, options):
     """Whichever call made it: one device's checkpoint loads."""
     expected = names_on_one_device(model_fn)
@@ -848,7 +849,8 @@ def test_a_scope_of_the_models_own_of_the_towers_name(resource, has_name_scope):
 
 
 @pytest.mark.parametrize('options', [
-    dict(copies='clone'), dict(copies='reuse'), dict(variables=VariablePlacement('replicated'))],
+    dict(copies='clone'), dict(copies='reuse'),
+    pytest.param(dict(variables=VariablePlacement('replicated')), marks=slow)],
     ids=['clone', 'reuse', 'replicated'])
 @pytest.mark.parametrize('made_by', ['get_variable', 'Variable', 'slot_creator'])
 def test_variables_colocated_with_an_activation_are_where_variables_are(resource, made_by, options):

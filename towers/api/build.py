@@ -23,7 +23,7 @@ from towers.reduce.pipeline import pipeline
 from towers.reduce.replicas import check_no_replicas
 from towers.tower.counters import put_in_order
 from towers.tower.empty_shards import keep_shapes_of_empty_shards
-from towers.tower.nested_builds import check_not_nested
+from towers.tower.refused_builds import check_not_nested
 from towers.tower.objectives import flat, map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.tower.shards import split_batch, static_batch_size, with_sparse_tensors

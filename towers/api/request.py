@@ -21,12 +21,12 @@ from towers.reduce.loss_scale import LossScale
 from towers.reduce.pipeline import SCHEDULES, kept_at_once
 from towers.reduce.replicas import Replicas
 from towers.tower.auto_stages import checked_stages
-from towers.tower.failed_builds import check_no_failed_build
+from towers.tower.refused_builds import check_no_failed_build
 from towers.tower.optimizer_minimize import has_own_minimize
 from towers.tower.stage_costs import number_of_slots
 from towers.tower.stage_cuts import Cutting
 from towers.tower.stateless_random import NamesOnOneMachine
-from towers.tower.tower_options import TowerOptions
+from towers.tower.tower import TowerOptions
 
 REDUCTIONS = ('sum', 'mean')
 REGULARIZATIONS = ('none', 'add')

@@ -11,8 +11,8 @@ from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.variable_access import variables_read
 from towers.nonfinite import checked_loss
-from towers.placement.loop_arrays import keep_arrays_with_readers
-from towers.placement.loop_stacks import keep_stacks_with_loops
+from towers.placement.loop_state_devices import (keep_arrays_with_readers,
+                                                 keep_stacks_with_loops)
 from towers.placement.stages import place_forward, says_stages
 from towers.placement.tower_device import (BackwardDevice, TowerDevice, keep_off_resources,
                                            keep_reads_in_loops, keep_with_tower, stages_of)
@@ -23,11 +23,11 @@ from towers.tower.model_gradients import GradientsOfModel
 from towers.tower.graph_collections import TowerCollections
 from towers.tower.inline_updates import InlineUpdates
 from towers.tower.keras_calls import record_keras_calls
-from towers.tower.failed_builds import undone_on_error
+from towers.tower.refused_builds import undone_on_error
 from towers.tower.loss import TowerLosses
 from towers.tower.model_calls import ModelCalls
 from towers.tower.model_placeholders import tie_placeholders
-from towers.tower.nested_builds import call_of_model_fn
+from towers.tower.refused_builds import call_of_model_fn
 from towers.tower.objectives import all_pairs, flat, map_shaped, tensors_of
 from towers.tower.one_device_names import note_build
 from towers.tower.outputs import call_model_fn, metrics_by_kind, to_model_output
@@ -40,6 +40,26 @@ from towers.tower.variable_visibility import SeenVariables
 from towers.tower.stage_cuts import cut_into_stages
 from towers.tower.stateless_random import give_own_seeds, make_stateless
 from towers.tower.variables import SharedVariables
+
+
+TowerOptions = collections.namedtuple('TowerOptions', [
+    'model_fn', 'objectives', 'adds_registered', 'variable_scope', 'reuse', 'earlier',
+    'update_ops', 'gradient_options', 'random_step', 'check_numerics', 'xla', 'recompute',
+    'cutting', 'micro_batches', 'called', 'served_rank', 'has_copies'])
+"""The options of all towers of a build: arguments of `build_towers`, and:
+
+Fields:
+  objectives: `Objectives`.
+  adds_registered: whether registered losses are added to the model's own.
+  earlier: variables of the earlier build that are to be shared, see `SharedVariables`.
+  gradient_options: dict, for `compute_gradients`.
+  recompute: `'auto'`, or list of names of kept results, see `recompute.rewrite`; or None.
+  cutting: `Cutting`; None where the model is not cut into stages.
+  micro_batches: how many each tower has, one after the other or in a pipeline.
+  called: `NamesOnOneMachine`, for seeds of random ops.
+  served_rank, has_copies: see `InlineUpdates`.
+  random_step: the global step, for seeds of random ops; None where these are left as they are.
+"""
 
 
 class Tower(collections.namedtuple('Tower', [
@@ -90,7 +110,6 @@ class TowerBuilder:
       variables: the shared variables, known after the first tower.
       gradients: `TowerGradients`.
       losses: `TowerLosses`.
-      random_ops: `(replaced, kept)` random ops of a tower, see `make_stateless`; or None.
       called: `NamesOnOneMachine`.
       random_keys: the constants of a tower that hold seeds, see `make_stateless`.
       direct_variables: see `SharedVariables.direct`.
@@ -112,8 +131,6 @@ class TowerBuilder:
           graph: the `tf.Graph`.
         """
         self.variables = []
-        self.keras_layers = 0
-        self.random_ops = None
         self.random_keys = {}
         self.called = options.called
         self.stage_cuts = None
@@ -245,7 +262,6 @@ class TowerBuilder:
         added = self._collections.leave_tower(index, made.operations, self._shared.joined,
                                               self._shared.owned, original)
         if index == 0:
-            self.keras_layers = len(keras.layers)
             names = {variable.op.name for variable in self._shared.created}
             self.variables = self._shared.created + [v for v in used if v.op.name not in names]
             self.gradients.choose_variables()
@@ -321,9 +337,8 @@ class TowerBuilder:
         repeats = {}
         if self._options.random_step is not None:
             repeats = recomputed_draws(forward, backward)
-            self.random_ops = make_stateless(operations, fetches, self._options.random_step,
-                                             self._graph.seed, self.random_keys, repeats,
-                                             self.called)
+            make_stateless(operations, fetches, self._options.random_step, self._graph.seed,
+                           self.random_keys, repeats, self.called)
         give_own_seeds(operations, number, self._graph.seed, self._options.random_step,
                        self.random_keys, repeats, self.called)
 

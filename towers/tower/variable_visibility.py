@@ -15,7 +15,7 @@ import sys
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.graph.collection_views import looks_by
+from towers.tower.scoped_collections import looks_by
 from towers.graph.variable_access import VARIABLE_OPS
 
 _MADE_IF_MISSING = frozenset([tf.GraphKeys.GLOBAL_STEP])
