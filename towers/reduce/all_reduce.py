@@ -15,7 +15,8 @@ the same order on all towers, beginning with the variables made last, whose grad
 a backward pass. So each tower runs one reduction at a time, and the other towers run the same one,
 or run it next: with any number of threads no reduction waits for one that cannot start. On TF 2 a
 session whose very first step fails cannot use `'collective'` again, and says so; later failures do
-no harm. """
+no harm.
+"""
 
 import collections
 
