@@ -11,7 +11,7 @@ from towers.api.arguments import (check_build_arguments, check_model_fn, check_s
 from towers.api.built import BuiltTowers
 from towers.api.options import (NUMERICS, VARIABLES, Numerics, VariablePlacement,
                                   with_keywords)
-from towers.api.tower_loop import COPIES
+COPIES = ('clone', 'reuse')
 from towers.errors import InvalidArgumentError, NameScopeError
 from towers.graph.scopes import full_scope_name, scope_to_enter
 from towers.placement.devices import MOST_TOWERS, check_variable_device, resolve_devices
@@ -23,7 +23,6 @@ from towers.reduce.loss_scale import LossScale
 from towers.reduce.pipeline import SCHEDULES, kept_at_once
 from towers.reduce.replicas import Replicas
 from towers.tower.auto_stages import checked_stages
-from towers.tower.failed_builds import left_scopes
 from towers.tower.optimizer_minimize import has_own_minimize
 from towers.tower.stage_costs import number_of_slots
 from towers.tower.stage_cuts import Cutting
@@ -37,7 +36,7 @@ UPDATE_TOWERS = ('first', 'all', 'none')
 
 class Request(collections.namedtuple('Request', [
         'optimizer', 'objectives', 'devices', 'reduction', 'factor', 'remainder', 'global_step',
-        'learning_rate', 'copies', 'name', 'first_scope', 'name_scopes', 'full_scope_name', 'parts',
+        'learning_rate', 'copies', 'name', 'name_scopes', 'full_scope_name', 'parts',
         'accumulate', 'schedule', 'placement', 'replicas', 'numerics', 'precision_text',
         'loss_scale', 'on_tower', 'of_tower', 'stage_inputs', 'cluster'])):
     """The checked arguments of a call; arguments under their own names, and:
@@ -77,7 +76,7 @@ Fields:
 def checked_request(model_fn, optimizer, devices, reduction, remainder, global_step, var_list,
                     transform_gradients, gradient_options, regularization, update_ops,
                     learning_rate, stateless_random, variables, numerics, copies, variable_scope,
-                    reuse, name, check_devices, allow_repeated_devices, on_tower, first_scope,
+                    reuse, name, check_devices, allow_repeated_devices, on_tower,
                     accumulate, recompute, micro_batches, schedule, stages, stage_inputs, cluster,
                     keywords):
     """Checks the arguments of `build_towers`; makes no operation.
@@ -105,7 +104,6 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
                           numerics.loss_scale, gradient_options, on_tower, objectives, dict(
                               check_devices=check_devices, check_numerics=numerics.check_numerics,
                               allow_repeated_devices=allow_repeated_devices,
-                              first_scope=first_scope,
                               stateless_random=stateless_random, xla=numerics.xla))
     shares_earlier = isinstance(reuse, BuiltTowers)
     if shares_earlier:
@@ -133,11 +131,8 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     schedule = schedule if micro_batches > 1 else None
     accumulate = max(accumulate, micro_batches)
     _check_not_too_many('accumulate' if schedule is None else 'micro_batches', accumulate, names)
-    if accumulate > 1 and not first_scope:
-        raise InvalidArgumentError('first_scope=False, and %d micro-batches a tower: each needs a '
-                                   'scope of its own. Pass one of the two.' % accumulate)
     recompute = _checked_recompute(recompute, objectives, numerics)
-    parts = _parts(name, names, accumulate, first_scope)
+    parts = _parts(name, names, accumulate)
     name_scopes = _name_scopes(graph, name, parts)
     _check_name_scopes(graph, name_scopes)
     placement = Placement(variables.device, names, variables.all_reduce, optimizer is not None,
@@ -149,7 +144,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         placement.share(reuse.placement)
     if variables.all_reduce is not None:
         check_all_reduce(variables.all_reduce, names)
-    replicas = Replicas(names, accumulate) if placement.all_reduce is not None else None
+    replicas = Replicas(names) if placement.all_reduce is not None else None
     if replicas is not None and shares_earlier:
         _check_earlier_has_replicas(reuse)
     precision_text = _precision_text(numerics.precision, names, check_devices)
@@ -175,7 +170,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     return Request(
         optimizer, objectives, names, reduction,
         1. if reduction == 'mean' else float(len(names)), remainder, global_step, learning_rate,
-        copies, name, first_scope, name_scopes, full_scope_name(variable_scope), parts, accumulate,
+        copies, name, name_scopes, full_scope_name(variable_scope), parts, accumulate,
         schedule, placement, replicas, numerics, precision_text, loss_scale, on_tower, of_tower,
         stage_inputs, cluster)
 
@@ -208,7 +203,7 @@ _KEYWORDS = sorted({
     'remainder', 'global_step', 'var_list', 'transform_gradients', 'gradient_options',
     'regularization', 'update_ops', 'learning_rate', 'stateless_random', 'variables', 'numerics',
     'copies', 'variable_scope', 'reuse', 'name', 'check_devices', 'allow_repeated_devices',
-    'on_tower', 'first_scope', 'accumulate', 'recompute', 'micro_batches', 'schedule', 'stages',
+    'on_tower', 'accumulate', 'recompute', 'micro_batches', 'schedule', 'stages',
     'stage_inputs', 'cluster'} | set(VARIABLES) | set(NUMERICS))
 
 
@@ -353,26 +348,24 @@ def _before(cluster, count):
     return 0 if cluster is None else cluster.rank * count
 
 
-def _parts(name, devices, accumulate, first_scope):
-    parts = [Part(tower, micro_batch, device, '%s_%d' % (name, tower)
+def _parts(name, devices, accumulate):
+    return [Part(tower, micro_batch, device, '%s_%d' % (name, tower)
                   + ('_micro_%d' % micro_batch if micro_batch else ''))
              for tower, device in enumerate(devices) for micro_batch in range(accumulate)]
-    return parts if first_scope else [parts[0]._replace(scope=None)] + parts[1:]
 
 
 def _name_scopes(graph, name, parts):
     """Full names of the towers' name scopes, and of the scope of operations for all towers."""
     around = graph.get_name_scope()
     return ['%s/%s' % (around, scope) if around else scope for scope in
-            [part.scope for part in parts if part.scope is not None] + [name + 's']]
+            [part.scope for part in parts[1:]] + [name + 's']]
 
 
 def _check_name_scopes(graph, name_scopes):
     around = graph.get_name_scope()
     for full in name_scopes:
         scope = full[len(around) + 1:] if around else full
-        if (graph.unique_name(scope, mark_as_used=False) != full
-                and full not in left_scopes(graph)):
+        if graph.unique_name(scope, mark_as_used=False) != full:
             raise NameScopeError(
                 'the graph has a name scope or operation %r already, perhaps from an earlier '
                 "build_towers: pass another name=, such as name='eval_tower'." % full)

@@ -149,3 +149,20 @@ def _refuse(tensor, is_loss):
         "which then has the first tower's value. Gradients of gradients are computed so, too." % (
             tensor.name, "the loss of one worker's examples" if is_loss else
             'a tensor of the model function that depends on the examples of one tower'))
+
+
+class OneCall:
+    def __init__(self, recorded):
+        self._recorded = recorded
+        self._names = {op.name for op in recorded.operations}
+
+    def place(self, op):
+        return 0 if op.name in self._names else None
+
+    def twin(self, op, index):
+        return op
+
+    def is_partial(self, op):
+        between = [each for each in self._recorded.operations if not Writes(op.graph).of(each)]
+        return op.name in graph_walk.reachable_from(
+            list(self._recorded.sources) + [each for each in between if graph_walk.is_random(each)], between)

@@ -17,7 +17,6 @@ from towers.graph.frames import Frames
 from towers.graph.reference_memory import takers_of_memory
 from towers.graph.variable_access import HAND_ON, VARIABLE_OPS, is_variable, read_from, variable_op
 from towers.graph.variable_writes import Writes
-from towers.placement.tower_device import is_of_a_tower
 from towers.placement.variable_device import only_device
 
 
@@ -35,8 +34,7 @@ def write_after_reads(towers, graph):
     # Counters of metrics are every tower's to write, see `counters`.
     counters = {variable.op.name for variable in tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)}
     writes = [(op, [name for name in finder.of(op) if name not in counters]) for op in first
-              if op.name.startswith(towers[0].name_scope) and not graph_walk.is_random(op)
-              and (towers[0].has_scope or is_of_a_tower(op))]
+              if towers[0].has(op.name) and not graph_walk.is_random(op)]
     writes = [(op, names) for op, names in writes if names]
     if not writes:
         return
@@ -69,7 +67,7 @@ def _readers(towers, written, frames, finder, graph):
     for tower in towers:
         trains = None
         for op in graph_walk.step_operations(_fetches(tower)):
-            if not op.name.startswith(tower.name_scope) or _hands_on(op):
+            if not tower.has(op.name) or _hands_on(op):
                 continue
             names = of_memory[op.name].union(written.intersection(
                 source.name for tensor in op.inputs for source in _sources(tensor, tower)))
@@ -98,7 +96,7 @@ def _takers_of_memory(graph, written, finder):
 
 def _sources(tensor, tower):
     """The variables that a tensor is, or, from outside of the tower, has the value of."""
-    if not tensor.op.name.startswith(tower.name_scope):
+    if not tower.has(tensor.op.name):
         return read_from(tensor)
     source = variable_op(tensor) if is_variable(tensor) else None
     return [] if source is None else [source]
