@@ -82,7 +82,9 @@ def _check_writes(number, recorded, options):
     writes = Writes(tf.get_default_graph())
     step = {op.name for op in graph_walk.step_operations(fetches_of(recorded.output))}
     for op in recorded.operations:
-        for name in writes.of(op) if op.name in step and op.name not in recorded.owned else ():
+        is_write = op.name in step and op.name not in recorded.owned and (
+            not graph_walk.is_random(op))
+        for name in writes.of(op) if is_write else ():
             raise SharedVariableError(
                 "copies='reuse', and the forward pass of tower %d writes variable %s (operation "
                 '%s), which all towers have in common: put the update into the collection '

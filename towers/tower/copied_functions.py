@@ -89,10 +89,7 @@ class CopiedFunctions:
             # Where an argument of the function has a node's name, the node's name is numbered.
             op = operations.get(node.name) or operations.get(re.sub(r'_\d+$', '', node.name))
             op = _that_leads(op if op is not None and op.type == node.op else None, operations)
-            follows = None if op is None else follows_tower(op)
-            if follows is None and op is not None and any(
-                    tensor.dtype == tf.resource for tensor in op.inputs):
-                follows = False  # a read, which TensorFlow puts on its variable's device, by name
+            follows = None if op is None else _follows(op)
             if follows is None:
                 raise CloneError(
                     'function %s: operation %s is on %s for a reason of its own: pass '
@@ -110,6 +107,16 @@ class CopiedFunctions:
             self.copied |= {name for name, function in self._library.items()
                             if any(functions_of(node) & self.copied
                                    for node in function.node_def)}
+
+
+def _follows(op):
+    """As `follows_tower`, also for operations that TensorFlow puts with others, by device name."""
+    follows = follows_tower(op)
+    if follows is None and any(tensor.dtype == tf.resource for tensor in op.inputs):
+        return False  # a read, which is on its variable's device
+    if follows is None and op.type == 'NoOp' and op.control_inputs:
+        return _follows(op.control_inputs[0])  # tf.group, on the device of what it groups
+    return follows
 
 
 def _that_leads(op, operations):

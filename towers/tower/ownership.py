@@ -4,6 +4,7 @@ import collections
 
 import tensorflow.compat.v1 as tf
 
+from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.tower.inline_updates import InlineUpdates
 from towers.tower.local_state import OwnState
@@ -53,6 +54,12 @@ def ownership(recorded, options, num_parts, replicas=None, taken=()):
         fetches + recorded.updates, [update for _, update in pairs])]
     state = OwnState(num_parts, graph)
     state.find(recorded.operations, step, recorded.from_shard, counted, recorded.keras_states)
+    for variable in state.variables:
+        if any(variable is each for each in tf.trainable_variables()):
+            raise SharedVariableError(
+                'variable %s is state that each tower has of its own, since the forward pass '
+                'writes it, and it is trained, which all towers do together: make it with '
+                'trainable=False.' % variable.op.name)
     if replicas is not None:
         replicas.make([each for each in recorded.variables if not state.is_state(each)])
     updates = InlineUpdates(graph, options.update_ops, num_parts, options.served_rank,

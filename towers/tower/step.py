@@ -103,10 +103,11 @@ def differentiate(recorded, options, placement, registered, device, inputs, size
             if options.check_numerics:
                 losses = losses._replace(data_loss=map_shaped(lambda loss: checked_loss(
                     loss, number, options.micro_batches), losses.data_loss))
-    start = len(graph.get_operations())
     gradients, backward, taker, recomputed = [], [], None, []
     if options.objectives:
         taker = TowerGradients(options, placement, graph, scaled_losses)
+    start = len(graph.get_operations())
+    if options.objectives:
         with tf.device(BackwardDevice(device)), explained(options.xla):
             gradients, backward = taker.of_tower(number, device, losses.data_loss, scale)
     keep_reads_in_loops(sum(backward, []))
