@@ -21,6 +21,7 @@ from towers.reduce.all_reduce import all_reduce
 from towers.reduce.combination import combine
 from towers.reduce.pipeline import pipeline
 from towers.reduce.replicas import check_no_replicas
+from towers.tower.behind_batch import BehindBatch
 from towers.tower.counters import put_in_order
 from towers.tower.graph_collections import BuildCollections
 from towers.tower.empty_shards import keep_shapes_of_empty_shards
@@ -167,16 +168,17 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
     graph = tf.get_default_graph()
     collections_before = BuildCollections(graph)
     with undone_on_error(graph, collections_before):
-        shards = split_batch(inputs, len(request.parts), request.remainder,
+        behind = BehindBatch(inputs, bool(request.objectives))
+        shards = split_batch(behind.inputs, len(request.parts), request.remainder,
                              # An empty shard is an empty part of the predictions.
                              pad_empty=request.optimizer is not None, called=_called(request))
-        captured = capture(request, shards)
+        captured = capture(request, shards, behind)
         collections_before.new_updates()
         outputs = merge_outputs(captured, request, shards)
         if request.optimizer is None and request.remainder == 'weight':
             captured = captured._replace(towers=keep_shapes_of_empty_shards(
                 captured.towers, shards.batch_size))
-        combined = combine_towers(captured, request)
+        combined = combine_towers(captured, request, shards, behind)
         combined, machines = combine_machines(request, shards, combined, outputs.loss)
         update = update_variables(captured, request, outputs, combined, shards,
                                   collections_before, machines)
@@ -285,7 +287,7 @@ Fields:
 """
 
 
-def combine_towers(captured, request):
+def combine_towers(captured, request, shards, behind):
     """Combines gradients of towers and regularization, variable by variable: `CombinedTowers`.
 
     With several losses, a dict of `CombinedTowers` by name.
@@ -298,17 +300,22 @@ def combine_towers(captured, request):
         gradients = pipeline(towers, request.accumulate, request.schedule, late)
     elif request.accumulate > 1:
         gradients = accumulate_gradients(towers, request.accumulate, late)
+    def of_behind(name):
+        return behind.gradients([each if name is None else each[name]
+                                 for each in captured.of_shards], shards.sizes,
+                                captured.step.gradients.trainable)
     if request.objectives.names is None:
-        return _combine(captured.step, request, gradients)
+        return _combine(captured.step, request, gradients, of_behind(None))
     return collections.OrderedDict(
-        (name, _combine(captured.step, request, [each[name] for each in gradients], name))
+        (name, _combine(captured.step, request, [each[name] for each in gradients],
+                        of_behind(name), name))
         for name in request.objectives.names)
 
 
-def _combine(step, request, of_towers, name=None):
+def _combine(step, request, of_towers, of_behind, name=None):
     with tf.name_scope('combine_gradients'), of_loss(name):
         regularization = step.gradients.of_regularization(
-            step.losses.regularization_loss, request.factor)
+            step.losses.regularization_loss, request.factor) + of_behind
         if request.replicas is None:
             check_no_replicas(step.gradients.trainable)
             gradients, joined = combine(of_towers, regularization)

@@ -7,10 +7,11 @@ import tensorflow.compat.v1 as tf
 
 from towers.api.reuse import call_for_each_tower
 from towers.reduce.loss_scale import ScaledLosses
-from towers.tower.copy import Copies, leaves_of
+from towers.tower.copy import Copies, leaves_of, map_leaves
 from towers.tower.gradients import takes_plain_gradients
 from towers.tower.inner_training import check_no_own_optimizer
 from towers.tower.model_gradients import GradientsOfModel
+from towers.tower.objectives import flat, map_shaped
 from towers.tower.ownership import ownership
 from towers.tower.record import record
 from towers.tower.regularization import RegisteredLosses
@@ -19,7 +20,7 @@ from towers.tower.substitution import Substitution
 
 
 class Captured(collections.namedtuple('Captured', [
-        'towers', 'step', 'roles', 'cuts', 'how_built'])):
+        'towers', 'step', 'roles', 'cuts', 'of_shards', 'how_built'])):
     """The towers of a build.
 
     Attributes:
@@ -27,17 +28,19 @@ class Captured(collections.namedtuple('Captured', [
       step: `Step` of tower 0.
       roles: `Roles`: what each variable is to the towers.
       cuts: `StageCuts`, where the model was cut into stages; or None.
+      of_shards: the gradients of all towers' shards, see `BehindBatch`: a list of `Step.of_shard`.
       how_built: the plan's line about calls and copies.
     """
     __slots__ = ()
 
 
-def capture(request, shards):
+def capture(request, shards, behind):
     """Builds all towers: `Captured`.
 
     Args:
       request: `Request`.
       shards: `Shards`, one for each of the request's parts.
+      behind: `BehindBatch`: the trained variables that the batch is computed from.
     """
     options, placement, first = request.of_tower, request.placement, request.parts[0]
     weights = _as_tensors(shards.weights, shards.is_even)
@@ -47,9 +50,9 @@ def capture(request, shards):
     if request.loss_scale is not None:
         scaled_losses = ScaledLosses(request.loss_scale, request.name + 's', placement)
     if request.copies == 'reuse':
-        steps, roles = call_for_each_tower(request, shards, scaled_losses)
+        steps, roles = call_for_each_tower(request, shards, scaled_losses, behind)
         return Captured([step.tower for step in steps], steps[0], roles, None,
-                        '%d calls of the model function' % len(steps))
+                        [step.of_shard for step in steps], '%d calls of the model function' % len(steps))
     registered = RegisteredLosses(tf.get_default_graph())
     of_model = _gradients_of_model(options.objectives)
     of_calls = [None] if of_model is None else _as_tensors(of_model.weights(shards), shards.is_even)
@@ -70,43 +73,48 @@ def capture(request, shards):
     step = differentiate(
         recorded, options, placement, registered, first.device, shards.inputs[0], shards.sizes[0],
         scales[0], scaled_losses, takes_plain_gradients(
-            options.objectives, options.gradient_options), len(request.parts), taken)
-    towers = [step.tower] + copies_of(step, roles, request, shards, [weights, scales, of_calls], of_model)
+            options.objectives, options.gradient_options), len(request.parts), taken, shard=behind.shard_tensors(shards.inputs[0]))
+    towers, of_shards = copies_of(step, roles, request, shards, [weights, scales, of_calls],
+                                  of_model)
+    towers.insert(0, step.tower)
     roles.inline_updates.wait_for_readers(towers)
-    return Captured(towers, step, roles, cuts, _how_built(len(towers)))
+    return Captured(towers, step, roles, cuts, [step.of_shard] + of_shards,
+                    _how_built(len(towers)))
 
 
-def copies_of(step, roles, request, shards, of_shards, of_model=None):
-    """The towers after the first: a list of `Tower`.
+def copies_of(step, roles, request, shards, by_shard, of_model=None):
+    """The towers after the first: a list of `Tower`; and their `Step.of_shard`s.
 
     Args:
       step: `Step` of tower 0.
       roles: `Roles`.
       request: `Request`.
       shards: `Shards`.
-      of_shards: lists of further values with one for each shard; tensors among them are exchanged.
+      by_shard: lists of further values with one for each shard; tensors among them are exchanged.
       of_model: `GradientsOfModel`, which is told of each copy; or None.
     """
     if len(request.parts) == 1:
-        return []
+        return [], []
     copies = Copies(
         step.tower, step.operations, step.losses.shared | roles.inline_updates.shared,
         roles.inline_updates.left_out, request.of_tower.called, step.random_keys,
-        [] if of_model is None else of_model.fetches())
-    towers = []
+        ([] if of_model is None else of_model.fetches()) + [
+            gradient for some in flat(step.of_shard) for gradient in some])
+    towers, of_shards = [], []
     for number, part in list(enumerate(request.parts))[1:]:
         _say(request, number)
         exchanged = dict(zip((leaf.name for leaf in leaves_of(shards.inputs[0])),
                              leaves_of(shards.inputs[number])))
-        exchanged.update((each[0].name, each[number]) for each in of_shards
+        exchanged.update((each[0].name, each[number]) for each in by_shard
                          if isinstance(each[0], tf.Tensor))
         substitution = Substitution(number, exchanged, roles.in_tower(number, request.accumulate))
         tower, copied = copies.tower(substitution, shards.inputs[number], shards.sizes[number],
                                      part)
         towers.append(tower)
+        of_shards.append(map_shaped(lambda some: map_leaves(copied, some), step.of_shard))
         if of_model is not None:
             of_model.note_copy(copied)
-    return towers
+    return towers, of_shards
 
 
 def _as_tensors(weights, is_even):

@@ -26,13 +26,14 @@ from towers.tower.regularization import RegisteredLosses
 from towers.tower.step import differentiate, fetches_of, put_on_devices
 
 
-def call_for_each_tower(request, shards, scaled_losses):
+def call_for_each_tower(request, shards, scaled_losses, behind):
     """`(steps, roles)` of all towers, by a call of the model function for each.
 
     Args:
       request: `Request`.
       shards: `Shards`, one for each of the request's parts.
       scaled_losses: `ScaledLosses`; or None.
+      behind: `BehindBatch`.
 
     Raises:
       SharedVariableError: a later tower makes a variable, or a tower writes one.
@@ -61,7 +62,8 @@ def call_for_each_tower(request, shards, scaled_losses):
             scale = shards.weights[number] * request.factor
             steps.append(differentiate(
                 recorded, options, placement, registered, part.device, shards.inputs[number],
-                shards.sizes[number], scale, scaled_losses, False, number=number))
+                shards.sizes[number], scale, scaled_losses, False, number=number,
+                shard=behind.shard_tensors(shards.inputs[number])))
     return steps, roles
 
 

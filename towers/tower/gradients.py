@@ -68,7 +68,7 @@ class TowerGradients:
             found[objective.name] = chosen
         return found
 
-    def of_tower(self, index, device, data_losses, scale):
+    def of_tower(self, index, device, data_losses, scale, shard=()):
         """Takes the gradients of a tower's losses; to be called in its scope, on its device.
 
         Args:
@@ -76,15 +76,18 @@ class TowerGradients:
           device: its device.
           data_losses: a loss, or a dict of losses by name.
           scale: the factor of the loss: a float, or a scalar.
+          shard: tensors of the shard that gradients are taken of, too, see `BehindBatch`.
 
         Returns:
-          `(gradients, operations)`: lists of `(gradient, variable)`, one for each loss, shaped as
-          the losses are; and a list of the operations that were made for each loss.
+          `(gradients, of_shard, operations)`: lists of `(gradient, variable)`, one for each loss,
+          shaped as the losses are; lists of the gradients of `shard`, so, too; and a list of the
+          operations that were made for each loss.
         """
-        found = [self._of_objective(index, device, each, data_losses, scale)
+        found = [self._of_objective(index, device, each, data_losses, scale, shard)
                  for each in self._options.objectives]
-        return (self._options.objectives.shaped(pairs for pairs, _ in found),
-                [operations for _, operations in found])
+        shaped = self._options.objectives.shaped
+        return (shaped(pairs for pairs, _, _ in found), shaped(of for _, of, _ in found),
+                [operations for _, _, operations in found])
 
     def with_recomputation(self, root, forward, backward, gradients):
         """`(gradients, recomputed)`: from a backward pass that recomputes what is not kept.
@@ -136,20 +139,20 @@ class TowerGradients:
             return []
         return [list(zip(gradients, self.trainable))]
 
-    def _of_objective(self, index, device, objective, data_losses, scale):
+    def _of_objective(self, index, device, objective, data_losses, scale, shard):
         """The pairs of one objective, and the operations that were made for them."""
         data_loss = self._options.objectives.of(objective, data_losses)
         with graph_walk.Recording(self._graph) as backward:
-            pairs = self._pairs(objective, data_loss, scale)
+            pairs, of_shard = self._pairs(objective, data_loss, scale, shard)
             # With a scaled loss, a gradient that is not finite skips the step: see `reduce.update`.
             if self._options.check_numerics and self.scaled_losses is None:
                 pairs = checked_gradients(pairs, data_loss, index,
                                           self._options.micro_batches)
         place_backward(backward.operations, data_loss, device)
         keep_stacks_with_loops(backward.operations)
-        return pairs, backward.operations
+        return pairs, of_shard, backward.operations
 
-    def _pairs(self, objective, data_loss, scale):
+    def _pairs(self, objective, data_loss, scale, shard):
         if isinstance(scale, tf.Tensor):
             data_loss = data_loss * tf.cast(scale, data_loss.dtype)
         elif scale != 1.:  # not by way of tf.cast, which would round a float to float32
@@ -163,7 +166,10 @@ class TowerGradients:
             optimizer = _PLAIN
         pairs = computed(optimizer, data_loss, self._variables_of[objective.name],
                          self._options.gradient_options)
-        return pairs if self.scaled_losses is None else self.scaled_losses.unscaled(pairs)
+        of_shard = list(zip(tf.gradients(data_loss, list(shard)), shard)) if shard else []
+        if self.scaled_losses is not None:
+            pairs, of_shard = map(self.scaled_losses.unscaled, (pairs, of_shard))
+        return pairs, [gradient for gradient, _ in of_shard]
 
     def _chosen(self, objective, candidates):
         wanted = objective.var_list

@@ -94,8 +94,9 @@ class InlineUpdates:
         if self._update_ops == 'all':
             self.of_every_tower = sorted({name for write in writes for name in write.variables})
             return
+        finder = Writes(self._graph)
         for write in writes:
-            self._check(write, write.op.name in used)
+            _check(write, write.op.name in used, finder)
         if self._served_rank is not None and self._update_ops == 'first':
             _refuse_served(writes, fetches)
         unused = [write for write in writes if write.op.name not in used]
@@ -120,23 +121,6 @@ class InlineUpdates:
             step = {op.name for op in graph_walk.step_operations(fetches)}
             found = [write for write in candidates if write.op.name in step]
         return found
-
-    def _check(self, write, is_used):
-        reason, or_else = None, ''
-        if Writes(self._graph).within_function(write.op):
-            reason = 'within a function (tf.function, Defun)'
-            if write.op.type in _CONTROL_FLOW_V2:
-                reason = 'within a branch or a loop of control flow v2'
-                or_else = ', or call tf.disable_control_flow_v2()'
-        elif is_used and compat.in_control_flow(write.op):
-            reason = 'within a branch or a loop, and uses what it has written there'
-        if reason is not None:
-            raise SharedVariableError(
-                'the forward pass of every tower writes variable %s (operation %s) %s, where it '
-                'cannot be left to the first tower: put the update into the collection UPDATE_OPS '
-                "(slim's updates_collections, by default), return it in 'updates', pass "
-                "update_ops='all' to have every tower write%s." % (
-                    write.variables[0], write.op.name, reason, or_else))
 
     def wait_for_readers(self, towers):
         """Makes the first tower's writes wait for all towers' reads, see `write_order`.
@@ -183,6 +167,24 @@ class InlineUpdates:
                         found.append(other)
                 compat.set_control_inputs(op, found)
         return tower._replace(updates=tower.updates + list(writes))
+
+
+def _check(write, is_used, finder):
+    reason, or_else = None, ''
+    if finder.within_function(write.op):
+        reason = 'within a function (tf.function, Defun)'
+        if write.op.type in _CONTROL_FLOW_V2:
+            reason = 'within a branch or a loop of control flow v2'
+            or_else = ', or call tf.disable_control_flow_v2()'
+    elif is_used and compat.in_control_flow(write.op):
+        reason = 'within a branch or a loop, and uses what it has written there'
+    if reason is not None:
+        raise SharedVariableError(
+            'the forward pass of every tower writes variable %s (operation %s) %s, where it '
+            'cannot be left to the first tower: put the update into the collection UPDATE_OPS '
+            "(slim's updates_collections, by default), return it in 'updates', pass "
+            "update_ops='all' to have every tower write%s." % (
+                write.variables[0], write.op.name, reason, or_else))
 
 
 def _leaves(nest):

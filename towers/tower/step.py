@@ -24,8 +24,8 @@ from towers.tower.tower_seeds import give_seeds_of_tower
 
 
 class Step(collections.namedtuple('Step', [
-        'tower', 'recorded', 'operations', 'losses', 'gradients', 'recomputed', 'random_ops',
-        'random_keys'])):
+        'tower', 'recorded', 'operations', 'losses', 'gradients', 'of_shard', 'recomputed',
+        'random_ops', 'random_keys'])):
     """Tower 0, forward and backward.
 
     Attributes:
@@ -34,6 +34,7 @@ class Step(collections.namedtuple('Step', [
       operations: list of all operations that were made for the tower, without those of variables.
       losses: `Losses`.
       gradients: `TowerGradients`; None without an optimizer.
+      of_shard: the gradients of tensors of the shard, see `BehindBatch`; shaped as the losses are.
       recomputed: list of `Recomputed`, one for each loss; or [].
       random_ops: `(replaced, kept)` random ops, see `make_stateless`; or None.
       random_keys: {name of a constant that holds a seed: name of the random op}.
@@ -72,7 +73,7 @@ def put_on_devices(recorded, device, placement, cutting=None):
 
 
 def differentiate(recorded, options, placement, registered, device, inputs, size, scale,
-                  scaled_losses=None, takes_out=True, num_towers=1, taken=(), number=0):
+                  scaled_losses=None, takes_out=True, num_towers=1, taken=(), number=0, shard=()):
     """Takes the gradients of the recorded loss: `Step`.
 
     Args:
@@ -89,6 +90,7 @@ def differentiate(recorded, options, placement, registered, device, inputs, size
       num_towers: how many towers this machine has.
       taken: what a step runs besides what the model function returned.
       number: the tower's number.
+      shard: tensors of the shard that gradients are taken of, too, see `BehindBatch`.
     """
     graph, output = tf.get_default_graph(), recorded.output
     outer = graph.get_name_scope()
@@ -103,13 +105,14 @@ def differentiate(recorded, options, placement, registered, device, inputs, size
             if options.check_numerics:
                 losses = losses._replace(data_loss=map_shaped(lambda loss: checked_loss(
                     loss, number, options.micro_batches), losses.data_loss))
-    gradients, backward, taker, recomputed = [], [], None, []
+    gradients, backward, of_shard, taker, recomputed = [], [], [], None, []
     if options.objectives:
         taker = TowerGradients(options, placement, graph, scaled_losses)
     start = len(graph.get_operations())
     if options.objectives:
         with tf.device(BackwardDevice(device)), explained(options.xla):
-            gradients, backward = taker.of_tower(number, device, losses.data_loss, scale)
+            gradients, of_shard, backward = taker.of_tower(
+                number, device, losses.data_loss, scale, shard)
     keep_reads_in_loops(sum(backward, []))
     if options.gradient_options.get('colocate_gradients_with_ops'):
         inside = {op.name for op in recorded.operations + sum(backward, [])}
@@ -133,7 +136,7 @@ def differentiate(recorded, options, placement, registered, device, inputs, size
     tower = Tower(number, device, root, inputs, size, output.loss, output.predictions, output.metrics,
                   gradients, recorded.updates, recorded.variables, losses.data_loss, 0,
                   frozenset(op.name for op in operations) - backward, backward)
-    return Step(tower, recorded, operations, losses, taker, recomputed, random_ops, keys)
+    return Step(tower, recorded, operations, losses, taker, of_shard, recomputed, random_ops, keys)
 
 
 def _give_seeds(options, forward, backward, fetches, keys, num_towers, number):

@@ -47,17 +47,16 @@ def write_after_reads(towers, graph):
     pairs = [(end, gate) for op, names in writes for gate in gates(op, names, frames)
              for name in names for reader, ends in readers[name] if reader is not op
              for end in ends]
+    precedence = graph_walk.Precedence([gate for _, gate in pairs], operations)
     after = graph_walk.reachable_from([gate for _, gate in pairs], operations, control=True)
     waits_for = collections.OrderedDict()
-    for end, gate in pairs:
-        if end.name not in after:  # else an operation would wait for itself
+    # Reads that come after another variable's write are last, since more of them cannot wait.
+    for end, gate in sorted(pairs, key=lambda pair: pair[0].name in after):
+        if not precedence.waits_for(end, gate):  # else an operation would wait for itself
+            precedence.add(gate, end)
             waits_for.setdefault(gate, []).extend(to_wait_for(end, finder))
     for gate, waited in waits_for.items():
         compat.add_control_inputs(gate, _each_once(waited))
-    for end, gate in pairs:  # `end` may come after another variable's write.
-        if end.name in after and gate.name not in {
-                op.name for op in graph_walk.step_operations([end])}:
-            compat.add_control_inputs(gate, to_wait_for(end, finder))
 
 
 def _readers(towers, written, frames, finder, graph):
