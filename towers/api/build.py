@@ -273,8 +273,9 @@ def merge_outputs(captured, request, shards):
             merged = merge_metrics(metrics, shards.weights, shards.inputs[0])
         weigh_additions(metrics, shards.weights)
         with tf.control_dependencies(late['predictions']):
-            return Outputs(loss, merge_predictions([tower.predictions for tower in towers], padded),
-                           merged)
+            first = towers[0].size if shards.is_even and isinstance(towers[0].size, int) else None
+            return Outputs(loss, merge_predictions([tower.predictions for tower in towers], padded,
+                                                   first), merged)
 
 
 CombinedTowers = collections.namedtuple('CombinedTowers', 'gradients joined on_towers')

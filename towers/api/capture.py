@@ -61,7 +61,8 @@ def capture(request, shards, behind):
         options.model_fn, shards.inputs[0], first.device, placement, options.objectives,
         registered, options.variable_scope, options.reuse, options.earlier, options.xla,
         options.adds_registered, contextlib.nullcontext if of_model is None else (
-            lambda: of_model.call(of_calls[0], shards.is_even, placement)))
+            lambda: of_model.call(of_calls[0], shards.is_even, placement)),
+        _size_of_batch(shards))
     taken, slots = ([], []) if of_model is None else (of_model.fetches(), of_model.slots())
     names_of_slots = {slot.op.name for slot in slots}  # which a Saver made there reads
     recorded = recorded._replace(variables=[
@@ -129,6 +130,12 @@ def _as_tensors(weights, is_even):
 def _gradients_of_model(objectives):
     return next((each.optimizer for each in objectives
                  if isinstance(each.optimizer, GradientsOfModel)), None)
+
+
+def _size_of_batch(shards):
+    """The batch's static size, where a shard has another; else None."""
+    return shards.batch_size if len(shards.inputs) > 1 and isinstance(
+        shards.batch_size, int) else None
 
 
 def _how_built(count):

@@ -2,9 +2,11 @@
 
 import collections
 import contextlib
+import re
 
 import tensorflow.compat.v1 as tf
 
+from towers.errors import ModelFunctionError, TowersError
 from towers.graph import graph_walk
 from towers.graph.invariance import varying_operations
 from towers.graph.variable_access import variables_read
@@ -40,7 +42,7 @@ class Recorded(collections.namedtuple('Recorded', [
 
 
 def record(model_fn, inputs, device, placement, objectives, registered, scope=None, reuse=None,
-           earlier=(), xla=False, adds_registered=False, around=contextlib.nullcontext):
+           earlier=(), xla=False, adds_registered=False, around=contextlib.nullcontext, batch_size=None):
     """Calls the model function: `Recorded`.
 
     Args:
@@ -54,6 +56,8 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
       xla: whether XLA compiles the call.
       adds_registered: whether losses of Keras layers are added to the model's own.
       around: a further context of the call.
+      batch_size: examples of the whole batch, of which the shard is a part; None where it is not
+        static, or the shard is the batch.
 
     Raises:
       TowersError: one of its subclasses: what the function returned, or how it made variables.
@@ -64,7 +68,7 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
     with graph_walk.Recording(graph) as made, tf.device(TowerDevice(device)):
         with made_variables.recorded(scope, reuse), record_keras_calls() as keras, \
                 compiled(xla), around(), call_of_model_fn(graph):
-            returned = call_model_fn(model_fn, inputs)
+            returned = _called(model_fn, inputs, batch_size)
         output = to_model_output(returned, 0, bool(objectives), objectives.names)
         keras_losses = keras.weight_losses(), keras.activity_losses() if adds_registered else []
         keras_updates = keras.updates()
@@ -83,6 +87,19 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
         made_variables.created + [each for each in read if each.op.name not in names],
         _unique(updates + keras_updates + list(output.updates or ())),
         keras_losses, len(keras.layers), keras.states())
+
+
+def _called(model_fn, inputs, batch_size):
+    try:
+        return call_model_fn(model_fn, inputs)
+    except ValueError as error:  # of TensorFlow's inference of shapes
+        if (batch_size is None or isinstance(error, TowersError)
+                or not re.search(r'\b%d\b' % batch_size, str(error))):
+            raise
+        raise ModelFunctionError(
+            'the model function fails on a shard (%s), and has the size of the whole batch, %d, '
+            'in it: it is called with a part of the batch. Take the size from the input, '
+            'tf.shape(x)[0].' % (str(error).split('\n', 1)[0][:200], batch_size)) from error
 
 
 def _updates(graph):
