@@ -223,6 +223,27 @@ def main(arguments=None):
         parser.error('%s is not there: nothing has been measured' % results.path)
     print(report(results.values))
     print('\nresults: %s' % results.path)
+    if options.what == 'report':
+        draw_peers(results)
+
+
+def draw_peers(results):
+    """Writes the picture of four towers beside the peers, if both were measured.
+
+    Args:
+      results: `Results`.
+    """
+    ratios = {workload: {peer: ratio['median'] for peer, ratio in cells['4']['ratios'].items()}
+              for workload, cells in results.values.get('steps', {}).items() if '4' in cells}
+    peaks = results.values.get('memory', {}).get('dense', {}).get('4', {}).get('peaks', {})
+    if ratios and peaks:
+        path = results.beside('peers.png')
+        try:
+            plots.draw_peers(ratios, {peer: peak['allocator'] for peer, peak in peaks.items()
+                                      if peak.get('allocator')}, path)
+            print('picture: %s' % path)
+        except ImportError:
+            print('no picture: that takes matplotlib (the extra plots)')
 
 
 def _names(known):

@@ -36,8 +36,8 @@ from datasets.epochs import Epochs  # noqa: E402
 from datasets.image_set import _draws  # noqa: E402
 from datasets.pipeline import epoch_order  # noqa: E402
 import towers  # noqa: E402
-from towers.run.diagnosis import Trial  # noqa: E402
-from towers.run.speeds import StepsSpeed  # noqa: E402
+from trainer.diagnosis import Trial  # noqa: E402
+from trainer.speeds import StepsSpeed  # noqa: E402
 
 HEIGHT, WIDTH, QUALITY = 375, 500, 96
 BATCH = 32
@@ -214,8 +214,9 @@ def waiting_net(seconds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    for name, value in (('seconds', 10.), ('images', 256), ('image_size', 224), ('rounds', 3)):
-        parser.add_argument('--' + name, type=type(value), default=value)
+    for name, value in (('--seconds', 10.), ('--images', 256), ('--image_size', 224),
+                        ('--rounds', 3)):
+        parser.add_argument(name, type=type(value), default=value)
     options = parser.parse_args()
     tf.disable_v2_behavior()
     with tempfile.TemporaryDirectory() as folder:
@@ -245,18 +246,16 @@ def main():
         if found:
             print('slim           %6.0f images/s' % found)
 
-        def trial(model_fn, stage_inputs):
+        def trial(model_fn):
             iterator = tf.data.make_initializable_iterator(batches('crop', options.image_size))
             built = towers.build_towers(model_fn, iterator.get_next(),
-                                        tf.train.GradientDescentOptimizer(.01), 2,
-                                        stage_inputs=stage_inputs)
+                                        tf.train.GradientDescentOptimizer(.01), 2)
             return Trial(built.train_op, [iterator.initializer],
                          towers.session_config(built.devices), built)
         for kind, model_fn in (('step', small_net),
                                ('waiting', waiting_net(2. * BATCH / pipelines[2][1].rate))):
-            steps = [(name, StepsSpeed(functools.partial(trial, model_fn), staging))
-                     for name, staging in (('memory', 'first'), ('pipeline', False),
-                                           ('staged', True))]
+            steps = [(name, StepsSpeed(functools.partial(trial, model_fn), holds_batch))
+                     for name, holds_batch in (('memory', True), ('pipeline', False))]
             for _ in range(options.rounds):
                 for _, each in steps:
                     each.measure(options.seconds / options.rounds)

@@ -84,3 +84,56 @@ def draw_timeline(title, rows, path):
     figure.tight_layout()
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
+
+
+# The peers of `contest.PEERS` as a reader knows them, and the workloads that the picture shows.
+_PEERS = {'one_device': 'one device, the whole batch', 'recipe': 'tower loop written by hand',
+          'slim': "slim's model_deploy", 'mirrored_graph': 'MirroredStrategy, graph',
+          'mirrored_function': 'MirroredStrategy, tf.function'}
+_WORKLOADS = {'resnet50': 'ResNet-50', 'inception_resnet': 'InceptionResNet-v2', 'lstm': 'LSTM',
+              'embedding': 'embedding, 10⁶ rows', 'dense': 'dense, 50 M weights'}
+
+
+def draw_peers(ratios, peaks, path):
+    """Writes a picture of the peers' steps and peak memory beside those of four towers.
+
+    Args:
+      ratios: dict from workloads to dicts from peers to the step of towers over that of the peer.
+      peaks: dict from peers to their peak memory on the dense workload, in bytes.
+      path: of the PNG file.
+
+    Raises:
+      ImportError: there is no matplotlib.
+    """
+    import matplotlib  # noqa: F401; pylint: disable=unused-import; raises where there is none
+    from benchmarks import charts
+    pyplot = charts.pyplot()
+    figure, (left, right) = pyplot.subplots(
+        1, 2, figsize=(10.5, 3.8), gridspec_kw={'width_ratios': [3, 2]})
+    workloads = [each for each in _WORKLOADS if each in ratios]
+    for number, (peer, name) in enumerate(_PEERS.items()):
+        rows = [row for row, each in enumerate(workloads) if peer in ratios[each]]
+        left.plot([1. / ratios[workloads[row]][peer] for row in rows],
+                  [row + 0.13 * (number - 2) for row in rows], 'o', markersize=6,
+                  color=charts.COLOURS[number], label=name)
+    left.axvline(1., color='black', linewidth=1.2)
+    left.set_xscale('log')
+    left.set_xticks([1, 2, 4, 8, 16], labels=['1×', '2×', '4×', '8×', '16×'])
+    left.set_xticks([], minor=True)
+    left.set_yticks(range(len(workloads)), labels=[_WORKLOADS[each] for each in workloads])
+    left.set_ylim(len(workloads) - 0.5, -0.5)
+    left.set_title('Time of a step, four towers = 1×')
+    left.legend(fontsize=8, loc='upper right')
+    shown = {'towers': 'four towers', **_PEERS}
+    bars = right.barh(range(len(shown)), [peaks.get(peer, 0) / 1e6 for peer in shown],
+                      color=[charts.COLOURS[-1]] + charts.COLOURS[:len(_PEERS)])
+    right.bar_label(bars, fmt='%.0f', padding=3, fontsize=9)
+    right.set_yticks(range(len(shown)), labels=list(shown.values()), fontsize=9)
+    right.invert_yaxis()
+    right.set_xticks([])
+    right.grid(False)
+    right.spines['bottom'].set_visible(False)
+    right.set_title('Peak memory, dense, MB')
+    figure.tight_layout()
+    charts.save(figure, path)
+    pyplot.close(figure)

@@ -20,12 +20,12 @@ import sys
 
 import tensorflow.compat.v1 as tf
 
+from datasets.atomic_file import written_whole
 from datasets.damages import counted, number_of
 from datasets.errors import BadExampleError, DatasetError
 from datasets.jpeg_end import is_cut_off
 from datasets.preprocessing import central_window
 from towers.errors import LogFileError
-from towers.run.atomic_file import written_whole
 
 Bad = collections.namedtuple('Bad', 'split number position text name count')
 Bad.__new__.__defaults__ = ('', 1)

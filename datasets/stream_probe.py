@@ -95,10 +95,6 @@ class StreamProbe:
                 bad = self._bad_at(place)
         return len(skipped.examples) - before
 
-    def meets_bad(self, begin, end):
-        """Whether there is a bad example between two places of the stream; leaves none out."""
-        return any(self._bad_at(place) is not None for place in range(begin, end))
-
     def look_again(self, bad):
         """What has become of an example that was bad: a `Bad`, with its file and what is wrong as
         they are now, where it is still bad; else a `Change`.

@@ -1,8 +1,5 @@
-"""Images made of random numbers, to measure by: nothing is read, decoded or copied.
-
-train.py leaves the first batch in the towers' own memory (`build_towers(stage_inputs='first')`), so
-what a step takes is the model's time alone. There is nothing to learn in them.
-"""
+"""Images made of random numbers, to measure by: one batch over and over, so that none is read or
+decoded. There is nothing to learn in them."""
 
 import numpy as np
 import tensorflow.compat.v1 as tf

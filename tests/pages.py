@@ -1,4 +1,4 @@
-"""The Markdown pages, README.md and docs/: their fenced blocks, and programs made of them."""
+"""The Markdown pages, of README.md, docs/ and results: their fenced blocks, programs of them."""
 
 import collections
 import io
@@ -6,7 +6,6 @@ import os
 import re
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-DOCS = os.path.join(ROOT, 'docs')
 
 Block = collections.namedtuple('Block', 'page line language lines')
 """A fenced block: `page` is a path from the root, `line` the number of its first line."""
@@ -14,8 +13,9 @@ Block = collections.namedtuple('Block', 'page line language lines')
 
 def names():
     """Paths of all pages, from the root."""
-    return ['README.md'] + sorted('docs/' + name for name in os.listdir(DOCS)
-                                  if name.endswith('.md'))
+    return ['README.md'] + sorted(
+        '%s/%s' % (folder, name) for folder in ('docs', 'benchmarks/results')
+        for name in os.listdir(os.path.join(ROOT, folder)) if name.endswith('.md'))
 
 
 def text(page):

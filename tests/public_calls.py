@@ -84,9 +84,6 @@ CALLS = {
         decay=0.9, global_step=given.step)),
     'ProgressHook': lambda given: (towers.ProgressHook, dict(
         values={'loss': given.loss}, global_step=given.step, train_steps=3, **given.counts)),
-    'MetricsHook': lambda given: (towers.MetricsHook, dict(
-        values={'loss': given.loss}, global_step=given.step, path=given.folder + '/m.jsonl',
-        **given.counts)),
     'SummaryHook': lambda given: (towers.SummaryHook, dict(
         summaries=towers.default_summaries(given.built), global_step=given.step,
         logdir=given.folder, batch_size=4)),
@@ -121,9 +118,6 @@ CALLS = {
     'hold_directory': lambda given: (towers.hold_directory, dict(directory=given.folder)),
     'training_session': lambda given: (towers.training_session, dict(
         directory=given.folder, global_step=given.step, hooks=[], say=say_nothing)),
-    'RunSettings': lambda given: (towers.RunSettings, dict(
-        values={'seed': 1}, kinds={'seed': 'harmless'})),
-    'BuildProgress': lambda given: (towers.BuildProgress, {}),
     'check_towers': lambda given: (towers.check_towers, dict(
         model_fn=reached, inputs=np.ones([4, 2], np.float32))),
     'audit': lambda given: (towers.audit, dict(built=given.built)),

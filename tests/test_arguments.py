@@ -128,15 +128,13 @@ def test_what_the_errors_of_a_session_say(tmp_path):
 
 def test_what_the_errors_of_a_hooks_values_say(tmp_path):
     given = Given(tmp_path)
-    for hook, more in ((towers.ProgressHook, dict(train_steps=3)),
-                       (towers.MetricsHook, dict(path=given.folder + '/m.jsonl'))):
-        def message(value):
-            return error_of(hook, {'loss': value}, given.step, **dict(given.counts, **more))
-        assert message(given.x) == (
-            "values['loss'] has the shape (4, 2): expected a scalar, such as its tf.reduce_mean.")
-        assert message(0.5) == (
-            "values['loss']=0.5 is a float: expected a scalar tensor, which is fetched with a "
-            'step.')
+
+    def message(value):
+        return error_of(towers.ProgressHook, {'loss': value}, given.step, 3, **given.counts)
+    assert message(given.x) == (
+        "values['loss'] has the shape (4, 2): expected a scalar, such as its tf.reduce_mean.")
+    assert message(0.5) == (
+        "values['loss']=0.5 is a float: expected a scalar tensor, which is fetched with a step.")
     assert error_of(towers.SummaryHook,
                     towers.run.summaries.Summaries({'a': given.x}, {}, None, ''),
                     given.step, given.folder, 4).startswith("scalars['a'] has the shape (4, 2)")
@@ -150,7 +148,7 @@ def test_numbers_of_numpys_are_numbers(two, tmp_path):
     assert len(towers.split_batch(np.ones([4, 2]), two).inputs) == 2
     towers.LossScale(np.float32(8), growth_steps=two, factor=np.float64(2))
     towers.WeightAverages(np.float32(0.9), given.step)
-    towers.MetricsHook({'loss': given.loss}, given.step, tmp_path / 'm.jsonl', two, np.float32(8))
+    towers.ProgressHook({'loss': given.loss}, given.step, two, two, np.float32(8))
     towers.CheckpointHook(tmp_path, given.step, save_steps=two, keep=two)
     built = towers.build_towers(model_fn, given.x, given.optimizer, two,
                                 learning_rate=np.float32(0.1), check_numerics=np.bool_(True))
@@ -158,17 +156,13 @@ def test_numbers_of_numpys_are_numbers(two, tmp_path):
 
 
 @pytest.mark.parametrize('call, text', [
-    (lambda: towers.RunSettings(None, None), 'expected two dicts with the same names'),
-    (lambda: towers.BuildProgress(stream=3), 'stream=3: expected a text stream'),
-    (lambda: towers.BuildProgress(every=float('nan')), 'every=nan: expected seconds'),
     (lambda: towers.default_summaries(towers.BuiltTowers), 'expected what build_towers returned'),
     (lambda: towers.choose_variable_device(lambda candidate: None, ['/cpu:0', 'balanced']),
      'expected a Trial'),
     (lambda: towers.free_ports(-1), 'count=-1: expected a whole number of at least 1.'),
-    (lambda: towers.RunSettings({}, {}, '--%s'), "form='--%s': expected two places"),
     (lambda: towers.files_of_worker('train.csv', cluster()), 'expected a list of names'),
     (lambda: towers.Cluster(workers='127.0.0.1:1'), "expected a list of addresses, 'host:port'")],
-    ids=['settings', 'stream', 'every', 'summaries', 'trial', 'ports', 'form', 'files', 'workers'])
+    ids=['summaries', 'trial', 'ports', 'files', 'workers'])
 def test_what_is_something_else(call, text):
     assert text in error_of(call)
 
@@ -188,10 +182,8 @@ def test_a_learning_rate_that_is_none(rate):
 def test_a_value_that_is_no_number(tmp_path):
     given = Given(tmp_path)
     name = tf.constant('a cat', name='label')
-    for hook, more in ((towers.ProgressHook, dict(train_steps=3)),
-                       (towers.MetricsHook, dict(path=given.folder + '/m.jsonl'))):
-        assert error_of(hook, {'label': name}, given.step, **dict(given.counts, **more)).endswith(
-            ' is of type string: expected a number.')
+    assert error_of(towers.ProgressHook, {'label': name}, given.step, 3, **given.counts).endswith(
+        ' is of type string: expected a number.')
 
 
 def test_what_a_function_that_builds_returns(graph):
@@ -291,7 +283,6 @@ def test_hooks_and_sessions_are_no_part_of_an_eager_program(graph, tmp_path):
             assert 'TensorFlow is executing eagerly' in _eager_error(lambda: call(make_step()))
     counts = dict(batch_size=4, examples_per_epoch=8)
     of_step(lambda step: towers.ProgressHook({'loss': tf.ones([])}, step, 3, **counts))
-    of_step(lambda step: towers.MetricsHook({'loss': tf.ones([])}, step, 'm.jsonl', **counts))
     of_step(lambda step: towers.CheckpointHook(str(tmp_path), step))
     of_step(lambda step: towers.WeightAverages(0.9, step))
     of_step(lambda step: towers.training_session(str(tmp_path / 'run'), step, []).__enter__())

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 
 from absl.testing import flagsaver
 import pytest
@@ -17,8 +18,8 @@ import tensorflow.compat.v1 as tf
 
 import pages
 import towers
-import train
 from towers import compat
+from trainer.flags import FLAGS
 
 IS_TF1 = tf.version.VERSION.startswith('1.')
 PAGES_OF_ONE_PROGRAM = [page for page in pages.names()
@@ -107,13 +108,29 @@ print('%slosses', [float(each) for each in losses], flush=True)
 ''' % pages.MARK
 
 
+def readme_example():
+    """The text of examples/readme.py, the program around the diff of README.md."""
+    with open(os.path.join(pages.ROOT, 'examples', 'readme.py'), encoding='utf-8') as source:
+        return source.read()
+
+
+def readme_setup():
+    """What that program does before the lines of the diff, as a block of Python."""
+    before, _, _ = readme_example().partition('    built = ')
+    functions, _, body = before.partition('def main():\n')
+    return pages.Block('README.md', 1, 'python', (
+        functions + 'tf.disable_v2_behavior()\n' + textwrap.dedent(body)).splitlines())
+
+
 def losses_of(block, run_program):
     """The losses of a few steps of one side of a diff, after the page's own blocks before it.
 
     A side that imports something is a whole program.
     """
     parts = [block]
-    if not any(line.startswith('import ') for line in block.lines):
+    if block.page == 'README.md':
+        parts = [readme_setup(), block]
+    elif not any(line.startswith('import ') for line in block.lines):
         parts = [each for each in pages.blocks(block.page, 'python')
                  if each.line < block.line] + parts
     output = run_program(pages.program(parts, LOSSES))
@@ -172,6 +189,17 @@ def test_before_and_after_a_diff_are_the_same_numbers(block, run_program):
         assert losses_of(before, run_program) == pytest.approx(after, rel=1e-5)
 
 
+def test_example_of_the_readme_has_its_diff_and_prints_what_stands_there(run_program):
+    (diff,), (console, *_) = pages.blocks('README.md', 'diff'), pages.blocks('README.md', 'console')
+    added = [line[1:] for line in diff.lines if line.startswith('+')]
+    assert len(diff.lines) <= 15
+    assert textwrap.indent('\n'.join(added) + '\n', '    ') in readme_example()
+    (command, output), = pages.commands(console)
+    assert command == 'python -m examples.readme'
+    printed = run_program(readme_example())
+    assert pages.is_printed(output, printed.splitlines()), printed
+
+
 def test_readme_fits_three_screens():
     lines = pages.text('README.md').splitlines()
     assert len(lines) <= 150
@@ -224,8 +252,8 @@ def check_flags(program, arguments):
     """Whether a program of this repository has these flags."""
     if program == 'train.py':
         with flagsaver.flagsaver():
-            train.FLAGS.unparse_flags()
-            train.FLAGS(['train.py'] + [each for each in arguments if each != '--helpshort'])
+            FLAGS.unparse_flags()
+            FLAGS(['train.py'] + [each for each in arguments if each != '--helpshort'])
         return
     if program in {pages.own_name(block) for block in FILES}:  # a file that stands on a page
         return
@@ -316,10 +344,10 @@ PLACEHOLDER = re.compile(r'%(?:\.\d+)?[rsdgfe]|\{[^}]*\}')
 
 
 def templates():
-    """All string constants in towers/ and train.py that may be the text of an error."""
+    """All string constants in towers/ and trainer/ that may be the text of an error."""
     found = set()
-    for path in glob.glob(os.path.join(pages.ROOT, 'towers', '**', '*.py'), recursive=True) + [
-            train.__file__, *glob.glob(os.path.join(pages.ROOT, 'train_*.py'))]:
+    for path in sum([glob.glob(os.path.join(pages.ROOT, room, '**', '*.py'), recursive=True)
+                     for room in ('towers', 'trainer')], []):
         with open(path, encoding='utf-8') as source:
             for node in ast.walk(ast.parse(source.read())):
                 value = getattr(node, 'value' if sys.version_info >= (3, 8) else 's', None)
@@ -328,24 +356,23 @@ def templates():
     return found
 
 
-# Sections of the page about errors whose tables begin with other texts than those of towers' errors.
+# Sections of the page about errors whose tables begin with other texts than towers' errors.
 NOT_OURS = ('Errors of TensorFlow and its packages', 'Wrong numbers without an error')
 
 
 def errors_quoted():
-    """`(line, text)` of the texts in the first column of the page about errors; `…` for values."""
+    """`(line, text)` of the texts that begin an item of the page about errors; `…` for values."""
     section = None
     for number, line in enumerate(pages.text('docs/troubleshooting.md').splitlines(), 1):
         if line.startswith('## '):
             section = line[len('## '):]
-        if line.startswith('| `') and section not in NOT_OURS:
-            for text in re.findall('`([^`]+)`', line.split(' | ')[0]):
-                yield number, text
+        if line.startswith('- `') and section not in NOT_OURS:
+            yield number, re.match('- `([^`]+)`: ', line).group(1)
 
 
 def test_errors_of_towers_are_quoted_as_they_are():
     known, quoted = templates(), list(errors_quoted())
-    assert len(quoted) > 70
+    assert len(quoted) > 25
     for number, text in quoted:
         parts = [part.strip() for part in text.split('…')]
         assert max(map(len, parts)) >= 9, 'line %d: %s' % (number, text)

@@ -21,11 +21,11 @@ from towers.cluster.member import Member, join, serve
 from towers.cluster.ports import free_ports
 from towers.cluster.stop_together import StopTogetherHook
 from towers.errors import (AuditError, CheckpointError, CloneError, ClusterError, DeviceError,
-                           GradientError, InputError, InvalidArgumentError, LogFileError,
-                           MeasurementError, MissingPackageError, ModelFunctionError,
-                           NameScopeError, OutOfMemoryError, OutputLostError, PrecisionError,
-                           RunLockedError, SharedVariableError, StepError, TowersError,
-                           WorkerLostError)
+                           FailedBuildError, GradientError, InputError, InvalidArgumentError,
+                           LogFileError, MeasurementError, MissingPackageError,
+                           ModelFunctionError, NameScopeError, OutOfMemoryError, OutputLostError,
+                           PrecisionError, RunLockedError, SharedVariableError, StepError,
+                           TowersError, WorkerLostError)
 from towers.fronts.estimator import replicate_model_fn
 from towers.fronts.keras_model import ParallelModel
 from towers.fronts.tower_optimizer import TowerOptimizer
@@ -45,7 +45,6 @@ from towers.recompute.block import recompute
 from towers.reduce.combination import combine_gradients
 from towers.reduce.loss_scale import LossScale
 from towers.run.averages import WeightAverages
-from towers.run.build_progress import BuildProgress
 from towers.run.checkpoint_hook import CheckpointHook
 from towers.run.choose_placement import choose_variable_device, placement_candidates
 from towers.run.evaluation import Evaluation, EvaluationHook
@@ -53,11 +52,9 @@ from towers.run.export import export_saved_model
 from towers.run.input_watch import InputWatch, InputWatchHook
 from towers.run.learning_rate import LearningRate, scale_learning_rate
 from towers.run.long_steps import LongStepHook
-from towers.run.metrics_log import MetricsHook
 from towers.run.operation_times import operation_times
 from towers.run.progress import ProgressHook
 from towers.run.run_lock import hold_directory
-from towers.run.run_settings import RunSettings
 from towers.run.step_clock import StepCounts
 from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import SummaryHook, default_summaries

@@ -45,7 +45,7 @@ Names that are not public API, and why each is needed:
 * `_do_call` of a session: what a function of `make_callable` raises names an operation by a mark in
   its text; this is where `Session.run` turns the mark into the operation and the line that made it.
 * `_get_partitions`, `_get_save_slice_info` and `_set_save_slice_info`: see `partitioned_like`.
-* `_initializer_op` and `_initial_value` of a variable: see `initialize_with`.
+* `_initializer_op` of a variable: see `initialize_with`.
 * the collections `('__variable_store',)` and `('__varscope',)` of a graph with the stores in them
   (`_vars`, `_partitioned_vars`), and Keras' counters of names: a build that failed must leave them
   as they were, see `keep_variable_stores`.
@@ -378,7 +378,7 @@ def optimizer_learning_rate(optimizer):
     return None
 
 
-def initialize_with(variable, value, as_initial_value=False):
+def initialize_with(variable, value):
     """Replaces the value that a variable's initializer assigns by the tensor `value`.
 
     A variable whose initial value depends on another variable cannot simply be made with that
@@ -387,10 +387,7 @@ def initialize_with(variable, value, as_initial_value=False):
     """
     with tf.control_dependencies(None):
         assign = tf.assign(variable, value, validate_shape=value.shape.is_fully_defined())
-    # pylint: disable=protected-access
-    variable._initializer_op = assign.op
-    if as_initial_value:
-        variable._initial_value = value
+    variable._initializer_op = assign.op  # pylint: disable=protected-access
 
 
 def initializer_of(variable):
@@ -434,15 +431,6 @@ def note_opened_scopes(graph, opened):
     for store in graph.get_collection(('__varscope',)):
         for name, count in opened.items():
             store.variable_scopes_count[name] = max(store.variable_scopes_count.get(name, 0), count)
-
-
-def remember_variable(graph, name, variable):
-    """Makes `tf.get_variable` find a variable by a name that is free; says whether it was."""
-    for store in graph.get_collection(('__variable_store',)):
-        if hasattr(store, '_vars') and name not in store._vars:  # pylint: disable=protected-access
-            store._vars[name] = variable  # pylint: disable=protected-access
-            return True
-    return False
 
 
 def variables_by_name(graph):
@@ -528,15 +516,6 @@ GATHERS_ANY_ROWS = TF_VERSION >= (2, 0)
 def in_control_flow(op):
     """Whether an operation is in a branch of a `tf.cond` or the body of a `tf.while_loop`."""
     return op._get_control_flow_context() is not None  # pylint: disable=protected-access
-
-
-def is_stateful(op_type):
-    """Whether TensorFlow calls a type of operations stateful; so does what it does not know."""
-    # pylint: disable=import-outside-toplevel,no-name-in-module
-    from tensorflow.python.framework import op_def_registry
-    known = (op_def_registry.get(op_type) if TF_VERSION >= (2, 0) else
-             op_def_registry.get_registered_ops().get(op_type))
-    return known is None or known.is_stateful
 
 
 def control_flow_context(op):

@@ -34,6 +34,10 @@ class NameScopeError(TowersError, ValueError):
     """A name scope of the towers that the graph already has."""
 
 
+class FailedBuildError(TowersError, ValueError):
+    """A build in a graph in which an earlier build has failed."""
+
+
 class CloneError(TowersError, ValueError):
     """`copies='clone'` for towers that cannot be clones of the first tower; says why not."""
 

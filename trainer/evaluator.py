@@ -5,17 +5,15 @@ import os
 import signal
 import time
 
-from absl import flags
 import tensorflow.compat.v1 as tf
 
 import towers
 from towers.checkpoint.files import READ_ERRORS, list_checkpoints, step_of
-from towers.run.metrics_log import MetricsLog
-from trainer import job as train_job
-from trainer import results as train_results
-from trainer.flags import train_dir
+from trainer.flags import FLAGS, train_dir
+from trainer.metrics_log import MetricsLog
+from trainer.position import last_step, position_of
+from trainer.results import evaluate_in_graph
 
-FLAGS = flags.FLAGS
 FILE = 'evaluator.jsonl'
 
 
@@ -30,7 +28,7 @@ def evaluate_run(setup, cluster):
       None at the end; or the number of the signal that came first.
     """
     return evaluate_checkpoints(
-        lambda prefix: train_results.evaluate_in_graph(setup, prefix),
+        lambda prefix: evaluate_in_graph(setup, prefix),
         lambda prefix: is_last(setup, cluster, prefix), train_dir(), reaches_accuracy)
 
 
@@ -39,8 +37,8 @@ def is_last(setup, cluster, prefix):
 
     Counted from the place of the checkpoint, as the run does when it goes on from there.
     """
-    position = train_job.position_of(prefix)
-    return position is not None and position.step >= train_job.last_step(setup, cluster, position)
+    position = position_of(prefix)
+    return position is not None and position.step >= last_step(setup, cluster, position)
 
 
 def reaches_accuracy(step, results):

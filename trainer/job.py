@@ -2,26 +2,24 @@
 
 import collections
 import contextlib
-import itertools
 import math
-import os
 
 import tensorflow.compat.v1 as tf
 
-import datasets
-from datasets.epochs import Epochs
 from models.classifier import Classifier
 import towers
 from towers.placement.devices import describe_config
 from towers.run.averages import WeightAverages
 from towers.run.evaluation import Evaluation
-from towers.run.fingerprint import ExamplesChecksum
-from towers.run.run_settings import recorded_setting
 from towers.tower.stateless_random import make_initial_values_stateless
-from trainer import cluster as train_cluster
-from trainer import data as train_data
-from trainer import flags as train_flags
-from trainer.flags import FLAGS, train_dir
+from trainer.build_progress import BuildProgress
+from trainer.cluster import counted, examples_a_step, share, workers_a_step
+from trainer.data import check_sizes, whole_batch
+from trainer.fingerprint import ExamplesChecksum
+from trainer.flags import FLAGS
+from trainer.optimizer import clip, make_learning_rate, make_loss_scale, make_optimizer
+from trainer.position import START, end_of_run, epochs_of
+from trainer.resources import memory_options, session_config
 
 
 class Setup(collections.namedtuple('Setup', [
@@ -59,14 +57,6 @@ class Job(collections.namedtuple('Job', [
     __slots__ = ()
 
 
-class Position(collections.namedtuple('Position', 'step examples')):
-    """How far a run is: steps done, and examples taken from the stream of all epochs (ints)."""
-    __slots__ = ()
-
-
-START = Position(0, 0)
-
-
 def make_setup(network, dataset):
     """The `Setup` of the flags, for a network of `models.registry`."""
     classifier = Classifier(
@@ -77,97 +67,13 @@ def make_setup(network, dataset):
                  'auto' if '+' in FLAGS.devices else None)
 
 
-_CLASSES = 'names of classes'  # a setting of the run, which is no flag
-
-
-def names_of_classes(dataset):
-    """The setting of a run that holds them: list of one pair; empty where they have no names."""
-    classes = getattr(dataset, 'classes', None)  # image folders have names
-    return [] if classes is None else [(_CLASSES, '\n'.join(classes))]
-
-
-def of_data(dataset):
-    """The settings of a run that its data are, as `train_flags.run_settings` takes them."""
-    effect = () if train_data.is_own() else (  # their order is the user's own
-        'other examples in another order from here on, not the run that it would be without a '
-        'stop',)
-    found = names_of_classes(dataset) + [
-        ('number of training examples', int(dataset.num_examples['train'])) + effect]
-    if hasattr(dataset, 'names_digest'):  # files, and they number the examples by their names
-        found.append(('digest of the names of training files', dataset.names_digest('train'))
-                     + effect)
-    return found
-
-
-def check_classes(dataset):
-    """Raises `DatasetError` for classes that are not those which the run's network was trained on.
-
-    A class folder that came, went or got another name moves the numbers of those after it, and
-    every label would mean another output of the network.
-    """
-    recorded, given = recorded_setting(train_dir(), _CLASSES), names_of_classes(dataset)
-    if not given or recorded is None or not tf.train.latest_checkpoint(train_dir()):
-        return
-    # Both split, since a name may have a line break in it.
-    trained, found = recorded.split('\n'), given[0][1].split('\n')
-    if trained != found:
-        place = next(place for place, pair in enumerate(itertools.zip_longest(trained, found))
-                     if pair[0] != pair[1])
-        raise datasets.DatasetError(
-            'the %d classes of --data_dir=%s are not the %d that the run in %s was trained on: '
-            'class %d is %s, and was %s. Give the folders their old names, or begin another run in '
-            'another --train_dir.' % (
-                len(found), FLAGS.data_dir, len(trained), train_dir(), place,
-                *('%r' % names[place] if place < len(names) else 'none'
-                  for names in (found, trained))))
-
-
-def find_position(cluster=None):
-    """The `Position` of the run in --train_dir, from its newest checkpoint; `START` of a new run.
-
-    All workers of a cluster need it, since the end of the schedule and of the run is counted from
-    there. The chief locks the folder while it looks. A worker that does not share the folder begins
-    at 0.
-
-    Raises:
-      CheckpointError: the newest checkpoint is damaged.
-      RunLockedError: another process has the folder.
-    """
-    if not os.path.isdir(train_dir()):
-        return START
-    saves = cluster is None or cluster.is_chief
-    with towers.hold_directory(train_dir()) if saves else contextlib.nullcontext():
-        newest = towers.newest_checkpoint(train_dir(), FLAGS.recover)
-    # A checkpoint of another program is refused, by name, before anything is restored.
-    return START if newest is None else position_of(newest.prefix) or START
-
-
-def position_of(prefix):
-    """The `Position` of a checkpoint; None of one of another program."""
-    reader = tf.train.NewCheckpointReader(prefix)
-    if not all(reader.has_tensor(name) for name in ('global_step', 'examples_seen')):
-        return None
-    return Position(int(reader.get_tensor('global_step')), int(reader.get_tensor('examples_seen')))
-
-
-def last_step(setup, cluster, position):
-    """The step with which a run ends that goes on from a `Position`, without building it."""
-    return _end_of_run(_epochs(setup, cluster), position)[0]
-
-
-def _epochs(setup, cluster):
-    return Epochs(setup.dataset.num_examples['train'], train_cluster.examples_a_step(
-        cluster, setup.batch_size), FLAGS.remainder)
-
-
-def build_job(setup, position=START, with_evaluation=True, stage_inputs=None, cluster=None):
+def build_job(setup, position=START, with_evaluation=True, cluster=None):
     """Builds the training in the default graph.
 
     Args:
       setup: `Setup`.
       position: `Position` that the run goes on from.
       with_evaluation: whether to build the towers that evaluate the test set as well.
-      stage_inputs: as for `build_towers`; None: as the flags say.
       cluster: `Cluster` of several machines; or None.
 
     Returns:
@@ -178,9 +84,9 @@ def build_job(setup, position=START, with_evaluation=True, stage_inputs=None, cl
         images, or flags of the learning rate that do not fit the data.
     """
     classifier, dataset, batch_size, variable_device, stages = setup
-    step_size = train_cluster.examples_a_step(cluster, batch_size)
-    epochs = _epochs(setup, cluster)
-    train_steps, last_example = _end_of_run(epochs, position)
+    step_size = examples_a_step(cluster, batch_size)
+    epochs = epochs_of(setup, cluster)
+    train_steps, last_example = end_of_run(epochs, position)
     devices = FLAGS.devices or FLAGS.num_towers
     num_towers = len(towers.resolve_devices(devices, check=not FLAGS.plan_only))
     _check_batch(batch_size, num_towers)
@@ -192,28 +98,26 @@ def build_job(setup, position=START, with_evaluation=True, stage_inputs=None, cl
                                         trainable=False)
         batches = dataset.train_batches(
             batch_size=batch_size, seed=FLAGS.seed, first_example=tf.identity(examples_seen),
-            shift=FLAGS.augment_shift, remainder=FLAGS.remainder,
-            share=train_cluster.share(cluster), **classifier.image_format)
-        train_data.check_sizes(batches, 'train_batches', classifier.takes_any_size)
+            shift=FLAGS.augment_shift, remainder=FLAGS.remainder, share=share(cluster),
+            **classifier.image_format)
+        check_sizes(batches, 'train_batches', classifier.takes_any_size)
         iterator = tf.data.make_initializable_iterator(batches)
         batch = iterator.get_next()
-    rate = train_flags.make_learning_rate(batch_size, num_towers, epochs.length, last_example,
-                                          train_cluster.workers_a_step(cluster))
+    rate = make_learning_rate(batch_size, num_towers, epochs.length, last_example,
+                              workers_a_step(cluster))
     learning_rate = rate.tensor(tf.identity(examples_seen))
-    progress = towers.BuildProgress()
+    progress = BuildProgress()
     built = towers.build_towers(
-        classifier.model_fn(is_training=True), batch,
-        train_flags.make_optimizer(learning_rate), devices, FLAGS.reduction,
+        classifier.model_fn(is_training=True), batch, make_optimizer(learning_rate), devices,
+        FLAGS.reduction,
         remainder='error' if epochs.is_static else 'weight',
-        stage_inputs=train_data.staging() if stage_inputs is None else stage_inputs,
         variable_device=variable_device, update_ops=FLAGS.update_ops,
-        transform_gradients=train_flags.clip if FLAGS.clip_norm else None, global_step=global_step,
-        regularization='add',
-        learning_rate=rate, check_devices=not FLAGS.plan_only,
+        transform_gradients=clip if FLAGS.clip_norm else None, global_step=global_step,
+        regularization='add', learning_rate=rate, check_devices=not FLAGS.plan_only,
         check_numerics=FLAGS.check_numerics, stateless_random=True, copies=FLAGS.copies,
         all_reduce=FLAGS.all_reduce if variable_device == 'replicated' else None,
-        precision=FLAGS.precision, loss_scale=train_flags.make_loss_scale(), xla=FLAGS.xla,
-        on_tower=progress, cluster=cluster, stages=stages, **train_flags.memory_options())
+        precision=FLAGS.precision, loss_scale=make_loss_scale(), xla=FLAGS.xla,
+        on_tower=progress, cluster=cluster, stages=stages, **memory_options())
     progress.close()
     train_op, weights = built.train_op, contextlib.nullcontext()
     if FLAGS.average_decay:
@@ -225,11 +129,11 @@ def build_job(setup, position=START, with_evaluation=True, stage_inputs=None, cl
     make_initial_values_stateless(built.variables, FLAGS.seed)
     checksum = None
     with tf.control_dependencies([train_op]), tf.device('/cpu:0'):
-        train_op = tf.assign_add(examples_seen, train_cluster.counted(
+        train_op = tf.assign_add(examples_seen, counted(
             built, batch_size if epochs.is_static else tf.cast(
                 tf.add_n([tower.size for tower in built.towers]), tf.int64))).op
         if FLAGS.fingerprint:
-            checksum = ExamplesChecksum().update(*train_data.whole_batch(built))
+            checksum = ExamplesChecksum().update(*whole_batch(built))
             train_op = tf.group(train_op, checksum.op)
     evaluation = None
     if with_evaluation:
@@ -238,20 +142,6 @@ def build_job(setup, position=START, with_evaluation=True, stage_inputs=None, cl
     counts = towers.StepCounts(global_step, step_size, epochs.length, train_steps, examples_seen)
     return Job(setup, built, train_op, evaluation, iterator, counts, last_example, learning_rate,
                checksum)
-
-
-def _end_of_run(epochs, position):
-    """The last step of the run, and the place in the stream of examples after it (two ints).
-
-    Counted from `position`: the steps before it may have had another batch size, and the batches
-    from there on begin at its place. --train_epochs are passed over when each of their examples has
-    been given; the step that gives the last one is done whole, as in a run without a stop, so with
-    --remainder=carry it may take some of the next epoch.
-    """
-    # In floats 0.07 * 100 is more than 7, which would be a step more.
-    end = math.ceil(round(FLAGS.train_epochs * epochs.length, 6))
-    train_steps = FLAGS.train_steps or position.step + epochs.steps(position.examples, end)
-    return train_steps, epochs.place_after(position.examples, max(0, train_steps - position.step))
 
 
 def _check_batch(batch_size, num_towers):
@@ -284,8 +174,8 @@ def make_evaluation(setup, trained=None):
     """
     batches = setup.dataset.eval_batches(batch_size=setup.batch_size,
                                          **setup.classifier.image_format)
-    train_data.check_sizes(batches, 'eval_batches', setup.classifier.takes_any_size)
-    progress = towers.BuildProgress(what='evaluation tower')
+    check_sizes(batches, 'eval_batches', setup.classifier.takes_any_size)
+    progress = BuildProgress(what='evaluation tower')
     evaluation = Evaluation(
         setup.classifier.model_fn(is_training=False), batches,
         None if trained else FLAGS.devices or FLAGS.num_towers, trained,
@@ -294,13 +184,6 @@ def make_evaluation(setup, trained=None):
         stages='auto' if setup.stages else None)  # where the variables are
     progress.close()
     return evaluation
-
-
-def session_config(built):
-    """The `tf.ConfigProto` for a session of these towers, as the flags say."""
-    return towers.use_precision(
-        towers.session_config(built.devices, **train_flags.session_options()), built.precision,
-        built.devices)
 
 
 def show(built):

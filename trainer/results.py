@@ -2,32 +2,17 @@
 
 import contextlib
 import csv
-import os
 
 import tensorflow.compat.v1 as tf
 
+from datasets.atomic_file import written_whole
 import towers
 from towers.run.averages import averages_in
 from towers.run.export import export_saved_model
-from towers.run.atomic_file import written_whole
-from trainer import data as train_data
+from trainer.data import is_own
 from trainer.flags import FLAGS, train_dir
-from trainer.job import START, make_evaluation, session_config, show
-
-
-class NewestCheckpoint(tf.train.CheckpointSaverListener):
-    """Keeps the newest checkpoint of this run: when it has ended, another one may save beside it.
-
-    Attributes:
-      path: the prefix of its files; to be set to the one that the run goes on from.
-    """
-
-    def __init__(self, directory):
-        self._directory, self.path = directory, None
-
-    def after_save(self, session, global_step_value):
-        """Takes the one that has been saved."""
-        self.path = os.path.join(self._directory, 'model.ckpt-%d' % global_step_value)
+from trainer.job import make_evaluation
+from trainer.resources import session_config
 
 
 def report(throughput, evaluation, dataset):
@@ -40,32 +25,11 @@ def report(throughput, evaluation, dataset):
     """
     print('test accuracy  %.4f on %d images' % (evaluation['accuracy'], evaluation['examples']))
     said = dataset.num_examples['test']
-    if train_data.is_own() and evaluation['examples'] < said:
+    if is_own() and evaluation['examples'] < said:
         print('test images    num_examples of %s says %d for test, and %d came' % (
             FLAGS.dataset, said, evaluation['examples']))
     if throughput is not None:
         print('speed          {:,.0f} images/s'.format(throughput.examples / throughput.seconds))
-
-
-def evaluate_or_predict(setup):
-    """Shows the plan of an evaluation; unless --plan_only, evaluates or predicts (--mode), and
-    exports."""
-    if not FLAGS.plan_only:
-        newest_or_refuse()  # before a network is built for nothing
-    train_data.prepare_skipping(setup, train_dir(), START)
-    with tf.Graph().as_default():
-        tf.set_random_seed(FLAGS.seed)
-        evaluation = make_evaluation(setup)
-        show(evaluation.built)
-        if not FLAGS.plan_only:
-            with train_data.naming_bad_test_images(setup.dataset):
-                if FLAGS.mode == 'eval':
-                    evaluate(evaluation, setup.dataset)
-                else:
-                    predict(evaluation, train_data.test_numbers(setup.dataset))
-            train_data.tell_skipped(setup.dataset)
-    if FLAGS.export_dir and not FLAGS.plan_only:
-        export(setup.classifier)
 
 
 def evaluate(evaluation, dataset, prefix=None):

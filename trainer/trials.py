@@ -1,22 +1,37 @@
 """What train.py finds out by running steps that train nothing: placement, memory, diagnosis.
 
-They read the data: whatever runs a step does so within `train_data.trying`, which sees to bad
-examples.
+They read the data: whatever runs a step does so within `trying`, which sees to bad examples.
 """
 
 import tensorflow.compat.v1 as tf
 
 from datasets.epochs import Epochs
 import towers
-from towers.memory import report as memory_reports
+from towers.memory.report import count_on_cpus
 from towers.placement.tower_device import stages_of
-from towers.run import choose_placement, diagnosis
-from towers.run.operation_times import recorded_times
-from towers.run.run_settings import recorded_setting
-from trainer import data as train_data
-from trainer import flags as train_flags
+from towers.run.choose_placement import Trial
+from trainer import diagnosis
+from trainer.bad_examples import leave_out_first_bad, trying
 from trainer.flags import FLAGS, train_dir
-from trainer.job import build_job, session_config
+from trainer.job import build_job
+from trainer.records import recorded_choice, recorded_times
+from trainer.resources import memory_limit, session_config
+from trainer.run_settings import recorded_setting
+
+
+def choose_placement(setup, position):
+    """`setup` with the placement of variables and the stages that --variable_device=auto and
+    --stages ask for.
+
+    Args:
+      setup: `Setup`.
+      position: `Position` that the run goes on from.
+    """
+    if FLAGS.plan_only:  # which runs no step
+        return setup
+    if setup.variable_device == 'auto':
+        setup = setup._replace(variable_device=choose_variable_device(setup, position))
+    return setup._replace(stages=choose_stages(setup, position))
 
 
 def choose_variable_device(setup, position):
@@ -32,14 +47,11 @@ def choose_variable_device(setup, position):
     """
     def build(candidate):
         job = _built(setup._replace(variable_device=candidate), position, with_evaluation=False)
-        return choose_placement.Trial(job.train_op, [job.iterator.initializer],
-                                      session_config(job.built))
+        return Trial(job.train_op, [job.iterator.initializer], session_config(job.built))
     devices = towers.resolve_devices(FLAGS.devices or FLAGS.num_towers)
-    chosen, text = choose_placement.recorded_choice(
-        train_dir(), devices,
-        lambda: train_data.trying(
-            setup.dataset, setup.batch_size, lambda say: towers.choose_variable_device(
-                build, towers.placement_candidates(devices))))
+    chosen, text = recorded_choice(train_dir(), devices, lambda: trying(
+        setup.dataset, setup.batch_size, lambda say: towers.choose_variable_device(
+            build, towers.placement_candidates(devices))))
     print(text, flush=True)
     return chosen
 
@@ -66,31 +78,31 @@ def choose_stages(setup, position):
                                           config=config)
     times, text = recorded_times(train_dir(), dict(
         model=FLAGS.model, image_size=FLAGS.image_size, batch_size=setup.batch_size,
-        devices=names), lambda: train_data.trying(setup.dataset, setup.batch_size, measure))
+        devices=names), lambda: trying(setup.dataset, setup.batch_size, measure))
     print(text, flush=True)
     return towers.AutoStages(FLAGS.stages, times)
 
 
 def show_memory(setup):
     """Prints where the memory of a step goes, and draws it (--memory_plot)."""
-    memory_reports.count_on_cpus()
-    train_data.trying(setup.dataset, setup.batch_size, lambda say: towers.memory_report(
-        _measured(setup), setup.batch_size, train_flags.memory_limit(), FLAGS.memory_plot or None,
+    count_on_cpus()
+    trying(setup.dataset, setup.batch_size, lambda say: towers.memory_report(
+        _measured(setup), setup.batch_size, memory_limit(), FLAGS.memory_plot or None,
         session_config, say), keep=True)
 
 
 def choose_batch_size(setup):
     """The batch size for --batch_size=auto, an int: as recorded in --train_dir, else the largest
     one that fits into memory. Prints the choice."""
-    memory_reports.count_on_cpus()
+    count_on_cpus()
     parts = FLAGS.accumulate * FLAGS.micro_batches * len(
         towers.resolve_devices(FLAGS.devices or FLAGS.num_towers))
     recorded = recorded_setting(train_dir(), 'batch_size')
     if isinstance(recorded, int) and recorded % parts == 0:
         print('batch %d: as the run in %s was last started' % (recorded, train_dir()), flush=True)
         return recorded
-    return train_data.trying(setup.dataset, parts, lambda say: towers.fit_batch_size(
-        _measured(setup), parts, train_flags.memory_limit(), say, session_config,
+    return trying(setup.dataset, parts, lambda say: towers.fit_batch_size(
+        _measured(setup), parts, memory_limit(), say, session_config,
         setup.dataset.num_examples['train'])).batch_size
 
 
@@ -101,11 +113,8 @@ def diagnose(setup):
     """
     dataset, batch_size = setup.dataset, setup.batch_size
 
-    def trial(stage_inputs):
-        given = setup
-        if stage_inputs == 'first':  # one batch stands for all of them
-            given = setup._replace(batch_size=_mean_batch_size(setup))
-        job = _built(given, with_evaluation=False, stage_inputs=stage_inputs)
+    def trial(batch_size=batch_size):
+        job = _built(setup._replace(batch_size=batch_size), with_evaluation=False)
         return diagnosis.Trial(job.train_op, [job.iterator.initializer], session_config(job.built),
                                job.built)
 
@@ -117,11 +126,11 @@ def diagnose(setup):
     def stages():
         return dataset.stages(batch_size, FLAGS.seed, remainder=FLAGS.remainder,
                               **setup.classifier.image_format)
-    return train_data.trying(dataset, batch_size, lambda say: diagnosis.diagnose(
+    return trying(dataset, batch_size, lambda say: diagnosis.diagnose(
         trial, batches, FLAGS.devices or FLAGS.num_towers, batch_size,
         stages=stages if hasattr(dataset, 'stages') else None, seconds=FLAGS.diagnose_seconds,
-        stage_inputs=train_data.staging(),
-        mend=lambda error: train_data.leave_out_first_bad(dataset, batch_size, error),
+        trial_alone=lambda: trial(_mean_batch_size(setup)),  # one batch stands for all of them
+        mend=lambda error: leave_out_first_bad(dataset, batch_size, error),
         say=say), keep=True)
 
 

@@ -17,10 +17,11 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 from benchmarks.tower_speed.trace_split import PARTS, split_trace  # noqa: E402
 import datasets  # noqa: E402
 from models import registry  # noqa: E402
-import towers  # noqa: E402
-from trainer import flags as train_flags  # noqa: E402
+from trainer.command_line import parse_flags  # noqa: E402
 from trainer.flags import FLAGS  # noqa: E402
-from trainer import job as train_job  # noqa: E402
+from trainer.graph_mode import enter_graph_mode  # noqa: E402
+from trainer.job import build_job, make_setup  # noqa: E402
+from trainer.resources import session_config  # noqa: E402
 
 _UNTIMED = 3  # steps that build kernels and optimise the graph
 
@@ -35,10 +36,10 @@ def measure(steps, traces):
     tf.set_random_seed(FLAGS.seed)
     begin = time.perf_counter()
     dataset = datasets.get_dataset(FLAGS.dataset, FLAGS.data_dir or None)
-    setup = train_job.make_setup(registry.get_network(FLAGS.model), dataset)
-    job = train_job.build_job(setup, with_evaluation=False)
+    setup = make_setup(registry.get_network(FLAGS.model), dataset)
+    job = build_job(setup, with_evaluation=False)
     built = time.perf_counter()
-    with tf.Session(config=train_job.session_config(job.built)) as session:
+    with tf.Session(config=session_config(job.built)) as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         session.run(job.iterator.initializer)
         session.run(job.train_op)
@@ -72,11 +73,8 @@ def _timed(session, train_op):
 
 def main(argv):
     """Parses train.py's flags and prints the figures."""
-    train_flags.parse_flags(['train.py'] + argv[3:])
-    tf.logging.set_verbosity(tf.logging.ERROR)
-    tf.disable_v2_behavior()
-    tf.enable_resource_variables()
-    towers.mend_slim()
+    parse_flags(['train.py'] + argv[3:])
+    enter_graph_mode()
     with tf.Graph().as_default():
         print(json.dumps(measure(int(argv[1]), int(argv[2]))), flush=True)
 

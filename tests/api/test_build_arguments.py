@@ -204,11 +204,10 @@ def test_pairs_may_be_any_iterable(graph):
     assert [variable.op.name for _, variable in built.gradients] == ['v']
 
 
-def test_a_variable_twice(graph):
-    for var_list in (lambda variables: variables + variables,
-                     lambda variables: [variables[0]] * 2):
-        assert error_of(var_list=var_list) == (
-            "var_list holds 'v' twice: expected each variable once.")
+@pytest.mark.parametrize('var_list', [lambda variables: variables + variables,
+                                      lambda variables: [variables[0]] * 2])
+def test_a_variable_twice(graph, var_list):
+    assert error_of(var_list=var_list) == "var_list holds 'v' twice: expected each variable once."
 
 
 def test_stages_that_are_a_number(graph):

@@ -5,7 +5,9 @@ import pytest
 from benchmarks.batch_scaling.arms import make_arms, make_runs, rounded_examples, train_flags
 from scaling_samples import settings
 from towers.errors import InvalidArgumentError
-import train
+from trainer.command_line import parse_flags
+from trainer.flags import FLAGS
+from trainer.optimizer import make_learning_rate
 
 
 def test_arms_of_the_paper():
@@ -82,9 +84,9 @@ def test_train_py_makes_that_rate_of_them(name, rate):
     arm, = make_arms(the_settings, [name])
     from absl.testing import flagsaver
     with flagsaver.flagsaver():
-        train.FLAGS.unparse_flags()
-        train.train_flags.parse_flags(['train.py'] + train_flags(the_settings, arm, 1))
-        made = train.train_flags.make_learning_rate(arm.batch_size, arm.towers, 1437, 10)
+        FLAGS.unparse_flags()
+        parse_flags(['train.py'] + train_flags(the_settings, arm, 1))
+        made = make_learning_rate(arm.batch_size, arm.towers, 1437, 10)
     assert made.peak == pytest.approx(rate) and arm.rate == pytest.approx(rate)
     # Where a rate is scaled its warm-up starts from r, on one tower too.
     assert made.at(0) == pytest.approx(0.001)

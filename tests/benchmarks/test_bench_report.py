@@ -250,6 +250,27 @@ def test_picture_of_a_step_says_what_is_outside_of_towers(tmp_path, monkeypatch)
     assert min(apart) > 0.5
 
 
+def test_picture_of_peers_has_a_point_for_each_step_and_a_bar_for_each_memory(
+        tmp_path, monkeypatch):
+    pyplot = pytest.importorskip('matplotlib.pyplot')
+    drawn = []
+    monkeypatch.setattr(pyplot, 'close', drawn.append)
+    results = Results(str(tmp_path / 'bench.json'))
+    results.values = results_of(
+        steps={'lstm': {'2': cell(recipe=0.7), '4': cell(recipe=0.5, one_device=1.25)}},
+        memory={'dense': {'4': {'peaks': {'towers': {'allocator': 4e8},
+                                          'recipe': {'allocator': 1.7e9},
+                                          'floor': {'failure': 'no memory'}}}}})
+    bench.draw_peers(results)
+    left, right = drawn[-1].axes
+    points = {line.get_label(): list(line.get_xdata()) for line in left.lines}
+    assert points['tower loop written by hand'] == [2.]
+    assert points['one device, the whole batch'] == [0.8]
+    assert points["slim's model_deploy"] == []
+    assert [bar.get_width() for bar in right.patches] == [400., 0., 1700., 0., 0., 0.]
+    assert (tmp_path / 'bench-peers.png').stat().st_size > 5000
+
+
 @pytest.mark.parametrize('arguments, text', [
     (['--only=stepps'], "there is no 'stepps': expected steps, "),
     (['--workloads=mnist'], "there is no 'mnist'"),

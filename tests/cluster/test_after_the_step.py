@@ -1,15 +1,16 @@
-"""What the chief of synchronous parameter servers does after a step comes before the others' next
-one, and before a worker's own results no other's: slow writes and slow reads by `time.sleep`."""
+"""What is written beside the step of synchronous parameter servers, and what comes after the
+chief's last one. Slow reads are by `time.sleep`."""
 
 import time
+import types
 
-import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
 from towers.cluster.member import start_server
-from towers.cluster.written_besides import written_besides
+from towers.cluster.server_placement import SpreadingCreator, check_writes
+from towers.errors import ClusterError
 from one_process import StopWithoutSignals, addresses, together
 
 
@@ -43,36 +44,6 @@ def squared(numbers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('in_one_call', [True, False])
-def test_the_others_begin_a_step_when_the_chief_has_written_the_weights(in_one_call):
-    """The mean of 0.25 and 0.75 halves the weight, and then it is halved again, late: 8, 2, 0.5.
-    Of a worker that does not wait the second gradient is 0.75 * 4."""
-    counts = []
-
-    def work(cluster, rank):
-        built = towers.build_towers(
-            squared, tf.constant([.25 + .5 * rank], tf.float64),
-            tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
-        [w] = built.variables
-        with tf.control_dependencies([built.train_op] if in_one_call else []):
-            halved = tf.assign(w, slowly(w.read_value() / 2.)).op
-        steps = [halved] if in_one_call else [built.train_op, halved]
-        losses = []
-        with towers.join(cluster, built, start_timeout=30.) as member, member.session() as session:
-            for _ in range(2):
-                step = built.train_op if rank else steps[0]
-                losses.append(session.run([built.loss, step])[0])
-                for each in steps[1:] if not rank else []:
-                    session.run(each)
-            counts.append(built.machines.hook.holds)
-            value = session.run(w)
-        return losses, value
-    (of_chief, value), (of_other, _) = two_workers(work)
-    assert of_chief == [8., 0.5] and of_other == [24., 1.5]
-    assert value == 0.5 and sorted(counts) == [False, True]
-
-
-@pytest.mark.slow
 def test_a_loss_is_of_the_weights_before_the_update():
     """A part of the loss that no gradient is of reads the weight late."""
     def work(cluster, rank):
@@ -94,26 +65,89 @@ def test_a_loss_is_of_the_weights_before_the_update():
     assert two_workers(work) == [[40., 12.]] * 2  # 8 * 8 / 2 + 8, 4 * 4 / 2 + 4
 
 
-def test_what_counts_as_written_besides_a_step(graph):
-    """Averages are read by no step; initial values, those of a checkpoint, and the second tower's
-    updates do not count."""
-    step = tf.train.get_or_create_global_step()
-
+def of_chief():
+    """A build of the chief's, whose model has a moving average and two towers."""
     def model_fn(numbers):
         mean = tf.get_variable('mean', [], tf.float64, tf.zeros_initializer(), trainable=False)
         tf.add_to_collection(tf.GraphKeys.UPDATE_OPS,
                              tf.assign_sub(mean, .1 * (mean - tf.reduce_mean(numbers))))
         return squared(numbers)
-    built = towers.build_towers(model_fn, tf.ones([2], tf.float64),
-                                tf.train.MomentumOptimizer(1., .9), 2, 'mean', global_step=step)
+    return towers.build_towers(
+        model_fn, tf.ones([2], tf.float64), tf.train.MomentumOptimizer(1., .9), 2, 'mean',
+        global_step=tf.train.get_or_create_global_step(),
+        cluster=towers.Cluster('ps', ['a:1', 'b:1'], ['c:1']))
+
+
+def test_what_is_loaded_and_what_reads_the_weights_is_no_write_beside_the_step(graph, tmp_path):
+    built = of_chief()
+    [(_, w)] = built.gradients
     with tf.control_dependencies([built.train_op]):
-        tf.train.ExponentialMovingAverage(0.5).apply(built.variables)
+        tf.train.ExponentialMovingAverage(0.5).apply([w])
     tf.global_variables_initializer()
-    tf.train.Saver()
-    assert written_besides(graph, tf.global_variables(), built) == []
-    tf.assign(built.gradients[0][1], np.float64(1.))
-    tf.assign_add(step, 1)
-    assert written_besides(graph, tf.global_variables(), built) == ['global_step', 'w']
+    saver = tf.train.Saver()
+    with tf.Graph().as_default(), tf.Session() as session:
+        saved = tf.train.Saver([tf.get_variable('w', [], tf.float64)])
+        session.run(tf.global_variables_initializer())
+        path = saved.save(session, str(tmp_path / 'saved'))
+    tf.train.init_from_checkpoint(path, {'w': w})  # gives it another initializer
+    tf.assign(w, tf.placeholder(tf.float64, []))
+    tf.assign_add(built.global_step, 1)
+    check_writes(graph, built)
+    assert saver
+
+
+@pytest.mark.parametrize('write', [
+    lambda w: tf.assign(w, tf.clip_by_value(w, -1., 1.)), lambda w: tf.assign_sub(w, 1.),
+    lambda w: tf.train.GradientDescentOptimizer(1.).minimize(tf.square(w))])
+@pytest.mark.parametrize('in_one_call', [True, False])
+def test_what_is_written_beside_the_step_is_refused(graph, write, in_one_call):
+    built = of_chief()
+    with tf.control_dependencies([built.train_op] if in_one_call else []):
+        write(built.gradients[0][1])
+    with pytest.raises(ClusterError, match=(
+            "writes the trained variable 'w' beside built.train_op, and other workers may read it "
+            "before or after that: put the write into the collection UPDATE_OPS")):
+        check_writes(graph, built)
+
+
+def test_the_chief_whose_program_clips_the_weights_says_so(graph):
+    """With one worker, or asynchronous ones, it may."""
+    for count, synchronous in ((2, True), (1, True), (2, False)):
+        with tf.Graph().as_default():
+            cluster = towers.Cluster('ps', ['a:1', 'b:1'][:count], ['c:1'], synchronous=synchronous)
+            built = towers.build_towers(squared, tf.ones([2], tf.float64),
+                                        tf.train.GradientDescentOptimizer(1.), 1, cluster=cluster)
+            [w] = built.variables
+            tf.assign(w, tf.clip_by_value(w, -1., 1.))
+            made = types.SimpleNamespace(create_session=lambda: 'a session')
+            creator = SpreadingCreator(cluster, made, tf.train.Scaffold(), built)
+            if count > 1 and synchronous:
+                with pytest.raises(ClusterError, match='beside built.train_op'):
+                    creator.create_session()
+            else:
+                assert creator.create_session() == 'a session'
+
+
+@pytest.mark.slow
+def test_weights_are_clipped_by_update_ops(graph):
+    """As the error advises: after all gradients of a step, and before the optimizer. The weight is 8,
+    with a gradient of 4: 6 - 4, and then 2 - 1."""
+    def model_fn(numbers):
+        loss = squared(numbers)
+        with tf.variable_scope('', reuse=True):
+            w = tf.get_variable('w', [], tf.float64)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(w, tf.minimum(w, 6.)))
+        return loss
+
+    def work(cluster, rank):
+        built = towers.build_towers(
+            model_fn, tf.constant([.25 + .5 * rank], tf.float64),
+            tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
+        with towers.join(cluster, built, start_timeout=30.) as member, member.session() as session:
+            losses = [session.run([built.loss, built.train_op])[0] for _ in range(2)]
+            return losses, session.run(built.variables[0])
+    (of_chief, weight), (of_other, _) = two_workers(work)
+    assert of_chief == [8., .5] and of_other == [24., 1.5] and weight == 1.
 
 
 @pytest.mark.parametrize('how', [

@@ -7,6 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from towers.cluster import member
 from towers.cluster.member import start_server
 from towers.errors import WorkerLostError
 from one_process import StopWithoutSignals, addresses, together
@@ -14,16 +15,26 @@ from one_process import StopWithoutSignals, addresses, together
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind_of_variables', [False, True])
-def test_a_worker_stops_with_the_chief_and_begins_again_with_it(kind_of_variables):
-    """Two sessions, one after the other; the chief makes 3 steps in each, two of them when
-    the other has made 5."""
+def test_a_worker_stops_with_the_chief_and_waits_for_the_chief_of_the_next_run(
+        kind_of_variables, monkeypatch):
+    """Of two runs on the same server; the chief makes 3 steps in each, two of them when the other
+    has made 5, and joins the second run late."""
+    servers = {}  # TensorFlow's cannot be stopped, and hold their ports
+
+    def start(cluster, config):
+        if cluster.rank not in servers:
+            servers[cluster.rank] = start_server(cluster, config)
+        return servers[cluster.rank]
+    monkeypatch.setattr(member, 'start_server', start)
+    monkeypatch.setattr(member, 'check_port', lambda address, say: None)
     workers, ps = addresses(2, 1)
     make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank, synchronous=False)
     server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
     assert server
-    other_trains = [threading.Event() for _ in range(2)]
 
-    def work(rank):
+    def work(rank, other_trains, pause):
+        if rank == 0:
+            time.sleep(pause)
         with tf.Graph().as_default(), tf.variable_scope('', use_resource=kind_of_variables):
             cluster = make('worker', rank)
             built = towers.build_towers(
@@ -31,26 +42,22 @@ def test_a_worker_stops_with_the_chief_and_begins_again_with_it(kind_of_variable
                     'w', [], tf.float64, tf.zeros_initializer()),
                 tf.constant([1. + rank], tf.float64), tf.train.GradientDescentOptimizer(.5), 1,
                 'mean', cluster=cluster)
-            told, counts = [], []
-            with towers.join(cluster, built, start_timeout=30., dead_after=20.) as member:
-                for turn in range(2):
-                    stop, made = StopWithoutSignals(cluster, built), 0
-                    with member.session([stop]) as session:
-                        while not session.should_stop() and (rank or made < 3):
-                            if rank == 0 and made == 1:
-                                assert other_trains[turn].wait(30.)
-                            session.run(built.train_op)
-                            made += 1
-                            if rank and made == 5:
-                                other_trains[turn].set()
-                    if rank == 0:  # the other is there before the next session begins
-                        time.sleep(1.)
-                    told.append(stop.is_told)
-                    counts.append(made)
-            return told, counts
-    chief, other = together(work, 2)
-    assert chief == ([False, False], [3, 3])
-    assert other[0] == [True, True] and min(other[1]) >= 5
+            stop, made = StopWithoutSignals(cluster, built), 0
+            with towers.join(cluster, built, start_timeout=30., dead_after=20.) as joined:
+                with joined.session([stop]) as session:
+                    while not session.should_stop() and (rank or made < 3):
+                        if rank == 0 and made == 1:
+                            assert other_trains.wait(30.)
+                        session.run(built.train_op)
+                        made += 1
+                        if rank and made == 5:
+                            other_trains.set()
+            return stop.is_told, made
+    for pause in (0., 3.):
+        event = threading.Event()
+        chief, other = together(lambda rank: work(rank, event, pause), 2)
+        assert chief == (False, 3)
+        assert other[0] and other[1] >= 5
 
 
 @pytest.mark.slow
@@ -70,10 +77,11 @@ def test_a_worker_that_comes_too_late_is_told_so():
             if rank:
                 assert over.wait(30.)
             with towers.join(cluster, built, start_timeout=30. if rank == 0 else 2.,
-                             say=said.append) as member:
-                with member.session([StopWithoutSignals(cluster, built)]) as session:
+                             say=said.append) as joined:
+                with joined.session([StopWithoutSignals(cluster, built)]) as session:
                     session.run(built.train_op)
                 over.set()
-    with pytest.raises(WorkerLostError, match=r'worker 1 \(.*\) comes when worker 0 \(.*\), the chief'
-                                              ', has ended its training, and no other session'):
+    with pytest.raises(WorkerLostError, match=(
+            r'worker 1 \(.*\) comes when worker 0 \(.*\), the chief, has ended its training, and '
+            'no other session')):
         together(work, 2)

@@ -29,8 +29,8 @@ class Asked:
 
 def looked(monkeypatch, notes, answer, start_timeout, looks=3):
     """The text of the error of so many looks; None where the worker goes on waiting."""
-    monkeypatch.setattr(awaited_chief, '_PAUSE', 0.)
-    monkeypatch.setattr(awaited_chief, 'answers', lambda address: answer)
+    monkeypatch.setattr(chief_wait, '_PAUSE', 0.)
+    monkeypatch.setattr(chief_wait, 'answers', lambda address: answer)
     chief = AwaitedChief(CLUSTER, Asked(*notes), start_timeout, print)
     time.sleep(.002)
     try:

@@ -140,8 +140,6 @@ def test_the_plan_counts_all_machines():
     (Cluster('ring', [ONE, TWO]), dict(variable_device='replicated', all_reduce='collective'),
      "use all_reduce='copy'"),
     (Cluster('ps', [ONE, TWO], [THREE]), dict(variable_device='replicated'), 'leave one out'),
-    (Cluster('ring', [ONE, TWO]), dict(stage_inputs=True), 'Pass one of the two'),
-    (Cluster('ring', [ONE, TWO]), dict(stage_inputs='first'), 'Pass one of the two'),
     (Cluster('ring', [ONE, TWO]), dict(optimizer={
         'one': tf.train.GradientDescentOptimizer(1.), 'other': tf.train.AdamOptimizer()}),
      'there are several .one, other'),

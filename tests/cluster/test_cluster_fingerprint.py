@@ -12,8 +12,7 @@ OWN = {'kind': 'ring', 'workers': ['a:1', 'b:1'], 'ps': [], 'synchronous': True,
        'backup_workers': 0, 'tensorflow': '2.21.0', 'towers': 2, 'reduction': 'sum',
        'examples': 8, 'optimizer': 'AdamOptimizer', 'settings': {'seed': 1},
        'variables': [['w', 'float32', '(2, 3)'], ['b', 'float32', '(3,)']],
-       'gradients': [['w', 'dense float32'], ['b', 'dense float32']],
-       'updates': [[['0.5', '1'], ['w']], [['0.5'], ['b']]]}
+       'gradients': [['w', 'dense float32'], ['b', 'dense float32']], 'state': ['s']}
 
 
 def test_two_alike():
@@ -36,20 +35,10 @@ def test_two_alike():
     ('variables', OWN['variables'][:1], "its model is another one: variable 'b' is missing, and "
      'that of worker 0 float32 (3,)'),
     ('variables', OWN['variables'] + [['c', 'int64', '()']], "its model is another one: variable "
-     "'c' is int64 (), and that of worker 0 missing")])
+     "'c' is int64 (), and that of worker 0 missing"),
+    ('state', [], 'its state that training reads is empty, and that of worker 0 s')])
 def test_what_differs_is_named(key, value, text):
     assert difference(OWN, dict(OWN, **{key: value})) == text
-
-
-def of_worker(rank, make_optimizer, resource=True, **fields):
-    """What a worker says of a model that this optimizer trains."""
-    with tf.Graph().as_default():
-        cluster = towers.Cluster(fields.pop('kind', 'ring'), ['a:1', 'b:1'], rank=rank, **fields)
-        step = tf.train.get_or_create_global_step()
-        built = towers.build_towers(
-            lambda x: tf.reduce_mean(x * tf.get_variable('w', [3], use_resource=resource)),
-            tf.ones([4, 3]), make_optimizer(step), 1, 'mean', global_step=step, cluster=cluster)
-        return fingerprint(cluster, built, 4, built.plan.optimizer)
 
 
 @pytest.mark.parametrize('fields, text', [
@@ -66,48 +55,6 @@ def test_asynchronous_workers_have_batches_of_one_size(fields, text):
             return fingerprint(cluster, built, built.machines.same_examples)
     assert difference(of_batch(0, 4), of_batch(1, 5)) == text
     assert difference(of_batch(0, 4), of_batch(1, 4)) is None
-
-
-def falling(step, rate):
-    return tf.train.GradientDescentOptimizer(tf.train.exponential_decay(0.5, step, 100, rate))
-
-
-@pytest.mark.parametrize('resource', [True, False])
-@pytest.mark.parametrize('one, other, text', [
-    (lambda step: tf.train.GradientDescentOptimizer(0.1),
-     lambda step: tf.train.GradientDescentOptimizer(0.2), 'GradientDescent is 0.2'),
-    (lambda step: tf.train.MomentumOptimizer(0.1, 0.9),
-     lambda step: tf.train.MomentumOptimizer(0.1, 0.5), 'Momentum is 0.5'),
-    (lambda step: tf.train.AdamOptimizer(0.1),
-     lambda step: tf.train.AdamOptimizer(0.1, epsilon=0.25), 'epsilon of'),
-    (lambda step: falling(step, 0.5), lambda step: falling(step, 0.25), 'is computed by')])
-def test_workers_that_update_by_other_numbers_are_told_apart(one, other, text, resource):
-    own = of_worker(0, one, resource)
-    assert difference(own, of_worker(1, one, resource)) is None
-    assert text in difference(own, of_worker(1, other, resource))
-
-
-def test_where_the_chief_alone_updates_the_others_have_no_numbers():
-    def other(step):
-        return tf.train.GradientDescentOptimizer(0.2)
-    served = dict(kind='ps', ps=['c:1'])
-    assert of_worker(1, other, **served)['settings'] == {}
-    found = of_worker(1, other, synchronous=False, **served)['settings']
-    assert list(found.values()) == ['0.200000003']
-
-
-@pytest.mark.parametrize('resource', [True, False])
-def test_gradients_are_no_numbers_of_an_update(resource):
-    """That of a scalar is computed by a few operations from the number of examples."""
-    def settings(examples):
-        with tf.Graph().as_default():
-            cluster = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1'], synchronous=False)
-            built = towers.build_towers(
-                lambda x: tf.reduce_mean(x * tf.get_variable('w', [], use_resource=resource)),
-                tf.ones([examples]), tf.train.GradientDescentOptimizer(0.5), 1, 'mean',
-                cluster=cluster)
-            return fingerprint(cluster, built, None)['settings']
-    assert settings(2) == settings(4) and list(settings(2).values()) == ['0.5']
 
 
 def test_a_variable_that_a_worker_of_parameter_servers_alone_has():

@@ -17,7 +17,8 @@ from towers.errors import ClusterError
 from one_process import addresses, together
 
 SAME = {'kind': 'ring', 'workers': [], 'towers': 2, 'variables': [['w', 'float32', '(2,)']],
-        'gradients': [['w', 'dense float32']], 'updates': [], 'settings': {'--seed': 1}}
+        'gradients': [['w', 'dense float32']], 'update': {'operations': [], 'shapes': ''},
+        'settings': {'--seed': 1}}
 
 
 def met(fingerprints, seconds=20., workers=None, say=None):
@@ -322,7 +323,7 @@ def test_strangers_are_not_listened_to():
 
 @pytest.mark.parametrize('change', [
     {'variables': 5}, {'variables': [1]}, {'variables': [[]]}, {'gradients': 'w'},
-    {'gradients': [3]}, {'settings': [1]}, {'updates': [[1]]}, {'servers': 7}])
+    {'gradients': [3]}, {'settings': [1]}, {'update': [[1]]}, {'servers': 7}])
 def test_a_fingerprint_of_any_other_form_is_refused(change):
     why = []
     left, right = socket.socketpair()

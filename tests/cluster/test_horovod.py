@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 from cluster_runs import ROOT, own_program, weights_of_own_program
 import towers
 from towers.cluster import horovod
+from towers.cluster.step_fetches import StepFetches, refuse_sums_alone
 from towers.graph.graph_walk import step_operations
 
 OTHER = 'of rank 1, ü'.encode('utf-8')
@@ -185,6 +186,18 @@ def test_all_that_is_sent_waits_for_the_codes(asked, monkeypatch):
         session.run(tf.local_variables_initializer())
         with pytest.raises(tf.errors.OutOfRangeError):
             session.run(sent)
+
+
+def test_sums_without_the_step_are_refused(asked, monkeypatch):
+    built, _ = stop_hook(monkeypatch)
+    [(gradient, weights)] = built.gradients
+    with tf.Session() as session:
+        refuse_sums_alone(session, StepFetches(lambda: [built]))
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        with pytest.raises(towers.ClusterError, match='built.gradients.* without the step'):
+            session.run({'norm': tf.global_norm([gradient])})
+        assert session.run([gradient, built.train_op])[0] == 1.
+        assert session.run(weights) == -1.
 
 
 def test_an_error_of_horovod_without_the_other_process_says_so():

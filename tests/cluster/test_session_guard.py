@@ -8,6 +8,7 @@ import towers
 from towers.cluster.member import start_server
 from towers.cluster.member_hooks import BeginHook
 from towers.cluster.session_guard import explained
+from towers.cluster.step_fetches import StepFetches
 from one_process import addresses, together
 
 
@@ -93,7 +94,7 @@ def test_a_session_that_is_made_again_is_an_error_in_a_ring(kind, graph):
     built = towers.build_towers(
         lambda x: tf.reduce_mean(x) * tf.get_variable('w', []), tf.ones([2]),
         tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
-    hook = BeginHook(cluster, built, '', None, lambda: None)
+    hook = BeginHook(cluster, built, '', None, StepFetches(lambda: [built]), lambda: None)
     with tf.Session() as session:
         for _ in range(2):  # two sessions, one after the other
             hook.is_by_member = True
@@ -121,7 +122,7 @@ def test_on_parameter_servers_it_is_refused(kind):
 def test_other_errors_stay_what_they_are():
     errors = tf.errors
     assert explained(errors.FailedPreconditionError(None, None, 'uninitialized value w')) is None
-    assert explained(errors.NotFoundError(None, None, 'steps_done')) is None
+    assert explained(errors.NotFoundError(None, None, 'session_begun')) is None
     assert np.all([explained(errors.FailedPreconditionError(None, None, text)) for text in (
-        'Attempting to use uninitialized value combine_machines/ring/steps_done',
+        'Attempting to use uninitialized value combine_machines/ring/session_begun',
         'Could not find variable combine_machines/served/own_round. This could mean')])

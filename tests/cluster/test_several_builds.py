@@ -1,6 +1,7 @@
 """Several builds of one graph with `cluster=`, such as the two of a GAN."""
 
 import re
+import signal
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -46,7 +47,7 @@ def described(joined=0, only_first=False, **options):
 @pytest.mark.fast_only('other[13]')
 @pytest.mark.parametrize('other, expected', [
     ({}, None), (dict(names=('w', 'v')), "in build 1 of the graph .*('w', |'w' is before 'v')"),
-    (dict(rate=.25), 'in build 1 of the graph its .* is 0.25, and that of worker 0 0.5'),
+    (dict(rate=.25), 'in build 1 of the graph its update of .v. is computed by .* with 0.25'),
     (dict(towers_of_second=2), 'in build 1 of the graph its number of towers is 2'),
     (dict(only_first=True), 'cluster= 1 times, and worker 0 2 times')])
 def test_all_builds_are_compared(other, expected):
@@ -85,13 +86,18 @@ def test_two_builds_train_by_turns_in_a_ring():
     assert together(work, 2) == [[.125, -.5, .5]] * 2
 
 
-@pytest.mark.fast_only('5-0|0-1')
-@pytest.mark.parametrize('of_hook', [0, 1])
-@pytest.mark.parametrize('steps', ['0', '5', '6', '7', 'both'])
-def test_a_worker_that_leaves_its_loop_ends_the_others_whichever_they_step_next(of_hook, steps):
-    """Worker 0 leaves after some steps; each round is the first build, then the second twice, or
-    both in one call."""
-    together_, steps = steps == 'both', 4 if steps == 'both' else int(steps)
+def stepped(rounds, leaves_after=None, of_hook=1, signal_after=None):
+    """What two workers have made of some rounds, of which worker 0 makes the first ones alone.
+
+    Args:
+      rounds: list of rounds, lists of calls; a call is the place of a build, or a tuple of places.
+      leaves_after: number of rounds of worker 0; worker 1 goes on until it is told.
+      of_hook: the place of the hook's build.
+      signal_after: number of calls after which worker 1 gets a signal.
+
+    Returns:
+      Of each worker its number of calls, and whether it was told to stop.
+    """
     workers = addresses(2)
 
     def work(rank):
@@ -101,22 +107,48 @@ def test_a_worker_that_leaves_its_loop_ends_the_others_whichever_they_step_next(
             stop, made = StopWithoutSignals(cluster, builds[of_hook]), 0
             with towers.join(cluster, builds[1], start_timeout=30., dead_after=10.) as member:
                 with member.session([stop]) as session:
-                    while not session.should_stop() and (rank or made < steps):
-                        session.run([each.train_op for each in builds] if together_ else
-                                    builds[min(made % 3, 1)].train_op)
-                        made += 1
+                    for calls in rounds[:None if rank else leaves_after]:
+                        if session.should_stop():
+                            break
+                        for places in calls:
+                            session.run([builds[place].train_op for place in
+                                         (places if isinstance(places, tuple) else (places,))])
+                            made += 1
+                            if rank and made == signal_after:
+                                stop.stop(signal.SIGTERM)
             return made, stop.is_told
-    assert together(work, 2) == [(steps, True)] * 2
+    return together(work, 2)
 
 
-def test_synchronous_parameter_servers_take_one_build(graph):
-    workers, ps = ['127.0.0.1:1', '127.0.0.1:2'], ['127.0.0.1:3']
-    batch = tf.ones([4], tf.float64)
-    with pytest.raises(ClusterError, match="make steps of one build alone .* Use kind='ring'"):
-        two_builds(Cluster('ps', workers, ps), batch)
-    for cluster in (Cluster('ps', workers, ps, synchronous=False), Cluster('ps', workers[:1], ps)):
-        with tf.Graph().as_default():
-            assert len(two_builds(cluster, tf.ones([4], tf.float64))) == 2
+@pytest.mark.fast_only('uneven|none')
+@pytest.mark.parametrize('rounds, leaves_after, calls', [
+    ([[0, 1]] * 4, 0, 0), ([[0, 1, 1]] * 4, 2, 6), ([[0, 1], [0, 0, 1, 1], [0, 1], [0, 1]], 2, 6),
+    ([[(0, 1)]] * 4, 2, 2)], ids=['none', 'even', 'uneven', 'together'])
+def test_a_worker_that_leaves_between_two_rounds_ends_the_others(rounds, leaves_after, calls):
+    assert stepped(rounds, leaves_after) == [(calls, True)] * 2
+
+
+@pytest.mark.parametrize('rounds, signal_after, calls', [
+    ([[0, 1]] * 4, 3, 4), pytest.param([[0, 0, 1]] * 4, 3, 6, marks=pytest.mark.slow)])
+def test_a_signal_ends_all_after_the_same_round(rounds, signal_after, calls):
+    assert stepped(rounds, signal_after=signal_after) == [(calls, True)] * 2
+
+
+@pytest.mark.parametrize('rounds, of_hook', [([[0, 1]] * 4, 0), ([[0, 0], [1, 0], [1, 0]], 0)])
+def test_rounds_that_do_not_end_with_the_hooks_build_or_begin_otherwise_are_refused(
+        rounds, of_hook):
+    with pytest.raises(ClusterError, match="the build that trains 'v' comes after the build that "
+                                           "trains 'u', which StopTogetherHook has"):
+        stepped(rounds, of_hook=of_hook)
+
+
+@pytest.mark.parametrize('count, synchronous', [(2, True), (2, False), (1, True)])
+def test_parameter_servers_take_one_build(graph, count, synchronous):
+    cluster = Cluster('ps', ['127.0.0.1:1', '127.0.0.1:2'][:count], ['127.0.0.1:3'],
+                      synchronous=synchronous)
+    with pytest.raises(ClusterError, match="has a build with cluster= already, and parameter "
+                       "servers take one a graph: use kind='ring'"):
+        two_builds(cluster, tf.ones([4], tf.float64))
 
 
 def shared_names(rank):

@@ -1,42 +1,11 @@
 """Several sessions one after the other in one `join`."""
 
-import time
-
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from towers.cluster.member import start_server
 from one_process import StopWithoutSignals, addresses, together
-from test_after_the_step import squared, two_workers
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('slow', [0, 1])
-def test_a_worker_that_comes_to_its_second_session_waits_for_the_other(slow):
-    """Each session begins with 8, and halves the weight twice. Whoever is first waits for longer
-    than `dead_after`: the other one ends a session meanwhile, and not its training."""
-    said, lost = [], []
-
-    def work(cluster, rank):
-        built = towers.build_towers(
-            squared, tf.constant([.25 + .5 * rank], tf.float64),
-            tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
-        losses = []
-        with towers.join(cluster, built, start_timeout=30., dead_after=0.5, say=said.append,
-                         on_lost=lost.append) as member:
-            for place in range(2):
-                if place and rank == slow:
-                    time.sleep(2.)
-                with member.session() as session:
-                    for _ in range(2):
-                        losses.append(session.run([built.loss, built.train_op])[0])
-                    value = session.run(built.variables[0])
-                    time.sleep(0.7 if rank == slow else 0.)
-        return losses, value
-    (of_chief, value), (of_other, _) = two_workers(work)
-    assert of_chief == [8., 2., 8., 2.] and of_other == [24., 6., 24., 6.]
-    assert value == 2.
-    assert not lost and not [line for line in said if line.startswith('beginning anew')]
 
 
 @pytest.mark.parametrize('leaves', [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -65,3 +34,20 @@ def test_in_a_ring_one_worker_ends_each_session(leaves):
                     seen.append((made, stop.is_told, value))
             return seen
     assert together(work, 2) == [[(3, True, -6.), (2, True, -4.), (4, True, -8.)]] * 2
+
+
+@pytest.mark.parametrize('synchronous', [True, False])
+def test_parameter_servers_take_one_session(graph, synchronous):
+    [worker], ps = addresses(1, 1)
+    server = start_server(towers.Cluster('ps', [worker], ps, 'ps'), tf.ConfigProto())
+    cluster = towers.Cluster('ps', [worker], ps, synchronous=synchronous)
+    built = towers.build_towers(
+        lambda x: tf.reduce_mean(x) * tf.get_variable('w', []), tf.ones([2]),
+        tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
+    with towers.join(cluster, built, start_timeout=30.) as member:
+        with member.session() as session:
+            session.run(built.train_op)
+        with pytest.raises(towers.ClusterError, match='join with parameter servers is for one '
+                           'session, and this is the second one'):
+            member.session()
+    assert server

@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers.cluster.member import start_server
 from towers.cluster.step_fetches import StepFetches
+from towers.errors import ClusterError
 from one_process import StopWithoutSignals, addresses, together
 
 BATCHES = [[1., 3.], [5., 7.]]  # of each worker, 3 times
@@ -33,31 +34,83 @@ def test_which_fetches_are_steps():
     w = built.variables[0]
     for fetches in (built.train_op, after, {'a': [built.train_op, w]}, built.train_op.name,
                     (built.loss, [after])):
-        assert found.steps(fetches) and found.need_others(fetches)
+        assert found.steps(fetches) and not found.take_sums_alone(fetches)
     for fetches in (w, w.op.name + ':0', built.loss, [built.loss.name, {'w': w}], [],
                     tf.train.get_global_step()):
-        assert not found.steps(fetches) and not found.need_others(fetches)
+        assert not found.steps(fetches) and not found.take_sums_alone(fetches)
     gradients = [gradient for gradient, _ in built.gradients]
-    assert not found.steps(gradients) and found.need_others(gradients)
-    for unknown in (object(), 'no such name', [{'a': {1, 2}}], {1: 2, 'a': 3}):  # the side on which nobody hangs
-        assert found.steps(unknown) and found.need_others(unknown)
+    assert not found.steps(gradients) and found.take_sums_alone(gradients)
+    assert found.take_sums_alone(tf.global_norm(gradients))
+    assert not found.take_sums_alone([gradients, built.train_op])
+    # The side on which nobody hangs.
+    for unknown in (object(), 'no such name', [{'a': {1, 2}}], {1: 2, 'a': 3}):
+        assert found.steps(unknown) and not found.take_sums_alone(unknown)
+
+
+def two_workers(kind):
+    """A function from a rank to its `Cluster`, and what has to live."""
+    if kind == 'ring':
+        workers = addresses(2)
+        return lambda rank: towers.Cluster('ring', workers, rank=rank), None
+    workers, servers = addresses(2, 1)
+    server = towers.Cluster('ps', workers, servers, 'ps', 0)
+    running = start_server(server, server.session_config(tf.ConfigProto()))
+    return lambda rank: towers.Cluster('ps', workers, servers, 'worker', rank), running
+
+
+class Shows(tf.train.SessionRunHook):
+    """Fetches a tensor in each call of `session.run`, as a hook of summaries does."""
+
+    def __init__(self, tensor):
+        self._tensor, self.seen = tensor, []
+
+    def before_run(self, run_context):
+        return tf.train.SessionRunArgs(self._tensor)
+
+    def after_run(self, run_context, run_values):
+        self.seen.append(run_values.results)
+
+
+@pytest.mark.fast_only('True-ps|False-ring')
+@pytest.mark.parametrize('kind', ['ring', 'ps'])
+@pytest.mark.parametrize('by_hook', [True, False])
+def test_sums_without_the_step_are_refused_and_the_training_goes_on(kind, by_hook):
+    """The gradient is w times the mean of 0.25 and 0.75; the weight is 8, then 4 and 2."""
+    cluster_of, running = two_workers(kind)
+
+    def work(rank):
+        with tf.Graph().as_default():
+            cluster = cluster_of(rank)
+            built = towers.build_towers(
+                lambda x: tf.reduce_mean(x) * tf.square(tf.get_variable(
+                    'w', [], tf.float64, tf.constant_initializer(8.))) / 2.,
+                tf.constant([.25 + .5 * rank], tf.float64),
+                tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
+            [(gradient, w)] = built.gradients
+            shows = Shows(gradient)
+            with towers.join(cluster, built, start_timeout=30., dead_after=20.) as member, \
+                    member.session([shows] if by_hook and not rank else []) as session:
+                for weight in (4., 2.):
+                    session.run(built.train_op)
+                    if rank == 0:
+                        with pytest.raises(ClusterError, match='.gradients.* without the step'):
+                            session.run(w if by_hook else {'look': [w, gradient]})
+                        assert session.run_step_fn(
+                            lambda step_context: step_context.session.run(w)) == weight
+                return shows.seen
+    assert together(work, 2) == [[4., 2.] if by_hook else [], []]
+    del running
 
 
 @pytest.mark.fast_only('all together-ps|steps-ring')
 @pytest.mark.parametrize('kind', ['ring', 'ps'])
 @pytest.mark.parametrize('ends', ['the data of all', 'steps', 'all together'])
 def test_one_worker_looks_at_a_weight_alone_while_it_trains_and_afterwards(kind, ends):
-    if kind == 'ring':
-        workers, servers = addresses(2), ()
-    else:
-        workers, servers = addresses(2, 1)
-        server = towers.Cluster('ps', workers, servers, 'ps', 0)
-        running = start_server(server, server.session_config(tf.ConfigProto()))
-        assert running is not None
+    cluster_of, running = two_workers(kind)
 
     def work(rank):
         with tf.Graph().as_default():
-            cluster = towers.Cluster(kind, workers, servers, 'worker', rank)
+            cluster = cluster_of(rank)
             data = tf.data.Dataset.from_tensors(np.array(BATCHES[rank])).repeat(3)
             if ends == 'all together':
                 feed = towers.until_all_end(data)
@@ -91,3 +144,4 @@ def test_one_worker_looks_at_a_weight_alone_while_it_trains_and_afterwards(kind,
     assert len(seen) - len(expected) in ((1, 2) if ends == 'all together' else (1,))
     np.testing.assert_allclose(seen[:len(expected)], expected, rtol=1e-12)
     np.testing.assert_allclose(seen[len(expected):], expected[-1], rtol=1e-12)
+    del running

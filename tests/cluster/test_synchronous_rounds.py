@@ -47,7 +47,7 @@ class Workers:
         self._workers, self._ps = addresses(2, 1)
         cluster = self.cluster('ps', 0)
         self._server = start_server(cluster, cluster.session_config(tf.ConfigProto()))
-        self.lost, self.said, self.writes_weights = [], [], False
+        self.lost, self.said = [], []
 
     def cluster(self, job, rank):
         return towers.Cluster('ps', self._workers, self._ps, job, rank)
@@ -81,8 +81,6 @@ class Workers:
             with tf.control_dependencies([built.train_op]):  # late, when others have begun
                 one = tf.py_func(lambda: time.sleep(0.2) or np.int64(1), [], tf.int64)
                 train_op = built.train_op if rank else tf.assign_add(place, one).op
-            if self.writes_weights:  # between two steps, as far as the graph tells
-                tf.assign(built.variables[0], 0.)
             with towers.join(cluster, built, dead_after=20., say=self.said.append,
                              on_lost=self.lost.append) as joined:
                 return train(joined, built, train_op, [StartData(iterator)])
@@ -191,7 +189,7 @@ def test_gradients_of_a_worker_that_is_started_again_are_not_counted_twice(worke
 @pytest.mark.slow
 def test_a_worker_that_had_sent_some_gradients_says_that_all_have_to_begin_again(
         workers, monkeypatch):
-    monkeypatch.setattr(rounds, '_UNTIL_ANEW', 0.3)
+    monkeypatch.setattr(synchronous_rounds, '_UNTIL_ANEW', 0.3)
     chief = Chief(workers, 1)
     chief.allow(1)
     with pytest.raises(Gone):
@@ -238,15 +236,13 @@ class CountsSteps(OccasionalHook):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('train, writes_weights', [
-    (until_it_stops, False), (loop_until_it_stops, False), (until_it_stops, True)])
-def test_workers_begin_again_where_the_chief_does(workers, tmp_path, train, writes_weights):
+@pytest.mark.parametrize('train', [until_it_stops, loop_until_it_stops])
+def test_workers_begin_again_where_the_chief_does(workers, tmp_path, train):
     """The chief is gone after step 3 and goes on from 2: by hand the weight after step 5 is
     -(5 * 100 + 1 + 2 + 4 + 8 + 16) / 2, and not with 16 + 32 + 64 from a worker that goes on.
 
-    The other's step 4 had begun; it is not counted, nor is its gradient. Where the chief might
-    write the weights after step 3, the other waits for its step 4, and does step 3 again."""
-    last, workers.writes_weights = [], writes_weights
+    The other's step 4 had begun; it is not counted, nor is its gradient."""
+    last = []
 
     def chiefs():
         for is_gone in (True, False):
@@ -260,7 +256,7 @@ def test_workers_begin_again_where_the_chief_does(workers, tmp_path, train, writ
     thread.join(60)
     np.testing.assert_array_equal(last[0][0], -265.5)
     np.testing.assert_array_equal(last[0][1], [-2.5, -2.5])
-    assert steps == 6 - writes_weights  # three, or two, and three again from the checkpoint
+    assert steps == 6  # three, and three again from the checkpoint
     [line] = workers.said
     assert line.startswith('beginning anew worker 0 (') and ', and so does worker 1 (' in line
 

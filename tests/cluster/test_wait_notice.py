@@ -16,8 +16,8 @@ def test_nothing_is_said_of_a_short_wait():
 
 
 def test_it_is_said_once_and_again(monkeypatch):
-    monkeypatch.setattr(waiting, 'FIRST', 0.05)
-    monkeypatch.setattr(waiting, 'AGAIN', 0.3)
+    monkeypatch.setattr(wait_notice, 'FIRST', 0.05)
+    monkeypatch.setattr(wait_notice, 'AGAIN', 0.3)
     said, lines, missing = threading.Event(), [], ['worker 1 (b:2), worker 2 (c:3)']
 
     def say(line):
@@ -55,7 +55,7 @@ def test_the_end_does_not_wait_for_a_look_that_takes_long():
 
 
 def test_of_a_wait_without_end_no_limit_is_said(monkeypatch):
-    monkeypatch.setattr(waiting, 'FIRST', 0.05)
+    monkeypatch.setattr(wait_notice, 'FIRST', 0.05)
     lines, said = [], threading.Event()
     with Waiting(lambda: 'worker 0', None, lambda line: lines.append(line) or said.set()):
         assert said.wait(20.)

@@ -272,7 +272,7 @@ def test_a_device_function_that_names_a_device_that_is_not_there():
     def model(x):
         return tf.reduce_mean(x * tf.get_variable('w', []))
     for device, said in (('/cpu:7', '/cpu:7'), ('/gpu:3', '/gpu:3 does not exist')):
-        with pytest.raises(DeviceError, match=said):
+        with tf.Graph().as_default(), pytest.raises(DeviceError, match=said):
             build_towers(model, np.ones([4], np.float32), tf.train.AdamOptimizer(), 2,
                          variable_device=lambda op, device=device: device)
     built = build_towers(model, np.ones([4], np.float32), tf.train.AdamOptimizer(), 2,

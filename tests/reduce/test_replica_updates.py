@@ -119,4 +119,5 @@ def test_the_loss_of_a_scaled_build_is_looked_at_too():
     scale = towers.LossScale(initial=8)
     with pytest.raises(towers.SharedVariableError, match='body_replica_1/body'):
         build(lambda: Changed(by_another_rate), loss_scale=scale)
-    build(lambda: Changed(list), loss_scale=scale)
+    with tf.Graph().as_default():
+        build(lambda: Changed(list), loss_scale=scale)

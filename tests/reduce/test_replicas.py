@@ -543,6 +543,8 @@ def test_builds_that_would_let_replicas_go_stale_are_refused():
                            match='variable body has replicas on several '
                            'towers, of an earlier build'):
             build(reuse=first, name='second', variable_device=None)
+    with tf.Graph().as_default():
+        first = build()
         with pytest.raises(towers.DeviceError, match='variable body has replicas on /device:CPU:1 '
                            'already.*to have some on /device:CPU:2'):
             build(reuse=first, name='third', devices=['/cpu:0', '/cpu:2'])

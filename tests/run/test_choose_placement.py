@@ -1,18 +1,14 @@
-"""towers.choose_placement: which placement is taken, why, and that a run keeps to it."""
-
-import json
-import os
+"""towers.run.choose_placement: which placement is taken, and why."""
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from towers.errors import InvalidArgumentError
 from towers.run import choose_placement
-from towers.run.choose_placement import (PlacementChoice, Timing, Trial, choose_variable_device,
-                                         decide, placement_candidates, recorded_choice)
-from towers.errors import CheckpointError, InvalidArgumentError, RunLockedError
-from towers.run.run_lock import hold_directory
+from towers.run.choose_placement import (Timing, Trial, choose_variable_device, decide,
+                                         placement_candidates)
 
 CPUS = ('/device:CPU:0', '/device:CPU:1')
 GPUS = ('/device:GPU:0', '/device:GPU:1')
@@ -222,8 +218,7 @@ def test_a_nan_is_an_error_of_the_run_and_of_no_placement(first_bad):
                                warm_up=2)
 
 
-@pytest.mark.parametrize('staged', [False, True])
-def test_an_input_that_fails_is_an_error_of_no_placement(staged):
+def test_an_input_that_fails_is_an_error_of_no_placement():
     """It would be left out for it, and another one, which comes less far, be chosen."""
     def fails_later(candidate):
         with tf.device('/cpu:0'):
@@ -232,8 +227,7 @@ def test_an_input_that_fails_is_an_error_of_no_placement(staged):
             x = iterator.get_next()
         built = towers.build_towers(
             lambda x: tf.reduce_mean(x) * tf.get_variable('w', initializer=1.), x,
-            tf.train.GradientDescentOptimizer(0.1), CPUS, variable_device=candidate,
-            stage_inputs=staged)
+            tf.train.GradientDescentOptimizer(0.1), CPUS, variable_device=candidate)
         return Trial(built.train_op, [iterator.initializer], towers.session_config(built.devices))
     with pytest.raises(tf.errors.InvalidArgumentError, match='five or more'):
         choose_variable_device(fails_later, ['/cpu:0', 'balanced'], turns=9, turn_seconds=0.,
@@ -262,61 +256,6 @@ def test_arguments_that_make_no_sense(arguments):
         choose_variable_device(build, **arguments)
     assert str(caught.value).endswith((': expected different placements, one at least.',
                                        '=0: expected a whole number of at least 1.'))
-
-
-# ---- the record ----------------------------------------------------------------------------------
-
-def chosen(name):
-    return lambda: PlacementChoice(name, 'the fastest', [Timing(name, [0.5], None)])
-
-
-def never():
-    raise AssertionError('timed again')
-
-
-def test_a_run_that_goes_on_stays_where_it_began(tmp_path):
-    folder = str(tmp_path / 'run')
-    device, text = recorded_choice(folder, CPUS, chosen('balanced'))
-    assert device == 'balanced'
-    assert text == ('variables on balanced: the fastest\n'
-                    '  balanced           500.00 ms a step (500.00 to 500.00)')
-    assert recorded_choice(folder, CPUS, never) == (
-        'balanced',
-        'variables on balanced: as this run began, see %s/variable_device.json' % folder)
-    with open(os.path.join(folder, 'variable_device.json')) as record:
-        assert json.load(record) == {
-            'variable_device': 'balanced', 'devices': list(CPUS), 'reason': 'the fastest',
-            'timings': [{'variable_device': 'balanced', 'seconds': [0.5], 'problem': None}]}
-
-
-def test_with_other_towers_the_choice_is_made_anew(tmp_path):
-    recorded_choice(str(tmp_path), CPUS, chosen('balanced'))
-    assert recorded_choice(str(tmp_path), CPUS[:1], chosen('/device:CPU:0'))[0] == '/device:CPU:0'
-    assert recorded_choice(str(tmp_path), CPUS[:1], never)[0] == '/device:CPU:0'
-
-
-@pytest.mark.parametrize('content', ['', '{', '[]', '{"variable_device": 3, "devices": []}'])
-def test_a_record_that_cannot_be_read(tmp_path, content):
-    (tmp_path / 'variable_device.json').write_text(content)
-    with pytest.raises(CheckpointError) as caught:
-        recorded_choice(str(tmp_path), CPUS, never)
-    assert 'variable_device.json cannot be read (' in str(caught.value)
-    assert str(caught.value).endswith('delete it to choose anew, or name a variable_device.')
-
-
-def test_a_directory_that_another_run_holds_is_not_touched(tmp_path):
-    with hold_directory(str(tmp_path)):
-        with pytest.raises(RunLockedError):
-            recorded_choice(str(tmp_path), CPUS, never)
-    assert not (tmp_path / 'variable_device.json').exists()
-
-
-def test_an_interrupted_choice_leaves_no_record(tmp_path):
-    def interrupted():
-        raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt):
-        recorded_choice(str(tmp_path), CPUS, interrupted)
-    assert recorded_choice(str(tmp_path), CPUS, chosen('balanced'))[0] == 'balanced'
 
 
 # ---- sums are the same sums wherever they are ----------------------------------------------------

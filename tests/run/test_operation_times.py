@@ -7,8 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.run.operation_times import (RECORD, kernel_seconds, recorded_times,
-                                         times_of_model)
+from towers.run.operation_times import kernel_seconds, times_of_model
 
 X = np.random.RandomState(0).rand(16, 6)
 
@@ -75,20 +74,6 @@ def test_the_times_of_a_real_step_cut_the_model():
     assert len(shares) == 2 and 99 <= sum(shares) <= 101
     assert {op.device for op in tf.get_default_graph().get_operations()
             if op.name.startswith('tower_0/')} >= {'/device:CPU:0', '/device:CPU:1'}
-
-
-def test_a_run_goes_on_with_the_times_that_it_began_with(tmp_path):
-    first, second = (towers.OperationTimes({'a': seconds}, {'w': .5}) for seconds in (1.5, 2.5))
-    times, text = recorded_times(str(tmp_path), {'batch_size': 4}, lambda: first)
-    assert times == first and text == 'times of operations: 2000.0 ms a step, measured now'
-    times, text = recorded_times(str(tmp_path), {'batch_size': 4}, lambda: second)
-    assert times == first and 'as this run began' in text
-    assert recorded_times(str(tmp_path), {'batch_size': 8}, lambda: second)[0] == second
-    for wrong in ('{', '[]', '{"about": {}, "times": {"operations": {}}}',
-                  '{"about": {}, "times": {"operations": {"a": "b"}, "variables": {}}}'):
-        (tmp_path / RECORD).write_text(wrong)
-        with pytest.raises(towers.CheckpointError, match='delete it to measure anew'):
-            recorded_times(str(tmp_path), {}, lambda: second)
 
 
 @pytest.mark.parametrize('options, text', [

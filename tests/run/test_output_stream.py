@@ -1,15 +1,13 @@
-"""towers.output_stream: output that may be lost, and the exit status then."""
+"""towers.run.output_stream: output that may be lost."""
 
 import errno
 import io
 import os
-import signal
-import sys
 
 import pytest
 
 from towers.errors import OutputLostError
-from towers.run.output_stream import OutputStream, lasting_output
+from towers.run.output_stream import OutputStream
 
 
 class Gone(io.StringIO):
@@ -63,6 +61,15 @@ def test_without_anybody_to_tell_it_is_an_error():
     output.write('c')
 
 
+def test_who_is_told_may_come_later():
+    errors = []
+    output = OutputStream(Gone())
+    output.write('a')
+    output.tell_of_loss(errors.append)
+    output.write('b')
+    assert errors == [output.lost]
+
+
 def test_what_is_still_held_of_a_lost_stream_goes_nowhere():
     """Python writes it out when the stream is closed, or the process ends: once more in vain."""
     read_end, write_end = os.pipe()
@@ -80,44 +87,3 @@ def test_a_stream_that_is_closed_from_the_start():
     output.write('a')
     output.flush()
     assert not output.isatty() and output.lost is None
-
-
-def ended(action, number=errno.EPIPE, monkeypatch=None):
-    """Exit status and lines said, of a program whose output is lost with the second write."""
-    said, out = [], Gone(number)
-    monkeypatch.setattr(sys, 'stdout', out)
-    with pytest.raises(SystemExit) as caught, lasting_output(said.append):
-        action()
-    assert sys.stdout is out
-    return caught.value.code, said
-
-
-def test_exit_statuses(monkeypatch):
-    def twice():
-        sys.stdout.write('a')
-        sys.stdout.write('b')
-
-    def exits(status):
-        def action():
-            sys.stdout.on_lost = lambda error: None
-            twice()
-            sys.exit(status)
-        return action
-    full = 'standard output cannot be written: No space left on device'
-    for action, number, expected in (
-            (lambda: sys.stdout.write('a'), errno.EPIPE, (0, [])),
-            (lambda: sys.exit(3), errno.EPIPE, (3, [])),
-            (twice, errno.EPIPE, (128 + signal.SIGPIPE, [])),
-            (twice, errno.EIO, (128 + signal.SIGPIPE, [])),
-            (twice, errno.ENOSPC, (1, [full])),
-            (exits(0), errno.EPIPE, (128 + signal.SIGPIPE, [])),
-            (exits(128 + signal.SIGPIPE), errno.ENOSPC, (1, [full])),
-            (exits(128 + signal.SIGHUP), errno.EIO, (128 + signal.SIGHUP, []))):
-        assert ended(action, number, monkeypatch) == expected
-
-
-def test_an_error_of_the_program_comes_through(monkeypatch):
-    former = sys.stdout
-    with pytest.raises(FloatingPointError), lasting_output(print):
-        raise FloatingPointError()
-    assert sys.stdout is former

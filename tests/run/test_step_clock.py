@@ -1,13 +1,12 @@
 """The clock that hooks share: steps, examples and seconds, against a time set by hand."""
 
-import json
+import io
 
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers.run import step_clock
 from towers.errors import InvalidArgumentError
-from towers.run.metrics_log import MetricsHook
+from towers.run import step_clock
 from towers.run.progress import ProgressHook
 from towers.run.step_clock import Mark, SaveListener, StepClock, StepCounts, counts_of, rate
 from towers.run.summaries import Summaries, SummaryHook
@@ -126,30 +125,30 @@ def test_refuses_a_batch_size_that_is_none(batch_size):
 
 # ---- What hooks take ----------------------------------------------------------------------------
 
-def line_of(make_hook, path):
-    """The line of step 4 that a `MetricsHook` writes, without its times."""
-    with tf.Graph().as_default():
+def line_of(make_hook):
+    """The line of step 4 that a `ProgressHook` writes, up to its epoch."""
+    with tf.Graph().as_default(), io.StringIO() as stream:
         step = tf.train.get_or_create_global_step()
         examples = tf.get_variable('examples', dtype=tf.int64, initializer=tf.constant(7, tf.int64))
-        hook, train_op = make_hook(step, examples, str(path)), tf.assign_add(step, 1).op
+        hook, train_op = make_hook(step, examples, stream), tf.assign_add(step, 1).op
         with tf.train.MonitoredSession(hooks=[hook]) as session:
             for _ in range(4):
                 session.run(train_op)
-    return {name: value for name, value in json.loads(path.read_text()).items()
-            if name in ('step', 'epoch', 'examples')}
+        return '  '.join(stream.getvalue().splitlines()[-1].split('  ')[:2])
 
 
-def test_hooks_take_the_counts_as_one_argument_or_as_several(tmp_path):
+def test_hooks_take_the_counts_as_one_argument_or_as_several():
     hooks = [
-        lambda step, examples, path: MetricsHook(
-            {}, StepCounts(step, 10, examples_per_epoch=28, last_step=4, examples=examples), path),
-        lambda step, examples, path: MetricsHook({}, step, path, 10, 28, 100, 4, examples=examples),
-        lambda step, examples, path: MetricsHook(
-            {}, global_step=step, path=path, batch_size=10, examples_per_epoch=28, last_step=4)]
-    lines = [line_of(make_hook, tmp_path / ('%d.jsonl' % number))
-             for number, make_hook in enumerate(hooks)]
-    assert lines == [{'step': 4, 'epoch': 0.25, 'examples': 7}] * 2 + [
-        {'step': 4, 'epoch': 1.428571, 'examples': 40}]
+        lambda step, examples, stream: ProgressHook(
+            {}, StepCounts(step, 10, examples_per_epoch=70, last_step=4, examples=examples),
+            stream=stream),
+        lambda step, examples, stream: ProgressHook(
+            {}, step, 4, 10, 70, stream=stream, examples=examples),
+        lambda step, examples, stream: ProgressHook(
+            {}, global_step=step, train_steps=4, batch_size=10, examples_per_epoch=16,
+            stream=stream)]
+    assert [line_of(make_hook) for make_hook in hooks] == ['step 4/4  epoch 0.1'] * 2 + [
+        'step 4/4  epoch 2.5']
 
 
 def test_counts_are_given_once_and_are_all_there(tmp_path):
@@ -161,7 +160,7 @@ def test_counts_are_given_once_and_are_all_there(tmp_path):
                                                'least 1.'),
             (lambda: ProgressHook({}, counts, train_steps=5, batch_size=10),
              'train_steps=5 is given twice, since StepCounts holds it: leave it out.'),
-            (lambda: MetricsHook({}, counts, str(tmp_path / 'm.jsonl')),
+            (lambda: ProgressHook({}, counts._replace(last_step=5)),
              'examples_per_epoch=None: expected more than 0.'),
             (lambda: SummaryHook(no_summaries, counts, str(tmp_path), 10),
              'batch_size=10 is given twice, since StepCounts holds it: leave it out.'),

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from towers.nonfinite import NonFiniteError, checked_loss
 from towers.run.checkpoint_hook import CheckpointHook
 from towers.run.evaluation import Evaluation, EvaluationHook
-from towers.run.metrics_log import MetricsHook
-from towers.nonfinite import NonFiniteError, checked_loss
 from towers.run.progress import ProgressHook
+from towers.run.step_clock import StepCounts
 from towers.run.step_loop import LoopSession, OccasionalHook
 from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import Summaries, SummaryHook
 from towers.run.training_session import training_session
+from trainer.metrics_hook import MetricsHook
 
 
 class Recorder(OccasionalHook):
@@ -154,19 +155,6 @@ def test_an_error_names_operation_and_line(loop):
     assert 'test_step_loop.py' in str(caught.value)
 
 
-def test_the_line_of_the_step_before_one_that_fails_is_in_the_log(tmp_path):
-    step = tf.train.get_or_create_global_step()
-    loss = tf.where(tf.equal(step, 8), float('nan'), 1.)
-    with tf.control_dependencies([checked_loss(loss, 1)]):
-        train_op = tf.assign_add(step, 1).op
-    metrics = MetricsHook({'loss': loss}, step, str(tmp_path / 'metrics.jsonl'), 1, 1, 4)
-    with pytest.raises(NonFiniteError):
-        with training_session(str(tmp_path), step, [metrics]) as session:
-            session.run_steps(train_op, 20)
-    lines = (tmp_path / 'metrics.jsonl').read_text().splitlines()
-    assert [json.loads(line)['step'] for line in lines] == [4, 8]
-
-
 def test_a_lost_session_is_made_anew(tmp_path):
     """As `MonitoredSession.run` recovers from a machine that is gone."""
     class FailsOnce(Recorder):
@@ -246,8 +234,8 @@ def train(folder, loop, fetch_every_step, until=23):
                                 tf.data.Dataset.from_tensor_slices(np.ones([4], 'f')).batch(2))
         hooks = [ProgressHook(values, step, 23, 10, 100, 5, lines,
                               fetch_every_step=fetch_every_step),
-                 MetricsHook(values, step, str(folder / 'metrics.jsonl'), 10, 100, 4, 23,
-                             fetch_every_step=fetch_every_step),
+                 MetricsHook(values, StepCounts(step, 10, examples_per_epoch=100, last_step=23),
+                             str(folder / 'metrics.jsonl'), 4, fetch_every_step=fetch_every_step),
                  SummaryHook(Summaries(values, {'w': w}, None, ''), step, str(folder), 10, 6, 23)]
         with training_session(
                 str(folder), step, hooks + [EvaluationHook(evaluation, step, 10, hooks[1:])],

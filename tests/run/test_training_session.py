@@ -1,7 +1,7 @@
 """`training_session`: what it finds in a directory, in which order it acts, how it ends."""
 
-import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -12,10 +12,8 @@ from sample_models import kind_of_variables  # noqa: F401, a fixture
 from towers.checkpoint.files import newest_checkpoint
 from towers.placement.devices import config_of_towers
 from towers.errors import CheckpointError, RunLockedError
-from towers.run.metrics_log import MetricsHook
 from towers.nonfinite import NonFiniteError, checked_loss
 from towers.run.run_lock import hold_directory
-from towers.run.run_settings import CHANGES
 from towers.run.training_session import training_session
 
 DATA = '.data-00000-of-00001'
@@ -256,8 +254,7 @@ def test_a_session_that_is_lost_goes_on_from_what_the_run_saved_last(tmp_path, e
         step = tf.train.get_or_create_global_step()
         w = tf.get_variable('w', [3], initializer=tf.zeros_initializer())
         train_op = tf.group(tf.assign_add(w, tf.ones([3])), tf.assign_add(step, 1))
-        log = MetricsHook({'w': w[0]}, step, str(tmp_path / 'metrics.jsonl'), 1, 1, 1)
-        with training_session(str(tmp_path), step, [log, hook], save_steps=4, keep=2,
+        with training_session(str(tmp_path), step, [hook], save_steps=4, keep=2,
                               say=lambda line: None) as session:
             while not session.should_stop():
                 session.run(train_op)
@@ -265,9 +262,6 @@ def test_a_session_that_is_lost_goes_on_from_what_the_run_saved_last(tmp_path, e
                         step_context.session.run(step))) >= 14:
                     break
     assert hook.failed and hook.steps == [earlier_steps, 8]
-    with open(str(tmp_path / 'metrics.jsonl')) as log:
-        metrics = [json.loads(line) for line in log]
-    assert [line['step'] for line in metrics] == list(range(earlier_steps + 1, 15))
     assert tf.train.latest_checkpoint(str(tmp_path)).endswith('-14')
 
 
@@ -306,51 +300,40 @@ def test_the_config_counts_the_cpus_that_the_graph_names(graph):
     assert config_of_towers() == expected
 
 
-def settings(seed):
-    return towers.RunSettings({'seed': seed}, {'seed': CHANGES})
+@pytest.mark.parametrize('options, missing', [
+    ({}, None), ({'width': 4}, 'of another model: .*another shape: w'),
+    ({'optimizer': tf.train.MomentumOptimizer(1., 0.5)}, 'not in the checkpoint: w/Momentum')])
+def test_a_program_may_compare_more_before_anything_is_changed(tmp_path, options, missing):
+    asked = []
 
+    def check(*arguments):
+        asked.append(arguments)
+        return ['one line']
 
-def written(folder):
-    with open(str(folder / 'settings.json')) as opened:
-        found = json.load(opened)
-    return found['settings'], [change['step'] for change in found['changes']]
-
-
-class Stops(tf.train.SessionRunHook):
-    """Ends the program before the session is there, as a signal does."""
-
-    def begin(self):
-        raise KeyboardInterrupt
-
-
-class SeesSettings(tf.train.SessionRunHook):
-    def __init__(self, folder):
-        self._folder, self.seen = folder, None
-
-    def after_create_session(self, session, coord):
-        self.seen = (self._folder / 'settings.json').exists(), saved(self._folder)
-
-
-def test_settings_are_those_of_a_run_that_began(tmp_path):
-    folder = tmp_path / 'run'
-    with pytest.raises(KeyboardInterrupt):
-        run(folder, 3, settings=settings(1), hooks=[Stops()])
-    assert not (folder / 'settings.json').exists()
-    sees = SeesSettings(folder)
-    lines, _ = run(folder, 3, settings=settings(2), hooks=[sees])
-    assert lines == [] and written(folder) == ({'seed': 2}, [])
-    assert sees.seen == (True, [])  # before the first checkpoint, which would go on without them
-
-
-@pytest.mark.slow
-def test_settings_of_a_start_that_runs_no_step_are_not_kept(tmp_path):
-    run(tmp_path, 3, settings=settings(1))
+    def refuse(*unused_arguments):
+        raise CheckpointError('of another seed')
+    run(tmp_path, 3, check=check)
+    assert asked == []  # there was nothing to compare with
     before = contents(tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, 5, settings=settings(2), hooks=[Stops()])
-    lines, _ = run(tmp_path, 3, settings=settings(3))
-    assert lines == ['going on from %s/model.ckpt-3' % tmp_path,
-                     'seed=3, was 1: changes the run from here on']
+    with pytest.raises(CheckpointError, match='of another seed'):
+        run(tmp_path, 4, check=refuse, **options)
     assert contents(tmp_path) == before
-    run(tmp_path, 4, settings=settings(3))
-    assert written(tmp_path) == ({'seed': 3}, [3])
+    if missing is None:
+        lines, _ = run(tmp_path, 4, check=check)
+        assert lines == ['going on from %s/model.ckpt-3' % tmp_path, 'one line']
+    else:
+        with pytest.raises(CheckpointError, match=missing):
+            run(tmp_path, 4, check=check, **options)
+    (newest, text, dropped), = asked
+    assert newest.step == 3 and dropped is None
+    assert text is None if missing is None else re.search(missing, text)
+
+
+def test_state_that_is_dropped_is_said(tmp_path):
+    asked = []
+    run(tmp_path, 2, optimizer=tf.train.MomentumOptimizer(1., 0.5))
+    lines, _ = run(tmp_path, 3, check=lambda *arguments: asked.append(arguments) or ['more'])
+    text = ('the checkpoint %s/model.ckpt-2 holds state that the checkpoints to come would be '
+            'without: w/Momentum' % tmp_path)
+    assert lines == ['going on from %s/model.ckpt-2' % tmp_path, text, 'more']
+    assert [arguments[1:] for arguments in asked] == [(None, text)]

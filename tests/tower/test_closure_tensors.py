@@ -5,7 +5,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster.drawn_updates import seeds_of_updates
 from towers.errors import ClusterError, GradientError
 
 HELD = {}
@@ -71,21 +70,18 @@ def trained(model_fn, transform=None, examples=6, num_towers=2, optimizer=None, 
             return found
 
 
+WAYS = [(counting, dict(transform=waits)), (counting, dict(transform=takes)),
+        (as_a_group, dict(transform=waits)), (in_a_branch, dict(transform=takes)),
+        (in_a_branch, dict(transform=waits)), (counting, dict(optimizer=Slower))]
+
+
 # Mean of the first tower's (or micro-batch's) examples, and of all of them.
-SHARDS = [(dict(num_towers=1), 3.5, 3.5), (dict(copies='clone'), 2., 3.5),
-          (dict(copies='reuse'), 2., 3.5), (dict(examples=5), 2., 3.),
-          (dict(examples=7, num_towers=3), 2., 4.), (dict(num_towers=1, accumulate=2), 2., 3.5),
-          (dict(examples=8, copies='reuse', accumulate=2), 1.5, 4.5),
-          (dict(copies='reuse', first_scope=False), 2., 3.5)]
-
-
-@pytest.mark.fast_only('counting-way0|options[237]')
-@pytest.mark.parametrize('options, first, mean', SHARDS)
-@pytest.mark.parametrize('model_fn, way', [
-    (counting, dict(transform=waits)), (counting, dict(transform=takes)),
-    (as_a_group, dict(transform=waits)), (in_a_branch, dict(transform=takes)),
-    (in_a_branch, dict(transform=waits)), (counting, dict(optimizer=Slower))])
-def test_the_update_of_the_first_tower_is_the_one_that_runs(model_fn, way, options, first, mean):
+@pytest.mark.fast_only('counting-way0|options1')
+@pytest.mark.parametrize('options, first, mean', [
+    (dict(num_towers=1), 3.5, 3.5), (dict(copies='clone'), 2., 3.5),
+    (dict(num_towers=1, accumulate=2), 2., 3.5)])
+@pytest.mark.parametrize('model_fn, way', WAYS)
+def test_an_update_of_the_first_tower_may_be_taken(model_fn, way, options, first, mean):
     # TensorFlow itself refuses reference variables in branches of control flow v2.
     for resource in (True,) if model_fn is in_a_branch else (True, False):
         way = dict(way)
@@ -99,7 +95,21 @@ def test_the_update_of_the_first_tower_is_the_one_that_runs(model_fn, way, optio
             np.testing.assert_allclose([values['size'], values['w']], [size, w], rtol=1e-12)
 
 
-@pytest.mark.parametrize('options, mean', [(options, mean) for options, _, mean in SHARDS])
+@pytest.mark.parametrize('model_fn, way', WAYS)
+def test_an_update_of_the_last_tower_is_refused(model_fn, way):
+    way = dict(way)
+    if 'optimizer' in way:
+        way['optimizer'] = Slower(.1)
+    for options in dict(copies='reuse'), dict(examples=5), dict(copies='reuse', accumulate=3):
+        with pytest.raises(GradientError, match='takes tower_1.* of the model function, which dep'):
+            trained(model_fn, **dict(way, **options))
+
+
+@pytest.mark.parametrize('options, mean', [
+    (dict(num_towers=1), 3.5), (dict(copies='clone'), 3.5), (dict(copies='reuse'), 3.5),
+    (dict(examples=5), 3.), (dict(examples=7, num_towers=3), 4.),
+    (dict(num_towers=1, accumulate=2), 3.5), (dict(examples=8, copies='reuse', accumulate=2), 4.5),
+    (dict(copies='reuse', first_scope=False), 3.5)])
 def test_a_loss_is_that_of_the_batch(options, mean):
     def model_fn(x):
         HELD['loss'] = weight() * tf.reduce_mean(x)
@@ -146,45 +156,101 @@ def test_one_of_several_losses():
         1 - .1 * 3 * 2 * square, 2 - .1 * square * 2 * square], rtol=1e-7)
 
 
-def test_a_tensor_that_depends_on_a_towers_examples_is_refused():
+def the_largest(x):
+    return tf.reduce_max(x)
+
+
+def drawn(x):
+    return 1. + tf.random_uniform([], dtype=tf.float64)
+
+
+def after_a_write(x):
+    size = tf.get_variable('size', [], tf.float64, tf.zeros_initializer(), trainable=False)
+    with tf.control_dependencies([tf.assign_add(size, tf.reduce_mean(x))]):
+        return size.read_value()
+
+
+def counted(x):
+    steps = tf.get_variable('steps', [], tf.float64, tf.zeros_initializer(), trainable=False)
+    return tf.assign_add(steps, 1.) * 1.
+
+
+def of_own_state(x):
+    state = tf.get_local_variable('state', [], tf.float64, tf.zeros_initializer())
+    read = state.read_value()
+    with tf.control_dependencies([read]):
+        HELD['written'] = [tf.assign(state, tf.reduce_mean(x))]
+    return read
+
+
+def by_held(pairs):
+    return [(gradient * HELD['kept'], variable) for gradient, variable in pairs]
+
+
+def printed(pairs):
+    return [(tf.Print(gradient, [HELD['kept']]), variable) for gradient, variable in pairs]
+
+
+def checked(pairs):
+    with tf.control_dependencies([tf.Assert(HELD['kept'] > 0., [HELD['kept']])]):
+        return [(tf.identity(gradient), variable) for gradient, variable in pairs]
+
+
+def keeping(make):
     def model_fn(x):
-        HELD['largest'] = tf.reduce_max(x)
-        return weight() * tf.reduce_mean(x)
-
-    def by_largest(pairs):
-        return [(gradient / HELD['largest'], variable) for gradient, variable in pairs]
-    for options in dict(copies='clone'), dict(examples=5), dict(accumulate=2, num_towers=1):
-        with pytest.raises(GradientError, match=r'computes with .*Max.*:0, a tensor of the model '
-                                                'function that depends on the examples of one '
-                                                'tower, .*let UPDATE_OPS write it to a variable'):
-            trained(model_fn, by_largest, **options)
-    np.testing.assert_allclose(
-        trained(model_fn, by_largest, num_towers=1, steps=1)[0]['w'], 1 - .1 * 3.5 / 6)
+        HELD.clear()
+        HELD['kept'] = make(x)
+        with tf.control_dependencies(HELD.get('written', [])):
+            return weight() * tf.reduce_mean(x)
+    return model_fn
 
 
-def test_what_is_shown_and_what_is_the_same_in_all_towers_may_be_taken():
+REFUSED = (r'^transform_gradients, or the optimizer, takes tower_\S+ of the model function, which '
+           "depends on the examples of one tower: take the loss, which is the batch's, or let "
+           'UPDATE_OPS write it to a variable, and read the variable')
+
+
+@pytest.mark.parametrize('make, transform', [
+    (the_largest, by_held), (the_largest, printed), (the_largest, checked), (drawn, by_held),
+    (after_a_write, by_held), (counted, by_held), (of_own_state, by_held)])
+@pytest.mark.parametrize('options', [
+    dict(copies='clone'), dict(copies='reuse'), dict(accumulate=2, num_towers=1)], ids=str)
+def test_what_is_of_one_tower_is_refused(make, transform, options):
+    with pytest.raises(GradientError, match=REFUSED):
+        trained(keeping(make), transform, **options)
+
+
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_gradients_of_gradients_are_refused(copies):
     def model_fn(x):
-        step = tf.train.get_or_create_global_step()
-        HELD.update(rate=1. / (2. + tf.cast(step, tf.float64)), largest=tf.reduce_max(x))
-        return weight() * tf.reduce_mean(x)
+        return tf.reduce_mean(tf.tanh(weight() * x))
 
+    def second(pairs):
+        [(gradient, variable)] = pairs
+        return [(gradient + tf.gradients(gradient, [variable])[0], variable)]
+    with pytest.raises(GradientError, match=REFUSED + '.*Gradients of gradients take such'):
+        trained(model_fn, second, copies=copies)
+
+
+def test_on_one_tower_the_tensor_is_of_the_batch():
+    [values] = trained(keeping(the_largest), by_held, num_towers=1, steps=1)
+    np.testing.assert_allclose(values['w'], 1 - .1 * 3.5 * 6)
+
+
+def test_what_the_update_does_not_run_may_be_of_one_tower():
     def shown(pairs):
-        tf.summary.scalar('largest', HELD['largest'])
-        return [(tf.Print(gradient, [HELD['largest'] * 2]) * HELD['rate'], variable)
-                for gradient, variable in pairs]
-    np.testing.assert_allclose(trained(model_fn, shown, 5, steps=1)[0]['w'], 1 - .1 * 3 / 2)
+        tf.summary.scalar('largest', HELD['kept'])
+        return pairs
+    [values] = trained(keeping(the_largest), shown, steps=1)
+    np.testing.assert_allclose(values['w'], 1 - .1 * 3.5)
 
 
-def test_calls_that_differ_are_refused_where_an_update_is_taken():
-    calls = []
-
-    def model_fn(x):
-        calls.append(x)
-        return counting(x) if len(calls) == 1 else counting(
-            x, lambda size, mean: tf.assign_add(size, mean))
-    with pytest.raises(GradientError, match='runs an update of tower 1; the first tower, whose '
-                                            'updates run, made other operations'):
-        trained(model_fn, waits, copies='reuse')
+@pytest.mark.parametrize('options', [dict(copies='clone'), dict(copies='reuse')], ids=str)
+def test_what_depends_on_no_example_may_be_taken(options):
+    def rate(x):
+        return 1. / (2. + tf.cast(tf.train.get_or_create_global_step(), tf.float64))
+    [values] = trained(keeping(rate), by_held, steps=1, **options)
+    np.testing.assert_allclose(values['w'], 1 - .1 * 3.5 / 2)
 
 
 def built_in_a_ring(model_fn, transform):
@@ -203,10 +269,9 @@ def test_in_a_ring_a_workers_own_loss_and_batch_are_refused():
     with tf.Graph().as_default(), pytest.raises(
             GradientError, match="the loss of one worker's examples"):
         built_in_a_ring(model_fn, lambda pairs: [(g * HELD['loss'], v) for g, v in pairs])
-    built = built_in_a_ring(model_fn, lambda pairs: [(g * HELD['batch'][0], v) for g, v in pairs])
-    with pytest.raises(ClusterError, match=r"computed from what 'IteratorGetNext' "
-                                           r'\(IteratorGetNext\) reads'):
-        seeds_of_updates(built)
+    with pytest.raises(ClusterError, match=r"'IteratorGetNext' \(IteratorGetNext\) has a part in "
+                                           'the update'):
+        built_in_a_ring(model_fn, lambda pairs: [(g * HELD['batch'][0], v) for g, v in pairs])
 
 
 def test_in_a_ring_a_workers_own_loss_and_batch_may_be_shown():
@@ -215,26 +280,4 @@ def test_in_a_ring_a_workers_own_loss_and_batch_may_be_shown():
         return HELD['loss']
     built = built_in_a_ring(model_fn, lambda pairs: [
         (tf.Print(g, [HELD['loss'], HELD['batch']]), v) for g, v in pairs])
-    assert seeds_of_updates(built) == ''
-
-
-@pytest.mark.parametrize('look', [
-    lambda gradient: tf.Print(gradient, [HELD['y']]),
-    lambda gradient: (tf.summary.histogram('y', HELD['y']), gradient)[1],
-    lambda gradient: _after([tf.Assert(tf.reduce_all(HELD['y'] > 0.), [HELD['y']])], gradient)])
-def test_shards_of_other_static_sizes_may_be_shown(look):
-    """12 examples on 5 towers: the last one's 2 have another shape than the first one's 3."""
-    def model_fn(x):
-        HELD['y'] = weight() * x
-        return tf.reduce_mean(HELD['y'])
-    [values] = trained(model_fn, lambda pairs: [
-        (look(gradient), variable) for gradient, variable in pairs], 12, 5, steps=1)
-    np.testing.assert_allclose(values['w'], 1. - .1 * 6.5)
-    with pytest.raises(GradientError, match='examples of one tower.*Gradients of gradients'):
-        trained(model_fn, lambda pairs: [
-            (gradient * HELD['y'][0], variable) for gradient, variable in pairs], 12, 5)
-
-
-def _after(operations, gradient):
-    with tf.control_dependencies(operations):
-        return tf.identity(gradient)
+    assert isinstance(built.train_op, tf.Operation)

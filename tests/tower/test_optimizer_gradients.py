@@ -181,15 +181,11 @@ class ClipsValues(Own):
 
 
 class PartByPart(Own):
-    """Two optimizers in one, each for a part of the variables, and each with a scale."""
+    """Takes the gradients of one part of the variables after those of the other."""
 
     def compute_gradients(self, loss, var_list=None, **options):
-        def unscaled(gradient, scale):
-            if isinstance(gradient, tf.IndexedSlices):
-                return tf.IndexedSlices(gradient.values / scale, gradient.indices)
-            return gradient / scale
-        return [(unscaled(gradient, scale), v) for number, scale in ((0, 4.), (1, 2.))
-                for gradient, v in self.plain(loss * scale, var_list=var_list[number::2], **options)]
+        return [pair for number in range(2)
+                for pair in self.plain(loss, var_list=var_list[number::2], **options)]
 
 
 def on_one_device(make, model, examples):
@@ -283,8 +279,22 @@ def in_a_branch(self, loss, **options):
     return [(gradients, options['var_list'][0])]
 
 
+def by_groups(self, loss, var_list=None, **options):
+    return [pair for factor in (tf.train.get_or_create_global_step(), 1.)
+            for pair in self.plain(loss * tf.cast(factor, tf.float64), var_list=var_list)]
+
+
+def by_its_norm(self, loss, **options):
+    [(gradient, _)] = self.plain(loss, **options)
+    return self.plain(loss / tf.norm(gradient), **options)
+
+
+FACTORS = 'takes gradients of its loss with several factors, .*: take them with one factor, and mul'
+
+
 @pytest.mark.parametrize('method, words', [
-    (never, 'takes no gradient of the loss'), (in_a_branch, 'within a branch')])
+    (never, 'takes no gradient of the loss'), (in_a_branch, 'within a branch'),
+    (by_groups, FACTORS), (by_its_norm, FACTORS)])
 def test_what_the_towers_cannot_do_is_refused(method, words):
     make = type('Strange', (Own,), {'compute_gradients': method})
     with pytest.raises(GradientError, match='compute_gradients of Strange .*' + words):
@@ -312,41 +322,6 @@ def test_in_a_ring(make):
         return train(towers.Cluster('ring', workers, rank=rank), SQUARED,
                      (examples[2 * rank:2 * rank + 2],), make)['last']['w']
     np.testing.assert_allclose(together(work, 2), expected, rtol=1e-12)
-
-
-class WarmsUp(Own):
-    """The gradient of `w` by a loss whose factor is 0, 1/2, 1 … in steps 0, 1, 2 …, that of `v` by
-    the loss: which comes first is given."""
-
-    def __init__(self, first, *args):
-        super(WarmsUp, self).__init__(*args)
-        self._first = first
-
-    def compute_gradients(self, loss, var_list=None, **options):
-        alpha = tf.cast(tf.train.get_or_create_global_step(), tf.float64) / 2.
-        pairs = []
-        for name in (self._first, 'v' if self._first == 'w' else 'w'):
-            pairs += self.plain(loss * alpha if name == 'w' else loss, var_list=[
-                variable for variable in tf.trainable_variables() if variable.op.name == name])
-        return pairs
-
-
-def of_w_and_v(x):
-    """Both gradients are the mean of x."""
-    return tf.reduce_mean(x) * tf.add_n([
-        tf.get_variable(name, [], tf.float64, tf.ones_initializer()) for name in 'wv'])
-
-
-@pytest.mark.fast_only(r'w-\{\}|v-.*accumulate')
-@pytest.mark.parametrize('options', [dict(), dict(copies='reuse', remainder='weight'),
-                                     dict(accumulate=3)], ids=str)
-@pytest.mark.parametrize('first', ['w', 'v'])
-def test_a_factor_of_0_for_one_part_of_the_variables(first, options):
-    step = tf.train.get_or_create_global_step()
-    built = towers.build_towers(
-        of_w_and_v, tf.constant([1., 2., 3., 3., 4., 5.], tf.float64), WarmsUp(first), 2, 'mean',
-        global_step=step, check_devices=False, **options)
-    assert after_two_steps(built.train_op) == pytest.approx([1. - .1 * 1.5, 1. - .1 * 6.])
 
 
 class ByPlace(tf.train.GradientDescentOptimizer):

@@ -13,6 +13,7 @@ import tf_slim as slim
 from tensorflow.python.training.slot_creator import create_zeros_slot
 
 from towers import SharedVariableError, TowersError, audit, build_towers, mend_slim, session_config
+from towers.graph.variable_access import variables_read
 from towers.placement.variable_device import Placement
 from towers.tower.variables import owner_by_name, slot_creator, without_numbers
 
@@ -308,6 +309,11 @@ def test_a_variable_that_the_graph_has_already(resource):
     assert error_of(model_fn) == (
         "variable 'w' exists already in this graph: pass reuse=True (or tf.AUTO_REUSE) to share it "
         'with the towers, or variable_scope=... for a second set.')
+
+
+def test_a_second_build_of_a_variable_shares_it_or_makes_another(resource):
+    tf.get_variable('w', [], initializer=ONE)
+    model_fn = lambda x: tf.reduce_mean(x * tf.get_variable('w', [], initializer=ONE))  # noqa: E731
     for name, kwargs in (('a', {'reuse': True}), ('b', {'reuse': tf.AUTO_REUSE})):
         assert build(model_fn, name=name, **kwargs).variables == tf.global_variables() == [
             tf.global_variables()[0]]
@@ -318,10 +324,11 @@ def test_a_variable_that_the_graph_has_already(resource):
 def test_reuse_with_nothing_to_reuse(resource):
     model_fn = lambda x: tf.reduce_mean(x * tf.get_variable('w', [], initializer=ONE))  # noqa: E731
     for options, name in (({'reuse': True}, 'w'), ({'reuse': True, 'variable_scope': 's'}, 's/w')):
-        text = error_of(model_fn, **options)
+        with tf.Graph().as_default():
+            text = error_of(model_fn, **options)
         assert text.startswith('variable %r does not exist in this graph, and reuse is on' % name)
         assert 'tf.AUTO_REUSE' in text
-    with tf.variable_scope('around', reuse=True):
+    with tf.Graph().as_default(), tf.variable_scope('around', reuse=True):
         assert error_of(model_fn).startswith("variable 'around/w' does not exist in this graph")
     with tf.Graph().as_default():
         earlier = build(model_fn)
@@ -938,3 +945,16 @@ def test_an_optimizer_of_the_models_own_and_one_around_it(resource):
         expected = names()
     build_towers(model_fn, tf.constant([1., 2.]), tf.train.AdamOptimizer(), 2)
     assert names() == expected and 'weight/Adam_3' in expected
+
+
+def test_a_template_of_an_earlier_build_in_the_next(graph):
+    template = tf.make_template('T', lambda x: x * tf.get_variable('w', [], initializer=ONE))
+
+    def model_fn(x):
+        return tf.reduce_mean(template(x))
+    built = build(model_fn, variable_device='replicated')
+    other = build(model_fn, name='other', reuse=built, variable_device='replicated')
+    assert [[variable.op.name for variable in variables_read(
+        [op for op in graph.get_operations() if op.name.startswith(tower.name_scope)
+         and op.name not in tower.backward])] for tower in other.towers] == [
+             ['T/w'], ['T/w_replica_1/T/w']]

@@ -14,7 +14,9 @@ from models import registry
 from imagenet_files import write_imagenet
 import pages
 import towers
-import train
+from trainer.command_line import parse_flags
+from trainer.flags import FLAGS
+from trainer.job import build_job, make_setup
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -56,11 +58,11 @@ def test_graph_and_plan_of_the_claim(command):
     towers.mend_slim()
     flags = flags_of(command, 'sqrt')
     with flagsaver.flagsaver():
-        train.FLAGS.unparse_flags()
-        train.train_flags.parse_flags(['train.py'] + flags)
-        dataset = datasets.get_dataset(train.FLAGS.dataset, train.FLAGS.data_dir)
-        setup = train.train_job.make_setup(registry.get_network(train.FLAGS.model), dataset)
-        job = train.train_job.build_job(setup, with_evaluation=False)
+        FLAGS.unparse_flags()
+        parse_flags(['train.py'] + flags)
+        dataset = datasets.get_dataset(FLAGS.dataset, FLAGS.data_dir)
+        setup = make_setup(registry.get_network(FLAGS.model), dataset)
+        job = build_job(setup, with_evaluation=False)
     plan = str(job.built.plan)
     assert plan.startswith('4 towers, batch 400 = 4 x 100\n')
     # The command of the page cannot run as pasted: it takes ImageNet.

@@ -8,15 +8,19 @@ import pytest
 
 import towers
 import train
-from trainer import cluster as train_cluster
-from trainer import flags as train_flags
-from trainer import job as train_job
+from trainer.cluster import compared_flags, make_cluster, workers_a_step
+from trainer.command_line import in_flags
+from trainer.contradictions import contradiction
+from trainer.flags import FLAGS
+from trainer.hooks import EndHook
+from trainer.job import build_job, make_setup
+from trainer.resuming import run_settings, settings_of_workers
 
 
 @pytest.fixture(autouse=True)
 def parsed():
     with flagsaver.flagsaver():
-        train_flags.FLAGS(['train.py'])
+        FLAGS(['train.py'])
         yield
 
 
@@ -29,7 +33,6 @@ RING = json.dumps({'cluster': {'worker': ['a:1', 'b:2']}, 'task': {'type': 'work
     (dict(variable_device='auto'), '--variable_device=auto times'),
     (dict(batch_size='auto'), '--batch_size=auto runs steps of one machine'),
     (dict(skip_bad=3), '--skip_bad leaves out'),
-    (dict(stage_inputs=True), '--stage_inputs reads ahead'),
     (dict(remainder='weight'), '--remainder=weight ends an epoch'),
     (dict(mode='eval', cluster='ring'), '--cluster is of no use with --mode=eval'),
     (dict(backup_workers=1), '--backup_workers is of no use with --cluster=ring'),
@@ -37,12 +40,12 @@ RING = json.dumps({'cluster': {'worker': ['a:1', 'b:2']}, 'task': {'type': 'work
     (dict(synchronous=True), '--synchronous is of no use with --cluster=ring: it goes with ps')])
 def test_what_does_not_go_with_a_cluster(given, expected):
     with flagsaver.flagsaver(**dict(given, cluster='ring')):
-        assert train_flags.contradiction(set(given)).startswith(expected)
+        assert contradiction(set(given)).startswith(expected)
 
 
 def test_flags_of_a_cluster_without_one():
     with flagsaver.flagsaver():
-        assert train_flags.contradiction({'worker_hosts'}) == (
+        assert contradiction({'worker_hosts'}) == (
             '--worker_hosts is of no use without --cluster')
 
 
@@ -53,7 +56,7 @@ def test_flags_of_a_cluster_without_one():
 def test_an_evaluator_needs_the_workers_of_its_run(cluster, expected, monkeypatch):
     monkeypatch.delenv('TF_CONFIG', raising=False)
     with flagsaver.flagsaver(job_name='evaluator', cluster=cluster):
-        why = train_flags.contradiction({'job_name', 'cluster'})
+        why = contradiction({'job_name', 'cluster'})
     assert why is None if expected is None else why.startswith(expected)
 
 
@@ -66,22 +69,22 @@ def test_who_builds_no_towers_has_no_plan_and_ends_without_an_error(
     monkeypatch.delenv('TF_CONFIG', raising=False)
     given = dict(dict(worker_hosts='a:1,b:1', job_name=job, plan_only=True), **given)
     with flagsaver.flagsaver(**given):
-        assert train.train_or_plan(types.SimpleNamespace(batch_size=4)) is None
+        assert train.train(types.SimpleNamespace(batch_size=4, dataset=None)) == 0
     assert capsys.readouterr().out.strip() == expected
 
 
 def test_flags_override_tf_config(monkeypatch):
     monkeypatch.setenv('TF_CONFIG', RING)
     with flagsaver.flagsaver(cluster='ring'):
-        cluster = train_cluster.make_cluster()
+        cluster = make_cluster()
         assert (cluster.workers, cluster.rank) == (('a:1', 'b:2'), 1)
     with flagsaver.flagsaver(cluster='ps', worker_hosts='x:1, y:2', ps_hosts='z:3', job_name='ps',
                              task_index=0, synchronous=False):
-        cluster = train_cluster.make_cluster()
+        cluster = make_cluster()
         assert (cluster.workers, cluster.ps, cluster.job, cluster.rank, cluster.synchronous) == (
             ('x:1', 'y:2'), ('z:3',), 'ps', 0, False)
     with flagsaver.flagsaver():
-        assert train_cluster.make_cluster() is None
+        assert make_cluster() is None
 
 
 CHIEF = ('{"cluster": {"chief": ["a:1"], "worker": ["b:2"]}, "task": {"type": "worker", '
@@ -96,7 +99,7 @@ CHIEF = ('{"cluster": {"chief": ["a:1"], "worker": ["b:2"]}, "task": {"type": "w
 def test_flags_name_the_task_as_the_list_in_force_does(given, workers, rank, monkeypatch):
     monkeypatch.setenv('TF_CONFIG', CHIEF)
     with flagsaver.flagsaver(cluster='ring', **given):
-        cluster = train_cluster.make_cluster()
+        cluster = make_cluster()
     assert (cluster.workers, cluster.job, cluster.rank) == (workers, 'worker', rank)
 
 
@@ -113,8 +116,8 @@ def test_what_the_flags_leave_open_is_refused(given, expected, monkeypatch):
     monkeypatch.delenv('TF_CONFIG', raising=False)
     with flagsaver.flagsaver(cluster='ring', **given):
         with pytest.raises(towers.InvalidArgumentError) as error:
-            train_cluster.make_cluster()
-    assert train_flags.in_flags(str(error.value)).startswith(expected)
+            make_cluster()
+    assert in_flags(str(error.value)).startswith(expected)
 
 
 def test_the_rate_sees_all_machines_and_the_step_counts_their_examples():
@@ -123,16 +126,16 @@ def test_the_rate_sees_all_machines_and_the_step_counts_their_examples():
     with flagsaver.flagsaver(cluster='ring', lr_scaling='linear', batch_size=10, num_towers=2,
                              train_steps=5, base_learning_rate=0.001, warmup_epochs=1):
         cluster = towers.Cluster('ring', ['a:1', 'b:2', 'c:3'], rank=1)
-        setup = train_job.make_setup(registry.get_network('digits'), datasets.get_dataset('digits'))
+        setup = make_setup(registry.get_network('digits'), datasets.get_dataset('digits'))
         towers.mend_slim()
-        job = train_job.build_job(setup, cluster=cluster)
+        job = build_job(setup, cluster=cluster)
     assert job.counts.batch_size == 30
     assert '0.006 = 0.001 x 6, warm-up from 0.001' in job.built.plan.learning_rate
     assert job.built.machines.counted(10) == 30
     assert job.built.plan.all_towers == 6
-    assert train_cluster.of_all(cluster, job)[:2] == [
+    assert settings_of_workers(cluster, job)[:2] == [
         ('number of workers', 3), ('examples of all workers a step', 30)]
-    assert train_cluster.of_all(None, job)[0] == ('number of workers', 1)
+    assert settings_of_workers(None, job)[0] == ('number of workers', 1)
 
 
 def test_a_run_on_another_number_of_workers_says_what_that_changes(tmp_path):
@@ -141,7 +144,7 @@ def test_a_run_on_another_number_of_workers_says_what_that_changes(tmp_path):
         job = types.SimpleNamespace(counts=types.SimpleNamespace(batch_size=batch_size * workers),
                                     built=types.SimpleNamespace(plan=plan))
         cluster = towers.Cluster('ring', ['a:1', 'b:2', 'c:3'][:workers]) if workers > 1 else None
-        return train_flags.file_options(batch_size, train_cluster.of_all(cluster, job))['settings']
+        return run_settings(batch_size, settings_of_workers(cluster, job))
     settings(2, '0.002 = 0.001 x 2').begin(str(tmp_path))
     differences, _ = settings(3, '0.003 = 0.001 x 3').compare(str(tmp_path))
     assert list(map(str, differences)) == [
@@ -165,14 +168,14 @@ def test_a_run_on_another_number_of_workers_says_what_that_changes(tmp_path):
 
 def test_a_step_is_of_as_many_workers_as_it_waits_for():
     workers, ps = ['a:1', 'b:2', 'c:3'], ['d:4']
-    assert [train_cluster.workers_a_step(cluster) for cluster in (
+    assert [workers_a_step(cluster) for cluster in (
         None, towers.Cluster('ring', workers), towers.Cluster('ps', workers, ps),
         towers.Cluster('ps', workers, ps, backup_workers=1),
         towers.Cluster('ps', workers, ps, synchronous=False))] == [1, 3, 3, 2, 1]
 
 
 def test_workers_compare_every_flag_that_changes_the_numbers():
-    compared = set(train_cluster.compared_flags())
+    compared = set(compared_flags())
     assert {'momentum', 'warmup_epochs', 'decay_epochs', 'decay_rate', 'base_batch_size',
             'weight_decay', 'remainder', 'augment', 'dataset', 'image_size', 'optimizer',
             'seed', 'update_ops', 'train_steps', 'train_epochs', 'stop_at_accuracy'} <= compared
@@ -188,19 +191,19 @@ def test_workers_compare_every_flag_that_changes_the_numbers():
     (0, 629, None, False, None), (1, 1000, None, True, None), (1, None, None, True, None)])
 def test_a_run_that_ends_before_its_last_step_says_why(rank, step, stopped_by, is_told, expected):
     signals = types.SimpleNamespace(reason=lambda: stopped_by, is_told=is_told)
-    job = types.SimpleNamespace(counts=types.SimpleNamespace(last_step=1000))
-    end = train_cluster.EndHook(towers.Cluster('ring', ['a:1', 'b:2'], rank=rank), job, signals)
-    end.step = step
+    job = types.SimpleNamespace(counts=types.SimpleNamespace(last_step=1000, global_step=None))
+    end = EndHook(towers.Cluster('ring', ['a:1', 'b:2'], rank=rank), job, signals)
+    if step is not None:
+        end.end(types.SimpleNamespace(run=lambda unused_fetch: step))
     assert end.reason() == expected
 
 
 def test_a_worker_that_saves_nothing_exports_nothing(monkeypatch, tmp_path):
     """Else it writes the same SavedModel as the chief, at the same time."""
-    monkeypatch.setattr(train_cluster, 'make_cluster',
+    monkeypatch.setattr(train, 'make_cluster',
                         lambda: towers.Cluster('ring', ['a:1', 'b:2'], rank=1))
-    monkeypatch.setattr(train_job, 'build_job',
-                        lambda *given, **named: types.SimpleNamespace(iterator=None))
-    monkeypatch.setattr(train_cluster, 'work', lambda *given: None)
+    monkeypatch.setattr(train, 'build_job', lambda *given, **named: None)
+    monkeypatch.setattr(train, 'work', lambda *given: 0)
     for name in ('disable_v2_behavior', 'enable_resource_variables'):  # of the whole process
         monkeypatch.setattr(train.tf, name, lambda: None)
     with flagsaver.flagsaver(cluster='ring', export_dir=str(tmp_path / 'export'),

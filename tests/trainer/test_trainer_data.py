@@ -1,4 +1,4 @@
-"""`train.py` and its data: staging, remainders, bad examples, the modes that look at data."""
+"""`train.py` and its data: remainders, bad examples, the modes that look at data."""
 
 import json
 import os
@@ -15,10 +15,11 @@ from datasets.bad_examples import Bad, Skipped
 from datasets.pipeline import epoch_order
 from image_files import jpeg, write_folder
 from models import registry
-from train_runs import metrics, newest, names_that_differ, untimed, values_of
+from train_runs import metrics, newest, names_that_differ, values_of
 import towers
-from trainer import data as train_data
-from trainer import flags as train_flags
+from trainer.bad_examples import leave_out_first_bad, trying
+from trainer.data import check_sizes, unknown_failure
+from trainer.flags import FLAGS
 
 SHORT = ['--batch_size=100', '--train_steps=16', '--log_every=4', '--save_steps=16',
          '--fingerprint',
@@ -30,7 +31,7 @@ FOLDER = ['--dataset=folder', '--model=digits', '--image_size=8', '--batch_size=
 @pytest.fixture
 def parsed():
     with flagsaver.flagsaver():
-        train_flags.FLAGS(['train.py', '--seed=5'])
+        FLAGS(['train.py', '--seed=5'])
         yield
 
 
@@ -61,16 +62,16 @@ def test_where_bad_examples_are_looked_for(parsed):
         order = session.run(epoch_order(10, 5)(tf.constant(0, tf.int64))).tolist()
     dataset = Rotten(0)
     dataset.find_bad = lambda split, numbers: dataset.looked_at.append(list(numbers))
-    assert not train_data.leave_out_first_bad(dataset, 1, OF_INPUT)
+    assert not leave_out_first_bad(dataset, 1, OF_INPUT)
     assert dataset.looked_at == [order[:2], order[2:6], order[6:]]
     other = tf.errors.InvalidArgumentError(None, None, 'of the model\n\t [[{{node a}}]]')
-    assert not train_data.leave_out_first_bad(dataset, 1, other) and len(dataset.looked_at) == 3
+    assert not leave_out_first_bad(dataset, 1, other) and len(dataset.looked_at) == 3
     # Nothing bad is found: a line all the same, of the input alone.
-    assert str(train_data.unknown_failure(OF_INPUT)) == (
+    assert str(unknown_failure(OF_INPUT)) == (
         'a batch of --dataset=digits could not be made: rotten. Looked at one by one, its examples '
         'are good: was a file out of reach for a while, or replaced? Start the same command again; '
         '--mode=check_data reads them all.')
-    assert train_data.unknown_failure(other) is None
+    assert unknown_failure(other) is None
 
 
 def test_a_trial_begins_anew_without_what_is_bad(parsed, capsys):
@@ -81,16 +82,16 @@ def test_a_trial_begins_anew_without_what_is_bad(parsed, capsys):
                 raise OF_INPUT
         return 'found'
     dataset = Rotten(1)
-    assert train_data.trying(dataset, 1, trial) == 'found' and dataset.skipped.examples == []
+    assert trying(dataset, 1, trial) == 'found' and dataset.skipped.examples == []
     assert capsys.readouterr().out == 'line 0\nline 1\nline 2\nline 3\n'
     with pytest.raises(datasets.BadExampleError, match='--skip_bad=1 allows no more'):
-        train_data.trying(dataset, 5, trial, keep=True)
+        trying(dataset, 5, trial, keep=True)
     dataset = Rotten(2)
-    train_data.trying(dataset, 1, trial, keep=True)
+    trying(dataset, 1, trial, keep=True)
     assert dataset.skipped.numbers('train') == {3, 7}
     dataset = Rotten(0)
     with pytest.raises(datasets.BadExampleError, match='is rotten. --skip_bad=10'):
-        train_data.trying(dataset, 1, trial)
+        trying(dataset, 1, trial)
 
 
 def test_a_trial_that_fails_for_another_reason(parsed):
@@ -101,7 +102,7 @@ def test_a_trial_that_fails_for_another_reason(parsed):
     for error in (tf.errors.InvalidArgumentError(None, None, 'of the model'),
                   towers.MeasurementError('not counted'), KeyError('w')):
         with pytest.raises(type(error)) as caught:
-            train_data.trying(Rotten(9), 1, fail(error))
+            trying(Rotten(9), 1, fail(error))
         assert caught.value is error
     ended = towers.MeasurementError('the input ended')
     ended.__cause__ = tf.errors.OutOfRangeError(None, None, 'End\n\t [[IteratorGetNext]]')
@@ -109,7 +110,7 @@ def test_a_trial_that_fails_for_another_reason(parsed):
         for error, text in ((OF_INPUT, 'own:data: a batch could not be made: rotten'),
                             (ended, 'train_batches of own:data ended')):
             with pytest.raises(datasets.OwnDataError, match=text):
-                train_data.trying(types.SimpleNamespace(), 1, fail(error))
+                trying(types.SimpleNamespace(), 1, fail(error))
 
 
 @pytest.mark.parametrize('sides, unknown', [
@@ -118,12 +119,12 @@ def test_images_of_unknown_size_name_the_users_function(sides, unknown):
     batches = tf.data.Dataset.from_generator(
         list, (tf.float32, tf.int64), ([4] + sides + [1], [4]))
     with flagsaver.flagsaver():
-        train_flags.FLAGS(['train.py', '--dataset=own:set', '--model=digits'])
+        FLAGS(['train.py', '--dataset=own:set', '--model=digits'])
         with pytest.raises(datasets.OwnDataError) as error:
-            train_data.check_sizes(batches, 'train_batches', takes_any_size=False)
-        train_data.check_sizes(batches, 'train_batches', takes_any_size=True)
-        train_flags.FLAGS(['train.py', '--dataset=digits'])
-        train_data.check_sizes(batches, 'train_batches', takes_any_size=False)
+            check_sizes(batches, 'train_batches', takes_any_size=False)
+        check_sizes(batches, 'train_batches', takes_any_size=True)
+        FLAGS(['train.py', '--dataset=digits'])
+        check_sizes(batches, 'train_batches', takes_any_size=False)
     assert str(error.value).startswith(
         'train_batches of own:set gives images of unknown %s, shape (4, ' % unknown)
     assert str(error.value).endswith('tf.image.resize them to one size, or call set_shape in a map '
@@ -133,20 +134,6 @@ def test_images_of_unknown_size_name_the_users_function(sides, unknown):
 def test_networks_that_take_any_size():
     assert [name for name in ('digits', 'inception_v3', 'resnet_v2_50')
             if registry.get_network(name).takes_any_size] == ['resnet_v2_50']
-
-
-@pytest.mark.slow
-def test_staged_inputs_change_no_number(runner, tmp_path):
-    plain = runner.run(tmp_path / 'plain', SHORT)
-    staged = runner.run(tmp_path / 'staged', SHORT + ['--stage_inputs'])
-    assert "the next batch is put on the towers' devices while they work" in staged.stdout
-    assert names_that_differ(values_of(plain.train_dir, 16), values_of(staged.train_dir, 16)) == []
-    assert untimed(metrics(plain.train_dir)) == untimed(metrics(staged.train_dir))
-    # And across a stop, at which a batch was staged.
-    parts = tmp_path / 'parts'
-    runner.run(parts, [flag.replace('steps=16', 'steps=7') for flag in SHORT] + ['--stage_inputs'])
-    runner.run(parts, SHORT + ['--stage_inputs'])
-    assert names_that_differ(values_of(plain.train_dir, 16), values_of(parts, 16)) == []
 
 
 @pytest.mark.slow
@@ -250,34 +237,17 @@ def listed(train_dir):
 
 
 @pytest.mark.slow
-def test_the_same_is_left_out_with_staged_inputs(runner, tmp_path, model_for_three_channels):
-    folder = images(tmp_path / 'data', [])
-    # By the default seed they are at places 4 and 8. The second one's damage is in its last bytes,
-    # and the crop at that place does not come to them, so that it is a good one.
-    write_folder(folder, {'train/a/1.jpg': b'', 'train/b/2.jpg':
-                          jpeg(77, 40, 40)[:-2] + b'\xff\xc4\0\0\xff\xd9'})
-    flags = FOLDER + ['--data_dir=' + folder, '--skip_bad=3', '--train_steps=3', '--fingerprint']
-    for name, more in (('plain', []), ('staged', ['--stage_inputs'])):
-        runner.run(tmp_path / name, flags + more, before=model_for_three_channels)
-        assert listed(tmp_path / name) == [('train', 1, 4)]
-    assert untimed(metrics(tmp_path / 'plain')) == untimed(metrics(tmp_path / 'staged'))
-
-
-@pytest.mark.slow
 @pytest.mark.version_independent
 def test_what_is_bad_after_the_end_of_a_run_does_not_end_it(runner, tmp_path,
                                                             model_for_three_channels):
     folder = images(tmp_path / 'data', [])
     write_folder(folder, {'train/a/3.jpg': b''})  # by the default seed at place 9
-    flags = FOLDER + ['--data_dir=' + folder, '--stage_inputs']
+    flags = FOLDER + ['--data_dir=' + folder]
     runner.run(tmp_path / 'run', flags + ['--train_steps=2'], before=model_for_three_channels)
     assert newest(tmp_path / 'run') == 2
     run = runner.start(tmp_path / 'run', flags + ['--train_steps=3'], model_for_three_channels)
     assert run.status() == 1
     assert re.match(r'train.py: \S+train/a/3.jpg is empty. --skip_bad=10 would', run.stderr)
-    plain = runner.run(tmp_path / 'plain', flags[:-1] + ['--train_steps=2'],
-                       before=model_for_three_channels)
-    assert names_that_differ(values_of(plain.train_dir, 2), values_of(tmp_path / 'run', 2)) == []
 
 
 @pytest.mark.slow
@@ -392,7 +362,7 @@ def test_diagnose_names_a_bad_image_or_leaves_it_out(runner, tmp_path, model_for
 
 @pytest.mark.slow
 @pytest.mark.parametrize('flags', [
-    ['--audit_runtime'], ['--variable_device=auto', '--stage_inputs'],
+    ['--audit_runtime'], ['--variable_device=auto'],
     ['--mode=memory', '--memory_plot='], ['--batch_size=auto', '--memory_limit=600'],
     ['--devices=cpu:0+cpu:1', '--stages=time']])
 def test_steps_before_the_run_name_a_bad_image_or_leave_it_out(runner, tmp_path, flags,
@@ -409,8 +379,7 @@ def test_steps_before_the_run_name_a_bad_image_or_leave_it_out(runner, tmp_path,
 
 
 @pytest.mark.slow
-def test_synthetic_images_stay_on_the_towers(runner, tmp_path):
+def test_synthetic_images(runner, tmp_path):
     run = runner.run(tmp_path / 'run', ['--dataset=synthetic', '--num_classes=10', '--image_size=8',
                                         '--batch_size=8', '--train_steps=3', '--summary_steps=0'])
-    assert "the first batch over and over, from the towers' devices" in run.stdout
     assert 'test accuracy' in run.stdout

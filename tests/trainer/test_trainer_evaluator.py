@@ -11,15 +11,15 @@ import tensorflow.compat.v1 as tf
 import datasets
 from models import registry
 import towers
-from trainer import evaluator as train_evaluator
-from trainer import flags as train_flags
-from trainer import job as train_job
+from trainer import evaluator
+from trainer.flags import FLAGS
+from trainer.job import make_setup
 
 
 @pytest.fixture
 def folder(tmp_path):
     with flagsaver.flagsaver():
-        train_flags.FLAGS(['train.py'])
+        FLAGS(['train.py'])
         yield str(tmp_path / 'run')
 
 
@@ -44,7 +44,7 @@ class Chief:
 
 
 def lines(folder):
-    with open(os.path.join(folder, train_evaluator.FILE)) as log:
+    with open(os.path.join(folder, evaluator.FILE)) as log:
         return [json.loads(line) for line in log]
 
 
@@ -62,7 +62,7 @@ def evaluated(folder, steps, last):
         save_next()
         return {'accuracy': found[-1] / 100., 'examples': 360}
     save_next()
-    assert train_evaluator.evaluate_checkpoints(
+    assert evaluator.evaluate_checkpoints(
         evaluate, lambda prefix: prefix.endswith('-%d' % last), folder, pause=0.01) is None
     return found
 
@@ -80,7 +80,7 @@ def test_each_checkpoint_is_evaluated_once_and_the_last_one_ends_it(folder, caps
 
 def test_a_run_that_stops_by_its_accuracy_ends_it(folder):
     """It looks every 20 steps, so that the 0.9 of step 10 is no end."""
-    train_flags.FLAGS(['train.py', '--stop_at_accuracy=0.8', '--eval_steps=20'])
+    FLAGS(['train.py', '--stop_at_accuracy=0.8', '--eval_steps=20'])
     chief, accuracies, found = Chief(folder), {10: .9, 20: .7, 40: .8}, []
 
     def evaluate(prefix):
@@ -91,8 +91,8 @@ def test_a_run_that_stops_by_its_accuracy_ends_it(folder):
                 break
         return {'accuracy': accuracies[found[-1]]}
     chief.save(10)
-    assert train_evaluator.evaluate_checkpoints(
-        evaluate, lambda prefix: False, folder, train_evaluator.reaches_accuracy,
+    assert evaluator.evaluate_checkpoints(
+        evaluate, lambda prefix: False, folder, evaluator.reaches_accuracy,
         pause=0.01) is None
     assert found == [10, 20, 40]
 
@@ -114,7 +114,7 @@ def test_one_that_is_replaced_while_it_is_read_is_passed_over(folder, capsys):
                 os.remove(name)
             raise tf.errors.NotFoundError(None, None, 'gone')
         return {'accuracy': 1.}
-    assert train_evaluator.evaluate_checkpoints(evaluate, lambda prefix: prefix.endswith('-20'),
+    assert evaluator.evaluate_checkpoints(evaluate, lambda prefix: prefix.endswith('-20'),
                                                 folder, pause=0.01) is None
     assert 'passed over    model.ckpt-10: replaced while it was read' in capsys.readouterr().out
     assert [line['step'] for line in lines(folder)] == [20]
@@ -126,22 +126,22 @@ def test_another_error_is_an_error(folder):
     def evaluate(unused_prefix):
         raise towers.CheckpointError('of another model')
     with pytest.raises(towers.CheckpointError, match='of another model'):
-        train_evaluator.evaluate_checkpoints(evaluate, lambda prefix: True, folder)
+        evaluator.evaluate_checkpoints(evaluate, lambda prefix: True, folder)
 
 
 def test_started_again_it_adds_no_line_twice(folder):
     assert evaluated(folder, [[10], [20]], 20) == [10, 20]
-    again = train_evaluator.evaluate_checkpoints(
+    again = evaluator.evaluate_checkpoints(
         lambda prefix: {'accuracy': .2}, lambda prefix: True, folder)
     assert again is None and [line['step'] for line in lines(folder)] == [10, 20]
 
 
 def test_the_file_of_an_earlier_run_is_kept_aside(folder, monkeypatch):
-    chief, path = Chief(folder), os.path.join(folder, train_evaluator.FILE)
+    chief, path = Chief(folder), os.path.join(folder, evaluator.FILE)
     with open(path, 'w') as log:
         log.write('{"step": 5}\n')
-    monkeypatch.setattr(train_evaluator.time, 'sleep', lambda seconds: chief.save(10))
-    train_evaluator.evaluate_checkpoints(lambda prefix: {}, lambda prefix: True, folder)
+    monkeypatch.setattr(evaluator.time, 'sleep', lambda seconds: chief.save(10))
+    evaluator.evaluate_checkpoints(lambda prefix: {}, lambda prefix: True, folder)
     assert [line['step'] for line in lines(folder)] == [10]
     assert os.path.exists(path + '.1')
 
@@ -151,13 +151,13 @@ def test_sigterm_ends_it_at_once(folder, has_checkpoint, monkeypatch):
     former = signal.getsignal(signal.SIGTERM)
     if has_checkpoint:
         Chief(folder).save(10)
-    monkeypatch.setattr(train_evaluator.time, 'sleep',
+    monkeypatch.setattr(evaluator.time, 'sleep',
                         lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
-    assert train_evaluator.evaluate_checkpoints(
+    assert evaluator.evaluate_checkpoints(
         lambda prefix: os.kill(os.getpid(), signal.SIGTERM), lambda prefix: True,
         folder) == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is former
-    assert not os.path.exists(os.path.join(folder, train_evaluator.FILE))
+    assert not os.path.exists(os.path.join(folder, evaluator.FILE))
 
 
 @pytest.mark.parametrize('flags, workers, last', [
@@ -167,10 +167,10 @@ def test_sigterm_ends_it_at_once(folder, has_checkpoint, monkeypatch):
 def test_the_last_step_is_that_of_the_flags(folder, flags, workers, last):
     chief = Chief(folder)
     with flagsaver.flagsaver(**flags):
-        setup = train_job.make_setup(registry.get_network('digits'), datasets.get_dataset('digits'))
+        setup = make_setup(registry.get_network('digits'), datasets.get_dataset('digits'))
         cluster = towers.Cluster('ring', ['a:1', 'b:2'][:workers], job='evaluator')
         for step in (last - 1, last):
-            assert train_evaluator.is_last(setup, cluster, chief.save(step)) == (step == last)
+            assert evaluator.is_last(setup, cluster, chief.save(step)) == (step == last)
 
 
 @pytest.mark.slow

@@ -14,14 +14,19 @@ from train_runs import TRAIN, without_noise
 import towers
 from towers.errors import InvalidArgumentError
 from towers.placement.devices import check_variable_device
-from trainer import flags as train_flags
+from trainer import flags
+from trainer.command_line import in_flags, parse_flags
+from trainer.contradictions import contradiction, without_effect
+from trainer.flags import FLAGS, GROUPS, train_dir
+from trainer.optimizer import clip, make_learning_rate
+from trainer.resuming import RESUMING, run_settings
 
 
 def refusal(capsys, *argv):
     """The line on stderr and the exit status of flags that are refused when they are parsed."""
     with flagsaver.flagsaver(), pytest.raises(SystemExit) as ended:
-        train_flags.FLAGS.unparse_flags()
-        train_flags.parse_flags(['train.py'] + list(argv))
+        FLAGS.unparse_flags()
+        parse_flags(['train.py'] + list(argv))
     assert ended.value.code == 2
     out, error = capsys.readouterr()
     assert out == '' and error.endswith('\n') and error.count('\n') == 1
@@ -127,18 +132,18 @@ def test_flags_that_make_no_sense(capsys, argv, text):
 
 
 def test_every_number_has_a_most(capsys):
-    for name in sum(train_flags.GROUPS.values(), []):
-        if isinstance(train_flags.FLAGS[name].default, (int, float)) and not isinstance(
-                train_flags.FLAGS[name].default, bool):
+    for name in sum(GROUPS.values(), []):
+        if isinstance(FLAGS[name].default, (int, float)) and not isinstance(
+                FLAGS[name].default, bool):
             for value in ('1e300', str(10 ** 40)):
                 assert refusal(capsys, '--%s=%s' % (name, value)).startswith('flag --%s=' % name)
 
 
 def test_the_most_of_each_number_fits_into_what_tensorflow_counts_with():
-    assert train_flags.MOST_STEPS * train_flags.MOST_EXAMPLES < 2 ** 63
-    assert train_flags.MOST_EPOCHS * 1300000 + train_flags.MOST_EXAMPLES < 2 ** 63  # ImageNet
-    assert train_flags.MOST_CHECKPOINTS < 2 ** 31
-    assert np.isfinite(np.float32(train_flags.MOST_FLOAT))
+    assert flags.MOST_STEPS * flags.MOST_EXAMPLES < 2 ** 63
+    assert flags.MOST_EPOCHS * 1300000 + flags.MOST_EXAMPLES < 2 ** 63  # ImageNet
+    assert flags.MOST_CHECKPOINTS < 2 ** 31
+    assert np.isfinite(np.float32(flags.MOST_FLOAT))
 
 
 @pytest.mark.parametrize('text, ours', [
@@ -160,15 +165,15 @@ def test_the_most_of_each_number_fits_into_what_tensorflow_counts_with():
     ('Set it, or give create_aux_logits=False.', 'Set it, or give --aux_loss_weight=0.'),
     ("Use f(soft_placement=3).", "Use f(soft_placement=3).")])
 def test_errors_speak_of_flags(text, ours):
-    assert train_flags.in_flags(text) == ours
+    assert in_flags(text) == ours
 
 
 def test_what_a_run_that_goes_on_makes_of_each_flag():
     """Each flag is in one class; a new one has to be put into one."""
-    own = [flag.name for flag in train_flags.FLAGS.flags_by_module_dict()['trainer.flags']]
-    classed = sum(train_flags.RESUMING.values(), [])
+    own = [flag.name for flag in FLAGS.flags_by_module_dict()['trainer.flags']]
+    classed = sum(RESUMING.values(), [])
     assert sorted(classed) == sorted(own)
-    assert set(train_flags.RESUMING) == {None, 'harmless', 'changes the run', 'state'}
+    assert set(RESUMING) == {None, 'harmless', 'changes the run', 'state'}
 
 
 @pytest.mark.parametrize('argv, kind', [
@@ -177,9 +182,9 @@ def test_what_a_run_that_goes_on_makes_of_each_flag():
 def test_a_longer_run_is_another_one_only_where_the_rate_falls_until_its_end(argv, kind, tmp_path):
     def settings(*argv):
         with flagsaver.flagsaver():
-            train_flags.FLAGS.unparse_flags()
-            train_flags.parse_flags(['train.py'] + list(argv))
-            return train_flags.run_settings(train_flags.FLAGS.batch_size)
+            FLAGS.unparse_flags()
+            parse_flags(['train.py'] + list(argv))
+            return run_settings(FLAGS.batch_size)
     for name in ('train_steps', 'train_epochs'):
         settings('--%s=5' % name, *argv).begin(str(tmp_path))
         (difference,), problem = settings('--%s=9' % name, *argv).compare(str(tmp_path))
@@ -190,9 +195,9 @@ def test_a_longer_run_is_another_one_only_where_the_rate_falls_until_its_end(arg
 
 def test_clipping_is_by_the_norm_of_all_gradients():
     with flagsaver.flagsaver():
-        train_flags.FLAGS.unparse_flags()
-        train_flags.parse_flags(['train.py', '--clip_norm=2.5'])
-        first, second = train_flags.clip([(tf.constant([3.]), 'w'), (tf.constant([0., 4.]), 'b')])
+        FLAGS.unparse_flags()
+        parse_flags(['train.py', '--clip_norm=2.5'])
+        first, second = clip([(tf.constant([3.]), 'w'), (tf.constant([0., 4.]), 'b')])
     with tf.Session() as session:
         assert [each.tolist() for each in session.run([first[0], second[0]])] == [[1.5], [0., 2.]]
     assert (first[1], second[1]) == ('w', 'b')
@@ -200,25 +205,25 @@ def test_clipping_is_by_the_norm_of_all_gradients():
 
 def test_flags_that_are_good_are_taken(capsys):
     with flagsaver.flagsaver():
-        train_flags.FLAGS.unparse_flags()
-        train_flags.parse_flags(['train.py', '--optimizer=momentum', '--momentum=0.5',
+        FLAGS.unparse_flags()
+        parse_flags(['train.py', '--optimizer=momentum', '--momentum=0.5',
                                  '--decay=cosine', '--eval_steps=5', '--stop_at_accuracy=0.5',
                                  '--devices=/gpu:0,/gpu:2'])
-        assert train_flags.FLAGS.momentum == 0.5 and train_flags.FLAGS.devices == '/gpu:0,/gpu:2'
-        assert train_flags.train_dir() == os.path.join('runs', 'digits')
+        assert FLAGS.momentum == 0.5 and FLAGS.devices == '/gpu:0,/gpu:2'
+        assert train_dir() == os.path.join('runs', 'digits')
     assert capsys.readouterr() == ('', '')
 
 
 def test_help_is_grouped_and_fits_three_screens(capsys):
     with flagsaver.flagsaver(), pytest.raises(SystemExit) as ended:
-        train_flags.parse_flags(['train.py', '--helpshort'])
+        parse_flags(['train.py', '--helpshort'])
     assert ended.value.code == 0
     text = capsys.readouterr().out
     lines = text.splitlines()
     assert len(lines) <= 150 and max(map(len, lines)) <= 100
-    own = {flag.name for flag in train_flags.FLAGS.flags_by_module_dict()['trainer.flags']}
-    assert own == set(sum(train_flags.GROUPS.values(), []))
-    for group, names in train_flags.GROUPS.items():
+    own = {flag.name for flag in FLAGS.flags_by_module_dict()['trainer.flags']}
+    assert own == set(sum(GROUPS.values(), []))
+    for group, names in GROUPS.items():
         assert group + ':' in lines
         for name in names:
             assert len(re.findall(r'^  --%s ' % name, text, re.MULTILINE)) == 1
@@ -285,10 +290,10 @@ def test_the_exit_status_as_a_shell_sees_it(tmp_path):
 def rate_of(*argv):
     """The peak rate of flags, on two towers unless they say otherwise."""
     with flagsaver.flagsaver():
-        train_flags.FLAGS.unparse_flags()
-        train_flags.parse_flags(['train.py'] + list(argv))
-        return train_flags.make_learning_rate(train_flags.FLAGS.batch_size,
-                                              train_flags.FLAGS.num_towers, 1437, 10).peak
+        FLAGS.unparse_flags()
+        parse_flags(['train.py'] + list(argv))
+        return make_learning_rate(FLAGS.batch_size,
+                                              FLAGS.num_towers, 1437, 10).peak
 
 
 def test_the_rate_grows_with_the_batch_it_is_meant_for():
@@ -311,25 +316,25 @@ def test_the_rate_grows_with_the_batch_it_is_meant_for():
     ('--mode=check_data --model=vgg_a --convert_colors --dataset=folder', ['model'])])
 def test_flags_that_the_mode_does_not_look_at_are_told(argv, names):
     with flagsaver.flagsaver():
-        train_flags.FLAGS.unparse_flags()
-        train_flags.parse_flags(['train.py'] + argv.split())
-        assert train_flags.without_effect() == names
+        FLAGS.unparse_flags()
+        parse_flags(['train.py'] + argv.split())
+        assert without_effect() == names
 
 
 def test_machines_that_would_each_train_alone(monkeypatch):
     with flagsaver.flagsaver():
         monkeypatch.setenv('TF_CONFIG', '{"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}}')
-        assert train_flags.contradiction(set()) == (
+        assert contradiction(set()) == (
             'TF_CONFIG names 3 tasks, and without --cluster each would train alone: give '
             '--cluster=ring or --cluster=ps, or unset TF_CONFIG')
         for other in ('{"cluster": {"worker": ["a:1"]}}', '{"cluster": []}', 'nothing', '{}'):
             monkeypatch.setenv('TF_CONFIG', other)
-            assert train_flags.contradiction(set()) is None
+            assert contradiction(set()) is None
 
 
 def test_advice_names_no_arguments_of_python():
     error = pytest.raises(towers.DeviceError, check_variable_device, '/device:CPU:5',
                           ('/device:CPU:0', '/device:CPU:1')).value
-    assert train_flags.in_flags(str(error)) == (
+    assert in_flags(str(error)) == (
         "--variable_device=/cpu:5: the session of these towers has the CPU devices /cpu:0 to "
         '/cpu:1. Name one of them.')

@@ -10,27 +10,31 @@ import datasets
 from models import registry
 import towers
 from towers.graph.graph_walk import step_operations
-from trainer import flags as train_flags
-from trainer import job as train_job
+from trainer.flags import FLAGS
+from trainer.job import build_job
+from trainer.job import make_setup as setup_of_flags
+from trainer.position import START, Position, end_of_run, find_position
+from trainer.resources import session_config
+from trainer.resuming import check_classes, names_of_classes, run_settings, settings_of_data
 
 
 @pytest.fixture(autouse=True)
 def parsed():
     with flagsaver.flagsaver():
-        train_flags.FLAGS(['train.py'])
+        FLAGS(['train.py'])
         yield
 
 
 def make_setup(**changed):
     towers.mend_slim()
-    return train_job.make_setup(registry.get_network('digits'),
-                                datasets.get_dataset('digits'))._replace(**changed)
+    return setup_of_flags(registry.get_network('digits'),
+                          datasets.get_dataset('digits'))._replace(**changed)
 
 
 def test_the_batch_of_the_setup_is_built_whatever_the_flag():
     with flagsaver.flagsaver(batch_size='auto', lr_scaling='linear', base_batch_size=10,
                              train_epochs=2.):
-        job = train_job.build_job(make_setup(batch_size=40), with_evaluation=False)
+        job = build_job(make_setup(batch_size=40), with_evaluation=False)
     assert str(job.built.plan).startswith('2 towers, batch 40 = 2 x 20\n')
     assert '0.004 = 0.001 x 4' in job.built.plan.learning_rate
     assert job.evaluation is None and job.checksum is None
@@ -38,7 +42,7 @@ def test_the_batch_of_the_setup_is_built_whatever_the_flag():
     assert (counts.batch_size, counts.examples_per_epoch, counts.last_step) == (40, 1437, 72)
     assert [variable.op.name for variable in (counts.global_step, counts.examples)] == [
         'global_step', 'examples_seen']
-    with tf.Session(config=train_job.session_config(job.built)) as session:
+    with tf.Session(config=session_config(job.built)) as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         session.run(job.iterator.initializer)
         for _ in range(2):
@@ -51,7 +55,7 @@ def test_the_worker_that_updates_the_weights_updates_their_averages():
     for rank in (0, 1):
         with tf.Graph().as_default(), flagsaver.flagsaver(
                 cluster='ps', average_decay=.9, train_steps=5):
-            job = train_job.build_job(
+            job = build_job(
                 make_setup(batch_size=10), with_evaluation=False,
                 cluster=towers.Cluster('ps', ['a:1', 'b:2'], ['c:3'], rank=rank))
             found.append(sum('ExponentialMovingAverage' in op.name and op.type.startswith('Assign')
@@ -74,7 +78,7 @@ def test_the_end_of_a_run_is_counted_from_its_position(flags, position, end):
     flags = dict(dict(n=1437, batch_size=100, remainder='carry'), **flags)
     epochs = Epochs(*[flags.pop(name) for name in ('n', 'batch_size', 'remainder')])
     with flagsaver.flagsaver(**flags):
-        assert train_job._end_of_run(epochs, train_job.Position(*position)) == end
+        assert end_of_run(epochs, Position(*position)) == end
 
 
 def test_a_worker_that_saves_nothing_knows_where_the_run_is(tmp_path):
@@ -86,9 +90,9 @@ def test_a_worker_that_saves_nothing_knows_where_the_run_is(tmp_path):
         tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'), 3)
     worker = towers.Cluster('ring', ['a:1', 'b:2'], rank=1)
     with flagsaver.flagsaver(train_dir=str(tmp_path)), towers.hold_directory(str(tmp_path)):
-        assert train_job.find_position(worker) == train_job.Position(3, 150)
+        assert find_position(worker) == Position(3, 150)
     with flagsaver.flagsaver(train_dir=str(tmp_path / 'none')):
-        assert train_job.find_position(worker) == train_job.START
+        assert find_position(worker) == START
 
 
 class OfFolders:
@@ -100,22 +104,22 @@ class OfFolders:
 
 def test_other_classes_than_the_run_was_trained_on_are_refused(tmp_path):
     with flagsaver.flagsaver(train_dir=str(tmp_path), data_dir='flowers'):
-        train_job.check_classes(OfFolders('daisy', 'rose'))  # no run
-        train_flags.run_settings(60, train_job.names_of_classes(
+        check_classes(OfFolders('daisy', 'rose'))  # no run
+        run_settings(60, names_of_classes(
             OfFolders('daisy', 'rose', 'tulip'))).begin(str(tmp_path))
-        train_job.check_classes(OfFolders('rose'))  # a run that has saved nothing
+        check_classes(OfFolders('rose'))  # a run that has saved nothing
         with tf.Session() as session:
             saved = tf.Variable(1.)
             session.run(saved.initializer)
             tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'))
-        train_job.check_classes(OfFolders('daisy', 'rose', 'tulip'))
-        train_job.check_classes(object())  # without names
+        check_classes(OfFolders('daisy', 'rose', 'tulip'))
+        check_classes(object())  # without names
         with pytest.raises(datasets.DatasetError, match=(
                 "the 3 classes of --data_dir=flowers are not the 3 .* class 0 is 'rose', and was "
                 "'daisy'")):
-            train_job.check_classes(OfFolders('rose', 'tulip', 'zdaisy'))
+            check_classes(OfFolders('rose', 'tulip', 'zdaisy'))
         with pytest.raises(datasets.DatasetError, match="class 3 is 'zinnia', and was none"):
-            train_job.check_classes(OfFolders('daisy', 'rose', 'tulip', 'zinnia'))
+            check_classes(OfFolders('daisy', 'rose', 'tulip', 'zinnia'))
 
 
 @pytest.mark.parametrize('name, effect', [
@@ -124,7 +128,7 @@ def test_other_classes_than_the_run_was_trained_on_are_refused(tmp_path):
     ('mine:data', 'changes the run from here on')])  # whose order is its own
 def test_another_number_of_training_examples_is_said(tmp_path, name, effect):
     def settings(count):
-        return train_flags.run_settings(20, train_job.of_data(
+        return run_settings(20, settings_of_data(
             types.SimpleNamespace(num_examples={'train': count, 'test': 1})))
     with flagsaver.flagsaver(dataset=name):
         settings(60).begin(str(tmp_path))
@@ -135,7 +139,7 @@ def test_another_number_of_training_examples_is_said(tmp_path, name, effect):
 
 def test_files_of_other_names_are_said(tmp_path):
     def settings(digest):
-        return train_flags.run_settings(20, train_job.of_data(types.SimpleNamespace(
+        return run_settings(20, settings_of_data(types.SimpleNamespace(
             num_examples={'train': 60}, names_digest=lambda split: split + digest)))
     with flagsaver.flagsaver(dataset='folder'):
         settings('1a').begin(str(tmp_path))
@@ -149,15 +153,15 @@ def test_files_of_other_names_are_said(tmp_path):
 def test_a_line_break_in_the_name_of_a_class(tmp_path):
     classes = OfFolders('a\nb', 'caf\udce9')
     with flagsaver.flagsaver(train_dir=str(tmp_path), data_dir='flowers'):
-        train_flags.run_settings(60, train_job.names_of_classes(classes)).begin(str(tmp_path))
+        run_settings(60, names_of_classes(classes)).begin(str(tmp_path))
         (tmp_path / 'checkpoint').write_text('model_checkpoint_path: "model.ckpt-1"\n')
         (tmp_path / 'model.ckpt-1.index').write_bytes(b'')
-        train_job.check_classes(classes)
+        check_classes(classes)
         with pytest.raises(datasets.DatasetError, match=r"class 2 is 'rose', and was 'caf\\udce9'"):
-            train_job.check_classes(OfFolders('a\nb', 'rose'))
+            check_classes(OfFolders('a\nb', 'rose'))
 
 
 def test_a_run_without_names_of_classes_is_not_compared(tmp_path):
     with flagsaver.flagsaver(train_dir=str(tmp_path)):
-        train_flags.run_settings(60).begin(str(tmp_path))
-        train_job.check_classes(OfFolders('daisy', 'rose'))
+        run_settings(60).begin(str(tmp_path))
+        check_classes(OfFolders('daisy', 'rose'))

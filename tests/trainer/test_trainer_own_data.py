@@ -86,17 +86,15 @@ def failing(runner, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('flags', [[], pytest.param(['--stage_inputs'], marks=pytest.mark.slow)])
-def test_training_data_that_end_are_an_error_and_what_was_done_is_saved(failing, flags):
-    done, lines = failing('ends', *flags)
+def test_training_data_that_end_are_an_error_and_what_was_done_is_saved(failing):
+    done, lines = failing('ends')
     assert lines == ['train.py: train_batches of own_data:ends ended after 2 of 4 steps: add '
                      '.repeat()']
     assert newest(done.train_dir) == 2
     assert 'checkpoint     %s/model.ckpt-2' % done.train_dir in done.stdout
-    if not flags:  # it goes on where it was, and ends again
-        _, lines = failing('ends', '--train_steps=5')
-        assert lines == ['train.py: train_batches of own_data:ends ended after 4 of 5 steps: add '
-                         '.repeat()']
+    _, lines = failing('ends', '--train_steps=5')  # it goes on where it was, and ends again
+    assert lines == ['train.py: train_batches of own_data:ends ended after 4 of 5 steps: add '
+                     '.repeat()']
 
 
 @pytest.mark.slow
@@ -112,9 +110,8 @@ def test_training_data_without_a_batch(failing, flags):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('flags', [[], ['--stage_inputs']])
-def test_a_label_out_of_range_is_one_line(failing, flags):
-    _, lines = failing('labels', *flags)
+def test_a_label_out_of_range_is_one_line(failing):
+    _, lines = failing('labels')
     assert lines == [
         'train.py: train_batches of own_data:labels gives the label 8: expected 0 to 2']
 
@@ -135,11 +132,10 @@ def test_what_the_users_function_raises_keeps_its_traceback(failing):
     assert lines[-2:] == ["KeyError: 'no such flower'",
                           "train.py: --dataset=own_data:raises: raises "
                           "raised KeyError: 'no such flower'"]
-    for flags in ([], ['--stage_inputs']):
-        _, lines = failing('rotten', *flags)
-        assert any("raise ValueError('file rotten')" in line for line in lines)
-        assert lines[-1] == ('train.py: --dataset=own_data:rotten: a batch could not be made: '
-                             'ValueError: file rotten')
+    _, lines = failing('rotten')
+    assert any("raise ValueError('file rotten')" in line for line in lines)
+    assert lines[-1] == ('train.py: --dataset=own_data:rotten: a batch could not be made: '
+                         'ValueError: file rotten')
 
 
 @pytest.mark.slow
@@ -190,5 +186,5 @@ def test_a_signal_during_an_evaluation_gives_it_up_and_the_run_saves(runner, tmp
 @pytest.mark.slow
 def test_fewer_test_images_than_said(failing):
     done, _ = failing('few_test', status=0)
-    assert 'on 20 images\ntest images    num_examples of own_data:few_test says 350 for test, and ' \
-        '20 came\n' in done.stdout
+    assert ('on 20 images\ntest images    num_examples of own_data:few_test says 350 for test, '
+            'and 20 came\n') in done.stdout

@@ -1,7 +1,6 @@
 """`build_towers`: from a model function to a data-parallel train op."""
 
 import collections
-import contextlib
 import inspect
 import typing
 
@@ -12,7 +11,6 @@ from towers.api.plan import make_plan
 from towers.api.request import check_none_misplaced, checked_request
 from towers.api.capture import capture
 from towers.api.train_ops import update_variables
-from towers import compat
 from towers.errors import InputError
 from towers.placement.variable_device import only_device
 from towers.reduce.accumulation import accumulate as accumulate_gradients
@@ -22,6 +20,7 @@ from towers.reduce.combination import combine
 from towers.reduce.pipeline import pipeline
 from towers.reduce.replicas import check_no_replicas
 from towers.tower.behind_batch import BehindBatch
+from towers.tower.failed_builds import undone_on_error
 from towers.tower.counters import put_in_order
 from towers.tower.graph_collections import BuildCollections
 from towers.tower.empty_shards import keep_shapes_of_empty_shards
@@ -47,8 +46,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
                  accumulate: int = 1,
                  recompute: typing.Union[None, str, typing.Sequence[str]] = None,
                  micro_batches: int = 1, schedule: str = 'one_forward_one_backward',
-                 stages: typing.Any = None, stage_inputs: typing.Union[bool, str] = False,
-                 cluster: typing.Any = None, **keywords) -> BuiltTowers:
+                 stages: typing.Any = None, cluster: typing.Any = None, **keywords) -> BuiltTowers:
     """Puts a model onto several devices and trains these towers as one, data-parallel.
 
     The batch is cut into one shard a tower on the CPU; each tower computes its shard's loss and
@@ -117,8 +115,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         clones where that gives the same graph as calls. Otherwise it calls, and the plan says why:
         shards of different static sizes, tables, queues, placeholders and Python functions made by
         the model function, functions with a custom gradient.
-      on_tower: called as `on_tower(index, count)` before each tower is built, see `BuildProgress`;
-        hundreds of towers take minutes.
+      on_tower: called as `on_tower(index, count)` before each tower is built, to show how far the
+        build is: hundreds of towers take minutes.
       accumulate: k, into how many micro-batches each tower's shard is cut. They run one after the
         other, in the memory of one, and one update applies the sum of their gradients: the gradient
         is the same, and `global_step`, rate and summaries count one step. Batch norm normalizes
@@ -136,10 +134,6 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       stages: `'auto'`: the first tower's graph is cut into as many stages as a tower has devices,
         each with about the same memory; `AutoStages`: the same, with as much time each, say; see
         `cut_into_stages`. None: by the model's own `stage`s.
-      stage_inputs: True: the next batch is read, cut and put on the towers' devices while they work
-        on this one, see `staged_input`; the inputs come from the `get_next()` of a `tf.data`
-        iterator whose initializer is made before. `'first'`: every step gets the first batch from
-        the towers' own memory, for measurements. False: a step begins with reading its batch.
       cluster: `Cluster`: other machines that train the same model, each with towers of its own.
         `loss`, `predictions` and `metrics` are then of this machine's batch, the gradient is of all
         machines' batches. See `join`.
@@ -153,8 +147,9 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
 
     Raises:
       TowersError: one of its subclasses, for every bad argument, before any op is made where that
-        is possible. On any error the graph's collections are put back as they were; operations
-        and names that were made stay, since TensorFlow cannot remove them.
+        is possible. On any error the graph's collections are put back as they were. Operations
+        that were made stay, since TensorFlow cannot remove them: the next build is made in a new
+        graph.
     """
     check_none_misplaced(misplaced)
     request = checked_request(
@@ -162,12 +157,12 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         transform_gradients, gradient_options, regularization, update_ops, learning_rate,
         stateless_random, variables, numerics, copies, variable_scope, reuse, name, check_devices,
         allow_repeated_devices, on_tower, accumulate, recompute, micro_batches,
-        schedule, stages, stage_inputs, cluster, keywords)
+        schedule, stages, cluster, keywords)
     check_not_nested(tf.get_default_graph())
     inputs = checked_inputs(request, inputs)
     graph = tf.get_default_graph()
     collections_before = BuildCollections(graph)
-    with undone_on_error(graph, collections_before):
+    with undone_on_error(graph, collections_before.put_back):
         behind = BehindBatch(inputs, bool(request.objectives))
         shards = split_batch(behind.inputs, len(request.parts), request.remainder,
                              # An empty shard is an empty part of the predictions.
@@ -182,6 +177,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         combined, machines = combine_machines(request, shards, combined, outputs.loss)
         update = update_variables(captured, request, outputs, combined, shards,
                                   collections_before, machines)
+        update = update._replace(slots=update.slots + captured.slots)
         if request.accumulate > 1:
             check_order([update.train_op])
         if machines is not None:
@@ -197,23 +193,11 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         global_step, request.devices, request.placement, tuple(recorded.direct), plan,
         request.replicas, request.numerics.precision,
         None if step.gradients is None else step.gradients.scaled_losses, request.numerics.xla,
-        request.full_scope_name, update.train_ops, None, machines,
+        request.full_scope_name, update.train_ops, machines,
         captured.roles.own_state.of_all_towers())
     if machines is not None:
         machines.note(built)
     return built
-
-
-@contextlib.contextmanager
-def undone_on_error(graph, before):
-    """Puts collections and variable stores back as they were where the block raises."""
-    restore = compat.keep_variable_stores(graph)
-    try:
-        yield
-    except BaseException:
-        before.put_back()
-        restore()
-        raise
 
 
 def check_arguments(*given, **named):

@@ -9,7 +9,7 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
         'train_op', 'loss', 'predictions', 'metrics', 'gradients', 'variables', 'slots', 'towers',
         'regularization_loss', 'global_step', 'devices', 'placement', 'direct_variables',
         'plan', 'replicas', 'precision', 'scaled_losses', 'xla', 'variable_scope', 'train_ops',
-        'staged', 'machines', 'own_state'])):
+        'machines', 'own_state'])):
     """What `build_towers` made.
 
     Attributes:
@@ -44,7 +44,6 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
         race: use `train_op`. Each computes only what its loss needs, and counts as one step. An
         update of batch norm rides on the train op of each loss that is computed from its layer.
         Empty with one loss.
-      staged: `StagedInputs`, or None without `stage_inputs`.
       machines: the object that combines gradients across the machines of a cluster; None without.
       own_state: list of the state variables of all towers, by variable and then by tower.
         `tf.variables_initializer(built.own_state)` resets all of them; the initializer of the

@@ -20,7 +20,7 @@ from towers.tower.substitution import Substitution
 
 
 class Captured(collections.namedtuple('Captured', [
-        'towers', 'step', 'roles', 'cuts', 'of_shards', 'how_built'])):
+        'towers', 'step', 'roles', 'cuts', 'of_shards', 'slots', 'how_built'])):
     """The towers of a build.
 
     Attributes:
@@ -29,6 +29,7 @@ class Captured(collections.namedtuple('Captured', [
       roles: `Roles`: what each variable is to the towers.
       cuts: `StageCuts`, where the model was cut into stages; or None.
       of_shards: the gradients of all towers' shards, see `BehindBatch`: a list of `Step.of_shard`.
+      slots: variables that the model function's own optimizers have made: a list.
       how_built: the plan's line about calls and copies.
     """
     __slots__ = ()
@@ -52,7 +53,7 @@ def capture(request, shards, behind):
     if request.copies == 'reuse':
         steps, roles = call_for_each_tower(request, shards, scaled_losses, behind)
         return Captured([step.tower for step in steps], steps[0], roles, None,
-                        [step.of_shard for step in steps], '%d calls of the model function' % len(steps))
+                        [step.of_shard for step in steps], [], '%d calls of the model function' % len(steps))
     registered = RegisteredLosses(tf.get_default_graph())
     of_model = _gradients_of_model(options.objectives)
     of_calls = [None] if of_model is None else _as_tensors(of_model.weights(shards), shards.is_even)
@@ -79,7 +80,7 @@ def capture(request, shards, behind):
                                   of_model)
     towers.insert(0, step.tower)
     roles.inline_updates.wait_for_readers(towers)
-    return Captured(towers, step, roles, cuts, [step.of_shard] + of_shards,
+    return Captured(towers, step, roles, cuts, [step.of_shard] + of_shards, slots,
                     _how_built(len(towers)))
 
 

@@ -31,7 +31,7 @@ class Plan(collections.namedtuple('Plan', [
         'variable_device', 'num_variables', 'num_trainable', 'parameters', 'parameter_bytes',
         'shared_by_order', 'regularization', 'batch_norm', 'without_gradient', 'how_built',
         'combination', 'stages', 'accumulation', 'recomputation', 'precision', 'loss_scale', 'xla',
-        'own_state', 'initial_of_first', 'inline_updates', 'inputs', 'session', 'all_towers',
+        'own_state', 'initial_of_first', 'inline_updates', 'session', 'all_towers',
         'cluster', 'cluster_warning', 'adds_up', 'towers_an_update'])):
     """What `build_towers` built, in words; `print(plan)` fits a screen.
 
@@ -64,7 +64,6 @@ class Plan(collections.namedtuple('Plan', [
       initial_of_first: names of variables whose initial value is computed from the first tower's
         part of the batch (data-dependent initialization); on one device, from the whole batch.
       inline_updates: one line about the variables that the towers' forward pass writes, or None.
-      inputs: one line about inputs that are staged on the towers' devices, or None.
       session: one line: threads and memory that `session_config` gives a session of these devices.
       all_towers: how many towers there are, on all machines.
       cluster: one line about the other machines, or None.
@@ -97,7 +96,6 @@ class Plan(collections.namedtuple('Plan', [
                 '?' if tower.examples is None else tower.examples, ', '.join(tower.owns) or '-'))
         facts = [
             ('towers', self.how_built if len(sizes) > 1 else None),
-            ('inputs', self.inputs),
             ('variables', '%d (%d trainable), %s parameters, %.1f MB' % (
                 self.num_variables, self.num_trainable, '{:,}'.format(self.parameters),
                 self.parameter_bytes / 1e6)),
@@ -200,7 +198,6 @@ def make_plan(captured, shards, request, update, joined, num_before):
         initial_of_first=_from_shard(variables, towers[0]) if len(towers) > 1 else [],
         inline_updates=_inline_updates(roles.inline_updates, update_ops)
         if len(towers) > 1 else None,
-        inputs=None,
         session=describe_config(session_config(request.devices), request.devices),
         all_towers=all_towers,
         cluster=None if cluster is None else _cluster(cluster, shards.batch_size, all_towers),

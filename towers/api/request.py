@@ -23,6 +23,7 @@ from towers.reduce.loss_scale import LossScale
 from towers.reduce.pipeline import SCHEDULES, kept_at_once
 from towers.reduce.replicas import Replicas
 from towers.tower.auto_stages import checked_stages
+from towers.tower.failed_builds import check_no_failed_build
 from towers.tower.optimizer_minimize import has_own_minimize
 from towers.tower.stage_costs import number_of_slots
 from towers.tower.stage_cuts import Cutting
@@ -36,9 +37,9 @@ UPDATE_TOWERS = ('first', 'all', 'none')
 
 class Request(collections.namedtuple('Request', [
         'optimizer', 'objectives', 'devices', 'reduction', 'factor', 'remainder', 'global_step',
-        'learning_rate', 'copies', 'name', 'name_scopes', 'full_scope_name', 'parts',
-        'accumulate', 'schedule', 'placement', 'replicas', 'numerics', 'precision_text',
-        'loss_scale', 'on_tower', 'of_tower', 'stage_inputs', 'cluster'])):
+        'learning_rate', 'copies', 'name', 'full_scope_name', 'parts', 'accumulate', 'schedule',
+        'placement', 'replicas', 'numerics', 'precision_text', 'loss_scale', 'on_tower',
+        'of_tower', 'cluster'])):
     """The checked arguments of a call; arguments under their own names, and:
 
     Attributes:
@@ -49,8 +50,6 @@ class Request(collections.namedtuple('Request', [
       schedule: the order of micro-batches in the stages; None for one after the other.
       parts: list of `Part` of all towers, in the order of the batch: tower by tower, and within a
         tower micro-batch by micro-batch.
-      name_scopes: full names of the towers' name scopes, and of the name scope of operations for
-        all towers, such as `'towers'`.
       full_scope_name: full name of the model's variable scope.
       placement: `Placement`.
       replicas: `Replicas`, or None where there is one set of variables.
@@ -77,8 +76,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
                     transform_gradients, gradient_options, regularization, update_ops,
                     learning_rate, stateless_random, variables, numerics, copies, variable_scope,
                     reuse, name, check_devices, allow_repeated_devices, on_tower,
-                    accumulate, recompute, micro_batches, schedule, stages, stage_inputs, cluster,
-                    keywords):
+                    accumulate, recompute, micro_batches, schedule, stages, cluster, keywords):
     """Checks the arguments of `build_towers`; makes no operation.
 
     Args:
@@ -97,6 +95,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     _check_known(keywords)
     names = resolve_devices(devices, check_devices, allow_repeated_devices)
     graph = tf.get_default_graph()
+    check_no_failed_build(graph)
     _check_arguments(model_fn, reduction, regularization, update_ops, copies)
     objectives = checked_objectives(optimizer, var_list, transform_gradients)
     _check_goes_with_several(objectives, regularization, numerics)
@@ -110,17 +109,6 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         check_same_graph('reuse', reuse)
     if shares_earlier and variable_scope is None:
         variable_scope = scope_to_enter(reuse.variable_scope)
-    if not (isinstance(stage_inputs, (bool, str)) and stage_inputs in (True, False, 'first')):
-        raise InvalidArgumentError("stage_inputs=%.80r: expected True, False or 'first'."
-                                   % (stage_inputs,))
-    if stage_inputs and optimizer is None:
-        raise InvalidArgumentError('stage_inputs=%r needs an optimizer: the next batch is read '
-                                   'with the train op.' % (stage_inputs,))
-    if stage_inputs and objectives.names is not None:
-        raise InvalidArgumentError(
-            'stage_inputs=%r, and there are several losses (%s), each with a train op: which of '
-            'them reads the next batch is not known here.'
-            % (stage_inputs, ', '.join(objectives.names)))
     if stateless_random and global_step is None:
         raise InvalidArgumentError('stateless_random=True needs a global_step to draw by.')
     _check_accumulate('accumulate', accumulate, objectives)
@@ -133,8 +121,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     _check_not_too_many('accumulate' if schedule is None else 'micro_batches', accumulate, names)
     recompute = _checked_recompute(recompute, objectives, numerics)
     parts = _parts(name, names, accumulate)
-    name_scopes = _name_scopes(graph, name, parts)
-    _check_name_scopes(graph, name_scopes)
+    _check_name_scopes(graph, name, parts)
     placement = Placement(variables.device, names, variables.all_reduce, optimizer is not None,
                           check_devices)
     if check_devices:
@@ -155,7 +142,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         loss_scale = LossScale()
     _check_minimize(objectives, loss_scale, replicas)
     if cluster is not None:
-        _check_cluster(cluster, objectives, stage_inputs, placement.all_reduce, loss_scale)
+        _check_cluster(cluster, objectives, placement.all_reduce, loss_scale)
     of_tower = TowerOptions(
         model_fn, objectives, regularization == 'add', variable_scope,
         True if shares_earlier else reuse, reuse.direct_variables if shares_earlier else (),
@@ -170,9 +157,9 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     return Request(
         optimizer, objectives, names, reduction,
         1. if reduction == 'mean' else float(len(names)), remainder, global_step, learning_rate,
-        copies, name, name_scopes, full_scope_name(variable_scope), parts, accumulate,
-        schedule, placement, replicas, numerics, precision_text, loss_scale, on_tower, of_tower,
-        stage_inputs, cluster)
+        copies, name, full_scope_name(variable_scope), parts, accumulate, schedule,
+        placement, replicas, numerics, precision_text, loss_scale, on_tower, of_tower,
+        cluster)
 
 
 def check_none_misplaced(misplaced):
@@ -204,7 +191,7 @@ _KEYWORDS = sorted({
     'regularization', 'update_ops', 'learning_rate', 'stateless_random', 'variables', 'numerics',
     'copies', 'variable_scope', 'reuse', 'name', 'check_devices', 'allow_repeated_devices',
     'on_tower', 'accumulate', 'recompute', 'micro_batches', 'schedule', 'stages',
-    'stage_inputs', 'cluster'} | set(VARIABLES) | set(NUMERICS))
+    'cluster'} | set(VARIABLES) | set(NUMERICS))
 
 
 def _check_arguments(model_fn, reduction, regularization, update_ops, copies):
@@ -233,7 +220,7 @@ def _check_goes_with_several(objectives, regularization, numerics):
                 ', '.join(objectives.names)))
 
 
-def _check_cluster(cluster, objectives, stage_inputs, all_reduce, loss_scale):
+def _check_cluster(cluster, objectives, all_reduce, loss_scale):
     if not hasattr(cluster, 'check_build'):
         raise InvalidArgumentError('cluster=%.80r: expected a towers.Cluster, or None.'
                                    % (cluster,))
@@ -243,10 +230,6 @@ def _check_cluster(cluster, objectives, stage_inputs, all_reduce, loss_scale):
         raise InvalidArgumentError(
             'cluster= goes with one loss, and there are several (%s): which of their steps the '
             'machines take together is not known here.' % ', '.join(objectives.names))
-    if stage_inputs:
-        raise InvalidArgumentError(
-            'stage_inputs=%r and cluster=: a batch that is read ahead belongs to no step yet, and '
-            'the machines count the examples of a step. Pass one of the two.' % (stage_inputs,))
     cluster.check_build(objectives[0].optimizer, all_reduce, loss_scale is not None)
 
 
@@ -354,17 +337,11 @@ def _parts(name, devices, accumulate):
              for tower, device in enumerate(devices) for micro_batch in range(accumulate)]
 
 
-def _name_scopes(graph, name, parts):
-    """Full names of the towers' name scopes, and of the scope of operations for all towers."""
+def _check_name_scopes(graph, name, parts):
+    """Checks the towers' name scopes, and the scope of the operations for all towers."""
     around = graph.get_name_scope()
-    return ['%s/%s' % (around, scope) if around else scope for scope in
-            [part.scope for part in parts[1:]] + [name + 's']]
-
-
-def _check_name_scopes(graph, name_scopes):
-    around = graph.get_name_scope()
-    for full in name_scopes:
-        scope = full[len(around) + 1:] if around else full
+    for scope in [part.scope for part in parts[1:]] + [name + 's']:
+        full = '%s/%s' % (around, scope) if around else scope
         if graph.unique_name(scope, mark_as_used=False) != full:
             raise NameScopeError(
                 'the graph has a name scope or operation %r already, perhaps from an earlier '

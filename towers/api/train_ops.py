@@ -12,7 +12,8 @@ from towers.reduce.early_writes import hold_update
 from towers.reduce.replica_writes import replicas_follow
 from towers.reduce.update_gates import held_back
 from towers.reduce.update import apply_update, checked_transform
-from towers.tower.closure_tensors import OneCall, TakenResults
+from towers.tower.closure_tensors import (check_of_no_tower, check_of_no_worker,
+                                          losses_by_tensor, take_losses_of_batch)
 from towers.tower.counters import counting_updates
 from towers.tower.model_gradients import GradientsOfModel
 from towers.tower.objectives import flat, map_shaped, tensors_of
@@ -86,16 +87,14 @@ def _batches(request, towers):
 
 
 def _settling(captured, request, outputs, combined, shards):
-    """The function by which operations of the update take of the towers what one device would.
+    """The function that settles what operations of the update take by a closure.
 
     It takes the operations, what they are made for, and tensors and operations that they may take;
-    see `TakenResults.settle`.
+    see `closure_tensors`.
     """
     towers = captured.towers
     means, earlier, batches = {}, [], _batches(request, towers)
-    taken_results = TakenResults(tf.get_default_graph(), OneCall(captured.step.recorded))
-    if any(isinstance(each.optimizer, GradientsOfModel) for each in request.objectives):
-        batches = 1  # its results are the calls' own
+    of_model = any(isinstance(each.optimizer, GradientsOfModel) for each in request.objectives)
 
     def whole_loss(name):
         if name not in means:
@@ -106,14 +105,19 @@ def _settling(captured, request, outputs, combined, shards):
         return means[name]
 
     def settle(made, fetches, after):
+        if batches == 1 or of_model:  # whose results are the calls' own
+            return
         earlier.extend(made)  # what an optimizer has kept of its compute_gradients comes with it
+        losses = dict(losses_by_tensor(towers), **captured.step.gradients.own.losses)
+        take_losses_of_batch(earlier, losses, whole_loss)
         known = [tensor for each in flat(combined) for tensor in _read_for(each.gradients, each)]
-        losses = dict(captured.step.gradients.own.losses)
+        check_of_no_tower(
+            earlier, fetches, known + list(after) + list(towers[0].updates),
+            [loss for tower in towers for loss in flat(tower.loss)], captured.step.recorded,
+            captured.roles.own_state.of_all_towers())
         if len(towers) < batches:
-            losses.update((tensor.name, name) for name, tensor in (
-                outputs.loss.items() if isinstance(outputs.loss, dict) else [(None, outputs.loss)]))
-        taken_results.settle(earlier, fetches, known + list(after), towers, losses, whole_loss,
-                             batches)
+            check_of_no_worker(earlier, fetches, flat(outputs.loss) + list(means.values()),
+                               [(tensor, None) for tensor in known])
     return settle
 
 

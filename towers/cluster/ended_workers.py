@@ -3,10 +3,6 @@
 A worker notes it in a variable on the first server, which is found by its name there from every
 graph. So the others can tell a worker that will not come back, and that they wait for in vain, from
 one that was killed, and joins again when it is started again.
-
-A worker may train in several sessions, one after the other, each begun by the chief with rounds of
-higher numbers. What is noted is therefore the round in which a worker ended: in an earlier session
-than the chief's it has ended that one alone, and comes to the next.
 """
 
 import threading
@@ -33,29 +29,24 @@ def note_begin(cluster, first):
         if cluster.is_chief:
             return tf.raw_ops.AssignVariableOp(resource=_handle(cluster), value=tf.concat(
                 [tf.zeros([cluster.num_workers], tf.int64), tf.reshape(first, [1])], 0))
-        return _noted(cluster, tf.zeros([], tf.int64))
+        return _noted(cluster, 0)
 
 
-def note_end(cluster, own_round):
-    """The operation by which a worker notes that it has ended its training.
-
-    Args:
-      cluster: `Cluster`.
-      own_round: int64 scalar: the number of the round that it would go on with.
-    """
+def note_end(cluster):
+    """The operation by which a worker notes that it has ended its training."""
     with only_device(FIRST_SERVER):
-        return _noted(cluster, own_round)
+        return _noted(cluster, 1)
 
 
 def have_ended(cluster):
-    """Which workers have ended the chief's newest session; an error before its `note_begin`.
+    """Which workers have ended since the chief's newest session began; an error before the first.
 
     Returns:
       `(bool vector, int64 scalar)`; the scalar is the number of the session's first round.
     """
     with only_device(FIRST_SERVER):
         noted = tf.raw_ops.ReadVariableOp(resource=_handle(cluster), dtype=tf.int64)
-        return noted[:-1] >= noted[-1], noted[-1]
+        return noted[:-1] > 0, noted[-1]
 
 
 class EndedWorkers:
@@ -113,4 +104,4 @@ def _handle(cluster):
 def _noted(cluster, value):
     return tf.raw_ops.ResourceScatterUpdate(
         resource=_handle(cluster), indices=tf.constant([cluster.rank]),
-        updates=tf.reshape(value, [1]))
+        updates=tf.constant([value], tf.int64))

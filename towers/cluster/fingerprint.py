@@ -2,15 +2,10 @@
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster.drawn_updates import seeds_of_updates
 from towers.cluster.forward_digest import difference_of_forward, forward_digest
 from towers.cluster.gradient_kinds import difference_of_kinds
 from towers.cluster.several_builds import builds_of
-from towers.cluster.step_writes import ADDED_UP
-from towers.cluster.update_numbers import constants_of_updates, difference_of_constants
-from towers.cluster.update_operations import difference_of_operations, operations_of_updates
-from towers.cluster.update_parts import parts_of_updates
-from towers.graph.graph_walk import step_operations
+from towers.cluster.update_digest import difference_of_updates
 
 _WORDS = {'workers': 'its list of workers', 'ps': 'its list of parameter servers',
           'kind': 'its kind of cluster', 'towers': 'its number of towers',
@@ -24,9 +19,6 @@ def fingerprint_of_all(cluster, built, settings=None):
 
     Args:
       cluster, built, settings: as for `fingerprint`.
-
-    Raises:
-      ClusterError: as for `fingerprint`.
     """
     builds = builds_of(built)
     own = dict(_of_build(cluster, built, settings), others=[
@@ -51,24 +43,20 @@ def fingerprint(cluster, built, examples, optimizer=None, settings=None):
         else None.
       optimizer: name of the optimizer's class.
       settings: dict of further values that have to agree, from names to numbers or strings. They
-        are compared before the model; the optimizer's hyper-parameters, where each worker makes
-        the update itself, after it.
-
-    Raises:
-      ClusterError: each worker makes the update itself, and it draws random numbers.
+        are compared before the model.
     """
-    parts = parts_of_updates(cluster, built)
+    machines = built.machines
     return {
         'kind': cluster.kind, 'workers': list(cluster.workers), 'ps': list(cluster.ps),
         'synchronous': cluster.synchronous, 'backup_workers': cluster.backup_workers,
         # 1.15 and 2.21 do not understand each other's messages.
         'tensorflow': tf.VERSION if hasattr(tf, 'VERSION') else tf.__version__,
         'towers': len(built.devices), 'reduction': built.plan.reduction, 'examples': examples,
-        'optimizer': optimizer, 'given': dict(settings or {}),
-        'settings': _numbers_of_updates(cluster, built),
+        'optimizer': optimizer, 'settings': dict(settings or {}),
         'forward': forward_digest(built) if cluster.num_workers > 1 else {},
-        'gradients': built.machines.kinds, 'updates': constants_of_updates(parts),
-        'update_operations': operations_of_updates(built, parts),
+        'gradients': machines.kinds, 'update': machines.update,
+        # Worker 0 sends it, and the others wait for it.
+        'state': sorted(variable.op.name for variable in getattr(machines, 'state', ())),
         'variables': [[variable.op.name, variable.dtype.base_dtype.name,
                        str(variable.get_shape())] for variable in built.variables]}
 
@@ -80,7 +68,7 @@ def difference(own, other):
         if own.get(key) != other.get(key):
             return '%s is %s, and that of worker 0 %s' % (
                 _WORDS[key], _text(other.get(key)), _text(own.get(key)))
-    why = _difference_of_settings(own, other, 'given')  # which says why the rest differs
+    why = _difference_of_settings(own, other)  # which says why the rest differs
     if why is not None:
         return why
     ours = {each[0]: each[1:] for each in own['variables']}
@@ -107,15 +95,15 @@ def difference(own, other):
                 'workers (in a name scope of its own each optimizer has others, too), or what '
                 'one of them needs for itself in collections=[tf.GraphKeys.LOCAL_VARIABLES]'
                 % name)
-    return (_difference_of_settings(own, other, 'settings')
-            or difference_of_constants(own['updates'], other.get('updates', ()))
-            or difference_of_operations(own.get('update_operations'),
-                                        other.get('update_operations'))
+    if own.get('state') != other.get('state'):
+        return 'its state that training reads is %s, and that of worker 0 %s' % (
+            _text(other.get('state')), _text(own.get('state')))
+    return (difference_of_updates(own.get('update'), other.get('update'))
             or _difference_of_others(own, other))
 
 
-def _difference_of_settings(own, other, key):
-    mine, yours = own.get(key, {}), other.get(key, {})
+def _difference_of_settings(own, other):
+    mine, yours = own.get('settings', {}), other.get('settings', {})
     for name in sorted(set(mine) | set(yours)):
         if mine.get(name) != yours.get(name):
             return 'its %s is %s, and that of worker 0 %s' % (
@@ -136,68 +124,6 @@ def _difference_of_others(own, other):
         if why is not None:
             return 'in build %d of the graph %s' % (place + (place >= own.get('joined', 0)), why)
     return None
-
-
-_NOT_NUMBERS = ('var', 'grad', 'delta')  # inputs of an update that are no hyper-parameters
-_MOST_OPERATIONS = 300  # of a schedule; a number of more operations is computed by the model
-
-
-def _numbers_of_updates(cluster, built):
-    """Learning rate, momentum and the like, as the graph has them: dict from names to texts.
-
-    Workers whose updates differ in these numbers drift apart without an error. Where the chief
-    makes the one update for all, the dict is empty.
-    """
-    found = {}
-    if cluster.kind == 'ps' and cluster.synchronous:
-        return found
-    if cluster.kind != 'ps' and cluster.num_workers > 1:
-        found.update(('number that counter %s adds' % name, {text})
-                     for name, text in built.machines.counts.items())
-        found['random numbers of its update'] = {seeds_of_updates(built)}
-    state = sorted(variable.op.name for variable in getattr(built.machines, 'state', ()))
-    if state:  # worker 0 sends it, and the others wait for it
-        found['state that training reads'] = {', '.join(state)}
-    for op in step_operations([built.train_op]):
-        if 'Apply' not in op.type:
-            continue
-        for argument, tensor in zip(op.op_def.input_arg, op.inputs):
-            if (argument.name not in _NOT_NUMBERS and tensor.shape.ndims == 0
-                    and tensor.dtype.base_dtype.is_floating):
-                text = _number(tensor)
-                if text is not None:
-                    found.setdefault('%s of %s' % (argument.name, op.type), set()).add(text)
-    return {name: ', '.join(sorted(texts)) for name, texts in found.items()}
-
-
-def _number(tensor):
-    """A hyper-parameter as text: its value; of a computed one, the constants in its computation.
-
-    None where the model, or another worker, has a part in it.
-    """
-    ops = _made_of(tensor)
-    if len(ops) > _MOST_OPERATIONS or any(op.type.startswith(ADDED_UP) for op in ops):
-        return None
-    numbers = []
-    for op in ops:
-        if op.type == 'Const':
-            value = tf.make_ndarray(op.get_attr('value'))
-            if value.dtype.kind in 'biuf' and value.size <= 64:
-                numbers += ['%.9g' % each for each in value.reshape(-1).tolist()]
-    if all(op.type in ('Const', 'Identity', 'Cast') for op in ops):
-        return ' '.join(numbers)
-    return 'computed by %d operations from %s' % (len(ops), ' '.join(sorted(numbers)) or 'none')
-
-
-def _made_of(tensor):
-    """The operations that a tensor is computed by, without those that it only waits for."""
-    stack, seen = [tensor.op], {tensor.op.name: tensor.op}
-    while stack and len(seen) <= _MOST_OPERATIONS:
-        for other in stack.pop().inputs:
-            if other.op.name not in seen:
-                seen[other.op.name] = other.op
-                stack.append(other.op)
-    return list(seen.values())
 
 
 def _variable(entry):

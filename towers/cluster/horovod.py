@@ -8,7 +8,8 @@ from towers.cluster.machines import Machines
 from towers.cluster.several_builds import shared_scope
 from towers.cluster.batch_weights import Shares
 from towers.cluster.stop_codes import FedCodes
-from towers.cluster.update_state import share_state
+from towers.cluster.state_from_worker_0 import share_state
+from towers.cluster.update_digest import update_digest
 from towers.compat import TF_VERSION
 from towers.errors import MissingPackageError, WorkerLostError
 from towers.placement.variable_device import only_device
@@ -46,7 +47,7 @@ class HorovodMachines(Machines):
     """Combines gradients by Horovod's all-reduce; see `RingMachines`.
 
     Attributes:
-      stops, codes, state, counts: as in `RingMachines`.
+      stops, codes, state: as in `RingMachines`.
       have_stopped: whether all processes know that they make no more steps of this session.
     """
     hook, have_stopped = None, False
@@ -56,7 +57,7 @@ class HorovodMachines(Machines):
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
         self._hvd = load_horovod()
-        self.state, self.counts = [], {}
+        self.state = []
         self.stops = self.codes = self._numbers = None
         self._own = []  # as in `RingMachines`
         self._scope = None  # of all that Horovod brings together by its name
@@ -109,7 +110,7 @@ class HorovodMachines(Machines):
         self._numbers = tf.concat(numbers, 0)
         total = self._hvd.allreduce(self._numbers, op=self._hvd.Sum, name='towers_numbers')
         if self.codes is not None:
-            self.codes.read(total, None)
+            self.codes.read(total)
             self.stops = self.codes.stops
         return total[-1] if self._shares.are_weighted else None
 
@@ -133,9 +134,9 @@ class HorovodMachines(Machines):
         """As `RingMachines.train_op`."""
         if self._cluster.num_workers == 1:
             return update
-        update, self.state, self.counts, self.compared, self.made = share_state(
-            update, before, self._own, self.combined, not self._shares.are_weighted,
-            self._of_rank_0, replicated)
+        self.update = update_digest(update, before, self.combined)
+        update, self.state = share_state(
+            update, before, self._own, self.combined, self._of_rank_0, replicated)
         self.codes.finish(update, self._numbers)
         return update
 

@@ -19,22 +19,21 @@ class Machines:
     Attributes:
       kinds: `kinds_of` the gradients of this machine.
       combined: list of `(gradient, variable)`, what `combine` returned.
+      sums: names of the operations of `combined` where all workers make one step together; else
+        empty.
       gates: list of operations that every write of a step waits for, of the optimizer and of
         updates that ride on the train op. On the chief of synchronous parameter servers all
         gradients of all workers have come then, since the others read what it writes. With data
         that end it is known then that the step is one. Else empty: what is written is this
         worker's own.
       begin: operation to be run when a session has begun, without which no step is made; or None.
-      compared: names of variables that are not trained, and whose writes have to be the same on all
-        workers, see `Shared`.
       redirects: list of functions to be called when the program has made all of its operations,
         see `reduce.riding`.
-      made: names of the operations that send state to the other workers, and get theirs. No two
-        workers need have the same ones.
+      update: `update_digest` where each worker makes the update; else None.
     """
     kinds, combined, gates, begin, redirects = (), (), (), None, ()
-    chief_end = None
-    compared = made = frozenset()
+    chief_end = update = None
+    sums = frozenset()
 
     def combine(self, gradients, loss=None):
         """The gradients for the update.
@@ -55,6 +54,8 @@ class Machines:
         if self._cluster.synchronous and self._cluster.num_workers > 1:
             self.combined = [(without_gradient(gradient), variable)
                              for gradient, variable in self.combined]
+            self.sums = frozenset(getattr(gradient, 'values', gradient).op.name
+                                  for gradient, _ in self.combined)
         return self.combined
 
     def note(self, built):

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from towers.arguments import (check_config, check_function, check_instance, check_number,
                               check_say)
 from towers.api.built import BuiltTowers
-from towers.cluster import worker_data, horovod, step_counter, session_guard, server_placement
+from towers.cluster import worker_data, horovod, session_guard, server_placement
 from towers.cluster.chief_wait import AwaitedChief, WaitingCreator
 from towers.cluster.cluster import Cluster
 from towers.cluster.partitioned_embeddings import check_lookups
@@ -27,6 +27,7 @@ from towers.cluster.parameter_servers import agree, answer_or_raise
 from towers.cluster.several_builds import builds_of
 from towers.cluster.server_placement import SpreadingCreator, servers_of_variables
 from towers.cluster.stall import StallWatch, silent_servers
+from towers.cluster.step_fetches import StepFetches
 from towers.cluster.wait_notice import Waiting
 from towers.cluster.peer_watch import Watch
 from towers.cluster.worker_notes import note_failure
@@ -59,8 +60,12 @@ class Member:
         self.cluster, self.is_chief = cluster, cluster.is_chief
         self.target, self.config = target, config
         self._watch, self._built, self._chief = watch, built, chief
-        self._begin = BeginHook(cluster, built, target, config, lambda: self.lost(DEAD_AFTER))
-        self.hooks = [self._begin] + ([StepWatchHook(watch, built)] if watch is not None else [])
+        self._has_session = False
+        step_fetches = StepFetches(lambda: builds_of(built))
+        self._begin = BeginHook(cluster, built, target, config, step_fetches,
+                                lambda: self.lost(DEAD_AFTER))
+        self.hooks = [self._begin] + (
+            [StepWatchHook(watch, step_fetches)] if watch is not None else [])
         if cluster.kind in ('ring', 'horovod'):
             self.hooks.append(BroadcastHook(cluster, built))
         elif built.machines.hook is not None:
@@ -76,9 +81,17 @@ class Member:
         Args:
           creator: a `tf.train.SessionCreator` for `target` and `config`.
           scaffold: the creator's `tf.train.Scaffold`.
+
+        Raises:
+          ClusterError: a second session with parameter servers.
         """
         self._begin.is_by_member = True
         if self.cluster.kind == 'ps':
+            if self._has_session:
+                raise ClusterError(
+                    'join with parameter servers is for one session, and this is the second one: '
+                    'train in one, and evaluate its checkpoints in another process.')
+            self._has_session = True
             return SpreadingCreator(self.cluster, creator, scaffold, self._built)
         return _OnceCreator(self, creator) if self.cluster.kind == 'ring' else creator
 
@@ -301,15 +314,14 @@ class _OnceCreator(tf.train.SessionCreator):
 def _explained_in_words():
     """A context in which a step that finds NaN or Inf raises `NonFiniteError`, one of a worker
     without any data `InputError`, one of Horovod's without another worker `WorkerLostError`, and
-    one that cannot be placed, of a worker that is ahead of others, or in a session that has not
-    begun, `ClusterError`."""
+    one that cannot be placed, or in a session that has not begun, `ClusterError`."""
     try:
         yield
     except (tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError,
             tf.errors.UnknownError) as error:
         reason = horovod.explained(error) if isinstance(error, tf.errors.UnknownError) else (
             explained(error) or worker_data.explained(error) or server_placement.explained(error)
-            or step_counter.explained(error) or session_guard.explained(error))
+            or session_guard.explained(error))
         if reason is None:
             raise
         raise reason from None

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 from towers.cluster.ring import Collectives, broadcast_variables
 from towers.cluster.session_guard import not_by_member
 from towers.cluster.several_builds import builds_of
-from towers.cluster.step_fetches import StepFetches
+from towers.cluster.step_fetches import refuse_sums_alone
 from towers.cluster.wait_notice import Waiting
 from towers.errors import ClusterError, WorkerLostError
 from towers.placement.variable_device import only_device
@@ -28,15 +28,16 @@ class BeginHook(OccasionalHook):
       is_by_member: whether the creator of the session to begin is `Member.session_creator`'s.
     """
 
-    def __init__(self, cluster, built, target, config, lost):
+    def __init__(self, cluster, built, target, config, step_fetches, lost):
         """
         Args:
           cluster, built, target, config: as for `Member`.
+          step_fetches: `StepFetches` of all builds.
           lost: function that returns the `WorkerLostError` about the worker that is gone, or None.
         """
         self.is_by_member = self._has_begun = False
         self._cluster, self._built, self._lost = cluster, built, lost
-        self._target, self._config = target, config
+        self._target, self._config, self._step_fetches = target, config, step_fetches
 
     def begin(self):
         """Initialises the variables of a worker whose session would wait for them.
@@ -55,7 +56,7 @@ class BeginHook(OccasionalHook):
                 session.run([variable.initializer for variable in tf.global_variables()])
 
     def after_create_session(self, session, coord):
-        """Lets steps be made.
+        """Lets steps be made, and has what needs all workers be made in steps alone.
 
         Raises:
           WorkerLostError, ClusterError: the session of a ring is made again, see `_OnceCreator`.
@@ -66,6 +67,7 @@ class BeginHook(OccasionalHook):
         for built in builds_of(self._built):
             if built.machines.begin is not None:
                 session.run(built.machines.begin)
+        refuse_sums_alone(session, self._step_fetches)
 
     def is_due(self):
         """Never: there is nothing to do around a step."""
@@ -73,9 +75,10 @@ class BeginHook(OccasionalHook):
 
 
 class NextSessionHook(OccasionalHook):
-    """Has an asynchronous worker wait where the chief has ended its session, for its next one.
+    """Has an asynchronous worker wait where the chief has ended, until it is started again.
 
-    Without the wait the worker would stop after its first step, since the chief has ended.
+    Servers may outlive a run. Without the wait a worker that is started again before the chief
+    would stop after its first step, since the chief of the run before has ended.
     """
 
     def __init__(self, cluster, chief_end, start_timeout, say):
@@ -177,14 +180,14 @@ class BroadcastHook(OccasionalHook):
 
 
 class StepWatchHook(OccasionalHook):
-    """Tells the watch whether something is under way that needs all workers: mostly a step."""
+    """Tells the watch whether a step is under way, which needs all workers."""
 
-    def __init__(self, watch, built):
+    def __init__(self, watch, step_fetches):
         self._watch, self._is_in_step = watch, False
-        self._fetches = StepFetches(lambda: builds_of(built))
+        self._step_fetches = step_fetches
 
     def before_run(self, run_context):
-        self._is_in_step = self._fetches.need_others(run_context.original_args.fetches)
+        self._is_in_step = bool(self._step_fetches.steps(run_context.original_args.fetches))
         if self._is_in_step:
             self._watch.step_begins()
 
@@ -240,8 +243,7 @@ class BegunAnewHook(OccasionalHook):
         self._said = None  # since the last step: one lost server may cost several sessions
 
     def begin(self):
-        """Another session of the program's is none that is made again."""
-        self._is_first, self._global_step = True, tf.train.get_global_step()
+        self._global_step = tf.train.get_global_step()
 
     def after_create_session(self, session, coord):
         if self._awaited is not None:

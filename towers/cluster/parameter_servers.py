@@ -29,15 +29,19 @@ from towers.cluster.machines import Machines, without_gradient
 from towers.cluster.ports import check_server
 from towers.cluster.synchronous_rounds import FIRST_SERVER, RoundsHook, SentGradients
 from towers.cluster.session_guard import COLLECTIONS, SessionBegun
-from towers.cluster.several_builds import shared_scope
 from towers.cluster.batch_weights import Shares
 from towers.cluster.stop_codes import ServedCode
+from towers.cluster.update_digest import update_digest
 from towers.cluster.worker_notes import JOINED, REFUSED, begin_notes, note
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.tensorflow_errors import reason_of
 from towers.reduce.sparse_rows import each_row_once, rows_once, scaled
 from towers.tower.objectives import tensors_of
+
+_SCOPE = 'served/'
+"""The name scope of what workers find by its name on the servers. It stands at the root of the
+graph: the caller's name scope may be another one on each worker."""
 
 _NO_DATA = 3  # what the last token of a training without data is more than its round
 
@@ -50,7 +54,6 @@ class ServedMachines(Machines):
         the chief when a worker wants to stop; the others end by `OutOfRangeError` then.
       codes: `ServedCode`, by which a worker tells the chief that it wants to stop; or None.
       hook: hook that every session of a synchronous training needs; None for an asynchronous one.
-      taking: names of the operations that take the sums over all workers, on the chief.
       chief_end: `ChiefEnd` of an asynchronous training of several workers; else None.
       told_to_stop: whether a signal has told this process to stop.
       chief_has_ended: whether a step was not made since the chief had ended its training.
@@ -60,9 +63,9 @@ class ServedMachines(Machines):
         """See `Cluster.machines`."""
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
-        self._accumulators, self._pushes, self._given = [], [], []
-        self.hook = self.stops = self.codes = self._counted = self._scope = None
-        self.told_to_stop, self.taking = False, frozenset()
+        self._accumulators, self._pushes = [], []
+        self.hook = self.stops = self.codes = None
+        self.told_to_stop = False
 
     chief_has_ended = property(lambda self: self.hook is not None and self.hook.chief_has_ended)
 
@@ -85,16 +88,15 @@ class ServedMachines(Machines):
             if cluster.num_workers == 1:
                 return gradients
             begun = SessionBegun()
-            with tf.name_scope(shared_scope('served')):
+            with tf.name_scope(_SCOPE):
                 self.chief_end = ChiefEnd()
             self.begin = begun.begin
             if cluster.is_chief:
                 self.begin = tf.group(self.begin, self.chief_end.begin)
             return data_end.after(begun.check(), gradients)
         needed = cluster.workers_a_step
-        with tf.name_scope(shared_scope('served')) as scope:
-            self._scope = scope
-            self._make_rounds(scope)
+        with tf.name_scope(_SCOPE):
+            self._make_rounds()
             weight = shares.own_examples() if shares.are_weighted else None
             factor = weight
             if weight is None:
@@ -105,21 +107,19 @@ class ServedMachines(Machines):
             tasks = tasks_by_size([variable for _, variable in gradients], len(cluster.ps))
             to_sum = []  # (gradient, shape of the sum, name, server)
             if weight is not None:
-                to_sum.append((weight, [], scope + 'examples', FIRST_SERVER))
+                to_sum.append((weight, [], _SCOPE + 'examples', FIRST_SERVER))
             for gradient, variable in gradients:
                 with only_device('/cpu:0'):
                     gradient = scaled(_as(gradient, _summed_dtype(gradient)), factor)
                     if isinstance(gradient, tf.IndexedSlices):
                         gradient = each_row_once(gradient)
-                to_sum.append((gradient, variable.get_shape(), scope + 'sums/' + variable.op.name,
+                to_sum.append((gradient, variable.get_shape(), _SCOPE + 'sums/' + variable.op.name,
                                '/job:ps/task:%d/device:CPU:0' % tasks[variable.op.name]))
             sums = self._all_summed(to_sum, needed, [] if loss is None else [loss])
             self.hook = RoundsHook(cluster, self._round, self._own_round, self._wants_to_stop,
                                    self._accumulators, self._tokens, self._notes)
             if not cluster.is_chief:
                 return gradients
-            self.taking = frozenset(
-                tensor.op.name for tensor in tensors_of([(each, None) for each in sums]))
             with only_device('/cpu:0'):  # one operation, which every write of the step waits for
                 self.gates = [tf.group(*tensors_of([(each, None) for each in sums]),
                                        name='all_gradients')]
@@ -155,19 +155,18 @@ class ServedMachines(Machines):
     def train_op(self, update, before=(), replicated=()):
         """The operation of a step: on the chief with the update, elsewhere without."""
         if self.hook is None:
+            self.update = update_digest(update, before, self.combined)
             return update
-        with tf.name_scope(self._scope), only_device('/cpu:0'):
+        with tf.name_scope(_SCOPE), only_device('/cpu:0'):
             if self._cluster.is_chief:
                 with tf.control_dependencies([update, self._notes.begun_now] + self._pushes):
-                    self._counted = tf.assign_add(self._own_round, 4)
-                    next_round = tf.identity(self._counted)
+                    next_round = tf.identity(tf.assign_add(self._own_round, 4))
                     self.stops = self._wants_to_stop.read_value()
                 with only_device(FIRST_SERVER):
                     noted = tf.assign(self._round, next_round)
                     with tf.control_dependencies([noted]):
-                        self._given = [queue.enqueue([next_round])
-                                       for rank, queue in sorted(self._tokens.items())]
-                        return tf.group(noted, *self._given)
+                        return tf.group(noted, *[queue.enqueue([next_round]) for _, queue in
+                                                 sorted(self._tokens.items())])
             queue, before = self._tokens[self._cluster.rank], tf.identity(self._own_round)
             with tf.control_dependencies([self._notes.all_sent]):
                 before = tf.identity(before)
@@ -184,21 +183,6 @@ class ServedMachines(Machines):
                 return self.stops.op
             return data_end.raise_at_end(tf.equal(newest % 4, _NO_DATA))
 
-    def hold_rounds(self):
-        """Has the chief let the others go on when it begins its next step, not after its update.
-
-        They then see what it has written in between. Call it when no session has run the graph.
-        """
-        if self.hook is None or not self._cluster.is_chief or self.hook.holds:
-            return
-        self.hook.holds = True
-        with tf.name_scope(self._scope), only_device('/cpu:0'), tf.control_dependencies(None):
-            begun = tf.identity(self._own_round.read_value())
-        compat.add_control_inputs(self._counted.op, [begun.op])
-        for give in self._given:
-            compat.replace_input(give, 1, begun)
-            compat.set_control_inputs(give, [])
-
     def _end_all(self, is_over):
         """The operation that ends the chief's training when no worker has data.
 
@@ -212,7 +196,7 @@ class ServedMachines(Machines):
         with tf.control_dependencies(told):
             return data_end.raise_at_end(is_over)
 
-    def _make_rounds(self, scope):
+    def _make_rounds(self):
         """Makes the round's number, on the first server and on this worker, and token queues."""
         with only_device(FIRST_SERVER):
             self._round = tf.Variable(tf.zeros([], tf.int64), trainable=False, use_resource=True,
@@ -221,7 +205,7 @@ class ServedMachines(Machines):
                                               collections=['towers_rounds'], name='wants_to_stop')
             self.codes = ServedCode(self._cluster, self._wants_to_stop)
             self._tokens = {rank: tf.FIFOQueue(-1, tf.int64, [[]], name='tokens_%d' % rank,
-                                               shared_name='%stokens_%d' % (scope, rank))
+                                               shared_name='%stokens_%d' % (_SCOPE, rank))
                             for rank in range(1, self._cluster.num_workers)}
         with only_device('/cpu:0'):
             self._own_round = tf.Variable(

@@ -138,8 +138,7 @@ class Watch:
         for rank, done in self._done.items():
             if since is not None and now - max(since, done) > self._dead_after:
                 self._lose(rank, 'it has ended its training, perhaps for lack of data, and this '
-                           'worker has not: see until_all_end. Or this worker runs alone what '
-                           'needs all of them, such as built.gradients')
+                           'worker has not: see until_all_end')
 
     def _lose(self, rank, why):
         if self.lost is not None:

@@ -61,8 +61,7 @@ class _Reads:
                 if _takes_reference(op, place, tensor):
                     continue
                 source, passed = self._source(tensor)
-                if source is not None and known & self._bits[source.name] and not (
-                        tensor.op is source and _is_with(op, source)):
+                if source is not None and known & self._bits[source.name]:
                     self._replace(op, place, source, passed)
         return list(self._made.values())
 
@@ -179,11 +178,6 @@ class _Reads:
 
 def _inputs(op):
     return [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-
-
-def _is_with(op, source):
-    """Whether an operation is on the server of a variable, such as an earlier session's read."""
-    return ('loc:@' + source.name).encode() in op.colocation_groups()
 
 
 def _takes_reference(op, place, tensor):

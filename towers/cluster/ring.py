@@ -13,10 +13,11 @@ from towers import compat
 from towers.cluster import data_end, wire_types
 from towers.cluster.machines import Machines
 from towers.cluster.ring_rows import SparseGradients
-from towers.cluster.step_counter import SameStep
+from towers.cluster.session_guard import SessionBegun
 from towers.cluster.batch_weights import Shares
 from towers.cluster.stop_codes import Codes
-from towers.cluster.update_state import share_state
+from towers.cluster.state_from_worker_0 import share_state
+from towers.cluster.update_digest import update_digest
 from towers.errors import ClusterError
 from towers.placement.variable_device import only_device
 from towers.reduce import all_reduce
@@ -110,7 +111,6 @@ class RingMachines(Machines):
       examples: float64 scalar: the number of examples of this step on all workers; None where each
         worker has the same number, so that nothing is counted.
       state: list of the variables that worker 0 gives to the others in each step.
-      counts: dict of what the model's counters count by, see `counts_of_model`.
     """
 
     def __init__(self, cluster, examples, reduction, num_towers):
@@ -118,9 +118,9 @@ class RingMachines(Machines):
         self._cluster = cluster
         self._shares = Shares(cluster, examples, reduction)
         self.stops = self.codes = self.examples = self.data_ended = None
-        self.hook, self.state, self.counts = None, [], {}
+        self.hook, self.state = None, []
         self._own = []  # the gradients of this machine, with their variables
-        self._same_step = self._check = self.watch = None
+        self.watch = None
 
     @property
     def same_examples(self):
@@ -154,12 +154,9 @@ class RingMachines(Machines):
                     last_rows))
                 last += last_rows
             with tf.control_dependencies(last):
-                in_step = self._same_step.check(*self._check)
-                ended = self._ended() or in_step
+                ended = self._ended() or tf.no_op()
             if self._cluster.active is not None:
                 self.gates = [ended]
-            with tf.control_dependencies([in_step]):
-                ended = tf.group(ended)
             return data_end.after(ended, [(reduced[variable.op.name], variable)
                                           for _, variable in gradients])
 
@@ -196,11 +193,12 @@ class RingMachines(Machines):
         """
         if self._cluster.num_workers == 1:
             return update
-        update, self.state, self.counts, self.compared, self.made = share_state(
-            update, before, self._own, self.combined, not self._shares.are_weighted,
+        self.update = update_digest(update, before, self.combined)
+        update, self.state = share_state(
+            update, before, self._own, self.combined,
             lambda variable: broadcast_variables(self._cluster, [variable]), replicated)
         self.codes.finish(update, _CPU)
-        return self._same_step.counted(update)
+        return update
 
     def _count(self, ring, rows):
         """Adds up the numbers that are known when the batch is; sets `stops`.
@@ -215,23 +213,20 @@ class RingMachines(Machines):
           `(weight, counts)`: the weight of this worker's gradient, None where all weigh the same;
           the sum of `rows.counts`, None where they are not known yet.
         """
-        self.codes, shares = Codes(ring.rank, ring.num_workers), self._shares
-        self._same_step = SameStep(ring.num_workers)
-        self.begin = self._same_step.begin
-        steps = self._same_step.own()
-        own = ([shares.own_examples()] if shares.are_weighted else []) + [steps]
-        none = tf.stack([tf.zeros([], tf.float64)] * (len(own) - 1) + [steps])
-        number = ring.num_workers + len(own)
-        own = tf.concat([self.codes.own(), tf.stack(own)], 0)
+        self.codes, shares, begun = Codes(ring.rank, ring.num_workers), self._shares, SessionBegun()
+        self.begin = begun.begin
+        own = [self.codes.own()]
+        if shares.are_weighted:
+            own.append(tf.reshape(shares.own_examples(), [1]))
         counted = rows is not None and rows.are_counted_early
         if counted:
-            own = tf.concat([own, rows.counts], 0)
-            none = tf.concat([none, tf.zeros(rows.counts.shape, tf.float64)], 0)
+            own.append(rows.counts)
+        with tf.control_dependencies([begun.check()]):
+            own = tf.concat(own, 0)
         total = ring.reduce(own)
-        self.codes.read(total, none)
+        self.codes.read(total)
         self.stops = self.codes.stops
-        self._check = steps, total[number - 1]
-        counts = total[number:] if counted else None
+        counts = total[-rows.counts.shape.num_elements():] if counted else None
         if not shares.are_weighted:
             return None, counts
         self.examples = total[ring.num_workers]

@@ -15,9 +15,10 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.cluster.parameter_servers import tasks_by_size
 from towers.cluster.reads_after_server_writes import read_after_writes
-from towers.cluster.sums_alone import refuse_sums_alone
-from towers.cluster.written_besides import written_besides
 from towers.errors import ClusterError
+from towers.graph.graph_walk import step_operations
+from towers.graph.variable_access import VARIABLE_OPS
+from towers.graph.variable_writes import Writes
 from towers.tensorflow_errors import reason_of
 
 # These take the handles of variables that the functions use which they call.
@@ -45,17 +46,37 @@ class SpreadingCreator(tf.train.SessionCreator):
         if not self._is_spread:
             graph, built = tf.get_default_graph(), self._built
             trained = [variable for _, variable in built.gradients]
-            variables = trained + _global_variables(graph)
-            read_after_writes(graph, variables, built.train_op)
-            if written_besides(graph, variables, built):
-                built.machines.hold_rounds()
+            if self._cluster.is_chief and built.machines.hook is not None:
+                check_writes(graph, built)
+            read_after_writes(graph, trained + _global_variables(graph), built.train_op)
             self._scaffold.finalize()
             spread_over_servers(self._cluster, graph, trained)
             self._is_spread = True
-        session = self._creator.create_session()
-        if self._cluster.is_chief and self._built.machines.hook is not None:
-            refuse_sums_alone(session, self._built)
-        return session
+        return self._creator.create_session()
+
+
+def check_writes(graph, built):
+    """Raises `ClusterError` if something beside the step computes new values of trained variables.
+
+    Other workers would read them before or after that, by chance. What is only loaded, from a
+    checkpoint or by a feed, is what a program begins with.
+
+    Args:
+      graph: a `tf.Graph`.
+      built: `BuiltTowers` of the chief, whose step has the update.
+    """
+    updates = [update for tower in built.towers for update in tower.updates]
+    step, writes = {op.name for op in step_operations([built.train_op] + updates)}, Writes(graph)
+    for _, variable in built.gradients:
+        for op in writes.to(variable):
+            if op.name not in step and op.name != variable.initializer.name and (
+                    op.type not in ('Assign', 'AssignVariableOp')
+                    or any(each.type in VARIABLE_OPS for each in step_operations([op.inputs[1]]))):
+                raise ClusterError(
+                    '%r writes the trained variable %r beside built.train_op, and other workers '
+                    'may read it before or after that: put the write into the collection '
+                    "UPDATE_OPS, or into the optimizer's apply_gradients, or use kind='ring'."
+                    % (op.name, variable.op.name))
 
 
 def spread_over_servers(cluster, graph, first=()):

@@ -17,7 +17,7 @@ from towers.tensorflow_errors import reason_of
 COLLECTIONS = ['towers_begun']
 """For the variables that the hooks alone give a value to."""
 
-_NAMES = ('steps_done', 'own_round', 'session_begun')
+_NAMES = ('own_round', 'session_begun')
 _FOUND = re.compile(r'\b(?:%s)\b' % '|'.join(_NAMES))
 
 

@@ -41,15 +41,8 @@ def shared_scope(name):
 
 
 def check_goes_with_others(cluster):
-    """Raises `ClusterError` for one more build of synchronous parameter servers in this graph.
-
-    Their rounds are those of one train op: a worker that waits for a token of one build gives no
-    gradients for the other, and one that is started again joins a round.
-    """
-    if cluster.kind == 'ps' and cluster.synchronous and cluster.num_workers > 1 and (
-            tf.get_collection(_KEY)):
+    """Raises `ClusterError` for one more build of parameter servers in this graph."""
+    if cluster.kind == 'ps' and tf.get_collection(_KEY):
         raise ClusterError(
-            'this graph has a build with cluster= already, and several workers make steps of one '
-            "build alone on synchronous parameter servers. Use kind='ring', which takes several, "
-            'as asynchronous parameter servers do (synchronous=False); or, if the two are not '
-            'trained together, make each in a tf.Graph() of its own.')
+            'this graph has a build with cluster= already, and parameter servers take one a graph: '
+            "use kind='ring', which takes several.")

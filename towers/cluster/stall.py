@@ -9,8 +9,7 @@ from towers.cluster.wait_notice import AGAIN, FIRST, REFUSED_WAITS
 from towers.cluster.worker_notes import FAILED, REFUSED
 
 _PAUSE = 1.  # seconds from one look to the next, at most
-_ALL_ANSWER = ('all workers and servers answer, so one of them is slow, or has run built.gradients '
-               'without the step')
+_ALL_ANSWER = 'all workers and servers answer, so one of them is slow'
 _MOST_LOOKS = 16  # at addresses at a time: that of a machine that is off takes seconds
 
 

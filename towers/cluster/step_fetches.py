@@ -1,38 +1,33 @@
-"""What a call of `session.run` is: a step, something else that needs other workers, or neither.
+"""What a call of `session.run` is: a step, or a look at something else that one worker takes alone.
 
-Hooks of a `tf.train.MonitoredSession` are called for all of them: also for a look at a weight, or a
-summary, that one worker takes alone.
+Hooks of a `tf.train.MonitoredSession` are called for both.
 """
+
+import functools
 
 import tensorflow.compat.v1 as tf
 
+from towers.errors import ClusterError
 from towers.graph.graph_walk import step_operations
-
-_OF_OTHERS = ('Collective', 'Horovod', 'ResourceAccumulator', 'Accumulator', 'SparseAccumulator',
-              'ResourceConditionalAccumulator', 'ConditionalAccumulator', 'QueueDequeue')
-"""Beginnings of types of operations that may wait for another worker."""
 
 
 class StepFetches:
-    """Answers both questions about the fetches of a call, once for each that are different."""
+    """Answers questions about the fetches of a call, once for each that are different."""
 
-    def __init__(self, builds, is_of_others=None):
+    def __init__(self, builds):
         """
         Args:
           builds: function that returns the list of the `BuiltTowers` whose steps count.
-          is_of_others: function that tells of an operation whether it may wait for another worker;
-            None: by its type.
         """
         self._builds = builds
-        self._is_of_others = is_of_others or (lambda op: op.type.startswith(_OF_OTHERS))
         self._known = {}
 
     def steps(self, fetches):
         """The `BuiltTowers` whose train op they run. What is not understood counts as all steps."""
         return self._of(fetches)[0]
 
-    def need_others(self, fetches):
-        """Whether they run something that may wait for another worker."""
+    def take_sums_alone(self, fetches):
+        """Whether they take the sums of all workers' gradients, and not the step of these sums."""
         return self._of(fetches)[1]
 
     def _of(self, fetches):
@@ -43,7 +38,7 @@ class StepFetches:
                 self._known[key] = self._looked_at(fetched)
             return self._known[key]
         except (TypeError, ValueError, KeyError):  # an object of its own, or a name of nothing
-            return list(self._builds()), True
+            return list(self._builds()), False
 
     def _looked_at(self, fetched):
         builds = self._builds()
@@ -52,11 +47,34 @@ class StepFetches:
         for each in fetched:
             element = graph.as_graph_element(each)
             operations.append(getattr(element, 'op', element))
-        run = step_operations(operations)
-        names = {op.name for op in run}
-        stepped = [built for built in builds if not names.isdisjoint(
-            op.name for op in [built.train_op] + list(built.train_ops.values()))]
-        return stepped, bool(stepped) or any(map(self._is_of_others, run))
+        names = {op.name for op in step_operations(operations)}
+        stepped = [built for built in builds if built.train_op.name in names]
+        return stepped, any(built.train_op.name not in names
+                            and not names.isdisjoint(built.machines.sums) for built in builds)
+
+
+def refuse_sums_alone(session, step_fetches):
+    """Has a session refuse calls that take the sums of all workers' gradients without the step.
+
+    The other workers would wait, or take these sums for those of their next step.
+
+    Args:
+      session: the `tf.Session` of which the hooks are told: what they fetch is seen nowhere else.
+      step_fetches: `StepFetches`.
+    """
+    run = session.run
+
+    @functools.wraps(run)
+    def checked(fetches, *given, **named):
+        if step_fetches.take_sums_alone(fetches):
+            raise ClusterError(
+                "session.run takes built.gradients, the sums of all workers' gradients, without "
+                'the step, which alone brings the workers together: fetch them, or a summary of '
+                'them, with built.train_op. Beside a hook that fetches them in every call, look at '
+                'other things by session.run_step_fn(lambda step_context: '
+                'step_context.session.run(…)).')
+        return run(fetches, *given, **named)
+    session.run = checked
 
 
 def _leaves(fetches):

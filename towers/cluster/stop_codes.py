@@ -46,7 +46,7 @@ class Codes:
         self.told = tf.Variable(tf.zeros([num_workers], tf.int32), trainable=False,
                                 use_resource=True, name='told_to_stop',
                                 collections=[tf.GraphKeys.LOCAL_VARIABLES])
-        self.stops = self.tell = self._goes_on = self._reduced = self._rest = None
+        self.stops = self.tell = self._goes_on = self._reduced = None
 
     def say(self, session, number):
         """Gives the code of a signal; the next step of this worker tells the others."""
@@ -62,14 +62,14 @@ class Codes:
         """This worker's numbers: float64 [W], its code in its own place."""
         return tf.one_hot(self._rank, self._num_workers, dtype=tf.float64) * self._own
 
-    def read(self, reduced, rest):
+    def read(self, reduced):
         """Makes `stops`, which raises where a worker runs no more steps.
 
         Args:
-          reduced: float64 vector, the sums over all workers; those of `own` come first.
-          rest: float64 vector: what a worker without an example adds after them.
+          reduced: float64 vector, the sums over all workers; those of `own` come first. After them
+            a worker without an example adds zeros.
         """
-        self._reduced, self._rest = reduced, rest
+        self._reduced = reduced
         codes = tf.cast(tf.round(reduced[:self._num_workers]), tf.int32)
         self._goes_on = data_end.raise_at_end(tf.reduce_any(codes >= OVER), self.told, codes)
         with tf.control_dependencies([self._goes_on]):
@@ -89,8 +89,8 @@ class Codes:
         for op in others:
             compat.add_control_inputs(op, [self._goes_on])
         with only_device(device), tf.name_scope('tell'), tf.control_dependencies(None):
-            own = tf.one_hot(self._rank, self._num_workers, dtype=tf.float64) * OVER
-            own = tf.concat([own, self._rest], 0)
+            own = tf.one_hot(self._rank, self._reduced.shape.num_elements(),
+                             dtype=tf.float64) * OVER
             never = self.told.read_value()[0] < 0  # no constant: what is never run is cut off then
             unused = [_copy(op, [_never_made(each, never) for each in op.inputs],
                             _in_branch(never, never).op) for op in [first] + others]

@@ -11,8 +11,7 @@ from towers.api.built import BuiltTowers
 from towers.cluster.cluster import Cluster
 from towers.cluster.several_builds import builds_of
 from towers.cluster.step_fetches import StepFetches
-from towers.cluster.step_order import StepOrder
-from towers.errors import InvalidArgumentError
+from towers.errors import ClusterError, InvalidArgumentError
 from towers.run.stopping import StopOnSignalHook
 
 
@@ -47,8 +46,10 @@ class StopTogetherHook(StopOnSignalHook):
         """
         Args:
           cluster: `Cluster`.
-          built: `BuiltTowers`. Of several builds in one graph it is the one after whose step all
-            stop when a worker got a signal; the end of a worker's loop is told by any.
+          built: `BuiltTowers`. Of several builds in one graph, which all workers step in the same
+            order, it is the one that each round of steps ends with: all stop after its step when a
+            worker got a signal. A worker ends its loop between two rounds, all of which begin with
+            the same steps.
           stream: as for `StopOnSignalHook`.
 
         Raises:
@@ -63,10 +64,12 @@ class StopTogetherHook(StopOnSignalHook):
         self.stopped_by = None
         self._cluster, self._machines = cluster, built.machines
         self._all_machines = lambda: [each.machines for each in builds_of(built)]
+        self._trained = built.gradients[0][1].op.name
         self.is_told = self._has_said = False
         self._makes_step = self._is_in_step = False  # the latter also after a step that has failed
-        self._session, self._order = None, StepOrder()
-        self._steps, self._latest = [], (self._machines,)  # of this call, and of the last step
+        self._session = None
+        # The builds that are stepped by this call, by the last step, and by the first of a round.
+        self._steps, self._latest, self._first = [], [self._machines], []
         self._fetches = StepFetches(lambda: builds_of(built))
 
     @property
@@ -107,15 +110,34 @@ class StopTogetherHook(StopOnSignalHook):
 
     def before_run(self, run_context):
         """Has that tensor fetched with a step; other calls of `run` need no other worker."""
-        self._steps = [built.machines for built in
-                       self._fetches.steps(run_context.original_args.fetches)]
+        stepped = self._fetches.steps(run_context.original_args.fetches)
+        self._steps = [built.machines for built in stepped]
         self._makes_step = self._machines in self._steps
         if self._steps:
-            self._latest = tuple(self._steps)
-            self._order.note(self._latest)
+            self._note_round(stepped)
             self._begin_step()
         fetched = self.always_fetched() if self._makes_step else None
         return None if fetched is None else tf.train.SessionRunArgs(fetched)
+
+    def _note_round(self, stepped):
+        """Notes what rounds of steps begin with: the session's first step.
+
+        Args:
+          stepped: list of the `BuiltTowers` of this call.
+
+        Raises:
+          ClusterError: rounds begin with another step, or do not end with this hook's build.
+        """
+        self._first = self._first or self._steps
+        if (self._machines in self._latest and self._machines.codes is not None
+                and not self._makes_step and self._steps != self._first):
+            raise ClusterError(
+                'a step of the build that trains %r comes after the build that trains %r, which '
+                'StopTogetherHook has, and the first step of the session was another one: give '
+                'the hook the build that each round of steps ends with, and begin the session and '
+                'all rounds with the same step, on all workers.' % (
+                    stepped[0].gradients[0][1].op.name, self._trained))
+        self._latest = self._steps
 
     def after_run(self, run_context, run_values):
         """Asks the session to stop when all do."""
@@ -139,7 +161,7 @@ class StopTogetherHook(StopOnSignalHook):
 
         Others may stop by themselves after the same step; they then do so, too. One whose step has
         raised an error, such as the end of its own data, has perhaps sent a part of it. Where the
-        graph has several builds, the others learn of it in their next step, see `StepOrder`.
+        graph has several builds, the others learn of it when they begin their next round.
         """
         if self._cluster.kind != 'ps' and self._machines.codes is not None:
             of_all = self._all_machines()
@@ -149,7 +171,7 @@ class StopTogetherHook(StopOnSignalHook):
                 session.run([each.codes.skip for each in self._latest])
                 self._note(session, told)
             elif not self.is_told and not self._is_in_step:
-                first, *together = self._order.next((of_all[0],))
+                first, *together = self._first or of_all[:1]
                 self._note(session, first.told_others(session, together))
         elif self._cluster.kind == 'ps' and self._machines.chief_has_ended and not self.is_told:
             self._note(session, None)

@@ -76,7 +76,6 @@ class RoundsHook(OccasionalHook):
     Attributes:
       say: called with a line when this worker begins anew, or waits for the chief before it begins.
       chief: `AwaitedChief`, which ends a wait in vain for the chief's first session; or None.
-      holds: whether the chief gives the tokens of a step when it begins the next one.
       chief_is_anew: whether the session of the chief's that this worker has joined last is another
         one than that before.
       chief_has_ended: whether a step of this session was not made since the chief had ended.
@@ -91,12 +90,10 @@ class RoundsHook(OccasionalHook):
           accumulators, tokens: its accumulators, and dict of its queues of tokens.
           notes: `SentGradients`.
         """
-        self.say, self.holds, self._is_anew = print, False, False
+        self.say, self._is_anew = print, False
         self.chief = None
-        # Of the chief's sessions that this worker has joined, and ended: the first rounds.
-        self._joined = self._ended = None
+        self._joined = None  # the first round of the chief's session that this worker has joined
         self.chief_is_anew = self.chief_has_ended = False
-        self._is_between = False
         self._wants_to_stop = wants_to_stop
         self._cluster, self._round, self._own_round = cluster, shared_round, own_round
         self._accumulators, self._tokens, self._notes = accumulators, tokens, notes
@@ -108,7 +105,7 @@ class RoundsHook(OccasionalHook):
             self._value = self._round.read_value()
             self._set_own = tf.assign(self._own_round, self._first).op
             self._note_begin = note_begin(self._cluster, self._first)
-            self._note_end = note_end(self._cluster, self._own_round.read_value())
+            self._note_end = note_end(self._cluster)
             if not self._cluster.is_chief:
                 self._is_set = tf.is_variable_initialized(self._round)
                 # Again, since the server may be another one than that which heard of it.
@@ -142,8 +139,8 @@ class RoundsHook(OccasionalHook):
             session.run(self._set_round, first)
             session.run(self._give_tokens, first)
             return
-        with Waiting(lambda: 'the next %s of %s, the chief' % (
-                'session' if self._is_between else 'step', self._cluster.who(0)), None, self.say):
+        with Waiting(lambda: 'the next step of %s, the chief' % self._cluster.who(0), None,
+                     self.say):
             while not session.run(self._is_set):
                 self._pause()
             before, newest = self._joined, self._round_to_join(session)
@@ -155,8 +152,7 @@ class RoundsHook(OccasionalHook):
 
         It also waits until the chief is in its step of that round, so that what its step before
         writes last, such as the place in the data, is there for the hooks that come next. After the
-        last round there is no such step. A worker that has itself ended that session of the chief's
-        comes to the next one, and waits for it.
+        last round there is no such step.
 
         Raises:
           ClusterError: some gradients of the round have been given.
@@ -164,9 +160,8 @@ class RoundsHook(OccasionalHook):
         rank, deadline = self._cluster.rank, None
         while True:
             newest, begun, sent, ended, first = session.run(self._state)
-            self._is_between = ended[0] and first == self._ended
             # The chief notes that its session has begun before it sets the first round.
-            if newest >= first and not self._is_between and (
+            if newest >= first and (
                     ended[0] or begun[rank] != newest and begun[0] >= newest):
                 self._joined = first
                 return newest
@@ -194,11 +189,8 @@ class RoundsHook(OccasionalHook):
     def end(self, session):
         """Notes that this worker has ended; a token of the chief's tells those who wait for one."""
         session.run(self._note_end)
-        self._ended = self._joined
         if self._cluster.is_chief:
             newest = session.run(self._value)
-            if self.holds:  # the token that the next step would have begun with
-                session.run(self._give_tokens, {self._first: newest})
             session.run(self._give_tokens, {self._first: newest + 1})
 
     def note_anew(self, before, newest):

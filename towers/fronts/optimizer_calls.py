@@ -86,7 +86,6 @@ class OptimizerCalls(GradientsOfModel):
         self._together = ()     # numbers of the calls that the model's train op runs in one step
         self._placement = None
         self._slots = []        # those made in the first tower's call
-        self._known = ()        # names of the global variables that were there after it
 
     @contextlib.contextmanager
     def reported_to(self):
@@ -117,7 +116,6 @@ class OptimizerCalls(GradientsOfModel):
         yield
         self._operations = self._made()
         self._check_no_gathering()
-        self._known = {variable.op.name for variable in tf.global_variables()}
 
     def note_copy(self, copied):
         self.of_towers.append([call._replace(
@@ -273,7 +271,7 @@ class OptimizerCalls(GradientsOfModel):
         updates, late = [], []
         for number, (call, pairs) in enumerate(zip(self.of_towers[0], combined)):
             with tf.control_dependencies(call.placeholder.control_inputs + self._before(number)), \
-                    made_late(call, self._known, late):
+                    made_late(call, late):
                 update = apply_call(call, pairs)
             update = getattr(update, 'op', update)
             for calls in self.of_towers:

@@ -86,12 +86,11 @@ def _waiting(gradient):
 
 
 @contextlib.contextmanager
-def made_late(call, known, late):
-    """The context of the update of a call: notes the global variables that it makes or uses anew.
+def made_late(call, late):
+    """The context of the update of a call: notes the global variables that it makes.
 
     Args:
       call: `Call`.
-      known: names of the global variables from before the update.
       late: list that `(call, variables)` is appended to, where there are any.
     """
     made = []
@@ -103,11 +102,8 @@ def made_late(call, known, late):
         yield
     listed = {id(variable) for variable in tf.global_variables()}
     found = [variable for variable in made if id(variable) in listed]
-    if _slot_maker(call.optimizer) is not None:  # some may be kept from a build that failed
-        found += _slot_maker(call.optimizer).variables()
-    found = {slot.op.name: slot for slot in found if slot.op.name not in known}
     if found:
-        late.append((call, list(found.values())))
+        late.append((call, found))
 
 
 def check_saved(spec, late):

@@ -320,8 +320,6 @@ class _Reader:
         self._parameters = {variable.op.name for variable in built.variables}
         self._slots = {variable.op.name for variable in built.slots}
         shards = [op for ops in batch_sizes.shard_operations(built) for op in ops]
-        if built.staged is not None:  # its buffers are filled before the shards, and after them
-            shards += [op for op in (built.staged.read, built.staged.staged) if op is not None]
         self._input = {op.name for op in graph_walk.step_operations(shards)}
         losses = [tensor for tower in built.towers for tensor in tf.nest.flatten(
             [tower.data_loss, tower.loss, tower.predictions]) if isinstance(tensor, tf.Tensor)]

@@ -18,9 +18,6 @@ PASSES_ON = frozenset([
 # The outputs are parts of the input along its first dimension, in the input's memory.
 CUTS = frozenset(['Split', 'SplitV', 'Slice', 'StridedSlice', 'Unpack'])
 
-# The outputs are the memory that an operation `Stage` has put away.
-OUT_OF_STAGE = frozenset(['Unstage', 'StagePeek'])
-
 # These write their output into an input of the same size that no other operation needs any more.
 _UNARY = ['Abs', 'Acos', 'Acosh', 'Asin', 'Asinh', 'Atan', 'Atanh', 'Ceil', 'Conj', 'Cos', 'Cosh',
           'Digamma', 'Elu', 'Erf', 'Erfc', 'Exp', 'Expm1', 'Floor', 'Inv', 'Invert', 'LeakyRelu',

@@ -108,11 +108,6 @@ def simulate(step, threads=2, onednn=False, shares_memory=None):
     return _Simulation(step, threads, onednn, shares_memory or _both_cpus).run()
 
 
-def _area(node):
-    """The name of the staging area that an operation puts into or takes from."""
-    return node.op.get_attr('container'), node.op.get_attr('shared_name'), node.device
-
-
 def _both_cpus(one, other):
     return 'CPU' in one and 'CPU' in other and _task(one) == _task(other)
 
@@ -133,14 +128,8 @@ class _Simulation:
         self._uses = collections.defaultdict(list)  # (operation, output): devices of its takers
         self._held = {}  # (operation, output, device or None for its own): Buffer
         self._variables = {}  # variable: the Buffer that holds it now
-        self._staged = collections.defaultdict(list)  # name of a staging area: lists of Buffers
-        filled = {}  # staging area: the operation that puts something in first
         for node in self._nodes:
             sources = set()
-            if node.type == 'Stage':
-                filled.setdefault(_area(node), node.number)
-            elif node.type in kernels.OUT_OF_STAGE and _area(node) in filled:
-                sources.add(filled[_area(node)])  # as in the first step
             for other, index in self._inputs(node):
                 sources.add(other.number)
                 self._uses[other.number, index].append(node.device)
@@ -229,8 +218,6 @@ class _Simulation:
             return [self._variables[node.number] if size else None for size in node.sizes]
         if node.type == 'ReadVariableOp':
             return [self._variables.get(kernels.variable_of(node.inputs[0][0]).number)]
-        if node.type in kernels.OUT_OF_STAGE and self._staged[_area(node)]:
-            return list(self._staged[_area(node)][0])
         taken = self._taken(node)
         if kernels.passes_on(node):
             first = next((each for each in taken if each is not None), None)
@@ -258,22 +245,7 @@ class _Simulation:
         return [self._input(other, index, node.device) if not other.folded else None
                 for other, index in node.inputs]
 
-    def _hold_staged(self, node):
-        """A staging area holds what is put in until it is taken out."""
-        area = self._staged[_area(node)]
-        if node.type == 'Stage':
-            area.append(self._taken(node))
-            for buffer in area[-1]:
-                if buffer is not None:
-                    buffer.references += 1
-        elif node.type == 'Unstage' and area:
-            for buffer in area.pop(0):
-                if buffer is not None:
-                    self._release(buffer)
-
     def _end(self, node):
-        if node.type == 'Stage' or node.type in kernels.OUT_OF_STAGE:
-            self._hold_staged(node)
         scratch = self._held.pop(node.number, None)
         if scratch is not None:
             self._release(scratch)

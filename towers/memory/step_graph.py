@@ -3,7 +3,6 @@
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.memory import kernels
 
 _SHAPE_ONLY = frozenset(['Shape', 'ShapeN', 'Size', 'Rank', 'BroadcastGradientArgs'])
 _NEVER_FOLDED = frozenset([
@@ -116,8 +115,7 @@ class StepGraph:
             shape = tensor.shape
             known = shape.is_fully_defined()
             node.shapes.append(tuple(shape.as_list()) if known else None)
-            if (dtype in _HANDLES or (node.type, tensor.value_index) in _EMPTY_ON_CPUS
-                    or node.type in kernels.OUT_OF_STAGE):
+            if dtype in _HANDLES or (node.type, tensor.value_index) in _EMPTY_ON_CPUS:
                 node.sizes.append(0)
                 continue
             elements = (shape.num_elements() if known else None) if size_of is None else size_of(

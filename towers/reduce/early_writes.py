@@ -59,12 +59,12 @@ def hold_update(train_op, gradients, before, computed, gates=()):
         sums + list(gates) + list(computed))}
     if early:
         with tf.control_dependencies(None), only_device('/cpu:0'):
-            hold(early, [tf.group(*sums, name='all_gradients')], operations, not_held)
+            _hold(early, [tf.group(*sums, name='all_gradients')], operations, not_held)
     if gates:
-        hold(writes, gates, operations, not_held)
+        _hold(writes, gates, operations, not_held)
 
 
-def hold(writes, others, operations, not_held):
+def _hold(writes, others, operations, not_held):
     """Makes writes wait for other operations.
 
     Args:

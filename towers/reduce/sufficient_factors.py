@@ -22,9 +22,9 @@ import tensorflow.compat.v1 as tf
 
 from towers.graph.reference_memory import may_be_of_reference_variable
 
-# Measured on two cores (BUILD_NOTES.md): up to 32 examples a tower this was the faster way, but for
-# a model of one layer alone; from 64 on towers gain more by multiplying side by side. So would more
-# cores, which were not there: hence no more rows in all than were measured.
+# Measured on two cores (benchmarks/results/speed.md): up to 32 examples a tower this was the faster
+# way, but for a model of one layer alone; from 64 on towers gain more by multiplying side by side.
+# So would more cores, which were not there: hence no more rows in all than were measured.
 _MOST_ROWS, _MOST_JOINT_ROWS = 32, 128
 _LEAST_ELEMENTS = 2 ** 20
 

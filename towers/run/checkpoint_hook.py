@@ -16,7 +16,6 @@ from towers.checkpoint.files import (STATE_FILE, describe_safe, files_of, first_
 from towers.checkpoint.tidy import remove_leftovers
 from towers.errors import CheckpointError, InvalidArgumentError
 from towers.run.step_loop import OccasionalHook
-from towers.tower.staged_guard import check_iterators
 
 
 # Not allowed: separators of folders, TensorFlow's glob characters, and a leading dot or space.
@@ -71,7 +70,6 @@ class CheckpointHook(OccasionalHook):
             the first two; a `basename` that names files elsewhere.
           CheckpointError: from the methods: a save failed, or the directory cannot be made, or
             holds a later step than the session starts from.
-          InputError: from `after_create_session`: an iterator is saved that staged inputs are of.
         """
         for name, value in (('save_steps', save_steps), ('keep', keep)):
             if value is not None and (isinstance(value, bool)
@@ -127,7 +125,6 @@ class CheckpointHook(OccasionalHook):
 
     def after_create_session(self, session, coord):
         """Takes over the checkpoints that are there, and saves if this step is not among them."""
-        check_iterators(session.graph)  # other hooks' operations are there now
         step = int(session.run(self._global_step))
         earlier = self._earlier_checkpoints(step)
         # `Saver` deletes one old checkpoint per save, so it would never come down to `keep`.

@@ -2,8 +2,6 @@
 
 import collections
 import contextlib
-import json
-import os
 import statistics
 import time
 import typing
@@ -11,13 +9,12 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_count, check_function, check_instance, check_number
-from towers.errors import CheckpointError, InvalidArgumentError, TowersError
+from towers.errors import InvalidArgumentError, TowersError
 from towers.memory.measure import filled_queues
 from towers.nonfinite import NonFiniteError, explained
 from towers.placement.devices import resolve_devices, short_name
 from towers.placement.tower_device import stages_of
 from towers.tensorflow_errors import is_of_input, reason_of
-from towers.run.run_lock import hold_directory
 
 Trial = collections.namedtuple('Trial', 'train_op start config')
 """A training to be timed.
@@ -27,9 +24,6 @@ Fields:
   start: list of operations to run once after the variables' initializers, such as the iterator's.
   config: `tf.ConfigProto` of the session.
 """
-
-RECORD = 'variable_device.json'
-
 
 class Timing(collections.namedtuple('Timing', 'variable_device seconds problem')):
     """The measurement of one placement; `str(timing)` is its line of the table.
@@ -177,38 +171,6 @@ def decide(timings):
     return PlacementChoice(taken.variable_device, reason, timings)
 
 
-def recorded_choice(directory, devices, choose):
-    """The placement of the run in a directory: the recorded one; for a new run a new choice.
-
-    A run that goes on keeps its placement, whatever is faster today: on other devices sums may be
-    rounded otherwise, and the run would not be the same to the last bit. The choice is recorded
-    beside the checkpoints, in `variable_device.json`, and made anew for towers on other devices.
-
-    Args:
-      directory: of the checkpoints; made if it is missing, and locked meanwhile.
-      devices: the towers' devices.
-      choose: function without arguments that makes a new `PlacementChoice`.
-
-    Returns:
-      `(variable_device, text)`, of which the text is to be shown.
-
-    Raises:
-      RunLockedError: another process has the directory.
-      CheckpointError: the record cannot be read or written.
-    """
-    path = os.path.join(directory, RECORD)
-    with hold_directory(directory):
-        record = _read(path)
-        if record is not None and record['devices'] == list(devices):
-            return record['variable_device'], 'variables on %s: as this run began, see %s' % (
-                short_name(record['variable_device']), path)
-        choice = choose()
-        _write(path, {'variable_device': choice.variable_device, 'devices': list(devices),
-                      'reason': choice.reason, 'timings': [timing._asdict() for timing
-                                                           in choice.timings]})
-    return choice.variable_device, str(choice)
-
-
 class _Runner:
     """One candidate's graph and session.
 
@@ -268,32 +230,3 @@ def _within_spread(one, fastest):
     """Whether the times of one `Timing` overlap with the median of the other."""
     return (one is fastest or min(one.seconds) <= fastest.median
             or one.median <= max(fastest.seconds))
-
-
-def _read(path):
-    """The record in a file, a dict; None if there is no such file.
-
-    Raises:
-      CheckpointError: it cannot be read, or is no record.
-    """
-    if not os.path.exists(path):
-        return None
-    try:
-        with open(path) as opened:
-            record = json.load(opened)
-        if isinstance(record['variable_device'], str) and isinstance(record['devices'], list):
-            return record
-        reason = 'it names no placement'
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = error
-    raise CheckpointError('%s cannot be read (%s): delete it to choose anew, or name a '
-                          'variable_device.' % (path, reason))
-
-
-def _write(path, record):
-    try:
-        with open(path + '.new', 'w') as opened:
-            json.dump(record, opened, indent=1)
-        os.replace(path + '.new', path)
-    except OSError as error:
-        raise CheckpointError('%s cannot be written: %s.' % (path, error.strerror)) from error

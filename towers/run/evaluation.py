@@ -256,8 +256,8 @@ class EvaluationHook(OccasionalHook):
           global_step: the variable that counts steps.
           every_steps: steps from one evaluation to the next; None: at the end only.
           listeners: list of hooks that get the results, by `evaluated(step, results, seconds)`:
-            `ProgressHook`, `MetricsHook`, `SummaryHook`. In the list of the session's hooks they
-            come before this hook, and the hook that saves after it.
+            `ProgressHook`, `SummaryHook`. In the list of the session's hooks they come before this
+            hook, and the hook that saves after it.
           stop_at: `(metric, value)`: training stops when the metric is at least the value; or None.
           skip_end: function without arguments, called at the end of the session: if it returns
             True, the last evaluation is left out. `lambda: signals.received is not None` leaves it

@@ -7,10 +7,6 @@ of their end is noted, and the begin and end of the step:
              (of one that comes after work on another one's batch: end - end of that work)
     share  = sum of waited / sum of (end of the step - begin of the step)
 
-Towers with staged inputs read the next batch while they compute, and then update, so for them
-
-    waited = max(0, time when the next batch is there - time when loss and gradients are)
-
 Where a step is fed through placeholders, the program makes the batch between the steps:
 
     waited = begin of the step - end of the step before
@@ -31,12 +27,10 @@ from towers import compat
 from towers.arguments import check_count, check_graph_mode, check_instance, check_say
 from towers.errors import InvalidArgumentError
 from towers.graph.graph_walk import step_operations
-from towers.run.input_notes import (ReadNotes, are_examples_fed, arrivals, reads_of, takers_of,
+from towers.run.input_notes import (ReadNotes, are_examples_fed, arrivals, reads_of,
                                     takers_of_fed, time_after, time_variable)
 from towers.run.step_clock import SaveListener
 from towers.run.step_loop import OccasionalHook
-from towers.tower.staged_guard import check_iterators
-from towers.tower.staged_input import StagedInputs
 
 # Shares of waiting from which TensorFlow's profiler calls a run highly and moderately input-bound.
 HIGHLY, MODERATELY = 0.2, 0.05
@@ -79,11 +73,10 @@ class InputWatch:
         has its input in memory.
     """
 
-    def __init__(self, train_op: typing.Any, staged: typing.Any = None):
+    def __init__(self, train_op: typing.Any):
         """
         Args:
           train_op: the operation (or tensor) of a step.
-          staged: `BuiltTowers.staged`, of towers with staged inputs; else None.
 
         Raises:
           InvalidArgumentError: `train_op` is no operation of the default graph, or it, or the
@@ -102,13 +95,10 @@ class InputWatch:
             raise InvalidArgumentError('train_op is %r, within a tf.cond or tf.while_loop, which '
                                        'nothing can be added to: watch the operation that contains '
                                        'it.' % op.name)
-        if staged is not None:
-            check_instance('staged', staged, StagedInputs, 'BuiltTowers.staged, or None')
         step = step_operations([op])
-        ahead = staged is not None and staged.read is not None
-        reads = [] if staged is not None else reads_of(op, step)
-        self.reads = [staged.read.name] if ahead else [read.name for read in reads]
-        self._is_fed = are_examples_fed(step, staged is not None or bool(reads))
+        reads = reads_of(op, step)
+        self.reads = [read.name for read in reads]
+        self._is_fed = are_examples_fed(step, bool(reads))
         with tf.device(None), tf.device('/cpu:0'), tf.control_dependencies(None), \
                 tf.name_scope('input_watch/'):
             # In no collection: it is not saved, and only `initializer` initializes it.
@@ -123,14 +113,7 @@ class InputWatch:
             end = time_after(arrivals(op), 'end')
             self._marks, noted = [begun.read_value()] * 2, [begun.assign(begin).op]
             waited = tf.zeros([], tf.float64)
-            if ahead:
-                is_staged = time_after([staged.staged], 'staged')
-                waited = tf.maximum(is_staged - time_after([staged.work], 'worked'), 0.)
-                read = time_variable('read')
-                self._marks[1] = read.read_value()
-                initializers.append(read.initializer)
-                noted.append(read.assign(is_staged).op)
-            elif reads:
+            if reads:
                 notes = ReadNotes(reads, step, begin)
                 waited = notes.waited(op, end)
                 self._marks[1] = notes.latest(self._marks[0])
@@ -140,12 +123,6 @@ class InputWatch:
                 noted += [self._counts.assign_add(tf.stack([
                     waited, end - begin, tf.where(gap < begin, gap, tf.zeros_like(gap)),
                     tf.ones([], tf.float64)])).op, latest_end.assign(end).op]
-        # Else the runtime could look before `begin`, and the reading would seem to take no time.
-        for each in step if staged is not None else ():
-            if each.type == 'StageSize':
-                compat.add_control_inputs(each, [begin.op])
-        for taker in takers_of([staged.staged], step)[staged.staged] if ahead else ():
-            compat.add_control_inputs(taker, [is_staged.op])
         # Else a step could begin with work that keeps all threads, and `begin` be noted after it.
         for taker in takers_of_fed(step) if self._is_fed else ():
             compat.add_control_inputs(taker, [begin.op])
@@ -195,23 +172,19 @@ class InputWatchHook(OccasionalHook):
     """
 
     def __init__(self, train_op: typing.Any, every_steps: typing.Optional[int] = 100,
-                 say: typing.Callable = print, staged: typing.Any = None):
+                 say: typing.Callable = print):
         """
         Args:
           train_op: as for `InputWatch`; or what `build_towers` returned.
           every_steps: steps from one line to the next.
           say: called with each line; None: no lines, where other hooks show the share.
-          staged: as for `InputWatch`; taken from what `build_towers` returned, if that is given.
 
         Raises:
           InvalidArgumentError: `every_steps` below 1, or as `InputWatch`.
-          InputError: from `after_create_session`: an iterator is saved that staged inputs are of.
         """
         check_count('every_steps', every_steps)
         check_say(say, optional=True)
-        if hasattr(train_op, 'train_op'):
-            train_op, staged = train_op.train_op, train_op.staged
-        self.watch = InputWatch(train_op, staged)
+        self.watch = InputWatch(getattr(train_op, 'train_op', train_op))
         self.latest_share = None
         self.away_seconds = 0.
         self.listener = SaveListener(self)
@@ -222,7 +195,6 @@ class InputWatchHook(OccasionalHook):
 
     def after_create_session(self, session, coord):
         """Sets all counts to 0."""
-        check_iterators(session.graph)  # other hooks' operations are there now
         session.run(self.watch.initializer)
         self._runs = 0
 

@@ -1,8 +1,6 @@
 """How long a step is busy with each operation of a model, from the trace of a few steps."""
 
 import collections
-import json
-import os
 import re
 import statistics
 import typing
@@ -12,17 +10,14 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import check_config, check_count, check_feed, check_instance
 from towers.api.built import BuiltTowers
-from towers.errors import CheckpointError, InvalidArgumentError, MeasurementError
+from towers.errors import MeasurementError
 from towers.graph.variable_access import variable_op
 from towers.memory.measure import (checked_start, explained_input, initialized_session,
                                    traced_steps)
 from towers.placement.devices import session_config
 from towers.placement.precision import use_precision
-from towers.run.run_lock import hold_directory
-from towers.run.atomic_file import written_whole
-from towers.tower.auto_stages import OperationTimes, check_seconds
+from towers.tower.auto_stages import OperationTimes
 
-RECORD = 'operation_times.json'
 _TRANSFERS = re.compile(r' = _?(Host)?(Send|Recv)\(')
 
 
@@ -72,51 +67,6 @@ def operation_times(built: BuiltTowers, feed_dict: typing.Optional[dict] = None,
             'TensorFlow traced no operation of %s: of GPUs it needs CUPTI (libcupti on '
             'LD_LIBRARY_PATH).' % built.towers[0].name_scope)
     return times
-
-
-def recorded_times(directory, about, measure):
-    """The times of the run in a directory: those that it began with, else new ones.
-
-    Other times may cut the model elsewhere, and TensorFlow then joins other operations, which
-    changes last bits; so a run that goes on has the same ones. They lie beside the checkpoints, in
-    `operation_times.json`.
-
-    Args:
-      directory: of the checkpoints; made if need be, and held while this runs.
-      about: dict of what the times depend on; where the record has another, it is made anew.
-      measure: called without arguments where there is nothing to go by; returns `OperationTimes`.
-
-    Returns:
-      `(OperationTimes, text)`: text is to be shown.
-
-    Raises:
-      RunLockedError: another process has the directory.
-      CheckpointError: the record cannot be read.
-      LogFileError: the record cannot be written.
-    """
-    path = os.path.join(directory, RECORD)
-    with hold_directory(directory):
-        times, text = _read(path, about), 'as this run began, see %s' % path
-        if times is None:
-            times, text = measure(), 'measured now'
-            with written_whole(path) as opened:
-                json.dump({'about': about, 'times': times._asdict()}, opened, indent=1)
-    return times, 'times of operations: %.1f ms a step, %s' % (1e3 * times.seconds, text)
-
-
-def _read(path, about):
-    if not os.path.exists(path):
-        return None
-    try:
-        with open(path) as opened:
-            record = json.load(opened)
-        times = OperationTimes(**record['times'])
-        check_seconds(times)
-        return times if record['about'] == about else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError,
-            InvalidArgumentError) as error:
-        raise CheckpointError('%s cannot be read (%s): delete it to measure anew.' % (
-            path, error)) from error
 
 
 def kernel_seconds(metadata):

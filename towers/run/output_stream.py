@@ -3,10 +3,7 @@
 A long run then saves and ends in good order, instead of failing in the line that it prints.
 """
 
-import contextlib
-import errno
 import os
-import signal
 import sys
 
 from towers.errors import OutputLostError
@@ -20,22 +17,25 @@ class OutputStream:
 
     Attributes:
       lost: the `OSError` of the write that failed; or None.
-      on_lost: function that is called with that error, once; None: the write raises
-        `OutputLostError`.
     """
 
     def __init__(self, stream, on_lost=None):
         """
         Args:
           stream: a text stream; None, Python's value for a closed one, discards all text.
-          on_lost: see above.
+          on_lost: function that is called with the error of the write that failed, once; None: the
+            write raises `OutputLostError`.
         """
         self.lost = None
-        self.on_lost = on_lost
+        self._on_lost = on_lost
         self._stream = stream
 
     def __getattr__(self, name):
         return getattr(self._stream, name)
+
+    def tell_of_loss(self, on_lost):
+        """Calls this function in place of `on_lost` from now on."""
+        self._on_lost = on_lost
 
     def write(self, text):
         """Writes a text; returns its length, also where it is discarded.
@@ -70,9 +70,9 @@ class OutputStream:
         except OSError as error:
             self.lost = error
             self._send_nowhere()
-            if self.on_lost is None:
+            if self._on_lost is None:
                 raise OutputLostError('standard output cannot be written: %s' % error.strerror)
-            self.on_lost(error)
+            self._on_lost(error)
 
     def _send_nowhere(self):
         """Points the stream's descriptor at /dev/null, since Python writes its buffer at exit."""
@@ -89,42 +89,3 @@ def progress_stream():
     progress bars use it; else standard output."""
     both = sys.stdout, sys.stderr
     return sys.stderr if all(stream and stream.isatty() for stream in both) else sys.stdout
-
-
-@contextlib.contextmanager
-def lasting_output(say):
-    """Runs a program's main with `OutputStream`s as `sys.stdout` and `sys.stderr`, and exits.
-
-    If standard output is lost, the exit status is 141 (128 plus SIGPIPE) where its reader is gone,
-    as a shell expects of a program in a pipe; else 1, and `say` is called. Another status that the
-    program itself exits with, such as after a signal, stays.
-
-    Args:
-      say: called with a line for standard error.
-
-    Raises:
-      SystemExit: always.
-    """
-    former = sys.stdout, sys.stderr
-    sys.stdout = output = OutputStream(sys.stdout)
-    sys.stderr = OutputStream(sys.stderr, on_lost=lambda error: None)
-    status = 0
-    try:
-        with contextlib.suppress(OutputLostError):
-            try:
-                yield
-            except SystemExit as ended:
-                status = ended.code
-            output.flush()
-        if output.lost is not None and status in (0, None, 128 + signal.SIGPIPE):
-            status = status_of(output.lost)
-            if status == 1:
-                say('standard output cannot be written: %s' % output.lost.strerror)
-    finally:
-        sys.stdout, sys.stderr = former
-    sys.exit(status)
-
-
-def status_of(error):
-    """The exit status of a program whose output was lost with this `OSError`."""
-    return 128 + signal.SIGPIPE if error.errno in (errno.EPIPE, errno.EIO) else 1

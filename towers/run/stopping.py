@@ -1,6 +1,5 @@
 """Stops a run after the current step on SIGTERM, SIGINT and SIGHUP, so that it can save."""
 
-import contextlib
 import os
 import signal
 import sys
@@ -170,18 +169,6 @@ class StopOnSignalHook(OccasionalHook):
             stream.flush()
         except (OSError, ValueError):
             pass  # the stream cannot be written any more; the run has to end in good order
-
-
-@contextlib.contextmanager
-def interruptible():
-    """Makes Ctrl-C a `KeyboardInterrupt` in the block, unless the process ignores it."""
-    former = signal.getsignal(signal.SIGINT)
-    if former is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, former)
 
 
 def _is_left_ignored(number):

@@ -17,9 +17,7 @@ from towers.nonfinite import explained
 from towers.placement.devices import config_of_towers
 from towers.run.checkpoint_hook import CheckpointHook
 from towers.run.run_lock import hold_directory
-from towers.run.run_settings import STATE, RunSettings
 from towers.run.step_loop import LoopSession, OccasionalHook
-from towers.tower import staged_guard
 
 
 @contextlib.contextmanager
@@ -29,7 +27,7 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
                      keep: int = 5, saver: typing.Optional[tf.train.Saver] = None,
                      listeners: typing.Sequence = (), recover: bool = False,
                      initial_values: typing.Any = None,
-                     settings: typing.Optional[RunSettings] = None, built: typing.Any = None,
+                     check: typing.Optional[typing.Callable] = None, built: typing.Any = None,
                      memory_limit: typing.Optional[int] = None, member: typing.Any = None,
                      say: typing.Callable = print) -> typing.Iterator:
     """A `LoopSession` for a run that can be killed at any moment and started again.
@@ -52,10 +50,12 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
       recover: where the newest checkpoint is damaged, whether to go on from the one before it.
       initial_values: what `init_from` returned, to start from where the directory has no
         checkpoint; or None.
-      settings: `RunSettings` that the program was started with, or None. They are written beside
-        the checkpoints when the run begins, and again with the first step of each start. A run that
-        goes on says which of them have changed, and is refused where the change would drop state
-        that the newest checkpoint holds. Without `settings` such state is said, and dropped.
+      check: function of a program that has more to compare when a run goes on, called as
+        `check(newest, missing, dropped)` before anything in the directory is changed: with what
+        `newest_checkpoint` returned, and what the checkpoint lacks of the graph's variables, and
+        the graph of the checkpoint's, each a text or None. It returns lines to be shown, or raises
+        to refuse the run. State that would be dropped is said, and what is missing is refused, in
+        any case. Or None.
       built: what `build_towers` returned, for the advice when a step runs out of memory; or None.
       memory_limit: bytes that a device has, for the same advice; None: what the device reports.
       member: `Member`, if this process is the chief of a cluster; or None.
@@ -67,13 +67,10 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
     Raises:
       InvalidArgumentError: an argument of another kind, before the directory is touched.
       RunLockedError: another process has the directory.
-      CheckpointError: the newest checkpoint is damaged, or is of another model, or has state that
-        would be dropped; or, during the run, a checkpoint could not be written.
-      LogFileError: the settings cannot be written.
+      CheckpointError: the newest checkpoint is damaged, or is of another model; or, during the run,
+        a checkpoint could not be written.
       OutOfMemoryError: a step ran out of memory (with `built`).
       NonFiniteError: a step found a NaN or an infinity (`build_towers(check_numerics=True)`).
-      InputError: a run with `stage_inputs` also reads another batch than the staged one, or
-        feeds all towers; or the state of its iterator is saved.
     """
     directory = directory_name('directory', directory)
     check_step_variable(global_step)
@@ -87,8 +84,8 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
         check_instance('built', built, BuiltTowers, 'what build_towers returned, or None')
     if memory_limit is not None:
         check_count('memory_limit', memory_limit)
-    if settings is not None:
-        check_instance('settings', settings, RunSettings, 'a RunSettings, or None')
+    if check is not None:
+        check_function('check', check, 3, 'a function of a checkpoint and two texts, or None')
     if member is not None and not hasattr(member, 'session_creator'):  # its room is above this one
         raise InvalidArgumentError('member=%.80r: expected what towers.join gives, or None.'
                                    % (member,))
@@ -98,7 +95,7 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
     # Made for its checks alone: an error about its arguments comes before the directory is touched.
     CheckpointHook(directory, global_step, save_steps, keep=keep, saver=saver, listeners=listeners)
     with hold_directory(directory):
-        newest, differences = _checked_newest(directory, recover, settings, say)
+        newest = _checked_newest(directory, recover, check, say)
         init_fn = _init_fn(initial_values, newest, say)
         saver = saver or tf.train.Saver(save_relative_paths=True)
         checkpoints = CheckpointHook(directory, global_step, save_steps, keep=keep, saver=saver,
@@ -108,8 +105,6 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
             config, target = member.config, member.target
         creator = _NewestCheckpoint(directory, newest, scaffold, config, target)
         steps = _StepsDone(global_step)
-        first = [steps] if settings is None else [
-            steps, _WriteSettings(settings, directory, newest, differences, say)]
         if member is not None:
             creator = member.session_creator(creator, scaffold)
             hooks = member.hooks + hooks
@@ -118,37 +113,33 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
                 if built is not None:
                     stack.enter_context(out_of_memory_explained(built, directory, memory_limit))
                 yield stack.enter_context(LoopSession(
-                    creator, first + hooks + [checkpoints] + last_hooks))
-        except (tf.errors.OpError, ValueError) as error:
-            reason = staged_guard.explained(error)
-            if reason is None and isinstance(error, tf.errors.OpError):
-                reason = explained(error, steps.number + 1)
+                    creator, [steps] + hooks + [checkpoints] + last_hooks))
+        except tf.errors.OpError as error:
+            reason = explained(error, steps.number + 1)
             if reason is None:
                 raise
             raise reason from None
 
 
-def _checked_newest(directory, recover, settings, say):
+def _checked_newest(directory, recover, check, say):
     """Finds the newest checkpoint, compares it with the graph, and tidies the directory.
 
     Returns:
-      `(newest, differences)`: what `newest_checkpoint` returned, and the list of `Difference`s
-      between `settings` and the settings of the last start.
+      What `newest_checkpoint` returned.
 
     Raises:
-      CheckpointError: the newest checkpoint is damaged, is of another model, or has state that
-        would be dropped.
+      CheckpointError: the newest checkpoint is damaged, or is of another model.
     """
     newest = newest_checkpoint(directory, recover)
-    told, differences = [], []
+    told = []
     if newest is not None:
-        told, differences = _check_state(directory, newest, settings)
+        told = _check_state(newest, check)
         for damaged in newest.skipped:
             say('passed over %s' % (damaged,))  # `damaged` is a tuple
         say('going on from %s' % newest.prefix)
     for line in told + tidy_directory(directory, newest):
         say(line)
-    return newest, differences
+    return newest
 
 
 def _init_fn(initial_values, newest, say):
@@ -165,34 +156,21 @@ def _init_fn(initial_values, newest, say):
     return lambda unused_scaffold, session: initial_values.restore(session)
 
 
-def _check_state(directory, newest, settings):
-    """Compares the newest checkpoint with the graph, and the settings with the last start's.
-
-    Returns:
-      `(lines, differences)`: lines to be shown, and the list of the settings' `Difference`s.
+def _check_state(newest, check):
+    """Compares the newest checkpoint with the graph; returns lines to be shown.
 
     Raises:
-      CheckpointError: a variable of the graph is not in the checkpoint; or, with `settings`, state
-        in the checkpoint is not in the graph.
+      CheckpointError: a variable of the graph is not in the checkpoint; or what `check` raises.
     """
-    differences, problem = [], None
-    if settings is not None:
-        differences, problem = settings.compare(directory)
-    text, dropped = difference(newest.prefix)
-    if text is not None:
-        if any(each.kind == STATE for each in differences):
-            raise settings.refusal(directory, differences, text)
-        check_fits(newest.prefix)  # raises
-    lines = []
+    missing, dropped = difference(newest.prefix)
+    lost = None
     if dropped:
-        text = 'the checkpoint %s holds state that the checkpoints to come would be without: %s' % (
+        lost = 'the checkpoint %s holds state that the checkpoints to come would be without: %s' % (
             newest.prefix, some(dropped))
-        if settings is not None:
-            raise settings.refusal(directory, differences, text)
-        lines.append(text)
-    if settings is not None:
-        lines += [problem] if problem else [str(each) for each in differences]
-    return lines, differences
+    lines = [] if check is None else check(newest, missing, lost)
+    if missing is not None:
+        check_fits(newest.prefix)  # raises
+    return ([lost] if lost else []) + lines
 
 
 class _NewestCheckpoint(tf.train.SessionCreator):
@@ -215,40 +193,6 @@ class _NewestCheckpoint(tf.train.SessionCreator):
         return tf.train.ChiefSessionCreator(
             self._scaffold, self._target, config=self._config,
             checkpoint_filename_with_path=newest.prefix if newest else None).create_session()
-
-
-class _WriteSettings(OccasionalHook):
-    """Writes the settings beside the checkpoints, once for each start of the program.
-
-    For a new run when the session has been made, before the first checkpoint is saved; for a run
-    that goes on before its first step. So a start that fails earlier, or has no step left to do,
-    writes nothing.
-    """
-
-    def __init__(self, settings, directory, newest, differences, say):
-        self._settings, self._directory, self._newest = settings, directory, newest
-        self._differences, self._say = differences, say
-        self._written = False
-
-    def after_create_session(self, session, coord):
-        """Writes the settings of a new run."""
-        if self._newest is None:
-            self._write(lambda: self._settings.begin(self._directory))
-
-    def before_run(self, run_context):
-        """Adds what has changed to the settings of a run that goes on."""
-        self._write(lambda: self._settings.record(self._directory, self._newest.step,
-                                                  self._differences))
-
-    def is_due(self):
-        """Whether the settings are still to be written."""
-        return not self._written
-
-    def _write(self, write):
-        if not self._written:
-            for line in write():
-                self._say(line)
-            self._written = True
 
 
 class _StepsDone(OccasionalHook):

@@ -7,10 +7,10 @@ gradient. So the towers take plain gradients, and the method gets a loss S in th
     value of S: the mean loss;  dS/dv: the combined gradient of v
 
 What it makes of the loss before it takes gradients (a loss scale, for half precision) is a factor
-dL/dS, by which the towers multiply their losses, before their backward passes.
+dL/dS, by which the towers multiply their losses, before their backward passes. There is one
+backward pass, and so one factor.
 """
 
-import collections
 import itertools
 import re
 
@@ -24,14 +24,6 @@ from towers.tower.model_gradients import GradientsOfModel
 
 _numbers = itertools.count()  # of names in TensorFlow's registry of gradients
 _OF_GATE = re.compile(r'tuple/control_dependency(_\d+)?$')
-_Taken = collections.namedtuple('_Taken', 'factor ratio products')
-"""A gradient that the optimizer takes of the loss S that it is given.
-
-Fields:
-  factor: dL/dS, a scalar.
-  ratio: constant that stands for dL/dS over the factor of the towers.
-  products: list of `(gradient * ratio, gradient)`, dense tensors.
-"""
 _OF_SHAPE = frozenset(['Shape', 'ShapeN', 'Size', 'Rank', 'ZerosLike', 'OnesLike'])
 
 
@@ -86,14 +78,17 @@ class OwnGradients:
 
         Raises:
           GradientError: the method does not return pairs; takes no gradient of its loss, or takes
-            it where it has no part in the step; or it computes with the value of the loss of one of
-            several machines, or, before the last micro-batch, of all of them.
+            it in a branch, or with several factors; or it computes with the value of the loss of
+            one of several machines, or, before the last micro-batch, of all of them.
         """
-        surrogate, taken = self._surrogate(loss, combined)
+        called = 'compute_gradients of ' + type(objective.optimizer).__name__
+        surrogate, factors = self._surrogate(loss, combined, called)
         self.losses[surrogate.name] = objective.name
         with only_device(self._placement.main), graph_walk.Recording(loss.graph) as made:
             pairs = computed(objective.optimizer, surrogate, variables, options)
-            found, pairs = self._factor(objective, taken, pairs, surrogate)
+            if not factors:
+                raise GradientError(called + ' takes no gradient of the loss that it is given.')
+            found = tf.cast(factors[0], tf.float64)
             found = found if factor == 1 else found / factor
         _free_of_values(found, {op.name for op in made.operations})
         with only_device(self._placement.main):
@@ -103,67 +98,43 @@ class OwnGradients:
                 [found] + [gradient for gradient, _ in pairs if gradient is not None],
                 surrogate, combined):
             raise GradientError(
-                'compute_gradients of %s computes with the value of the loss, which is of one '
-                "worker's examples: let UPDATE_OPS write it to a variable, and read the variable."
-                % type(objective.optimizer).__name__)
+                "%s computes with the value of the loss, which is of one worker's examples: let "
+                'UPDATE_OPS write it to a variable, and read the variable.' % called)
         if is_ordered and surrogate.op in graph_walk.step_operations([found]):
             raise GradientError(
-                'compute_gradients of %s multiplies its loss by what depends on the value of the '
-                'loss, which is known when the last micro-batch is done: train without accumulate= '
-                'and micro_batches=.' % type(objective.optimizer).__name__)
+                '%s multiplies its loss by what depends on the value of the loss, which is known '
+                'when the last micro-batch is done: train without accumulate= and micro_batches=.'
+                % called)
         compat.replace_tensor(surrogate, loss)
         compat.replace_tensor(self._factors[objective.name], found)
         return pairs
 
-    def _surrogate(self, loss, combined):
-        """`(S, taken)`: the list gets a `_Taken` each time that a gradient is taken.
-
-        An optimizer that takes the gradient for one part of the variables after the other has
-        several factors; they are mostly the same number.
-        """
-        taken, name = [], 'TowersWholeLoss%d' % next(_numbers)
+    def _surrogate(self, loss, combined, called):
+        """`(S, factors)`: the list gets dL/dS each time that a gradient is taken."""
+        factors, name = [], 'TowersWholeLoss%d' % next(_numbers)
 
         def gradients(unused_op, of_loss, *unused_rest):
-            taken.append(_Taken(of_loss, tf.ones([], of_loss.dtype, name='ratio'), []))
-            return [None] + [_by_ratio(gradient, taken[-1]) for gradient, _ in combined]
+            if of_loss.graph is not loss.graph or compat.in_control_flow(of_loss.op):
+                raise GradientError(called + ' takes the gradient of its loss within a branch or '
+                                    'a loop: take it outside.')
+            factors.append(of_loss)
+            if len(factors) > 1 and not _are_same_number(factors[0], of_loss):
+                raise GradientError(
+                    called + ' takes gradients of its loss with several factors, by groups of '
+                    'variables say, and the towers have one backward pass: take them with one '
+                    'factor, and multiply the gradients.')
+            return [None] + [gradient for gradient, _ in combined]
         tf.RegisterGradient(name)(gradients)
-        graph = tf.get_default_graph()
         with only_device(self._placement.main), tf.control_dependencies(None), \
                 tf.name_scope('whole_loss'):
             reads = [variable.read_value() for _, variable in combined]
-            with graph.gradient_override_map({'IdentityN': name}):
-                return tf.identity_n([loss] + reads)[0], taken
+            with loss.graph.gradient_override_map({'IdentityN': name}):
+                return tf.identity_n([loss] + reads)[0], factors
 
-    def _factor(self, objective, taken, pairs, surrogate):
-        """`(factor, pairs)`: the float64 scalar by which towers multiply their losses; the pairs.
 
-        Of several factors it is the first one that is not 0, or 1: each group of variables gets the
-        gradient times its own factor over that.
-        """
-        called = 'compute_gradients of ' + type(objective.optimizer).__name__
-        own = self._factors[objective.name]
-        if not taken:
-            raise GradientError(called + ' takes no gradient of the loss that it is given.')
-        first = taken[0].factor
-        if any(each.factor.graph is not own.graph or compat.in_control_flow(each.factor.op)
-               for each in taken):
-            raise GradientError(called + ' takes the gradient of its loss within a branch or a '
-                                'loop: take it outside.')
-        if own.op.name in graph_walk.ancestors([first]):
-            raise GradientError(called + ' multiplies its loss by what depends on its gradients.')
-        found = tf.cast(first, tf.float64)
-        if len(taken) == 1:
-            return found, _without_ratio(pairs, taken[0])
-        if not tf.get_static_value(found):
-            known = [each.factor for each in taken[1:] if graph_walk.ancestors(
-                [each.factor]).isdisjoint([own.op.name, surrogate.op.name])]
-            for factor in [tf.cast(factor, tf.float64) for factor in known] + [
-                    tf.ones([], tf.float64)]:
-                found = tf.where_v2(tf.equal(found, 0.), factor, found)
-        for each in taken:
-            ratio = tf.cast(tf.cast(each.factor, tf.float64) / found, each.ratio.dtype)
-            compat.replace_tensor(each.ratio, ratio)
-        return found, pairs
+def _are_same_number(first, other):
+    first, other = tf.get_static_value(first), tf.get_static_value(other)
+    return first is not None and first == other
 
 
 def computed(optimizer, loss, variables, options):
@@ -209,27 +180,6 @@ def _free_of_values(factor, made):
         for position, tensor in enumerate(op.inputs if op.type in _OF_SHAPE else ()):
             if tensor.shape.is_fully_defined() and tensor.op.type != 'Const':
                 compat.replace_input(op, position, tf.zeros(tensor.shape, tensor.dtype))
-
-
-def _by_ratio(gradient, taken):
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_by_ratio(gradient.values, taken), gradient.indices,
-                                gradient.dense_shape)
-    taken.products.append((times(gradient, taken.ratio), gradient))
-    return taken.products[-1][0]
-
-
-def _without_ratio(pairs, taken):
-    """The pairs, where the ratio is 1: the gradients take the place of their products."""
-    products = {product.name: gradient for product, gradient in taken.products}
-    for product, gradient in taken.products:
-        compat.replace_tensor(product, gradient)
-
-    def of(gradient):
-        if isinstance(gradient, tf.IndexedSlices):
-            return tf.IndexedSlices(of(gradient.values), gradient.indices, gradient.dense_shape)
-        return products.get(getattr(gradient, 'name', None), gradient)
-    return [(of(gradient), variable) for gradient, variable in pairs]
 
 
 def times(gradient, factor):

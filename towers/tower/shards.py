@@ -107,22 +107,19 @@ def _checked_device_function(function):
     return device
 
 
-def static_batch_size(inputs, num_shards, remainder, called, staged=False):
-    """The batch size, checked as `split_batch` does, before any op is made; None where unknown.
-
-    `staged`: the model function's closure has the next batch, not this one.
-    """
+def static_batch_size(inputs, num_shards, remainder, called):
+    """The batch size, checked as `split_batch` does, before any op is made; None where unknown."""
     check_choice('remainder', remainder, REMAINDERS)
-    return _looked_at(inputs, num_shards, remainder, called, staged)[2]
+    return _looked_at(inputs, num_shards, remainder, called)[2]
 
 
-def _looked_at(inputs, num_shards, remainder, called, staged=False):
+def _looked_at(inputs, num_shards, remainder, called):
     """(inputs with sparse tensors, their leaves, and what `_static_batch_size` returns)."""
     check_graph_mode('what split_batch makes')
     inputs = with_sparse_tensors(inputs)
     leaves = _leaves(inputs)
     _check_no_lists_of_numbers(inputs)
-    static_size, unknown = _static_batch_size(leaves, staged)
+    static_size, unknown = _static_batch_size(leaves)
     _check_divides(static_size, num_shards, remainder, called,
                    not isinstance(inputs, NamedInputs))
     return inputs, leaves, static_size, unknown
@@ -252,7 +249,7 @@ def _static_shape(path, leaf):
     return tf.TensorShape(array.shape)
 
 
-def _static_batch_size(leaves, staged):
+def _static_batch_size(leaves):
     """(the first dimension of all leaves, the paths of the leaves whose first one is not static).
 
     The dimension is None where no leaf has a static one.
@@ -263,11 +260,9 @@ def _static_batch_size(leaves, staged):
             continue
         shape = _static_shape(path, leaf)
         if shape.ndims == 0:
-            raise InputError('%s is a scalar and has no batch dimension to cut: %s, or leave it '
-                             'out of inputs.' % (path, (
-                                 'with stage_inputs repeat it for each example within the dataset '
-                                 '(tf.fill in dataset.map)' if staged else
-                                 'let the model function take it from its closure')))
+            raise InputError('%s is a scalar and has no batch dimension to cut: let the model '
+                             'function take it from its closure, or leave it out of inputs.'
+                             % path)
         if shape.ndims is not None and shape.as_list()[0] is not None:
             sizes[path] = shape.as_list()[0]
         else:
@@ -396,19 +391,10 @@ def _sparse_shard(tensor, start, count, pad_empty):
     size = tf.concat([[tf.cast(count, tf.int64)], shape[1:]], 0)
     shard = tf.sparse.slice(tensor, begin, size)
     static = tensor.shape.as_list() if tensor.shape.ndims is not None else None
-    return sparse_placeholder(shard.indices, shard.values, shard.dense_shape, static)
-
-
-def sparse_placeholder(indices, values, dense_shape, static):
-    """A sparse tensor of these parts, which can be fed by hand.
-
-    Args:
-      indices, values, dense_shape: the parts of the sparse tensor.
-      static: list of its dimensions, with None for unknown ones; or None.
-    """
     return tf.SparseTensor(
-        tf.placeholder_with_default(indices, [None, static and len(static)]),
-        tf.placeholder_with_default(values, [None]), _sparse_shape(dense_shape, static))
+        tf.placeholder_with_default(shard.indices, [None, static and len(static)]),
+        tf.placeholder_with_default(shard.values, [None]),
+        _sparse_shape(shard.dense_shape, static))
 
 
 def _sparse_shape(shape, static):

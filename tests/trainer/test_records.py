@@ -1,0 +1,87 @@
+"""trainer.records: a run keeps to what it has measured before it began."""
+
+import json
+import os
+
+import pytest
+
+import towers
+from towers.errors import CheckpointError, LogFileError, RunLockedError
+from towers.run.choose_placement import PlacementChoice, Timing
+from towers.run.run_lock import hold_directory
+from trainer.records import recorded_choice, recorded_times
+
+CPUS = ('/device:CPU:0', '/device:CPU:1')
+
+
+def chosen(name):
+    return lambda: PlacementChoice(name, 'the fastest', [Timing(name, [0.5], None)])
+
+
+def never():
+    raise AssertionError('timed again')
+
+
+def test_a_run_that_goes_on_stays_where_it_began(tmp_path):
+    folder = str(tmp_path / 'run')
+    device, text = recorded_choice(folder, CPUS, chosen('balanced'))
+    assert device == 'balanced'
+    assert text == ('variables on balanced: the fastest\n'
+                    '  balanced           500.00 ms a step (500.00 to 500.00)')
+    assert recorded_choice(folder, CPUS, never) == (
+        'balanced',
+        'variables on balanced: as this run began, see %s/variable_device.json' % folder)
+    with open(os.path.join(folder, 'variable_device.json')) as record:
+        assert json.load(record) == {
+            'variable_device': 'balanced', 'devices': list(CPUS), 'reason': 'the fastest',
+            'timings': [{'variable_device': 'balanced', 'seconds': [0.5], 'problem': None}]}
+
+
+def test_with_other_towers_the_choice_is_made_anew(tmp_path):
+    recorded_choice(str(tmp_path), CPUS, chosen('balanced'))
+    assert recorded_choice(str(tmp_path), CPUS[:1], chosen('/device:CPU:0'))[0] == '/device:CPU:0'
+    assert recorded_choice(str(tmp_path), CPUS[:1], never)[0] == '/device:CPU:0'
+
+
+@pytest.mark.parametrize('content', ['', '{', '[]', '{"variable_device": 3, "devices": []}'])
+def test_a_record_that_cannot_be_read(tmp_path, content):
+    (tmp_path / 'variable_device.json').write_text(content)
+    with pytest.raises(CheckpointError) as caught:
+        recorded_choice(str(tmp_path), CPUS, never)
+    assert 'variable_device.json cannot be read (' in str(caught.value)
+    assert str(caught.value).endswith('delete it to choose anew, or name a variable_device.')
+
+
+def test_a_directory_that_another_run_holds_is_not_touched(tmp_path):
+    with hold_directory(str(tmp_path)):
+        with pytest.raises(RunLockedError):
+            recorded_choice(str(tmp_path), CPUS, never)
+    assert not (tmp_path / 'variable_device.json').exists()
+
+
+def test_an_interrupted_choice_leaves_no_record(tmp_path):
+    def interrupted():
+        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        recorded_choice(str(tmp_path), CPUS, interrupted)
+    assert recorded_choice(str(tmp_path), CPUS, chosen('balanced'))[0] == 'balanced'
+
+
+def test_a_record_that_cannot_be_written(tmp_path):
+    (tmp_path / 'variable_device.json.new').mkdir()
+    with pytest.raises(LogFileError, match='variable_device.json cannot be written: Is a direct'):
+        recorded_choice(str(tmp_path), CPUS, chosen('balanced'))
+
+
+def test_a_run_goes_on_with_the_times_that_it_began_with(tmp_path):
+    first, second = (towers.OperationTimes({'a': seconds}, {'w': .5}) for seconds in (1.5, 2.5))
+    times, text = recorded_times(str(tmp_path), {'batch_size': 4}, lambda: first)
+    assert times == first and text == 'times of operations: 2000.0 ms a step, measured now'
+    times, text = recorded_times(str(tmp_path), {'batch_size': 4}, lambda: second)
+    assert times == first and 'as this run began' in text
+    assert recorded_times(str(tmp_path), {'batch_size': 8}, lambda: second)[0] == second
+    for wrong in ('{', '[]', '{"about": {}, "times": {"operations": {}}}',
+                  '{"about": {}, "times": {"operations": {"a": "b"}, "variables": {}}}'):
+        (tmp_path / 'operation_times.json').write_text(wrong)
+        with pytest.raises(towers.CheckpointError, match='delete it to measure anew'):
+            recorded_times(str(tmp_path), {}, lambda: second)

@@ -1,0 +1,18 @@
+"""TensorFlow as train.py runs it: in graph mode, and without its warnings."""
+
+import warnings
+
+import tensorflow.compat.v1 as tf
+
+import towers
+
+
+def enter_graph_mode():
+    """Switches this process to graphs with resource variables, mends tf_slim, silences both."""
+    tf.logging.set_verbosity(tf.logging.ERROR)
+    warnings.filterwarnings('ignore', module='tensorflow|tf_slim')  # about calls in tf_slim
+    # Of a record that is no tf.Example, which the error names.
+    warnings.filterwarnings('ignore', 'Unexpected end-group tag', RuntimeWarning)
+    tf.disable_v2_behavior()
+    tf.enable_resource_variables()
+    towers.mend_slim()

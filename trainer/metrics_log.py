@@ -1,0 +1,226 @@
+"""`metrics.jsonl`: the figures of a run, one JSON object a line, exact over kills and restarts.
+
+    {"step": 100, "epoch": 0.2, "examples": 10000, "loss": 1.93, …, "wall_time": 1760000000.123}
+
+One flat object for each logged step, in order, as `pandas.read_json(path, lines=True)` reads it.
+"""
+
+import contextlib
+import json
+import math
+import os
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from datasets.atomic_file import moved_aside
+from towers.errors import InvalidArgumentError, LogFileError
+
+
+class MetricsLog:
+    """The file. The line of the latest step is kept back, so that an evaluation can be added to it.
+
+    JSON has no NaN and no infinity: they are written as null, and named in a further value, such as
+    `"non_finite": "loss=inf"`. A float32 is written with the fewest digits that give it again.
+    """
+
+    def __init__(self, path):
+        """
+        Args:
+          path: of the file, on a local file system (no `gs://`).
+        """
+        self.path = path
+        self._pending = None
+        self._written = {'step': -1}
+
+    def resume(self, step, is_new=False):
+        """Prepares the file for a run that goes on from a step.
+
+        Cuts the lines of later steps, and a last line that was written by half; the file is
+        replaced by renaming another one. Makes the file if it is missing.
+
+        Args:
+          step: the step that the run goes on from.
+          is_new: whether the run begins, so that steps in the file are of another run: the file is
+            then renamed to `metrics.jsonl.1`, or `.2`, …, the first name that is free.
+
+        Returns:
+          A line that says what was cut or renamed, to be shown; or None.
+
+        Raises:
+          LogFileError: the file cannot be read or written, or has a line that is no such object.
+        """
+        self._pending = None
+        self._written = {'step': -1}
+        content, kept, cut = self._read(), [], []
+        if is_new and any(line.strip() and (_parse(line) or {'step': 1})['step'] > 0
+                          for line in content.split(b'\n')):
+            return self._begin_anew(content)
+        lines = content.split(b'\n')
+        last = max((number for number, line in enumerate(lines) if line.strip()), default=-1)
+        for number, line in enumerate(lines[:last + 1]):
+            entry = _parse(line)
+            if entry is None and number < last:
+                raise LogFileError('line %d of %s is no JSON object with a step: move the file '
+                                   'away, or mend that line.' % (number + 1, self.path))
+            if entry is not None and entry['step'] <= step:
+                kept.append(line + b'\n')
+                self._written = entry
+            elif entry is not None:
+                cut.append(entry['step'])
+        with self._explained():
+            os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
+        self._append(b'')
+        if b''.join(kept) != content:
+            self._replace(b''.join(kept))
+        if not cut:
+            return None
+        return 'cut %s after step %d from %s: %s done again' % (
+            'the line of step %d' % cut[0] if len(cut) == 1 else
+            'the %d lines of steps %d to %d' % (len(cut), cut[0], cut[-1]), step, self.path,
+            'that step is' if len(cut) == 1 else 'those steps are')
+
+    def _begin_anew(self, content):
+        """Renames the file, which has this content, and begins an empty one; says so in a line."""
+        count = len([line for line in content.split(b'\n') if line.strip()])
+        aside = moved_aside(self.path)
+        self._append(b'')
+        return ('%s held %d line%s of an earlier run, whose checkpoints are gone: renamed to %s' % (
+            self.path, count, '' if count == 1 else 's', aside))
+
+    def add(self, step, values):
+        """Adds values to the line of the latest step, or begins the line of a later one.
+
+        Args:
+          step: an int.
+          values: dict from names to numbers or strings.
+
+        Raises:
+          InvalidArgumentError: a value of another kind, or a step before the latest one.
+          LogFileError: the file cannot be written.
+        """
+        values = {name: _plain(name, value) for name, value in values.items()}
+        if self._pending is not None and self._pending['step'] == step:
+            self._pending.update(values)
+        elif self._pending is None and self._written['step'] == step:
+            self._rewrite_last(values)
+        elif step < (self._pending or self._written)['step']:
+            raise InvalidArgumentError('step %d is before step %d, which is in %s already.' % (
+                step, (self._pending or self._written)['step'], self.path))
+        else:
+            self.flush()
+            self._pending = dict({'step': step}, **values)
+
+    def flush(self):
+        """Writes the line that is kept back. A kill cannot undo that, a loss of power can.
+
+        Raises:
+          LogFileError: the file cannot be written.
+        """
+        if self._pending is not None:
+            self._append(_encode(self._pending))
+            self._written, self._pending = self._pending, None
+
+    def sync(self):
+        """As `flush`, and waits until the disk has all of the file."""
+        self.flush()
+        if os.path.exists(self.path):
+            with self._explained(), open(self.path, 'ab') as log:
+                os.fsync(log.fileno())
+
+    def _read(self):
+        with self._explained():
+            if not os.path.exists(self.path):
+                return b''
+            with open(self.path, 'rb') as log:
+                return log.read()
+
+    def _append(self, line):
+        # Opened for each line, which takes some 20 microseconds: so no open file is left when a run
+        # ends in an error.
+        with self._explained(), open(self.path, 'ab') as log:
+            log.write(line)
+
+    def _rewrite_last(self, values):
+        """Adds values to the last line of the file."""
+        complete = dict(self._written, **values)
+        if complete == self._written:
+            return
+        content = self._read()
+        begin = content.rstrip(b'\n').rfind(b'\n') + 1
+        self._replace(content[:begin] + _encode(complete))
+        self._written = complete
+
+    def _replace(self, content):
+        """Replaces the content of the file by renaming another one, whole or not at all."""
+        path = os.path.realpath(self.path)
+        with self._explained():
+            with open(path + '.new', 'wb') as log:
+                log.write(content)
+                log.flush()
+                os.fsync(log.fileno())
+            os.replace(path + '.new', path)
+
+    @contextlib.contextmanager
+    def _explained(self):
+        """Raises `LogFileError` for an `OSError` of the block."""
+        try:
+            yield
+        except OSError as error:
+            raise LogFileError('%s: %s.%s' % (
+                self.path, error.strerror or error, self._advice())) from error
+
+    def _advice(self):
+        """End of the text of a `LogFileError`: what to do, and which lines are safe."""
+        step, folder = self._written['step'], os.path.dirname(os.path.abspath(self.path))
+        if os.path.isdir(self.path):
+            return ' It is a folder: move it away, or give another path.'
+        if not os.path.isdir(folder):
+            return ' %s is gone, and with it the lines up to step %d.' % (
+                folder, step) if step >= 0 else ''
+        if step >= 0 and os.path.exists(self.path):
+            return ' Its lines up to step %d are safe.' % step
+        return ''
+
+
+def _parse(line):
+    """The object of a line of bytes, a dict with an int `step`; None if it is something else."""
+    try:
+        entry = json.loads(line.decode('utf-8'))
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and isinstance(entry.get('step'), int) else None
+
+
+def _plain(name, value):
+    """A value as JSON has it: numbers of numpy, or arrays of one, become Python's.
+
+    Raises:
+      InvalidArgumentError: neither a number nor a string.
+    """
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.reshape(())[()]
+    if isinstance(value, np.generic) and tf.as_dtype(value.dtype).is_floating:
+        # The fewest digits that give the same float32 (or bfloat16) again.
+        return float(value) if value.dtype == np.float64 else float(str(value))
+    if isinstance(value, (np.integer, np.bool_)):
+        return value.item()
+    if isinstance(value, bytes):
+        return value.decode('utf-8', 'replace')
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise InvalidArgumentError('%s=%.80s cannot be logged: expected one number.' % (
+        name, ' '.join(repr(value).split())))
+
+
+def _encode(entry):
+    """The line of an object, bytes."""
+    line = dict(entry)
+    odd = line.pop('non_finite', '').split()
+    for name, value in line.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            line[name] = None
+            odd.append('%s=%s' % (name, value))
+    if odd:
+        line['non_finite'] = ' '.join(odd)
+    return json.dumps(line, allow_nan=False).encode('utf-8') + b'\n'

@@ -1,0 +1,65 @@
+"""The optimizer of the flags: its update rule, learning rate, loss scale and clipping."""
+
+import tensorflow.compat.v1 as tf
+
+import towers
+from trainer.flags import FLAGS
+
+
+def make_learning_rate(batch_size, num_towers, examples_per_epoch, last_example, workers=1):
+    """The `LearningRate` of the flags.
+
+    Args:
+      batch_size: examples a step on each machine.
+      num_towers: of each machine.
+      examples_per_epoch: examples in one pass over the data.
+      last_example: examples of the whole run, at which a cosine without --decay_epochs ends.
+      workers: how many machines' gradients make one step.
+
+    Raises:
+      InvalidArgumentError: decay and batch flags that do not fit the data.
+    """
+    decay_examples = decay_rate = None
+    if FLAGS.decay != 'none':
+        decay_examples = int(FLAGS.decay_epochs * examples_per_epoch)
+        if FLAGS.decay_epochs and not decay_examples:
+            raise towers.InvalidArgumentError(
+                '--decay_epochs=%g is less than one of the %d examples of an epoch: give more'
+                % (FLAGS.decay_epochs, examples_per_epoch))
+        decay_rate = FLAGS.decay_rate if FLAGS.decay == 'exponential' else None
+        if FLAGS.decay == 'cosine' and not decay_examples:
+            decay_examples = last_example
+    base_batch_size = FLAGS.base_batch_size or batch_size // (
+        num_towers * FLAGS.accumulate * FLAGS.micro_batches)
+    if batch_size % base_batch_size:
+        raise towers.InvalidArgumentError(
+            '--batch_size=%d is no multiple of --base_batch_size=%d: give one of which it is'
+            % (batch_size, base_batch_size))
+    return towers.LearningRate(
+        FLAGS.base_learning_rate, workers * batch_size // base_batch_size, FLAGS.lr_scaling,
+        warmup_examples=int(FLAGS.warmup_epochs * examples_per_epoch), decay=FLAGS.decay,
+        decay_examples=decay_examples, decay_rate=decay_rate)
+
+
+def make_optimizer(learning_rate):
+    """The `tf.train.Optimizer` of --optimizer."""
+    return {'sgd': lambda: tf.train.GradientDescentOptimizer(learning_rate),
+            'momentum': lambda: tf.train.MomentumOptimizer(learning_rate, FLAGS.momentum),
+            'adam': lambda: tf.train.AdamOptimizer(learning_rate),
+            'rmsprop': lambda: tf.train.RMSPropOptimizer(learning_rate, momentum=FLAGS.momentum),
+            }[FLAGS.optimizer]()
+
+
+def make_loss_scale():
+    """The `LossScale` of --loss_scale; None: the default one of the precision."""
+    first = FLAGS.loss_scale
+    if not first:
+        return None
+    return towers.LossScale(first, least=min(1., first), most=max(2. ** 24, first))
+
+
+def clip(gradients):
+    """`transform_gradients` of `build_towers`: scales the gradients to the global norm --clip_norm,
+    if theirs is larger."""
+    clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in gradients], FLAGS.clip_norm)
+    return [(gradient, variable) for gradient, (_, variable) in zip(clipped, gradients)]
