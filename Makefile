@@ -21,8 +21,8 @@ DOCS := $(VENV)/docs
 # Its warnings are of setuptools to those who make packages: what an editable installation is.
 PIP := PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet
 
-# A process a core. What is made once a process has its tests in one (`xdist_group`).
-PYTEST := $(VENV)/bin/python -m pytest tests --numprocesses=logical --dist=loadgroup
+# A process a core.
+PYTEST := $(VENV)/bin/python -m pytest tests --numprocesses=logical
 
 .PHONY: train bench test test-all test-slow test-versions scaling scaling-speed \
         scaling-step docs clean
@@ -34,16 +34,16 @@ bench: $(PLOTS)
 	$(VENV)/bin/python -m benchmarks.bench $(ARGS)
 
 test: $(INSTALLED)
-	$(PYTEST) --only=fast $(ARGS)
+	$(PYTEST) -m 'not slow' $(ARGS)
 
 test-all: $(INSTALLED)
 	$(PYTEST) $(ARGS)
 
 test-slow: $(INSTALLED)
-	$(PYTEST) --only=slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
 test-versions: $(INSTALLED)
-	$(PYTEST) --only=versions $(ARGS)
+	$(PYTEST) -m 'not (slow and version_independent)' $(ARGS)
 
 scaling: $(PLOTS)
 	$(VENV)/bin/python -m benchmarks.batch_scaling $(ARGS)

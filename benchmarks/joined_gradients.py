@@ -1,4 +1,6 @@
-"""Gradients of dense layers, joined by their factors against added up: where `factors` should join.
+"""Gradients of dense layers, joined by their factors against added up.
+
+It shows where `towers/reduce/sufficient_factors.py` should join them.
 
     python -m benchmarks.joined_gradients     the limits' neighbourhood
     python -m benchmarks.joined_gradients --cells=3x4096:2x16,1x2048:4x8
@@ -8,8 +10,8 @@ A cell is a model of so many dense layers of width x width weights, on so many t
 examples each. Two graphs train it from the same weights, each in a session of its own: one adds up
 each variable's gradients by `add_n`, the other makes one product of the towers' joined factors. The
 sessions take turns. Printed is a step of the one that joins over the other's, below 1 where joining
-is faster: wall clock (least to most) and processor time. The limits in `towers/factors.py` follow
-from that; both ways are written out here, so that neither depends on them.
+is faster: wall clock (least to most) and processor time. The limits in that module follow from it;
+both ways are written out here, so that neither depends on them.
 """
 
 import argparse

@@ -58,7 +58,8 @@ def measured_peaks(case, num_stages):
         inputs = (tf.placeholder(tf.float32, images.shape), tf.placeholder(tf.int64, targets.shape))
         built = towers.build_towers(
             case.model, inputs, tf.train.MomentumOptimizer(1e-4, 0.9), [devices],
-            check_devices=False, variable_device='stage' if num_stages > 1 else devices[0],
+            check_devices=False,
+            variables=towers.VariablePlacement('stage' if num_stages > 1 else devices[0]),
             **(case.options if num_stages > 1 else {}))
         with tf.Session(address, config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())

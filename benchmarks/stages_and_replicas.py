@@ -132,7 +132,7 @@ def staged(**options):
         inputs, arrays = _inputs(case)
         built = towers.build_towers(
             case.model, tuple(inputs), _optimizer(), [devices], check_devices=False,
-            variable_device='stage', **dict(case.options, **options))
+            variables=towers.VariablePlacement('stage'), **dict(case.options, **options))
         return built.loss, built.train_op, dict(zip(inputs, arrays))
     return build
 

@@ -1,9 +1,8 @@
-"""What every test gets: a graph of its own, the repository on the path, `--only`; and runs of
-train.py, for those that ask for them."""
+"""What every test gets: a graph of its own, and the repository on the path; and runs of train.py,
+for those that ask for them."""
 
-import collections
+import gc
 import os
-import re
 import signal
 import sys
 import threading
@@ -29,97 +28,32 @@ import pytest  # noqa: E402
 # TensorFlow is imported by what uses it: the process of pytest-xdist that prints does not.
 
 
-LEAVES_OUT = {  # by what --only says: a condition of what goes, and what the end says of it
-    'fast': (lambda marks: 'slow' in marks, '%d slow %s left out: make test-all'),
-    'slow': (lambda marks: 'slow' not in marks, '%d fast %s left out: make test'),
-    'versions': (lambda marks: 'slow' in marks and 'version_independent' in marks,
-                 '%d slow %s left out, the same on every version: make test-all')}
-
-
-def pytest_addoption(parser):
-    parser.addoption('--only', choices=sorted(LEAVES_OUT), help=(
-        'fast: without tests marked slow; slow: those alone; versions: without the slow ones that '
-        'are the same on every version of TensorFlow. Without it, all'))
-
-
 def pytest_configure(config):
-    config.addinivalue_line('markers', 'slow: takes more than some seconds; `make test` leaves it '
-                                       'out, `make test-all` does not')
+    config.addinivalue_line('markers', 'slow: takes long, or is much like another that is fast; '
+                                       '`make test` leaves it out, `make test-all` does not')
     config.addinivalue_line('markers', 'version_independent: nothing of it changes with the '
                                        'version of TensorFlow; where it is slow it runs on one')
-    config.addinivalue_line('markers', 'fast_only(pattern): of its cases, those whose id the '
-                                       'regular expression finds nothing in are slow')
-    # pytest-xdist's own, which may not be installed.
-    config.addinivalue_line('markers', 'xdist_group(name): its tests run in one process, for what '
-                                       'is made once a process')
     # TF's own use of gast on Python 3.13 warns some hundred times; nothing here can mend it.
     config.addinivalue_line('filterwarnings', 'ignore::DeprecationWarning:gast.*')
-    config.left_out = 0
 
 
-def pytest_itemcollected(item):
-    """Marks the slow cases of a test of which some are fast; tests that share what takes long to
-    make share one process of pytest-xdist's, too."""
-    for mark in item.iter_markers('fast_only'):
-        if not re.search(mark.args[0], item.callspec.id):
-            item.add_marker(pytest.mark.slow)
-    shared = [name for name in ('reference', 'runner', 'start_writer') if name in item.fixturenames]
-    if shared:
-        item.add_marker(pytest.mark.xdist_group(shared[0]))
-
-
-def mark_every_other_kind(items):
-    """Of two cases that differ in the kind of variables alone, one is slow: by turns each kind."""
-    cases = collections.OrderedDict()  # each process of pytest-xdist has to come to the same
-    for item in items:
-        values = dict(getattr(getattr(item, 'callspec', None), 'params', {}))
-        kinds = [values.pop(name) for name in KINDS_OF_VARIABLES if name in values]
-        if len(kinds) == 1 and item.get_closest_marker('slow') is None:
-            of_both = item.nodeid.partition('[')[0], tuple(
-                (name, id(values[name])) for name in sorted(values))
-            cases.setdefault(of_both, {})[kinds[0] in (True, 'resource')] = item
-    turns = collections.Counter()
-    for (name, _), pair in cases.items():
-        if len(pair) == 2:
-            file = name.partition('::')[0]
-            pair[bool(turns[file] % 2)].add_marker(pytest.mark.slow)
-            turns[file] += 1
-
-
-# Parameters and fixtures of two values each, reference and resource variables.
-KINDS_OF_VARIABLES = ('kind_of_variables', 'use_resource', 'resource')
-
-
-@pytest.hookimpl(trylast=True)  # after -k and -m: what they left out is not counted
-def pytest_collection_modifyitems(config, items):
-    mark_every_other_kind(items)
-    if config.getoption('--only'):
-        goes, _ = LEAVES_OUT[config.getoption('--only')]
-        left_out = [item for item in items if goes({mark.name for mark in item.iter_markers()})]
-        config.left_out = len(left_out)
-        config.hook.pytest_deselected(items=left_out)
-        gone = set(left_out)
-        items[:] = [item for item in items if item not in gone]
-    if hasattr(config, 'workerinput'):  # long ones first, so that no process waits at the end
-        items.sort(key=lambda item: item.get_closest_marker('slow') is None)
-
-
-def pytest_sessionfinish(session):
-    if hasattr(session.config, 'workeroutput'):  # a process of pytest-xdist
-        session.config.workeroutput['left_out'] = session.config.left_out
+SHARE_RUNS = ('trainer/', 'test_docs.py', 'memory/test_report.py')  # of train.py, see `runner`
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node):
-    """Each process collects all tests, and the one that prints collects none."""
-    node.config.left_out = getattr(node, 'workeroutput', {}).get('left_out', node.config.left_out)
+def pytest_xdist_make_scheduler(config, log):
+    """One process has all tests that share runs of train.py; others go to the next free one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return 'runs' if any(part in nodeid for part in SHARE_RUNS) else nodeid
+    return Scheduling(config, log)
 
 
-def pytest_terminal_summary(terminalreporter, config):
-    if config.left_out:
-        _, text = LEAVES_OUT[config.getoption('--only')]
-        terminalreporter.write_line(
-            text % (config.left_out, 'test' if config.left_out == 1 else 'tests'))
+def pytest_collection_finish():
+    """Modules and tests stay: to look through them for garbage takes 4 % of the time."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

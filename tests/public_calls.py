@@ -7,7 +7,6 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.api.options import NUMERICS, VARIABLES
 
 
 class Reached(towers.TowersError):
@@ -77,6 +76,8 @@ CALLS = {
     'use_precision': lambda given: (towers.use_precision, dict(
         config=tf.ConfigProto(), precision='float32', devices=2)),
     'LossScale': lambda given: (towers.LossScale, {}),
+    'Numerics': lambda given: (towers.Numerics, {}),
+    'VariablePlacement': lambda given: (towers.VariablePlacement, {}),
     'scale_learning_rate': lambda given: (towers.scale_learning_rate, dict(
         base=0.1, num_towers=2, rule='sqrt')),
     'LearningRate': lambda given: (towers.LearningRate, dict(base=0.1)),
@@ -158,12 +159,10 @@ OTHERS = {
     'what calls return, made by nobody else': [
         'Audit', 'BuiltTowers', 'FittedBatch', 'MeasuredMemory', 'Member', 'MemoryAccount',
         'MemoryReport', 'OperationTimes', 'Plan', 'Tower', 'TowersReport'],
-    'checked by build_towers, which they are given to': ['Numerics', 'VariablePlacement'],
     'checked when a model function returns it': ['ModelOutput'],
     'checked by the hooks that it is given to': ['StepCounts']}
 
 _CONTEXTS = ('hold_directory', 'training_session', 'out_of_memory_explained', 'join', 'stage')
-_MORE = {'build_towers': list(VARIABLES) + list(NUMERICS)}
 
 
 def call(name, function, arguments):
@@ -180,7 +179,7 @@ def arguments_of(name, function):
         function = type(function).__call__
     parameters = inspect.signature(function).parameters.values()
     return [each.name for each in parameters if each.name != 'cls' and each.kind in (
-        each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)] + list(_MORE.get(name, ()))
+        each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
 
 
 def public():

@@ -43,13 +43,18 @@ def switched(what, on):
         getattr(tf, ('enable_' if before else 'disable_') + what)()
 
 
-@pytest.fixture(params=['reference', 'resource'])
+@pytest.fixture(params=['resource', pytest.param('reference', marks=pytest.mark.slow)])
 def kind_of_variables(request):
     """Each with the control flow it comes with: v1's on 1.15 and with tf.disable_v2_behavior()."""
     resource = request.param == 'resource'
     with switched('resource_variables', resource), switched(
             'control_flow_v2', resource and tf.version.VERSION > '2'):
         yield request.param
+
+
+def of_kinds(*kinds):
+    """For tests of what tells the kinds of variables apart: each of these is fast."""
+    return pytest.mark.parametrize('kind_of_variables', kinds, indirect=True)
 
 
 # ---- data ---------------------------------------------------------------------------------------

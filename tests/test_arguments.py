@@ -26,7 +26,7 @@ ODD = [Odd(), 'two words', '', -1, 0, 1.5, float('nan'), b'bytes', [], {}, (), [
 
 # Functions of the caller's, which are called: what they do is theirs.
 _FUNCTIONS = {('build_towers', 'transform_gradients'), ('build_towers', 'var_list'),
-              ('build_towers', 'model_fn'), ('build_towers', 'variable_device'),
+              ('build_towers', 'model_fn'), ('VariablePlacement', 'device'),
               ('split_batch', 'device'), ('choose_variable_device', 'build'),
               ('export_saved_model', 'build'), ('Evaluation', 'model_fn'),
               ('training_session', 'say'), ('check_towers', 'model_fn'),
@@ -89,9 +89,9 @@ def test_what_the_errors_say():
     assert error_of(build, global_step=3) == (
         'global_step=3 of type int: expected a variable, such as '
         'tf.train.get_or_create_global_step().')
-    assert error_of(build, loss_scale=128.) == (
+    assert error_of(towers.Numerics, loss_scale=128.) == (
         'loss_scale=128.0: expected a LossScale, such as LossScale(initial=128), or None.')
-    assert error_of(build, loss_scale=towers.LossScale).endswith(
+    assert error_of(towers.Numerics, loss_scale=towers.LossScale).endswith(
         'such as LossScale(initial=2. ** 15), or None.')
     assert error_of(build, name='my tower') == (
         "name='my tower': expected what TensorFlow takes for a name scope, letters, digits, '_', "
@@ -151,7 +151,8 @@ def test_numbers_of_numpys_are_numbers(two, tmp_path):
     towers.ProgressHook({'loss': given.loss}, given.step, two, two, np.float32(8))
     towers.CheckpointHook(tmp_path, given.step, save_steps=two, keep=two)
     built = towers.build_towers(model_fn, given.x, given.optimizer, two,
-                                learning_rate=np.float32(0.1), check_numerics=np.bool_(True))
+                                learning_rate=np.float32(0.1),
+                                numerics=towers.Numerics(check_numerics=np.bool_(True)))
     assert len(built.towers) == 2
 
 
@@ -165,12 +166,6 @@ def test_numbers_of_numpys_are_numbers(two, tmp_path):
     ids=['summaries', 'trial', 'ports', 'files', 'workers'])
 def test_what_is_something_else(call, text):
     assert text in error_of(call)
-
-
-def test_arguments_of_build_towers_by_position():
-    assert error_of(towers.build_towers, model_fn, np.ones([4, 2]), None, 2, 'mean', 'weight') == (
-        "'weight' was given by position, and only model_fn, inputs, optimizer, devices and "
-        "reduction are: give the rest by name, such as remainder='weight'.")
 
 
 @pytest.mark.parametrize('rate', [-1, float('nan'), float('inf'), True, np.array([0.1, 0.2]),
@@ -207,11 +202,14 @@ def test_functions_that_take_something_else(graph):
     for argument, wrong, text in (
             ('var_list', none, 'a function from all trainable variables to such a list.'),
             ('transform_gradients', none, 'a function from (gradient, variable) pairs to such'),
-            ('variable_device', none, 'a device function, from an operation to a device.'),
             ('on_tower', one, 'a function of the number of the tower and of the count of towers')):
         for value in (wrong, three, list):
             got = error_of(towers.build_towers, model_fn, x, optimizer, 2, **{argument: value})
             assert got.startswith('%s=%.80r: expected ' % (argument, value)) and text in got
+    for value in (none, three, list):
+        got = error_of(towers.VariablePlacement, value)
+        assert got.startswith('device=%.80r: expected ' % (value,)) and got.endswith(
+            'a device function, from an operation to a device.')
     for argument, wrong in (('make_optimizer', one), ('var_list', none),
                             ('transform_gradients', three)):
         assert '%s=%.80r: expected a function' % (argument, wrong) in error_of(

@@ -18,7 +18,8 @@ def test_the_docstring_lists_every_private_name_that_is_used():
 
 
 def test_shapes_are_written_as_python_writes_tuples():
-    shapes = ({'image': tf.TensorShape([4, 8]), 'other': (tf.TensorShape([]),)}, tf.TensorShape([4]))
+    shapes = ({'image': tf.TensorShape([4, 8]), 'other': (tf.TensorShape([]),)},
+        tf.TensorShape([4]))
     assert compat.shapes_text(shapes) == '({image: (4, 8), other: (())}, (4,))'
     assert re.match(r'\(\((\?|None), 8\)\)$', compat.shapes_text((tf.TensorShape([None, 8]),)))
 

@@ -205,6 +205,15 @@ def test_readme_fits_three_screens():
     assert len(lines) <= 150
 
 
+@pytest.mark.parametrize('page', pages.names() + ['BUILD_NOTES.md'])
+def test_lines_of_prose_have_100_characters_at_most(page):
+    of_blocks = {number for block in pages.blocks(page)
+                 for number in range(block.line, block.line + len(block.lines))}
+    long = ['%s:%d' % (page, number) for number, line in enumerate(
+        pages.text(page).splitlines(), 1) if len(line) > 100 and number not in of_blocks]
+    assert not long
+
+
 @pytest.mark.parametrize('page', pages.names())
 def test_every_block_says_what_it_is(page):
     for block in pages.blocks(page):

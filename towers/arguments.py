@@ -20,11 +20,11 @@ def check_number(name, value, least=None, above=None, most=None, expected='a num
         raise InvalidArgumentError('%s=%.80r: expected %s.' % (name, value, expected))
 
 
-def check_count(name, value):
-    """Raises `InvalidArgumentError` unless `value` is a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise InvalidArgumentError('%s=%.80r: expected a whole number of at least 1.'
-                                   % (name, value))
+def check_count(name, value, least=1):
+    """Raises `InvalidArgumentError` unless `value` is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise InvalidArgumentError('%s=%.80r: expected a whole number of at least %d.'
+                                   % (name, value, least))
 
 
 def check_graph_mode(what):

@@ -203,7 +203,7 @@ def diagnose(trial, batches, devices, batch_size, stages=None, *, seconds=5., tr
       `Diagnosis`.
 
     Raises:
-      NonFiniteError: a step found a NaN or an infinity (`build_towers(check_numerics=True)`).
+      NonFiniteError: a step found a NaN or an infinity (`Numerics(check_numerics=True)`).
     """
     devices = resolve_devices(devices, says_how=False)
     upto = collections.OrderedDict()

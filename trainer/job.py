@@ -31,7 +31,7 @@ class Setup(collections.namedtuple('Setup', [
       dataset: the data set of --dataset.
       batch_size: examples a step on this machine, over all of its towers; or `'auto'`, to be
         replaced before anything is built.
-      variable_device: as for `build_towers`; or `'auto'`, likewise.
+      variable_device: as `VariablePlacement` takes a device; or `'auto'`, likewise.
       stages: as for `build_towers`; None without towers of several devices; while --stages=time or
         both is not measured, `'auto'`.
     """
@@ -111,12 +111,13 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
         classifier.model_fn(is_training=True), batch, make_optimizer(learning_rate), devices,
         FLAGS.reduction,
         remainder='error' if epochs.is_static else 'weight',
-        variable_device=variable_device, update_ops=FLAGS.update_ops,
+        variables=towers.VariablePlacement(
+            variable_device, FLAGS.all_reduce if variable_device == 'replicated' else None),
+        numerics=towers.Numerics(FLAGS.precision, make_loss_scale(), FLAGS.xla,
+                                 FLAGS.check_numerics),
+        update_ops=FLAGS.update_ops, regularization='add', learning_rate=rate,
         transform_gradients=clip if FLAGS.clip_norm else None, global_step=global_step,
-        regularization='add', learning_rate=rate, check_devices=not FLAGS.plan_only,
-        check_numerics=FLAGS.check_numerics, stateless_random=True, copies=FLAGS.copies,
-        all_reduce=FLAGS.all_reduce if variable_device == 'replicated' else None,
-        precision=FLAGS.precision, loss_scale=make_loss_scale(), xla=FLAGS.xla,
+        check_devices=not FLAGS.plan_only, stateless_random=True, copies=FLAGS.copies,
         on_tower=progress, cluster=cluster, stages=stages, **memory_options())
     progress.close()
     train_op, weights = built.train_op, contextlib.nullcontext()
@@ -179,8 +180,9 @@ def make_evaluation(setup, trained=None):
     evaluation = Evaluation(
         setup.classifier.model_fn(is_training=False), batches,
         None if trained else FLAGS.devices or FLAGS.num_towers, trained,
-        variable_device=setup.variable_device, check_devices=not FLAGS.plan_only,
-        copies=FLAGS.copies, precision=FLAGS.precision, regularization='add', on_tower=progress,
+        variables=towers.VariablePlacement(setup.variable_device),
+        check_devices=not FLAGS.plan_only, copies=FLAGS.copies, precision=FLAGS.precision,
+        regularization='add', on_tower=progress,
         stages='auto' if setup.stages else None)  # where the variables are
     progress.close()
     return evaluation

@@ -43,7 +43,7 @@ def choose_variable_device(setup, position):
       position: `Position` that the run goes on from.
 
     Returns:
-      A `variable_device` of `build_towers`.
+      A device as `VariablePlacement` takes it.
     """
     def build(candidate):
         job = _built(setup._replace(variable_device=candidate), position, with_evaluation=False)

@@ -10,7 +10,7 @@ from sample_models import kind_of_variables  # noqa: F401, a fixture
 from towers.api.arguments import check_var_list
 
 X = np.arange(4, dtype=np.int32)
-METHODS = tf.AggregationMethod
+slow = pytest.mark.slow
 
 
 class Records(tf.train.GradientDescentOptimizer):
@@ -56,7 +56,10 @@ def branches(x):
     return tf.reduce_mean(tf.cond(tf.reduce_mean(y) > 0., lambda: y * y * w, lambda: y))
 
 
-MODELS = [gathers, on_two_devices, regularized, branches]
+COLOCATED = dict(colocate_gradients_with_ops=True)
+TREE = dict(aggregation_method=tf.AggregationMethod.EXPERIMENTAL_TREE)
+ALL = dict(COLOCATED, gate_gradients=tf.train.Optimizer.GATE_GRAPH,
+           aggregation_method=tf.AggregationMethod.EXPERIMENTAL_ACCUMULATE_N)
 
 
 def gradients(monkeypatch, model_fn, num_towers, copies, options, device=None):
@@ -64,7 +67,8 @@ def gradients(monkeypatch, model_fn, num_towers, copies, options, device=None):
         optimizer, of_towers = Records(), Records()
         monkeypatch.setattr(tower_gradients, '_PLAIN', of_towers)
         built = towers.build_towers(model_fn, X, optimizer, num_towers, 'mean', copies=copies,
-                                    variable_device=device, gradient_options=options)
+                                    variables=towers.VariablePlacement(device),
+                                    gradient_options=options)
         assert not towers.audit(built).broken
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
@@ -74,17 +78,15 @@ def gradients(monkeypatch, model_fn, num_towers, copies, options, device=None):
         return values, optimizer.given, of_towers.given
 
 
-@pytest.mark.fast_only(r'reference-all-auto|resource-\w+-reuse-regularized')
 @pytest.mark.usefixtures('kind_of_variables')
-@pytest.mark.parametrize('model_fn', MODELS)
-@pytest.mark.parametrize('copies', ['auto', 'reuse'])
-@pytest.mark.parametrize('options', [
-    dict(colocate_gradients_with_ops=True), dict(aggregation_method=METHODS.EXPERIMENTAL_TREE),
-    dict(gate_gradients=tf.train.Optimizer.GATE_GRAPH, colocate_gradients_with_ops=True,
-         aggregation_method=METHODS.EXPERIMENTAL_ACCUMULATE_N)],
-                         ids=['colocate', 'aggregation', 'all'])
+@pytest.mark.parametrize('options, copies, model_fn', [
+    (ALL, 'auto', on_two_devices), (ALL, 'reuse', regularized)] + [
+        pytest.param(*case, marks=slow) for case in [
+            (ALL, 'auto', gathers), (ALL, 'auto', branches), (ALL, 'reuse', branches),
+            (COLOCATED, 'auto', regularized), (COLOCATED, 'reuse', gathers),
+            (TREE, 'auto', branches), (TREE, 'reuse', on_two_devices)]])
 def test_every_tower_gets_them_and_the_gradients_are_the_same(
-        monkeypatch, model_fn, copies, options):
+        monkeypatch, options, copies, model_fn):
     expected, _, _ = gradients(monkeypatch, model_fn, 1, copies, None)
     got, given, of_towers = gradients(monkeypatch, model_fn, 2, copies, options)
     for one, other in zip(got, expected):
@@ -94,10 +96,12 @@ def test_every_tower_gets_them_and_the_gradients_are_the_same(
 
 
 @pytest.mark.usefixtures('kind_of_variables')
-@pytest.mark.parametrize('device', ['balanced', 'replicated', '/cpu:1'])
+@pytest.mark.parametrize('device', [
+    'replicated', '/cpu:1', pytest.param('balanced', marks=slow)])
 def test_colocated_gradients_with_variables_anywhere(monkeypatch, device):
     expected, _, _ = gradients(monkeypatch, gathers, 1, 'auto', None)
-    got, _, _ = gradients(monkeypatch, gathers, 2, 'auto', dict(colocate_gradients_with_ops=True), device)
+    got, _, _ = gradients(monkeypatch, gathers, 2, 'auto', dict(colocate_gradients_with_ops=True),
+        device)
     np.testing.assert_allclose(got[0], expected[0], rtol=1e-5)
 
 

@@ -1,58 +1,58 @@
-"""towers.api.options: arguments that travel together, and the keywords that stand for them."""
+"""towers.api.options: arguments that travel together, and check themselves."""
+
+import inspect
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.api import request
 from sample_models import sgd, slope
+from towers.api.request import checked_request
 
 BATCH = np.arange(4.)
 
 
-def build(**options):
+def build(*given, **options):
+    return towers.build_towers(slope, BATCH, sgd(), 2, *given, **options)
+
+
+def test_what_they_say_is_built(graph):
+    built = build(numerics=towers.Numerics(check_numerics=True, loss_scale=towers.LossScale(8.)),
+                  variables=towers.VariablePlacement('replicated', 'copy'))
+    assert built.placement.all_reduce == 'copy' and len(built.replicas.variables) == 1
+    assert built.plan.loss_scale and built.scaled_losses is not None
+
+
+def test_none_is_their_defaults(graph):
+    plan = str(build(numerics=None, variables=None).plan)
     with tf.Graph().as_default():
-        return towers.build_towers(slope, BATCH, sgd(), 2, **options)
+        assert plan == str(build(numerics=towers.Numerics(),
+                                 variables=towers.VariablePlacement()).plan)
 
 
-def test_a_group_and_its_keywords_say_the_same():
-    grouped = build(numerics=towers.Numerics(check_numerics=True, loss_scale=towers.LossScale(8.)),
-                    variables=towers.VariablePlacement('replicated', 'copy'))
-    single = build(check_numerics=True, loss_scale=towers.LossScale(8.),
-                   variable_device='replicated', all_reduce='copy')
-    for built in (grouped, single):
-        assert built.placement.all_reduce == 'copy'
-        assert built.plan.loss_scale and built.scaled_losses is not None
-        assert len(built.replicas.variables) == 1
-    assert str(grouped.plan) == str(single.plan)
-    names = [[op.name for op in built.train_op.graph.get_operations()]
-             for built in (grouped, single)]
-    assert names[0] == names[1]
+@pytest.mark.parametrize('make, text', [
+    (lambda: build(numerics='fp16'), "numerics='fp16' of type str: expected a towers.Numerics, or"),
+    (lambda: build(variables='balanced'),
+     "variables='balanced' of type str: expected a towers.VariablePlacement, or None."),
+    (lambda: build(variables=towers.VariablePlacement), 'or None, not the class'),
+    (lambda: towers.Numerics('int8'), "precision='int8': expected one of"),
+    (lambda: towers.Numerics(xla=1), 'xla=1: expected True or False'),
+    (lambda: towers.Numerics(check_numerics='no'), "check_numerics='no': expected True or False")])
+def test_what_is_refused(graph, make, text):
+    with pytest.raises(towers.InvalidArgumentError, match=text):
+        make()
+    assert not graph.get_operations()
 
 
-@pytest.mark.parametrize('options, text', [
-    (dict(numerics=towers.Numerics(), precision='bf16'),
-     'numerics= and precision= were both given: put the latter into the Numerics'),
-    (dict(numerics=towers.Numerics(), xla=True), 'numerics= and xla= were both given'),
-    (dict(variables=towers.VariablePlacement(), variable_device='/cpu:0'),
-     'variables= and variable_device= were both given'),
-    (dict(numerics='fp16'), "numerics='fp16': expected a Numerics"),
-    (dict(numerics=towers.Numerics(precision='int8')), "precision='int8': expected one of"),
-    (dict(variable_devices='/cpu:0'), 'no variable_devices=: did you mean variable_device='),
-    (dict(zzz=1), 'build_towers takes no zzz='),
-    (dict(uneven=True), r'takes no uneven=, .* cluster=towers.Cluster\(…, uneven=…\)')])
-def test_what_is_refused(options, text):
-    with tf.Graph().as_default() as graph:
-        with pytest.raises(towers.InvalidArgumentError, match=text):
-            towers.build_towers(slope, BATCH, sgd(), 2, **options)
-        assert not graph.get_operations()
+def test_other_arguments_are_pythons_type_errors(graph):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'variable_device'"):
+        build(variable_device='/cpu:0')
+    with pytest.raises(TypeError, match='positional argument'):
+        build('mean', 'weight')
+    assert not graph.get_operations()
 
 
-def test_what_comes_after_the_reduction_goes_by_its_name():
-    with pytest.raises(towers.InvalidArgumentError, match="such as remainder='weight'"):
-        towers.build_towers(slope, BATCH, sgd(), 2, 'mean', 'weight')
-
-
-def test_what_is_known_of_a_clusters_arguments():
-    assert request._OF_CLUSTER == towers.Cluster._fields
+def test_the_check_takes_the_arguments_of_a_build():
+    expected = set(inspect.signature(towers.build_towers).parameters) - {'inputs'}
+    assert set(inspect.signature(checked_request).parameters) == expected

@@ -63,12 +63,12 @@ def test_the_whole_text(monkeypatch):
         ('/device:GPU:2', 4), ('/device:CPU:0', 4)]
 
 
-@pytest.mark.fast_only('-32|plain')
-@pytest.mark.parametrize('num_towers', [2, 8, 32])
-@pytest.mark.parametrize('options', [
-    dict(), dict(remainder='weight'), dict(variable_device='balanced'),
-    dict(devices='/job:worker/replica:0/task:%d/gpu:0'), dict(learning_rate='long'),
-    dict(model_fn='long names')], ids=lambda options: ''.join(options) or 'plain')
+@pytest.mark.parametrize('num_towers, options', [
+    (8, dict()), (32, dict(devices='/job:worker/replica:0/task:%d/gpu:0')),
+    (32, dict(model_fn='long names'))] + [
+        pytest.param(*case, marks=pytest.mark.slow) for case in [
+            (2, dict()), (32, dict()), (32, dict(variables=towers.VariablePlacement('balanced'))),
+            (32, dict(learning_rate='long')), (32, dict(remainder='weight'))]])
 def test_it_fits_a_screen(num_towers, options):
     def long_names(x, y):
         for branch in range(5):
@@ -123,8 +123,9 @@ def test_a_batch_of_any_size():
     (lambda: tf.train.FtrlOptimizer(0.25), dict(), "sum: 2 x the gradient of the batch's mean loss",
      '0.25; applied to a sum of 2'),
     (sgd, dict(devices=1), 'sum (of one tower: its own gradient)', '0.5'),
-    (sgd, dict(learning_rate=0.125), "sum: 2 x the gradient of the batch's mean loss",
-     '0.125; on the sum, steps as 2 x 0.125 = 0.25 would on the mean'),
+    pytest.param(sgd, dict(learning_rate=0.125), "sum: 2 x the gradient of the batch's mean loss",
+                 '0.125; on the sum, steps as 2 x 0.125 = 0.25 would on the mean',
+                 marks=pytest.mark.slow),
     (lambda: sgd(tf.constant(1., name='rate')), dict(),
      "sum: 2 x the gradient of the batch's mean loss",
      "the tensor 'rate'; on the sum, steps as 2 x the rate would on the mean"),
@@ -192,10 +193,11 @@ def test_where_variables_are():
         return lines_of(plan_of(optimizer=sgd, **options))['variables on']
     assert on() == '/cpu:0'
     assert on(devices=['/gpu:3']) == '/gpu:3'
-    assert on(variable_device='/gpu:1') == '/gpu:1'
-    assert on(variable_device=lambda op: '/cpu:0') == 'placed by a device function'
-    assert on(variable_device='balanced') == 'balanced over /cpu:0 (0.0 MB), /cpu:1 (0.0 MB)'
-    assert on(variable_device='balanced', devices=4) == 'balanced over 4 devices (0.0 to 0.0 MB)'
+    placed = towers.VariablePlacement
+    assert on(variables=placed('/gpu:1')) == '/gpu:1'
+    assert on(variables=placed(lambda op: '/cpu:0')) == 'placed by a device function'
+    assert on(variables=placed('balanced')) == 'balanced over /cpu:0 (0.0 MB), /cpu:1 (0.0 MB)'
+    assert on(variables=placed('balanced'), devices=4) == 'balanced over 4 devices (0.0 to 0.0 MB)'
 
 
 def test_counters_of_metrics_are_not_counted():

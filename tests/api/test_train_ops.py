@@ -8,6 +8,7 @@ import towers
 from towers.graph.graph_walk import step_operations
 
 BATCH = np.random.RandomState(0).rand(8, 3)
+slow = pytest.mark.slow
 
 
 def variable(name, shape, value):
@@ -99,10 +100,10 @@ def assert_same(one, other):
 TURNS = ['discriminator', 'discriminator', 'all', 'generator', 'all']
 
 
-@pytest.mark.fast_only('2-clone|3-weight')
-@pytest.mark.parametrize('options', [
-    dict(devices=1), dict(devices=2, copies='clone'), dict(devices=3, remainder='weight'),
-    dict(devices=2, copies='reuse'), dict(devices=2, variable_device='replicated')],
+@pytest.mark.parametrize('options', [dict(devices=3, remainder='weight')] + [
+    pytest.param(options, marks=slow) for options in (
+        dict(devices=1), dict(devices=2, copies='clone'), dict(devices=2, copies='reuse'),
+        dict(devices=2, variables=towers.VariablePlacement('replicated')))],
                          ids=lambda options: '-'.join(map(str, options.values())))
 def test_a_gan_is_trained_as_by_hand(options):
     one = by_hand(gan, OF_GAN, TURNS)
@@ -118,7 +119,8 @@ def two_heads(x):
 
 
 @pytest.mark.parametrize('var_lists', [
-    {}, {'aux': starting_with('b')}, {'main': starting_with('a'), 'aux': starting_with('trunk')}],
+    {}, pytest.param({'aux': starting_with('b')}, marks=slow), pytest.param(
+        {'main': starting_with('a'), 'aux': starting_with('trunk')}, marks=slow)],
                          ids=['both train the trunk', 'one does', 'the other does'])
 def test_an_auxiliary_head_with_a_rate_of_its_own(var_lists):
     turns = ['all', 'main', 'aux', 'all']
@@ -211,7 +213,8 @@ def test_what_knows_of_losses_knows_them_by_name(tmp_path):
         assert {'loss/discriminator', 'loss/generator'} == set(evaluation.metrics)
 
 
-@pytest.mark.parametrize('reduction, factor', [('mean', 1), ('sum', 2)])
+@pytest.mark.parametrize('reduction, factor', [
+    pytest.param('mean', 1, marks=slow), ('sum', 2)])
 def test_gradients_follow_the_contract(reduction, factor):
     with tf.Graph().as_default():
         one = gan(tf.constant(BATCH))['loss']['discriminator']
@@ -233,7 +236,7 @@ def clipped(pairs):
     return [(tf.clip_by_value(gradient, -1e-3, 1e-3), variable) for gradient, variable in pairs]
 
 
-@pytest.mark.slow
+@slow
 def test_transforms_by_name():
     with tf.Graph().as_default():
         built = towers.build_towers(gan, tf.constant(BATCH), optimizers(), 2, var_list=OF_GAN,
@@ -281,7 +284,8 @@ SGD = tf.train.GradientDescentOptimizer
      "transform_gradients for 'generator' returned 3"),
     (dict(learning_rate={'nobody': 1.}), "learning_rate has 'nobody'"),
     (dict(regularization='add'), 'there are several losses'),
-    (dict(loss_scale=towers.LossScale()), 'a loss scale (loss_scale=) goes with one loss'),
+    (dict(numerics=towers.Numerics(loss_scale=towers.LossScale())),
+     'a loss scale (loss_scale=) goes with one loss'),
     (dict(transform_gradients={'generator': 3}), 'a function from (gradient, variable) pairs')])
 def test_errors(arguments, text):
     with tf.Graph().as_default():
@@ -315,7 +319,7 @@ def test_one_optimizer_for_two_losses_is_refused():
         towers.build_towers(gan, tf.constant(BATCH), {'discriminator': one, 'generator': one})
 
 
-@pytest.mark.slow
+@slow
 def test_check_towers_checks_each_loss():
     report = towers.check_towers(gan, BATCH, optimizers, var_list=OF_GAN)
     assert report.equal and report.tolerance == 1e-9, report

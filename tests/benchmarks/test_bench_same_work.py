@@ -97,14 +97,15 @@ def one_device():
         return record_of(program_of('one_device', num_towers=1))
 
 
-@pytest.mark.parametrize('peer', ['towers', 'recipe', 'slim', 'add_n', 'chain'])
+@pytest.mark.parametrize('peer', ['towers', 'recipe', 'chain'] + [
+    pytest.param(peer, marks=pytest.mark.slow) for peer in ('slim', 'add_n')])
 def test_the_graph_peers_do_what_one_device_does(peer, one_device):
     assert same_work.difference(one_device, record_of(program_of(peer))) is None
 
 
 @pytest.mark.parametrize('options', [
-    {'variable_device': 'balanced'}, {'variable_device': 'replicated'},
-    {'variable_device': 'replicated', 'all_reduce': 'collective'}])
+    {'variable_device': 'replicated', 'all_reduce': 'collective'},
+    pytest.param({'variable_device': 'balanced'}, marks=pytest.mark.slow)])
 def test_placements_do_what_one_device_does(options, one_device):
     assert same_work.difference(one_device, record_of(program_of('towers', **options))) is None
 

@@ -91,10 +91,10 @@ def test_other_series_in_the_directory_are_no_substitute(tmpdir):
     assert newest_checkpoint(directory, recover=True).step == 100
 
 
-@pytest.mark.fast_only('index')
-@pytest.mark.parametrize('version, suffix', [(tf.train.SaverDef.V2, '.index'),
-                                             (tf.train.SaverDef.V2, DATA),
-                                             (tf.train.SaverDef.V1, '')])
+@pytest.mark.parametrize('version, suffix', [
+    (tf.train.SaverDef.V2, '.index'),
+    pytest.param(tf.train.SaverDef.V2, DATA, marks=pytest.mark.slow),
+    pytest.param(tf.train.SaverDef.V1, '', marks=pytest.mark.slow)])
 def test_any_one_byte_that_matters_is_noticed(tmpdir, version, suffix):
     prefix = save(tmpdir, steps=(1,), write_version=version) + '/model.ckpt-1'
     path = prefix + suffix

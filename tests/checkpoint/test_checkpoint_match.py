@@ -14,6 +14,8 @@ DATA_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), 'data')
 PUBLISHED = [os.path.join(DATA_FOLDER, folder, name + '.ckpt')
              for folder in ('ckpt_tf1.15', 'ckpt_tf2.21') for name in ('reference', 'resource',
                                                                        'v1')]
+PREFIXES = [PUBLISHED[0], PUBLISHED[2], PUBLISHED[4]] + [
+    pytest.param(prefix, marks=pytest.mark.slow) for prefix in PUBLISHED[1::2]]
 
 
 def message(error_type, function, *args, **options):
@@ -24,8 +26,9 @@ def message(error_type, function, *args, **options):
     return str(caught.value)
 
 
-@pytest.mark.parametrize('use_resource', [False, True], ids=['reference', 'resource'])
-@pytest.mark.parametrize('prefix', PUBLISHED, ids=lambda path: os.path.relpath(path, DATA_FOLDER))
+@pytest.mark.parametrize('use_resource', [True, pytest.param(False, marks=pytest.mark.slow)],
+                         ids=['resource', 'reference'])
+@pytest.mark.parametrize('prefix', PREFIXES, ids=lambda path: os.path.relpath(path, DATA_FOLDER))
 def test_the_model_that_wrote_it_fits_and_restores(prefix, use_resource):
     make_checkpoints.build(use_resource)
     assert check_fits(prefix) == []
@@ -115,8 +118,9 @@ def test_a_prefix_that_cannot_be_read(tmpdir):
     assert 'Expected a checkpoint of tf.train.Saver' in message(CheckpointError, check_fits, path)
 
 
-@pytest.mark.parametrize('use_resource', [False, True], ids=['reference', 'resource'])
-@pytest.mark.parametrize('prefix', PUBLISHED, ids=lambda path: os.path.relpath(path, DATA_FOLDER))
+@pytest.mark.parametrize('use_resource', [True, pytest.param(False, marks=pytest.mark.slow)],
+                         ids=['resource', 'reference'])
+@pytest.mark.parametrize('prefix', PREFIXES, ids=lambda path: os.path.relpath(path, DATA_FOLDER))
 def test_a_published_checkpoint_into_a_model_with_other_classes(prefix, use_resource):
     make_checkpoints.build(use_resource, classes=5)
     initial = init_from(prefix)

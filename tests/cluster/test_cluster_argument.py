@@ -137,9 +137,11 @@ def test_the_plan_counts_all_machines():
 
 @pytest.mark.parametrize('cluster, options, expected', [
     (Cluster('ps', [ONE], [TWO], 'ps', 0), {}, 'builds no towers'),
-    (Cluster('ring', [ONE, TWO]), dict(variable_device='replicated', all_reduce='collective'),
+    (Cluster('ring', [ONE, TWO]),
+     dict(variables=towers.VariablePlacement('replicated', all_reduce='collective')),
      "use all_reduce='copy'"),
-    (Cluster('ps', [ONE, TWO], [THREE]), dict(variable_device='replicated'), 'leave one out'),
+    (Cluster('ps', [ONE, TWO], [THREE]), dict(variables=towers.VariablePlacement('replicated')),
+     'leave one out'),
     (Cluster('ring', [ONE, TWO]), dict(optimizer={
         'one': tf.train.GradientDescentOptimizer(1.), 'other': tf.train.AdamOptimizer()}),
      'there are several .one, other'),

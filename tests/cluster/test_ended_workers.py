@@ -18,8 +18,7 @@ class Gone(Exception):
     """What ends a worker before the others."""
 
 
-@pytest.mark.fast_only('False')
-@pytest.mark.fast_only('True')
+@pytest.mark.slow
 @pytest.mark.parametrize('in_good_order', [True, False])
 def test_a_worker_that_has_ended_is_named_and_one_that_is_gone_is_waited_for(
         in_good_order, monkeypatch):

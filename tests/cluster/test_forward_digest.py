@@ -93,26 +93,29 @@ def stateless(seed):
 
 
 IMAGES = dict(shape=(8, 8, 2))
+slow = pytest.mark.slow
 MUL = 'its model is another one: its loss is computed by 1 Mul more than that of worker 0'
 NUMBERS = 'its loss is computed with other numbers: '
 
 
 @pytest.mark.parametrize('own, other, text, options', [
     (lambda x: tf.reduce_mean(squares(x)), lambda x: 2. * tf.reduce_mean(squares(x)), MUL, {}),
-    (lambda x: 2. * tf.reduce_mean(squares(x)), lambda x: tf.reduce_mean(squares(x)),
-     MUL.replace('more', 'fewer'), dict(kind='ps')),
+    pytest.param(lambda x: 2. * tf.reduce_mean(squares(x)), lambda x: tf.reduce_mean(squares(x)),
+                 MUL.replace('more', 'fewer'), dict(kind='ps'), marks=slow),
     (weighted(1., 2.), weighted(1., 0.5), NUMBERS + 'Mul by 0.5, and that of worker 0 Mul by 2',
      {}),
     (weighted(1., 2.), weighted(2., 1.), 'are put together otherwise', dict(batch=None)),
-    (dropped(0.5), dropped(0.75), NUMBERS, {}),
-    (convolved(), convolved(2), NUMBERS + 'Conv2D ', IMAGES),
     (convolved(), convolved(padding='VALID'), 'padding=VALID', IMAGES),
     (by_branch(2.), by_branch(3.), 'Mul by 3, and that of worker 0 Mul by 2', {}),
-    (by_branch(2., False), by_branch(3., False), 'Mul by 3', {}),
-    (by_loop(2.), by_loop(3.), 'Mul by 3, and that of worker 0 Mul by 2', {}),
-    (by_loop(2., False), by_loop(3., False), 'by 3', {}),
-    (lambda x: tf.reduce_mean(tf.nn.relu(squares(x) - 1.)),
-     lambda x: tf.reduce_mean(tf.nn.relu(1. - squares(x))), 'are put together otherwise', {})])
+    (by_loop(2., False), by_loop(3., False), 'by 3', {})] + [
+        pytest.param(*case, marks=slow) for case in [
+            (dropped(0.5), dropped(0.75), NUMBERS, {}),
+            (convolved(), convolved(2), NUMBERS + 'Conv2D ', IMAGES),
+            (by_branch(2., False), by_branch(3., False), 'Mul by 3', {}),
+            (by_loop(2.), by_loop(3.), 'Mul by 3, and that of worker 0 Mul by 2', {}),
+            (lambda x: tf.reduce_mean(tf.nn.relu(squares(x) - 1.)),
+             lambda x: tf.reduce_mean(tf.nn.relu(1. - squares(x))), 'are put together otherwise',
+             {})]])
 def test_another_loss_is_named(own, other, text, options):
     assert text in difference(of_worker(0, own, **options), of_worker(1, other, **options))
 
@@ -148,11 +151,11 @@ def rows_of(rank):
 
 @pytest.mark.parametrize('own, other, options', [
     (lambda x: tf.reduce_mean(squares(x)), looked_at, {}),
-    (by_loop(2.), by_loop(2., looks=True), {}),
-    (by_loop(2., False), by_loop(2., False, looks=True), {}),
-    (dropped(0.5, seed=3), dropped(0.5, seed=4), {}),
-    (dropped(0.5), dropped(0.5), dict(stateless_random=True)),
-    (stateless([1, 2]), stateless([3, 4]), {}),
+    pytest.param(by_loop(2.), by_loop(2., looks=True), {}, marks=slow),
+    pytest.param(by_loop(2., False), by_loop(2., False, looks=True), {}, marks=slow),
+    pytest.param(dropped(0.5, seed=3), dropped(0.5, seed=4), {}, marks=slow),
+    pytest.param(dropped(0.5), dropped(0.5), dict(stateless_random=True), marks=slow),
+    pytest.param(stateless([1, 2]), stateless([3, 4]), {}, marks=slow),
     (rows_of(0), rows_of(1), {}),
     (lambda x: tf.reduce_mean(squares(x)) + tf.nn.l2_loss(x) + tf.reduce_sum(x),
      lambda x: tf.reduce_sum(x) + tf.reduce_mean(squares(x)) + tf.nn.l2_loss(x), {})])
@@ -195,13 +198,13 @@ def embedded(x):
 
 
 @pytest.mark.parametrize('model_fn, options', [
-    (embedded, dict(devices=2)), (layered, dict(kind='ps', batch=None, remainder='weight')),
-    (layered, dict(recompute='auto', accumulate=2))] + [
-        pytest.param(model_fn, options, marks=pytest.mark.slow)
-        for model_fn in (layered, embedded) for options in (
-            {}, dict(devices=2, copies='reuse'), dict(batch=None, remainder='weight'),
-            dict(accumulate=2), dict(recompute='auto'), dict(first_scope=False),
-            dict(stateless_random=True), dict(check_numerics=True))])
+    (layered, dict(kind='ps', batch=None, remainder='weight'))] + [
+        pytest.param(*case, marks=slow) for case in [
+            (embedded, dict(devices=2)), (layered, {}), (embedded, dict(devices=2, copies='reuse')),
+            (embedded, dict(batch=None, remainder='weight')),
+            (layered, dict(recompute='auto', accumulate=2)), (layered, dict(first_scope=False)),
+            (embedded, dict(stateless_random=True)), (layered,
+                dict(numerics=towers.Numerics(check_numerics=True)))]])
 def test_equal_workers(model_fn, options):
     own, other = [of_worker(rank, model_fn, **options)['forward'] for rank in (0, 1)]
     assert own['types'] and own == other

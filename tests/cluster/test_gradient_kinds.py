@@ -41,7 +41,7 @@ def test_another_order_of_variables():
     assert difference(own, of_worker(1, ['shop', 'user', 'city', 'item'])) is None
 
 
-@pytest.mark.parametrize('synchronous', [True, False])
+@pytest.mark.parametrize('synchronous', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_on_parameter_servers_the_order_does_not_matter(synchronous):
     own, other = [of_worker(rank, names, synchronous=synchronous, **SERVED) for rank, names in
                   enumerate(['wvu', 'uwv'])]
@@ -50,7 +50,9 @@ def test_on_parameter_servers_the_order_does_not_matter(synchronous):
     assert difference(own, other) is None
 
 
-@pytest.mark.parametrize('fields', [{}, SERVED, dict(SERVED, synchronous=False)])
+@pytest.mark.parametrize('fields', [{}] + [
+    pytest.param(fields, marks=pytest.mark.slow)
+    for fields in (SERVED, dict(SERVED, synchronous=False))])
 def test_other_variables_that_have_a_gradient(fields):
     own, other = [of_worker(rank, 'wab', trained, **fields) for rank, trained in
                   enumerate(['wa', 'wb'])]
@@ -63,7 +65,9 @@ def test_other_variables_that_have_a_gradient(fields):
         of_worker(0, 'wab', 'w', **fields), other)
 
 
-@pytest.mark.parametrize('fields', [{}, SERVED, dict(SERVED, synchronous=False)])
+@pytest.mark.parametrize('fields', [{}] + [
+    pytest.param(fields, marks=pytest.mark.slow)
+    for fields in (SERVED, dict(SERVED, synchronous=False))])
 def test_a_dense_gradient_and_a_sparse_one(fields):
     own, other = of_worker(0, 'wa', sparse='a', **fields), of_worker(1, 'wa', **fields)
     why = difference(own, dict(other, forward=own['forward']))  # the loss is another one, too

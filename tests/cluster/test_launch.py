@@ -115,8 +115,7 @@ def test_one_that_fails_is_started_again_if_asked_for(tmp_path):
         '[worker 0] well', '[worker 1] well']
 
 
-@pytest.mark.fast_only('True')
-@pytest.mark.parametrize('again', [False, True])
+@pytest.mark.parametrize('again', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_none_is_started_again_when_one_was_told_to_stop(again):
     """The others need their time to save, longer than `linger`."""
     code = "time.sleep(1. - me[1])\nsys.exit(143)"
@@ -169,7 +168,6 @@ def test_all_are_ended_before_all_are_started_again(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.fast_only('1-')
 @pytest.mark.parametrize('again', [False, True])
 @pytest.mark.parametrize('workers', [1, 2])
 def test_a_failure_right_after_a_restart_gives_the_status(again, workers):
@@ -211,8 +209,7 @@ def handlers():
         signal.signal(number, handler)
 
 
-@pytest.mark.fast_only('1-4')
-@pytest.mark.parametrize('ps, started', [(0, 6), (1, 4)])
+@pytest.mark.parametrize('ps, started', [pytest.param(0, 6, marks=pytest.mark.slow), (1, 4)])
 def test_the_launcher_starts_all_again_but_with_parameter_servers(ps, started, capsys, handlers):
     """Worker 1 fails: without servers both are started again, with one it alone."""
     code = ("import json, os, sys, time; task = json.loads(os.environ['TF_CONFIG'])['task'];"

@@ -38,7 +38,8 @@ def test_errors_of_the_program_itself_wait_for_nothing():
 
 
 def test_nan_of_a_step_is_an_error_of_its_own():
-    with pytest.raises(NonFiniteError, match='^the loss of tower 1 is NaN. Nothing of it was saved'):
+    with pytest.raises(NonFiniteError,
+        match='^the loss of tower 1 is NaN. Nothing of it was saved'):
         with member._explained_in_words():
             raise ERRORS.InvalidArgumentError(
                 None, None, 'From /job:worker/replica:0/task:1:\n'

@@ -17,7 +17,7 @@ def look_up(strategy, partitioner, use_resource, ids):
     return tf.nn.embedding_lookup(table, ids, partition_strategy=strategy)
 
 
-@pytest.mark.parametrize('use_resource', [False, True])
+@pytest.mark.parametrize('use_resource', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_rows_by_remainders_are_refused(use_resource):
     look_up('mod', CLUSTER.partitioner(), use_resource, tf.constant([[3, 4], [9, 0]]))
     with pytest.raises(ClusterError, match="'net/table' is cut into 2 parts, and .* by "
@@ -25,7 +25,7 @@ def test_rows_by_remainders_are_refused(use_resource):
         check_lookups()
 
 
-@pytest.mark.parametrize('use_resource', [False, True])
+@pytest.mark.parametrize('use_resource', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_rows_in_order_and_tables_that_are_cut_otherwise_are_not(use_resource):
     look_up('div', CLUSTER.partitioner(), use_resource, tf.constant([3, 4]))
     check_lookups()

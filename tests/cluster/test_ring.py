@@ -118,7 +118,8 @@ def test_copies_on_every_tower_get_the_gradient_of_all_machines():
     parts, workers = batches([4, 4]), addresses(2)
     results = together(lambda rank: train(
         towers.Cluster('ring', workers, rank=rank), sparse_and_dense, parts[rank],
-        lambda: tf.train.GradientDescentOptimizer(0.125), 2, 2, variable_device='replicated'), 2)
+        lambda: tf.train.GradientDescentOptimizer(0.125), 2, 2,
+        variables=towers.VariablePlacement('replicated')), 2)
     _, weights = on_one_device(parts, results[0]['first'], 2, 1)
     for result in results:
         close(weights, result['last'])
@@ -259,9 +260,8 @@ def test_workers_that_all_know_the_end_end():
     assert together(work, 2) == [3, 3]
 
 
-@pytest.mark.fast_only('steps1')
-@pytest.mark.parametrize('steps, uneven', [((3, 5), False), ((5, 3), True), ((3, 3), False),
-                                           ((0, 2), False)])
+@pytest.mark.parametrize('steps, uneven', [((5, 3), True)] + [
+    pytest.param(steps, False, marks=pytest.mark.slow) for steps in ((3, 5), (3, 3), (0, 2))])
 def test_a_worker_that_has_made_its_steps_tells_the_others_without_a_feed(steps, uneven):
     """What is fed is needed by the model alone; and no worker makes a step that another has not,
     whichever ends first, and wherever the hook stands among those that save."""

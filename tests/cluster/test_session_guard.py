@@ -48,8 +48,9 @@ def steps_of(cluster, make_session, steps=2):
         return values
 
 
-@pytest.mark.fast_only('ring')
-@pytest.mark.parametrize('kind', ['ring', 'ps', 'async'])
+@pytest.mark.parametrize('kind', [
+    'ring', pytest.param('ps', marks=pytest.mark.slow),
+    pytest.param('async', marks=pytest.mark.slow)])
 def test_steps_in_a_plain_session_are_refused(kind):
     """Each worker would go on from its own initial value."""
     cluster_of, server = make_clusters(kind)

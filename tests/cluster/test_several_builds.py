@@ -44,12 +44,13 @@ def described(joined=0, only_first=False, **options):
         return fingerprint_of_all(cluster, builds[joined])
 
 
-@pytest.mark.fast_only('other[13]')
 @pytest.mark.parametrize('other, expected', [
-    ({}, None), (dict(names=('w', 'v')), "in build 1 of the graph .*('w', |'w' is before 'v')"),
-    (dict(rate=.25), 'in build 1 of the graph its update of .v. is computed by .* with 0.25'),
-    (dict(towers_of_second=2), 'in build 1 of the graph its number of towers is 2'),
-    (dict(only_first=True), 'cluster= 1 times, and worker 0 2 times')])
+    (dict(towers_of_second=2), 'in build 1 of the graph its number of towers is 2')] + [
+        pytest.param(*case, marks=pytest.mark.slow) for case in [
+            ({}, None),
+            (dict(names=('w', 'v')), "in build 1 of the graph .*('w', |'w' is before 'v')"),
+            (dict(rate=.25), 'in build 1 of the graph its update of .v. is computed by .* 0.25'),
+            (dict(only_first=True), 'cluster= 1 times, and worker 0 2 times')]])
 def test_all_builds_are_compared(other, expected):
     why = difference(described(), described(**other))
     assert why is None if expected is None else re.search(expected, why), why
@@ -68,6 +69,7 @@ def test_the_one_that_is_given_to_join_has_to_be_the_same(graph):
                               'the same one on all workers')
 
 
+@pytest.mark.slow
 def test_two_builds_train_by_turns_in_a_ring():
     """Each step of the first takes half off `u`, of the second half of `v + w` off both."""
     workers = addresses(2)
@@ -120,10 +122,10 @@ def stepped(rounds, leaves_after=None, of_hook=1, signal_after=None):
     return together(work, 2)
 
 
-@pytest.mark.fast_only('uneven|none')
 @pytest.mark.parametrize('rounds, leaves_after, calls', [
-    ([[0, 1]] * 4, 0, 0), ([[0, 1, 1]] * 4, 2, 6), ([[0, 1], [0, 0, 1, 1], [0, 1], [0, 1]], 2, 6),
-    ([[(0, 1)]] * 4, 2, 2)], ids=['none', 'even', 'uneven', 'together'])
+    ([[0, 1]] * 4, 0, 0), ([[0, 1], [0, 0, 1, 1], [0, 1], [0, 1]], 2, 6)] + [
+        pytest.param(*case, marks=pytest.mark.slow) for case in [
+            ([[0, 1, 1]] * 4, 2, 6), ([[(0, 1)]] * 4, 2, 2)]])
 def test_a_worker_that_leaves_between_two_rounds_ends_the_others(rounds, leaves_after, calls):
     assert stepped(rounds, leaves_after) == [(calls, True)] * 2
 

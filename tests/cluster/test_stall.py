@@ -191,7 +191,6 @@ def test_why_a_worker_has_ended_is_said_and_no_wrong_advice(monkeypatch, note, t
 
 
 @pytest.mark.version_independent
-@pytest.mark.fast_only('0-1-True')
 @pytest.mark.parametrize('backup_workers, rank, said', [(0, 1, True), (1, 1, False), (1, 0, True)])
 def test_an_error_of_a_worker_is_said_before_dead_after(monkeypatch, backup_workers, rank, said):
     """Of one that the step needs: the chief, or more of the others than may be left out."""
@@ -209,7 +208,6 @@ def test_an_error_of_a_worker_is_said_before_dead_after(monkeypatch, backup_work
 
 
 @pytest.mark.version_independent
-@pytest.mark.fast_only('True')
 @pytest.mark.parametrize('kind, is_over', [(FAILED, True), (JOINED, False)])
 def test_one_told_to_stop_does_not_wait_dead_after_for_a_worker_that_has_failed(
         monkeypatch, kind, is_over):

@@ -29,8 +29,9 @@ def centred(how):
     return model_fn
 
 
-@pytest.mark.parametrize('use_resource', [False, True])
-@pytest.mark.parametrize('how', ['collection', 'inline'])
+@pytest.mark.parametrize('how, use_resource', [
+    ('collection', True), pytest.param('collection', False, marks=pytest.mark.slow),
+    pytest.param('inline', True, marks=pytest.mark.slow)])
 def test_every_worker_reads_what_worker_0_has_written(how, use_resource):
     workers = addresses(2)
 
@@ -110,8 +111,7 @@ def normalizing(inputs):
             return tf.reduce_mean(tf.square(weight * inputs))
 
 
-@pytest.mark.fast_only('2')
-@pytest.mark.parametrize('num_towers', [1, 2])
+@pytest.mark.parametrize('num_towers', [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_chief_alone_writes_in_the_forward_pass(num_towers):
     workers, ps = addresses(2, 1)
     server = start_server(towers.Cluster('ps', workers, ps, 'ps'), tf.ConfigProto())
@@ -139,7 +139,7 @@ def test_what_the_forward_pass_writes_and_reads_is_refused():
                     cluster=towers.Cluster('ps', ['a:1', 'a:2'], ['b:1'], rank=rank))
 
 
-@pytest.mark.parametrize('use_resource', [False, True])
+@pytest.mark.parametrize('use_resource', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_write_waits_for_the_one_tower_of_its_worker(use_resource):
     """What the loss takes the value by: of a reference variable the subtraction itself."""
     def model_fn(inputs):

@@ -71,9 +71,8 @@ class Shows(tf.train.SessionRunHook):
         self.seen.append(run_values.results)
 
 
-@pytest.mark.fast_only('True-ps|False-ring')
-@pytest.mark.parametrize('kind', ['ring', 'ps'])
-@pytest.mark.parametrize('by_hook', [True, False])
+@pytest.mark.parametrize('kind, by_hook', [('ps', True), ('ring', False)] + [
+    pytest.param(*case, marks=pytest.mark.slow) for case in [('ring', True), ('ps', False)]])
 def test_sums_without_the_step_are_refused_and_the_training_goes_on(kind, by_hook):
     """The gradient is w times the mean of 0.25 and 0.75; the weight is 8, then 4 and 2."""
     cluster_of, running = two_workers(kind)
@@ -102,9 +101,9 @@ def test_sums_without_the_step_are_refused_and_the_training_goes_on(kind, by_hoo
     del running
 
 
-@pytest.mark.fast_only('all together-ps|steps-ring')
-@pytest.mark.parametrize('kind', ['ring', 'ps'])
-@pytest.mark.parametrize('ends', ['the data of all', 'steps', 'all together'])
+@pytest.mark.parametrize('kind, ends', [('ring', 'steps')] + [
+    pytest.param(*case, marks=pytest.mark.slow) for case in [
+        ('ring', 'the data of all'), ('ps', 'all together'), ('ps', 'steps')]])
 def test_one_worker_looks_at_a_weight_alone_while_it_trains_and_afterwards(kind, ends):
     cluster_of, running = two_workers(kind)
 

@@ -55,9 +55,10 @@ def by_hand(steps=3):
     return value
 
 
-@pytest.mark.parametrize('use_resource', [False, True])
-@pytest.mark.parametrize('how', ['collection'] + [
-    pytest.param(name, marks=pytest.mark.slow) for name in ('inline', 'updates', 'branch')])
+@pytest.mark.parametrize('how, use_resource', [('collection', True)] + [
+    pytest.param(*case, marks=pytest.mark.slow) for case in [
+        ('collection', False), ('inline', True), ('inline', False), ('updates', True),
+        ('branch', True)]])
 def test_the_models_write_of_worker_0_comes_before_the_update_of_all(how, use_resource):
     workers = addresses(2)
 
@@ -115,8 +116,7 @@ def test_what_is_written_from_such_a_variable_is_sent_as_well():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('use_resource', [
-    pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize('use_resource', [True, False])
 def test_a_slot_that_the_model_writes_is_worker_0s_before_the_update(use_resource):
     workers = addresses(2)
 
@@ -156,7 +156,7 @@ def test_a_forward_pass_that_computes_with_what_it_has_written_is_refused():
 def test_replicas_of_such_a_variable_are_refused():
     with tf.variable_scope('', use_resource=True), pytest.raises(
             ClusterError, match="'replicated'.* the model writes the trained variable 'center'"):
-        built(model('collection'), variable_device='replicated')
+        built(model('collection'), variables=towers.VariablePlacement('replicated'))
 
 
 def test_batches_that_are_constants_of_the_graph_may_differ():

@@ -100,8 +100,7 @@ def test_an_optimizer_that_assigns(make, name, operation, resource, fields):
         % (name, operation, operation, ADVICE))
 
 
-@pytest.mark.fast_only('True')
-@pytest.mark.parametrize('resource', [True, False])
+@pytest.mark.parametrize('resource', [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('one, other, text', [
     (lambda: tf.train.GradientDescentOptimizer(0.1),
      lambda: tf.train.GradientDescentOptimizer(0.2), 'with 0.200000003'),
@@ -178,10 +177,10 @@ class Complex(tf.train.GradientDescentOptimizer):
         return {tf.complex64, tf.complex128, tf.float16, tf.float32, tf.float64}
 
 
-@pytest.mark.fast_only('complex')
-@pytest.mark.parametrize('use_resource', [True, False])
-@pytest.mark.parametrize('dtype', [tf.complex64, tf.complex128, tf.float16],
-                         ids=['complex64', 'complex128', 'float16'])
+@pytest.mark.parametrize('use_resource', [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('dtype', [
+    tf.complex64, pytest.param(tf.complex128, marks=pytest.mark.slow),
+    pytest.param(tf.float16, marks=pytest.mark.slow)], ids=['complex64', 'complex128', 'float16'])
 def test_a_sent_variable_of_any_type_is_no_other_update(dtype, use_resource):
     def model_fn(inputs):
         with tf.variable_scope('', use_resource=use_resource):

@@ -95,11 +95,8 @@ def of_case(case):
     return falling_rate() if case == 'rate' else running_mean(case)
 
 
-@pytest.mark.fast_only('rate-True')
-@pytest.mark.parametrize('use_resource', [False, True])
-@pytest.mark.parametrize('case', [
-    name if name in ('rate', 'unordered', 'after', 'before') else pytest.param(
-        name, marks=pytest.mark.slow) for name in CASES])
+@pytest.mark.parametrize('case, use_resource', [('rate', True)] + [
+    pytest.param(name, name != 'rate', marks=pytest.mark.slow) for name in CASES])
 def test_every_worker_updates_by_what_worker_0_has_written(case, use_resource):
     workers = addresses(2)
 
@@ -124,8 +121,8 @@ def test_every_worker_updates_by_what_worker_0_has_written(case, use_resource):
     assert results[0]['last']['weight'].tobytes() == results[1]['last']['weight'].tobytes()
 
 
-@pytest.mark.parametrize('use_resource', [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize('ended', [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('ended, use_resource', [
+    (0, True), pytest.param(1, False, marks=pytest.mark.slow)])
 def test_a_worker_without_data_goes_on_updating_by_the_same_state(ended, use_resource):
     """One worker has data for a step, the other for three; the read waits for the model's write,
     which a worker without data does not run."""
@@ -177,9 +174,8 @@ def falling(optimizer):
     return optimizer(tf.train.exponential_decay(fed, step, 10, .5))
 
 
-@pytest.mark.parametrize('use_resource', [False, True])
-@pytest.mark.parametrize('options', [
-    {}, dict(uneven=True)])
+@pytest.mark.parametrize('use_resource', [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('options', [{}, dict(uneven=True)])
 def test_what_the_sums_alone_write_is_not_sent(options, use_resource):
     """Slots, powers of beta, and the step that a rate falls with."""
     def transform(pairs):
@@ -219,7 +215,8 @@ def test_a_look_at_the_variable_between_two_steps_writes_nothing(reads):
     assert any('Collective' in op.type for op in of_update)
 
 
-@pytest.mark.parametrize('use_resource', [True, False])
+@pytest.mark.slow
+@pytest.mark.parametrize('use_resource', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_what_the_program_computed_from_the_variable_may_be_looked_at(use_resource):
     """One worker looks alone at the rate that it gave the optimizer, between the steps."""
     workers = addresses(2)
@@ -277,16 +274,16 @@ def test_workers_that_share_other_state_are_told_apart():
 
 def test_a_read_between_two_writes_is_refused():
     """Each worker would read what it has written itself."""
-    def model_fn(inputs):
-        state = variable('state', 0.)
-        with tf.control_dependencies([write_mean(inputs, state)]):
-            read[:] = [state.read_value()]
-        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(state, 2. * read[0]))
-        return loss_of(inputs)
+    with tf.variable_scope('', use_resource=True):
+        state = variable('state', RATE)
+    first = tf.assign_add(state, 1.)
+    with tf.control_dependencies([first]):
+        rate = state.read_value()
 
-    def transform(pairs):
-        return [(gradient * read[0], trained) for gradient, trained in pairs]
-    read = []
-    with tf.variable_scope('', use_resource=True), pytest.raises(
-            ClusterError, match="'state' is written by the model of each worker and read by"):
-        built(model_fn, transform_gradients=transform)
+    def model_fn(inputs):
+        for write in (first, tf.assign(state, 2. * rate)):
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, write)
+        return loss_of(inputs)
+    with pytest.raises(ClusterError, match="'state' is written by the model of each worker and "
+                                           'read by'):
+        built(model_fn, tf.train.GradientDescentOptimizer(rate))

@@ -23,13 +23,13 @@ def records(folder, bad=None, at=2, skip_bad=0, **options):
                                 **options)
 
 
-@pytest.mark.fast_only('bad[0-3567]')
 @pytest.mark.parametrize('bad, text', [
     ((truncated(), 0), 'is a damaged JPEG: it ends before its end marker'),
     ((b'', 0), 'is empty'),
     ((b'GIF89a', 0), "is neither a JPEG nor a PNG: it begins with b'GIF89a'"),
     ((jpeg(9, channels=1), 0), r'has 1 channel, and 3 are expected; --convert_colors'),
-    ((cmyk(), 0), r'has 4 channels \(CMYK\), and 3 are expected'),
+    pytest.param((cmyk(), 0), r'has 4 channels \(CMYK\), and 3 are expected',
+                 marks=pytest.mark.slow),
     ((png(9, channels=4), 0), 'has 4 channels, and 3'),
     ((jpeg(9), 4), r'has the label 4, which is not in 0 .. 3'),
     ((jpeg(9), -1), 'has the label -1'),
@@ -214,7 +214,9 @@ def test_all_bad(tmp_path):
     assert found.skipped.numbers('train') == {0, 1}
 
 
-@pytest.mark.parametrize('encoded', [jpeg(200, channels=1), cmyk(), png(200, channels=4)])
+@pytest.mark.parametrize('encoded', [
+    cmyk(), pytest.param(jpeg(200, channels=1), marks=pytest.mark.slow),
+    pytest.param(png(200, channels=4), marks=pytest.mark.slow)])
 def test_converted_colors(tmp_path, encoded):
     found = records(tmp_path, (encoded, 2), convert=True)
     found.find_bad('train', range(6))

@@ -22,6 +22,8 @@ EXPECTED = {
     'drop': [[0, 1, 2], [3, 4, 5], [10, 11, 12], [13, 14, 15], [20, 21, 22], [23, 24, 25]],
     'pad': [[0, 1, 2], [3, 4, 5], [6, 0, 1], [10, 11, 12], [13, 14, 15], [16, 10, 11]],
     'weight': [[0, 1, 2], [3, 4, 5], [6], [10, 11, 12], [13, 14, 15], [16]]}
+REMAINDERS = ['weight'] + [
+    pytest.param(name, marks=pytest.mark.slow) for name in ('carry', 'drop', 'pad')]
 LENGTHS = {'carry': 7, 'drop': 6, 'pad': 9, 'weight': 7}
 
 
@@ -31,8 +33,7 @@ def test_batches_of_three_of_seven(remainder):
     assert epochs_of(remainder) == EXPECTED[remainder]
 
 
-@pytest.mark.fast_only('weight')
-@pytest.mark.parametrize('remainder', sorted(EXPECTED))
+@pytest.mark.parametrize('remainder', REMAINDERS)
 def test_a_start_anywhere_goes_on(remainder):
     epochs, place = Epochs(7, 3, remainder), 0
     for step in range(5):
@@ -44,8 +45,7 @@ def test_a_start_anywhere_goes_on(remainder):
 
 
 @pytest.mark.version_independent  # counts alone
-@pytest.mark.fast_only('weight')
-@pytest.mark.parametrize('remainder', sorted(EXPECTED))
+@pytest.mark.parametrize('remainder', REMAINDERS)
 @pytest.mark.parametrize('counts, sizes', [
     ((4,), ((3, 1), (2, 2))),
     pytest.param((1, 4, 7), ((1, 1), (2, 1), (5, 1), (4, 2)),
@@ -96,7 +96,7 @@ def test_large_arrays_are_no_part_of_the_graph(graph):
     assert np.concatenate([part for _, part in got]).tolist() == list(range(70))
 
 
-@pytest.mark.parametrize('remainder', ['carry', 'drop', 'pad', 'weight'])
+@pytest.mark.parametrize('remainder', REMAINDERS)
 def test_reading_some_together_changes_no_batch(remainder):
     """33 examples are more than are read at once; epochs end within what is read together."""
     def of_epoch(epoch):

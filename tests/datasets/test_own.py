@@ -208,7 +208,7 @@ def test_elements_that_are_no_pair_of_tensors(own, name, kinds):
             name, kinds))
 
 
-@pytest.mark.parametrize('name', ['double', 'half'])
+@pytest.mark.parametrize('name', ['half', pytest.param('double', marks=pytest.mark.slow)])
 def test_images_of_other_precision_become_float32(own, name):
     batch = tf.data.make_one_shot_iterator(
         own(name).train_batches(seed=1, **ARGUMENTS)).get_next()
@@ -227,14 +227,14 @@ def test_labels_that_are_no_numbers_of_classes(own):
 
 @pytest.mark.parametrize('name, text', [
     ('label', 'train_batches of m:label gives the label 8: expected 0 to 2'),
-    ('short', 'train_batches of m:short gives a batch of 2: expected the 4 of its argument '
-              'batch_size, from drop_remainder=True'),
-    ('column', 'train_batches of m:column gives labels of rank 2: expected 1, the number of a '
-               'class '
-               'for each image'),
+    pytest.param('short', 'train_batches of m:short gives a batch of 2: expected the 4 of its '
+                 'argument batch_size, from drop_remainder=True', marks=pytest.mark.slow),
+    pytest.param('column', 'train_batches of m:column gives labels of rank 2: expected 1, the '
+                 'number of a class for each image', marks=pytest.mark.slow),
     ('two_images', 'train_batches of m:two_images gives a batch of 2 images and 4 labels: expected '
                    'one label for each image'),
-    ('eval_label', 'eval_batches of m:eval_label gives the label -1: expected 0 to 2'),
+    pytest.param('eval_label', 'eval_batches of m:eval_label gives the label -1: expected 0 to 2',
+                 marks=pytest.mark.slow),
     ('eval_empty', 'eval_batches of m:eval_empty gives a batch of 0 images: expected none without '
                    'images'),
     ('more', 'eval_batches of m:more gives 8 images or more, and its num_examples says 4 for '

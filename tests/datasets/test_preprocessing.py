@@ -23,7 +23,9 @@ def windows(count, height, width, draws=None):
     return run(found)[0]
 
 
-@pytest.mark.parametrize('height, width', [(375, 500), (20, 300), (7, 5), (1, 1)])
+@pytest.mark.parametrize('height, width', [
+    pytest.param(375, 500, marks=pytest.mark.slow), (20, 300),
+    pytest.param(7, 5, marks=pytest.mark.slow), (1, 1)])
 def test_windows_are_inside_and_as_large_and_wide_as_they_may_be(height, width):
     found = windows(300, height, width)
     tops, lefts, heights, widths = found.T
@@ -46,7 +48,8 @@ def test_windows_are_inside_and_as_large_and_wide_as_they_may_be(height, width):
         assert abs(np.corrcoef(down, right)[0, 1]) < .3  # of some 200 places, drawn each by itself
 
 
-@pytest.mark.parametrize('height, width', [(375, 500), (100, 1000)])
+@pytest.mark.parametrize('height, width', [
+    (375, 500), pytest.param(100, 1000, marks=pytest.mark.slow)])
 def test_windows_are_distributed_as_those_of_tensorflow(height, width):
     ours = windows(600, height, width)
     begin, size, _ = tf.image.sample_distorted_bounding_box(
@@ -64,7 +67,9 @@ def test_windows_are_distributed_as_those_of_tensorflow(height, width):
                 theirs[:, column], share)) < .1 * (height if column % 2 == 0 else width)
 
 
-@pytest.mark.parametrize('height, width, of_ten', [(100, 1000, 74), (1000, 100, 123), (20, 160, 3)])
+@pytest.mark.parametrize('height, width, of_ten', [
+    (100, 1000, 74), pytest.param(1000, 100, 123, marks=pytest.mark.slow),
+    pytest.param(20, 160, 3, marks=pytest.mark.slow)])
 def test_narrow_images_are_cropped_and_others_as_by_ten_attempts(height, width, of_ten):
     draws = np.random.RandomState(5).uniform(size=[300, TRAIN_DRAWS]).astype(np.float32)
     of_all = windows(300, height, width, draws)

@@ -58,7 +58,9 @@ def test_those_that_follow_each_other_are_found_at_one_place(tmp_path):
     assert [bad[:3] for bad in found.skipped.examples] == [('train', 0, place), ('train', 1, place)]
 
 
-@pytest.mark.parametrize('remainder, length', [('carry', 5), ('drop', 4), ('pad', 6)])
+@pytest.mark.parametrize('remainder, length', [
+    ('carry', 5), pytest.param('drop', 4, marks=pytest.mark.slow),
+    pytest.param('pad', 6, marks=pytest.mark.slow)])
 def test_places_are_those_of_the_pipeline(tmp_path, remainder, length):
     write_folder(tmp_path, {'%s/a/%d.jpg' % (split, number): jpeg(50 * number)
                             for split in ('train', 'test') for number in range(5)})

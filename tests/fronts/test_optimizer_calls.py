@@ -108,10 +108,6 @@ def own_gradients(loss, logits):
         global_step=tf.train.get_or_create_global_step())
 
 
-TRAININGS = [one_optimizer, made_by_a_function, two_optimizers, overlapping, one_after_the_other,
-             own_gradients]
-
-
 def model(training):
     def model_fn(x, ids, labels):
         logits = network(x, ids)
@@ -144,10 +140,12 @@ def check_same(found, expected, rel=1e-12):
         np.testing.assert_allclose(found[1][name], value, rtol=rel, atol=rel, err_msg=name)
 
 
-@pytest.mark.fast_only('(two_optimizers|overlapping|own_gradients)-True')
-@pytest.mark.parametrize('training, resource', [(each, True) for each in TRAININGS] + [
+@pytest.mark.parametrize('training, resource', [(two_optimizers, True)] + [
+    pytest.param(training, True, marks=pytest.mark.slow) for training in (
+        one_optimizer, made_by_a_function, overlapping, one_after_the_other, own_gradients)] + [
     # A value that was read of a reference variable may change with it, on one device, too.
-    (each, False) for each in TRAININGS if each is not one_after_the_other])
+    pytest.param(training, False, marks=pytest.mark.slow) for training in (
+        one_optimizer, made_by_a_function, two_optimizers, overlapping, own_gradients)])
 def test_the_same_as_on_one_device(training, resource):
     expected = one_device(training, (X, IDS, Y))
     with switched('resource_variables', resource):
@@ -163,8 +161,11 @@ def tensors_of(inputs, static):
 
 
 @pytest.mark.parametrize('training, size, num_towers, static', [
-    (one_optimizer, 11, 3, True), (own_gradients, 11, 3, False), (one_optimizer, 12, 2, False),
-    (own_gradients, 2, 3, True), (one_optimizer, 2, 3, False)])
+    (own_gradients, 11, 3, False)] + [
+        pytest.param(*case, marks=pytest.mark.slow) for case in [
+            (one_optimizer, 2, 3, False), (one_optimizer, 11, 3, True),
+            (one_optimizer, 12, 2, False),
+            (own_gradients, 2, 3, True)]])
 def test_uneven_shards_count_by_their_size(training, size, num_towers, static):
     inputs = [each[:size] for each in (X, IDS, Y)]
     expected = one_device(training, inputs)
@@ -174,7 +175,8 @@ def test_uneven_shards_count_by_their_size(training, size, num_towers, static):
     check_same(losses_and_variables(built.loss, train_op, num_towers, feed), expected)
 
 
-@pytest.mark.parametrize('size, static', [(11, True), (12, False), (2, True), (2, False)])
+@pytest.mark.parametrize('size, static', [(11, True)] + [
+    pytest.param(*case, marks=pytest.mark.slow) for case in [(2, False), (12, False)]])
 def test_losses_that_are_sums_are_added_up(size, static):
     def training(loss, logits):
         return TowerOptimizer(tf.train.GradientDescentOptimizer(1. / 128)).minimize(

@@ -55,12 +55,11 @@ class OwnApply(train.MomentumOptimizer):
             return super().apply_gradients(grads_and_vars, global_step, name)
 
 
-OPTIMIZERS = [
+OTHERS = [
+    lambda: train.RMSPropOptimizer(0.125, momentum=0.5, centered=True),
     lambda: train.GradientDescentOptimizer(0.125), lambda: train.MomentumOptimizer(0.125, 0.5),
     lambda: train.AdamOptimizer(0.125), lambda: train.AdagradOptimizer(0.125),
-    lambda: train.AdadeltaOptimizer(0.125), lambda: train.FtrlOptimizer(0.125),
-    lambda: train.RMSPropOptimizer(0.125, momentum=0.5, centered=True),
-    lambda: train.AdagradDAOptimizer(0.125, train.get_or_create_global_step())]
+    lambda: train.AdadeltaOptimizer(0.125), lambda: train.FtrlOptimizer(0.125)]
 
 
 def by_one(make):
@@ -94,10 +93,12 @@ def one_within_another(loss, wrap):
     return optimizer.minimize(loss), [optimizer]
 
 
-@pytest.mark.fast_only('True')
-@pytest.mark.parametrize('resource', [True, False])
-@pytest.mark.parametrize('training', [by_one(make) for make in OPTIMIZERS] + [
-    in_scopes, where_reuse_is_on, of_the_same_variables, one_within_another])
+@pytest.mark.parametrize('resource', [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('training', [
+    by_one(lambda: train.AdagradDAOptimizer(0.125, train.get_or_create_global_step())), in_scopes,
+    of_the_same_variables, one_within_another] + [
+        pytest.param(training, marks=pytest.mark.slow)
+        for training in [where_reuse_is_on] + [by_one(make) for make in OTHERS]])
 def test_they_are_there_after_the_call_as_on_one_device(training, resource):
     def run(loss, train_op, num_towers):
         with tf.Session(config=towers.session_config(num_towers)) as session:
@@ -143,7 +144,7 @@ def test_slots_by_name_in_every_tower():
     assert [slot.op.name for slot in found] == ['net/w/Momentum', 'net/b/Momentum'] * 2
 
 
-@pytest.mark.parametrize('resource', [True, False])
+@pytest.mark.parametrize('resource', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_weights_from_a_checkpoint_by_their_scope(tmpdir, resource):
     path = str(tmpdir.join('trained'))
     with tf.Graph().as_default(), tf.Session() as session:

@@ -108,6 +108,7 @@ def test_a_minimize_of_its_own_is_refused_in_towers():
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=towers.TowerOptimizer(
             Halving(1.)).minimize(loss))
     with pytest.raises(
-            towers.InvalidArgumentError, match='Halving has a minimize of its own, which replicate'):
+            towers.InvalidArgumentError,
+                match='Halving has a minimize of its own, which replicate'):
         towers.replicate_model_fn(model_fn, devices=['/cpu:0', '/cpu:1'])(
             tf.ones([4], tf.float64), None, tf.estimator.ModeKeys.TRAIN)

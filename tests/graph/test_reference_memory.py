@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from sample_models import kind_of_variables  # noqa: F401, a fixture
+from sample_models import kind_of_variables, of_kinds  # noqa: F401, a fixture
 from towers import session_config
 from towers.graph.reference_memory import COMPUTES, takers_of_memory
 
-pytestmark = pytest.mark.usefixtures('kind_of_variables')  # reference and resource
+pytestmark = pytest.mark.usefixtures('kind_of_variables')
 
 
 def run(fetches):
@@ -73,6 +73,7 @@ def before_and_after_an_assignment(compute):
     return run([alike, found])
 
 
+@of_kinds('reference')
 @pytest.mark.parametrize('kind', sorted(COMPUTES))
 def test_what_counts_as_computing_does_not_pass_memory_on(kind):
     before, after = before_and_after_an_assignment(COMPUTE[kind])
@@ -80,12 +81,14 @@ def test_what_counts_as_computing_does_not_pass_memory_on(kind):
     np.testing.assert_allclose(after, before, rtol=1e-6)
 
 
+@of_kinds('reference', 'resource')
 def test_that_what_passes_memory_on_would_be_seen(kind_of_variables):
     before, after = before_and_after_an_assignment(lambda thin: tf.reshape(thin, [4, 4]))
     assert np.array_equal(before, ONES / 2.)
     assert np.array_equal(after, before + (kind_of_variables == 'reference'))
 
 
+@of_kinds('reference', 'resource')
 def test_takers_are_all_that_memory_is_passed_on_to(kind_of_variables):  # noqa: F811
     v = tf.get_variable('v', [2, 3])
     flat = tf.reshape(tf.stop_gradient(v), [6])

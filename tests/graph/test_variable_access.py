@@ -3,7 +3,7 @@
 import pytest
 import tensorflow.compat.v1 as tf
 
-from sample_models import kind_of_variables  # noqa: F401
+from sample_models import kind_of_variables, of_kinds  # noqa: F401
 from towers.graph import graph_walk
 from towers.graph.variable_access import read_from, variable_op, variables_read
 
@@ -21,6 +21,7 @@ def v(kind_of_variables):  # noqa: F811
     return tf.get_variable('v', [3], initializer=ONE)
 
 
+@of_kinds('reference', 'resource')
 def test_variables_and_their_values(v):
     assert variable_op(v.op.outputs[0]) is v.op
     assert variable_op(tf.convert_to_tensor(v)) is None
@@ -38,6 +39,7 @@ def test_several_variables_that_are_handed_on_together():
     assert [variable_op(each) for each in handed_on] == [variable.op for variable in variables]
 
 
+@of_kinds('reference', 'resource')
 def test_variables_read(graph, kind_of_variables):  # noqa: F811
     owned = {op.name for op in made_by(lambda: [
         tf.get_variable(name, [], initializer=ONE) for name in ('used', 'unused', 'written')])}
@@ -53,6 +55,7 @@ def test_variables_read(graph, kind_of_variables):  # noqa: F811
     assert variables_read(operations) == [unused]
 
 
+@of_kinds('reference', 'resource')
 def test_a_cached_value_is_read_from_its_variable(kind_of_variables):  # noqa: F811
     cached = tf.get_variable('cached', [], initializer=ONE, caching_device='/cpu:1')
     assert variables_read(made_by(lambda: cached + 1.)) == [cached]

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow.compat.v1 as tf
 
-from sample_models import kind_of_variables, switched  # noqa: F401
+from sample_models import kind_of_variables, of_kinds, switched  # noqa: F401
 from towers.graph.graph_walk import Recording
 from towers.graph.variable_writes import Writes, _until_stable
 
@@ -64,6 +64,7 @@ def test_what_writes(build, v2, resource):
         assert len(kinds(build, resource)) == 1
 
 
+@of_kinds('reference', 'resource')
 def test_the_initial_value_is_written(graph, kind_of_variables):  # noqa: F811
     variable = tf.get_variable('v', [], tf.int32, tf.zeros_initializer())
     assert [op.name for op in Writes(graph).to(variable)] == [variable.initializer.name]
@@ -87,6 +88,7 @@ def v(kind_of_variables):  # noqa: F811
     return tf.get_variable('v', [3], initializer=tf.ones_initializer())
 
 
+@of_kinds('reference', 'resource')
 @pytest.mark.parametrize('write', [
     lambda v: tf.assign(v, [1., 2., 3.]), lambda v: tf.assign_add(v, [1., 2., 3.]),
     lambda v: tf.assign_sub(v, [1., 2., 3.]), lambda v: tf.scatter_update(v, [0], [2.]),
@@ -98,6 +100,7 @@ def test_the_variable_that_is_written(v, write):
     assert len(written_by(lambda: write(v))['v']) == 1
 
 
+@of_kinds('reference', 'resource')
 def test_the_variable_that_is_read(v):
     def read():
         tf.identity(v + 1.), v.read_value(), tf.gather(v, [0]), tf.shape(v)
@@ -107,6 +110,7 @@ def test_the_variable_that_is_read(v):
     assert written_by(read) == {}
 
 
+@of_kinds('reference', 'resource')
 @pytest.mark.parametrize('flow', ['v1', 'v2'])
 def test_in_branches_and_loops(v, flow, kind_of_variables):  # noqa: F811
     if flow == 'v2' and (tf.version.VERSION < '2' or kind_of_variables == 'reference'):

@@ -15,6 +15,7 @@ from sample_models import linear, momentum, sgd, slope, switched, two_layers
 from sample_models import kind_of_variables  # noqa: F401, a fixture
 
 VECTORS = samples.vectors(4)
+slow = pytest.mark.slow
 
 
 def of_kind(transfers, source, target):
@@ -24,9 +25,9 @@ def of_kind(transfers, source, target):
 
 # ---- promises kept ------------------------------------------------------------------------------
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize('name', sorted(samples.SAMPLES))
-def test_good_models_keep_every_promise(name, kind_of_variables):
+def test_good_models_keep_every_promise(name):
     sample = samples.SAMPLES[name]
     built = towers.build_towers(sample.model_fn, sample.data(6), tf.train.AdamOptimizer(),
                                 ['/gpu:1', '/cpu:1', '/gpu:0'], check_devices=False)
@@ -42,13 +43,13 @@ def with_keras_lstm(x, y):
 
 
 def rnn_models():
-    return [samples.while_loop_rnn, with_keras_lstm] + (
-        [samples.dynamic_rnn] if samples.HAS_RNN_CELLS else [])
+    return [samples.while_loop_rnn, pytest.param(with_keras_lstm, marks=slow)] + (
+        [pytest.param(samples.dynamic_rnn, marks=slow)] if samples.HAS_RNN_CELLS else [])
 
 
 @pytest.mark.parametrize('model_fn', rnn_models(), ids=lambda model_fn: model_fn.__name__)
-@pytest.mark.parametrize('resource, version', [(False, 'v1'), pytest.param(
-    True, 'v1', marks=pytest.mark.slow), pytest.param(True, 'v2', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('resource, version', [
+    (False, 'v1'), (True, 'v2'), pytest.param(True, 'v1', marks=slow)])
 def test_control_flow_of_either_kind_keeps_every_promise(model_fn, resource, version):
     """TF leaves TensorArrays and the stacks of loops without a device of their own."""
     with switched('resource_variables', resource), \
@@ -66,7 +67,8 @@ def test_a_batch_norm_model_with_regularization():
         with tf.Graph().as_default():
             # Variables are on no tower's device, so that nothing agrees by chance.
             built = towers.build_towers(model_fn, samples.vectors(6, 'float32'), momentum(),
-                                        ['/gpu:0', '/gpu:1'], variable_device='/gpu:3',
+                                        ['/gpu:0', '/gpu:1'],
+                                        variables=towers.VariablePlacement('/gpu:3'),
                                         update_ops=owner, check_devices=False)
             assert towers.audit(built).broken == []
 
@@ -197,7 +199,8 @@ def test_a_variable_off_its_device(device, where, kind_of_variables):
 def test_a_variable_off_every_device_of_a_balanced_placement():
     with tf.device('/cpu:3'):
         tf.get_variable('kernel', [6, 3], tf.float64)
-    built = towers.build_towers(linear, VECTORS, sgd(), 2, reuse=True, variable_device='balanced')
+    built = towers.build_towers(linear, VECTORS, sgd(), 2, reuse=True,
+                                variables=towers.VariablePlacement('balanced'))
     assert towers.audit(built).broken == ['variable kernel is on /cpu:3, not on /cpu:0 or /cpu:1']
 
 
@@ -294,7 +297,8 @@ def test_the_runtime_moved_the_towers_of_gpus_that_are_not_there():
 
 
 def test_the_runtime_moved_the_variables():
-    built = towers.build_towers(two_layers, VECTORS, sgd(), 2, variable_device='/cpu:7',
+    built = towers.build_towers(two_layers, VECTORS, sgd(), 2,
+                                variables=towers.VariablePlacement('/cpu:7'),
                                 check_devices=False)
     config = towers.session_config(2, soft_placement=True)
     broken = towers.audit(built, metadata_of_a_step(built, config)).broken
@@ -366,7 +370,7 @@ def reset(x, y):
     return linear(h, y)
 
 
-@pytest.mark.parametrize('copies', ['auto', 'reuse'])
+@pytest.mark.parametrize('copies', ['auto', pytest.param('reuse', marks=slow)])
 @pytest.mark.parametrize('model_fn, operation, where', [
     (on_cpu_0, 'Tanh', '/cpu:0'), (by_a_function, 'Tanh', '/cpu:0'),
     (recomputed, 'stays', '/cpu:0'), (in_a_loop, 'while/Tanh', '/cpu:0'),

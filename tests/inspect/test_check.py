@@ -14,6 +14,7 @@ from sample_models import keras, linear, two_layers
 from sample_models import kind_of_variables  # noqa: F401, a fixture
 
 VECTORS = samples.vectors(8)
+slow = pytest.mark.slow
 
 
 def adam():
@@ -22,7 +23,8 @@ def adam():
 
 # ---- good models --------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('name', sorted(samples.SAMPLES))
+@pytest.mark.parametrize('name', ['slim'] + [
+    pytest.param(name, marks=slow) for name in sorted(samples.SAMPLES) if name != 'slim'])
 def test_good_models_are_equal(name):
     sample = samples.SAMPLES[name]
     report = towers.check_towers(sample.model_fn, sample.data(5), adam, 2, steps=2,
@@ -52,8 +54,8 @@ def test_it_leaves_the_program_as_it_was(graph):
         assert towers.check_towers(linear, VECTORS, steps=1).equal
 
 
-@pytest.mark.parametrize('dtype, tolerance', [(tf.float16, 2e-2), (tf.bfloat16, 0.1)],
-                         ids=['float16', 'bfloat16'])
+@pytest.mark.parametrize('dtype, tolerance', [
+    pytest.param(tf.float16, 2e-2, marks=slow), (tf.bfloat16, 0.1)], ids=['float16', 'bfloat16'])
 def test_a_half_precision_model_is_allowed_its_rounding(dtype, tolerance):
     def model(of_batch):
         def model_fn(x, y):
@@ -107,7 +109,8 @@ def linear_layer(x):
     return tf.matmul(x, tf.get_variable('kernel', [6, 3], x.dtype))
 
 
-@pytest.mark.parametrize('model_fn', [with_batch_norm, with_keras_batch_norm])
+@pytest.mark.parametrize('model_fn', [
+    with_batch_norm, pytest.param(with_keras_batch_norm, marks=slow)])
 def test_batch_norm_agrees_on_equal_shards(model_fn):
     """The biases before slim's have the gradient zero, or what rounding leaves of it."""
     report = towers.check_towers(model_fn, samples.vectors(12, 'float32'), same_shards=True,
@@ -168,13 +171,15 @@ def clip(pairs):
     return list(zip(gradients, [variable for _, variable in pairs]))
 
 
-@pytest.mark.fast_only('scope|remainder0|var_list|regularization')
 @pytest.mark.parametrize('options', [
     dict(variable_scope='net'), dict(remainder='drop', num_towers=3),
-    dict(remainder='weight', num_towers=5), dict(transform_gradients=clip),
-    dict(var_list=lambda every: every[:1]), dict(update_ops='none'),
-    dict(variable_device='balanced'), dict(devices=['/cpu:2', '/cpu:0', '/cpu:1', '/cpu:3']),
-    dict(regularization='add', model_fn=samples.slim_layers), dict(model_fn=samples.slim_layers)],
+    dict(var_list=lambda every: every[:1]),
+    dict(regularization='add', model_fn=samples.slim_layers)] + [
+        pytest.param(options, marks=slow) for options in (
+            dict(remainder='weight', num_towers=5), dict(transform_gradients=clip),
+            dict(update_ops='none'), dict(variables=towers.VariablePlacement('balanced')),
+            dict(devices=['/cpu:2', '/cpu:0', '/cpu:1', '/cpu:3']),
+            dict(model_fn=samples.slim_layers))],
     ids=lambda options: ' '.join(sorted(options)))
 def test_options_hold_on_both_sides(options):
     options = dict(options)
@@ -227,17 +232,17 @@ def takes_a_norm_of_the_batch(x, y):
     return samples.mean_squared_error(linear_layer(x), y)
 
 
-@pytest.mark.fast_only('counts_calls|same_shards|random numbers|differs by shard|mixes')
 @pytest.mark.parametrize('make, cause', [
     (counts_calls, 'an unshared variable.*does not exist in the first tower'),
-    (makes_more_variables, 'an unshared variable.*tower 1 makes variable'),
     (lambda: with_batch_norm, 'batch norm: each tower.*same_shards=True'),
-    (lambda: with_keras_batch_norm, 'batch norm'),
     (lambda: with_dropout, r'random numbers in the model \(RandomUniform\), such as dropout'),
-    (lambda: that_sums, 'the loss sums over the batch.*mean over examples'),
-    (lambda: that_sums_with_decay, 'the loss sums over the batch'),
     (lambda: divides_by_the_positives, 'a loss divided by a count that differs by shard'),
-    (lambda: takes_a_norm_of_the_batch, 'mixes the examples of a batch')])
+    (lambda: takes_a_norm_of_the_batch, 'mixes the examples of a batch')] + [
+        pytest.param(*case, marks=slow) for case in [
+            (makes_more_variables, 'an unshared variable.*tower 1 makes variable'),
+            (lambda: with_keras_batch_norm, 'batch norm'),
+            (lambda: that_sums, 'the loss sums over the batch.*mean over examples'),
+            (lambda: that_sums_with_decay, 'the loss sums over the batch')]])
 def test_the_likely_cause_is_named(make, cause):
     dtype = 'float32' if 'batch norm' in cause else 'float64'
     report = towers.check_towers(make(), samples.vectors(8, dtype), steps=1, num_towers=4,
@@ -299,8 +304,8 @@ def scales_its_loss():
 
 
 @pytest.mark.parametrize('make_optimizer', [
-    decays, lambda: tf.train.GradientDescentOptimizer(tf.constant(0.1)),
-    scales_its_loss], ids=['decay', 'tensor', 'loss scale'])
+    pytest.param(decays, marks=slow), lambda: tf.train.GradientDescentOptimizer(tf.constant(0.1)),
+    pytest.param(scales_its_loss, marks=slow)], ids=['decay', 'tensor', 'loss scale'])
 def test_optimizers_that_own_tensors(make_optimizer):
     for reduction in ('mean', 'sum'):
         report = towers.check_towers(linear, samples.vectors(8, 'float32'), make_optimizer,
@@ -382,8 +387,8 @@ def batch_normalized(x):
 
 
 @pytest.mark.parametrize('options', [
-    dict(num_towers=2, accumulate=3),
-    dict(devices='/cpu:0+/cpu:1', micro_batches=3, stages='auto')])
+    dict(num_towers=2, accumulate=3), pytest.param(
+        dict(devices='/cpu:0+/cpu:1', micro_batches=3, stages='auto'), marks=slow)])
 def test_each_micro_batch_is_a_part_of_the_batch(options):
     """What `same_shards` repeats, `remainder='drop'` leaves out, and losses are added up over."""
     values = np.random.RandomState(0).rand(20, 3).astype(np.float32)

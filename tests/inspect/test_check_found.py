@@ -76,7 +76,8 @@ def test_averages_of_replicated_weights():
         with tf.variable_scope(tf.get_variable_scope(), use_resource=True):
             return averages_of_weights(x, y)
     ours = samples.check_against_one_device(model_fn, (X, Y), tolerance=1e-5,
-                                            variable_device='replicated', reduction='mean')
+                                            variables=towers.VariablePlacement('replicated'),
+                                            reduction='mean')
     assert 'w/ExponentialMovingAverage' in ours.variables
 
 
@@ -86,7 +87,8 @@ def test_gradients_of_all_variables_are_refused_with_copies():
         found = [each for each in tf.gradients(loss, tf.trainable_variables()) if each is not None]
         return loss + sum(.3 * tf.reduce_sum(each) for each in found)
     with pytest.raises(towers.SharedVariableError, match='takes gradients of the variables'):
-        towers.build_towers(model_fn, (X, Y), samples.sgd(), 2, variable_device='replicated')
+        towers.build_towers(model_fn, (X, Y), samples.sgd(), 2,
+                            variables=towers.VariablePlacement('replicated'))
     with tf.Graph().as_default():
         samples.check_against_one_device(model_fn, (X, Y), tolerance=1e-5, reduction='mean')
 
@@ -98,7 +100,7 @@ def test_a_loss_scale_with_reference_variables(graph):
         with tf.variable_scope('', use_resource=False):
             built = towers.build_towers(
                 lambda x, y: error(tf.matmul(x, kernel()), y), (X, Y), samples.momentum(), 2,
-                loss_scale=towers.LossScale(8.))
+                numerics=towers.Numerics(loss_scale=towers.LossScale(8.)))
         assert tf.control_flow_v2_enabled()
         assert built.variables[0].op.type == 'VariableV2'
         losses = samples.run(built, built.loss), samples.run(built, [built.train_op, built.loss])
@@ -148,7 +150,9 @@ def test_an_initial_value_of_the_whole_batch_is():
 
 
 @pytest.mark.parametrize('options, names', [
-    ({}, ['g']), (dict(copies='reuse'), ['g']), (dict(variable_device='replicated'), ['g']),
+    ({}, ['g']), pytest.param(dict(copies='reuse'), ['g'], marks=pytest.mark.slow),
+    pytest.param(dict(variables=towers.VariablePlacement('replicated')), ['g'],
+        marks=pytest.mark.slow),
     (dict(devices=1), []), (dict(devices=1, accumulate=2), ['g'])])
 def test_the_plan_names_such_an_initial_value(options, names):
     options.setdefault('devices', 2)

@@ -32,8 +32,8 @@ def test_machines_are_one_device(kind, shares, num_towers, reduction):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind, options', [('ring', {'variable_device': 'replicated'}), ('ps', {})])
-def test_weights_of_half_precision(kind, options):
+@pytest.mark.parametrize('kind, device', [('ring', 'replicated'), ('ps', None)])
+def test_weights_of_half_precision(kind, device):
     """TensorFlow's accumulators take no bfloat16, its broadcast on 1.15 no float16 either."""
     def model_fn(numbers):
         product = sum(tf.cast(tf.get_variable(dtype.name, [3], dtype, tf.ones_initializer()),
@@ -41,11 +41,11 @@ def test_weights_of_half_precision(kind, options):
         return tf.reduce_mean(tf.square(tf.reduce_sum(numbers * product, 1)))
     numbers = np.random.RandomState(5).randn(8, 3)
     report = towers.check_towers(model_fn, numbers, momentum, steps=2, cluster=kind, shares=(1, 3),
-                                 **options)
+                                 variables=towers.VariablePlacement(device))
     assert report.equal and report.tolerance == 0.1, str(report)
 
 
-@pytest.mark.fast_only('ring')
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['ring', 'ps'])
 def test_a_gradient_of_half_precision_times_its_examples_is_too_large(kind):
     """20,000 from 2 and from 6 examples; 6 times that is infinite in float16."""
@@ -169,7 +169,7 @@ def test_weights_that_differ_from_worker_to_worker_are_said_to():
     assert 'NaN' not in str(report)
 
 
-@pytest.mark.parametrize('cluster', ['ring', None])
+@pytest.mark.parametrize('cluster', ['ring', pytest.param(None, marks=pytest.mark.slow)])
 def test_what_the_forward_pass_writes_is_written_once_a_step(cluster):
     """A moving mean that the model writes itself, as batch norm does without UPDATE_OPS."""
     def model_fn(numbers):

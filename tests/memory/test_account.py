@@ -45,7 +45,7 @@ def test_kinds_by_hand():
         tensor.bytes for tensor in memory.tensors)
 
 
-@pytest.mark.parametrize('num_towers', [1, 2])
+@pytest.mark.parametrize('num_towers', [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_what_the_allocator_hands_out_beyond_is_counted_once(num_towers):
     found = account(build(num_towers), best_fit=True)
     beyond = found.together.kinds['allocator']

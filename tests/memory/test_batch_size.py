@@ -61,8 +61,8 @@ def test_what_is_as_long_as_a_shard_by_chance_is_not_scaled():
     assert [sizes(op.outputs[1]) for op in splits] == [20 * 5 * 16, 20]
 
 
-@pytest.mark.parametrize('model', [conv_net, recurrent])
-@pytest.mark.parametrize('num_towers', [1, 2])
+@pytest.mark.parametrize('num_towers, model', [
+    (2, conv_net), pytest.param(1, recurrent, marks=pytest.mark.slow)])
 def test_a_known_batch_is_scaled_to_what_another_build_has(model, num_towers):
     expected = account(model, 96, None, num_towers=num_towers)
     scaled = account(model, 24, 96, num_towers=num_towers)
@@ -74,7 +74,8 @@ def test_a_known_batch_is_scaled_to_what_another_build_has(model, num_towers):
         model, 24, None, num_towers=num_towers).together.kinds['activations']
 
 
-@pytest.mark.parametrize('model', [conv_net, recurrent])
+@pytest.mark.parametrize('model', [
+    recurrent, pytest.param(conv_net, marks=pytest.mark.slow)])
 def test_an_unknown_batch_is_inferred(model):
     expected = account(model, 96, None)
     inferred = account(model, None, 96, known=False)
@@ -123,7 +124,7 @@ def test_examples_of_each_tower_by_remainder():
         sizes(4, 'error', devices=1)
 
 
-@pytest.mark.parametrize('shape', [None, [None, None], [None, 64]])
+@pytest.mark.parametrize('shape', [None, pytest.param([None, 64], marks=pytest.mark.slow)])
 def test_a_sparse_batch_of_any_shape(shape):
     """The length of the shape of a sparse tensor is no number of examples."""
     def model(batch):

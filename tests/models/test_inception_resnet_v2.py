@@ -189,6 +189,7 @@ def test_output_stride_8_has_the_same_weights_and_dilates_block17(graph, monkeyp
     assert all('/block17_' in op.name for op in dilated)
 
 
+@pytest.mark.slow
 def test_output_stride_8_aligned(monkeypatch):
     fewer_blocks(monkeypatch, 1)
     net, _ = module.inception_resnet_v2_base(
@@ -211,6 +212,7 @@ def test_no_classes_gives_the_pooled_activations(monkeypatch):
         before = variables()
 
 
+@pytest.mark.slow
 def test_unknown_batch_height_and_width(monkeypatch):
     fewer_blocks(monkeypatch, 1)
     logits, end_points = module.inception_resnet_v2(
@@ -303,8 +305,9 @@ def test_bad_arguments_of_the_base(graph, arguments, text):
 # ---- blocks -------------------------------------------------------------------------------------
 
 
-@pytest.mark.fast_only('block8')
-@pytest.mark.parametrize('name', sorted(BLOCKS))
+@pytest.mark.parametrize('name', [
+    'block8', pytest.param('block17', marks=pytest.mark.slow),
+    pytest.param('block35', marks=pytest.mark.slow)])
 def test_block_of_scale_0_is_its_activation(name):
     block, _ = BLOCKS[name]
     value = np.random.RandomState(0).randn(2, 3, 3, 16).astype(np.float32)

@@ -72,8 +72,8 @@ def test_builds_at_its_default_size(name, monkeypatch):
     assert tf.losses.get_regularization_losses()
 
 
-@pytest.mark.fast_only('digits|alexnet')
-@pytest.mark.parametrize('name', ['digits', 'alexnet_v2', 'overfeat', 'vgg_a', 'resnet_v2_50'])
+@pytest.mark.parametrize('name', ['digits'] + [
+    pytest.param(name, marks=pytest.mark.slow) for name in ('alexnet_v2', 'vgg_a', 'resnet_v2_50')])
 def test_every_tower_has_the_same_variables_and_end_points(name, monkeypatch):
     fewer_blocks(monkeypatch, 1)
     network = registry.get_network(name)
@@ -124,10 +124,9 @@ def test_image_size_out_of_range(graph, name):
         assert len(graph.get_operations()) == made
 
 
-@pytest.mark.fast_only('digits|alexnet')
-@pytest.mark.parametrize('name', ['digits', 'alexnet_v2', 'overfeat', 'vgg_a'] + [
+@pytest.mark.parametrize('name', ['digits'] + [
     pytest.param(name, marks=[pytest.mark.slow, pytest.mark.version_independent])
-    for name in ('vgg_16', 'vgg_19')])
+    for name in ('alexnet_v2', 'overfeat', 'vgg_a', 'vgg_16', 'vgg_19')])
 def test_image_sizes_are_the_true_limits(name):
     """What `build` takes works, and slim's function fails just outside."""
     network = registry.get_network(name)
@@ -157,6 +156,7 @@ def test_image_sizes_of_slims_inceptions(name):
             assert ('AuxLogits' in end_points) == (name == 'inception_v3' and not options)
 
 
+@pytest.mark.slow
 def test_any_size_where_there_is_no_limit(monkeypatch):
     fewer_blocks(monkeypatch, 1)
     network = registry.get_network('resnet_v2_50')

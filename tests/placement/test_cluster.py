@@ -58,7 +58,7 @@ def test_a_configuration_that_names_no_cluster(monkeypatch, text):
 
 @pytest.mark.parametrize('arguments', [
     {'devices': '/job:worker/task:0/cpu:0,/cpu:1'},
-    {'devices': 2, 'variable_device': '/job:ps/task:0/cpu:0'}])
+    {'devices': 2, 'variables': towers.VariablePlacement('/job:ps/task:0/cpu:0')}])
 def test_towers_are_not_built_for_it(arguments, graph):
     batch = samples.vectors(4)
     before = [op.name for op in graph.get_operations()]

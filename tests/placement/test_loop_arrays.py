@@ -23,9 +23,10 @@ def mapped(x):
 
 
 @pytest.mark.parametrize('options', [
-    dict(devices='/cpu:0+/cpu:1'), dict(devices='/cpu:0+/cpu:1', micro_batches=3),
-    dict(devices='/cpu:0+/cpu:1,/cpu:2+/cpu:3', copies='reuse'),
-    dict(devices='/cpu:0+/cpu:1,/cpu:2+/cpu:3', copies='clone', micro_batches=3), dict(devices=2)],
+    dict(devices='/cpu:0+/cpu:1'), dict(devices=2)] + [
+        pytest.param(options, marks=pytest.mark.slow) for options in (
+            dict(devices='/cpu:0+/cpu:1,/cpu:2+/cpu:3', copies='reuse'),
+            dict(devices='/cpu:0+/cpu:1,/cpu:2+/cpu:3', copies='clone', micro_batches=3))],
                          ids=lambda options: '-'.join(map(str, options.values())))
 def test_the_array_is_with_the_loop_that_reads_it(options):
     with switched('control_flow_v2', False):
@@ -56,10 +57,8 @@ def time_major(x):
     return tf.reduce_mean(tf.square(net[-1] - 1))
 
 
-@pytest.mark.fast_only('^(?!clone-2$)')
-@pytest.mark.fast_only('clone-2')
-@pytest.mark.parametrize('micro_batches', [1, 2])
-@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+@pytest.mark.slow
+@pytest.mark.parametrize('copies, micro_batches', [('clone', 2), ('reuse', 1)])
 def test_loops_over_time_a_layer_a_stage(copies, micro_batches):
     with switched('control_flow_v2', False):
         report = towers.check_towers(
@@ -68,8 +67,8 @@ def test_loops_over_time_a_layer_a_stage(copies, micro_batches):
     assert report.equal, report
 
 
-@pytest.mark.fast_only('one_forward')
-@pytest.mark.parametrize('schedule', ['one_forward_one_backward', 'all_forward'])
+@pytest.mark.parametrize('schedule', [
+    'one_forward_one_backward', pytest.param('all_forward', marks=pytest.mark.slow)])
 def test_a_loop_of_more_turns_than_run_at_once_does_not_wait_for_its_gradient(schedule):
     """A turn waits for the pushes of the tenth or 32nd one before it, onto the gradient's stacks."""
     with switched('control_flow_v2', False):

@@ -70,13 +70,15 @@ def gradients(model_fn, arrays, devices, **options):
             return found
 
 
-@pytest.mark.fast_only('in_a_branch.*clone|nested.*balanced|(rnn|own).*reuse')
-@pytest.mark.parametrize('options', [
-    dict(copies='clone'), dict(copies='reuse'), dict(variable_device='balanced')],
-                         ids=lambda options: '-'.join(options.values()))
-@pytest.mark.parametrize('model_fn, make', [
-    (samples.while_loop_rnn, samples.sequences), (nested, samples.vectors),
-    (in_a_branch, samples.vectors), (of_its_own_gradients, samples.vectors)], ids=lambda given: given.__name__)
+@pytest.mark.parametrize('model_fn, make, options', [
+    (nested, samples.vectors, dict(variables=towers.VariablePlacement('balanced'))),
+    (in_a_branch, samples.vectors, dict(copies='clone'))] + [
+        pytest.param(*case, marks=pytest.mark.slow) for case in [
+            (samples.while_loop_rnn, samples.sequences, dict(copies='clone')),
+            (samples.while_loop_rnn, samples.sequences, dict(copies='reuse')),
+            (of_its_own_gradients, samples.vectors, dict(copies='reuse')),
+            (of_its_own_gradients, samples.vectors,
+                dict(variables=towers.VariablePlacement('balanced')))]])
 def test_as_on_one_device(model_fn, make, options):
     if model_fn is in_a_branch and tf.version.VERSION < '2':
         pytest.skip('TF 1.15 has no gradient of a variable that is read in a branch in a loop')
@@ -105,5 +107,6 @@ def test_a_loop_of_one_stage_whose_weights_are_on_the_stages():
     with switched('control_flow_v2', False):
         report = towers.check_towers(
             model_fn, (random.randn(8, 3), random.randn(8)), stages='auto',
-            variable_device='stage', devices=[['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']])
+            variables=towers.VariablePlacement('stage'),
+            devices=[['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']])
     assert report.equal, report

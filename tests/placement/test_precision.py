@@ -65,7 +65,8 @@ def test_bfloat16_on_cpus():
 def test_where_there_is_no_rewrite(name, devices, text):
     for call in (lambda: use_precision(tf.ConfigProto(), name, devices),
                  lambda: try_precision(name, devices),
-                 lambda: build(devices, precision=name, check_devices=False)):
+                 lambda: build(devices, numerics=towers.Numerics(precision=name),
+                               check_devices=False)):
         with pytest.raises(PrecisionError) as caught:
             call()
         assert str(caught.value) == 'precision=%r: TensorFlow %s has no rewrite to it %s' % (
@@ -76,7 +77,7 @@ def test_where_there_is_no_rewrite(name, devices, text):
 @pytest.mark.skipif(HAS_BF16, reason='of a TensorFlow without')
 def test_an_old_version_has_no_bfloat16():
     with pytest.raises(PrecisionError) as caught:
-        build(precision='bf16')
+        build(numerics=towers.Numerics(precision='bf16'))
     assert str(caught.value) == (
         "precision='bf16': TensorFlow %s has no rewrite to it on CPUs. Use float32, or TensorFlow "
         '2.15 or later.' % tf.version.VERSION)
@@ -90,7 +91,7 @@ def test_devices_of_two_kinds():
 
 def test_another_precision():
     for call in (lambda: use_precision(tf.ConfigProto(), 'fp8', CPUS),
-                 lambda: build(precision='fp8')):
+                 lambda: build(numerics=towers.Numerics(precision='fp8'))):
         with pytest.raises(InvalidArgumentError) as caught:
             call()
         assert str(caught.value) == (
@@ -100,7 +101,7 @@ def test_another_precision():
 # ---- what the towers make of it ------------------------------------------------------------------
 
 def test_float16_scales_the_loss_and_says_that_it_was_not_tried_out():
-    built = build(GPUS, precision='fp16', check_devices=False)
+    built = build(GPUS, numerics=towers.Numerics(precision='fp16'), check_devices=False)
     assert built.precision == 'fp16' and built.scaled_losses.rule == towers.LossScale()
     assert ("\n  precision        fp16 by TensorFlow's rewrite auto_mixed_precision, not tried "
             'out\n') in str(built.plan)
@@ -109,7 +110,7 @@ def test_float16_scales_the_loss_and_says_that_it_was_not_tried_out():
 
 @needs_bf16
 def test_bfloat16_scales_nothing():
-    built = build(CPUS, precision='bf16', check_devices=False)
+    built = build(CPUS, numerics=towers.Numerics(precision='bf16'), check_devices=False)
     assert built.precision == 'bf16' and built.scaled_losses is None
     assert ('\n  precision        bf16 by TensorFlow\'s rewrite '
             'auto_mixed_precision_onednn_bfloat16, not tried out\n') in str(built.plan)
@@ -178,7 +179,7 @@ def audit_of_a_step(built, config):
 
 @needs_bf16
 def test_a_session_that_does_not_rewrite_breaks_the_promise():
-    built = build(CPUS, precision='bf16', check_devices=False)
+    built = build(CPUS, numerics=towers.Numerics(precision='bf16'), check_devices=False)
     with pytest.raises(AuditError) as caught:
         audit_of_a_step(built, towers.session_config(built.devices)).raise_if_broken()
     assert ("no operation ran in bf16: was the session made with use_precision(config, 'bf16', "
@@ -198,7 +199,7 @@ from towers.placement import precision
 precision._cpu_has = lambda flags: False
 result = {}
 try:
-    built = t.build(precision='bf16')
+    built = t.build(numerics=towers.Numerics('bf16'))
     result['plan'] = built.plan.precision
     config = towers.use_precision(towers.session_config(2), 'bf16', built.devices)
     result['audit'] = t.audit_of_a_step(built, config).raise_if_broken().notes

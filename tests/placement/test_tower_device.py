@@ -71,7 +71,7 @@ def loop_that_reads(x):
         lambda turn, _: turn < 3, lambda turn, y: (turn + 1, y * factor.read_value()), [0, x])[1])
 
 
-@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+@pytest.mark.parametrize('copies', ['clone', pytest.param('reuse', marks=pytest.mark.slow)])
 def test_a_read_in_a_loop_is_with_its_variable_and_does_not_wait_for_ever(graph, copies):
     with switched('control_flow_v2', False):
         built = towers.build_towers(
@@ -103,7 +103,7 @@ def test_rows_of_gathered_rows_of_a_resource_variable(devices):
         return tf.reduce_mean(tf.gather(tf.gather(table, words), places))
     built = towers.build_towers(model, tf.constant(np.arange(8) % 3),
                                 tf.train.GradientDescentOptimizer(1.), devices, 'mean',
-                                variable_device='/cpu:0')
+                                variables=towers.VariablePlacement('/cpu:0'))
     assert not towers.audit(built).broken
     with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run(tf.global_variables_initializer())

@@ -1,17 +1,20 @@
 """towers.placement: the device of every variable, reference and resource, under each policy."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import build_towers, session_config
+from towers import VariablePlacement, build_towers, session_config
 from towers.errors import DeviceError, InvalidArgumentError
 from towers.placement.variable_device import Placement, only_device
 
 CPUS = ('/device:CPU:0', '/device:CPU:1', '/device:CPU:2')
 
 
-@pytest.fixture(params=[False, True], ids=['VariableV2', 'VarHandleOp'])
+@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.slow)],
+                ids=['VarHandleOp', 'VariableV2'])
 def resource(request, graph):
     tf.get_variable_scope().set_use_resource(request.param)
     return request.param
@@ -50,7 +53,7 @@ def one_of_each_kind():
     (['/cpu:0', '/cpu:1'], 'cpu:1', '/device:CPU:1'),
     (['/cpu:1'], '/job:ps/task:0/cpu:0', '/job:ps/task:0/device:CPU:0')])
 def test_one_device_for_all(resource, devices, variable_device, expected):
-    built = build(one_of_each_kind, devices, variable_device=variable_device)
+    built = build(one_of_each_kind, devices, variables=VariablePlacement(variable_device))
     assert built.placement.main == expected and not built.placement.balanced
     assert built.placement.devices() == (expected,)
     for variable in built.variables + built.slots:
@@ -87,7 +90,7 @@ def test_balanced_takes_the_device_with_the_fewest_bytes(resource):
                 tf.Variable(lambda: tf.zeros([3, 3]), name='f'),                  # 30: cpu:2
                 tf.get_variable('g', initializer=np.zeros([2], np.float32)),      # 40: cpu:0
                 tf.get_variable('h', [1])]                                        # 48: cpu:0
-    built = build(make, 3, variable_device='balanced')
+    built = build(make, 3, variables=VariablePlacement('balanced'))
     places = {name: int(device[-1]) for name, device in devices_of_variables().items()
               if '/' not in name}
     assert places == {'a': 0, 'b': 1, 'c': 2, 'd': 2, 'e': 2, 'f': 2, 'g': 0, 'h': 0}
@@ -101,7 +104,7 @@ def test_balanced_places_each_piece_of_a_partitioned_variable(resource):
     def make():
         whole = tf.get_variable('whole', [5, 2], partitioner=tf.fixed_size_partitioner(3))
         return [tf.convert_to_tensor(whole), tf.get_variable('rest', [2])]
-    built = build(make, 2, variable_device='balanced')
+    built = build(make, 2, variables=VariablePlacement('balanced'))
     # Pieces of 2, 2 and 1 rows: 16, 16 and 8 bytes; then rest, 8 bytes, where there are 16.
     assert [(v.op.name, v.device[-1]) for v in built.variables] == [
         ('whole/part_0', '0'), ('whole/part_1', '1'), ('whole/part_2', '0'), ('rest', '1')]
@@ -117,7 +120,7 @@ def test_balanced_with_an_initial_value_computed_from_the_graph(resource):
             calls.append(None)
             return outside * 2.
         return [tf.Variable(initial_value, name='v'), tf.get_variable('w', [1])]
-    built = build(make, 2, variable_device='balanced', copies='reuse')
+    built = build(make, 2, variables=VariablePlacement('balanced'), copies='reuse')
     assert built.placement.bytes_on == {'/device:CPU:0': 12, '/device:CPU:1': 4}
     assert len(calls) == 2  # once a tower: nothing is computed just to learn its size
     with tf.Session(config=session_config(2)) as session:
@@ -131,14 +134,14 @@ def test_balanced_counts_a_colocated_variable_where_it_is(resource):
         with tf.colocate_with(first.op):
             beside = tf.get_variable('beside', [100])
         return [first, second, beside, tf.get_variable('last', [1])]
-    built = build(make, 2, variable_device='balanced')
+    built = build(make, 2, variables=VariablePlacement('balanced'))
     assert [v.device[-1] for v in built.variables] == ['0', '1', '0', '1']
     assert built.placement.bytes_on == {'/device:CPU:0': 404, '/device:CPU:1': 8}
 
 
 def test_balanced_over_gpus_is_described(resource):
     built = build(lambda: [tf.get_variable('a', [250000]), tf.get_variable('b', [125000])],
-                  ['/gpu:0', '/gpu:2'], variable_device='balanced')
+                  ['/gpu:0', '/gpu:2'], variables=VariablePlacement('balanced'))
     assert built.placement.describe() == 'balanced over /gpu:0 (1.0 MB), /gpu:2 (0.5 MB)'
     assert built.placement.main == '/device:CPU:0'  # for what belongs to no single variable
     assert built.loss.device == '/device:CPU:0'
@@ -151,7 +154,7 @@ def test_balanced_trains_the_same_numbers():
         'w', [], initializer=tf.ones_initializer()) * tf.get_variable(
             'u', [], initializer=tf.ones_initializer())),
                          np.float32([1., 3.]), tf.train.GradientDescentOptimizer(0.1), 2,
-                         variable_device='balanced')
+                         variables=VariablePlacement('balanced'))
     with tf.Session(config=session_config(2)) as session:
         session.run(tf.global_variables_initializer())
         session.run(built.train_op)
@@ -162,7 +165,7 @@ def test_balanced_trains_the_same_numbers():
 def test_a_device_function_that_knows_parameter_servers(resource):
     setter = tf.train.replica_device_setter(ps_tasks=2)
     built = build(lambda: [tf.get_variable(name, [1]) for name in 'abc'], 2,
-                  variable_device=setter)
+                  variables=VariablePlacement(setter))
     assert [v.device for v in built.variables] == [
         '/job:ps/task:0', '/job:ps/task:1', '/job:ps/task:0']
     assert built.placement.describe() == 'placed by a device function'
@@ -178,7 +181,7 @@ def test_a_device_function_sees_each_kind_of_variable(resource):
     def by_type(op):
         seen.add(op.type)
         return '/cpu:1' if op.type in ('VariableV2', 'VarHandleOp') else '/cpu:0'
-    build(one_of_each_kind, 2, variable_device=by_type)
+    build(one_of_each_kind, 2, variables=VariablePlacement(by_type))
     assert ('VarHandleOp' if resource else 'VariableV2') in seen
     assert set(devices_of_variables().values()) == {'/cpu:1'}  # as the function spells it
 
@@ -186,8 +189,8 @@ def test_a_device_function_sees_each_kind_of_variable(resource):
 @pytest.mark.parametrize('value', [3, ['/cpu:0'], 1.5, b'/cpu:0', True])
 def test_no_type_for_a_variable_device(value):
     with pytest.raises(InvalidArgumentError) as caught:
-        Placement(value, CPUS)
-    assert str(caught.value) == ("variable_device=%r: expected None, a device name, 'balanced', "
+        VariablePlacement(value)
+    assert str(caught.value) == ("device=%r: expected None, a device name, 'balanced', "
                                  "'replicated', 'stage', or a device function, from an operation "
                                  'to a device.' % (value,))
 
@@ -195,28 +198,33 @@ def test_no_type_for_a_variable_device(value):
 @pytest.mark.parametrize('given', [0, None, 'nonsense', '/cpu:0/cpu:1', b'/cpu:0', ['/cpu:0']])
 def test_a_device_function_that_gives_no_device(given):
     with pytest.raises(DeviceError) as caught:
-        build(one_of_each_kind, 2, variable_device=lambda op: given)
+        build(one_of_each_kind, 2, variables=VariablePlacement(lambda op: given))
     assert ' gave %r for ' % (given,) in str(caught.value)
     assert str(caught.value).endswith(": expected the name of a device, '/cpu:0' say.")
 
 
 def test_a_device_function_may_give_a_spec():
-    build(one_of_each_kind, 2, variable_device=lambda op: tf.DeviceSpec(
-        device_type='CPU', device_index=1))
+    build(one_of_each_kind, 2, variables=VariablePlacement(lambda op: tf.DeviceSpec(
+        device_type='CPU', device_index=1)))
     assert set(devices_of_variables().values()) == {'/device:CPU:1'}
 
 
 @pytest.mark.parametrize('value', ['', 'Balanced', '/cpu', 'ps'])
 def test_no_name_of_a_device(value):
     with pytest.raises(DeviceError, match='is not the name of one device'):
-        Placement(value, CPUS)
+        VariablePlacement(value)
 
 
-def test_bad_values_come_before_any_operation(graph):
-    for value in (3, '/cpu'):
-        with pytest.raises(ValueError):
-            build(one_of_each_kind, 2, variable_device=value)
-    assert not graph.get_operations()
+@pytest.mark.parametrize('device, all_reduce, text', [
+    (None, 'copy', "all_reduce='copy' goes with device='replicated', and that is None: with one "
+     'set of variables there is no all-reduce.'),
+    ('/cpu:0', 'nccl', "all_reduce='nccl' goes with device='replicated', and that is '/cpu:0'"),
+    (lambda op: '/cpu:0', 'collective', "all_reduce='collective' goes with"),
+    ('replicated', 'ring', "all_reduce='ring': expected one of 'copy', 'collective', 'nccl'."),
+    ('replicated', 3, "all_reduce=3: expected one of 'copy', 'collective', 'nccl'.")])
+def test_an_all_reduce_goes_with_replicas(device, all_reduce, text):
+    with pytest.raises(InvalidArgumentError, match='^' + re.escape(text)):
+        VariablePlacement(device, all_reduce)
 
 
 def test_descriptions():
@@ -257,11 +265,12 @@ def test_a_variable_device_that_the_session_will_not_have(graph, device, num_tow
     def build(**options):
         return build_towers(
             lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), np.ones([4], np.float32),
-            tf.train.GradientDescentOptimizer(1.), num_towers, variable_device=device, **options)
+            tf.train.GradientDescentOptimizer(1.), num_towers, variables=VariablePlacement(device),
+            **options)
     with pytest.raises(DeviceError) as caught:
         build()
     assert str(caught.value) == (
-        'variable_device=%r: the session of these towers has %s. Name one of them; or pass '
+        'VariablePlacement(%r): the session of these towers has %s. Name one of them; or pass '
         "check_devices=False and a config with device_count={'CPU': %d}." % (
             device, there, int(device[-1]) + 1))
     assert not graph.get_operations()
@@ -274,7 +283,7 @@ def test_a_device_function_that_names_a_device_that_is_not_there():
     for device, said in (('/cpu:7', '/cpu:7'), ('/gpu:3', '/gpu:3 does not exist')):
         with tf.Graph().as_default(), pytest.raises(DeviceError, match=said):
             build_towers(model, np.ones([4], np.float32), tf.train.AdamOptimizer(), 2,
-                         variable_device=lambda op, device=device: device)
+                         variables=VariablePlacement(lambda op, device=device: device))
     built = build_towers(model, np.ones([4], np.float32), tf.train.AdamOptimizer(), 2,
-                         variable_device=lambda op: '/cpu:7', check_devices=False)
+                         variables=VariablePlacement(lambda op: '/cpu:7'), check_devices=False)
     assert {v.device for v in built.variables} == {'/cpu:7'}

@@ -39,7 +39,7 @@ def run(built, fetches, metadata=None, steps=1):
 
 
 def test_each_tower_has_clusters_of_its_own_with_both_passes():
-    built, metadata = build(xla=True), tf.RunMetadata()
+    built, metadata = build(numerics=towers.Numerics(xla=True)), tf.RunMetadata()
     run(built, built.train_op, metadata)
     assert set(clusters(metadata)) == BOTH
     compiled = {op.name: op.type for op in tf.get_default_graph().get_operations()
@@ -67,7 +67,8 @@ def test_without_it_nothing_is_compiled():
     for name in sorted(set(SAMPLES) - {'while_loop'})])
 def test_the_numbers_are_those_of_one_device(name):
     sample = SAMPLES[name]
-    ours = on_towers(sample.model_fn, sample.data(8), momentum, 2, steps=4, xla=True,
+    ours = on_towers(sample.model_fn, sample.data(8), momentum, 2, steps=4,
+                     numerics=towers.Numerics(xla=True),
                      reduction='mean', regularization='add')
     plain = one_device(sample.model_fn, sample.data(8), momentum, ours.initial, steps=4,
                        penalty=l2_of_kernels if sample.decays else None)
@@ -82,14 +83,14 @@ def test_initial_values_and_random_numbers_are_as_without():
     results = []
     for xla in (False, True):
         with tf.Graph().as_default():
-            built = build(model_fn=model_fn, xla=xla)
+            built = build(model_fn=model_fn, numerics=towers.Numerics(xla=xla))
             results.append(run(built, [built.predictions] + built.variables))
     for one, other in zip(*results):
         assert one.tobytes() == other.tobytes()
 
 
 def test_the_plan_and_the_audit_say_it():
-    built, metadata = build(xla=True), tf.RunMetadata()
+    built, metadata = build(numerics=towers.Numerics(xla=True)), tf.RunMetadata()
     assert ("XLA compiles each tower's forward and backward pass, but for random operations; on "
             'CPUs that was slower in every model measured' in ' '.join(str(built.plan).split()))
     assert describe(['/device:GPU:0', '/device:GPU:1']) == (
@@ -113,7 +114,7 @@ def test_a_promise_that_the_runtime_does_not_keep():
 def test_a_loop_that_cannot_be_differentiated_says_what_to_do():
     sample = SAMPLES['while_loop']
     with pytest.raises(InvalidArgumentError) as caught:
-        on_towers(sample.model_fn, sample.data(4), momentum, 2, xla=True)
+        on_towers(sample.model_fn, sample.data(4), momentum, 2, numerics=towers.Numerics(xla=True))
     assert str(caught.value).startswith('xla=True: the model has a tf.while_loop without '
                                         'maximum_iterations, ')
     assert str(caught.value).endswith('Pass maximum_iterations, or leave xla out.')
@@ -123,7 +124,7 @@ def test_an_error_of_the_model_stays_what_it_is():
     def model_fn(x):
         raise ValueError('my own')
     with pytest.raises(ValueError) as caught:
-        build(model_fn=model_fn, xla=True)
+        build(model_fn=model_fn, numerics=towers.Numerics(xla=True))
     assert str(caught.value) == 'my own'
 
 

@@ -16,6 +16,7 @@ from towers.recompute import segments
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 X = np.random.RandomState(0).rand(8, 6, 6, 3).astype(np.float32)
+slow = pytest.mark.slow
 
 
 def variable(name, shape, **options):
@@ -94,12 +95,12 @@ def towers_pairs(built):
     return built.gradients.items() if isinstance(built.gradients, dict) else [('', built.gradients)]
 
 
-@pytest.mark.fast_only('recompute')
-@pytest.mark.parametrize('options', [
-    dict(recompute=['block1', 'block3/', 'block2/add']), dict(resource=True), dict(devices=2),
-    dict(accumulate=2)] + [pytest.param(options, marks=pytest.mark.slow) for options in (
-        {}, dict(devices=2, copies='reuse'), dict(devices=2, variable_device='replicated'),
-        dict(check_numerics=True), dict(loss_scale=towers.LossScale(initial=8.)))],
+@pytest.mark.parametrize('options', [dict(recompute=['block1', 'block3/', 'block2/add'])] + [
+    pytest.param(options, marks=slow) for options in (
+        dict(resource=True), dict(devices=2), dict(accumulate=2), dict(devices=2, copies='reuse'),
+        dict(devices=2, variables=towers.VariablePlacement('replicated')),
+            dict(numerics=towers.Numerics(check_numerics=True)),
+        dict(numerics=towers.Numerics(loss_scale=towers.LossScale(initial=8.))))],
                          ids=lambda options: '-'.join(options) or 'plain')
 def test_the_numbers_are_the_same_to_the_last_bit(options):
     options = dict(options)
@@ -136,7 +137,9 @@ def check_deep(built):
     step = step_operations([built.train_op])
     again = [op for op in step if '/recompute/' in op.name]
     of_types = {op.type for op in again}
-    assert {'Conv2D', 'Relu'} <= of_types
+    assert {'Conv2D', 'Relu', 'FusedBatchNormV3'} <= of_types
+    # Masks of dropout are a quarter of the numbers that they are made of: they are kept.
+    assert 'GreaterEqual' not in of_types
     # Nothing that draws, writes or reads is run twice.
     assert not [op for op in again if op.op_def.is_stateful]
     for tower in built.towers:
@@ -156,18 +159,9 @@ def check_deep(built):
     assert all(tower.loss.op.name not in after for tower in built.towers)
 
 
-@pytest.mark.fast_only('clone')
-@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+@pytest.mark.parametrize('copies', ['clone', pytest.param('reuse', marks=slow)])
 def test_what_is_run_again_and_when(copies):
     numbers(deep, 'auto', devices=2, copies=copies, check=check_deep, steps=1)
-
-
-def test_masks_of_dropout_are_kept():
-    """They are a quarter of the numbers that they are made of, which cannot be drawn again."""
-    def check(built):
-        again = {op.type for op in step_operations([built.train_op]) if '/recompute/' in op.name}
-        assert 'FusedBatchNormV3' in again and 'GreaterEqual' not in again
-    numbers(deep, 'auto', check=check, steps=1)
 
 
 def block_model(images):
@@ -204,7 +198,8 @@ def test_a_block_that_the_model_marks():
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize('resource', [False, True], ids=['reference', 'resource'])
+@pytest.mark.parametrize('resource', [False, pytest.param(True, marks=slow)],
+                         ids=['reference', 'resource'])
 def test_a_reference_variable_is_written_after_it_is_read_again(resource):
     """`one` is read again for the gradient of `other`, which that of `one` does not depend on."""
     def model(images):
@@ -315,7 +310,7 @@ def test_each_of_several_losses_computes_again_for_itself():
     (dict(recompute=['blok3']), "such as 'block3'"),
     (dict(recompute=['nowhere']), "has 'nowhere', and the model has no operation or scope of this"),
     (dict(recompute='auto', optimizer=None), 'without a backward pass nothing is kept'),
-    (dict(recompute='auto', xla=True), 'XLA decides by itself')])
+    (dict(recompute='auto', numerics=towers.Numerics(xla=True)), 'XLA decides by itself')])
 def test_errors(options, text):
     options = dict(dict(optimizer=tf.train.GradientDescentOptimizer(.1)), **options)
     with tf.Graph().as_default(), pytest.raises(towers.InvalidArgumentError) as error:
@@ -375,7 +370,8 @@ def test_a_cut_is_in_the_second_half_of_its_segment():
     assert line.cuts_at(12) == ([3], 9 + 16)
 
 
-@pytest.mark.parametrize('resource, trainable', [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize('resource, trainable', [
+    (True, False), (False, False), pytest.param(False, True, marks=slow)])
 def test_a_block_that_writes_what_it_reads(resource, trainable):
     """Spectral norm: the memory that was read holds something else when the block is run again."""
     def model(images, recompute=towers.recompute):
@@ -414,7 +410,8 @@ def test_a_gradient_that_comes_into_a_block_and_is_a_variables_own():
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize('gate', [tf.train.Optimizer.GATE_NONE, tf.train.Optimizer.GATE_OP])
+@pytest.mark.parametrize('gate', [
+    tf.train.Optimizer.GATE_NONE, pytest.param(tf.train.Optimizer.GATE_OP, marks=slow)])
 def test_segments_do_not_wait_for_each_other(gate):
     """A small product of two branches: the gradient of each takes recomputed values of both."""
     def model(images):
@@ -436,8 +433,9 @@ def test_segments_do_not_wait_for_each_other(gate):
 
 
 @pytest.mark.parametrize('options', [
-    dict(stages='auto', recompute='auto'), dict(recompute=['layer5']), dict(marked=True),
-    dict(recompute='auto', micro_batches=2)])
+    dict(stages='auto', recompute='auto'), dict(marked=True),
+    pytest.param(dict(recompute=['layer5']), marks=slow),
+    pytest.param(dict(recompute='auto', micro_batches=2), marks=slow)])
 def test_each_operation_is_run_again_on_its_stage(options):
     """And no activation crosses a second time, though a segment reaches over two stages."""
     options = dict(options)

@@ -13,6 +13,7 @@ import towers
 from towers.graph.graph_walk import reachable_from, step_operations
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+slow = pytest.mark.slow
 RANDOM = np.random.RandomState(0)
 X, WORDS = RANDOM.rand(16, 3), np.arange(16) % 5
 
@@ -66,25 +67,26 @@ def at_once():
     return trained(1, 1)
 
 
-@pytest.mark.fast_only('1-4-options0|2-4-|2-3-')
 @pytest.mark.parametrize('devices, accumulate, options', [
-    (1, 4, {}), (1, 16, dict(copies='reuse')), (2, 4, {}), (2, 2, dict(variable_device='balanced')),
-    (2, 2, dict(variable_device='replicated')),
-    (2, 2, dict(variable_device='replicated', all_reduce='collective')),
-    (1, 5, dict(remainder='weight')), (2, 3, dict(remainder='weight', copies='reuse')),
-    (2, 9, dict(remainder='weight'))])
+    (1, 4, {}), (2, 3, dict(remainder='weight', copies='reuse'))] + [
+        pytest.param(*case, marks=slow) for case in [
+            (1, 16, dict(copies='reuse')), (2, 4, {}), (2, 2,
+                dict(variables=towers.VariablePlacement('balanced'))),
+            (2, 2, dict(variables=towers.VariablePlacement('replicated'))),
+            (2, 2, dict(variables=towers.VariablePlacement('replicated', 'collective'))),
+            (1, 5, dict(remainder='weight')), (2, 9, dict(remainder='weight'))]])
 def test_the_weights_are_those_of_the_whole_batch(at_once, devices, accumulate, options):
     found = trained(devices, accumulate, **options)
     assert_same(at_once, found)
     assert found[0]['global_step'] == 20
     built = found[2]
     assert len(built.towers) == devices * accumulate and len(built.devices) == devices
-    if 'all_reduce' not in options:
+    if built.placement.all_reduce != 'collective':
         kinds = {v.op.name: type(g) for g, v in built.gradients}
         assert kinds['rows'] is tf.IndexedSlices and 'unused' not in kinds
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize('devices, accumulate', [(1, 4), (2, 4)])
 def test_sum_is_as_many_times_the_mean_as_there_are_towers(devices, accumulate):
     one, _, _ = trained(1, 1, 1)
@@ -128,7 +130,7 @@ def noisy(x):
     return {'loss': tf.reduce_mean(tf.cast(mask, tf.float64) * x * w), 'predictions': mask}
 
 
-@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+@pytest.mark.parametrize('copies', ['clone', pytest.param('reuse', marks=slow)])
 def test_each_micro_batch_draws_for_itself_and_as_in_any_other_session(copies):
     masks = []
     for _ in range(2):
@@ -196,9 +198,12 @@ def spectral_norm(x):
         return tf.reduce_mean(tf.square(tf.matmul(x, w / sigma)))
 
 
-@pytest.mark.parametrize('devices, options', [
-    (1, {}), (1, dict(copies='reuse')), (2, {}), (2, dict(variable_device='replicated'))])
-@pytest.mark.parametrize('model_fn, inputs', [(state, X[:, 0]), (spectral_norm, X)])
+@pytest.mark.parametrize('model_fn, inputs, devices, options', [
+    (state, X[:, 0], 1, dict(copies='reuse')), (spectral_norm, X, 2, {})] + [
+        pytest.param(*case, marks=slow) for case in [
+            (state, X[:, 0], 2, dict(variables=towers.VariablePlacement('replicated'))),
+            (spectral_norm, X, 1, dict(copies='reuse')),
+            (spectral_norm, X, 2, dict(variables=towers.VariablePlacement('replicated')))]])
 def test_a_write_in_the_forward_pass_comes_after_all_micro_batches_have_read(
         model_fn, inputs, devices, options):
     one = trained(1, 1, 3, model_fn, (inputs,))
@@ -233,8 +238,7 @@ def looping(x):
                    lambda: tf.reduce_mean(total))
 
 
-@pytest.mark.fast_only('v1')
-@pytest.mark.parametrize('version', ['v1', 'v2'])
+@pytest.mark.parametrize('version', ['v1', pytest.param('v2', marks=slow)])
 def test_loops_and_branches(version):
     was = tf.control_flow_v2_enabled()
     (tf.disable_control_flow_v2 if version == 'v1' else tf.enable_control_flow_v2)()
@@ -302,7 +306,7 @@ for k in map(int, sys.argv[1:]):
 """
 
 
-@pytest.mark.slow
+@slow
 def test_memory_does_not_grow_with_the_number_of_micro_batches():
     """Peaks without the input, of which k micro-batches have k times as much, whole and cut."""
     peaks = [int(line) for line in subprocess.run(
@@ -315,24 +319,29 @@ def test_memory_does_not_grow_with_the_number_of_micro_batches():
 
 
 @pytest.mark.parametrize('options', [
-    dict(num_towers=1, accumulate=4), dict(accumulate=2), dict(devices='/cpu:0+/cpu:1'),
-    dict(devices=[['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']], micro_batches=2),
-    dict(devices='/cpu:0+/cpu:1', micro_batches=4, schedule='all_forward')])
+    dict(accumulate=2),
+    dict(devices=[['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']], micro_batches=2)] + [
+        pytest.param(options, marks=slow) for options in (
+            dict(num_towers=1, accumulate=4), dict(devices='/cpu:0+/cpu:1'),
+            dict(devices='/cpu:0+/cpu:1', micro_batches=4, schedule='all_forward'))])
 def test_check_towers_finds_them_equal(options):
     report = towers.check_towers(model, (X, WORDS), **options)
     assert report.equal and report.tolerance == 1e-9, report
 
 
-@pytest.mark.parametrize('name', sorted(SAMPLES))
+@pytest.mark.parametrize('name', ['slim'] + [
+    pytest.param(name, marks=slow) for name in sorted(SAMPLES) if name != 'slim'])
 def test_models_of_each_kind_are_those_of_the_whole_batch(name):
     """A loop of dynamic_rnn has values that nothing takes, so that no step computes them."""
     report = towers.check_towers(SAMPLES[name].model_fn, SAMPLES[name].data(8), accumulate=2)
     assert report.equal and report.worst.relative < 1e-12, report
 
 
-@pytest.mark.parametrize('schedule', ['one_forward_one_backward', 'all_forward'])
+@pytest.mark.parametrize('schedule', [
+    'one_forward_one_backward', pytest.param('all_forward', marks=slow)])
 def test_checks_of_gradients_are_of_the_backward_pass_and_of_their_stage(at_once, schedule):
-    options = dict(stages='auto', check_numerics=True, schedule=schedule, steps=20)
+    options = dict(stages='auto', numerics=towers.Numerics(check_numerics=True), schedule=schedule,
+                   steps=20)
     found = trained([['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']], 1, micro_batches=4, **options)
     assert_same(at_once, found)
     for part in found[2].towers:
@@ -367,14 +376,16 @@ def with_table(x, words):
 
 
 @pytest.mark.parametrize('devices, options', [
-    (1, dict(accumulate=2)), (2, dict(accumulate=2)), ([['/cpu:0', '/cpu:1']], dict(
-        micro_batches=2, stages='auto'))], ids=['one device', 'two towers', 'stages'])
+    (1, dict(accumulate=2)), pytest.param(2, dict(accumulate=2), marks=slow), pytest.param(
+        [['/cpu:0', '/cpu:1']], dict(micro_batches=2, stages='auto'), marks=slow)],
+                         ids=['one device', 'two towers', 'stages'])
 def test_a_table_is_filled_before_the_first_step(devices, options):
     """What names the table of a later micro-batch waits for no step: its initializer runs it."""
     def run(devices, accumulate=1, **options):
         with tf.Graph().as_default():
             built = towers.build_towers(
-                with_table, (tf.constant(X), tf.constant(WORDS)), tf.train.MomentumOptimizer(.1, .9),
+                with_table, (tf.constant(X), tf.constant(WORDS)), tf.train.MomentumOptimizer(.1,
+                    .9),
                 devices, 'mean', accumulate=accumulate, **options)
             with tf.Session(config=towers.session_config(built.devices)) as session:
                 session.run([tf.global_variables_initializer(), tf.tables_initializer()])

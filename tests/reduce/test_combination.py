@@ -10,9 +10,10 @@ from towers.errors import GradientError
 CPUS = ['/cpu:1', '/cpu:2', '/cpu:3']  # the towers'; variables are on /cpu:0
 
 
-@pytest.fixture(params=[False, True], ids=['reference', 'resource'], autouse=True)
+@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.slow)],
+                ids=['resource', 'reference'], autouse=True)
 def resource(request, graph):
-    """Every test runs with reference and with resource variables."""
+    """Every test runs with resource variables, and the slow ones with reference variables."""
     tf.get_variable_scope().set_use_resource(request.param)
     return request.param
 

@@ -110,7 +110,7 @@ def two_weights(x):
     return tf.reduce_mean(tf.square(x * w) * tf.gather(table, [0, 2, 0, 1]))
 
 
-@pytest.fixture(params=['reference', 'resource', 'v2'])
+@pytest.fixture
 def kind(request, graph):
     """Of variables; with control flow v2, which takes resource variables alone."""
     tf.get_variable_scope().set_use_resource(request.param != 'reference')
@@ -150,27 +150,38 @@ def not_waiting(operations, waited):
     return found
 
 
-OPTIMIZERS = [
-    lambda: tf.train.AdamOptimizer(.1), lambda: tf.train.RMSPropOptimizer(.1, centered=True),
-    Decayed, DecayedBeyond, DecayedInBranch, DecayedInLoop, Prepared, CountedFirst, MadeBefore]
-NAMES = ['Adam', 'RMSProp'] + [each.__name__ for each in OPTIMIZERS[2:]]
+OPTIMIZERS = {
+    'Adam': lambda: tf.train.AdamOptimizer(.1),
+    'RMSProp': lambda: tf.train.RMSPropOptimizer(.1, centered=True),
+    'Decayed': Decayed, 'DecayedBeyond': DecayedBeyond, 'DecayedInBranch': DecayedInBranch,
+    'DecayedInLoop': DecayedInLoop, 'Prepared': Prepared, 'CountedFirst': CountedFirst,
+    'MadeBefore': MadeBefore}
+MACHINES = ['ps', 'ps_uneven', 'ps_fed', 'ring', 'ring_uneven', 'ring_fed']
+FAST = [('resource', 'ps', 'Adam'), ('resource', 'ring', 'DecayedBeyond'),
+        ('resource', 'ring_uneven', 'MadeBefore'), ('reference', 'ps_uneven', 'Decayed'),
+        ('v2', 'ps', 'DecayedInBranch')]
+SLOW = [('resource', machines, name) for name in OPTIMIZERS for machines in ('ps', 'ring')] + [
+    ('reference', machines, 'Decayed') for machines in MACHINES] + [
+        ('resource', 'ring_fed', 'Prepared'), ('resource', 'ps_fed', 'CountedFirst'),
+        ('v2', 'ring', 'DecayedInLoop')]
 
 
-@pytest.mark.fast_only('reference-Decayed-|v2-DecayedIn.*-ps$|resource.*-ps$')
-@pytest.mark.parametrize('machines', ['ps', 'ps_uneven', 'ps_fed', 'ring', 'ring_uneven',
-                                      'ring_fed'])
-@pytest.mark.parametrize('make_optimizer', OPTIMIZERS, ids=NAMES)
-def test_what_every_write_waits_for(kind, machines, make_optimizer):
+@pytest.mark.parametrize('kind, machines, name', FAST + [
+    pytest.param(*case, marks=pytest.mark.slow) for case in SLOW if case not in FAST],
+                         indirect=['kind'])
+def test_what_every_write_waits_for(kind, machines, name):
     """On the chief of parameter servers for all gradients of all workers; in a ring for all sums of
     the step, and for that it is a step of all."""
-    operations, waited = built_on(machines, make_optimizer, transform_gradients=counting)
+    operations, waited = built_on(machines, OPTIMIZERS[name], transform_gradients=counting)
     assert len(waited) >= 2
     # In a ring a moving average that training does not read is this worker's own.
     own = {'mean'} if machines in ('ring', 'ring_uneven') else set()
     assert not_waiting(operations, waited) <= own
 
 
-@pytest.mark.parametrize('options', [dict(accumulate=2), dict(loss_scale=towers.LossScale(8.))],
+@pytest.mark.parametrize('options',
+                         [dict(accumulate=2),
+                          dict(numerics=towers.Numerics(loss_scale=towers.LossScale(8.)))],
                          ids=['accumulate', 'loss_scale'])
 def test_options_of_the_build_change_nothing(graph, options):
     operations, waited = built_on('ps', Decayed, **options)
@@ -252,8 +263,8 @@ def test_what_gradients_are_computed_from_and_is_not_trained_waits_for_all(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('resource', [False, True], ids=['reference', 'resource'])
-@pytest.mark.parametrize('make_optimizer', [Decayed, DecayedBeyond, CountingFirst],
+@pytest.mark.parametrize('make_optimizer, resource', [
+    (Decayed, False), (DecayedBeyond, True), (CountingFirst, True)],
                          ids=['decay', 'beyond', 'count'])
 def test_a_slow_worker_reads_what_was_there_before_the_step(make_optimizer, resource):
     """By hand: examples 1, 3 and 5, 7, which the second worker has late. The gradient is

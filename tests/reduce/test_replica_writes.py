@@ -1,4 +1,4 @@
-"""variable_device='replicated', and updates that write trained variables: every replica follows."""
+"""VariablePlacement('replicated'), and updates that write trained variables: replicas follow."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import kind_of_variables  # noqa: F401, a fixture
-from towers.reduce.replica_writes import replicas_follow
+from towers.reduce.replica_updates import replicas_follow
 
 VECTORS = samples.vectors(8)
 
@@ -48,9 +48,10 @@ def plain_losses(steps=4, way='collection'):
             return [session.run([loss, train_op])[0] for _ in range(steps)]
 
 
-def build(way, devices=2, optimizer=sgd, model=clipped, **options):
-    return towers.build_towers(model(way), in_float32(VECTORS), optimizer(), devices, 'mean',
-                               variable_device='replicated', **options)
+def build(way, devices=2, optimizer=sgd, model=clipped, all_reduce=None, **options):
+    return towers.build_towers(
+        model(way), in_float32(VECTORS), optimizer(), devices, 'mean',
+        variables=towers.VariablePlacement('replicated', all_reduce), **options)
 
 
 def losses_of(built, steps=4, train_op=None):
@@ -66,7 +67,7 @@ def losses_of(built, steps=4, train_op=None):
 
 @pytest.mark.parametrize('way, options', [
     ('collection', {}), ('returned', {}), ('collection', {'update_ops': 'all'}),
-    ('collection', {'all_reduce': 'collective'})])
+    pytest.param('collection', {'all_reduce': 'collective'}, marks=pytest.mark.slow)])
 def test_replicas_get_what_an_update_writes(way, options, kind_of_variables):  # noqa: F811
     built = build(way, **options)
     np.testing.assert_allclose(losses_of(built), plain_losses(), rtol=1e-5)
@@ -116,7 +117,7 @@ def test_each_train_op_of_several_losses_clips_every_replica():
 def test_a_write_of_the_forward_pass_is_refused(update_ops, kind_of_variables):  # noqa: F811
     with pytest.raises(towers.SharedVariableError, match=(
             r'writes the trainable variable w \(operation tower_0/clip\), .* UPDATE_OPS .* '
-            'another variable_device')):
+            'another VariablePlacement')):
         build('inline', update_ops=update_ops)
 
 

@@ -43,7 +43,8 @@ def test_each_row_once():
     (lambda ids: tf.dynamic_partition(ids // 2, ids % 2, 2)[0], False),
     (lambda ids: tf.unique(ids)[0] // 2, False)])
 def test_which_indices_are_of_different_rows(make, is_unique):
-    part, = sparse_rows.parts_of_lookups(tf.IndexedSlices(tf.ones([1]), make(tf.constant([1, 1, 2]))))
+    part, = sparse_rows.parts_of_lookups(tf.IndexedSlices(tf.ones([1]), make(tf.constant([1, 1,
+        2]))))
     assert part.is_unique == is_unique
 
 
@@ -98,20 +99,21 @@ def by_place(ids, table, kind):
     return tf.reduce_sum(tf.cast(ids, tf.float64)[:, :, None] * found, 1)
 
 
-@pytest.mark.fast_only('towers-1-(mean|twice|and gather|two places)|accumulate-2-(weighted|places)')
-@pytest.mark.parametrize('kind', ['mean', 'mod', 'weighted', 'twice', 'and gather', 'places',
-                                  'two places'])
-@pytest.mark.parametrize('parts', [1, 2])
-@pytest.mark.parametrize('options', [{'num_towers': 4}, {'num_towers': 2, 'accumulate': 2}],
-                         ids=['towers', 'accumulate'])
+FOUR_TOWERS, ACCUMULATED = {'num_towers': 4}, {'num_towers': 2, 'accumulate': 2}
+
+
+@pytest.mark.parametrize('kind, parts, options', [
+    ('and gather', 1, FOUR_TOWERS), ('two places', 1, FOUR_TOWERS)] + [
+        pytest.param(*case, marks=pytest.mark.slow) for case in [
+            ('mean', 1, FOUR_TOWERS), ('twice', 1, FOUR_TOWERS), ('weighted', 1, FOUR_TOWERS),
+            ('mod', 2, FOUR_TOWERS), ('twice', 2, ACCUMULATED), ('weighted', 2, ACCUMULATED),
+            ('and gather', 2, ACCUMULATED), ('places', 2, ACCUMULATED)]])
 def test_a_norm_of_sparse_gradients_is_that_of_one_device(kind, parts, options):
     def model_fn(ids, targets):
         table = tf.get_variable('table', [7, 3], tf.float64, tf.random_normal_initializer(seed=1),
                                 partitioner=tf.fixed_size_partitioner(parts) if parts > 1 else None)
         found = (by_place if 'places' in kind else lookup)(ids, table, kind)
         return tf.reduce_mean(tf.square(tf.reduce_sum(found, 1, keepdims=True) - targets))
-    if kind == 'two places' and parts > 1:
-        pytest.skip('places in the parts of a variable are computed')
 
     def clip(pairs):
         clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 0.1)

@@ -9,6 +9,7 @@ from towers.graph.graph_walk import reachable_from
 from towers.reduce.pipeline import stage_order
 
 X, Y = np.random.RandomState(0).rand(12, 6), np.random.RandomState(1).rand(12, 2)
+slow = pytest.mark.slow
 ONE = [['/cpu:0', '/cpu:1']]
 TWO = [['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']]
 
@@ -71,14 +72,15 @@ def trained(model_fn, devices, resource, **options):
             return dict(zip([v.op.name for v in variables], session.run(variables)))
 
 
-@pytest.mark.fast_only('v1.*(branch|first)|(branch|first).*v1')
-@pytest.mark.parametrize('resource', [False, True], ids=['reference', 'resource'])
-@pytest.mark.parametrize('version', ['v1', 'v2'])
+@pytest.mark.parametrize('version, resource', [
+    ('v1', True), pytest.param('v1', False, marks=slow), pytest.param('v2', True, marks=slow)])
 @pytest.mark.parametrize('model_fn, runs', [
-    (branch, [(ONE, dict(micro_batches=3)), (TWO, dict(micro_batches=3, schedule='all_forward'))]),
-    (loop(0), [(ONE, {}), (ONE, dict(micro_batches=2)), (1, dict(accumulate=3))]),
-    (LAST, [(TWO, dict(micro_batches=2)), (2, dict(accumulate=2))])],
-                         ids=['branch', 'loop in the first stage', 'loop in the last'])
+    (branch, [(ONE, dict(micro_batches=3))]), (loop(0), [(1, dict(accumulate=3))]),
+    pytest.param(branch, [(TWO, dict(micro_batches=3, schedule='all_forward'))], marks=slow),
+    pytest.param(loop(0), [(ONE, {}), (ONE, dict(micro_batches=2))], marks=slow),
+    pytest.param(LAST, [(TWO, dict(micro_batches=2)), (2, dict(accumulate=2))], marks=slow)],
+                         ids=['branch', 'loop', 'branch on two', 'loop in the first stage',
+                              'loop in the last'])
 def test_loops_and_branches(model_fn, runs, version, resource):
     if resource and version == 'v2' and model_fn is not branch and tf.version.VERSION < '2':
         pytest.skip('on TF 1 such a loop has to be on the device of its variables')
@@ -99,8 +101,9 @@ def test_loops_and_branches(model_fn, runs, version, resource):
 
 
 @pytest.mark.parametrize('devices, options', [
-    (1, {}), (2, dict(accumulate=3)), (ONE, dict(stages='auto', micro_batches=2)),
-    (TWO, dict(stages='auto', micro_batches=3, schedule='all_forward'))])
+    (2, dict(accumulate=3)), (ONE, dict(stages='auto', micro_batches=2)),
+    pytest.param(1, {}, marks=slow),
+    pytest.param(TWO, dict(stages='auto', micro_batches=3, schedule='all_forward'), marks=slow)])
 def test_a_counter_counts_when_it_is_asked_to(devices, options):
     def model(x, y):
         x = dense(dense(x, 'first', 6), 'second', 2)

@@ -136,8 +136,9 @@ PASS_ON = {
     'assigned': lambda thin: tf.assign(thin, tf.ones([2, WIDTH]))}
 
 
-@pytest.mark.parametrize('what', sorted(PASS_ON))
-def test_the_memory_of_a_reference_variable_is_no_factor(what, kind_of_variables):
+@pytest.mark.parametrize('kind_of_variables, what', [('resource', 'nothing')] + [
+    ('reference', name) for name in sorted(PASS_ON)], indirect=['kind_of_variables'])
+def test_the_memory_of_a_reference_variable_is_no_factor(kind_of_variables, what):
     """Its update might come before the joint product has read it; a resource's value is its own."""
     variable, thin = weights(), weights([2, WIDTH], name='thin')
     for of_second in (False, True):
@@ -151,6 +152,7 @@ def test_the_memory_of_a_reference_variable_is_no_factor(what, kind_of_variables
         assert is_joined(gradients, variable) is (kind_of_variables == 'resource')
 
 
+@samples.of_kinds('reference')
 @pytest.mark.parametrize('what, compute', [
     ('sum', lambda thin, w: thin + 1.), ('product', lambda thin, w: 2. * thin),
     ('layer', lambda thin, w: tf.nn.elu(tf.nn.bias_add(tf.matmul(thin, w), thin[0]))),
@@ -266,8 +268,7 @@ def built_on(devices, examples=8, **options):
                                reduction='mean', regularization='add', **options)
 
 
-@pytest.mark.fast_only('clone')
-@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+@pytest.mark.parametrize('copies', ['clone', pytest.param('reuse', marks=pytest.mark.slow)])
 def test_towers_against_one_device(copies):
     run_of_four = samples.check_against_one_device(
         dense_net, batch_of(8), num_towers=4, penalty=l2_of_the_first, copies=copies)
@@ -301,8 +302,10 @@ def test_towers_keep_their_own_gradients_and_the_plan_says_what_is_joined():
 
 
 @pytest.mark.parametrize('options', [
-    dict(examples=66), dict(check_numerics=True), dict(loss_scale=towers.LossScale()),
-    dict(xla=True), dict(variable_device='replicated')], ids=lambda given: list(given)[0])
+    dict(examples=66), dict(numerics=towers.Numerics(check_numerics=True)),
+    dict(numerics=towers.Numerics(loss_scale=towers.LossScale())),
+    dict(numerics=towers.Numerics(xla=True)),
+    dict(variables=towers.VariablePlacement('replicated'))], ids=lambda given: list(given)[0])
 def test_builds_that_add_up(options):
     built = built_on(2, **options)
     assert built.plan.combination is None and 'combination' not in str(built.plan)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from sample_models import switched
-from towers import LossScale, build_towers, session_config
+from towers import LossScale, Numerics, build_towers, session_config
 from towers.errors import InvalidArgumentError
 from towers.graph.graph_walk import step_operations
 from towers.placement.variable_device import Placement
@@ -14,7 +14,8 @@ from towers.reduce.update import apply_update, checked_transform
 CPUS = ('/device:CPU:0', '/device:CPU:1')
 
 
-@pytest.fixture(params=[False, True], ids=['reference', 'resource'])
+@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.slow)],
+                ids=['resource', 'reference'])
 def resource(request, graph):
     tf.get_variable_scope().set_use_resource(request.param)
     return request.param
@@ -358,11 +359,11 @@ COUNTING = [(name, lambda read=read: Reads(read), 6) for name, read in (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('v2, use_resource', [(False, False), (False, True), (True, True)],
-                         ids=['v1-reference', 'v1-resource', 'v2-resource'])
+@pytest.mark.parametrize('v2, use_resource, scaled', [
+    (False, False, True), (True, True, False), (True, True, True)],
+                         ids=['v1-reference-scaled', 'v2-resource', 'v2-resource-scaled'])
 @pytest.mark.parametrize('make, expected', [each[1:] for each in COUNTING],
                          ids=[each[0] for each in COUNTING])
-@pytest.mark.parametrize('scaled', [False, True], ids=['', 'scaled'])
 def test_every_step_is_counted_once(graph, make, expected, v2, use_resource, scaled):
     """Six steps, of which under a loss scale the fourth overflows: skipped, and counted."""
     with switched('control_flow_v2', v2):
@@ -375,7 +376,7 @@ def test_every_step_is_counted_once(graph, make, expected, v2, use_resource, sca
             w[:] = [tf.get_variable('w', [], initializer=tf.ones_initializer())]
             return tf.reduce_mean(x * w[0])
         built = build_towers(model_fn, x, make(), 2, global_step=step,
-                             loss_scale=LossScale(initial=8.) if scaled else None)
+                             numerics=Numerics(loss_scale=LossScale(8.) if scaled else None))
         with tf.Session(config=session_config(2)) as session:
             session.run(tf.global_variables_initializer())
             for number in range(6):
@@ -397,7 +398,8 @@ def test_an_update_that_is_no_operation(resource):
         update(Returns(1.), placement, two_variables(placement))
 
 
-@pytest.mark.parametrize('use_resource', [False, True], ids=['reference', 'resource'])
+@pytest.mark.parametrize('use_resource', [
+    True, pytest.param(False, marks=pytest.mark.slow)], ids=['resource', 'reference'])
 def test_an_optimizer_whose_queue_runner_counts(graph, use_resource):
     tf.get_variable_scope().set_use_resource(use_resource)
     step = tf.train.get_or_create_global_step()

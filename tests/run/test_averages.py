@@ -43,7 +43,7 @@ def by_hand(values, decay):
 
 
 @pytest.mark.usefixtures('kind_of_variables')
-@pytest.mark.parametrize('decay', [0.9, 0.25])
+@pytest.mark.parametrize('decay', [0.9, pytest.param(0.25, marks=pytest.mark.slow)])
 def test_averages_are_those_worked_out_by_hand(decay):
     built, _, train_op = build(decay)
     average = {v.op.name: v for v in tf.global_variables()
@@ -67,13 +67,12 @@ def test_averages_are_those_worked_out_by_hand(decay):
                                by_hand([0., 1., 2., 3., 4., 5., 6.], decay), rtol=1e-6)
 
 
-@pytest.mark.parametrize('options', [{}, {'variable_device': '/cpu:1'},
-                                     {'variable_device': 'balanced'}])
-def test_averages_are_beside_their_weights(options):
-    build(**options)
+@pytest.mark.parametrize('device', [None, '/cpu:1', 'balanced'])
+def test_averages_are_beside_their_weights(device):
+    build(variables=towers.VariablePlacement(device))
     variables = {v.op.name: v for v in tf.global_variables()}
     weights = [variables['net/w'], variables['net/b']]
-    if options.get('variable_device') == 'balanced':
+    if device == 'balanced':
         assert weights[0].device != weights[1].device
     for weight in weights:
         average = variables[weight.op.name + '/ExponentialMovingAverage']

@@ -96,7 +96,8 @@ def build(candidate, clock=None, devices=CPUS):
         x = iterator.get_next()
     built = towers.build_towers(
         lambda x: tf.reduce_mean(x * tf.get_variable('w', [], initializer=tf.ones_initializer())),
-        x, tf.train.MomentumOptimizer(0.1, 0.9), devices, variable_device=candidate)
+        x, tf.train.MomentumOptimizer(0.1, 0.9), devices,
+        variables=towers.VariablePlacement(candidate))
     train_op = built.train_op
     if clock is not None:
         with tf.control_dependencies([train_op]):
@@ -111,7 +112,8 @@ def test_queues_are_filled():
             x = tf.train.batch([tf.ones([])], 4)
         built = towers.build_towers(
             lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), x,
-            tf.train.MomentumOptimizer(0.1, 0.9), CPUS, variable_device=candidate)
+            tf.train.MomentumOptimizer(0.1, 0.9), CPUS,
+            variables=towers.VariablePlacement(candidate))
         config = towers.session_config(built.devices)
         config.operation_timeout_in_ms = 20000
         return Trial(built.train_op, [], config)
@@ -209,8 +211,9 @@ def test_a_nan_is_an_error_of_the_run_and_of_no_placement(first_bad):
         x = tf.log(first_bad - 1 - tf.assign_add(count, 1.)) * tf.ones([2])
         built = towers.build_towers(
             lambda x: tf.reduce_mean(x) * tf.get_variable('w', initializer=1.), x,
-            tf.train.GradientDescentOptimizer(0.1), CPUS, variable_device=candidate,
-            check_numerics=True)
+            tf.train.GradientDescentOptimizer(0.1), CPUS,
+            variables=towers.VariablePlacement(candidate),
+            numerics=towers.Numerics(check_numerics=True))
         return Trial(built.train_op, [], towers.session_config(built.devices))
     with pytest.raises(towers.NonFiniteError, match=(
             r'^the loss of tower [01] is -?(Inf|NaN) in step %d\.' % (first_bad - 1))):
@@ -227,7 +230,8 @@ def test_an_input_that_fails_is_an_error_of_no_placement():
             x = iterator.get_next()
         built = towers.build_towers(
             lambda x: tf.reduce_mean(x) * tf.get_variable('w', initializer=1.), x,
-            tf.train.GradientDescentOptimizer(0.1), CPUS, variable_device=candidate)
+            tf.train.GradientDescentOptimizer(0.1), CPUS,
+            variables=towers.VariablePlacement(candidate))
         return Trial(built.train_op, [iterator.initializer], towers.session_config(built.devices))
     with pytest.raises(tf.errors.InvalidArgumentError, match='five or more'):
         choose_variable_device(fails_later, ['/cpu:0', 'balanced'], turns=9, turn_seconds=0.,
@@ -275,7 +279,7 @@ def test_on_cpus_a_step_is_the_same_to_the_bit_wherever_variables_live():
     for candidate in placement_candidates(CPUS) + ['/cpu:1']:
         with tf.Graph().as_default():
             built = towers.build_towers(model_fn, (x, y), tf.train.AdamOptimizer(0.1), 2,
-                                        variable_device=candidate)
+                                        variables=towers.VariablePlacement(candidate))
             with tf.Session(config=towers.session_config(2)) as session:
                 session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
                 for _ in range(3):

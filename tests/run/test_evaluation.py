@@ -35,8 +35,9 @@ def session_of(evaluation):
 
 @pytest.mark.parametrize('count, batch, num_towers', [
     (7, 3, 2),    # batches of 3, 3, 1: shards of 2 + 1, 2 + 1, 1 + 0
-    (7, 2, 3),    # always fewer examples than towers
-    (1, 1, 3), (1, 5, 4), (11, 4, 3), (8, 4, 2), (11, 100, 2), (10, 5, 5)])
+    (7, 2, 3)] + [  # always fewer examples than towers
+        pytest.param(*case, marks=pytest.mark.slow) for case in [
+            (1, 1, 3), (1, 5, 4), (11, 4, 3), (8, 4, 2), (11, 100, 2), (10, 5, 5)]])
 def test_every_example_counts_once(count, batch, num_towers):
     evaluation = Evaluation(model_fn, data(count, batch), num_towers)
     with session_of(evaluation) as session:
@@ -278,8 +279,10 @@ def test_arguments_that_make_no_sense(options, text):
 
 
 @pytest.mark.usefixtures('kind_of_variables')
-@pytest.mark.parametrize('where', ['argument', 'around', 'both', 'deeper'])
-@pytest.mark.parametrize('direct', [False, True], ids=['get_variable', 'tf.Variable'])
+@pytest.mark.parametrize('where, direct', [
+    ('both', True), ('deeper', False)] + [
+        pytest.param(*case, marks=pytest.mark.slow) for case in [
+            ('argument', False), ('around', True), ('both', False)]])
 def test_the_variable_scope_of_the_training_is_found_again(where, direct):
     if direct and where == 'deeper':
         pytest.skip('the names of direct variables have the name scope in them, a typed error')
@@ -368,8 +371,8 @@ def test_the_precision_is_looked_at_beside_trained():
 
 @pytest.mark.parametrize('dataset, text', [
     (lambda: data(7, 3).take(0), 'has no batch: expected one at least.'),
-    (lambda: data(7, 3).filter(lambda x, y: tf.size(x) < 0),
-     'has no batch: expected one at least.'),
+    pytest.param(lambda: data(7, 3).filter(lambda x, y: tf.size(x) < 0),
+                 'has no batch: expected one at least.', marks=pytest.mark.slow),
     (lambda: data(7, 3).repeat(), 'has no end: expected one that goes through the examples once, '
                                   'without .repeat().')])
 def test_data_that_cannot_be_gone_through_once(dataset, text):

@@ -20,14 +20,15 @@ def network(x):
     return tf.matmul(x, w) + b
 
 
-@pytest.fixture(params=[False, True], ids=['weights', 'averages'])
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)],
+                ids=['weights', 'averages'])
 def checkpoint(request, tmp_path):
     """(prefix of a checkpoint at step 3 of two towers, what the network then gives for X)."""
     with tf.Graph().as_default():
         step = tf.train.get_or_create_global_step()
         built = towers.build_towers(
             lambda x: tf.reduce_mean(network(x)), X, tf.train.MomentumOptimizer(0.5, 0.5), 2,
-            global_step=step, variable_device='/cpu:1')
+            global_step=step, variables=towers.VariablePlacement('/cpu:1'))
         train_op = built.train_op
         if request.param:
             averages = WeightAverages(0.9, step)

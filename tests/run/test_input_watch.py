@@ -128,8 +128,7 @@ def test_steps_that_read_and_are_fed_wait_between_them_for_examples(shape, waits
     assert span.waited <= span.seconds - 4 * SLOW * 0.9
 
 
-@pytest.mark.parametrize('dtype', [tf.float64, tf.bool])
-@pytest.mark.parametrize('reads', [True, False])
+@pytest.mark.parametrize('dtype, reads', [(tf.float64, True), (tf.bool, False)])
 def test_a_rate_or_a_switch_without_a_shape_is_no_example(dtype, reads):
     """Whatever a program does between its steps, it makes no batch there."""
     rate = tf.placeholder(dtype, None if reads else [])
@@ -324,7 +323,7 @@ def test_what_cannot_be_watched():
 
 
 @pytest.mark.parametrize('fed', ['batch', 'default', 'towers'])
-@pytest.mark.parametrize('watches', [False, True])
+@pytest.mark.parametrize('watches', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_step_that_is_fed_its_batch_reads_none(fed, watches):
     """The watch waited for the reading: each batch that was fed cost one of the iterator's."""
     dataset = tf.data.Dataset.range(20).map(lambda each: tf.cast(each, tf.float32)).batch(

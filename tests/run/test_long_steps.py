@@ -54,10 +54,10 @@ def lines_of(blocked, reason, session_class, steps=4):
     return said
 
 
-@pytest.mark.parametrize('session_class', [LoopSession, tf.train.MonitoredSession])
-@pytest.mark.parametrize('blocked, reason', [
-    ('input', 'its input has not come'), ('work', 'its input is there, its operations work')])
-def test_a_blocked_step_says_what_it_waits_for_and_again(blocked, reason, session_class):
+@pytest.mark.parametrize('session_class, blocked, reason', [
+    (LoopSession, 'input', 'its input has not come'),
+    (tf.train.MonitoredSession, 'work', 'its input is there, its operations work')])
+def test_a_blocked_step_says_what_it_waits_for_and_again(session_class, blocked, reason):
     begin = time.time()
     said = lines_of(blocked, reason, session_class)
     assert len(said) >= 2 and time.time() - begin >= 2 * SECONDS

@@ -258,7 +258,8 @@ def train(folder, loop, fetch_every_step, until=23):
             sorted(name for name in os.listdir(str(folder)) if name.endswith('.index')))
 
 
-@pytest.mark.parametrize('fetch_every_step', [False, True])
+@pytest.mark.parametrize('fetch_every_step', [
+    False, pytest.param(True, marks=pytest.mark.slow)])
 def test_hooks_write_the_same_as_without_the_loop(tmp_path, fetch_every_step):
     plain = train(tmp_path / 'plain', False, fetch_every_step)
     looped = train(tmp_path / 'looped', True, fetch_every_step)

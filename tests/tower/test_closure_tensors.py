@@ -8,6 +8,7 @@ import towers
 from towers.errors import ClusterError, GradientError
 
 HELD = {}
+slow = pytest.mark.slow
 
 
 def weight():
@@ -76,11 +77,11 @@ WAYS = [(counting, dict(transform=waits)), (counting, dict(transform=takes)),
 
 
 # Mean of the first tower's (or micro-batch's) examples, and of all of them.
-@pytest.mark.fast_only('counting-way0|options1')
-@pytest.mark.parametrize('options, first, mean', [
-    (dict(num_towers=1), 3.5, 3.5), (dict(copies='clone'), 2., 3.5),
-    (dict(num_towers=1, accumulate=2), 2., 3.5)])
-@pytest.mark.parametrize('model_fn, way', WAYS)
+@pytest.mark.parametrize('model_fn, way, options, first, mean', [
+    (*WAYS[0], dict(copies='clone'), 2., 3.5)] + [
+        pytest.param(*(way + case), marks=slow) for way in WAYS for case in [
+            (dict(num_towers=1), 3.5, 3.5), (dict(copies='clone'), 2., 3.5),
+            (dict(num_towers=1, accumulate=2), 2., 3.5)]])
 def test_an_update_of_the_first_tower_may_be_taken(model_fn, way, options, first, mean):
     # TensorFlow itself refuses reference variables in branches of control flow v2.
     for resource in (True,) if model_fn is in_a_branch else (True, False):
@@ -95,7 +96,8 @@ def test_an_update_of_the_first_tower_may_be_taken(model_fn, way, options, first
             np.testing.assert_allclose([values['size'], values['w']], [size, w], rtol=1e-12)
 
 
-@pytest.mark.parametrize('model_fn, way', WAYS)
+@pytest.mark.parametrize('model_fn, way', [WAYS[0]] + [
+    pytest.param(*way, marks=slow) for way in WAYS[1:]])
 def test_an_update_of_the_last_tower_is_refused(model_fn, way):
     way = dict(way)
     if 'optimizer' in way:
@@ -106,10 +108,9 @@ def test_an_update_of_the_last_tower_is_refused(model_fn, way):
 
 
 @pytest.mark.parametrize('options, mean', [
-    (dict(num_towers=1), 3.5), (dict(copies='clone'), 3.5), (dict(copies='reuse'), 3.5),
-    (dict(examples=5), 3.), (dict(examples=7, num_towers=3), 4.),
-    (dict(num_towers=1, accumulate=2), 3.5), (dict(examples=8, copies='reuse', accumulate=2), 4.5),
-    (dict(copies='reuse', first_scope=False), 3.5)])
+    (dict(examples=7, num_towers=3), 4.), (dict(examples=8, copies='reuse', accumulate=2), 4.5),
+    pytest.param(dict(num_towers=1), 3.5, marks=slow),
+    pytest.param(dict(copies='reuse', first_scope=False), 3.5, marks=slow)])
 def test_a_loss_is_that_of_the_batch(options, mean):
     def model_fn(x):
         HELD['loss'] = weight() * tf.reduce_mean(x)
@@ -269,8 +270,7 @@ def test_in_a_ring_a_workers_own_loss_and_batch_are_refused():
     with tf.Graph().as_default(), pytest.raises(
             GradientError, match="the loss of one worker's examples"):
         built_in_a_ring(model_fn, lambda pairs: [(g * HELD['loss'], v) for g, v in pairs])
-    with pytest.raises(ClusterError, match=r"'IteratorGetNext' \(IteratorGetNext\) has a part in "
-                                           'the update'):
+    with pytest.raises(ClusterError, match='Iterator.* has a part in the update'):
         built_in_a_ring(model_fn, lambda pairs: [(g * HELD['batch'][0], v) for g, v in pairs])
 
 

@@ -10,6 +10,7 @@ import towers
 from sample_models import switched
 from towers.graph.graph_walk import reachable_from
 
+slow = pytest.mark.slow
 NUMBERS = np.arange(64.)[::-1].reshape(64, 1)  # the largest in the first tower's part
 
 
@@ -56,7 +57,7 @@ def evaluated(metric, devices, times=1, numbers=NUMBERS, **options):
             return session.run(value)
 
 
-@pytest.mark.parametrize('use_resource', [False, True])
+@pytest.mark.parametrize('use_resource', [True, pytest.param(False, marks=slow)])
 def test_a_counter_that_is_set_is_set_by_the_last_tower(use_resource):
     def latest(numbers):
         kept = counter('latest', use_resource=use_resource)
@@ -69,14 +70,10 @@ def test_a_counter_that_is_set_is_set_by_the_last_tower(use_resource):
     assert last.name in reachable_from([first], operations, control=True)
 
 
-@pytest.mark.fast_only('1-True-reuse|2-False-clone|4-True-reuse|4-False-reuse')
-@pytest.mark.parametrize('copies', ['reuse', 'clone'])
-@pytest.mark.parametrize('use_resource', [False, True])
-@pytest.mark.parametrize('devices', [1, 2, 4])
+@pytest.mark.parametrize('devices, use_resource, copies', [(2, True, 'clone')] + [
+    pytest.param(*case, marks=slow) for case in [
+        (1, True, 'reuse'), (2, False, 'reuse'), (4, False, 'clone'), (4, True, 'reuse')]])
 def test_updates_by_the_counters_value_come_in_the_towers_order(devices, use_resource, copies):
-    if devices == 1 and copies == 'clone':
-        pytest.skip('one tower has no clones')
-
     def of(metric, **given):
         return evaluated(lambda numbers: metric(numbers, use_resource=use_resource), devices,
                          copies=copies, **given)
@@ -126,7 +123,7 @@ def test_what_is_only_added_to_does_not_wait():
         assert session.run(built.metrics['mean'][0]) == 31.5
 
 
-@pytest.mark.parametrize('use_resource', [False, True])
+@pytest.mark.parametrize('use_resource', [True, pytest.param(False, marks=slow)])
 def test_counters_by_their_values_in_branches_and_loops(use_resource):
     def in_branch(numbers):
         most = counter('most', use_resource=use_resource)
@@ -152,7 +149,7 @@ def test_counters_by_their_values_in_branches_and_loops(use_resource):
             assert evaluated(in_loop, devices) == expected
 
 
-@pytest.mark.parametrize('version_2', [True, False])
+@pytest.mark.parametrize('version_2', [True, pytest.param(False, marks=slow)])
 def test_a_tower_waits_for_what_a_branch_of_the_one_before_writes(version_2):
     """What waits for an `If` of control flow v2 does not wait for its branches."""
     def slow_max(numbers):
@@ -172,9 +169,8 @@ def test_a_tower_waits_for_what_a_branch_of_the_one_before_writes(version_2):
 
 # ---- in training ---------------------------------------------------------------------------------
 
-@pytest.mark.fast_only('1-options0|2-options0|2-options1|4-options2')
-@pytest.mark.parametrize('options', [{}, {'copies': 'reuse'}, {'accumulate': 2}])
-@pytest.mark.parametrize('devices', [1, 2, 4])
+@pytest.mark.parametrize('devices, options', [(2, {}), (4, {'accumulate': 2})] + [
+    pytest.param(*case, marks=slow) for case in [(1, {}), (2, {'copies': 'reuse'})]])
 def test_metrics_that_ride_on_the_step_count_the_whole_batch(devices, options):
     def model_fn(numbers):
         weight = tf.get_variable('weight', [1, 1], tf.float64, tf.ones_initializer())

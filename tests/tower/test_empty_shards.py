@@ -56,8 +56,9 @@ def evaluated(devices, examples, batch=None):
                    [built.metrics['mean'][1]])
 
 
-@pytest.mark.parametrize('devices, examples, batch', [(2, 1, None), (4, 2, None), (3, 5, None),
-                                                      (2, 1, 1)])
+@pytest.mark.parametrize('devices, examples, batch', [
+    (3, 5, None), pytest.param(2, 1, 1, marks=pytest.mark.slow),
+    pytest.param(4, 2, None, marks=pytest.mark.slow)])
 def test_towers_without_an_example_leave_the_others_numbers(devices, examples, batch):
     """`batch` is what the graph knows: the shapes of a shard without examples then say so."""
     logits, loss, counters = evaluated(devices, examples, batch)

@@ -1,4 +1,4 @@
-"""towers.failed_builds: collections are put back, and the next build is made in a new graph."""
+"""towers.tower.refused_builds: collections are put back, and the next build is made in a new graph."""
 
 import pytest
 import tensorflow.compat.v1 as tf

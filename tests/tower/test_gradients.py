@@ -40,7 +40,7 @@ def clipping_object():
     return optimizer
 
 
-@pytest.mark.parametrize('num_towers', [1, 2])
+@pytest.mark.parametrize('num_towers', [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize('make', [lambda: Clipping(RATE), clipping_object])
 def test_an_optimizer_that_changes_gradients_gets_those_of_the_whole_loss(make, num_towers):
     # Of the batch, and all of the loss: at least 2, clipped to 1.
@@ -48,7 +48,7 @@ def test_an_optimizer_that_changes_gradients_gets_those_of_the_whole_loss(make, 
     np.testing.assert_allclose(weights, 1. - RATE, rtol=1e-12)
 
 
-@pytest.mark.parametrize('num_towers', [1, 2])
+@pytest.mark.parametrize('num_towers', [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize('gate', ['GATE_NONE', 'GATE_OP', 'GATE_GRAPH'])
 def test_gates_leave_the_numbers_as_they_are(gate, num_towers):
     options = {'gate_gradients': getattr(tf.train.Optimizer, gate)}

@@ -3,9 +3,10 @@
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers import SharedVariableError, build_towers, session_config
+from towers import SharedVariableError, VariablePlacement, build_towers, session_config
 from towers.tower.graph_collections import TowerCollections
 
+slow = pytest.mark.slow
 LOSSES, UPDATES = tf.GraphKeys.LOSSES, tf.GraphKeys.UPDATE_OPS
 TABLES, SUMMARIES = tf.GraphKeys.TABLE_INITIALIZERS, tf.GraphKeys.SUMMARIES
 REGULARIZATION = tf.GraphKeys.REGULARIZATION_LOSSES
@@ -78,7 +79,7 @@ def test_shared_entries_of_the_first_tower_stay_visible(graph):
     assert tf.get_collection(REGULARIZATION) == [l2, of_activation]
 
 
-@pytest.mark.parametrize('use_resource', [False, True])
+@pytest.mark.parametrize('use_resource', [True, pytest.param(False, marks=slow)])
 def test_variables_are_of_all_towers(graph, use_resource):
     towers = Towers(graph)
     w = towers.tower(lambda: tf.get_variable('w', [], use_resource=use_resource))
@@ -162,7 +163,8 @@ def model_fn(x):
     return tf.losses.get_total_loss()
 
 
-@pytest.mark.parametrize('towers', [1, 2, 4])
+@pytest.mark.parametrize('towers', [
+    pytest.param(1, marks=slow), 2, pytest.param(4, marks=slow)])
 def test_total_losses_and_updates_are_those_of_one_device(towers):
     with tf.Graph().as_default() as one:
         model_fn(tf.constant(BATCH))
@@ -201,7 +203,8 @@ def test_tables_of_every_tower_are_initialized():
         assert session.run([tower.loss for tower in built.towers]) == [1.5, 0.5]
 
 
-@pytest.mark.parametrize('failing_call', [0, 1, 2])
+@pytest.mark.parametrize('failing_call', [
+    pytest.param(0, marks=slow), 1, pytest.param(2, marks=slow)])
 def test_an_error_in_any_tower_leaves_no_entry(graph, failing_call):
     kept = add(LOSSES)
     tf.get_variable('outside', [])
@@ -252,8 +255,8 @@ def kernel_among_the_trainable(x):
 
 
 @pytest.mark.parametrize('options', [
-    dict(copies='reuse'), dict(variable_device='replicated'), dict(remainder='weight')],
-    ids=['reuse', 'replicated', 'uneven'])
+    dict(copies='reuse'), pytest.param(dict(variables=VariablePlacement('replicated')), marks=slow),
+    pytest.param(dict(remainder='weight'), marks=slow)], ids=['reuse', 'replicated', 'uneven'])
 @pytest.mark.parametrize('layer', [kernel_put_there, kernel_if_new, kernel_joins,
                                    kernel_among_the_trainable])
 def test_l2_loss_of_a_collection_of_variables_is_counted_once(graph, layer, options):
@@ -311,7 +314,7 @@ def model_that_counts(x):
     return tf.reduce_mean(x) * tf.get_variable('w', [], initializer=tf.ones_initializer())
 
 
-@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+@pytest.mark.parametrize('copies', ['clone', pytest.param('reuse', marks=slow)])
 @pytest.mark.parametrize('update_ops, before, inside, line', [
     ('first', 1., 1., '1 update ops of tower 0 ride on the train op, 1 from before the towers too'),
     ('all', 1., 2., '1 update ops of every tower ride on the train op, 1 from before the towers '

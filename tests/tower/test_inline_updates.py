@@ -9,12 +9,13 @@ import tensorflow.compat.v1 as tf
 import tf_slim as slim
 
 import towers
-from sample_models import kind_of_variables, sgd, switched  # noqa: F401
+from sample_models import kind_of_variables, of_kinds, sgd, switched  # noqa: F401
 
 X = (np.random.RandomState(0).randn(8, 3) * 2 + 3).astype('float32')
 ONES = tf.ones_initializer()
-both_copies = pytest.mark.parametrize('copies', ['clone', 'reuse'])
-two_and_four = pytest.mark.parametrize('count', [2, 4])
+slow = pytest.mark.slow
+both_copies = pytest.mark.parametrize('copies', ['clone', pytest.param('reuse', marks=slow)])
+two_and_four = pytest.mark.parametrize('count', [2, pytest.param(4, marks=slow)])
 MEAN = 'fc/BatchNorm/moving_mean'
 
 
@@ -177,12 +178,11 @@ def assert_equal(ours, theirs):
         np.testing.assert_allclose(ours[1][name], theirs[1][name], 1e-5, 1e-6, err_msg=name)
 
 
-@pytest.mark.slow
 @both_copies
 @two_and_four
-@pytest.mark.parametrize('update_ops', ['first', 'none'])
-@pytest.mark.parametrize('model_fn', [batch_norm(None), updates_before_the_loss],
-                         ids=['inline', 'idiom'])
+@pytest.mark.parametrize('update_ops', ['first', pytest.param('none', marks=slow)])
+@pytest.mark.parametrize('model_fn', [
+    batch_norm(None), pytest.param(updates_before_the_loss, marks=slow)], ids=['inline', 'idiom'])
 def test_moving_averages_are_those_of_update_ops(
         kind_of_variables, copies, count, update_ops, model_fn):  # noqa: F811
     ours = train(model_fn, count, copies=copies, update_ops=update_ops)
@@ -236,9 +236,8 @@ def test_clones_and_calls_do_not_run_the_other_towers_writes(kind_of_variables):
                    for note in audit.notes)
 
 
-@pytest.mark.fast_only('reference-True|resource-False-reuse')
 @both_copies
-@pytest.mark.parametrize('training', [True, False])
+@pytest.mark.parametrize('training', [True, pytest.param(False, marks=slow)])
 def test_in_a_branch_of_control_flow_v1(kind_of_variables, copies, training):  # noqa: F811
     def model_fn(x):
         decide = tf.reduce_sum(x) > (-1e9 if training else 1e9)
@@ -285,7 +284,6 @@ def test_in_a_function_it_is_refused():
     assert 'disable_control_flow_v2' not in str(caught.value)
 
 
-@pytest.mark.fast_only(r'reference-\w+-2-clone|resource-\w+-4-reuse')
 @both_copies
 @two_and_four
 @pytest.mark.parametrize('model_fn', [counts, counts_aside, reads_what_it_wrote, spectral_norm],
@@ -295,10 +293,10 @@ def test_what_follows_from_the_variables_is_as_on_one_device(
     assert_equal(train(model_fn, count, copies=copies), on_one_device(model_fn))
 
 
-@pytest.mark.fast_only('in_branch-v.-clone|in_loop-v1-clone')
 @both_copies
 @pytest.mark.parametrize('flow', ['v1', 'v2'])
-@pytest.mark.parametrize('read', [in_branch, in_loop, in_loop_in_branch],
+@pytest.mark.parametrize('read', [
+    in_branch, in_loop, pytest.param(in_loop_in_branch, marks=slow)],
                          ids=lambda read: read.__name__)
 def test_it_waits_for_what_is_read_in_branches_and_loops(read, flow, copies):
     if flow == 'v2' and read is not in_branch and tf.version.VERSION < '2':
@@ -308,11 +306,12 @@ def test_it_waits_for_what_is_read_in_branches_and_loops(read, flow, copies):
         assert_equal(train(model_fn, 2, copies=copies), on_one_device(model_fn))
 
 
-@pytest.mark.fast_only('reference.*clone')
+@of_kinds('reference')
 @both_copies
 @pytest.mark.parametrize('passed', [
     tf.stop_gradient, lambda count: tf.reshape(count, [2])[1], lambda count: count[tf.newaxis, 1],
-    lambda count: tf.split(count, 2)[1][0], lambda count: tf.reduce_sum(count, [])[0]],
+    pytest.param(lambda count: tf.split(count, 2)[1][0], marks=slow),
+    pytest.param(lambda count: tf.reduce_sum(count, [])[0], marks=slow)],
     ids=['stop_gradient', 'reshape', 'newaxis', 'split', 'no_sum'])
 def test_it_waits_for_who_takes_what_is_passed_on_of_a_variable(
         kind_of_variables, passed, copies):  # noqa: F811
@@ -345,7 +344,6 @@ def test_where_the_model_leaves_it_open_all_towers_read_before_the_write(
     assert_equal(train(model_fn, 2), on_one_device(lambda x: model_fn(x, ordered=True)))
 
 
-@pytest.mark.fast_only('reference.*clone')
 @both_copies
 @pytest.mark.parametrize('write', [write_in_branch, write_in_loop],
                          ids=lambda write: write.__name__)
@@ -376,7 +374,6 @@ def test_a_constant_after_a_write_of_a_branch_is_of_that_branch(kind_of_variable
         assert_equal(train(model_fn, 2), on_one_device(model_fn))
 
 
-@pytest.mark.fast_only('reference-clone')
 @both_copies
 def test_it_waits_for_what_is_read_after_another_write(kind_of_variables, copies):  # noqa: F811
     model_fn = reads_after_another_write
@@ -414,7 +411,8 @@ def test_what_is_written_in_a_branch_and_used_there_is_refused(copies):
 
 
 @both_copies
-@pytest.mark.parametrize('count', [1, 2, 4])
+@pytest.mark.parametrize('count', [
+    pytest.param(1, marks=slow), 2, pytest.param(4, marks=slow)])
 def test_moving_averages_of_activations(kind_of_variables, copies, count):  # noqa: F811
     """The first tower's; under one device's names."""
     ours = train(average_of_activations, count, 1, copies=copies)

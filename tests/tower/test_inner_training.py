@@ -21,7 +21,8 @@ def _by_hand(loss):
 
 @pytest.mark.parametrize('train', [
     lambda loss: tf.train.GradientDescentOptimizer(0.1).minimize(loss),
-    lambda loss: tf.train.AdamOptimizer(0.1).minimize(loss), _by_hand])
+    pytest.param(lambda loss: tf.train.AdamOptimizer(0.1).minimize(loss), marks=pytest.mark.slow),
+    pytest.param(_by_hand, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('way', ['updates', 'collection', 'loss', 'unused'])
 def test_an_update_within_a_tower(train, way):
     def model_fn(x):

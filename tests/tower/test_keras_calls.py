@@ -137,7 +137,8 @@ def test_frozen_layer_has_no_updates(keras):
     assert record.trainable_variables() == []
 
 
-@pytest.mark.parametrize('kind', ['subclass', 'functional', 'sequential'])
+@pytest.mark.parametrize('kind', [
+    'subclass', 'functional', pytest.param('sequential', marks=pytest.mark.slow)])
 def test_model_shared_by_two_towers(keras, kind):
     model, norm = _model(keras, kind)
     records = []
@@ -180,7 +181,8 @@ def _model(keras, kind):
     return Subclass(), norm
 
 
-@pytest.mark.parametrize('kind', ['subclass', 'functional', 'sequential'])
+@pytest.mark.parametrize('kind', [
+    'subclass', 'functional', pytest.param('sequential', marks=pytest.mark.slow)])
 def test_model_made_in_each_tower(keras, kind):
     for tower in range(2):
         with record_keras_calls() as record:
@@ -510,7 +512,9 @@ def _normed(keras):
                                 activity_regularizer=_l2(keras, 0.25))(normed))
 
 
-@pytest.mark.parametrize('where', ['inside', 'outside', 'compiled'])
+@pytest.mark.parametrize('where', [
+    'inside', pytest.param('outside', marks=pytest.mark.slow),
+    pytest.param('compiled', marks=pytest.mark.slow)])
 def test_a_model_trains_in_towers(keras, where):
     made = []
     if where != 'inside':

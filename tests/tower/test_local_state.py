@@ -14,11 +14,12 @@ import towers
 from sample_models import keras, kind_of_variables, momentum, sgd, switched  # noqa: F401
 from towers.tower import local_state
 
+slow = pytest.mark.slow
 LOCAL = [tf.GraphKeys.LOCAL_VARIABLES]
 ZEROS = tf.zeros_initializer()
 BATCH = np.float32([1, 2, 3, 6, 2, 4, 1, 9])
-WAYS = [dict(copies='clone'), dict(copies='reuse'), dict(variable_device='replicated')]
-every_way = pytest.mark.parametrize('way', WAYS, ids=['clone', 'reuse', 'replicated'])
+WAYS = [dict(copies='clone'), dict(copies='reuse'),
+    dict(variables=towers.VariablePlacement('replicated'))]
 
 
 def by_get_variable(size):
@@ -37,8 +38,6 @@ def by_variable(size):
 MAKERS = [by_get_variable, trainable_by_default, by_variable,
           lambda size: tf.get_local_variable('state', [size], initializer=ZEROS),
           lambda size: slim.local_variable(tf.zeros([size]), name='state')]
-every_maker = pytest.mark.parametrize('make', MAKERS, ids=[
-    'get_variable', 'trainable', 'Variable', 'get_local_variable', 'slim'])
 
 
 def goes_on(make, rides='loss', branch=False):
@@ -103,24 +102,28 @@ def assert_equal(ours, theirs):
         np.testing.assert_allclose(ours[2], theirs[2], 1e-5)
 
 
-@pytest.mark.fast_only('reference-clone|resource-re')
-@every_maker
-@every_way
+@pytest.mark.parametrize('make', [MAKERS[0], MAKERS[2], MAKERS[3]] + [
+    pytest.param(make, marks=slow) for make in (MAKERS[1], MAKERS[4])], ids=[
+        'get_variable', 'Variable', 'get_local_variable', 'trainable', 'slim'])
+@pytest.mark.parametrize('way', WAYS[:1] + [pytest.param(way, marks=slow) for way in WAYS[1:]],
+                         ids=['clone', 'reuse', 'replicated'])
 def test_the_numbers_are_those_of_one_device(kind_of_variables, make, way):  # noqa: F811
     model_fn = goes_on(make)
     assert_equal(on_towers(model_fn, 2, **way), on_one_device(model_fn))
 
 
-@every_way
-@pytest.mark.parametrize('rides', ['loss', 'updates'])
-@pytest.mark.parametrize('count', [1, 4])
+@pytest.mark.parametrize('way, rides, count', [
+    (WAYS[1], 'loss', 4), (WAYS[2], 'updates', 4)] + [
+        pytest.param(*case, marks=slow) for case in [
+            (WAYS[0], 'updates', 4), (WAYS[0], 'loss', 1), (WAYS[1], 'updates', 1),
+            (WAYS[2], 'loss', 1)]])
 def test_one_and_four_towers(kind_of_variables, way, rides, count):  # noqa: F811
     model_fn = goes_on(by_get_variable, rides)
     assert_equal(on_towers(model_fn, count, **way), on_one_device(model_fn))
 
 
-@pytest.mark.parametrize('way', [dict(copies='auto')] + WAYS[1:],
-                         ids=['auto', 'calls', 'replicated'])
+@pytest.mark.parametrize('way', [dict(copies='auto')] + [
+    pytest.param(way, marks=slow) for way in WAYS[1:]], ids=['auto', 'calls', 'replicated'])
 def test_state_that_a_branch_writes(kind_of_variables, way):  # noqa: F811
     model_fn = goes_on(by_get_variable, branch=True)
     assert_equal(on_towers(model_fn, 2, **way), on_one_device(model_fn))
@@ -161,8 +164,8 @@ def beside_a_shared_one(state, new, count):
     return tf.group(tf.assign_add(count, 1.), in_a_branch(state, new, count))
 
 
-@pytest.mark.fast_only('resource.*clone')
-@pytest.mark.parametrize('way', WAYS[:2], ids=['clone', 'reuse'])
+@pytest.mark.parametrize('way', [WAYS[0], pytest.param(WAYS[1], marks=slow)],
+                         ids=['clone', 'reuse'])
 @pytest.mark.parametrize('write,states', [(in_a_branch, [3, 0]), (in_a_loop, [3, -1]),
                                           (beside_a_shared_one, [3, 0])],
                          ids=['branch', 'loop', 'beside'])
@@ -200,7 +203,7 @@ def test_every_tower_has_one_local_variable_beside_the_first(rides):
     assert not audit.broken and 'each tower has its own: rnn/state' in audit.notes
 
 
-@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+@pytest.mark.parametrize('copies', ['clone', pytest.param('reuse', marks=slow)])
 def test_state_that_is_named_after_the_call(copies):
     calls = []
 
@@ -211,7 +214,7 @@ def test_state_that_is_named_after_the_call(copies):
     assert_equal(on_towers(goes_on(named), 4, copies=copies), on_one_device(goes_on(named)))
 
 
-@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+@pytest.mark.parametrize('copies', ['clone', pytest.param('reuse', marks=slow)])
 def test_state_from_around_the_model_function(kind_of_variables, copies):  # noqa: F811
     plain = on_one_device(goes_on(by_variable))
     with tf.Graph().as_default():
@@ -301,8 +304,8 @@ def test_counters_by_hand_are_shared():
         assert session.run(value) == 28. and len(tf.local_variables()) == 1
 
 
-@pytest.mark.parametrize('make', [by_get_variable, by_variable])
-@pytest.mark.parametrize('num_towers', [1, 2, 4])
+@pytest.mark.parametrize('num_towers, make', [
+    (2, by_get_variable), pytest.param(4, by_variable, marks=slow)])
 @pytest.mark.parametrize('way', WAYS, ids=['clone', 'reuse', 'replicated'])
 def test_a_reset_reaches_every_tower(way, num_towers, make, kind_of_variables):  # noqa: F811
     def model_fn(x):
@@ -326,7 +329,7 @@ def test_a_reset_reaches_every_tower(way, num_towers, make, kind_of_variables): 
             np.testing.assert_allclose(step(), BATCH)
 
 
-@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+@pytest.mark.parametrize('copies', ['clone', pytest.param('reuse', marks=slow)])
 def test_a_count_of_steps_is_one_for_all(copies):
     def model_fn(x):
         count = tf.get_local_variable('count', [], initializer=ZEROS)

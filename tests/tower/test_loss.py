@@ -42,7 +42,8 @@ def test_a_loss_that_the_first_tower_registered_is_of_every_towers_loss(variable
                             regularizer=lambda variable: 2.5 * variable * variable)
         return tf.reduce_mean(x * w) + tf.losses.get_regularization_loss()
     built = towers.build_towers(model, tf.constant(X), tf.train.GradientDescentOptimizer(.1), 2,
-                                'mean', copies='reuse', variable_device=variable_device)
+                                'mean', copies='reuse',
+                                variables=towers.VariablePlacement(variable_device))
     with tf.Session(config=towers.session_config(2)) as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         assert session.run([built.loss, built.gradients[0][0]]) == [3. + 2.5, 3. + 5.]

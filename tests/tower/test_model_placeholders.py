@@ -60,11 +60,14 @@ def after_a_step(built, feed):
         return session.run(built.variables[0])
 
 
-@pytest.mark.fast_only(r'with_default-\{\}|in_branches-.*4|a_vector-.*1|of_another-.*: 2\}')
-@pytest.mark.parametrize('options', [
-    dict(), dict(devices=4), dict(accumulate=2), dict(devices=1, accumulate=2, copies='reuse'),
-    dict(variable_device='replicated'), dict(first_scope=False)], ids=str)
-@pytest.mark.parametrize('model_fn', [with_default, in_branches, a_vector, of_another])
+@pytest.mark.parametrize('model_fn, options', [
+    (with_default, dict()), (in_branches, dict(devices=4)),
+    (a_vector, dict(devices=1, accumulate=2, copies='reuse')),
+    (of_another, dict(accumulate=2))] + [pytest.param(*case, marks=pytest.mark.slow) for case in [
+        (with_default, dict(variables=towers.VariablePlacement('replicated'))), (with_default,
+            dict(first_scope=False)),
+        (in_branches, dict(accumulate=2)), (a_vector, dict(devices=4)),
+        (of_another, dict(variables=towers.VariablePlacement('replicated')))]])
 def test_all_towers_get_what_is_fed_to_any_of_them(model_fn, options):
     built = built_of(model_fn, **options)
     one = [3.] if model_fn is a_vector else 3.
@@ -101,8 +104,8 @@ def test_examples_for_one_without_a_shape_are_refused():
         after_a_step(built, {first: [5.], second: [1., 2.]})
 
 
-@pytest.mark.fast_only('accumulate')
-@pytest.mark.parametrize('options', [dict(), dict(devices=4), dict(accumulate=2)], ids=str)
+@pytest.mark.parametrize('options', [
+    dict(accumulate=2), pytest.param(dict(devices=4), marks=pytest.mark.slow)])
 def test_what_a_program_keeps_of_a_placeholder_is_what_it_feeds(options):
     built = built_of(without, **options)
     np.testing.assert_allclose(after_a_step(built, {HELD['all'][-1]: 3.}), 1. - .1 * 3. * 3.,

@@ -1,4 +1,4 @@
-"""Optimizers with a `compute_gradients` of their own: once, for the batch, on any number of towers."""
+"""Optimizers with a `compute_gradients` of their own: once for the batch, on any number of towers."""
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from one_process import addresses, together, train
 from towers.errors import GradientError
 from towers.graph import graph_walk
 
+slow = pytest.mark.slow
 BATCH = np.array([1., 2., 6.])
 
 
@@ -43,12 +44,14 @@ def model_fn(x):
     return tf.reduce_mean(x) * tf.get_variable('w', [], tf.float64, tf.ones_initializer())
 
 
-@pytest.mark.fast_only('True.*by_variable|False-2.*by_get_variable')
-@pytest.mark.parametrize('make', [by_get_variable, by_variable])
-@pytest.mark.parametrize('num_towers, options', [
-    (1, {}), (2, dict(copies='reuse')), (2, dict(remainder='weight')), (3, dict(copies='clone')),
-    (1, dict(accumulate=3)), (3, dict(first_scope=False, copies='reuse'))])
-@pytest.mark.parametrize('use_resource', [True, False])
+@pytest.mark.parametrize('make, num_towers, options, use_resource', [
+    (by_variable, 2, dict(copies='reuse'), True),
+    (by_get_variable, 2, dict(remainder='weight'), True),
+    (by_variable, 1, dict(accumulate=3), True)] + [pytest.param(*case, marks=slow) for case in [
+        (by_variable, 1, {}, True), (by_variable, 3, dict(copies='clone'), True),
+        (by_get_variable, 3, dict(first_scope=False, copies='reuse'), True),
+        (by_get_variable, 2, dict(remainder='weight'), False),
+        (by_variable, 3, dict(copies='clone'), False)]])
 def test_as_on_one_device(make, num_towers, options, use_resource, tmp_path):
     with tf.variable_scope('', use_resource=use_resource):
         inputs = BATCH[:2] if num_towers == 2 and 'remainder' not in options else BATCH
@@ -209,14 +212,14 @@ SQUARED = lambda x: tf.reduce_mean(x) * tf.square(
     tf.get_variable('w', [], tf.float64, tf.ones_initializer()))
 
 
-@pytest.mark.fast_only('Decays-SQUARED|Scales|Keeps-SQUARED-4-2|Squares|Clips-SQUARED-5|-5-3-options2')
 @pytest.mark.parametrize('count, num_towers, options', [
-    (4, 1, {}), (4, 2, {}), (5, 3, dict(copies='reuse')), (4, 2, dict(accumulate=2)),
-    (4, 2, dict(variable_device='replicated')), (6, 1, dict(accumulate=3))])
+    (5, 3, dict(copies='reuse'))] + [pytest.param(*case, marks=slow) for case in [
+        (4, 2, dict(accumulate=2)), (4, 2,
+            dict(variables=towers.VariablePlacement('replicated')))]])
 @pytest.mark.parametrize('make, model', [
-    (Decays, SQUARED), (Clips, SQUARED), (AddsToTheLoss, SQUARED), (Scales, SQUARED),
-    (Squares, SQUARED), (Keeps, SQUARED), (Wraps, SQUARED), (ClipsValues, rows_and_numbers),
-    (PartByPart, rows_and_numbers)])
+    (Decays, SQUARED), (Scales, SQUARED), (Squares, SQUARED), (Keeps, SQUARED),
+    (ClipsValues, rows_and_numbers), (PartByPart, rows_and_numbers)] + [
+        pytest.param(make, SQUARED, marks=slow) for make in (Clips, AddsToTheLoss, Wraps)])
 def test_on_any_number_of_towers(make, model, count, num_towers, options):
     examples = np.arange(1., count + 1) / 4
     with tf.Graph().as_default():
@@ -302,17 +305,15 @@ def test_what_the_towers_cannot_do_is_refused(method, words):
                             check_devices=False)
 
 
-@pytest.mark.parametrize('kind', ['ring', 'ps'])
-@pytest.mark.parametrize('make', [Squares, Keeps])
-def test_the_value_of_a_loss_of_one_machine_is_refused(kind, make):
+@pytest.mark.parametrize('make, kind', [(Squares, 'ring'), (Keeps, 'ps')])
+def test_the_value_of_a_loss_of_one_machine_is_refused(make, kind):
     cluster = towers.Cluster(kind, ['a:1', 'b:1'], ['c:1'] if kind == 'ps' else ())
     with pytest.raises(GradientError, match="one worker's examples"):
         towers.build_towers(SQUARED, tf.constant([1., 3.], tf.float64), make(), 1, 'mean',
                             cluster=cluster, global_step=tf.train.get_or_create_global_step())
 
 
-@pytest.mark.fast_only('Scales')
-@pytest.mark.parametrize('make', [Decays, Clips, AddsToTheLoss, Scales])
+@pytest.mark.parametrize('make', [Scales, pytest.param(Decays, marks=slow)])
 def test_in_a_ring(make):
     examples = np.array([1., 2., 3., 6.]) / 4
     expected = on_one_device(make, SQUARED, examples)[0]
@@ -353,7 +354,7 @@ def with_an_unused_one(x):
     return tf.reduce_mean(x) * (a + c)
 
 
-@pytest.mark.parametrize('num_towers', [1, 2])
+@pytest.mark.parametrize('num_towers', [pytest.param(1, marks=slow), 2])
 @pytest.mark.parametrize('make', [ByPlace, ByPlaceItself])
 def test_a_variable_without_gradient_keeps_its_place(make, num_towers):
     seen = []

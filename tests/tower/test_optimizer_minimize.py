@@ -83,6 +83,7 @@ class ByLoss(Plain):
                                      in self.compute_gradients(loss, var_list)], global_step)
 
 
+slow = pytest.mark.slow
 NORM = np.sqrt(9. + 36.)
 BY_HAND = [
     (Clipping, 1. - RATE * 3. / NORM, 1. - RATE * 6. / NORM),
@@ -105,9 +106,9 @@ def trained(make_optimizer, steps=1, **options):
         return session.run(built.variables + [step])
 
 
-@pytest.mark.fast_only(r'\{\}|Clipping|Decaying.*accumulate')
-@pytest.mark.parametrize('options', [
-    dict(), dict(devices=1), dict(copies='reuse'), dict(accumulate=2, devices=1)], ids=str)
+@pytest.mark.parametrize('options', [dict()] + [
+    pytest.param(options, marks=slow) for options in (
+        dict(copies='reuse'), dict(accumulate=2, devices=1))])
 @pytest.mark.parametrize('make_optimizer, w, v', BY_HAND)
 def test_it_is_called_once_for_the_whole_batch(make_optimizer, w, v, options, graph):
     np.testing.assert_allclose(trained(make_optimizer, **options), [w, v, 1], rtol=1e-12)
@@ -125,8 +126,7 @@ def test_only_what_is_in_var_list_is_trained(graph):
     np.testing.assert_allclose(found, [1. - RATE, 1., 1], rtol=1e-12)
 
 
-@pytest.mark.fast_only('Clipping|ByLoss')
-@pytest.mark.parametrize('make_optimizer', [each[0] for each in BY_HAND])
+@pytest.mark.parametrize('make_optimizer', [Clipping, pytest.param(ByLoss, marks=slow)])
 def test_check_towers_holds_it_against_the_method_itself(make_optimizer):
     report = towers.check_towers(model_fn, np.array([1., 2., 3., 4., 5.]),
                                  make_optimizer=lambda: make_optimizer(), remainder='weight')
@@ -172,8 +172,8 @@ class ClippingItself(Plain):
         return list(zip(tf.clip_by_global_norm(gradients, .1)[0], variables))
 
 
-@pytest.mark.parametrize('reduction', ['mean', 'sum'])
-@pytest.mark.parametrize('make_optimizer', [Average, ByLoss, ClippingItself])
+@pytest.mark.parametrize('make_optimizer, reduction', [
+    (Average, 'mean'), (ClippingItself, 'sum'), pytest.param(ByLoss, 'sum', marks=slow)])
 def test_check_towers_takes_the_gradients_of_before_the_update(
         make_optimizer, reduction, kind_of_variables):  # noqa: F811
     report = towers.check_towers(
@@ -183,7 +183,8 @@ def test_check_towers_takes_the_gradients_of_before_the_update(
 
 
 @pytest.mark.parametrize('minimize, expected', [
-    (lambda loss, params, global_step=None: tf.no_op(), "minimize of Plain needs the argument 'par"),
+    (lambda loss, params, global_step=None: tf.no_op(),
+        "minimize of Plain needs the argument 'par"),
     (lambda loss, **options: (tf.no_op(), 1), 'minimize of Plain returned .*: expected the oper')])
 def test_what_cannot_be_called_so(minimize, expected, graph):
     def make():
@@ -201,8 +202,10 @@ def test_which_optimizers_have_one():
 
 
 def test_what_would_be_done_to_other_gradients_is_refused(graph):
-    for options, expected in ((dict(loss_scale=towers.LossScale()), 'there is a loss scale'),
-                              (dict(variable_device='replicated'), 'there is a replica of each')):
+    for options, expected in ((dict(numerics=towers.Numerics(loss_scale=towers.LossScale())),
+                               'there is a loss scale'),
+                              (dict(variables=towers.VariablePlacement('replicated')),
+                               'there is a replica of each')):
         with pytest.raises(InvalidArgumentError, match='Clipping has a minimize of its own, and '
                                                        + expected):
             trained(Clipping, **options)

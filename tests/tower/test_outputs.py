@@ -276,12 +276,13 @@ def build(name, num_towers, batch=(0., 2., 3., 4.)):
                                tf.constant(batch), None, num_towers)
 
 
-@pytest.mark.parametrize('name', ['mean', 'auc', 'f1', 'update', 'reference', 'constant', 'number'])
+@pytest.mark.parametrize('name', ['auc', 'f1', 'update', 'reference'] + [
+    pytest.param(name, marks=pytest.mark.slow) for name in ('mean', 'constant', 'number')])
 def test_pairs_whose_value_is_of_counters(name):
     assert set(build(name, 2).metrics) == {name}
 
 
-@pytest.mark.parametrize('name', ['loss', 'both'])
+@pytest.mark.parametrize('name', ['loss', pytest.param('both', marks=pytest.mark.slow)])
 def test_pairs_whose_value_is_of_one_shard(name):
     with pytest.raises(ModelFunctionError, match=(
             "^metric '%s' is a pair with the value 'tower_0/.*which is computed from one shard.*"
@@ -342,7 +343,7 @@ def test_what_has_no_weight_counts_nothing_not_even_nan(bad, dynamic):
     assert run(weighted_mean([tf.constant(2.), tf.constant(bad)], weights)) == 2.
 
 
-@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+@pytest.mark.parametrize('copies', ['clone', pytest.param('reuse', marks=pytest.mark.slow)])
 def test_ragged_predictions_without_the_padding(copies):
     """A batch of 2 on 3 towers in training: the third tower's example is padding."""
     def model_fn(x):

@@ -9,6 +9,7 @@ from sample_models import switched
 from towers.graph import graph_walk
 from towers.tower.recomputed_draws import recomputed_draws
 
+slow = pytest.mark.slow
 START = np.linspace(1., 2., 6).astype(np.float32)
 
 
@@ -77,11 +78,10 @@ def check_gradients(model_fn, num_towers=2, copies='auto', slope=None, stateless
         return np.array(left)
 
 
-@pytest.mark.fast_only('auto---|reuse-nested-seed')
+@pytest.mark.parametrize('seed, depth, copies', [
+    (None, 1, 'auto'), pytest.param(3, 2, 'reuse', marks=slow),
+    pytest.param(None, 2, 'auto', marks=slow)])
 @pytest.mark.parametrize('way', list(WAYS))
-@pytest.mark.parametrize('seed', [None, 3], ids=['', 'seed'])
-@pytest.mark.parametrize('depth', [1, 2], ids=['', 'nested'])
-@pytest.mark.parametrize('copies', ['auto', 'reuse'])
 def test_the_gradient_is_of_the_mask_of_the_forward_pass(way, seed, depth, copies):
     left = check_gradients(model(way, seed, depth), copies=copies)
     assert len({each.tobytes() for each in left.reshape([6, 6])}) >= 5
@@ -175,9 +175,10 @@ def test_which_of_two_equal_draws_is_repeated_cannot_be_told(graph):
     assert recomputed_draws(forward.operations, backward.operations) == {}
 
 
-@pytest.mark.parametrize('copies', ['auto', 'reuse'])
-@pytest.mark.parametrize('stateless', [False, True])
-@pytest.mark.parametrize('way', list(WAYS))
+@pytest.mark.parametrize('way, stateless, copies', [
+    ('by_hand', True, 'auto'), ('recompute_grad', False, 'auto'),
+    pytest.param('by_hand', False, 'reuse', marks=slow),
+    pytest.param('recompute_grad', True, 'reuse', marks=slow)])
 def test_a_counted_seed_that_is_handed_to_a_recomputation(way, stateless, copies):
     """As Keras 3 draws: both passes get one seed, and each tower a seed of its own."""
     def model_fn(x):

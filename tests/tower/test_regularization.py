@@ -81,7 +81,8 @@ def _total_loss(model):
     return tf.losses.get_total_loss()
 
 
-@pytest.mark.parametrize('use_resource', [False, True], ids=['reference', 'resource'])
+@pytest.mark.parametrize('use_resource', [
+    True, pytest.param(False, marks=pytest.mark.slow)], ids=['resource', 'reference'])
 @pytest.mark.parametrize('name', sorted(LOSSES))
 def test_parts_add_up_in_value_and_gradient(name, use_resource):
     tf.get_variable_scope().set_use_resource(use_resource)
@@ -144,6 +145,7 @@ def test_a_constant_loss_counts_as_data():
     assert data is not None and weights is None
 
 
+@pytest.mark.slow
 def test_a_loss_added_up_over_hundreds_of_variables():
     model = Model()
     loss = model.data

@@ -188,17 +188,14 @@ def _with_resource(model_fn, use_resource):
 def test_uneven_shards_and_copies_of_the_variables(num_towers, count, reduction, variable_device):
     for way, shape in (('get_variable', 'where'), ('slim', 'reduce_mean'), ('hand', 'cond v1')):
         check(model_of(WAYS[way], SHAPES[shape]), (X[:count],), num_towers, reduction,
-              remainder='weight', variable_device=variable_device)
+              remainder='weight', variables=towers.VariablePlacement(variable_device))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('copies', COPIES)
-@pytest.mark.parametrize('variable_device', [None, 'replicated'])
+@pytest.mark.parametrize('copies, variable_device', [
+    ('auto', None), ('reuse', None), ('reuse', 'replicated')])
 @pytest.mark.parametrize('way', sorted(WAYS))
 def test_registered_losses_are_added_once(way, copies, variable_device):
-    if variable_device == 'replicated' and copies == 'auto':
-        copies = 'reuse'
-
     def model_fn(x):
         return tf.reduce_mean(tf.square(WAYS[way](x) - 1.))
 
@@ -206,7 +203,8 @@ def test_registered_losses_are_added_once(way, copies, variable_device):
         return model_fn(x) + tf.losses.get_regularization_loss()
     for num_towers, count in ((2, 8), (3, 8)):
         ours = check(model_fn, (X[:count],), num_towers, plain=plain, regularization='add',
-                     copies=copies, remainder='weight', variable_device=variable_device)
+                     copies=copies, remainder='weight',
+                     variables=towers.VariablePlacement(variable_device))
         assert ours.built.plan.regularization == (
             '1 registered loss added, counted once' + (
                 ', computed once a step' if copies == 'auto' and count % num_towers == 0 else ''))
@@ -234,11 +232,9 @@ def test_keras_losses_are_added_or_left():
             check(_keras_model(SHAPES[shape]), copies=copies)
 
 
-@pytest.mark.fast_only('^sum-|where-True|half-True')
-@pytest.mark.parametrize('shape, as_model', [('sum', True), ('where', True), ('half', True)] + [
-    # As a model or as a layer by turns.
-    (shape, bool(number % 2)) for number, shape in enumerate(sorted(set(SHAPES) - {'not used'}))
-    if (shape, bool(number % 2)) not in [('sum', True), ('where', True), ('half', True)]])
+@pytest.mark.parametrize('shape, as_model', [('sum', True)] + [
+    pytest.param(shape, as_model, marks=pytest.mark.slow) for as_model in (True, False)
+    for shape in (sorted(set(SHAPES) - {'not used', 'sum'}) if as_model else ['sum', 'where'])])
 def test_keras_losses_that_the_loss_has_already_are_not_added_again(shape, as_model):
     """Keras makes them anew each time that it is asked for them."""
     def model_fn(x):
@@ -344,7 +340,7 @@ def test_what_the_model_draws_itself_is_each_towers_own(source, v2, control_flow
 
 
 @pytest.mark.parametrize('source', ['iterator', 'py_func'])
-@pytest.mark.parametrize('use_resource', KINDS)
+@pytest.mark.parametrize('use_resource', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_each_towers_draw_counts_for_itself(source, use_resource):
     """Whichever tower draws which: 1, 2, 3 and 4."""
     drawn = itertools.count(1)
@@ -386,7 +382,8 @@ def control_flow():
     switch(before)
 
 
-@pytest.mark.parametrize('v2', [False, True], ids=['v1', 'v2'])
+@pytest.mark.parametrize('v2', [False, pytest.param(True, marks=pytest.mark.slow)],
+                         ids=['v1', 'v2'])
 def test_terms_that_depend_on_the_data_by_control_alone(v2, control_flow):
     """Each shard takes a branch of its own: 2 l2 here, 1 l2 there."""
     control_flow(v2)
@@ -417,7 +414,7 @@ def test_a_gradient_that_is_overridden_around_the_total(copies):
     assert samples.run(built, built.gradients[0][0]) == -4.
 
 
-@pytest.mark.fast_only('auto')
+@pytest.mark.slow
 @pytest.mark.parametrize('copies', COPIES)
 def test_a_regularizer_with_a_loop(copies):
     """A power iteration, say, is proven to be nothing; it counts once all the same."""
@@ -435,7 +432,7 @@ def test_a_regularizer_with_a_loop(copies):
     check(model_fn, plain=total, copies=copies, regularization='add')
 
 
-@pytest.mark.parametrize('copies', COPIES)
+@pytest.mark.parametrize('copies', ['auto', pytest.param('reuse', marks=pytest.mark.slow)])
 def test_an_optimizer_that_clips_the_gradient(copies):
     """It would clip the data's gradient alone if the regularization were taken out."""
     class Clipping(tf.train.GradientDescentOptimizer):
@@ -476,8 +473,9 @@ def random_model(seed):
     source = choose.choice(sorted(SOURCES) + [None] * 3)
     num_towers, count = choose.choice([(2, 8), (4, 8), (3, 7), (2, 5), (1, 4)])
     options = dict(copies=choose.choice(COPIES), reduction=choose.choice(['mean', 'sum']),
-                   variable_device=choose.choice([None, None, 'balanced', 'replicated']))
-    if options['variable_device'] == 'replicated':
+                   variables=towers.VariablePlacement(
+                       choose.choice([None, None, 'balanced', 'replicated'])))
+    if options['variables'].device == 'replicated':
         options['copies'] = 'reuse'
     use_resource = choose.random() < 0.5
     # TF 1.15's branches cannot read a variable of another device.
@@ -505,8 +503,7 @@ def random_model(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('first', [0] + [
-    pytest.param(first, marks=pytest.mark.slow) for first in range(10, 60, 10)])
+@pytest.mark.parametrize('first', range(0, 60, 10))
 def test_random_models(first, control_flow):
     for seed in range(first, first + (10 if first else 4)):
         model_fn, arrays, num_towers, options, v2, text = random_model(seed)
@@ -526,23 +523,23 @@ def with_shared_layers(x):
     return tf.reduce_mean(tf.square(out - 1.))
 
 
-@pytest.mark.fast_only('clone-None-True|reuse-replicated-False')
-@pytest.mark.parametrize('use_resource', KINDS)
-@pytest.mark.parametrize('copies, variable_device', [
-    ('reuse', None), ('clone', None), ('reuse', 'replicated')])
+@pytest.mark.parametrize('copies, variable_device, use_resource', [
+    ('clone', None, True)] + [pytest.param(*case, marks=pytest.mark.slow) for case in [
+        ('reuse', None, False), ('reuse', 'replicated', True), ('reuse', 'replicated', False)]])
 def test_the_loss_of_a_shared_layer_counts_once(copies, variable_device, use_resource):
     def plain(x):
         return with_shared_layers(x) + tf.add_n(tf.losses.get_regularization_losses())
     ours = check(_with_resource(with_shared_layers, use_resource), num_towers=4,
                  plain=_with_resource(plain, use_resource), copies=copies,
-                 variable_device=variable_device, regularization='add')
+                 variables=towers.VariablePlacement(variable_device), regularization='add')
     assert str(ours.built.plan).count('2 registered losses added, counted once') == 1
 
 
-@pytest.mark.fast_only('False')
+@pytest.mark.slow
 @pytest.mark.parametrize('use_resource', KINDS)
 def test_the_loss_of_a_shared_layer_in_the_models_own_loss_of_copies(use_resource):
     """There the loss has the term of each further call already."""
     def model_fn(x):
         return with_shared_layers(x) + tf.losses.get_regularization_loss()
-    check(_with_resource(model_fn, use_resource), num_towers=4, variable_device='replicated')
+    check(_with_resource(model_fn, use_resource), num_towers=4,
+          variables=towers.VariablePlacement('replicated'))

@@ -10,7 +10,7 @@ import towers
 from sample_models import two_layers, sgd
 
 VECTORS = samples.vectors(8)
-REPLICATED = {'variable_device': 'replicated'}
+REPLICATED = {'variables': towers.VariablePlacement('replicated')}
 
 
 def layer(inputs, scope, **options):
@@ -52,16 +52,19 @@ def by_hand(total):
     return model
 
 
-@pytest.mark.fast_only('options0.*get_total|options1.*one_by|options2.*list')
-@pytest.mark.parametrize('total', [get_total_loss, one_by_one, in_a_list])
-@pytest.mark.parametrize('model, options', [
-    (called_twice, REPLICATED), (by_hand, {'copies': 'reuse'}), (by_hand, REPLICATED)])
+@pytest.mark.parametrize('model, options, total', [
+    (called_twice, REPLICATED, get_total_loss)] + [
+        pytest.param(*case, marks=pytest.mark.slow) for case in [
+            (by_hand, {'copies': 'reuse'}, in_a_list), (by_hand, {'copies': 'reuse'}, one_by_one),
+            (by_hand, REPLICATED, in_a_list),
+            (by_hand, REPLICATED, one_by_one)]])
 def test_it_counts_once_in_the_models_own_loss(model, options, total):
     samples.check_against_one_device(model(total), VECTORS, None, 2,
                                      reduction='mean', **options)
 
 
-@pytest.mark.parametrize('options', [{'copies': 'reuse'}, REPLICATED])
+@pytest.mark.parametrize('options', [
+    {'copies': 'reuse'}, pytest.param(REPLICATED, marks=pytest.mark.slow)])
 def test_it_counts_once_where_it_is_added(options):
     ours = samples.check_against_one_device(
         by_hand(lambda data: data), VECTORS, None, 4, reduction='mean', regularization='add',
@@ -93,7 +96,8 @@ def test_one_that_a_later_call_leaves_out_is_refused(regularization):
 
 
 @pytest.mark.parametrize('options, total', [
-    (dict(REPLICATED, regularization='add'), lambda data: data), (REPLICATED, one_by_one)])
+    (dict(REPLICATED, regularization='add'), lambda data: data),
+    pytest.param(REPLICATED, one_by_one, marks=pytest.mark.slow)])
 def test_a_second_build_that_reuses_the_weights(options, total):
     def losses(session, steps):
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])

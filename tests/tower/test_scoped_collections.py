@@ -29,10 +29,11 @@ def two_scopes(x):
     return tf.add_n(losses)
 
 
-@pytest.mark.parametrize('options', [
-    dict(devices=1), dict(devices=2), dict(devices=3, copies='reuse'),
-    dict(devices=2, first_scope=False)], ids=lambda options: '-'.join(map(str, options.values())))
-@pytest.mark.parametrize('around', [None, 'around'])
+@pytest.mark.parametrize('around, options', [
+    (None, dict(devices=2)), ('around', dict(devices=2, first_scope=False))] + [
+        pytest.param(*case, marks=pytest.mark.slow) for case in [
+            (None, dict(devices=1)), ('around', dict(devices=3, copies='reuse')),
+            ('around', dict(devices=2))]])
 def test_they_find_what_one_device_finds(options, around):
     with tf.Graph().as_default(), tf.name_scope(around):
         built = towers.build_towers(

@@ -12,6 +12,7 @@ import towers
 from sample_models import switched
 
 X = np.random.RandomState(0).rand(16, 6)
+slow = pytest.mark.slow
 CPUS = ['/device:CPU:%d' % index for index in range(4)]
 
 
@@ -40,18 +41,19 @@ def trained(devices, **options):
             return session.run(tf.global_variables() + [built.predictions])
 
 
-@pytest.mark.fast_only('options[02]')
-@pytest.mark.parametrize('devices, options', [
-    ('/cpu:0+/cpu:1', {}), ('/cpu:0+/cpu:1+/cpu:2+/cpu:3', dict(micro_batches=4)),
-    ('/cpu:0+/cpu:1,/cpu:2+/cpu:3', dict(micro_batches=2, recompute='auto')),
-    ('/cpu:0+/cpu:1,/cpu:2+/cpu:3', dict(copies='reuse', variable_device='stage')), (2, {})])
+@pytest.mark.parametrize('devices, options', [('/cpu:0+/cpu:1', {})] + [
+    pytest.param(*case, marks=slow) for case in [
+        ('/cpu:0+/cpu:1+/cpu:2+/cpu:3', dict(micro_batches=4)),
+        ('/cpu:0+/cpu:1,/cpu:2+/cpu:3', dict(micro_batches=2, recompute='auto')),
+        ('/cpu:0+/cpu:1,/cpu:2+/cpu:3', dict(copies='reuse',
+            variables=towers.VariablePlacement('stage'))), (2, {})]])
 def test_the_numbers_are_those_of_one_device(devices, options):
     one, found = trained(1), trained(devices, stages='auto', **options)
     for a, b in zip(one, found):
         np.testing.assert_allclose(b, a, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize('count', [2, 4])
+@pytest.mark.parametrize('count', [2, pytest.param(4, marks=slow)])
 def test_stages_are_even_and_cut_between_layers(count):
     with tf.Graph().as_default():
         built = build([['/cpu:%d' % index for index in range(count)]], stages='auto')
@@ -153,7 +155,7 @@ def test_large_networks_are_cut_evenly(name, size, count):
         assert not towers.audit(built).broken
 
 
-@pytest.mark.parametrize('loops', [1, 2])
+@pytest.mark.parametrize('loops', [1, pytest.param(2, marks=slow)])
 def test_a_loop_is_in_one_stage(loops):
     """With what TensorFlow keeps beside its parts; else no session could place it."""
     def looping(x):
@@ -190,8 +192,8 @@ def tied(ids):
         labels=ids, logits=tf.matmul(x, table, transpose_b=True)))
 
 
-@pytest.mark.fast_only('resource')
-@pytest.mark.parametrize('resource', [False, True], ids=['reference', 'resource'])
+@pytest.mark.parametrize('resource', [True, pytest.param(False, marks=slow)],
+                         ids=['resource', 'reference'])
 def test_a_tied_embedding_and_averages_of_weights(resource):
     """A lookup is where the variable is: this one goes where it is first looked up."""
     def trained_on(devices, **options):
@@ -244,7 +246,8 @@ def test_stages_of_equal_times():
     assert built.plan.stages.count('% of the memory') == 2
 
 
-@pytest.mark.parametrize('balance, layers_of', [('memory', [6, 6]), ('both', [7, 5])])
+@pytest.mark.parametrize('balance, layers_of', [
+    pytest.param('memory', [6, 6], marks=slow), ('both', [7, 5])])
 def test_what_else_is_balanced(balance, layers_of):
     """With times the plan shows both; 7 of 12 layers and 11 of 18 seconds are least for 'both'."""
     built = build([CPUS[:2]], stages=towers.AutoStages(balance, layers([1.] * 9 + [3.] * 3)))
@@ -344,7 +347,8 @@ def test_an_initial_value_that_reads_another_variable(control_flow_v1):
             x = tf.tanh(tf.matmul(x, weights))
         return tf.reduce_mean(x)
     built = towers.build_towers(initialized, tf.constant(X), tf.train.GradientDescentOptimizer(.1),
-                                [CPUS[:2]], stages='auto', variable_device='stage')
+                                [CPUS[:2]], stages='auto',
+                                variables=towers.VariablePlacement('stage'))
     assert {variable.device for variable in built.variables} == set(CPUS[:2])
     with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run(tf.global_variables_initializer())

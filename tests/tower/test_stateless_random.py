@@ -276,8 +276,8 @@ def counted_draws(num_towers, stateless=False, copies='auto', own=False):
                 tower.predictions for tower in built.towers]])[1] for _ in range(4)])[:, :, 0]
 
 
-@pytest.mark.parametrize('copies', ['clone', 'reuse'])
-@pytest.mark.parametrize('stateless', [False, True])
+@pytest.mark.parametrize('stateless, copies', [
+    (False, 'clone'), (True, 'clone'), pytest.param(True, 'reuse', marks=pytest.mark.slow)])
 def test_towers_that_share_a_counted_seed_draw_numbers_of_their_own(stateless, copies):
     drawn = counted_draws(3, stateless, copies)
     for one, other in ((0, 1), (0, 2), (1, 2)):
@@ -383,7 +383,9 @@ def masks_of_machine(cluster, num_towers, stateless, **options):
 
 
 @pytest.mark.parametrize('num_towers, options', [
-    (1, {}), (2, {}), (2, {'copies': 'reuse'}), (1, {'first_scope': False})])
+    (2, {}), pytest.param(1, {}, marks=pytest.mark.slow),
+    pytest.param(2, {'copies': 'reuse'}, marks=pytest.mark.slow),
+    pytest.param(1, {'first_scope': False}, marks=pytest.mark.slow)])
 def test_machines_draw_what_their_towers_draw_on_one_machine(num_towers, options):
     machines = [masks_of_machine(towers.Cluster('ring', ['a:1', 'b:1'], rank=rank), num_towers,
                                  True, **options) for rank in range(2)]
@@ -392,7 +394,7 @@ def test_machines_draw_what_their_towers_draw_on_one_machine(num_towers, options
     assert not np.array_equal(machines[0], machines[1])
 
 
-@pytest.mark.parametrize('num_towers', [1, 2])
+@pytest.mark.parametrize('num_towers', [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_machines_with_one_graph_level_seed_draw_other_numbers(num_towers):
     parts = np.concatenate([
         masks_of_machine(towers.Cluster('ring', ['a:1', 'b:1'], rank=rank), num_towers, False)

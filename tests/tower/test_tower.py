@@ -16,6 +16,7 @@ from sample_models import kind_of_variables  # noqa: F401, a fixture
 
 needs_tf_layers = pytest.mark.skipif(not samples.HAS_TF_LAYERS, reason='tf.layers is gone here')
 
+slow = pytest.mark.slow
 
 # ---- model functions that add their own regularization -------------------------------------------
 
@@ -71,11 +72,10 @@ def adds_in_a_mean(x, y):
     return tf.reduce_mean([_hidden(x, y, None), _l2(tf.trainable_variables()[0])])
 
 
-@pytest.mark.fast_only('total_loss|in_a_mean')
-@pytest.mark.parametrize('model_fn', [
-    adds_total_loss, adds_regularization_loss, adds_the_collection, adds_by_hand,
-    adds_by_reduce_sum_of_a_list, adds_scaled, adds_beside_a_registered_one, adds_in_a_mean],
-    ids=lambda model_fn: model_fn.__name__)
+@pytest.mark.parametrize('model_fn', [adds_total_loss, adds_in_a_mean] + [
+    pytest.param(model_fn, marks=slow) for model_fn in (
+        adds_regularization_loss, adds_the_collection, adds_by_hand, adds_by_reduce_sum_of_a_list,
+        adds_scaled, adds_beside_a_registered_one)], ids=lambda model_fn: model_fn.__name__)
 def test_regularization_in_the_models_own_loss(model_fn):
     ours = check_against_one_device(model_fn, samples.vectors(5), remainder='weight')
     assert model_fn is adds_in_a_mean or 'own loss' in ours.built.plan.regularization
@@ -178,7 +178,9 @@ BATCH_NORMS = [slim_batch_norm, keras_batch_norm] + (
     [tf_layers_batch_norm] if samples.HAS_TF_LAYERS else [])
 
 
-@pytest.mark.parametrize('model_fn', BATCH_NORMS, ids=lambda model_fn: model_fn.__name__)
+@pytest.mark.parametrize('model_fn', BATCH_NORMS[:1] + [
+    pytest.param(model_fn, marks=slow) for model_fn in BATCH_NORMS[1:]],
+                         ids=lambda model_fn: model_fn.__name__)
 @pytest.mark.parametrize('owner', ['first', 'all', 'none'])
 def test_whose_batch_norm_updates_ride_on_the_train_op(model_fn, owner):
     x = np.array([[1., 2.], [3., 6.], [50., 60.], [70., 90.]], 'float32')
@@ -415,10 +417,10 @@ def partitioned(x, y):
         return linear(x, y)
 
 
-@pytest.mark.fast_only('reference')
 @pytest.mark.parametrize('model_fn', [
-    own_reuse, unnamed_layers, custom_getter, weight_norm_getter, moving_averages_of_its_variables,
-    direct_and_shared, partitioned], ids=lambda model_fn: model_fn.__name__)
+    weight_norm_getter, direct_and_shared] + [pytest.param(model_fn, marks=slow) for model_fn in (
+        own_reuse, unnamed_layers, custom_getter, moving_averages_of_its_variables, partitioned)],
+                         ids=lambda model_fn: model_fn.__name__)
 def test_scopes_share_and_names_are_the_models_own(model_fn, kind_of_variables):
     check_against_one_device(
         model_fn, samples.vectors(6), num_towers=3,
@@ -570,7 +572,8 @@ def test_one_gpu_holds_the_variables_several_leave_them_to_the_cpu():
     assert {v.device for v in built.variables + built.slots} == {'/device:GPU:1'}
     assert not towers.audit(built).broken
     named = towers.build_towers(conv_net, images(4), momentum(), ['/gpu:1', '/gpu:0'],
-                                check_devices=False, variable_device='/gpu:3', name='other',
+                                check_devices=False, variables=towers.VariablePlacement('/gpu:3'),
+                                name='other',
                                 variable_scope='other')
     assert {v.device for v in named.variables + named.slots} == {'/device:GPU:3'}
     assert not towers.audit(named).broken
@@ -582,7 +585,8 @@ def test_balanced_variables_and_their_slots():
         made.append(tf.Variable(tf.zeros([4]), name='plain'))
         return tf.reduce_mean(x) * tf.add_n([tf.reduce_sum(each) for each in made])
     built = towers.build_towers(model_fn, np.zeros(4, 'float32'), momentum(),
-                                ['/gpu:0', '/gpu:1'], variable_device='balanced',
+                                ['/gpu:0', '/gpu:1'],
+                                variables=towers.VariablePlacement('balanced'),
                                 check_devices=False)
     # 8 | 2, 3, 2, 1 = 8, then a tie: 4 goes to the first
     assert [(v.op.name, v.device[-1]) for v in built.variables] == [
@@ -597,7 +601,7 @@ def test_balanced_variables_and_their_slots():
 def test_a_device_function_places_the_variables():
     setter = tf.train.replica_device_setter(ps_tasks=2, worker_device='/job:worker/task:0')
     built = towers.build_towers(two_layers, samples.vectors(4), momentum(), 2,
-                                variable_device=setter)
+                                variables=towers.VariablePlacement(setter))
     assert [v.device for v in built.variables] == ['/job:ps/task:0', '/job:ps/task:1']
     assert {slot.device for slot in built.slots} == {'/job:ps/task:0', '/job:ps/task:1'}
 
@@ -612,7 +616,7 @@ def test_a_device_inside_the_model_function_keeps_the_variables_pinned():
             bias = tf.get_variable('bias', [3], tf.float64)
         return samples.mean_squared_error(tf.matmul(tf.matmul(x, table), kernel) + bias, y)
     built = towers.build_towers(model_fn, samples.vectors(4), momentum(), ['/gpu:0', '/gpu:1'],
-                                variable_device='/gpu:1', check_devices=False)
+                                variables=towers.VariablePlacement('/gpu:1'), check_devices=False)
     assert {v.device for v in built.variables + built.slots} == {'/device:GPU:1'}
     audit = towers.audit(built)
     assert audit.broken == []

@@ -21,8 +21,9 @@ def model(x):
         'of examples': tf.metrics.mean(of_example)}}
 
 
-@pytest.mark.parametrize('devices, static', [(2, False), (3, False), (2, True)])
-@pytest.mark.parametrize('trains', [False, True])
+@pytest.mark.parametrize('devices, static, trains', [
+    (3, False, True), pytest.param(2, False, False, marks=pytest.mark.slow),
+    pytest.param(2, True, True, marks=pytest.mark.slow)])
 def test_they_are_those_of_one_device(devices, static, trains):
     found = []
     for count in (1, devices):

@@ -48,8 +48,10 @@ def losses(devices, **options):
 
 
 @pytest.mark.parametrize('options', [
-    dict(devices=2, copies='reuse'), dict(devices=3, remainder='weight'),
-    dict(devices=2, variable_device='replicated')], ids=lambda options: sorted(options)[0])
+    dict(devices=2, copies='reuse'),
+    pytest.param(dict(devices=3, remainder='weight'), marks=pytest.mark.slow),
+    pytest.param(dict(devices=2, variables=towers.VariablePlacement('replicated')),
+        marks=pytest.mark.slow)])
 def test_the_decay_of_what_was_made_so_far(options):
     one = losses(1)
     assert one[0] == pytest.approx(
@@ -106,9 +108,10 @@ def test_a_look_makes_no_collection():
     assert 'not there' not in tf.get_default_graph().get_all_collection_keys()
 
 
-@pytest.mark.parametrize('resource', [True, False])
-@pytest.mark.parametrize('assignment', [{'net/': 'net/'}, {'net/w': 'net/w'}])
-@pytest.mark.parametrize('copies', ['reuse', 'auto'])
+@pytest.mark.parametrize('copies, assignment, resource', [
+    ('reuse', {'net/': 'net/'}, True), ('auto', {'net/w': 'net/w'}, True)] + [
+        pytest.param(*case, marks=pytest.mark.slow) for case in [
+            ('reuse', {'net/w': 'net/w'}, False), ('auto', {'net/': 'net/'}, False)]])
 def test_weights_from_a_checkpoint(tmpdir, resource, assignment, copies):
     path = str(tmpdir.join('of_another_model'))
     with tf.Graph().as_default(), tf.Session() as session:

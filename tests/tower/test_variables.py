@@ -12,16 +12,18 @@ import tensorflow.compat.v1 as tf
 import tf_slim as slim
 from tensorflow.python.training.slot_creator import create_zeros_slot
 
-from towers import SharedVariableError, TowersError, audit, build_towers, mend_slim, session_config
+from towers import (SharedVariableError, TowersError, VariablePlacement, audit, build_towers,
+                    mend_slim, session_config)
 from towers.graph.variable_access import variables_read
 from towers.placement.variable_device import Placement
 from towers.tower.variables import owner_by_name, slot_creator, without_numbers
 
 BATCH = np.float32([1., 2., 3., 6.])
 ONE = tf.ones_initializer()
+slow = pytest.mark.slow
 
 
-@pytest.fixture(params=[False, True], ids=['reference', 'resource'])
+@pytest.fixture(params=[True, pytest.param(False, marks=slow)], ids=['resource', 'reference'])
 def resource(request, graph):
     """Each kind of variable with the control flow of its time, as TF 2 itself mixes them badly.
 
@@ -104,7 +106,7 @@ def counted(calls):
 
 # ---- get_variable -------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('towers', [1, 2, 4])
+@pytest.mark.parametrize('towers', [2, pytest.param(4, marks=slow)])
 def test_get_variable_is_shared_and_pinned(resource, towers):
     def model_fn(x):
         with tf.variable_scope('a'):
@@ -462,7 +464,7 @@ def test_a_direct_variable_may_take_its_value_from_another(balanced):
         first = tf.Variable(outside * 2., name='first')
         second = tf.Variable(lambda: tf.reduce_sum(outside), name='second')
         return tf.reduce_mean(x) * (tf.reduce_sum(first) + second)
-    built = build(model_fn, variable_device='balanced' if balanced else None)
+    built = build(model_fn, variables=VariablePlacement('balanced' if balanced else None))
     assert after_one_step(built) == {'first': [-2., 0.], 'second': -1.}
 
 
@@ -805,15 +807,15 @@ def optimizer_inside(x):
         return tf.identity(loss)
 
 
-@pytest.mark.fast_only(r'reference-\w+-clone|resource-\w+-replicated')
 @pytest.mark.parametrize('options', [
-    dict(copies='clone'), dict(copies='reuse'), dict(variable_device='replicated')],
-    ids=['clone', 'reuse', 'replicated'])
+    dict(copies='clone'), pytest.param(dict(variables=VariablePlacement('replicated')),
+        marks=slow)],
+    ids=['clone', 'replicated'])
 @pytest.mark.parametrize('model_fn', [
-    average_of_a_tensor, average_that_starts_at_zero, average_of_weights_in_float64,
-    average_by_hand,
-    scope_named_by_an_operation, named_by_a_scope, named_by_a_scope_without_operations,
-    joined_names, optimizer_inside], ids=lambda each: each.__name__)
+    average_of_a_tensor, average_by_hand, scope_named_by_an_operation, joined_names,
+    optimizer_inside] + [pytest.param(model_fn, marks=slow) for model_fn in (
+        average_that_starts_at_zero, average_of_weights_in_float64, named_by_a_scope,
+        named_by_a_scope_without_operations)], ids=lambda each: each.__name__)
 def test_the_tower_is_in_no_variables_name(resource, model_fn, options):
     """Whichever call made it: one device's checkpoint loads."""
     expected = names_on_one_device(model_fn)
@@ -847,7 +849,8 @@ def test_a_scope_of_the_models_own_of_the_towers_name(resource, has_name_scope):
 
 
 @pytest.mark.parametrize('options', [
-    dict(copies='clone'), dict(copies='reuse'), dict(variable_device='replicated')],
+    dict(copies='clone'), dict(copies='reuse'),
+    pytest.param(dict(variables=VariablePlacement('replicated')), marks=slow)],
     ids=['clone', 'reuse', 'replicated'])
 @pytest.mark.parametrize('made_by', ['get_variable', 'Variable', 'slot_creator'])
 def test_variables_colocated_with_an_activation_are_where_variables_are(resource, made_by, options):
@@ -952,8 +955,8 @@ def test_a_template_of_an_earlier_build_in_the_next(graph):
 
     def model_fn(x):
         return tf.reduce_mean(template(x))
-    built = build(model_fn, variable_device='replicated')
-    other = build(model_fn, name='other', reuse=built, variable_device='replicated')
+    built = build(model_fn, variables=VariablePlacement('replicated'))
+    other = build(model_fn, name='other', reuse=built, variables=VariablePlacement('replicated'))
     assert [[variable.op.name for variable in variables_read(
         [op for op in graph.get_operations() if op.name.startswith(tower.name_scope)
          and op.name not in tower.backward])] for tower in other.towers] == [

@@ -283,7 +283,8 @@ def test_a_pipeline_that_does_not_work_ahead():
     assert max(found.busy) < .7
 
 
-@pytest.mark.parametrize('failing', [4, 30])  # of the pipeline alone, and of the towers with it
+@pytest.mark.parametrize('failing', [  # of the pipeline alone, and of the towers with it
+    pytest.param(4, marks=pytest.mark.slow), 30])
 def test_a_measurement_begins_anew_when_what_failed_is_taken_out(failing):
     calls, mended = [], []
 
@@ -314,7 +315,7 @@ def test_a_loss_that_is_not_finite_is_said_as_in_training():
         iterator = tf.data.make_initializable_iterator(batches())
         built = towers.build_towers(model_fn, iterator.get_next(),
                                     tf.train.GradientDescentOptimizer(.1), ['/cpu:0'],
-                                    check_numerics=True)
+                                    numerics=towers.Numerics(check_numerics=True))
         return Trial(built.train_op, [iterator.initializer], None, built)
 
     def batches():

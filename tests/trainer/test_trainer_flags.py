@@ -155,6 +155,7 @@ def test_the_most_of_each_number_fits_into_what_tensorflow_counts_with():
     ('xla=True: the model has', '--xla=True: the model has'),
     ('Got weight_decay=-1.0, expected a number', 'Got --weight_decay=-1.0, expected a number'),
     ('all_reduce=\'nccl\' needs', '--all_reduce=nccl needs'),
+    ("VariablePlacement('replicated'), and", '--variable_device=replicated, and'),
     ('--seed=3, was 1', '--seed=3, was 1'),
     ('runs/seed=1/model.ckpt-3 is damaged', 'runs/seed=1/model.ckpt-3 is damaged'),
     ('seed=1/model.ckpt-3 is damaged', 'seed=1/model.ckpt-3 is damaged'),

@@ -12,20 +12,19 @@ from towers import compat
 from towers.arguments import (check_flag, check_function, check_instance, check_number,
                               check_step_variable)
 from towers.errors import InvalidArgumentError, ModelFunctionError
-from towers.reduce.loss_scale import LossScale
 from towers.tower.objectives import Objective, Objectives
 
 # TensorFlow's rules for name scopes, at the top of a graph and below.
 _SCOPE = re.compile(r'[A-Za-z0-9.][A-Za-z0-9_.\\\-]*(/[A-Za-z0-9_.\\\-]+)*')
 
 
-def check_build_arguments(name, variable_scope, reuse, global_step, learning_rate, loss_scale,
-                          gradient_options, on_tower, objectives, flags):
+def check_build_arguments(name, variable_scope, reuse, global_step, learning_rate, gradient_options,
+                          on_tower, objectives, flags):
     """Raises `InvalidArgumentError` for an argument of a type or value that `build_towers` refuses.
 
     Args:
-      name, variable_scope, reuse, global_step, learning_rate, loss_scale, gradient_options,
-      on_tower: as for `build_towers`.
+      name, variable_scope, reuse, global_step, learning_rate, gradient_options, on_tower: as for
+        `build_towers`.
       objectives: `Objectives`.
       flags: dict from the names of the arguments that are True or False to their values.
     """
@@ -54,11 +53,6 @@ def check_build_arguments(name, variable_scope, reuse, global_step, learning_rat
             _check_learning_rate(rate, _named('learning_rate', learning_rate, key))
     else:
         _check_learning_rate(learning_rate)
-    if loss_scale is not None and not isinstance(loss_scale, LossScale):
-        raise InvalidArgumentError(
-            'loss_scale=%.80r: expected a LossScale, such as LossScale(initial=%s), or None.' % (
-                loss_scale, '%g' % loss_scale if isinstance(loss_scale, numbers.Real)
-                and not isinstance(loss_scale, bool) else '2. ** 15'))
     check_gradient_options(gradient_options, objectives)
     if on_tower is not None:
         check_function('on_tower', on_tower, 2, 'a function of the number of the tower and of the '

@@ -8,8 +8,9 @@ import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
 from towers.api.plan import make_plan
-from towers.api.request import check_none_misplaced, checked_request
 from towers.api.capture import capture
+from towers.api.options import Numerics, VariablePlacement
+from towers.api.request import checked_request
 from towers.api.train_ops import update_variables
 from towers.errors import InputError
 from towers.placement.variable_device import only_device
@@ -20,11 +21,10 @@ from towers.reduce.combination import combine
 from towers.reduce.pipeline import pipeline
 from towers.reduce.replicas import check_no_replicas
 from towers.tower.behind_batch import BehindBatch
-from towers.tower.failed_builds import undone_on_error
 from towers.tower.counters import put_in_order
 from towers.tower.graph_collections import BuildCollections
 from towers.tower.empty_shards import keep_shapes_of_empty_shards
-from towers.tower.nested_builds import check_not_nested
+from towers.tower.refused_builds import check_not_nested, undone_on_error
 from towers.tower.objectives import flat, map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.tower.shards import split_batch, static_batch_size, with_sparse_tensors
@@ -33,20 +33,21 @@ from towers.tower.uneven_counts import weigh_additions
 
 def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typing.Any,
                  devices: typing.Union[None, int, str, typing.Sequence] = None,
-                 reduction: str = 'sum', *misplaced, remainder: str = 'error',
+                 reduction: str = 'sum', *, remainder: str = 'error',
                  global_step: typing.Optional[tf.Variable] = None, var_list: typing.Any = None,
                  transform_gradients: typing.Any = None,
                  gradient_options: typing.Optional[dict] = None, regularization: str = 'none',
                  update_ops: str = 'first', learning_rate: typing.Any = None,
-                 stateless_random: bool = False, variables: typing.Any = None,
-                 numerics: typing.Any = None, copies: str = 'clone',
+                 stateless_random: bool = False,
+                 variables: typing.Optional[VariablePlacement] = None,
+                 numerics: typing.Optional[Numerics] = None, copies: str = 'clone',
                  variable_scope: typing.Any = None, reuse: typing.Any = None, name: str = 'tower',
                  check_devices: bool = True, allow_repeated_devices: bool = False,
                  on_tower: typing.Optional[typing.Callable] = None,
                  accumulate: int = 1,
                  recompute: typing.Union[None, str, typing.Sequence[str]] = None,
                  micro_batches: int = 1, schedule: str = 'one_forward_one_backward',
-                 stages: typing.Any = None, cluster: typing.Any = None, **keywords) -> BuiltTowers:
+                 stages: typing.Any = None, cluster: typing.Any = None) -> BuiltTowers:
     """Puts a model onto several devices and trains these towers as one, data-parallel.
 
     The batch is cut into one shard a tower on the CPU; each tower computes its shard's loss and
@@ -77,10 +78,9 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       reuse: for the first tower: None, True or `tf.AUTO_REUSE` as in `tf.variable_scope`; or what
         an earlier `build_towers` returned, to share its variables, those made without
         `get_variable` included.
-      variables: `VariablePlacement`: where variables live, and how replicated ones are kept equal.
-        Its fields may be given directly, as `variable_device=` and `all_reduce=`.
-      numerics: `Numerics`: precision, loss scale, XLA, checks of numbers. Its fields may be given
-        directly, as `precision=`, `loss_scale=`, `xla=` and `check_numerics=`.
+      variables: `VariablePlacement`: where variables live, and how replicated ones are kept equal;
+        None for its defaults.
+      numerics: `Numerics`: precision, loss scale, XLA, checks of numbers; None for its defaults.
       name: prefix of the towers' name scopes: `tower_0`, `tower_1`, …; no part of variable names.
       var_list: the variables to train: a list, or a function from the list of all trainable
         variables to a list of some; None for all. With several losses also a dict of these by name.
@@ -125,7 +125,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       recompute: `'auto'`: only results at some places of the forward pass are kept, about the
         square root of its length; the backward pass recomputes the rest from them. The numbers are
         the same, for less memory and about a third more time. Or a list of names of operations or
-        scopes of the model whose results are kept. See `recomputation`.
+        scopes of the model whose results are kept. See `recompute.rewrite`.
       micro_batches: M, into how many micro-batches a tower of several devices cuts its shard: while
         a stage works on one, the stage before works on the next; gradients are added up as
         `accumulate` does.
@@ -151,13 +151,12 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         that were made stay, since TensorFlow cannot remove them: the next build is made in a new
         graph.
     """
-    check_none_misplaced(misplaced)
     request = checked_request(
         model_fn, optimizer, devices, reduction, remainder, global_step, var_list,
         transform_gradients, gradient_options, regularization, update_ops, learning_rate,
         stateless_random, variables, numerics, copies, variable_scope, reuse, name, check_devices,
         allow_repeated_devices, on_tower, accumulate, recompute, micro_batches,
-        schedule, stages, cluster, keywords)
+        schedule, stages, cluster)
     check_not_nested(tf.get_default_graph())
     inputs = checked_inputs(request, inputs)
     graph = tf.get_default_graph()
@@ -207,9 +206,8 @@ def check_arguments(*given, **named):
     """
     bound = inspect.signature(build_towers).bind(*given, **named)
     bound.apply_defaults()
-    check_none_misplaced(bound.arguments['misplaced'])
     checked_request(**{name: value for name, value in bound.arguments.items()
-                       if name not in ('inputs', 'misplaced')})
+                       if name != 'inputs'})
 
 
 def checked_inputs(request, inputs):

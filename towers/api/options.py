@@ -1,34 +1,55 @@
-"""Arguments of `build_towers` that travel together."""
+"""Arguments of `build_towers` that travel together, and are checked together."""
 
 import collections
+import numbers
+import typing
 
+from towers.arguments import check_choice, check_flag, check_function
 from towers.errors import InvalidArgumentError
+from towers.placement.devices import canonical_device
+from towers.placement.precision import check_precision
+from towers.placement.variable_device import BALANCED, BY_STAGE, REPLICATED
+from towers.reduce.all_reduce import METHODS
+from towers.reduce.loss_scale import LossScale
 
 
-class VariablePlacement(collections.namedtuple('VariablePlacement', 'device all_reduce',
-                                               defaults=(None, None))):
+class VariablePlacement(collections.namedtuple('VariablePlacement', 'device all_reduce')):
     """Where the shared variables live.
 
     Attributes:
       device: None (`/cpu:0`; the GPU when there is just one), a device name,
-        `'balanced'`, `'replicated'`, or a device function. `'replicated'`: each tower has its own
-        replica of every trainable variable (the model's own is the first tower's), and updates it
-        with the combined gradient. The same numbers, the same checkpoints; the replicas are local
-        variables, so a plain session runs `tf.local_variables_initializer()` after it has restored
-        a checkpoint (`MonitoredSession` does so by itself). A program that writes weights itself
-        makes the operation `built.replicas.refresh()` with its graph, and runs it after the write.
-        An optimizer whose `apply_gradients` mixes variables (a global norm) is refused, since it
-        would see each variable N times: mix them in `transform_gradients`. Without an optimizer no
-        replicas are made.
+        `'balanced'`, `'stage'`, `'replicated'`, or a device function. `'stage'`: each variable is
+        on the first tower's device of the stage that makes it. `'replicated'`: each tower has its
+        own replica of every trainable variable (the model's own is the first tower's), and updates
+        it with the combined gradient. The same numbers, the same checkpoints; the replicas are
+        local variables, so a plain session runs `tf.local_variables_initializer()` after it has
+        restored a checkpoint (`MonitoredSession` does so by itself). A program that writes weights
+        itself makes the operation `built.replicas.refresh()` with its graph, and runs it after the
+        write. An optimizer whose `apply_gradients` mixes variables (a global norm) is refused,
+        since it would see each variable N times: mix them in `transform_gradients`. Without an
+        optimizer no replicas are made.
       all_reduce: for `device='replicated'`: `'copy'` (the default: each sum is made on one
         of the towers and sent to the others), `'collective'` (TF's ring) or `'nccl'` (GPUs of one
         machine); see `all_reduce`.
     """
     __slots__ = ()
 
+    def __new__(cls, device: typing.Any = None, all_reduce: typing.Optional[str] = None):
+        if isinstance(device, str) and device not in (BALANCED, REPLICATED, BY_STAGE):
+            canonical_device(device)
+        elif device is not None and not isinstance(device, str):
+            check_function('device', device, 1, "None, a device name, 'balanced', 'replicated', "
+                           "'stage', or a device function, from an operation to a device")
+        if all_reduce is not None:
+            check_choice('all_reduce', all_reduce, METHODS)
+            if device != REPLICATED:
+                raise InvalidArgumentError(
+                    "all_reduce=%r goes with device='replicated', and that is %r: with one set of "
+                    'variables there is no all-reduce.' % (all_reduce, device))
+        return super(VariablePlacement, cls).__new__(cls, device, all_reduce)
 
-class Numerics(collections.namedtuple('Numerics', 'precision loss_scale xla check_numerics',
-                                      defaults=('float32', None, False, False))):
+
+class Numerics(collections.namedtuple('Numerics', 'precision loss_scale xla check_numerics')):
     """The precision of the towers' numbers, and what happens to numbers that are not finite.
 
     Attributes:
@@ -48,35 +69,14 @@ class Numerics(collections.namedtuple('Numerics', 'precision loss_scale xla chec
     """
     __slots__ = ()
 
-
-VARIABLES = {'variable_device': 'device', 'all_reduce': 'all_reduce'}
-NUMERICS = {field: field for field in Numerics._fields}
-
-
-def with_keywords(name, kind, given, fields, keywords):
-    """A group of arguments; some of its fields may be given as separate keywords.
-
-    Args:
-      name: the group's name among `build_towers`' arguments.
-      kind: the group's class.
-      given: an instance, or None.
-      fields: dict from keywords to the fields that they stand for.
-      keywords: dict of the given keywords; this function removes the keywords of the group.
-
-    Returns:
-      An instance of `kind`.
-
-    Raises:
-      InvalidArgumentError: `given` is of another type; or both `given` and a keyword are there.
-    """
-    single = {fields[keyword]: keywords.pop(keyword) for keyword in fields if keyword in keywords}
-    if given is None:
-        return kind(**single)
-    if not isinstance(given, kind):
-        raise InvalidArgumentError('%s=%.80r: expected a %s, or None.'
-                                   % (name, given, kind.__name__))
-    if single:
-        raise InvalidArgumentError('%s= and %s= were both given: put the latter into the %s.' % (
-            name, next(keyword for keyword in fields if fields[keyword] in single),
-            kind.__name__))
-    return given
+    def __new__(cls, precision: str = 'float32', loss_scale: typing.Optional[LossScale] = None,
+                xla: bool = False, check_numerics: bool = False):
+        check_precision(precision)
+        if loss_scale is not None and not isinstance(loss_scale, LossScale):
+            raise InvalidArgumentError(
+                'loss_scale=%.80r: expected a LossScale, such as LossScale(initial=%s), or None.'
+                % (loss_scale, '%g' % loss_scale if isinstance(loss_scale, numbers.Real)
+                   and not isinstance(loss_scale, bool) else '2. ** 15'))
+        check_flag('xla', xla)
+        check_flag('check_numerics', check_numerics)
+        return super(Numerics, cls).__new__(cls, precision, loss_scale, xla, check_numerics)

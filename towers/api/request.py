@@ -1,21 +1,18 @@
 """The arguments of one `build_towers` call, checked and resolved before any operation is made."""
 
 import collections
-import difflib
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_choice, check_count, check_graph_mode
+from towers.arguments import check_choice, check_count, check_graph_mode, check_instance
 from towers.api.arguments import (check_build_arguments, check_model_fn, check_same_graph,
                                     checked_objectives)
 from towers.api.built import BuiltTowers
-from towers.api.options import (NUMERICS, VARIABLES, Numerics, VariablePlacement,
-                                  with_keywords)
-COPIES = ('clone', 'reuse')
+from towers.api.options import Numerics, VariablePlacement
 from towers.errors import InvalidArgumentError, NameScopeError
 from towers.graph.scopes import full_scope_name, scope_to_enter
 from towers.placement.devices import MOST_TOWERS, check_variable_device, resolve_devices
-from towers.placement.precision import check_precision, rewrite_field, try_precision
+from towers.placement.precision import rewrite_field, try_precision
 from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import Placement
 from towers.reduce.all_reduce import check_all_reduce
@@ -23,13 +20,14 @@ from towers.reduce.loss_scale import LossScale
 from towers.reduce.pipeline import SCHEDULES, kept_at_once
 from towers.reduce.replicas import Replicas
 from towers.tower.auto_stages import checked_stages
-from towers.tower.failed_builds import check_no_failed_build
+from towers.tower.refused_builds import check_no_failed_build
 from towers.tower.optimizer_minimize import has_own_minimize
 from towers.tower.stage_costs import number_of_slots
 from towers.tower.stage_cuts import Cutting
 from towers.tower.stateless_random import NamesOnOneMachine
-from towers.tower.tower_options import TowerOptions
+from towers.tower.tower import TowerOptions
 
+COPIES = ('clone', 'reuse')
 REDUCTIONS = ('sum', 'mean')
 REGULARIZATIONS = ('none', 'add')
 UPDATE_TOWERS = ('first', 'all', 'none')
@@ -76,12 +74,8 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
                     transform_gradients, gradient_options, regularization, update_ops,
                     learning_rate, stateless_random, variables, numerics, copies, variable_scope,
                     reuse, name, check_devices, allow_repeated_devices, on_tower,
-                    accumulate, recompute, micro_batches, schedule, stages, cluster, keywords):
-    """Checks the arguments of `build_towers`; makes no operation.
-
-    Args:
-      keywords: dict of further keywords, see `options`.
-      The other arguments are as for `build_towers`.
+                    accumulate, recompute, micro_batches, schedule, stages, cluster):
+    """Checks the arguments of `build_towers`, see there; makes no operation.
 
     Returns:
       `Request`.
@@ -89,21 +83,21 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     Raises:
       TowersError: one of its subclasses, for every bad argument.
     """
-    keywords = dict(keywords)
-    variables = with_keywords('variables', VariablePlacement, variables, VARIABLES, keywords)
-    numerics = with_keywords('numerics', Numerics, numerics, NUMERICS, keywords)
-    _check_known(keywords)
+    variables = VariablePlacement() if variables is None else variables
+    check_instance('variables', variables, VariablePlacement, 'a towers.VariablePlacement, or None')
+    numerics = Numerics() if numerics is None else numerics
+    check_instance('numerics', numerics, Numerics, 'a towers.Numerics, or None')
     names = resolve_devices(devices, check_devices, allow_repeated_devices)
     graph = tf.get_default_graph()
     check_no_failed_build(graph)
     _check_arguments(model_fn, reduction, regularization, update_ops, copies)
     objectives = checked_objectives(optimizer, var_list, transform_gradients)
     _check_goes_with_several(objectives, regularization, numerics)
-    check_build_arguments(name, variable_scope, reuse, global_step, learning_rate,
-                          numerics.loss_scale, gradient_options, on_tower, objectives, dict(
-                              check_devices=check_devices, check_numerics=numerics.check_numerics,
+    check_build_arguments(name, variable_scope, reuse, global_step, learning_rate, gradient_options,
+                          on_tower, objectives, dict(
+                              check_devices=check_devices,
                               allow_repeated_devices=allow_repeated_devices,
-                              stateless_random=stateless_random, xla=numerics.xla))
+                              stateless_random=stateless_random))
     shares_earlier = isinstance(reuse, BuiltTowers)
     if shares_earlier:
         check_same_graph('reuse', reuse)
@@ -162,38 +156,6 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         cluster)
 
 
-def check_none_misplaced(misplaced):
-    """Raises `InvalidArgumentError` for arguments by position that have to be given by name."""
-    if misplaced:
-        raise InvalidArgumentError(
-            '%.80r was given by position, and only model_fn, inputs, optimizer, devices and '
-            'reduction are: give the rest by name, such as remainder=%s.' % (
-                misplaced[0], '%.80r' % (misplaced[0],) if isinstance(misplaced[0], str) else ''))
-
-
-def _check_known(keywords):
-    for keyword in sorted(keywords):
-        near = difflib.get_close_matches(keyword, _KEYWORDS, 1)
-        hint = ': did you mean %s=?' % near[0] if near else ''
-        if keyword in _OF_CLUSTER:
-            hint = (', which is an argument of towers.Cluster: pass cluster=towers.Cluster(…, '
-                    '%s=…)' % keyword)
-        raise InvalidArgumentError('build_towers takes no %s=%s.' % (keyword, hint))
-
-
-# The arguments of `towers.Cluster`, written down, since a build knows nothing of its kinds.
-_OF_CLUSTER = ('kind', 'workers', 'ps', 'job', 'rank', 'synchronous', 'backup_workers', 'uneven',
-               'active', 'partition_bytes')
-
-
-_KEYWORDS = sorted({
-    'remainder', 'global_step', 'var_list', 'transform_gradients', 'gradient_options',
-    'regularization', 'update_ops', 'learning_rate', 'stateless_random', 'variables', 'numerics',
-    'copies', 'variable_scope', 'reuse', 'name', 'check_devices', 'allow_repeated_devices',
-    'on_tower', 'accumulate', 'recompute', 'micro_batches', 'schedule', 'stages',
-    'cluster'} | set(VARIABLES) | set(NUMERICS))
-
-
 def _check_arguments(model_fn, reduction, regularization, update_ops, copies):
     check_graph_mode('what build_towers makes')
     for argument, given, expected in (('reduction', reduction, REDUCTIONS),
@@ -242,7 +204,7 @@ def _check_minimize(objectives, loss_scale, replicas):
                 'transform_gradients.' % (
                     type(each.optimizer).__name__,
                     'a loss scale' if loss_scale is not None else 'a replica of each variable on '
-                    "each tower (variable_device='replicated')",
+                    "each tower (VariablePlacement('replicated'))",
                     'gradients that are not finite, too' if loss_scale is not None
                     else 'each replica'))
 
@@ -250,14 +212,13 @@ def _check_minimize(objectives, loss_scale, replicas):
 def _check_earlier_has_replicas(earlier):
     if earlier.train_op is not None and earlier.replicas is None:
         raise InvalidArgumentError(
-            "variable_device='replicated', but reuse= is a build that trains the same variables "
+            "VariablePlacement('replicated'), but reuse= is a build that trains the same variables "
             "without replicas, so that its updates would not reach this build's replicas: pass "
-            "variable_device='replicated' to that build, too, on several towers.")
+            "VariablePlacement('replicated') to that build, too, on several towers.")
 
 
 def _precision_text(precision, devices, check_devices):
     """The plan's line about the precision, or None for float32."""
-    check_precision(precision)
     if precision == 'float32':
         return None
     if check_devices and all(tf.DeviceSpec.from_string(name).job is None for name in devices):

@@ -9,7 +9,7 @@ from towers.graph import graph_walk
 from towers.nonfinite import checked_at_least_scale
 from towers.placement.variable_device import only_device
 from towers.reduce.early_writes import hold_update
-from towers.reduce.replica_writes import replicas_follow
+from towers.reduce.replica_updates import replicas_follow
 from towers.reduce.update_gates import held_back
 from towers.reduce.update import apply_update, checked_transform
 from towers.tower.closure_tensors import (check_of_no_tower, check_of_no_worker,
@@ -95,6 +95,7 @@ def _settling(captured, request, outputs, combined, shards):
     towers = captured.towers
     means, earlier, batches = {}, [], _batches(request, towers)
     of_model = any(isinstance(each.optimizer, GradientsOfModel) for each in request.objectives)
+    trained = {variable.op.name for variable in captured.step.gradients.trainable}
 
     def whole_loss(name):
         if name not in means:
@@ -114,7 +115,8 @@ def _settling(captured, request, outputs, combined, shards):
         check_of_no_tower(
             earlier, fetches, known + list(after) + list(towers[0].updates),
             [loss for tower in towers for loss in flat(tower.loss)], captured.step.recorded,
-            captured.roles.own_state.of_all_towers())
+            [variable for variable in captured.roles.own_state.of_all_towers()
+             if variable.op.name not in trained])
         if len(towers) < batches:
             check_of_no_worker(earlier, fetches, flat(outputs.loss) + list(means.values()),
                                [(tensor, None) for tensor in known])

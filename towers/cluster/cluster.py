@@ -280,8 +280,8 @@ class Cluster(collections.namedtuple('Cluster', [
             raise ClusterError("all_reduce='collective' within a machine and a ring across "
                                "machines would be one group to TensorFlow: use all_reduce='copy'.")
         if self.kind == 'ps' and all_reduce is not None:
-            raise ClusterError("variable_device='replicated' and parameter servers both say where "
-                               "variables live: leave one out.")
+            raise ClusterError("VariablePlacement('replicated') and parameter servers both say "
+                               'where variables live: leave one out.')
         if self.kind == 'ps' and scales_loss and not self.synchronous:
             raise ClusterError('a loss scale counts steps of all workers, and these parameter '
                                'servers are asynchronous: leave one out.')

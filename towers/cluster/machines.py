@@ -28,7 +28,7 @@ class Machines:
         worker's own.
       begin: operation to be run when a session has begun, without which no step is made; or None.
       redirects: list of functions to be called when the program has made all of its operations,
-        see `reduce.riding`.
+        see `reduce.update_gates`.
       update: `update_digest` where each worker makes the update; else None.
     """
     kinds, combined, gates, begin, redirects = (), (), (), None, ()

@@ -66,7 +66,7 @@ class SparseGradients:
 
         Args:
           ring: `Collectives`.
-          weight: number by which this worker's rows are multiplied, see `rows.scaled`.
+          weight: number by which this worker's rows are multiplied, see `sparse_rows.scaled`.
           counts: the sum of all workers' `counts`.
           last: list of the tensors that the first message has to wait for; then of the last
             message.

@@ -79,9 +79,9 @@ def _check_trained(written, own, replicated):
             continue
         if name in replicated:
             raise ClusterError(
-                "variable_device='replicated', and the model writes the trained variable %r (%r): "
-                "the replicas would get what this worker has written, and not worker 0's. Use "
-                'another variable_device.' % (name, writes[0].name))
+                "VariablePlacement('replicated'), and the model writes the trained variable %r "
+                "(%r): the replicas would get what this worker has written, and not worker 0's. "
+                'Use another placement.' % (name, writes[0].name))
         step = {op.name for op in step_operations(gradients)}
         inline = [Write(op, [name]) for op in writes if op.name in step]
         if writes_used(inline, gradients, step):

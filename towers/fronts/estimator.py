@@ -10,7 +10,8 @@ from towers import compat
 from towers.arguments import check_choice
 from towers.api.build import build_towers
 from towers.errors import GradientError, InvalidArgumentError, MissingPackageError
-from towers.fronts.estimator_spec import ModelFunction, check_mode, merged_spec, mergeable, metrics
+from towers.fronts.estimator_spec import (check_mode, mergeable, merged_spec, metrics,
+                                          ModelFunction)
 from towers.fronts.optimizer_calls import OptimizerCalls
 from towers.fronts.optimizer_slots import check_saved
 from towers.placement.devices import check_one_stage, resolve_devices

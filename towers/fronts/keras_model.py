@@ -15,8 +15,8 @@ from towers.fronts.keras_gradients import GradientDevices
 from towers.graph.graph_walk import Recording
 from towers.placement.devices import (check_one_stage, needs_config, resolve_devices,
                                       short_name)
-from towers.placement.loop_stacks import keep_stacks_with_loops
-from towers.tower.nested_builds import check_not_nested
+from towers.placement.loop_state_devices import keep_stacks_with_loops
+from towers.tower.refused_builds import check_not_nested
 
 
 _SCOPE = re.compile(r'[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*')

@@ -66,10 +66,9 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
         quarters and a quarter. n has to be a multiple of their sum. With `same_shards` all equal.
       num_ps: number of parameter servers, for `'ps'`; 1 if None.
       **options: more arguments of `build_towers`: `devices` (then they are counted, not
-        `num_towers`) and `remainder`, without `cluster`; `variable_device`, `variable_scope`,
+        `num_towers`) and `remainder`, without `cluster`; `variables`, `variable_scope`,
         `var_list` (a function), `transform_gradients`, `regularization`, `update_ops`, `copies`,
-        `all_reduce`, `accumulate`, `recompute`, `micro_batches`, `schedule`, `stages`,
-        `gradient_options`.
+        `accumulate`, `recompute`, `micro_batches`, `schedule`, `stages`, `gradient_options`.
 
     Returns:
       `TowersReport`. A variable that cannot be shared is a report too, not an error.

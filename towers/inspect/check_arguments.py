@@ -13,10 +13,10 @@ from towers.api.request import REDUCTIONS
 from towers.cluster.cluster import KINDS
 from towers.errors import InputError, InvalidArgumentError
 
-OPTIONS = ('devices', 'remainder', 'variable_device', 'variable_scope', 'var_list',
+OPTIONS = ('devices', 'remainder', 'variables', 'variable_scope', 'var_list',
            'transform_gradients', 'regularization', 'update_ops', 'check_devices',
-           'allow_repeated_devices', 'copies', 'all_reduce', 'accumulate', 'recompute',
-           'micro_batches', 'schedule', 'stages', 'gradient_options')
+           'allow_repeated_devices', 'copies', 'accumulate', 'recompute', 'micro_batches',
+           'schedule', 'stages', 'gradient_options')
 
 
 def check_arguments(model_fn, inputs, make_optimizer, num_towers, steps, reduction, tolerance, seed,

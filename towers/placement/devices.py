@@ -143,7 +143,7 @@ def check_variable_device(name, devices):
                       if each.device_type == 'CPU' and each.job is None])
     if spec.device_index > last:
         raise DeviceError(
-            'variable_device=%r: the session of these towers has %s. Name one of them; or pass '
+            'VariablePlacement(%r): the session of these towers has %s. Name one of them; or pass '
             'check_devices=False and a config with device_count={%r: %d}.' % (
                 short_name(name), 'the CPU device /cpu:0 alone' if not last else
                 'the CPU devices /cpu:0 to /cpu:%d' % last, 'CPU', spec.device_index + 1))

@@ -5,7 +5,6 @@ import functools
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_function
 from towers.errors import DeviceError, InvalidArgumentError
 from towers.placement.devices import (canonical_device, check_variable_device,
                                       default_variable_device, short_name)
@@ -27,10 +26,10 @@ class Placement:
       bytes_on: dict from device to the bytes of variables put there (known sizes only).
     """
 
-    def __init__(self, variable_device, devices, all_reduce=None, trains=True, checks=False):
+    def __init__(self, device, devices, all_reduce=None, trains=True, checks=False):
         """
         Args:
-          variable_device: None (the CPU; the one GPU when there is just one), a device name,
+          device: None (the CPU; the one GPU when there is just one), a device name,
             `'balanced'` (each variable to the tower device that holds the fewest bytes so far),
             `'stage'` (each variable on the first tower's device for the stage that makes it; None
             means the same where there is one tower of several devices),
@@ -39,46 +38,37 @@ class Placement:
             optimizer), or a device function as `tf.device` takes one
             (`tf.train.replica_device_setter`).
           devices: the towers' devices.
-          all_reduce: for `'replicated'`: one of `all_reduce.METHODS`, checked there; None for
-            `'copy'`.
+          all_reduce: for `'replicated'`: one of `all_reduce.METHODS`; None for `'copy'`.
           trains: whether there is an optimizer.
           checks: whether a device of this process has to exist if a device function returns it.
 
         Raises:
-          DeviceError, InvalidArgumentError: a name that cannot be parsed; another type; an
-            all-reduce without replicas to reduce for.
+          DeviceError, InvalidArgumentError: a name that cannot be parsed; replicas for towers of
+            several devices.
         """
         self._devices = devices
         self._device_function = None
-        if not (variable_device is None or isinstance(variable_device, str)):
-            check_function('variable_device', variable_device, 1, "None, a device name, 'balanced',"
-                           " 'replicated', 'stage', or a device function, from an operation to a "
-                           'device')
-        self.by_stage = variable_device == BY_STAGE or (
-            variable_device is None and len(devices) == 1 and len(stages_of(devices[0])) > 1)
+        self.by_stage = device == BY_STAGE or (
+            device is None and len(devices) == 1 and len(stages_of(devices[0])) > 1)
         if self.by_stage:
-            variable_device = None
-        self.balanced = variable_device == BALANCED
-        self.replicated = variable_device == REPLICATED
-        if all_reduce is not None and not self.replicated:
-            raise InvalidArgumentError(
-                "all_reduce=%r goes with variable_device='replicated', and that is %r: with one "
-                'set of variables there is no all-reduce.' % (all_reduce, variable_device))
-        if variable_device is None or self.balanced or self.replicated:
+            device = None
+        self.balanced = device == BALANCED
+        self.replicated = device == REPLICATED
+        if device is None or self.balanced or self.replicated:
             self.main = default_variable_device(devices)
-        elif callable(variable_device):
+        elif callable(device):
             self._device_function = functools.partial(
-                _checked_device, variable_device, devices if checks else None)
+                _checked_device, device, devices if checks else None)
             self.main = default_variable_device(devices)
         else:
-            self.main = canonical_device(variable_device)
+            self.main = canonical_device(device)
         self.of_weights = str(devices[0]) if self.replicated else self.main
         has_replicas = self.replicated and trains and len(devices) > 1
         self.all_reduce = (all_reduce or 'copy') if has_replicas else None
         if self.replicated and len(stages_of(devices[0])) > 1:
             raise InvalidArgumentError(
-                "variable_device='replicated' goes with towers of one device each, and these have "
-                "%s: use 'stage', or None for the CPU." % short_name(devices[0]))
+                "VariablePlacement('replicated') goes with towers of one device each, and these "
+                "have %s: use 'stage', or None for the CPU." % short_name(devices[0]))
         self._earlier = None
         self.bytes_on = dict.fromkeys(
             all_devices(devices) if self.balanced else
@@ -167,8 +157,8 @@ def _checked_device(function, towers_devices, operation):
         raise
     except (AttributeError, ValueError):
         raise DeviceError(
-            "variable_device=%.80r gave %.80r for %s: expected the name of a device, '/cpu:0' say."
-            % (function, device, operation.name)) from None
+            "VariablePlacement(%.80r) gave %.80r for %s: expected the name of a device, '/cpu:0' "
+            'say.' % (function, device, operation.name)) from None
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ def recompute(block: typing.Callable) -> typing.Callable:
 
     Only the block's inputs, and the tensors that other operations take from the block, are kept in
     memory until the backward pass. Weights, updates, random numbers and results stay the same: see
-    `recomputation.rewrite`. Variables may be new or reused. The wrapper changes nothing outside of
+    `recompute.rewrite`. Variables may be new or reused. The wrapper changes nothing outside of
     a model function of `build_towers`, nor where `recompute=` of the build says for the whole model
     what to keep.
 

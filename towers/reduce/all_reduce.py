@@ -23,7 +23,6 @@ import collections
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import check_choice
 from towers.errors import DeviceError, GradientError
 from towers.placement.devices import is_gpu, short_name
 from towers.placement.variable_device import only_device
@@ -47,13 +46,7 @@ Attributes:
 
 
 def check_all_reduce(method, devices):
-    """Checks an all-reduce by name for towers on these devices, before anything is built.
-
-    Raises:
-      InvalidArgumentError: no such all-reduce.
-      DeviceError: towers that it cannot reduce over.
-    """
-    check_choice('all_reduce', method, METHODS)
+    """Raises `DeviceError` for towers that an all-reduce, one of `METHODS`, cannot reduce over."""
     if method == 'copy':
         return
     names = ', '.join(short_name(device) for device in devices)

@@ -1,10 +1,14 @@
-"""Does an optimizer do to every replica of a variable what it does to the model's own variable?
+"""Updates of replicated variables: every replica gets what the model's own variable gets.
 
 An optimizer may look at more than gradients: weight decay goes by a variable's name, or by a list
 of variables that the program has made; a norm may be taken over all gradients that it is given,
 those of replicas among them. Then replicas drift apart, or all of them go wrong together. So the
 operations that write a replica are compared with those that write the model's own variable: they
 have to be the same, but for the variable, the slots and the gradient that each of them takes.
+
+An update that rides on the train op (`UPDATE_OPS`, `updates`), such as the clipping of weights, is
+the first tower's, and writes the model's own variable; the replicas then get the same value. A
+write of the forward pass itself is refused, see `inline_updates`.
 """
 
 import tensorflow.compat.v1 as tf
@@ -13,6 +17,7 @@ from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.variable_access import is_variable, variable_op
 from towers.graph.variable_writes import Writes
+from towers.placement.variable_device import only_device
 from towers.tower.objectives import tensors_of
 from towers.tower.variables import owner_by_name
 
@@ -37,12 +42,12 @@ def check_updates_alike(replicas, pairs, applied, made):
         found = comparison.difference(variable, replica)
         if found is not None:
             raise SharedVariableError(
-                "variable_device='replicated', and the optimizer does to %s otherwise than to its "
-                'replica %s: %s. Replicas have to stay equal. The name of a replica begins and '
+                "VariablePlacement('replicated'), and the optimizer does to %s otherwise than to "
+                'its replica %s: %s. Replicas have to stay equal. The name of a replica begins and '
                 'ends as that of its variable, and a replica is in no list of variables: choose '
                 'variables by how their names begin or end, change gradients in '
                 'transform_gradients= (decay, clipping), which sees each variable once, or use '
-                'another variable_device.'
+                'another VariablePlacement.'
                 % (variable.op.name, replica.op.name, found))
 
 
@@ -137,3 +142,38 @@ class _Comparison:
                             'variables and replicas' % op.name)
                 stack.append(tensor.op)
         return None
+
+
+def replicas_follow(replicas, updates, after):
+    """Operations that write into the replicas what updates have written into their variables.
+
+    The optimizer has to wait for them.
+
+    Args:
+      replicas: `Replicas`, or None.
+      updates: list of operations or tensors: updates of the step.
+      after: tensors or operations that read the replicas in a step: losses and gradients.
+
+    Returns:
+      List of operations, one for each replica of a variable that is written.
+    """
+    if replicas is None or not updates or not replicas.variables:
+        return []
+    finder, written = Writes(tf.get_default_graph()), set()
+    for op in graph_walk.step_operations(updates):
+        written.update(finder.of(op))
+    operations, values = [], {}
+    with tf.name_scope('replicas/'), tf.control_dependencies(list(updates) + list(after)):
+        for replica in replicas.variables:
+            variable = replicas.original(replica)
+            name = variable.op.name
+            if name not in written:
+                continue
+            if name not in values:
+                with only_device(variable.device):
+                    values[name] = variable.read_value()
+            with only_device(replica.device):
+                operations.append(tf.assign(
+                    replica, values[name],
+                    validate_shape=replica.get_shape().is_fully_defined()).op)
+    return operations

@@ -163,7 +163,7 @@ class Replicas:
                 raise InvalidArgumentError(
                     'the optimizer makes slot %s for a replica of %s, which has no slot to take '
                     'the value of: use a new optimizer, and one that makes the same slots for '
-                    "every variable, or another variable_device than 'replicated'."
+                    "every variable, or another VariablePlacement than 'replicated'."
                     % (kwargs['name'].rstrip('/'), origin.op.name))
             first, value = values[origin.op.name][number]
             kwargs.update(initial_value=_any_value(first), dtype=first.dtype.base_dtype,
@@ -211,8 +211,8 @@ def check_no_replicas(variables):
         if replica_name(variable, 1) in there:
             raise InvalidArgumentError(
                 "variable %s has replicas on several towers, of an earlier build with "
-                "variable_device='replicated', which this build's updates would not reach: build "
-                "this one with variable_device='replicated', too." % variable.op.name)
+                "VariablePlacement('replicated'), which this build's updates would not reach: "
+                "build this one with VariablePlacement('replicated'), too." % variable.op.name)
 
 
 def _make_replicas(variable, names, devices):

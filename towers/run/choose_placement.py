@@ -29,7 +29,7 @@ class Timing(collections.namedtuple('Timing', 'variable_device seconds problem')
     """The measurement of one placement; `str(timing)` is its line of the table.
 
     Attributes:
-      variable_device: as `build_towers` takes it.
+      variable_device: as `VariablePlacement` takes a device.
       seconds: list of floats, seconds a step in each turn; empty where the placement failed.
       problem: the reason of the failure, a string; or None.
     """
@@ -52,7 +52,7 @@ class PlacementChoice(collections.namedtuple('PlacementChoice', 'variable_device
     """The placement that was chosen; `print(choice)` is a small table.
 
     Attributes:
-      variable_device: as `build_towers` takes it.
+      variable_device: as `VariablePlacement` takes a device.
       reason: why, in words.
       timings: list of the `Timing`s of all candidates, in their order.
     """
@@ -97,7 +97,7 @@ def choose_variable_device(build: typing.Callable, candidates: typing.Sequence, 
     Args:
       build: called once a candidate, as `build(variable_device)`, under a graph of its own; returns
         a `Trial`, with real input.
-      candidates: list of placements as `build_towers(variable_device=)` takes them, the simplest
+      candidates: list of placements as `VariablePlacement` takes a device, the simplest
         first; see `placement_candidates`.
       turns: how many each candidate has.
       turn_seconds: length of a turn, within 1 to 50 steps of the fastest candidate.
@@ -204,7 +204,7 @@ class _Runner:
         """Runs steps; returns seconds a step.
 
         Raises:
-          NonFiniteError: `build_towers(check_numerics=True)` found a NaN or an infinity.
+          NonFiniteError: `Numerics(check_numerics=True)` found a NaN or an infinity.
         """
         begin = time.perf_counter()
         for _ in range(steps):

@@ -13,8 +13,8 @@ from towers.arguments import (check_count, check_flag, check_function, check_gra
                               check_instance, check_session, check_step_variable)
 from towers.api.arguments import check_same_graph
 from towers.api.build import BuiltTowers, build_towers, check_arguments
+from towers.api.options import Numerics, VariablePlacement
 from towers.errors import InputError, InvalidArgumentError, SharedVariableError
-from towers.placement.precision import check_precision
 from towers.run.step_loop import OccasionalHook
 from towers.tower.objectives import with_parts
 
@@ -37,8 +37,9 @@ class Evaluation:
     def __init__(self, model_fn: typing.Callable, dataset: typing.Any,
                  devices: typing.Union[None, int, str, typing.Sequence] = None,
                  trained: typing.Any = None, *, name: str = 'eval_tower',
-                 variable_device: typing.Any = None, check_devices: bool = True,
-                 copies: str = 'auto', precision: str = 'float32', regularization: str = 'none',
+                 variables: typing.Optional[VariablePlacement] = None,
+                 check_devices: bool = True, copies: str = 'auto', precision: str = 'float32',
+                 regularization: str = 'none',
                  on_tower: typing.Optional[typing.Callable] = None,
                  stages: typing.Optional[str] = None):
         """
@@ -49,8 +50,9 @@ class Evaluation:
           trained: the `BuiltTowers` whose variables are evaluated; None: the model function makes
             the variables here, to be restored from a checkpoint.
           name: prefix of the towers' name scopes.
-          variable_device, check_devices, copies, precision, regularization, on_tower, stages: as
-            for `build_towers`; with `trained`, its precision is taken.
+          precision: as in `Numerics`; with `trained`, its precision is taken.
+          variables, check_devices, copies, regularization, on_tower, stages: as for
+            `build_towers`.
 
         Raises:
           InvalidArgumentError: the model function returns neither a loss nor metrics, or metrics
@@ -58,13 +60,13 @@ class Evaluation:
           InputError: the elements of the data set are single examples, no batches.
         """
         check_instance('dataset', dataset, compat.DATASET_TYPES, 'a tf.data.Dataset')
-        check_precision(precision)
+        numerics = Numerics(precision)
         check_flag('check_devices', check_devices)
         check_graph_mode('an Evaluation')
         if trained is not None:
             check_instance('trained', trained, BuiltTowers, 'what build_towers returned')
             check_same_graph('trained', trained)
-            precision = trained.precision
+            numerics = Numerics(trained.precision)
             if devices is None:
                 devices, check_devices = trained.devices, False
         if any(shape.ndims == 0 for shape in tf.nest.flatten(tf.data.get_output_shapes(dataset))):
@@ -72,9 +74,9 @@ class Evaluation:
                              'batches, from its .batch(n).' % compat.shapes_text(
                                  tf.data.get_output_shapes(dataset)))
         options = dict(
-            remainder='weight', reuse=trained, name=name, variable_device=variable_device,
+            remainder='weight', reuse=trained, name=name, variables=variables,
             check_devices=check_devices, allow_repeated_devices=trained is not None, copies=copies,
-            precision=precision, regularization=regularization, on_tower=on_tower, stages=stages)
+            numerics=numerics, regularization=regularization, on_tower=on_tower, stages=stages)
         check_arguments(model_fn, None, None, devices, **options)
         with _iterators_put_back(), _advising_trained(trained):
             with tf.device('/cpu:0'):

@@ -7,12 +7,13 @@ not in steps, is the same for every number of towers.
 
 import math
 import numbers
+import sys
 import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_flag
+from towers.arguments import check_choice, check_count, check_flag, check_number
 from towers.errors import InvalidArgumentError
 
 RULES = ('none', 'sqrt', 'linear')
@@ -42,9 +43,9 @@ def scale_learning_rate(base: float, num_towers: int, rule: str) -> float:
     Raises:
       InvalidArgumentError: an argument out of range.
     """
-    _check_number('base', base)
-    _check_int('num_towers', num_towers, 1)
-    _check_choice('rule', rule, RULES)
+    check_number('base', base, above=0, most=sys.float_info.max, expected='a number above 0')
+    check_count('num_towers', num_towers)
+    check_choice('rule', rule, RULES)
     return float(base * {'none': 1, 'sqrt': math.sqrt(num_towers), 'linear': num_towers}[rule])
 
 
@@ -97,9 +98,9 @@ class LearningRate(object):
         """
         self.peak = scale_learning_rate(base, num_towers, rule)
         self.base, self.num_towers, self.rule = float(base), int(num_towers), rule
-        _check_int('warmup_examples', warmup_examples, 0)
+        check_count('warmup_examples', warmup_examples, 0)
         self._warmup_examples = int(warmup_examples)
-        _check_choice('decay', decay, DECAYS)
+        check_choice('decay', decay, DECAYS)
         check_flag('staircase', staircase)
         _check_decay(decay, decay_examples, decay_rate, staircase)
         self._decay, self._staircase = decay, bool(staircase)
@@ -111,7 +112,7 @@ class LearningRate(object):
         Raises:
           InvalidArgumentError: examples_seen is not a whole number of at least 0.
         """
-        _check_int('examples_seen', examples_seen, 0)
+        check_count('examples_seen', examples_seen, 0)
         return float(self._rate(np.float64(examples_seen), np))
 
     def tensor(self, examples_seen):
@@ -126,11 +127,11 @@ class LearningRate(object):
         """
         if not tf.is_tensor(examples_seen):
             raise InvalidArgumentError(
-                'Got examples_seen=%r, expected a scalar integer tensor. For a number there is '
+                'examples_seen=%r: expected a scalar integer tensor. For a number there is '
                 'at().' % (examples_seen,))
         if not (examples_seen.dtype.is_integer and examples_seen.shape.is_compatible_with([])):
             raise InvalidArgumentError(
-                'Got examples_seen of type %s and shape %s, expected a scalar integer tensor. '
+                'examples_seen of type %s and shape %s: expected a scalar integer tensor. '
                 'Count examples, not epochs.' % (examples_seen.dtype.name, examples_seen.shape))
         with tf.name_scope('learning_rate'):
             return tf.cast(self._rate(tf.cast(examples_seen, tf.float64), tf), tf.float32)
@@ -169,7 +170,7 @@ class LearningRate(object):
           examples_per_epoch: when given, lengths are in epochs: `x0.94 every 2 epochs`.
         """
         if examples_per_epoch is not None:
-            _check_int('examples_per_epoch', examples_per_epoch, 1)
+            check_count('examples_per_epoch', examples_per_epoch)
 
         def length(examples):
             count, unit = examples, 'example'
@@ -207,48 +208,27 @@ def _check_decay(decay, decay_examples, decay_rate, staircase):
             raise InvalidArgumentError('decay=%r needs %s.' % (decay, name))
         if name not in needed and value is not None:
             raise InvalidArgumentError(
-                'Got %s=%r, which decay=%r does not use: leave it out, or choose another decay.'
+                '%s=%r: decay=%r does not use it; leave it out, or choose another decay.'
                 % (name, value, decay))
     if staircase and decay != 'exponential':
         raise InvalidArgumentError(
-            "Got staircase=True with decay=%r; only 'exponential' has it." % (decay,))
+            "staircase=True with decay=%r: only 'exponential' has it." % (decay,))
     if decay == 'piecewise':
         if not isinstance(decay_examples, (list, tuple)) or not decay_examples:
             raise InvalidArgumentError(
-                "Got decay_examples=%r, expected for decay='piecewise' the list of example counts "
+                "decay_examples=%r: expected for decay='piecewise' the list of example counts "
                 'after which the rate falls.' % (decay_examples,))
         for count in decay_examples:
-            _check_int('decay_examples', count, 1)
+            check_count('decay_examples', count)
         if list(decay_examples) != sorted(set(decay_examples)):
             raise InvalidArgumentError(
-                'Got decay_examples=%r, expected each count to be above the one before.'
+                'decay_examples=%r: expected each count to be above the one before.'
                 % (decay_examples,))
     elif 'decay_examples' in needed:
-        _check_int('decay_examples', decay_examples, 1)
+        check_count('decay_examples', decay_examples)
     if 'decay_rate' in needed:
-        _check_number('decay_rate', decay_rate)
+        check_number('decay_rate', decay_rate, above=0, expected='a number above 0')
         if decay_rate > 1:
             raise InvalidArgumentError(
-                'Got decay_rate=%r, expected at most 1: above it the rate would grow.'
+                'decay_rate=%r: expected at most 1: above it the rate would grow.'
                 % (decay_rate,))
-
-
-def _check_number(name, value):
-    """Raises InvalidArgumentError unless `value` is a finite number above 0."""
-    if (not isinstance(value, numbers.Real) or isinstance(value, bool)
-            or not 0 < value < float('inf')):
-        raise InvalidArgumentError('Got %s=%r, expected a number above 0.' % (name, value))
-
-
-def _check_int(name, value, least):
-    """Raises InvalidArgumentError unless `value` is an int of at least `least`."""
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
-        raise InvalidArgumentError(
-            'Got %s=%r, expected a whole number of at least %d.' % (name, value, least))
-
-
-def _check_choice(name, value, choices):
-    """Raises InvalidArgumentError unless `value` is one of `choices`."""
-    if not isinstance(value, str) or value not in choices:
-        raise InvalidArgumentError(
-            'Got %s=%r, expected one of: %s.' % (name, value, ', '.join(choices)))

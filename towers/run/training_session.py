@@ -70,7 +70,7 @@ def training_session(directory: str, global_step: typing.Optional[tf.Variable],
       CheckpointError: the newest checkpoint is damaged, or is of another model; or, during the run,
         a checkpoint could not be written.
       OutOfMemoryError: a step ran out of memory (with `built`).
-      NonFiniteError: a step found a NaN or an infinity (`build_towers(check_numerics=True)`).
+      NonFiniteError: a step found a NaN or an infinity (`Numerics(check_numerics=True)`).
     """
     directory = directory_name('directory', directory)
     check_step_variable(global_step)

@@ -48,7 +48,7 @@ def check_of_no_tower(made, fetches, known, losses, recorded, own_state):
         updates, which run in a step.
       losses: list of the towers' losses, which they may wait for.
       recorded: `Recorded`: the call of the model function.
-      own_state: list of the variables that each tower has of its own.
+      own_state: list of the variables that each tower has of its own, without trained ones.
     """
     known = {getattr(each, 'op', each).name for each in known}
     losses = {loss.op.name for loss in losses}

@@ -8,7 +8,7 @@ from towers import compat
 from towers.errors import GradientError, InvalidArgumentError
 from towers.graph import graph_walk
 from towers.nonfinite import checked_gradients
-from towers.placement.loop_stacks import keep_stacks_with_loops
+from towers.placement.loop_state_devices import keep_stacks_with_loops
 from towers.placement.stages import place_backward
 from towers.placement.variable_device import only_device
 from towers.recompute.rewrite import recompute

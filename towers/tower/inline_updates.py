@@ -195,11 +195,11 @@ def _leaves(nest):
 
 def _refuse_replicated(write, variable):
     raise SharedVariableError(
-        "variable_device='replicated', and the forward pass of the first tower writes the "
+        "VariablePlacement('replicated'), and the forward pass of the first tower writes the "
         'trainable variable %s (operation %s), which the replicas of the other towers would not '
         'get: put the update into the collection UPDATE_OPS (and let the loss not wait for it), or '
         "return it in 'updates', which every replica follows; make the variable with "
-        'trainable=False, which has no replicas; or use another variable_device.' % (
+        'trainable=False, which has no replicas; or use another VariablePlacement.' % (
             variable, write.op.name))
 
 

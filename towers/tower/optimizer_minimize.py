@@ -1,7 +1,7 @@
 """Optimizers with a `minimize` of their own: called once, for the loss of the whole batch.
 
 Many private optimizers clip, decay, or gather gradients over steps there, between
-`compute_gradients` and `apply_gradients`. The method gets a loss S, see `optimizer_gradients`, whose
+`compute_gradients` and `apply_gradients`. The method gets a loss S, `optimizer_gradients`, whose
 gradients are the combined ones, transformed; and its operation is the update.
 """
 

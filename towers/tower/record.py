@@ -13,7 +13,7 @@ from towers.graph.variable_access import variables_read
 from towers.placement.tower_device import TowerDevice
 from towers.placement.xla import compiled
 from towers.tower.keras_calls import record_keras_calls
-from towers.tower.nested_builds import call_of_model_fn
+from towers.tower.refused_builds import call_of_model_fn
 from towers.tower.outputs import call_model_fn, to_model_output
 from towers.tower.variables import NewVariables
 

@@ -9,7 +9,7 @@ never killed. Here each such op is replaced by its stateless twin, which compute
 (Philox 4x32-10; Salmon et al. 2011). The name contains the tower, so no two towers share a mask;
 in a cluster the tower's number counts the towers of all machines, as on one machine.
 Ops that draw the same numbers without this still do: ops of one kind with equal seeds, and a
-recomputation in the backward pass (see `recomputation`). Their seeds have the name of the first op.
+recomputation in the backward pass (`recompute.rewrite`). Their seeds have the first op's name.
 """
 
 import collections
@@ -37,7 +37,7 @@ def make_stateless(operations, fetches, step, graph_seed, keys=None, repeats=Non
       keys: dict to which is added, for each twin: name of the constant with the first number of
         its seed -> name of the op that the twin replaces.
       repeats: {name of a random op: name of the op whose numbers it has to draw}, see
-        `recomputation`.
+        `recompute.rewrite`.
       called: `NamesOnOneMachine`; None where there is one machine.
 
     Returns:

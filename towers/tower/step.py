@@ -6,8 +6,8 @@ import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
 from towers.nonfinite import checked_loss
-from towers.placement.loop_arrays import keep_arrays_with_readers
-from towers.placement.loop_stacks import keep_stacks_with_loops
+from towers.placement.loop_state_devices import keep_arrays_with_readers
+from towers.placement.loop_state_devices import keep_stacks_with_loops
 from towers.placement.stages import place_forward, says_stages
 from towers.placement.tower_device import (BackwardDevice, TowerDevice, keep_off_resources,
                                            keep_reads_in_loops, keep_with_tower, stages_of)

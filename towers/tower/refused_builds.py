@@ -1,0 +1,71 @@
+"""Builds that are refused: one within another, and one in a graph in which a build has failed.
+
+A build within the model function of another one would put towers into each tower: on the same
+devices again, with their updates of batch norm once for each.
+
+TensorFlow cannot remove an operation. After a build that fails the graph's collections are as
+before it, but the graph still has its operations and variables, so that another build would make
+`w_1` where one device has `w`.
+"""
+
+import contextlib
+import weakref
+
+from towers import compat
+from towers.errors import FailedBuildError, ModelFunctionError
+
+_IN_CALL = weakref.WeakSet()
+"""The graphs in which a model function is being called."""
+
+
+def check_not_nested(graph):
+    """Raises `ModelFunctionError` where a model function is being called in a graph."""
+    if graph in _IN_CALL:
+        raise ModelFunctionError(
+            'build_towers is called within the model function of another build of this graph, or a '
+            'ParallelModel is, or a function of replicate_model_fn: the batch is cut for the '
+            'devices already. Call the model itself there: the inner_model of a ParallelModel, the '
+            'model function that replicate_model_fn was given. Several builds go one after the '
+            'other.')
+
+
+@contextlib.contextmanager
+def call_of_model_fn(graph):
+    """The context of the call of a model function, in which no other build is made."""
+    _IN_CALL.add(graph)
+    try:
+        yield
+    finally:
+        _IN_CALL.discard(graph)
+
+
+_FAILED = weakref.WeakSet()
+"""The graphs in which a build has failed after it had made operations."""
+
+
+def check_no_failed_build(graph):
+    """Raises `FailedBuildError` where a build has failed in a graph."""
+    if graph in _FAILED:
+        raise FailedBuildError(
+            'a build_towers in this graph has failed, and TensorFlow cannot remove what it made: '
+            'build in a new graph (with tf.Graph().as_default(): …, or tf.reset_default_graph()).')
+
+
+@contextlib.contextmanager
+def undone_on_error(graph, put_collections_back):
+    """The context of a build, which undoes it on an error.
+
+    Args:
+      graph: the `tf.Graph`.
+      put_collections_back: function without arguments that gives the graph's collections the
+        contents that they had before the build.
+    """
+    before, restore = len(graph.get_operations()), compat.keep_variable_stores(graph)
+    try:
+        yield
+    except BaseException:
+        put_collections_back()
+        restore()
+        if len(graph.get_operations()) > before:
+            _FAILED.add(graph)
+        raise
