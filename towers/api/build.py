@@ -8,9 +8,9 @@ import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
 from towers.api.plan import make_plan
+from towers.api.capture import capture
 from towers.api.options import Numerics, VariablePlacement
 from towers.api.request import checked_request
-from towers.api.tower_loop import build_each_tower
 from towers.api.train_ops import update_variables
 from towers.errors import InputError
 from towers.placement.variable_device import only_device
@@ -18,16 +18,16 @@ from towers.reduce.accumulation import accumulate as accumulate_gradients
 from towers.reduce.accumulation import check_order
 from towers.reduce.all_reduce import all_reduce
 from towers.reduce.combination import combine
-from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.pipeline import pipeline
 from towers.reduce.replicas import check_no_replicas
+from towers.tower.behind_batch import BehindBatch
 from towers.tower.counters import put_in_order
+from towers.tower.graph_collections import BuildCollections
 from towers.tower.empty_shards import keep_shapes_of_empty_shards
-from towers.tower.refused_builds import check_not_nested
+from towers.tower.refused_builds import check_not_nested, undone_on_error
 from towers.tower.objectives import flat, map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.tower.shards import split_batch, static_batch_size, with_sparse_tensors
-from towers.tower.tower import TowerBuilder
 from towers.tower.uneven_counts import weigh_additions
 
 
@@ -40,10 +40,10 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
                  update_ops: str = 'first', learning_rate: typing.Any = None,
                  stateless_random: bool = False,
                  variables: typing.Optional[VariablePlacement] = None,
-                 numerics: typing.Optional[Numerics] = None, copies: str = 'auto',
+                 numerics: typing.Optional[Numerics] = None, copies: str = 'clone',
                  variable_scope: typing.Any = None, reuse: typing.Any = None, name: str = 'tower',
                  check_devices: bool = True, allow_repeated_devices: bool = False,
-                 on_tower: typing.Optional[typing.Callable] = None, first_scope: bool = True,
+                 on_tower: typing.Optional[typing.Callable] = None,
                  accumulate: int = 1,
                  recompute: typing.Union[None, str, typing.Sequence[str]] = None,
                  micro_batches: int = 1, schedule: str = 'one_forward_one_backward',
@@ -134,9 +134,6 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       stages: `'auto'`: the first tower's graph is cut into as many stages as a tower has devices,
         each with about the same memory; `AutoStages`: the same, with as much time each, say; see
         `cut_into_stages`. None: by the model's own `stage`s.
-      first_scope: False: the first tower has no scope `tower_0`: its operations have the names that
-        they would have without towers, so that a program finds operations by name. The model
-        function is then called for every tower.
       cluster: `Cluster`: other machines that train the same model, each with towers of its own.
         `loss`, `predictions` and `metrics` are then of this machine's batch, the gradient is of all
         machines' batches. See `join`.
@@ -158,41 +155,45 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         model_fn, optimizer, devices, reduction, remainder, global_step, var_list,
         transform_gradients, gradient_options, regularization, update_ops, learning_rate,
         stateless_random, variables, numerics, copies, variable_scope, reuse, name, check_devices,
-        allow_repeated_devices, on_tower, first_scope, accumulate, recompute, micro_batches,
+        allow_repeated_devices, on_tower, accumulate, recompute, micro_batches,
         schedule, stages, cluster)
     check_not_nested(tf.get_default_graph())
     inputs = checked_inputs(request, inputs)
-    builder = TowerBuilder(request.of_tower, request.placement, request.replicas,
-                           len(request.parts), tf.get_default_graph())
-    with builder.undone_on_error():
-        shards = shards_of_towers(request, inputs)
-        if request.loss_scale is not None:
-            builder.gradients.scaled_losses = ScaledLosses(request.loss_scale, name + 's',
-                                                           request.placement)
-        towers, how_built = build_each_tower(builder, request, shards)
-        outputs = merge_outputs(builder, request, towers, shards)
+    graph = tf.get_default_graph()
+    collections_before = BuildCollections(graph)
+    with undone_on_error(graph, collections_before.put_back):
+        behind = BehindBatch(inputs, bool(request.objectives))
+        shards = split_batch(behind.inputs, len(request.parts), request.remainder,
+                             # An empty shard is an empty part of the predictions.
+                             pad_empty=request.optimizer is not None, called=_called(request))
+        captured = capture(request, shards, behind)
+        collections_before.new_updates()
+        outputs = merge_outputs(captured, request, shards)
         if request.optimizer is None and request.remainder == 'weight':
-            towers = keep_shapes_of_empty_shards(towers, shards.batch_size)
-        combined = combine_towers(builder, request, towers)
+            captured = captured._replace(towers=keep_shapes_of_empty_shards(
+                captured.towers, shards.batch_size))
+        combined = combine_towers(captured, request, shards, behind)
         combined, machines = combine_machines(request, shards, combined, outputs.loss)
-        update = update_variables(builder, request, towers, outputs, combined, shards, machines)
-        update = update._replace(slots=update.slots + builder.slots_of_model())
+        update = update_variables(captured, request, outputs, combined, shards,
+                                  collections_before, machines)
+        update = update._replace(slots=update.slots + captured.slots)
         if request.accumulate > 1:
             check_order([update.train_op])
         if machines is not None:
             update = update._replace(train_op=machines.train_op(
                 update.train_op, update.before,
                 request.replicas.names() if request.replicas is not None else ()))
-        builder.tie_placeholders()
     joined = [variable for each in flat(combined) for variable in each.joined]
-    plan = make_plan(builder, towers, shards, request, update, joined, how_built)
+    plan = make_plan(captured, shards, request, update, joined, len(collections_before.updates))
+    step, recorded = captured.step, captured.step.recorded
     built = BuiltTowers(
         update.train_op, outputs.loss, outputs.predictions, outputs.metrics, update.gradients,
-        builder.variables, update.slots, towers, builder.losses.regularization_loss, global_step,
-        request.devices, request.placement, builder.direct_variables, plan, request.replicas,
-        request.numerics.precision, builder.gradients.scaled_losses, request.numerics.xla,
+        recorded.variables, update.slots, captured.towers, step.losses.regularization_loss,
+        global_step, request.devices, request.placement, tuple(recorded.direct), plan,
+        request.replicas, request.numerics.precision,
+        None if step.gradients is None else step.gradients.scaled_losses, request.numerics.xla,
         request.full_scope_name, update.train_ops, machines,
-        builder.own_state.of_all_towers())
+        captured.roles.own_state.of_all_towers())
     if machines is not None:
         machines.note(built)
     return built
@@ -207,13 +208,6 @@ def check_arguments(*given, **named):
     bound.apply_defaults()
     checked_request(**{name: value for name, value in bound.arguments.items()
                        if name != 'inputs'})
-
-
-def shards_of_towers(request, inputs):
-    """`Shards` of the batch, one a tower."""
-    # No padding for evaluation: there an empty shard is an empty part of the predictions.
-    return split_batch(inputs, len(request.parts), request.remainder,
-                       pad_empty=request.optimizer is not None, called=_called(request))
 
 
 def checked_inputs(request, inputs):
@@ -242,10 +236,11 @@ Outputs = collections.namedtuple('Outputs', 'loss predictions metrics')
 """Loss, predictions and metrics of the towers over the whole batch; as in `BuiltTowers`."""
 
 
-def merge_outputs(builder, request, towers, shards):
+def merge_outputs(captured, request, shards):
     """Merges losses, predictions and metrics of all towers into the whole batch's: `Outputs`."""
+    towers, regularization = captured.towers, captured.step.losses.regularization_loss
     put_in_order(towers, shards.weights)
-    late = builder.inline_updates.late
+    late = captured.roles.inline_updates.late
     padded = shards.sizes if request.remainder == 'weight' and request.optimizer else None
     with only_device(request.placement.main), tf.name_scope(request.name + 's'):
         loss = None
@@ -253,15 +248,16 @@ def merge_outputs(builder, request, towers, shards):
             with tf.control_dependencies(late['loss']):
                 loss = map_shaped(lambda *of_towers: weighted_mean(of_towers, shards.weights),
                                   *[tower.data_loss for tower in towers])
-            if builder.losses.regularization_loss is not None:
-                loss += builder.losses.regularization_loss
+            if regularization is not None:
+                loss += regularization
         metrics = [tower.metrics for tower in towers]
         with tf.control_dependencies(late['metrics']):
             merged = merge_metrics(metrics, shards.weights, shards.inputs[0])
         weigh_additions(metrics, shards.weights)
         with tf.control_dependencies(late['predictions']):
-            return Outputs(loss, merge_predictions([tower.predictions for tower in towers], padded),
-                           merged)
+            first = towers[0].size if shards.is_even and isinstance(towers[0].size, int) else None
+            return Outputs(loss, merge_predictions([tower.predictions for tower in towers], padded,
+                                                   first), merged)
 
 
 CombinedTowers = collections.namedtuple('CombinedTowers', 'gradients joined on_towers')
@@ -274,32 +270,37 @@ Fields:
 """
 
 
-def combine_towers(builder, request, towers):
+def combine_towers(captured, request, shards, behind):
     """Combines gradients of towers and regularization, variable by variable: `CombinedTowers`.
 
     With several losses, a dict of `CombinedTowers` by name.
     """
     if not request.objectives:
         return CombinedTowers([], [], None)
+    towers, late = captured.towers, captured.roles.inline_updates.late['gradients']
     gradients = [tower.gradients for tower in towers]
-    late = builder.inline_updates.late['gradients']
     if request.schedule is not None:
         gradients = pipeline(towers, request.accumulate, request.schedule, late)
     elif request.accumulate > 1:
         gradients = accumulate_gradients(towers, request.accumulate, late)
+    def of_behind(name):
+        return behind.gradients([each if name is None else each[name]
+                                 for each in captured.of_shards], shards.sizes,
+                                captured.step.gradients.trainable)
     if request.objectives.names is None:
-        return _combine(builder, request, gradients)
+        return _combine(captured.step, request, gradients, of_behind(None))
     return collections.OrderedDict(
-        (name, _combine(builder, request, [each[name] for each in gradients], name))
+        (name, _combine(captured.step, request, [each[name] for each in gradients],
+                        of_behind(name), name))
         for name in request.objectives.names)
 
 
-def _combine(builder, request, of_towers, name=None):
+def _combine(step, request, of_towers, of_behind, name=None):
     with tf.name_scope('combine_gradients'), of_loss(name):
-        regularization = builder.gradients.of_regularization(
-            builder.losses.regularization_loss, request.factor)
+        regularization = step.gradients.of_regularization(
+            step.losses.regularization_loss, request.factor) + of_behind
         if request.replicas is None:
-            check_no_replicas(builder.gradients.trainable)
+            check_no_replicas(step.gradients.trainable)
             gradients, joined = combine(of_towers, regularization)
             return CombinedTowers(gradients, joined, None)
         gradients, on_towers = all_reduce(request.placement.all_reduce, of_towers, regularization,

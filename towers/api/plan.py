@@ -130,18 +130,19 @@ class Plan(collections.namedtuple('Plan', [
         return '\n'.join(line[:_WIDTH] for line in lines)
 
 
-def make_plan(builder, towers, shards, request, update, joined, how_built):
+def make_plan(captured, shards, request, update, joined, num_before):
     """The `Plan` of what `build_towers` has just built.
 
     Args:
-      builder: the `TowerBuilder`.
-      towers: list of `Tower`.
+      captured: `Captured`.
       shards: `Shards`.
       request: `Request`.
       update: `Update`.
       joined: variables whose gradient is one product for all towers.
-      how_built: calls and clones, in words.
+      num_before: how many `UPDATE_OPS` from before the towers ride on the train op.
     """
+    towers, step, roles = captured.towers, captured.step, captured.roles
+    recorded = step.recorded
     update_ops = request.of_tower.update_ops
     cluster = request.cluster if request.objectives else None
     all_towers = len(request.devices) * (1 if cluster is None else cluster.num_workers)
@@ -151,7 +152,7 @@ def make_plan(builder, towers, shards, request, update, joined, how_built):
     for first in range(0, len(towers), micro_batches):
         tower = towers[first]
         owns = []
-        if tower.index == 0 and builder.losses.is_once:
+        if tower.index == 0 and step.losses.is_once:
             owns.append('regularization')
         if tower.updates and (update_ops == 'all' or update_ops == 'first' and tower.index == 0):
             owns.append('batch-norm updates')
@@ -160,7 +161,7 @@ def make_plan(builder, towers, shards, request, update, joined, how_built):
             tower.index, tower.device,
             sum(sizes) if all(isinstance(size, int) for size in sizes) else None, owns))
     local = {variable.op.name for variable in tf.local_variables()}
-    variables = [v for v in builder.variables if v.op.name not in local]  # no metric counters
+    variables = [v for v in recorded.variables if v.op.name not in local]  # no metric counters
     trained = {variable.op.name for _, variable in all_pairs(update.gradients)}
     counts = [(variable.get_shape().num_elements() or 0, variable.dtype.base_dtype.size)
               for variable in variables]
@@ -173,28 +174,29 @@ def make_plan(builder, towers, shards, request, update, joined, how_built):
         if update.counts else None,
         learning_rate=_learning_rates(request, together),
         variable_device=_placed(request, cluster), num_variables=len(variables),
-        num_trainable=_num_trainable(builder, request, variables),
+        num_trainable=_num_trainable(step, request, variables),
         parameters=sum(count for count, _ in counts),
         parameter_bytes=sum(count * size for count, size in counts),
-        shared_by_order=[each.variable.op.name for each in builder.direct_variables
+        shared_by_order=[each.variable.op.name for each in recorded.direct
                          if each.variable.op.name not in local]
         if len(towers) > 1 else [],
-        regularization=builder.losses.describe(),
-        batch_norm=_batch_norm(towers, update_ops, len(builder.updates_before()))
+        regularization=step.losses.description,
+        batch_norm=_batch_norm(towers, update_ops, num_before)
         if request.objectives else None,
-        without_gradient=[variable.op.name for variable in builder.gradients.trainable
-                          if request.objectives and variable.op.name not in trained],
-        how_built=how_built,
+        without_gradient=[variable.op.name for variable in (
+            step.gradients.trainable if request.objectives else ())
+                          if variable.op.name not in trained],
+        how_built=captured.how_built,
         combination=_combination(joined),
-        stages=stages_line(builder, towers),
+        stages=stages_line(captured),
         accumulation=accumulation_line(towers, micro_batches, request.schedule),
-        recomputation=_recomputation(builder.gradients.recomputed, request.of_tower.recompute),
+        recomputation=_recomputation(step.recomputed, request.of_tower.recompute),
         precision=request.precision_text,
         loss_scale=None if request.loss_scale is None else request.loss_scale.describe(),
         xla=describe_xla(request.devices) if request.numerics.xla else None,
-        own_state=[variable.op.name for variable in builder.own_state.variables],
+        own_state=[variable.op.name for variable in roles.own_state.variables],
         initial_of_first=_from_shard(variables, towers[0]) if len(towers) > 1 else [],
-        inline_updates=_inline_updates(builder.inline_updates, update_ops)
+        inline_updates=_inline_updates(roles.inline_updates, update_ops)
         if len(towers) > 1 else None,
         session=describe_config(session_config(request.devices), request.devices),
         all_towers=all_towers,
@@ -249,9 +251,9 @@ def _reduction(plan):
     return "sum: %d x the gradient of the %s's mean loss" % (plan.towers_an_update, batch)
 
 
-def _num_trainable(builder, request, variables):
+def _num_trainable(step, request, variables):
     if request.objectives:
-        return len(builder.gradients.trainable)
+        return len(step.gradients.trainable)
     trainable = {variable.op.name for variable in tf.trainable_variables()}
     return sum(variable.op.name in trainable for variable in variables)
 

@@ -9,7 +9,6 @@ from towers.api.arguments import (check_build_arguments, check_model_fn, check_s
                                     checked_objectives)
 from towers.api.built import BuiltTowers
 from towers.api.options import Numerics, VariablePlacement
-from towers.api.tower_loop import COPIES
 from towers.errors import InvalidArgumentError, NameScopeError
 from towers.graph.scopes import full_scope_name, scope_to_enter
 from towers.placement.devices import MOST_TOWERS, check_variable_device, resolve_devices
@@ -28,6 +27,7 @@ from towers.tower.stage_cuts import Cutting
 from towers.tower.stateless_random import NamesOnOneMachine
 from towers.tower.tower import TowerOptions
 
+COPIES = ('clone', 'reuse')
 REDUCTIONS = ('sum', 'mean')
 REGULARIZATIONS = ('none', 'add')
 UPDATE_TOWERS = ('first', 'all', 'none')
@@ -35,8 +35,8 @@ UPDATE_TOWERS = ('first', 'all', 'none')
 
 class Request(collections.namedtuple('Request', [
         'optimizer', 'objectives', 'devices', 'reduction', 'factor', 'remainder', 'global_step',
-        'learning_rate', 'copies', 'name', 'first_scope', 'full_scope_name', 'parts', 'accumulate',
-        'schedule', 'placement', 'replicas', 'numerics', 'precision_text', 'loss_scale', 'on_tower',
+        'learning_rate', 'copies', 'name', 'full_scope_name', 'parts', 'accumulate', 'schedule',
+        'placement', 'replicas', 'numerics', 'precision_text', 'loss_scale', 'on_tower',
         'of_tower', 'cluster'])):
     """The checked arguments of a call; arguments under their own names, and:
 
@@ -73,7 +73,7 @@ Fields:
 def checked_request(model_fn, optimizer, devices, reduction, remainder, global_step, var_list,
                     transform_gradients, gradient_options, regularization, update_ops,
                     learning_rate, stateless_random, variables, numerics, copies, variable_scope,
-                    reuse, name, check_devices, allow_repeated_devices, on_tower, first_scope,
+                    reuse, name, check_devices, allow_repeated_devices, on_tower,
                     accumulate, recompute, micro_batches, schedule, stages, cluster):
     """Checks the arguments of `build_towers`, see there; makes no operation.
 
@@ -95,7 +95,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     _check_goes_with_several(objectives, regularization, numerics)
     check_build_arguments(name, variable_scope, reuse, global_step, learning_rate, gradient_options,
                           on_tower, objectives, dict(
-                              check_devices=check_devices, first_scope=first_scope,
+                              check_devices=check_devices,
                               allow_repeated_devices=allow_repeated_devices,
                               stateless_random=stateless_random))
     shares_earlier = isinstance(reuse, BuiltTowers)
@@ -113,11 +113,8 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     schedule = schedule if micro_batches > 1 else None
     accumulate = max(accumulate, micro_batches)
     _check_not_too_many('accumulate' if schedule is None else 'micro_batches', accumulate, names)
-    if accumulate > 1 and not first_scope:
-        raise InvalidArgumentError('first_scope=False, and %d micro-batches a tower: each needs a '
-                                   'scope of its own. Pass one of the two.' % accumulate)
     recompute = _checked_recompute(recompute, objectives, numerics)
-    parts = _parts(name, names, accumulate, first_scope)
+    parts = _parts(name, names, accumulate)
     _check_name_scopes(graph, name, parts)
     placement = Placement(variables.device, names, variables.all_reduce, optimizer is not None,
                           check_devices)
@@ -128,7 +125,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         placement.share(reuse.placement)
     if variables.all_reduce is not None:
         check_all_reduce(variables.all_reduce, names)
-    replicas = Replicas(names, accumulate) if placement.all_reduce is not None else None
+    replicas = Replicas(names) if placement.all_reduce is not None else None
     if replicas is not None and shares_earlier:
         _check_earlier_has_replicas(reuse)
     precision_text = _precision_text(numerics.precision, names, check_devices)
@@ -154,7 +151,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     return Request(
         optimizer, objectives, names, reduction,
         1. if reduction == 'mean' else float(len(names)), remainder, global_step, learning_rate,
-        copies, name, first_scope, full_scope_name(variable_scope), parts, accumulate, schedule,
+        copies, name, full_scope_name(variable_scope), parts, accumulate, schedule,
         placement, replicas, numerics, precision_text, loss_scale, on_tower, of_tower,
         cluster)
 
@@ -295,17 +292,16 @@ def _before(cluster, count):
     return 0 if cluster is None else cluster.rank * count
 
 
-def _parts(name, devices, accumulate, first_scope):
-    parts = [Part(tower, micro_batch, device, '%s_%d' % (name, tower)
+def _parts(name, devices, accumulate):
+    return [Part(tower, micro_batch, device, '%s_%d' % (name, tower)
                   + ('_micro_%d' % micro_batch if micro_batch else ''))
              for tower, device in enumerate(devices) for micro_batch in range(accumulate)]
-    return parts if first_scope else [parts[0]._replace(scope=None)] + parts[1:]
 
 
 def _check_name_scopes(graph, name, parts):
     """Checks the towers' name scopes, and the scope of the operations for all towers."""
     around = graph.get_name_scope()
-    for scope in [part.scope for part in parts if part.scope is not None] + [name + 's']:
+    for scope in [part.scope for part in parts[1:]] + [name + 's']:
         full = '%s/%s' % (around, scope) if around else scope
         if graph.unique_name(scope, mark_as_used=False) != full:
             raise NameScopeError(

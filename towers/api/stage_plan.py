@@ -6,24 +6,23 @@ import tensorflow.compat.v1 as tf
 
 from towers.placement.devices import short_name
 from towers.placement.stages import remarks_on_stages, says_stages
-from towers.placement.tower_device import is_of_a_tower, stages_of
+from towers.placement.tower_device import stages_of
 from towers.tower.stage_cuts import describe as describe_cuts
 
 
-def stages_line(builder, towers):
+def stages_line(captured):
     """How the model is spread over the devices of a tower; None for one device.
 
     Args:
-      builder: `TowerBuilder`.
-      towers: list of `Tower`, the first tower's micro-batches first.
+      captured: `Captured`.
     """
-    device, root = towers[0].device, towers[0].name_scope
+    towers, device = captured.towers, captured.towers[0].device
     if len(stages_of(device)) == 1:
         return None
     operations = _operations_of_first(towers)
-    by_itself = builder.stage_cuts is not None
+    by_itself = captured.cuts is not None
     if by_itself and not says_stages(operations):
-        text = describe_cuts(builder.stage_cuts, device)
+        text = describe_cuts(captured.cuts, device)
     else:
         count = collections.Counter(op.device for op in operations)
         text = ', '.join('%s: %s' % (short_name(name), '%d operations' % count[name]
@@ -34,18 +33,14 @@ def stages_line(builder, towers):
         elif len(_stages_in_use(towers)) == 1:
             text += " (stages='auto' cuts a model that names no towers.stage)"
     return '; '.join([text] + remarks_on_stages(
-        [op for op in operations if op.name not in towers[0].backward], builder.variables, root,
-        device))
+        [op for op in operations if op.name not in towers[0].backward],
+        captured.step.recorded.variables, device))
 
 
 def _operations_of_first(towers):
     """The operations of the first tower, or of its first micro-batch."""
     first = towers[0]
-    others = tuple(tower.name_scope for tower in towers[1:])
-    operations = [op for op in tf.get_default_graph().get_operations()
-                  if op.name.startswith(first.name_scope)]
-    return operations if first.has_scope else [
-        op for op in operations if is_of_a_tower(op) and not op.name.startswith(others)]
+    return [op for op in tf.get_default_graph().get_operations() if first.has(op.name)]
 
 
 def _stages_in_use(towers):

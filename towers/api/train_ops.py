@@ -38,41 +38,43 @@ Fields:
 """
 
 
-def update_variables(builder, request, towers, outputs, combined, shards, machines=None):
+def update_variables(captured, request, outputs, combined, shards, collections_before,
+                     machines=None):
     """Makes the update of the shared variables, and puts other updates onto it: `Update`.
 
     Args:
-      builder: the `TowerBuilder`.
+      captured: `Captured`.
       request: `Request`.
-      towers: list of `Tower`.
       outputs: `Outputs`; its loss is a scalar, or a dict of scalars by name.
       combined: `CombinedTowers`, or dict of `CombinedTowers` by name.
       shards: `Shards`.
+      collections_before: `BuildCollections`.
       machines: the object that has combined gradients across machines; or None.
     """
     if not request.objectives:
         return Update(None, {}, [], [], {}, False)
-    settle = _settling(builder, request, towers, outputs, combined, shards)
+    towers, taker = captured.towers, captured.step.gradients
+    settle = _settling(captured, request, outputs, combined, shards)
     of, is_whole = request.objectives.of, _batches(request, towers) == len(towers)
     with graph_walk.Recording(tf.get_default_graph()) as made:
         gradients = request.objectives.shaped(
-            builder.gradients.made_by_optimizer(each, of(each, outputs.loss),
-                                                of(each, combined).gradients, request.factor,
-                                                is_whole, request.accumulate > 1)
+            taker.made_by_optimizer(each, of(each, outputs.loss), of(each, combined).gradients,
+                                    request.factor, is_whole, request.accumulate > 1)
             for each in request.objectives)
-        builder.note_updates_of_optimizers()
+        of_optimizers = collections_before.new_updates()
         gradients = request.objectives.shaped(
             checked_transform(each.transform_gradients, of(each, gradients), request.placement,
                               each.name)
             for each in request.objectives)
     settle(made.operations, [
         tensor for pairs in flat(gradients) for tensor in tensors_of(pairs)], ())
-    with tf.variable_creator_scope(builder.own_state.slot_creator):
-        if request.objectives.names is None:
-            update = _of_one_loss(builder, request, towers, outputs, gradients, combined, machines,
-                                  settle)
-        else:
-            update = _of_several(builder, request, towers, outputs, gradients, combined, settle)
+    updates = _updates(captured, request.of_tower.update_ops, collections_before.updates,
+                       of_optimizers)
+    if request.objectives.names is None:
+        update = _of_one_loss(captured, request, outputs, gradients, combined, updates, machines,
+                              settle)
+    else:
+        update = _of_several(captured, request, outputs, gradients, combined, updates, settle)
     return update._replace(gradients=map_shaped(
         lambda pairs: [pair for pair in pairs if pair[0] is not None], update.gradients))
 
@@ -84,15 +86,16 @@ def _batches(request, towers):
         cluster.num_workers if cluster is not None and cluster.synchronous else 1)
 
 
-def _settling(builder, request, towers, outputs, combined, shards):
+def _settling(captured, request, outputs, combined, shards):
     """The function that settles what operations of the update take by a closure.
 
     It takes the operations, what they are made for, and tensors and operations that they may take;
     see `closure_tensors`.
     """
+    towers = captured.towers
     means, earlier, batches = {}, [], _batches(request, towers)
     of_model = any(isinstance(each.optimizer, GradientsOfModel) for each in request.objectives)
-    trained = {variable.op.name for variable in builder.gradients.trainable}
+    trained = {variable.op.name for variable in captured.step.gradients.trainable}
 
     def whole_loss(name):
         if name not in means:
@@ -106,13 +109,13 @@ def _settling(builder, request, towers, outputs, combined, shards):
         if batches == 1 or of_model:  # whose results are the calls' own
             return
         earlier.extend(made)  # what an optimizer has kept of its compute_gradients comes with it
-        losses = dict(losses_by_tensor(towers), **builder.gradients.own.losses)
+        losses = dict(losses_by_tensor(towers), **captured.step.gradients.own.losses)
         take_losses_of_batch(earlier, losses, whole_loss)
         known = [tensor for each in flat(combined) for tensor in _read_for(each.gradients, each)]
         check_of_no_tower(
             earlier, fetches, known + list(after) + list(towers[0].updates),
-            [loss for tower in towers for loss in flat(tower.loss)], builder.calls,
-            [variable for variable in builder.own_state.of_all_towers()
+            [loss for tower in towers for loss in flat(tower.loss)], captured.step.recorded,
+            [variable for variable in captured.roles.own_state.of_all_towers()
              if variable.op.name not in trained])
         if len(towers) < batches:
             check_of_no_worker(earlier, fetches, flat(outputs.loss) + list(means.values()),
@@ -120,13 +123,14 @@ def _settling(builder, request, towers, outputs, combined, shards):
     return settle
 
 
-def _of_one_loss(builder, request, towers, outputs, gradients, combined, machines, settle):
-    scaled_losses, on_skip = builder.gradients.scaled_losses, None
+def _of_one_loss(captured, request, outputs, gradients, combined, updates, machines, settle):
+    towers, variables = captured.towers, captured.step.recorded.variables
+    scaled_losses, on_skip = captured.step.gradients.scaled_losses, None
     if scaled_losses is not None:
         scaled_losses.watch(combined.gradients)
         if request.numerics.check_numerics:
             on_skip = functools.partial(checked_at_least_scale, combined.gradients, scaled_losses)
-    loss, updates = outputs.loss, _updates(builder, towers, request.of_tower.update_ops)
+    loss = outputs.loss
     updates_here = machines is None or machines.updates_here
     updates += replicas_follow(request.replicas, updates, [loss] + _read_for(gradients, combined))
     gates, computed = machines.gates if machines is not None else [], _computed(outputs, towers)
@@ -137,7 +141,7 @@ def _of_one_loss(builder, request, towers, outputs, gradients, combined, machine
     with graph_walk.Recording(tf.get_default_graph()) as made:
         applied = apply_update(
             _applying(request.objectives[0], loss, request, towers), gradients,
-            request.global_step, request.placement, builder.variables, after, request.replicas,
+            request.global_step, request.placement, variables, after, request.replicas,
             combined.on_towers, scaled_losses, on_skip)
     settle(made.operations, [applied.train_op], after)
     for redirect in machines.redirects if machines is not None else ():
@@ -160,13 +164,14 @@ def _computed(outputs, towers):
     return [each for each in tf.nest.flatten(shown, expand_composites=True) if hasattr(each, 'op')]
 
 
-def _of_several(builder, request, towers, outputs, gradients, combined, settle):
+def _of_several(captured, request, outputs, gradients, combined, updates, settle):
     """A train op for each loss, which computes nothing for the others; and one for all losses.
 
     The train op for all losses takes all gradients at the weights before the step, and applies them
     in the order of the losses: two optimizers do not write the same variable at the same time.
     """
-    losses, updates = outputs.loss, _updates(builder, towers, request.of_tower.update_ops)
+    towers, variables = captured.towers, captured.step.recorded.variables
+    losses = outputs.loss
     riding, computed = _riding(updates, losses, towers), _computed(outputs, towers)
     train_ops, slots, applied = collections.OrderedDict(), [], []
     joint_after = flat(losses) + updates + [
@@ -181,7 +186,7 @@ def _of_several(builder, request, towers, outputs, gradients, combined, settle):
         with graph_walk.Recording(tf.get_default_graph()) as recorded:
             train_ops[each.name], made, counts = apply_update(
                 _applying(each, losses[each.name], request, towers), gradients[each.name],
-                request.global_step, request.placement, builder.variables, after,
+                request.global_step, request.placement, variables, after,
                 request.replicas, combined[each.name].on_towers)
         settle(recorded.operations, [train_ops[each.name]], after)
         hold_update(train_ops[each.name], _all_of(combined[each.name]), after, computed)
@@ -190,7 +195,7 @@ def _of_several(builder, request, towers, outputs, gradients, combined, settle):
         with graph_walk.Recording(tf.get_default_graph()) as recorded:
             train_op, made, _ = apply_update(
                 _applying(each, losses[each.name], request, towers), gradients[each.name], None,
-                request.placement, builder.variables, joint_after + applied, request.replicas,
+                request.placement, variables, joint_after + applied, request.replicas,
                 combined[each.name].on_towers)
         settle(recorded.operations, [train_op], joint_after)
         applied, slots = [train_op], slots + made
@@ -229,9 +234,8 @@ def _riding(updates, losses, towers):
     of all updates) would ride nowhere and be lost where losses are trained in turn: it rides on
     each of those losses.
     """
-    roots = tuple(tower.name_scope for tower in towers)
-    known = {name: {op for op in graph_walk.ancestors([loss]) if op.startswith(roots)}
-             for name, loss in losses.items()}
+    known = {name: {op for op in graph_walk.ancestors([loss])
+                    if any(tower.has(op) for tower in towers)} for name, loss in losses.items()}
     of_any = set().union(*known.values())
     needs = [{op.name for op in graph_walk.step_operations([update])} & of_any
              for update in updates]
@@ -241,10 +245,12 @@ def _riding(updates, losses, towers):
         if need <= own or not fits_one and need & own], known)
 
 
-def _updates(builder, towers, update_ops):
-    chosen = {'first': towers[:1], 'all': towers, 'none': []}[update_ops]
-    others = [] if update_ops == 'none' else builder.updates_before()
+def _updates(captured, update_ops, before, of_optimizers):
+    towers = captured.towers
+    if update_ops == 'none':
+        return []
+    chosen, others = towers, list(before)
     if update_ops == 'first':
-        others += builder.own_state.updates(towers) + counting_updates(towers)
-    of_optimizers = [] if update_ops == 'none' else builder.updates_of_optimizers
+        chosen = towers[:1]
+        others += captured.roles.own_state.updates(towers) + counting_updates(towers)
     return [update for tower in chosen for update in tower.updates] + others + of_optimizers

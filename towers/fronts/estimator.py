@@ -11,7 +11,7 @@ from towers.arguments import check_choice
 from towers.api.build import build_towers
 from towers.errors import GradientError, InvalidArgumentError, MissingPackageError
 from towers.fronts.estimator_spec import (check_mode, mergeable, merged_spec, metrics,
-                                          ModelFunction, ScaffoldOfTowers)
+                                          ModelFunction)
 from towers.fronts.optimizer_calls import OptimizerCalls
 from towers.fronts.optimizer_slots import check_saved
 from towers.placement.devices import check_one_stage, resolve_devices
@@ -108,25 +108,21 @@ def replicate_model_fn(model_fn: typing.Callable,
         trains = mode == tf.estimator.ModeKeys.TRAIN
         graph = tf.get_default_graph()
         calls = OptimizerCalls(graph, len(names), is_sum, trains)
-        specs, scaffolds = [], ScaffoldOfTowers(graph)
+        specs = []
         calls.on_late_slots = lambda late: check_saved(specs[0], late)
 
         def of_tower(inputs):
             spec = function(inputs['features'], inputs['labels'], mode, _own(params), config)
             specs.append(spec)
-            scaffolds.note_call()
             if trains:
-                _check_train_op(calls, len(specs) - 1, spec)
+                _check_train_op(calls, spec)
             return dict(loss=spec.loss, predictions=mergeable(spec),
                         metrics=metrics(spec) if mode == tf.estimator.ModeKeys.EVAL else None)
 
         with calls.reported_to():
             built = build_towers(
                 of_tower, NamedInputs(features=features, labels=labels), calls if trains else None,
-                names, 'sum' if is_sum else 'mean', remainder=remainder, copies='reuse',
-                first_scope=False,
-                name=_free_name(graph))
-        scaffolds.initialize_all_towers(specs[0].scaffold)
+                names, 'sum' if is_sum else 'mean', remainder=remainder, name=_free_name(graph))
         tf.logging.info('%s', built.plan)
         if on_built is not None:
             on_built(mode, built)
@@ -148,9 +144,9 @@ def _check_reduction(loss_reduction):
                 loss_reduction, ', '.join(map(repr, sorted(set(reductions) - {'none'})))))
 
 
-def _check_train_op(calls, tower, spec):
-    """Raises `GradientError` unless a tower's train op makes its updates by `TowerOptimizer`s."""
-    calls.check_train_op(tower, spec.train_op)
+def _check_train_op(calls, spec):
+    """Raises `GradientError` unless the train op makes its updates by `TowerOptimizer`s."""
+    calls.check_train_op(spec.train_op)
     after = calls.after_update()
     for what, tensor in [('loss', spec.loss)] + [
             ('update in UPDATE_OPS', update)

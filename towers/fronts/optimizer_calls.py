@@ -80,8 +80,8 @@ class OptimizerCalls(GradientsOfModel):
         self._weight = None     # of the tower's loss; None: it counts as it is
         self._divides = False   # whether losses are divided by N, which is the same
         self._weighted = []     # the operations by which losses of this tower were weighted
-        self._start = 0         # how many operations the graph had before this tower's call
-        self._operations = []   # those of each tower
+        self._start = 0         # how many operations the graph had before the call
+        self._operations = []   # those that the call made
         self._owners = {}       # variable's name -> number of the call that hands its gradient over
         self._together = ()     # numbers of the calls that the model's train op runs in one step
         self._placement = None
@@ -101,26 +101,27 @@ class OptimizerCalls(GradientsOfModel):
 
     # ---- within a tower -------------------------------------------------------------------------
 
+    def weights(self, shards):
+        if not self._is_sum:
+            return shards.weights
+        return None if shards.is_even else list(map(share_of_sum, shards.sizes))
+
     @contextlib.contextmanager
-    def call(self, index, shards, placement):
+    def call(self, weight, is_even, placement):
         self.of_towers.append([])
         self._placement = placement
-        self._weighted = []
-        self._divides = not self._is_sum and shards.is_even
-        self._weight = shards.weights[index]
-        if self._is_sum:
-            self._weight = None if shards.is_even else share_of_sum(shards.sizes[index])
+        self._divides = not self._is_sum and is_even
+        self._weight = weight
         self._start = len(self._graph.get_operations())
         yield
-        self._operations.append(self._made())
-        if index == 0:
-            self._check_no_gathering()
-        counts = [len(calls) for calls in self.of_towers]
-        if counts[index] != counts[0]:
-            raise GradientError(
-                'the model function calls apply_gradients of TowerOptimizers %d times in tower 0 '
-                'and %d times in tower %d: make the same calls in every tower, in the same order.'
-                % (counts[0], counts[index], index))
+        self._operations = self._made()
+        self._check_no_gathering()
+
+    def note_copy(self, copied):
+        self.of_towers.append([call._replace(
+            placeholder=copied(call.placeholder),
+            pairs=[(_map_gradient(copied, gradient), variable) for gradient, variable in call.pairs]
+        ) for call in self.of_towers[0]])
 
     def weighted(self, loss):
         """A tower's loss, weighted: the sum over the towers is the loss of the batch."""
@@ -156,29 +157,21 @@ class OptimizerCalls(GradientsOfModel):
             raise GradientError(
                 'a TowerOptimizer applies gradients in a branch or a loop (cond, while_loop), '
                 'which no other tower can join: call it outside, and decide by the gradients.')
-        self.of_towers[-1].append(Call(
+        self.of_towers[0].append(Call(
             optimizer, self._weighted_pairs(pairs), arguments, placeholder,
             tf.get_variable_scope().name, self._graph.get_name_scope() or ''))
-        if len(self.of_towers) == 1:
-            self._slots += make_slots(
-                optimizer, [variable for gradient, variable in pairs if gradient is not None],
-                self._placement)
+        self._slots += make_slots(
+            optimizer, [variable for gradient, variable in pairs if gradient is not None],
+            self._placement)
         return placeholder
 
-    def of_first_tower(self, optimizer):
-        """The first tower's optimizer, which has the slots, for an optimizer of this tower."""
-        for first, own in zip(self.of_towers[0], self.of_towers[-1]) if self.of_towers else ():
-            if own.optimizer is optimizer:
-                return first.optimizer
-        return optimizer
-
-    def check_train_op(self, index, train_op):
-        """Checks the train op that a tower's call of the model function returns.
+    def check_train_op(self, train_op):
+        """Checks the train op that the call of the model function returns.
 
         Raises:
           GradientError: not all updates of the train op come from `TowerOptimizer`s.
         """
-        if not self.of_towers[index]:
+        if not self.of_towers[0]:
             raise GradientError(
                 'the train_op of the model function comes from no TowerOptimizer, and there are %d '
                 'devices: each tower would train on its own shard. Wrap the optimizer: '
@@ -191,10 +184,9 @@ class OptimizerCalls(GradientsOfModel):
                 raise GradientError(
                     'the train_op of the model function has the update %r, which comes from no '
                     'TowerOptimizer: wrap every optimizer of the model function.' % op.name)
-        if index == 0:
-            names = {op.name for op in step}
-            self._together = [number for number, call in enumerate(self.of_towers[0])
-                              if call.placeholder.name in names]
+        names = {op.name for op in step}
+        self._together = [number for number, call in enumerate(self.of_towers[0])
+                          if call.placeholder.name in names]
 
     def optimizers(self):
         calls = self.of_towers[0] if self.of_towers else []
@@ -204,12 +196,12 @@ class OptimizerCalls(GradientsOfModel):
         return list(self._slots)
 
     def fetches(self):
-        return [call.placeholder for call in self.of_towers[-1]] + [
-            gradient for call in self.of_towers[-1] for gradient in _gradients(call)]
+        return [call.placeholder for call in self.of_towers[0]] + [
+            gradient for call in self.of_towers[0] for gradient in _gradients(call)]
 
     def after_update(self):
-        """Names of the current tower's operations that come after one of its updates."""
-        return graph_walk.reachable_from([call.placeholder for call in self.of_towers[-1]],
+        """Names of the call's operations that come after one of its updates."""
+        return graph_walk.reachable_from([call.placeholder for call in self.of_towers[0]],
                                          self._made(), control=True)
 
     def _check_no_gathering(self):
@@ -221,7 +213,7 @@ class OptimizerCalls(GradientsOfModel):
         made = self._made()
         names = {op.name for op in made}
         trained = {variable.op.name for variable in tf.trainable_variables()}
-        applied = graph_walk.ancestors([each for call in self.of_towers[-1]
+        applied = graph_walk.ancestors([each for call in self.of_towers[0]
                                         for each in _gradients(call)])
         read = {variable.op.name for variable in tf.global_variables()} & applied - trained
         writes = Writes(self._graph)
@@ -269,7 +261,7 @@ class OptimizerCalls(GradientsOfModel):
 
     def compute_gradients(self, loss, var_list=None):
         # A variable that several calls train is handed over once, so that each occurs once.
-        return [(gradient, variable) for number, call in enumerate(self.of_towers[-1])
+        return [(gradient, variable) for number, call in enumerate(self.of_towers[0])
                 for gradient, variable in call.pairs
                 if self._owners.setdefault(variable.op.name, number) == number]
 
@@ -314,16 +306,22 @@ class OptimizerCalls(GradientsOfModel):
         waits_for = []
         for other in self._together if number in self._together else [number]:
             gradients = [_gradients(calls[other]) for calls in self.of_towers]
-            if not any(self._come_after(tower, number, gradients[tower])
-                       for tower in range(self._num_towers)):
+            if not self._come_after(number, gradients[0]):
                 waits_for += [gradient.op for each in gradients for gradient in each]
         return waits_for
 
-    def _come_after(self, tower, number, gradients):
-        """Whether a tower's gradients are taken after the update of call `number`, on purpose."""
-        after = graph_walk.reachable_from([self.of_towers[tower][number].placeholder],
-                                          self._operations[tower], control=True)
+    def _come_after(self, number, gradients):
+        """Whether gradients are taken after the update of call `number`, on purpose."""
+        after = graph_walk.reachable_from([self.of_towers[0][number].placeholder],
+                                          self._operations, control=True)
         return any(gradient.op.name in after for gradient in gradients)
+
+
+def _map_gradient(function, gradient):
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(*[None if part is None else function(part) for part in (
+            gradient.values, gradient.indices, gradient.dense_shape)])
+    return None if gradient is None else function(gradient)
 
 
 def _checked_pairs(pairs):

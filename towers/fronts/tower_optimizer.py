@@ -91,8 +91,8 @@ class TowerOptimizer(tf.train.Optimizer):
         return calls.applied(self._optimizer(), grads_and_vars, global_step=global_step, **kwargs)
 
     def get_slot(self, *args, **kwargs):
-        """As the wrapped optimizer's; in a later tower, as the first one's, which has the slots."""
-        return self._with_slots().get_slot(*args, **kwargs)
+        """As the wrapped optimizer's."""
+        return self._optimizer().get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args, **kwargs):
         """As the wrapped optimizer's."""
@@ -103,12 +103,8 @@ class TowerOptimizer(tf.train.Optimizer):
         return self._optimizer().get_name(*args, **kwargs)
 
     def variables(self, *args, **kwargs):
-        """As the wrapped optimizer's; in a later tower, as the first one's, which has the slots."""
-        return self._with_slots().variables(*args, **kwargs)
-
-    def _with_slots(self):
-        calls, optimizer = calls_of(tf.get_default_graph()), self._optimizer()
-        return optimizer if calls is None else calls.of_first_tower(optimizer)
+        """As the wrapped optimizer's."""
+        return self._optimizer().variables(*args, **kwargs)
 
     def _optimizer(self):
         optimizer = self._given_or_made()

@@ -13,7 +13,7 @@ from towers.placement.devices import is_gpu, short_name
 from towers.placement.operation_device import (ModelsChoices, colocated_with, operation_device,
                                                resolved)
 from towers.placement.precision import converted_operations
-from towers.placement.tower_device import is_of_a_tower, stages_of
+from towers.placement.tower_device import stages_of
 from towers.placement.xla import clusters
 from towers.tower.objectives import all_pairs, flat
 from towers.tower.variables import owner_by_name
@@ -158,11 +158,12 @@ def _check_operations(built, operations, broken, notes):
     by_name = {variable.op.name for variable in built.variables}
     if built.replicas is not None:
         by_name |= {replica.op.name for replica in built.replicas.variables}
-    of_towers = _by_tower(built, operations, lambda op: op.name, lambda op: op)
     choices = ModelsChoices(built)
     for tower in built.towers:
         stray, with_variable, chosen = [], [], []
-        for op in of_towers[tower.name_scope]:
+        for op in operations:
+            if not tower.has(op.name):
+                continue
             device = operation_device(op)
             if device in stages_of(tower.device) or _follows_input(op, tower) or (
                     op.type == 'NoOp'):  # it only waits for others
@@ -180,25 +181,6 @@ def _check_operations(built, operations, broken, notes):
             notes.append("%s of tower %d on %s by the model's own tf.device: %s" % (
                 _operations(chosen), tower.index, _all_named(chosen),
                 _some([op.name for op, _ in chosen])))
-
-
-def _by_tower(built, items, name_of, operation_of):
-    """{name scope of a tower: list of the items whose names are in it}.
-
-    Where the first tower has no scope of its own, the items made within its device scope.
-    """
-    first = built.towers[0]
-    found = {tower.name_scope: [] for tower in built.towers}
-    depth = built.towers[-1].name_scope.count('/')
-    for item in items:
-        scope = '/'.join(name_of(item).split('/', depth)[:depth]) + '/'
-        if scope in found and (scope != first.name_scope or first.has_scope):
-            found[scope].append(item)
-        elif not first.has_scope and name_of(item).startswith(first.name_scope):
-            op = operation_of(item)
-            if op is not None and is_of_a_tower(op):
-                found[first.name_scope].append(item)
-    return found
 
 
 def _operation(graph, name):
@@ -221,7 +203,7 @@ def _touches_variable(op, names, depth=3):
 
 def _follows_input(op, tower):
     """Whether an operation is a `Switch` of `tf.cond` (v1), colocated with its input."""
-    if op.type not in ('Switch', 'RefSwitch') or op.inputs[0].op.name.startswith(tower.name_scope):
+    if op.type not in ('Switch', 'RefSwitch') or tower.has(op.inputs[0].op.name):
         return False
     return operation_device(op) == operation_device(op.inputs[0].op)
 
@@ -249,12 +231,10 @@ def _check_runtime(built, run_metadata, broken, notes):
                      broken, notes)
     leaves = tf.nest.flatten(built.towers[0].inputs, expand_composites=True)
     graph = next(leaf.graph for leaf in leaves if leaf is not None)
-    of_towers = _by_tower(built, placed.items(), lambda item: item[0],
-                          lambda item: _operation(graph, item[0]))
     for tower in built.towers:
         moved_away, without_kernel = [], []
-        for name, device in of_towers[tower.name_scope]:
-            if device in stages_of(tower.device):
+        for name, device in placed.items():
+            if not tower.has(name) or device in stages_of(tower.device):
                 continue
             op = _operation(graph, name)
             if op is None:

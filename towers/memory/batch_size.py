@@ -139,7 +139,7 @@ class ScaledSizes:
         self._old = shards_of(built)
         self._new = shard_sizes(built, batch_size)
         self._old_batch, self._new_batch = built.plan.batch_size, batch_size
-        self._scopes = [tower.name_scope for tower in built.towers]
+        self._towers = built.towers
         self._batch = {}  # name of a tensor: the tower whose number of examples is in its shape
         operations = graph_walk.step_operations(fetches)
         order = {op.name: number for number, op in enumerate(operations[0].graph.get_operations())}
@@ -209,8 +209,8 @@ class ScaledSizes:
         """Notes an operation without the batch among its inputs whose static shape has it."""
         if not (op.type in _SHAPED or graph_walk.is_random(op) or op.type.startswith('Stateless')):
             return
-        for number, scope in enumerate(self._scopes):
-            if op.name.startswith(scope):
+        for number, tower in enumerate(self._towers):
+            if tower.has(op.name):
                 for tensor in op.outputs:
                     shape = tensor.shape.as_list() if tensor.shape.ndims else [None]
                     if shape[0] == self._old[number] and (

@@ -190,7 +190,7 @@ def _node_name(error):
 def _who(name, built):
     if name:
         for tower in built.towers:
-            if name.startswith(tower.name_scope):
+            if tower.has(name):
                 return 'Tower %d on %s' % (tower.index, short_name(tower.device))
     return 'The step, outside of the towers,' if name else 'The step'
 

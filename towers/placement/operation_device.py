@@ -5,7 +5,6 @@ import re
 
 import tensorflow.compat.v1 as tf
 
-from towers.graph.scopes import inside_text
 from towers.placement.tower_device import chosen_inside, moved, places_inside
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -75,7 +74,7 @@ class ModelsChoices:
         device = operation_device(op)
         decides = _decides_device_of(op, set()) or op
         for name, other in colocated_with(decides):
-            if name.startswith(tower.name_scope) and operation_device(other) == device:
+            if tower.has(name) and operation_device(other) == device:
                 return self.include(other, tower)
         if chosen_inside(decides, lambda place: place in self._models_places(op.graph)):
             return True
@@ -84,7 +83,7 @@ class ModelsChoices:
             return self.include(forward, tower)
         if decides.type == 'Identity':  # it passes a value on, on the value's device
             source = decides.inputs[0].op
-            if (source.name.startswith(tower.name_scope) and operation_device(source) == device
+            if (tower.has(source.name) and operation_device(source) == device
                     and self.include(source, tower)):
                 return True  # a lookup, which is with its variable, was put nowhere by the model
         original = self._original(decides, tower)
@@ -95,18 +94,18 @@ class ModelsChoices:
                 and self.include(original, self._first))
 
     def _original(self, op, tower):
-        """The operation of the first tower that `op` is a clone of, if it is one."""
-        if tower.name_scope == self._first.name_scope or not op.name.startswith(tower.name_scope):
+        """The operation of the first tower that `op` is a copy of, if it is one."""
+        if tower is self._first or not tower.has(op.name):
             return None
         try:
             return op.graph.get_operation_by_name(
-                inside_text(tower.name_scope).sub(self._first.name_scope, op.name))
+                self._first.name_scope + op.name[len(tower.name_scope):])
         except KeyError:
             return None
 
     def _models_places(self, graph):
         if self._places is None:
             self._places = {place for op in graph.get_operations()
-                            if op.name.startswith(self._first.name_scope)
+                            if self._first.has(op.name)
                             for place in places_inside(op) if not place[0].startswith(_HERE)}
         return self._places

@@ -142,13 +142,12 @@ def _against_the_order(operations, stages):
                 yield op, tensor
 
 
-def remarks_on_stages(operations, variables, root, device):
+def remarks_on_stages(operations, variables, device):
     """What is allowed and costs copies, for the plan: a list of texts.
 
     Args:
       operations: those of a tower's forward pass.
       variables: the model's variables.
-      root: the tower's name scope.
       device: `StagedDevices`.
     """
     names = {variable.op.name for variable in variables}
@@ -171,7 +170,7 @@ def remarks_on_stages(operations, variables, root, device):
         back.setdefault((stages.index(op.device), stages.index(tensor.op.device)), tensor)
     for (stage, later), tensor in list(back.items())[:_MOST_NAMED]:
         remarks.append('stage %d takes %s of stage %d: they wait for each other' % (
-            stage, tensor.op.name[len(root):], later))
+            stage, tensor.op.name, later))
     return remarks
 
 

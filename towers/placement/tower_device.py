@@ -62,20 +62,6 @@ class BackwardDevice(TowerDevice):
     """A `TowerDevice` around `compute_gradients`: a `tf.device` in it is not the model's."""
 
 
-def is_of_a_tower(op):
-    """Whether an operation was made within the device scope of any tower.
-
-    With `first_scope=False` the first tower has no name scope, and its operations are known by this
-    alone. Not for clones: all their operations are imported within one such scope.
-    """
-    for scope in compat.device_scopes(op):
-        if isinstance(scope, TowerDevice):
-            return True
-        if scope == 'None':  # it ends the effect of the scopes around it
-            return False
-    return False
-
-
 def chosen_inside(op, is_models_place=lambda place: False):
     """Whether a `tf.device` of the model's own, inside the tower's, decides about an op's device.
 
@@ -140,7 +126,7 @@ def device_like(op):
     return TowerDevice(op.device) if follows_tower(op) else op.device
 
 
-def keep_with_tower(operations, root, device):
+def keep_with_tower(operations, own, device):
     """Keeps gradient operations that are colocated with a variable, too, on their tower.
 
     `colocate_gradients_with_ops` puts a gradient operation with its forward operation, and some
@@ -149,8 +135,8 @@ def keep_with_tower(operations, root, device):
 
     Args:
       operations: the operations of a tower's backward pass.
-      root: the tower's name scope. Colocations within it are kept; where these are on several
-        devices, only the colocations with operations on the operation's own device.
+      own: names of the tower's operations. Colocations with them are kept; where these are on
+        several devices, only the colocations with operations on the operation's own device.
       device: the tower's device. An operation that has none by these rules, as the sum over the
         turns of a loop that reads a resource variable, is on its first stage.
     """
@@ -158,10 +144,10 @@ def keep_with_tower(operations, root, device):
         own = 'loc:@' + op.name
         names = [group[len('loc:@'):] for group in map(bytes.decode, op.colocation_groups())
                  if group != own]
-        inside = [name for name in names if name.startswith(root)]
+        inside = [name for name in names if name in own]
         if not inside:
             continue
-        kept = [name for name in inside if not _reads_resource_outside(op.graph, name, root)]
+        kept = [name for name in inside if not _reads_resource_outside(op.graph, name, own)]
         if len({_device_of(op, name) for name in kept}) > 1:
             kept = [name for name in kept if _device_of(op, name) == op.device] or kept[:1]
         if len(kept) < len(names):
@@ -169,7 +155,7 @@ def keep_with_tower(operations, root, device):
             compat.set_device(op, _device_of(op, (kept or inside)[0]) or stages_of(device)[0])
 
 
-def keep_off_resources(operations, root):
+def keep_off_resources(operations):
     """Frees gradient operations that are colocated with the gather of a resource variable.
 
     The gradient of `tf.gather(x, …)` takes the shape of `x` where `x` is. Where that is the gather
@@ -178,11 +164,10 @@ def keep_off_resources(operations, root):
 
     Args:
       operations: the operations of a tower's backward pass.
-      root: the tower's name scope.
     """
     for op in operations:
         names = [group[len('loc:@'):] for group in map(bytes.decode, op.colocation_groups())]
-        kept = [name for name in names if not name.startswith(root) or name == op.name or (
+        kept = [name for name in names if name == op.name or (
             op.graph.get_operation_by_name(name).type != 'ResourceGather')]
         if len(kept) < len(names) and not any(tensor.dtype == tf.resource for tensor in op.inputs):
             there = op.device
@@ -190,9 +175,9 @@ def keep_off_resources(operations, root):
             compat.set_device(op, there)
 
 
-def _reads_resource_outside(graph, name, root):
+def _reads_resource_outside(graph, name, own):
     """Whether TensorFlow moves an operation to a variable, whatever device it was made for."""
-    return any(tensor.dtype == tf.resource and not tensor.op.name.startswith(root)
+    return any(tensor.dtype == tf.resource and tensor.op.name not in own
                for tensor in graph.get_operation_by_name(name).inputs)
 
 

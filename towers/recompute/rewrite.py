@@ -177,9 +177,8 @@ def _rewrite(scope, operations, kept, takers, backward, root, readers, stages):
             compat.add_control_inputs(again, [graph.get_operation_by_name(name)
                                               for name in gradients])
         for tensor in again.inputs:
-            if not tensor.op.name.startswith(root):
-                for source in read_from(tensor):
-                    readers[source.name].append(again)
+            for source in read_from(tensor):
+                readers[source.name].append(again)
     for name, tensor in wanted.items():
         again = recomputed[tensor.op.name].outputs[tensor.value_index]
         for op, position in takers[name]:

@@ -63,7 +63,7 @@ def _start_after(part, tensors, to_begin):
         gate = tf.no_op('next_micro_batch')
     step = graph_walk.step_operations(fetches_of(part))
     frames = Frames(step)
-    step = [op for op in step if op.name.startswith(part.name_scope)]
+    step = [op for op in step if part.has(op.name)]
     waiting = {op.name for op in step if may_wait(op, to_begin)}
     for op in step:
         before = [tensor.op for tensor in op.inputs] + list(op.control_inputs)

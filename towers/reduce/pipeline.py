@@ -97,14 +97,12 @@ def _by_stage(part, stages, to_begin):
     groups = {(what, stage): [] for what in ('forward', 'backward') for stage in range(len(stages))}
     # Without other fetches (metrics that are counted): only a fetch of them may run them.
     step = [op for op in graph_walk.step_operations(tensors_of(part.pairs) + [part.data_loss])
-            if op.name.startswith(part.name_scope) and may_wait(op, to_begin)
+            if part.has(op.name) and may_wait(op, to_begin)
             and op.device in stages]
-    again = part.name_scope + 'recompute'
     # The gradient of a loop of control flow v2 makes the loop anew, for the forward pass as well.
     forward = _needed_by(part.data_loss.op)
     for op in step:
-        is_backward = op.name not in forward and (
-            op.name in part.backward or op.name.startswith(again))
+        is_backward = op.name not in forward and op.name in part.backward
         groups['backward' if is_backward else 'forward', stages.index(op.device)].append(op)
     check_stages([op for (what, _), each in groups.items() if what == 'forward' for op in each],
                  part.device)

@@ -17,7 +17,6 @@ from towers import compat
 from towers.errors import DeviceError, InvalidArgumentError, NameScopeError
 from towers.placement.variable_device import only_device
 from towers.reduce.sparse_rows import each_row_once
-from towers.reduce.combination import add_up
 from towers.tower.variables import owner_by_name
 
 
@@ -30,14 +29,12 @@ class Replicas:
       slots: list of the slots that the optimizer made for the replicas.
     """
 
-    def __init__(self, devices, micro_batches=1):
+    def __init__(self, devices):
         """
         Args:
           devices: the towers' devices.
-          micro_batches: how many of each tower share its replicas.
         """
         self.devices = tuple(devices)
-        self._micro_batches = micro_batches
         self.variables = []
         self.slots = []
         self._origins_of_slots = []
@@ -81,25 +78,22 @@ class Replicas:
     def replica_of(self, variable, tower):
         """What tower number `tower` reads for a variable of the model.
 
-        That is the tower's replica; for a partitioned variable, a partitioned variable of the
-        replicas of its parts; for anything without a replica, such as a statistic, the variable
-        itself.
+        That is the tower's replica; for anything without a replica, such as a statistic, the
+        variable itself.
         """
         if not tower:
             return variable
-        parts = compat.parts_of(variable)
-        if parts is not None:
-            return compat.partitioned_like(variable, [self.replica_of(p, tower) for p in parts])
-        replicas = self._replicas.get(getattr(getattr(variable, 'op', None), 'name', None))
+        replicas = self._replicas.get(variable.op.name)
         return replicas[tower - 1] if replicas else variable
 
     def names(self):
         """The names of the model's variables that have replicas: a frozenset."""
         return frozenset(name for name, replicas in self._replicas.items() if replicas)
 
-    def of_part(self, variable, part):
-        """`replica_of` for a micro-batch, given by its number among those of all towers."""
-        return self.replica_of(variable, part // self._micro_batches)
+    def in_tower(self, tower):
+        """{name of the model's variable: its replica} on a tower; empty for tower 0."""
+        return {} if not tower else {name: replicas[tower - 1]
+                                     for name, replicas in self._replicas.items()}
 
     def original(self, variable):
         """The model's own variable of a replica; any other variable as it is."""
@@ -109,49 +103,6 @@ class Replicas:
         """`(replica, variable)` of all replicas, and `(slot, slot of the model's variable)`."""
         return [(replica, self._origin[replica.op.name]) for replica in self.variables] + list(
             zip(self.slots, self._origins_of_slots))
-
-    def name_of_original(self, name):
-        """The name that belongs to the model's variable in place of one that begins as a replica's.
-
-        So the name of a replica's moving average becomes the name of its variable's.
-        """
-        for replica in self.variables:
-            if name == replica.op.name or name.startswith(replica.op.name + '/'):
-                return self._origin[replica.op.name].op.name + name[len(replica.op.name):]
-        return name
-
-    def originals(self, variables):
-        """The model's own variables behind these variables and replicas, each once."""
-        return list({v.op.name: v for v in map(self.original, variables)}.values())
-
-    def sources(self, variables, part, used):
-        """The replicas and variables that a tower differentiates with respect to.
-
-        Args:
-          variables: list of the model's variables.
-          part: the number of the tower's micro-batch among those of all towers.
-          used: the variables that the tower's operations read. The model's own variable is among
-            them where the model function keeps it (in a Keras layer made outside).
-        """
-        used = {variable.op.name for variable in used}
-        sources = []
-        for variable in variables:
-            replica = self.of_part(variable, part)
-            sources.append(replica)
-            if replica is not variable and variable.op.name in used:
-                sources.append(variable)
-        return sources
-
-    def own_pairs(self, pairs):
-        """`(gradient, variable)` pairs of `sources`, as pairs of the model's own variables."""
-        found = collections.OrderedDict()
-        for gradient, source in pairs:
-            variable = self.original(source)
-            entry = found.setdefault(variable.op.name, (variable, []))
-            if gradient is not None:
-                entry[1].append(gradient)
-        return [(add_up(gradients, variable) if gradients else None, variable)
-                for variable, gradients in found.values()]
 
     def pairs(self, gradients, on_towers):
         """The `(gradient, variable)` pairs of all replicas, for one `apply_gradients`.

@@ -10,7 +10,7 @@ from towers.arguments import check_instance, check_number, check_step_variable
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
 from towers.placement.variable_device import only_device
-from towers.tower.variables import variables_read
+from towers.graph.variable_access import variables_read
 
 
 class WeightAverages:

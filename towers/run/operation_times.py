@@ -104,8 +104,8 @@ def times_of_model(seconds, built):
         owner = None if op is None else owners.of(op)
         if owner is None:
             continue
-        if owner.name.startswith(tower.name_scope):
-            operations[owner.name[len(tower.name_scope):]] += spent
+        if tower.has(owner.name):
+            operations[owner.name] += spent
         else:
             variables[owner.name] += spent
     return OperationTimes(dict(operations), dict(variables))
@@ -141,7 +141,7 @@ class _Owners:
         """An operation of the tower's forward pass, a variable's operation, or None."""
         if op.name in self._tower.backward:
             return self._found[op.name]
-        if op.name.startswith(self._tower.name_scope):
+        if self._tower.has(op.name):
             return op
         variables = [variable_op(tensor) for tensor in op.inputs]
         return next((each for each in variables if each is not None

@@ -36,11 +36,10 @@ def take_losses_of_batch(made, losses, whole_loss):
                 compat.replace_input(op, position, whole_loss(losses[tensor.name]))
 
 
-def check_of_no_tower(made, fetches, known, losses, calls, own_state):
+def check_of_no_tower(made, fetches, known, losses, recorded, own_state):
     """Raises `GradientError` where the update takes what depends on the examples of one tower.
 
-    What a call of the model function draws, writes, or reads of the tower's own state is of one
-    tower, too.
+    What the model function draws, writes, or reads of the tower's own state is of one tower, too.
 
     Args:
       made: the operations that `transform_gradients`, or the optimizer, has made.
@@ -48,22 +47,20 @@ def check_of_no_tower(made, fetches, known, losses, calls, own_state):
       known: tensors and operations that they may take: the gradients, and the first tower's
         updates, which run in a step.
       losses: list of the towers' losses, which they may wait for.
-      calls: `ModelCalls`.
+      recorded: `Recorded`: the call of the model function.
       own_state: list of the variables that each tower has of its own, without trained ones.
     """
     known = {getattr(each, 'op', each).name for each in known}
     losses = {loss.op.name for loss in losses}
     step = {op.name for op in graph_walk.step_operations(fetches)}
-    of_one_tower = {}  # number of a call -> names of operations
+    called, of_one_tower = {op.name for op in recorded.operations}, None
     for op in made:
         for taken in list(op.inputs) + list(op.control_inputs) if op.name in step else ():
             source = getattr(taken, 'op', taken)
-            place = calls.place(source)
-            if place is None or source.name in known or taken.name in losses:
+            if source.name not in called or source.name in known or taken.name in losses:
                 continue
-            if place.call not in of_one_tower:
-                of_one_tower[place.call] = _of_one_tower(calls[place.call], own_state)
-            if source.name in of_one_tower[place.call]:
+            of_one_tower = of_one_tower or _of_one_tower(recorded, own_state)
+            if source.name in of_one_tower:
                 raise GradientError(
                     'transform_gradients, or the optimizer, takes %s of the model function, which '
                     "depends on the examples of one tower: take the loss, which is the batch's, or "
@@ -71,12 +68,13 @@ def check_of_no_tower(made, fetches, known, losses, calls, own_state):
                     'gradients take such tensors, too.' % taken.name)
 
 
-def _of_one_tower(call, own_state):
-    writes = Writes(call.operations[0].graph)
+def _of_one_tower(recorded, own_state):
+    writes = Writes(recorded.operations[0].graph)
     return graph_walk.reachable_from(
-        list(call.sources) + [variable.op for variable in own_state]
-        + [op for op in call.operations if graph_walk.is_random(op) or writes.of(op)],
-        call.operations, control=True)
+        list(recorded.sources) + [variable.op for variable in own_state]
+        + [op for op in recorded.operations if graph_walk.is_random(op) or (
+            op.name not in recorded.owned and writes.of(op))],
+        recorded.operations, control=True)
 
 
 def check_of_no_worker(made, fetches, losses, combined):

@@ -81,9 +81,7 @@ class _Users:
             fetches += flat(tower.data_loss)
         self.tower = tower
         self.operations = graph_walk.step_operations(fetches)
-        self._inside = {op.name for op in self.operations}
-        if tower.has_scope:
-            self._inside = {name for name in self._inside if name.startswith(tower.name_scope)}
+        self._inside = {op.name for op in self.operations if tower.has(op.name)}
         self.frames = Frames(self.operations)
         self.written = {}
         for op in self.operations:

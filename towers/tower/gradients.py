@@ -1,4 +1,4 @@
-"""Gradients of one tower, for each loss: chooses the variables, checks, recomputes activations."""
+"""Gradients of tower 0, for each loss: chooses the variables, checks, recomputes activations."""
 
 import collections
 
@@ -22,44 +22,37 @@ _PLAIN = tf.train.GradientDescentOptimizer(1.)
 
 
 class TowerGradients:
-    """Takes the gradients of one tower after the other.
+    """Takes the gradients of a tower's losses.
 
     Attributes:
-      trainable: the variables that any loss is differentiated by, known after the first tower.
-      scaled_losses: `ScaledLosses` to take gradients with, to be set before the first tower; or
-        None.
+      trainable: the variables that any loss is differentiated by.
+      scaled_losses: `ScaledLosses` to take gradients with; or None.
       own: `OwnGradients`: what the optimizers make of the combined gradients themselves.
-      recomputed: list of `Recomputed` of the first tower, one for each loss; or [].
     """
 
-    def __init__(self, options, placement, replicas, own_state, graph):
+    def __init__(self, options, placement, graph, scaled_losses=None):
         """
         Args:
           options: `TowerOptions`.
           placement: `Placement`.
-          replicas: `Replicas` where each tower has replicas of the trained variables; else None.
-          own_state: `OwnState`.
           graph: the `tf.Graph`.
-        """
-        self.trainable = []
-        self.scaled_losses = None
-        self.own = OwnGradients([each for each in options.objectives or ()
-                                 if not has_own_minimize(each.optimizer)], placement)
-        self.recomputed = []
-        self._variables_of = {}  # by the objective's name
-        self._options = options
-        self._placement = placement
-        self._replicas = replicas
-        self._own_state = own_state
-        self._graph = graph
-
-    def choose_variables(self):
-        """Chooses the variables that each loss trains, when the first tower's call has made them.
+          scaled_losses: `ScaledLosses` to take gradients with; or None.
 
         Raises:
           GradientError: a loss trains no variable.
           InvalidArgumentError: `var_list` has something else than trainable variables.
         """
+        self.scaled_losses = scaled_losses
+        self.own = OwnGradients([each for each in options.objectives or ()
+                                 if not has_own_minimize(each.optimizer)], placement)
+        self._options, self._placement, self._graph = options, placement, graph
+        self._variables_of = self._chosen_variables()  # by the objective's name
+        self.trainable = list({variable.op.name: variable for chosen in self._variables_of.values()
+                               for variable in chosen}.values())
+
+    def _chosen_variables(self):
+        """{name of an objective: the variables that its loss trains}."""
+        found = {}
         candidates = tf.trainable_variables()
         for objective in self._options.objectives:
             wanted = objective.var_list
@@ -72,11 +65,10 @@ class TowerGradients:
                         'the choices were %s.' % ', '.join(v.op.name for v in candidates[:5])
                         if candidates else 'the model function made none. Pass optimizer=None to '
                         'evaluate it.'))
-            self._variables_of[objective.name] = chosen
-        self.trainable = list({variable.op.name: variable for chosen in self._variables_of.values()
-                               for variable in chosen}.values())
+            found[objective.name] = chosen
+        return found
 
-    def of_tower(self, index, device, data_losses, scale, used):
+    def of_tower(self, index, device, data_losses, scale, shard=()):
         """Takes the gradients of a tower's losses; to be called in its scope, on its device.
 
         Args:
@@ -84,32 +76,35 @@ class TowerGradients:
           device: its device.
           data_losses: a loss, or a dict of losses by name.
           scale: the factor of the loss: a float, or a scalar.
-          used: the variables that the tower's forward pass reads.
+          shard: tensors of the shard that gradients are taken of, too, see `BehindBatch`.
 
         Returns:
-          `(gradients, operations)`: lists of `(gradient, variable)`, one for each loss, shaped as
-          the losses are; and a list of the operations that were made for each loss.
+          `(gradients, of_shard, operations)`: lists of `(gradient, variable)`, one for each loss,
+          shaped as the losses are; lists of the gradients of `shard`, so, too; and a list of the
+          operations that were made for each loss.
         """
-        found = [self._of_objective(index, device, each, data_losses, scale, used)
+        found = [self._of_objective(index, device, each, data_losses, scale, shard)
                  for each in self._options.objectives]
-        return (self._options.objectives.shaped(pairs for pairs, _ in found),
-                [operations for _, operations in found])
+        shaped = self._options.objectives.shaped
+        return (shaped(pairs for pairs, _, _ in found), shaped(of for _, of, _ in found),
+                [operations for _, _, operations in found])
 
-    def with_recomputation(self, index, root, forward, backward, gradients):
-        """The gradients, from a backward pass that recomputes the activations that are not kept.
+    def with_recomputation(self, root, forward, backward, gradients):
+        """`(gradients, recomputed)`: from a backward pass that recomputes what is not kept.
 
         Args:
-          index: the tower's number.
-          root: the tower's name scope, which is the current one.
-          forward: list of the operations of its forward pass.
+          root: the name scope that the towers are built in.
+          forward: list of the operations of the forward pass.
           backward: the lists of operations that `of_tower` returned.
           gradients: the gradients that `of_tower` returned.
+
+        Returns:
+          The gradients, shaped as the losses are; and a list of `Recomputed`, one for each loss.
         """
         done = [recompute(self._options.recompute, forward, operations, pairs, root)
                 for operations, pairs in zip(backward, flat(gradients))]
-        if index == 0:
-            self.recomputed = [each for each, _ in done]
-        return self._options.objectives.shaped([pairs for _, pairs in done])
+        return (self._options.objectives.shaped([pairs for _, pairs in done]),
+                [each for each, _ in done])
 
     def made_by_optimizer(self, objective, loss, combined, factor, is_whole, is_ordered):
         """What the objective's optimizer makes of the combined gradients, see `OwnGradients.pairs`.
@@ -144,31 +139,24 @@ class TowerGradients:
             return []
         return [list(zip(gradients, self.trainable))]
 
-    def _of_objective(self, index, device, objective, data_losses, scale, used):
+    def _of_objective(self, index, device, objective, data_losses, scale, shard):
         """The pairs of one objective, and the operations that were made for them."""
         data_loss = self._options.objectives.of(objective, data_losses)
         with graph_walk.Recording(self._graph) as backward:
-            pairs = self._pairs(index, objective, data_loss, scale, used)
+            pairs, of_shard = self._pairs(objective, data_loss, scale, shard)
             # With a scaled loss, a gradient that is not finite skips the step: see `reduce.update`.
             if self._options.check_numerics and self.scaled_losses is None:
                 pairs = checked_gradients(pairs, data_loss, index,
                                           self._options.micro_batches)
         place_backward(backward.operations, data_loss, device)
         keep_stacks_with_loops(backward.operations)
-        return pairs, backward.operations
+        return pairs, of_shard, backward.operations
 
-    def _pairs(self, index, objective, data_loss, scale, used):
+    def _pairs(self, objective, data_loss, scale, shard):
         if isinstance(scale, tf.Tensor):
             data_loss = data_loss * tf.cast(scale, data_loss.dtype)
         elif scale != 1.:  # not by way of tf.cast, which would round a float to float32
             data_loss = data_loss * scale
-        sources = self._variables_of[objective.name]
-        if self._replicas is not None:
-            # The loss may read variables through losses that the first tower registered.
-            read = graph_walk.ancestors([data_loss])
-            sources = self._replicas.sources(sources, index, used + [
-                variable for variable in sources if variable.op.name in read])
-        sources = [self._own_state.of_tower(source, index) for source in sources]
         if self.scaled_losses is not None:
             data_loss = self.scaled_losses.scaled(data_loss)
         optimizer = objective.optimizer
@@ -176,10 +164,12 @@ class TowerGradients:
             data_loss, optimizer = self.own.multiplied(objective, data_loss), _PLAIN
         elif has_own_minimize(optimizer):  # which calls its compute_gradients itself
             optimizer = _PLAIN
-        pairs = computed(optimizer, data_loss, sources, self._options.gradient_options)
+        pairs = computed(optimizer, data_loss, self._variables_of[objective.name],
+                         self._options.gradient_options)
+        of_shard = list(zip(tf.gradients(data_loss, list(shard)), shard)) if shard else []
         if self.scaled_losses is not None:
-            pairs = self.scaled_losses.unscaled(pairs)
-        return pairs if self._replicas is None else self._replicas.own_pairs(pairs)
+            pairs, of_shard = map(self.scaled_losses.unscaled, (pairs, of_shard))
+        return pairs, [gradient for gradient, _ in of_shard]
 
     def _chosen(self, objective, candidates):
         wanted = objective.var_list

@@ -21,6 +21,7 @@ from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.variable_access import is_variable, variable_op
 from towers.graph.variable_writes import Writes
+from towers.tower.copy import waited_instead
 from towers.tower.write_order import write_after_reads
 
 _CONTROL_FLOW_V2 = frozenset(['If', 'StatelessIf', 'Case', 'StatelessCase', 'While',
@@ -68,12 +69,11 @@ class InlineUpdates:
                   for name in write.variables}
         return sorted(others - used), sorted(used)
 
-    def settle(self, index, operations, fetches, ignored, replicated=frozenset()):
-        """Leaves out or shares the tower's writes; call this before gradients are taken.
+    def settle(self, operations, fetches, ignored, replicated=frozenset()):
+        """Leaves out or shares the first tower's writes; call this before gradients are taken.
 
         Args:
-          index: the tower's number.
-          operations: the operations that the tower's call of the model function made.
+          operations: the operations that the call of the model function made.
           fetches: the tensors that a step needs: loss, predictions, metrics; not the updates.
           ignored: names of variables that are each tower's own, or counters of metrics.
           replicated: names of variables that the other towers have replicas of.
@@ -82,9 +82,7 @@ class InlineUpdates:
           SharedVariableError: a write that can neither be left out nor be shared, or that would not
             reach the replicas of a variable; or one of a variable that other workers read.
         """
-        writes = self._inline(operations, fetches, ignored)
-        if index == 0:
-            self._first = writes
+        writes = self._first = self._inline(operations, fetches, ignored)
         alone = self._num_towers == 1 and self._served_rank is None
         if not writes or alone and self._update_ops != 'none':
             return
@@ -96,19 +94,16 @@ class InlineUpdates:
         if self._update_ops == 'all':
             self.of_every_tower = sorted({name for write in writes for name in write.variables})
             return
-        unused = [write for write in writes if write.op.name not in used]
-        kept = [write for write in writes if write.op.name in used]
+        finder = Writes(self._graph)
         for write in writes:
-            self._check(write, write in kept)
+            _check(write, write.op.name in used, finder)
         if self._served_rank is not None and self._update_ops == 'first':
             _refuse_served(writes, fetches)
-        if index == 0:
-            self.left_out = {write.op.name for write in unused}
-            self.shared = {write.op.name for write in kept}
-        if index or self._update_ops == 'none' or self._served_rank:
+        unused = [write for write in writes if write.op.name not in used]
+        self.left_out = {write.op.name for write in unused}
+        self.shared = {write.op.name for write in writes if write.op.name in used}
+        if self._update_ops == 'none' or self._served_rank:
             _unhook(operations, unused)
-        if index:
-            self._share(index, operations, kept)
 
     def _inline(self, operations, fetches, ignored):
         finder, found = Writes(self._graph), []
@@ -126,61 +121,6 @@ class InlineUpdates:
             step = {op.name for op in graph_walk.step_operations(fetches)}
             found = [write for write in candidates if write.op.name in step]
         return found
-
-    def _check(self, write, is_used):
-        reason, or_else = None, ''
-        if Writes(self._graph).within_function(write.op):
-            reason = 'within a function (tf.function, Defun)'
-            if write.op.type in _CONTROL_FLOW_V2:
-                reason = 'within a branch or a loop of control flow v2'
-                or_else = ', or call tf.disable_control_flow_v2()'
-        elif is_used and compat.in_control_flow(write.op):
-            reason = 'within a branch or a loop, and uses what it has written there'
-        if reason is not None:
-            raise SharedVariableError(
-                'the forward pass of every tower writes variable %s (operation %s) %s, where it '
-                'cannot be left to the first tower: put the update into the collection UPDATE_OPS '
-                "(slim's updates_collections, by default), return it in 'updates', pass "
-                "update_ops='all' to have every tower write%s." % (
-                    write.variables[0], write.op.name, reason, or_else))
-
-    def _share(self, index, operations, kept):
-        """Makes the tower use the values that the first tower has written."""
-        first = collections.defaultdict(list)
-        for write in self._first:
-            if write.op.name in self.shared:
-                first[write.op.type, tuple(write.variables)].append(write.op)
-        for write in kept:
-            others = first[write.op.type, tuple(write.variables)]
-            if not others:
-                raise SharedVariableError(
-                    'tower %d writes variable %s (operation %s) and uses what it has written; the '
-                    'first tower does not: make the same operations in every call of the model '
-                    'function.' % (index, write.variables[0], write.op.name))
-            other = others.pop(0)
-            for tensor, replacement in zip(write.op.outputs, other.outputs):
-                compat.replace_tensor(tensor, replacement)
-            for op in operations:
-                if write.op in op.control_inputs and op is not write.op:
-                    compat.set_control_inputs(op, [other if each is write.op else each
-                                                   for each in op.control_inputs])
-
-    def without_left_out(self, node):
-        """A `tf.NodeDef` of the first tower without control edges from writes that are left out.
-
-        Returns:
-          The node itself where nothing is left out; else a changed one.
-        """
-        if not any(text[1:] in self.left_out for text in node.input if text.startswith('^')):
-            return node
-        changed = type(node)()
-        changed.CopyFrom(node)
-        waits_for = [self._graph.get_operation_by_name(text[1:]) for text in node.input
-                     if text.startswith('^')]
-        data = [text for text in node.input if not text.startswith('^')]
-        del changed.input[:]
-        changed.input.extend(data + ['^' + op.name for op in _instead(waits_for, self.left_out)])
-        return changed
 
     def wait_for_readers(self, towers):
         """Makes the first tower's writes wait for all towers' reads, see `write_order`.
@@ -227,6 +167,24 @@ class InlineUpdates:
                         found.append(other)
                 compat.set_control_inputs(op, found)
         return tower._replace(updates=tower.updates + list(writes))
+
+
+def _check(write, is_used, finder):
+    reason, or_else = None, ''
+    if finder.within_function(write.op):
+        reason = 'within a function (tf.function, Defun)'
+        if write.op.type in _CONTROL_FLOW_V2:
+            reason = 'within a branch or a loop of control flow v2'
+            or_else = ', or call tf.disable_control_flow_v2()'
+    elif is_used and compat.in_control_flow(write.op):
+        reason = 'within a branch or a loop, and uses what it has written there'
+    if reason is not None:
+        raise SharedVariableError(
+            'the forward pass of every tower writes variable %s (operation %s) %s, where it '
+            'cannot be left to the first tower: put the update into the collection UPDATE_OPS '
+            "(slim's updates_collections, by default), return it in 'updates', pass "
+            "update_ops='all' to have every tower write%s." % (
+                write.variables[0], write.op.name, reason, or_else))
 
 
 def _leaves(nest):
@@ -305,7 +263,7 @@ def _used_by(fetches, dropped, made):
                 written |= by_variable.get(source.name, set())
         if written:  # it reads a variable that is written: before or after the write?
             found |= written & _waits_for(op, written, made)
-        for other in takes + _instead(op.control_inputs, dropped):
+        for other in takes + waited_instead(op.control_inputs, dropped):
             if other.name not in seen and other.name not in dropped:
                 seen.add(other.name)
                 stack.append(other)
@@ -326,27 +284,6 @@ def _waits_for(op, names, made):
     return found
 
 
-def _instead(control_inputs, left_out):
-    """What to wait for instead of operations that are left out: the operations that these wait for.
-
-    In a branch of `tf.cond` (v1) the values to be written are waited for, too: an operation that
-    waits for nothing within its branch would run whichever branch is taken.
-    """
-    found, stack, seen = [], list(reversed(control_inputs)), set()
-    while stack:
-        op = stack.pop()
-        if op.name in seen:
-            continue
-        seen.add(op.name)
-        if op.name not in left_out:
-            found.append(op)
-            continue
-        stack.extend(op.control_inputs)
-        if compat.in_control_flow(op):
-            stack.extend(tensor.op for tensor in op.inputs if not is_variable(tensor))
-    return found
-
-
 def _unhook(operations, writes):
     """Removes all control edges from these writes, so that nothing runs them."""
     names = {write.op.name for write in writes}
@@ -354,4 +291,4 @@ def _unhook(operations, writes):
         return
     for op in operations:
         if any(other.name in names for other in op.control_inputs):
-            compat.set_control_inputs(op, _instead(op.control_inputs, names))
+            compat.set_control_inputs(op, waited_instead(op.control_inputs, names))

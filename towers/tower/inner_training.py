@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 from towers.errors import GradientError
 from towers.graph import graph_walk
 from towers.graph.variable_writes import Writes
+from towers.tower.step import fetches_of
 
 OPTIMIZER_UPDATES = re.compile(r'^(Resource)?(Sparse)?Apply[A-Z]')
 """Types of the operations by which TensorFlow's optimizers update a variable."""
@@ -20,25 +21,26 @@ OF_GRADIENTS = re.compile(r'(^|/)gradients(_\d+)?/')
 """The name scope of the operations that `tf.gradients` makes."""
 
 
-def check_no_own_optimizer(graph, operations, fetches):
+def check_no_own_optimizer(recorded, objectives):
     """Raises `GradientError` where a step trains a variable within a tower.
 
     An update is an operation of TensorFlow's optimizers, or any write of a trainable variable by
     what `tf.gradients` gives.
 
     Args:
-      graph: `tf.Graph`.
-      operations: the operations that the tower's call of the model function made.
-      fetches: what a step needs of them: losses, predictions, metrics, updates.
+      recorded: `Recorded`.
+      objectives: `Objectives`; without one, updates do not run.
     """
+    operations = recorded.operations
     trainable = {variable.op.name for variable in tf.trainable_variables()}
     takes_gradients = any(OF_GRADIENTS.search(op.name) for op in operations)
-    writes = Writes(graph)
+    writes = Writes(tf.get_default_graph())
     candidates = [op for op in operations if OPTIMIZER_UPDATES.search(op.type) or takes_gradients]
     candidates = [(op, name) for op in candidates for name in trainable.intersection(writes.of(op))]
     if not candidates:
         return
-    step = {op.name for op in graph_walk.step_operations(fetches)}
+    step = {op.name for op in graph_walk.step_operations(
+        fetches_of(recorded.output) + (recorded.updates if objectives else []))}
     for op, name in candidates:
         if op.name in step and (OPTIMIZER_UPDATES.search(op.type) or any(
                 OF_GRADIENTS.search(each) for each in graph_walk.ancestors(

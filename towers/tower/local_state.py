@@ -2,10 +2,8 @@
 
 The state of an RNN that goes on from step to step belongs to one tower's part of the batch. The
 first tower's state is the variable that the model makes, under the model's own name; tower k > 0
-has `<name>_tower_<k>`, a local variable that starts with the same value. The graph of each tower is
-finished with the first tower's variable in it, by a call or as a clone; then its reads and writes
-are moved to the tower's own variable. So it does not matter which call made the variable, or
-whether the model function keeps it from its first call.
+has `<name>_tower_<k>`, a local variable that starts with the same value, which its copy of the
+graph reads and writes in place of the first tower's (`Substitution`).
 
 Shared are: counters of `tf.metrics`, which count over all towers; global variables, unless they are
 the state of a stateful Keras layer; and variables whose value is the same in every tower, such as a
@@ -20,10 +18,9 @@ from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.frames import Frames
-from towers.graph.variable_access import VARIABLE_OPS, is_variable, read_from, variable_op
+from towers.graph.variable_access import VARIABLE_OPS, is_variable
 from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
-from towers.tower.variables import owner_by_name
 
 
 class OwnState:
@@ -32,19 +29,15 @@ class OwnState:
     Attributes:
       variables: the state variables of the first tower.
       of_other_towers: the state variables of the other towers.
-      not_in_step: names of operations that write state and that no step runs: the program runs
-        them itself.
     """
 
     def __init__(self, num_towers, graph):
         self.variables = []
         self.of_other_towers = []
-        self.not_in_step = []
         self._graph = graph
         self._num_towers = num_towers
         self._of_towers = {}  # name of the first tower's variable -> [variable of tower 1, 2, …]
         self._of_one_tower = []
-        self._origin = {}  # name of another tower's variable -> the first tower's variable
 
     def find(self, operations, step, data_operations, counted, keras_states):
         """Finds the first tower's state among the variables it writes; makes the other towers'.
@@ -80,23 +73,25 @@ class OwnState:
             return
         there = {variable.op.name: variable for variable in tf.local_variables()}
         for name in writes:
-            if name in names and name not in self._of_towers:
+            if name in names:
                 self._make(choices[name], there)
-        self.not_in_step = [op.name for name in names for op in writes[name]
-                            if op.name not in step]
+        not_in_step = [op.name for name in names for op in writes[name] if op.name not in step]
+        if not_in_step:
+            raise SharedVariableError(
+                'operation %s, which the step does not run, writes state of a tower, and there are '
+                '%d towers: return it in updates, or put it into UPDATE_OPS.' % (
+                    not_in_step[0], self._num_towers))
 
     def _make(self, variable, there):
         self.variables.append(variable)
         others = [_there_or_new(variable, tower, there)
                   for tower in range(1, self._num_towers)]
         self._of_towers[variable.op.name] = others
-        self._origin.update((other.op.name, variable) for other in others)
         self.of_other_towers += others
 
-    def of_tower(self, variable, tower):
-        """Tower number `tower`'s state for the first tower's variable; a shared variable as is."""
-        others = self._of_towers.get(variable.op.name) if tower else None
-        return others[tower - 1] if others else variable
+    def in_tower(self, tower):
+        """{name of a state variable: the variable of tower number `tower`, from 1}."""
+        return {name: others[tower - 1] for name, others in self._of_towers.items()}
 
     def of_all_towers(self):
         """List of the variables of all towers, by variable and then by tower."""
@@ -104,65 +99,8 @@ class OwnState:
             each for variable in self.variables
             for each in [variable] + self._of_towers[variable.op.name]]
 
-    def originals(self, variables):
-        """The first tower's variables for these variables of any tower, each once."""
-        return list({v.op.name: v for v in (
-            self._origin.get(each.op.name, each) for each in variables)}.values())
-
     def is_state(self, variable):
         return variable.op.name in self._of_towers
-
-    def counterpart(self, tensor, tower):
-        """The tensor that tower number `tower` reads in place of one from outside of the towers.
-
-        Args:
-          tensor: a tensor that was made before that tower.
-          tower: its number, from 1.
-
-        Returns:
-          For the first tower's variable, that tower's variable; for the first tower's value, that
-          tower's value; else the tensor itself.
-
-        Raises:
-          SharedVariableError: the tensor was computed from the first tower's state.
-        """
-        sources = [op.name for op in read_from(tensor) if op.name in self._of_towers]
-        if not sources:
-            return tensor
-        other = self._of_towers[sources[0]][tower - 1]
-        if variable_op(tensor) is not None:
-            return other.op.outputs[0]
-        if len(sources) == 1 and tensor.shape.is_compatible_with(other.shape):
-            return other.value()
-        raise SharedVariableError(
-            'variable %s is state of each tower, and %s, made from it before tower %d, is of the '
-            'first: read it within the model function.' % (sources[0], tensor.name, tower))
-
-    def move_to(self, tower, operations):
-        """Makes finished operations of tower number `tower` read and write that tower's state.
-
-        Args:
-          tower: the tower's number, from 1.
-          operations: the operations that the tower's call of the model function made.
-        """
-        if not self._of_towers:
-            return
-        made = {op.name for op in operations}
-        with tf.control_dependencies(None):
-            for op in operations:
-                for position, tensor in enumerate(op.inputs):
-                    if tensor.op.name not in made:
-                        other = self.counterpart(tensor, tower)
-                        if other is not tensor:
-                            compat.replace_input(op, position, other)
-                groups = [group.decode()[len('loc:@'):] for group in op.colocation_groups()]
-                if any(name in self._of_towers for name in groups):
-                    compat.set_colocation(op, [('loc:@' + self._name_in(name, tower)).encode()
-                                               for name in groups])
-
-    def operations_of(self, tower):
-        """{name of an operation of the first tower's state: the operation of that tower's}."""
-        return {name: others[tower - 1].op for name, others in self._of_towers.items()}
 
     def updates(self, towers):
         """The updates of the towers after the first that write these towers' own state."""
@@ -175,17 +113,6 @@ class OwnState:
                     if names.intersection(writes.of(op)):
                         found += frames.ends(op) or [getattr(update, 'op', update)]
         return sorted(set(found), key=lambda op: op.name)
-
-    def slot_creator(self, next_creator, **kwargs):
-        """A creator for `tf.variable_creator_scope`: slots of other towers' state are local."""
-        by_name = {variable.op.name: variable for variable in self.of_other_towers + self.variables}
-        owner = owner_by_name(kwargs.get('name') or '', by_name)
-        if owner is not None and owner.op.name in self._origin:
-            kwargs.update(collections=[tf.GraphKeys.LOCAL_VARIABLES], trainable=False)
-        return next_creator(**kwargs)
-
-    def _name_in(self, name, tower):
-        return self._of_towers[name][tower - 1].op.name if name in self._of_towers else name
 
 
 def _choices(keras_states):

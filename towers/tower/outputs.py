@@ -178,13 +178,14 @@ def _registered_losses():
             'is 1 loss' if count == 1 else 'are %d losses' % count))
 
 
-def merge_predictions(predictions, sizes):
+def merge_predictions(predictions, sizes, examples=None):
     """The towers' predictions as one nest: batch parts concatenated in order, scalars stacked.
 
     Args:
       predictions: list of N equal nests of tensors.
       sizes: N numbers of examples when shards may be padded, so that padding is cut off again;
         None where shards hold just their examples.
+      examples: of the first shard, an int; None where it is not static.
 
     Returns:
       A nest of the same structure; leaves [n, …], scalars as [N].
@@ -203,9 +204,24 @@ def merge_predictions(predictions, sizes):
                 % (tower, str(error).split('\n', 1)[0])) from None
     for leaf in tf.nest.flatten(predictions):
         _check_prediction(leaf)
+    if examples is not None and len(predictions) > 1:
+        for leaf in tf.nest.flatten(predictions[0]):
+            _check_rows(leaf, examples)
     columns = zip(*[tf.nest.flatten(prediction) for prediction in predictions])
     return tf.nest.pack_sequence_as(predictions[0],
                                     [_merge(list(column), sizes) for column in columns])
+
+
+def _check_rows(leaf, examples):
+    """Raises for a tensor that is not of the shard's examples: joined, it would be none of the
+    batch's. An example may have several rows."""
+    rows = leaf.shape.as_list()[0] if isinstance(leaf, tf.Tensor) and leaf.shape.ndims else None
+    if rows is not None and (rows == 0 or rows % examples):
+        raise ModelFunctionError(
+            'the prediction %r has shape %s, and the shard has %d examples: expected a tensor '
+            '[shard, ...], which is joined to one of the batch, or a scalar. Return what is of the '
+            'whole shard as a metric, or take it from built.towers[k].' % (
+                leaf.name, leaf.shape, examples))
 
 
 def _check_prediction(leaf):

@@ -2,22 +2,14 @@
 
 A loss is `data + regularization`, where `regularization` is the same in every tower. Left in every
 tower's loss it counts once, since the towers' weights add up to 1 (mean) or N (sum). Where it is
-proven to be the same (`invariance`), it is taken out of the loss of the first tower, hence of its
-clones, and computed once a step.
-
-`get_variable`, slim and tf.layers register losses (`REGULARIZATION_LOSSES`) when a variable is
-made: in the call for the first tower alone. Later calls are shown the first tower's losses.
+proven to be the same (`invariance`), it is taken out of the loss of tower 0, hence of its copies, and
+computed once a step.
 """
-
-import contextlib
-import functools
-import re
 
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
 from towers.graph.variable_access import VARIABLE_OPS
-from towers.tower.repeated_losses import left_out_of_sums, repeated_losses
 
 
 def split_loss(loss, varying):
@@ -46,29 +38,50 @@ def split_loss(loss, varying):
     return data, weights
 
 
-# What tf.layers and slim call the loss of a variable that they have made.
-_LAYERS_LOSS = re.compile(r'/Regularizer(_\d+)?/')
-
-
 class RegisteredLosses:
-    """The losses in `REGULARIZATION_LOSSES`, as the towers of one build see them.
+    """The losses in `REGULARIZATION_LOSSES` before and after a call of the model function.
 
     Attributes:
-      invariant: list of the losses of the first tower that are proven to be the same in every
-        tower.
-      shown: list of the losses that the first call registered when it made variables. Later calls
-        do not register them, and are shown them.
+      made: list of the losses that the call has registered.
     """
 
     def __init__(self, graph):
         self._graph = graph
-        self._count = None
-        self._at_creation = []
         self._all_known = True
-        self._first = []
-        self.invariant, self.shown = [], []
+        self.made = []
         self.make_concrete()
         self._before = _registered()
+
+    def note_call(self):
+        """The call of the model function has ended: finds the losses that it has registered."""
+        if any(loss is not None and not isinstance(loss, tf.Tensor) for loss in
+               self._graph.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)):
+            self._all_known = False
+            self.make_concrete()
+        before = set(map(id, self._before))
+        self.made = [loss for loss in _registered() if id(loss) not in before]
+
+    def invariant(self, varying):
+        """The losses of the call that are proven to be the same in every tower: a list."""
+        return [loss for loss in self.made if loss.op.name not in varying]
+
+    def of_before(self, variables):
+        """The losses from before the towers that regularize these variables.
+
+        Losses of activations from before the towers belong to an earlier build, and are left out.
+        """
+        return [loss for loss in losses_of_variables(self._before, variables)
+                if not depends_on_a_batch(loss)]
+
+    def parts_of(self, loss, losses):
+        """Which of these registered losses the loss is computed from.
+
+        Returns:
+          A list; or None where it cannot be told.
+        """
+        known = graph_walk.ancestors([loss])
+        found = [each for each in losses if each.op.name in known]
+        return found if found or self._all_known else None
 
     def make_concrete(self):
         """Exchanges the objects that TF 2 registers for `get_variable(regularizer=)` for tensors.
@@ -85,93 +98,10 @@ class RegisteredLosses:
                 with tf.control_dependencies(None):
                     listed[place] = tf.convert_to_tensor(loss)
 
-    @contextlib.contextmanager
-    def creation(self):
-        """The context of each `get_variable`: notes the losses that are registered in it."""
-        before = len(_registered())
-        yield
-        self.make_concrete()
-        self._at_creation.extend(_registered()[before:])
-
-    def note_first_tower(self, varying, depend_on_shard, replicated=()):
-        """Finds which of the first tower's losses are the same in every tower, and which are shown.
-
-        Args:
-          varying: names of the operations that are not proven to be the same in every tower.
-          depend_on_shard: names of the operations that depend on the first tower's shard.
-          replicated: the variables that later towers have replicas of: a layer takes a replica for
-            a new variable, and registers the loss of the replica.
-        """
-        if any(loss is not None and not isinstance(loss, tf.Tensor) for loss in
-               self._graph.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)):
-            self._all_known = False
-            self.make_concrete()
-        losses = self._first = self.of_tower()
-        self._count = len(_registered())
-        self.invariant = [loss for loss in losses if loss.op.name not in varying]
-        at_creation = set(map(id, self._at_creation))
-        of_replicated = set(map(id, losses_of_variables(losses, replicated)))
-        self.shown = [loss for loss in losses if loss.op.name not in depend_on_shard and (
-            id(loss) in at_creation
-            or _LAYERS_LOSS.search(loss.op.name) and id(loss) not in of_replicated)]
-
-    def of_tower(self):
-        """The registered losses that the current tower sees, but those from before the towers."""
-        before = set(map(id, self._before))
-        return [loss for loss in _registered() if id(loss) not in before]
-
-    def of_before(self, variables):
-        """The losses from before the towers that regularize these variables.
-
-        Losses of activations from before the towers belong to an earlier build, and are left out.
-        """
-        return [loss for loss in losses_of_variables(self._before, variables)
-                if not depends_on_a_batch(loss)]
-
-    def missing(self):
-        """How many losses fewer than the first tower this tower sees; negative if it sees more."""
-        return self._count - len(_registered())
-
-    def leave_out_repeated(self, loss, made, roots, name_of_original=None):
-        """Removes losses that a later tower has registered again, see `repeated_losses`.
-
-        Args:
-          loss: list of scalars: what the model function returned.
-          made: the operations that the tower's call has made.
-          roots: the name scopes of the first tower and of this one.
-          name_of_original: function from a replica's name to its variable's; None without replicas.
-        """
-        by_hand, of_replicas = repeated_losses(
-            self._first, self.shown, self.of_tower(), lambda each: bool(
-                _LAYERS_LOSS.search(each.op.name)) and id(each) not in set(
-                    map(id, self._at_creation)),
-            [functools.partial(_name_within, root) for root in roots], name_of_original)
-        if not left_out_of_sums(by_hand + of_replicas, loss, made, roots[1]):
-            return
-        repeated = set(map(id, by_hand + of_replicas))
-        self.shown = [each for each in self.shown if id(each) not in repeated]
-        listed = self._graph.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
-        listed[:] = [each for each in listed if id(each) not in repeated]
-
-    def parts_of(self, loss, losses):
-        """Which of these registered losses the loss is computed from.
-
-        Returns:
-          A list; or None where it cannot be told.
-        """
-        known = graph_walk.ancestors([loss])
-        found = [each for each in losses if each.op.name in known]
-        return found if found or self._all_known else None
-
 
 def _registered():
     return [loss for loss in tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)
             if isinstance(loss, tf.Tensor)]
-
-
-def _name_within(root, loss):
-    name = loss.op.name
-    return name[len(root):] if name.startswith(root) else name
 
 
 def losses_of_variables(losses, variables):

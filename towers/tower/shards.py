@@ -371,7 +371,10 @@ def _cut(tensor, bounds, keep, pad_empty):
         pieces = tf.split(tensor, len(counts))
     else:
         pieces = [_dense_shard(tensor, start, count, pad_empty) for start, count in bounds]
-    return [tf.placeholder_with_default(piece, piece.shape) for piece in pieces]
+    # Copies of one graph take all shards: where sizes differ, none is known to it.
+    is_even = all(piece.shape.is_compatible_with(pieces[0].shape) for piece in pieces)
+    return [tf.placeholder_with_default(piece, piece.shape if is_even else tf.TensorShape(
+        [None]).concatenate(piece.shape[1:])) for piece in pieces]
 
 
 def _dense_shard(tensor, start, count, pad_empty):

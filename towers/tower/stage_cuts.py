@@ -47,7 +47,7 @@ def describe(cuts, device):
     return text
 
 
-def cut_into_stages(operations, variables, owned, device, root, movable, cutting, first=None):
+def cut_into_stages(operations, variables, owned, device, movable, cutting):
     """Puts the operations of a forward pass, made for one device, on the devices of their tower.
 
     The operations are cut in the order in which they were made, see `cut_evenly`. Where no variable
@@ -58,11 +58,8 @@ def cut_into_stages(operations, variables, owned, device, root, movable, cutting
       variables: the model's variables.
       owned: names of the operations that were made with these, as parts of them.
       device: `StagedDevices`.
-      root: the tower's name scope.
       movable: names of variables that go to the stage that reads them first.
       cutting: `Cutting`.
-      first: `StageCuts` of the build's first tower: its other towers and micro-batches are cut at
-        the same operations, where they have these. None for the first one itself.
 
     Returns:
       `StageCuts`.
@@ -72,7 +69,7 @@ def cut_into_stages(operations, variables, owned, device, root, movable, cutting
       InvalidArgumentError: the times are those of another model.
     """
     stages = stages_of(device)
-    mine = [op for op in operations if op.name.startswith(root) and _may_move(op, stages)]
+    mine = [op for op in operations if op.name not in owned and _may_move(op, stages)]
     check_enough(len(mine), len(stages))
     leaders = _leaders(variables)
     first_reader = _first_readers(
@@ -83,15 +80,15 @@ def cut_into_stages(operations, variables, owned, device, root, movable, cutting
         beside[leader].append(by_name[name])
     read_first = {reader: [each for name in names for each in beside[name]]
                   for reader, names in first_reader.items()}
-    check_times(cutting.times, operations, root)
+    check_times(cutting.times, operations)
     pieces, ends = pieces_of(
         mine, len(stages), _kept(operations, mine, stages[0]) if cutting.trains else {},
         {reader: [variable_bytes(each, cutting.slots) for each in found]
          for reader, found in read_first.items()},
-        lambda op: _seconds(cutting.times, op, root, read_first), cutting.gradients)
+        lambda op: _seconds(cutting.times, op, read_first), cutting.gradients)
     check_enough(len(pieces), len(stages))
-    cuts = None if first is None else _as_first(mine, ends, [root + name for name in first.names])
-    if cuts is None and variables and not movable:
+    cuts = None
+    if variables and not movable:
         cuts = _as_variables_are(mine, pieces, ends, read_first, stages)
     if cuts is None:
         cuts = cut_evenly(pieces, cutting.copies, cutting.balance)
@@ -113,7 +110,7 @@ def cut_into_stages(operations, variables, owned, device, root, movable, cutting
         _parts([cost.memory for cost in costs]),
         None if cutting.times is None else _parts([cost.seconds for cost in costs]),
         [pieces[cut].crossing for cut in cuts],
-        [mine[ends[cut]].name[len(root):] for cut in cuts])
+        [mine[ends[cut]].name for cut in cuts])
 
 
 def _kept(operations, mine, first):
@@ -132,14 +129,14 @@ def _parts(costs):
     return [cost / (sum(costs) or 1.) for cost in costs]
 
 
-def check_times(times, operations, root):
+def check_times(times, operations):
     """Raises `InvalidArgumentError` unless the times are of these operations, by their names."""
     if times is None:
         return
     if not sum(times.operations.values()):
         raise InvalidArgumentError('stages=AutoStages(…, times): the times of all operations are '
                                    '0. Measure those of this model, by operation_times.')
-    names = {op.name[len(root):] for op in operations if op.name.startswith(root)}
+    names = {op.name for op in operations}
     known = sum(seconds for name, seconds in times.operations.items() if name in names)
     if known < _LEAST_KNOWN * sum(times.operations.values()):
         raise InvalidArgumentError(
@@ -152,16 +149,9 @@ def check_times(times, operations, root):
 _LEAST_KNOWN = .5
 
 
-def _seconds(times, op, root, read_first):
-    return 0 if times is None else times.operations.get(op.name[len(root):], 0) + sum(
+def _seconds(times, op, read_first):
+    return 0 if times is None else times.operations.get(op.name, 0) + sum(
         times.variables.get(variable.op.name, 0) for variable in read_first.get(op.name, ()))
-
-
-def _as_first(mine, ends, names):
-    """The cuts after operations of these names; None where not all of them end a piece."""
-    piece_of = {mine[end].name: piece for piece, end in enumerate(ends)}
-    cuts = [piece_of.get(name) for name in names]
-    return cuts if None not in cuts and cuts == sorted(cuts) else None
 
 
 def _as_variables_are(mine, pieces, ends, read_first, stages):

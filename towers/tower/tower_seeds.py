@@ -1,13 +1,10 @@
 """Seeds of random operations, so that no two towers of all machines draw the same numbers.
 
-A tower that is a clone of the first one has, for an op of seeds (s, s2) there,
+A copy of tower 0 has, for an op of seeds (s, s2) there,
 
     seed2 = crc32('s s2 tower k')
 
-with its number k among the micro-batches of all machines' towers. A tower that is made by a call
-of the model function has TensorFlow's own seeds, which a graph-level seed makes others in each
-call. Where they are the first tower's (`tf.nn.dropout(x, seed=1)`), or another machine's first
-tower has the same, it gets the seeds of a clone.
+with its number k among the micro-batches of all machines' towers.
 """
 
 import zlib
@@ -19,99 +16,58 @@ from towers.graph import graph_walk
 from towers.graph.graph_walk import has_seed, rename_functions
 
 
-class OwnSeeds:
-    """Gives towers that were made by calls of the model function seeds of their own.
+def give_seeds_of_tower(operations, fetches, number, graph):
+    """Changes the seeds of a tower's random operations, where another tower has the same.
 
-    Attributes:
-      taken: list of what a step runs of the latest tower besides what the `Tower` has.
+    It is for the first tower of a further machine, and for a further call of the model function.
+
+    Args:
+      operations: list of the tower's operations, forward and backward.
+      fetches: the tensors and operations that a step runs of them.
+      number: the tower's number among those of all machines.
+      graph: their graph.
     """
+    needed = {op.name for op in graph_walk.step_operations(fetches)}
+    operations = [op for op in operations if op.name in needed]
+    for op in operations:
+        if has_seed(op.node_def):
+            compat.set_attribute(op, 'seed2', tf.AttrValue(i=seed_of_tower(
+                op.get_attr('seed'), op.get_attr('seed2'), number)))
+    _change_functions(operations, number, graph)
 
-    def __init__(self, parts_before, graph):
-        """
-        Args:
-          parts_before: how many micro-batches the towers of the machines before this one have.
-          graph: the `tf.Graph`.
-        """
-        self._before, self._graph, self.taken = parts_before, graph, []
-        self._called = []  # (index, operations, taken)
 
-    def note(self, index, operations):
-        """Notes the latest tower, which was made by a call.
-
-        Args:
-          index: its number.
-          operations: list of its operations, forward and backward.
-        """
-        self._called.append((index, operations, self.taken))
-
-    def give(self, towers):
-        """Changes seeds; only when clones were made, which have theirs from the first tower's.
-
-        Args:
-          towers: list of all `Tower`s.
-        """
-        if not self._before and len(self._called) < 2 or self._is_drawn_again(towers):
-            return
-        of_first = None
-        for index, operations, taken in self._called:
-            needed = {op.name for op in graph_walk.step_operations(
-                _fetches(towers[index]) + taken)}
-            draws = [op for op in operations if op.name in needed and has_seed(op.node_def)]
-            if of_first is None:
-                of_first = {_kind(op) for op in draws}
-            for op in draws if self._before + index else ():
-                if self._before or _kind(op) in of_first:
-                    seed, seed2 = op.get_attr('seed'), op.get_attr('seed2')
-                    compat.set_attribute(op, 'seed2', tf.AttrValue(
-                        i=seed_of_tower(seed, seed2, self._before + index)))
-            if self._before + index:
-                self._change_functions(
-                    [op for op in operations if op.name in needed], self._before + index)
-
-    def _is_drawn_again(self, towers):
-        """Whether a gradient that is yet to be made may draw the towers' numbers once more.
-
-        A function with a gradient of its own, such as `tf.recompute_grad`, does so by the seeds
-        that it knows, and has to get the same.
-        """
-        return not any(tower.pairs for tower in towers) and any(
-            op.type == 'IdentityN' for _, operations, _ in self._called for op in operations)
-
-    def _change_functions(self, operations, number):
-        """The same within functions: branches and loops of control flow v2.
-
-        There seeds count from zero, so that each call has those of the first tower.
-        """
-        callers = [op for op in operations if graph_walk.functions_of(op.node_def)]
-        if not callers:
-            return
-        known = {each.signature.name: each
-                 for each in self._graph.as_graph_def().library.function}
-        drawing = _that_draw(known)
-        names = {name: '%s__part_%d' % (name, number) for name in drawing}
-        called = sorted(set().union(*[graph_walk.functions_of(op.node_def) for op in callers])
-                        & drawing)
-        library = tf.GraphDef()
-        library.versions.CopyFrom(self._graph.graph_def_versions)
-        for name in _all_called(called, known, drawing):
-            function = library.library.function.add()
-            function.CopyFrom(known[name])
-            function.signature.name = names[name]
-            for node in function.node_def:
-                rename_functions(node, names)
-                if has_seed(node):
-                    node.attr['seed2'].i = seed_of_tower(
-                        node.attr['seed'].i, node.attr['seed2'].i, number)
-        if not library.library.function:
-            return
-        tf.import_graph_def(library, name='')
-        for op in callers:
-            node = op.node_def
-            before = {key: value.SerializeToString() for key, value in node.attr.items()}
+def _change_functions(operations, number, graph):
+    """The same within functions: branches and loops of control flow v2."""
+    callers = [op for op in operations if graph_walk.functions_of(op.node_def)]
+    if not callers:
+        return
+    known = {each.signature.name: each
+             for each in graph.as_graph_def().library.function}
+    drawing = _that_draw(known)
+    names = {name: '%s__part_%d' % (name, number) for name in drawing}
+    called = sorted(set().union(*[graph_walk.functions_of(op.node_def) for op in callers])
+                    & drawing)
+    library = tf.GraphDef()
+    library.versions.CopyFrom(graph.graph_def_versions)
+    for name in _all_called(called, known, drawing):
+        function = library.library.function.add()
+        function.CopyFrom(known[name])
+        function.signature.name = names[name]
+        for node in function.node_def:
             rename_functions(node, names)
-            for key, value in node.attr.items():
-                if before[key] != value.SerializeToString():
-                    compat.set_attribute(op, key, value)
+            if has_seed(node):
+                node.attr['seed2'].i = seed_of_tower(
+                    node.attr['seed'].i, node.attr['seed2'].i, number)
+    if not library.library.function:
+        return
+    tf.import_graph_def(library, name='')
+    for op in callers:
+        node = op.node_def
+        before = {key: value.SerializeToString() for key, value in node.attr.items()}
+        rename_functions(node, names)
+        for key, value in node.attr.items():
+            if before[key] != value.SerializeToString():
+                compat.set_attribute(op, key, value)
 
 
 def seed_of_tower(seed, seed2, tower):
@@ -120,17 +76,6 @@ def seed_of_tower(seed, seed2, tower):
     It does not depend on the op's name: two ops with equal seeds have equal numbers there, too.
     """
     return zlib.crc32(('%d %d tower %d' % (seed, seed2, tower)).encode()) or 1
-
-
-def _fetches(tower):
-    leaves = tf.nest.flatten(
-        [tower.loss, tower.data_loss, tower.predictions, tower.metrics, tower.updates,
-         [gradient for gradient, _ in tower.pairs]], expand_composites=True)
-    return [leaf for leaf in leaves if hasattr(leaf, 'op') or isinstance(leaf, tf.Operation)]
-
-
-def _kind(op):
-    return op.type, op.get_attr('seed'), op.get_attr('seed2')
 
 
 def _that_draw(known):

@@ -17,7 +17,6 @@ from towers.graph.frames import Frames
 from towers.graph.reference_memory import takers_of_memory
 from towers.graph.variable_access import HAND_ON, VARIABLE_OPS, is_variable, read_from, variable_op
 from towers.graph.variable_writes import Writes
-from towers.placement.tower_device import is_of_a_tower
 from towers.placement.variable_device import only_device
 
 
@@ -35,8 +34,7 @@ def write_after_reads(towers, graph):
     # Counters of metrics are every tower's to write, see `counters`.
     counters = {variable.op.name for variable in tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)}
     writes = [(op, [name for name in finder.of(op) if name not in counters]) for op in first
-              if op.name.startswith(towers[0].name_scope) and not graph_walk.is_random(op)
-              and (towers[0].has_scope or is_of_a_tower(op))]
+              if towers[0].has(op.name) and not graph_walk.is_random(op)]
     writes = [(op, names) for op, names in writes if names]
     if not writes:
         return
@@ -49,17 +47,16 @@ def write_after_reads(towers, graph):
     pairs = [(end, gate) for op, names in writes for gate in gates(op, names, frames)
              for name in names for reader, ends in readers[name] if reader is not op
              for end in ends]
+    precedence = graph_walk.Precedence([gate for _, gate in pairs], operations)
     after = graph_walk.reachable_from([gate for _, gate in pairs], operations, control=True)
     waits_for = collections.OrderedDict()
-    for end, gate in pairs:
-        if end.name not in after:  # else an operation would wait for itself
+    # Reads that come after another variable's write are last, since more of them cannot wait.
+    for end, gate in sorted(pairs, key=lambda pair: pair[0].name in after):
+        if not precedence.waits_for(end, gate):  # else an operation would wait for itself
+            precedence.add(gate, end)
             waits_for.setdefault(gate, []).extend(to_wait_for(end, finder))
     for gate, waited in waits_for.items():
         compat.add_control_inputs(gate, _each_once(waited))
-    for end, gate in pairs:  # `end` may come after another variable's write.
-        if end.name in after and gate.name not in {
-                op.name for op in graph_walk.step_operations([end])}:
-            compat.add_control_inputs(gate, to_wait_for(end, finder))
 
 
 def _readers(towers, written, frames, finder, graph):
@@ -69,7 +66,7 @@ def _readers(towers, written, frames, finder, graph):
     for tower in towers:
         trains = None
         for op in graph_walk.step_operations(_fetches(tower)):
-            if not op.name.startswith(tower.name_scope) or _hands_on(op):
+            if not tower.has(op.name) or _hands_on(op):
                 continue
             names = of_memory[op.name].union(written.intersection(
                 source.name for tensor in op.inputs for source in _sources(tensor, tower)))
@@ -98,7 +95,7 @@ def _takers_of_memory(graph, written, finder):
 
 def _sources(tensor, tower):
     """The variables that a tensor is, or, from outside of the tower, has the value of."""
-    if not tensor.op.name.startswith(tower.name_scope):
+    if not tower.has(tensor.op.name):
         return read_from(tensor)
     source = variable_op(tensor) if is_variable(tensor) else None
     return [] if source is None else [source]

@@ -1,7 +1,7 @@
 """Functions that the operations of a tower call: bodies of loops and branches in control flow v2.
 
 A function without random numbers and devices serves all towers. A function with random numbers or
-devices needs a clone in each tower, and so does a function that calls it.
+devices needs a copy in each tower, and so does a function that calls it.
 """
 
 import re
@@ -9,13 +9,13 @@ import re
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.clone.limits import CannotClone, check_state
+from towers.errors import CloneError
 from towers.graph.graph_walk import functions_of, has_seed, rename_functions
 from towers.placement.tower_device import follows_tower, moved, overlaps
 
 
-class ClonedFunctions:
-    """The functions that some nodes of a tower call, and clones of those that need one."""
+class CopiedFunctions:
+    """The functions that some nodes of a tower call, and copies of those that need one."""
 
     def __init__(self, nodes, graph, device):
         """
@@ -25,10 +25,11 @@ class ClonedFunctions:
           device: the tower's device.
 
         Raises:
-          CannotClone: a function that cannot be cloned.
+          CloneError: a function that cannot be copied.
         """
         self._graph, self._device = graph, device
-        self._library, self._moves, self.cloned = {}, {}, set()
+        self._library, self._moves, self.copied = {}, {}, set()
+        self._gradients = []
         called = set().union(*map(functions_of, nodes)) if nodes else set()
         if not called:
             return
@@ -41,32 +42,29 @@ class ClonedFunctions:
                 continue
             self._library[name] = known[name]
             for node in known[name].node_def:
-                check_state(node, 'function %s: operation' % name)
                 stack.extend(each for each in functions_of(node) if each in known)
         for name, function in self._library.items():
             self._moves[name] = self._that_move(function)
-        self._find_cloned()
-        with_gradient = self.cloned & {each.function_name for each in definitions.gradient}
-        if with_gradient:
-            raise CannotClone('function %s has a gradient function' % min(with_gradient))
+        self._find_copied()
+        self._gradients = [each for each in definitions.gradient
+                           if each.function_name in self.copied]
 
-    def for_clone(self, scope, device, new_seed):
-        """The functions that differ for a cloned tower, and their names there.
+    def names_in(self, scope):
+        """{name: name of its copy} of the functions that differ in the tower of a name scope."""
+        return {name: '%s__%s' % (name, scope.strip('/').replace('/', '_'))
+                for name in self.copied}
+
+    def add_to(self, library, names, device, new_seed):
+        """Adds the functions that differ for a tower to the library of its `tf.GraphDef`.
 
         Args:
-          scope: name scope of the cloned tower.
-          device: the cloned tower's device.
-          new_seed: function from `(seed, seed2)` to the seed2 of the clone.
-
-        Returns:
-          `(names, library)`: dict from names to names of the clones; a list of the clones, each a
-          `FunctionDef` of a `tf.GraphDef`.
+          library: a `FunctionDefLibrary`.
+          names: as `names_in` gave them.
+          device: the tower's device.
+          new_seed: function from `(seed, seed2)` to the seed2 of the copy.
         """
-        names = {name: '%s__%s' % (name, scope.strip('/').replace('/', '_'))
-                 for name in self.cloned}
-        library = []
-        for name in sorted(self.cloned):
-            function = tf.GraphDef().library.function.add()
+        for name in sorted(self.copied):
+            function = library.function.add()
             function.CopyFrom(self._library[name])
             function.signature.name = names[name]
             for node in function.node_def:
@@ -75,11 +73,13 @@ class ClonedFunctions:
                     node.attr['seed2'].i = new_seed(node.attr['seed'].i, node.attr['seed2'].i)
                 if node.name in self._moves[name]:
                     node.device = moved(node.device, self._device, device)
-            library.append(function)
-        return names, library
+        for each in self._gradients:
+            gradient = library.gradient.add()
+            gradient.function_name = names[each.function_name]
+            gradient.gradient_func = names.get(each.gradient_func, each.gradient_func)
 
     def _that_move(self, function):
-        """Names of the nodes of a function that move to the cloned tower's device."""
+        """Names of the nodes of a function that move to the copy's device."""
         name, found, operations = function.signature.name, set(), None
         for node in function.node_def:
             if not (node.device and overlaps(node.device, self._device)):
@@ -89,26 +89,34 @@ class ClonedFunctions:
             # Where an argument of the function has a node's name, the node's name is numbered.
             op = operations.get(node.name) or operations.get(re.sub(r'_\d+$', '', node.name))
             op = _that_leads(op if op is not None and op.type == node.op else None, operations)
-            follows = None if op is None else follows_tower(op)
-            if follows is None and op is not None and any(
-                    tensor.dtype == tf.resource for tensor in op.inputs):
-                follows = False  # a read, which TensorFlow puts on its variable's device, by name
+            follows = None if op is None else _follows(op)
             if follows is None:
-                raise CannotClone('function %s: operation %s is on %s for a reason of its own'
-                                  % (name, node.name, node.device))
+                raise CloneError(
+                    'function %s: operation %s is on %s for a reason of its own: pass '
+                    "copies='reuse'." % (name, node.name, node.device))
             if follows:
                 found.add(node.name)
         return found
 
-    def _find_cloned(self):
-        self.cloned = {name for name, function in self._library.items()
+    def _find_copied(self):
+        self.copied = {name for name, function in self._library.items()
                        if self._moves[name] or any(map(has_seed, function.node_def))}
         before = None
-        while before != len(self.cloned):
-            before = len(self.cloned)
-            self.cloned |= {name for name, function in self._library.items()
-                            if any(functions_of(node) & self.cloned
+        while before != len(self.copied):
+            before = len(self.copied)
+            self.copied |= {name for name, function in self._library.items()
+                            if any(functions_of(node) & self.copied
                                    for node in function.node_def)}
+
+
+def _follows(op):
+    """As `follows_tower`, also for operations that TensorFlow puts with others, by device name."""
+    follows = follows_tower(op)
+    if follows is None and any(tensor.dtype == tf.resource for tensor in op.inputs):
+        return False  # a read, which is on its variable's device
+    if follows is None and op.type == 'NoOp' and op.control_inputs:
+        return _follows(op.control_inputs[0])  # tf.group, on the device of what it groups
+    return follows
 
 
 def _that_leads(op, operations):

@@ -1,1 +1,0 @@
-"""Further towers as clones of the finished graph of the first one."""

@@ -1,0 +1,72 @@
+"""Ownership: what each variable that the forward pass writes is to the towers."""
+
+import collections
+
+import tensorflow.compat.v1 as tf
+
+from towers.errors import SharedVariableError
+from towers.graph import graph_walk
+from towers.tower.inline_updates import InlineUpdates
+from towers.tower.local_state import OwnState
+from towers.tower.outputs import metrics_by_kind
+from towers.tower.step import fetches_of
+
+
+class Roles(collections.namedtuple('Roles', 'own_state inline_updates replicas')):
+    """What each variable is to the towers.
+
+    Attributes:
+      own_state: `OwnState`: local variables that the forward pass writes, one for each tower.
+      inline_updates: `InlineUpdates`: shared variables that the forward pass writes.
+      replicas: `Replicas` of the trained variables; or None.
+    """
+    __slots__ = ()
+
+    def in_tower(self, part, micro_batches):
+        """{name of a variable: the variable of another tower}.
+
+        Args:
+          part: the number of the tower's micro-batch among those of all towers.
+          micro_batches: how many each tower has.
+        """
+        found = {} if self.replicas is None else self.replicas.in_tower(part // micro_batches)
+        found.update(self.own_state.in_tower(part))
+        return found
+
+
+def ownership(recorded, options, num_parts, replicas=None, taken=()):
+    """Finds what each variable is to the towers; makes their replicas and state: `Roles`.
+
+    Args:
+      recorded: `Recorded`.
+      options: `TowerOptions`.
+      num_parts: how many micro-batches all towers of this machine have.
+      replicas: `Replicas`, which are made here; or None.
+      taken: what a step runs besides what the model function returned.
+
+    Raises:
+      SharedVariableError: a write that no tower can make for all.
+    """
+    graph, output = tf.get_default_graph(), recorded.output
+    scalars, pairs = metrics_by_kind(output.metrics)
+    fetches = fetches_of(output._replace(metrics=scalars)) + list(taken)
+    step, counted = [{op.name for op in graph_walk.step_operations(each)} for each in (
+        fetches + recorded.updates, [update for _, update in pairs])]
+    state = OwnState(num_parts, graph)
+    state.find(recorded.operations, step, recorded.from_shard, counted, recorded.keras_states)
+    for variable in state.variables:
+        if any(variable is each for each in tf.trainable_variables()):
+            raise SharedVariableError(
+                'variable %s is state that each tower has of its own, since the forward pass '
+                'writes it, and it is trained, which all towers do together: make it with '
+                'trainable=False.' % variable.op.name)
+    if replicas is not None:
+        replicas.make([each for each in recorded.variables if not state.is_state(each)])
+    updates = InlineUpdates(graph, options.update_ops, num_parts, options.served_rank,
+                            options.has_copies)
+    updates.settle(
+        recorded.operations, fetches, {variable.op.name for variable in (
+            state.variables + state.of_other_towers
+            + tf.get_collection(tf.GraphKeys.METRIC_VARIABLES))},
+        frozenset() if replicas is None else replicas.names())
+    return Roles(state, updates, replicas)
