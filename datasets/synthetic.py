@@ -1,5 +1,8 @@
-"""Images made of random numbers, to measure by: one batch over and over, so that none is read or
-decoded. There is nothing to learn in them."""
+"""Images made of random numbers, to measure by: one batch over and over.
+
+Nothing is read or decoded; a step cuts the batch among the towers and copies it as any other batch.
+There is nothing to learn in them.
+"""
 
 import numpy as np
 import tensorflow.compat.v1 as tf
