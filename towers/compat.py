@@ -518,6 +518,27 @@ def in_control_flow(op):
     return op._get_control_flow_context() is not None  # pylint: disable=protected-access
 
 
+def branches_around(op):
+    """The branches (v1) around an operation, from the inside: a list of `(pred, taken, alive)`.
+
+    `taken` is the value of the scalar `pred` with which the branch runs, 0 or 1; `alive` is a
+    tensor that is there where it does.
+    """
+    found, context = [], op._get_control_flow_context()  # pylint: disable=protected-access
+    while context is not None:
+        found.append((context.pred, context.branch, context.pivot))
+        context = context.outer_context
+    return found
+
+
+def in_branches_alone(op):
+    """Whether an operation is in no loop (v1)."""
+    context = op._get_control_flow_context()  # pylint: disable=protected-access
+    while context is not None and context.IsCondContext():
+        context = context.outer_context
+    return context is None
+
+
 def control_flow_context(op):
     """The object of the loop or branch (v1) around an operation, one for all in it; or None."""
     return op._get_control_flow_context()  # pylint: disable=protected-access

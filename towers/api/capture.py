@@ -69,7 +69,8 @@ def capture(request, shards, behind):
     recorded = recorded._replace(variables=[
         each for each in recorded.variables if each.op.name not in names_of_slots])
     cuts = put_on_devices(recorded, first.device, placement, options.cutting)
-    roles = ownership(recorded, options, len(request.parts), request.replicas, taken)
+    roles = ownership(recorded, shards.sizes[0], options, len(request.parts), request.replicas,
+                      taken)
     if of_model is None:
         check_no_own_optimizer(recorded, options.objectives)
     step = differentiate(
@@ -79,7 +80,7 @@ def capture(request, shards, behind):
     towers, of_shards = copies_of(step, roles, request, shards, [weights, scales, of_calls],
                                   of_model)
     towers.insert(0, step.tower)
-    roles.inline_updates.wait_for_readers(towers)
+    roles.inline_updates.wait_for_readers(towers, roles.of_every_tower)
     return Captured(towers, step, roles, cuts, [step.of_shard] + of_shards, slots,
                     _how_built(len(towers)))
 
@@ -99,7 +100,8 @@ def copies_of(step, roles, request, shards, by_shard, of_model=None):
         return [], []
     copies = Copies(
         step.tower, step.operations, step.losses.shared | roles.inline_updates.shared,
-        roles.inline_updates.left_out, request.of_tower.called, step.random_keys,
+        roles.inline_updates.left_out, roles.inline_updates.in_functions,
+        request.of_tower.called, step.random_keys,
         ([] if of_model is None else of_model.fetches()) + [
             gradient for some in flat(step.of_shard) for gradient in some])
     towers, of_shards = [], []

@@ -57,7 +57,7 @@ def call_for_each_tower(request, shards, scaled_losses, behind):
             if number:
                 _check_shard(number, recorded, shards)
             else:
-                roles = ownership(recorded, options, 1)
+                roles = ownership(recorded, shards.sizes[0], options, 1)
                 check_no_own_optimizer(recorded, options.objectives)
             scale = shards.weights[number] * request.factor
             steps.append(differentiate(

@@ -15,6 +15,7 @@ from towers.reduce.update import apply_update, checked_transform
 from towers.tower.closure_tensors import (check_of_no_tower, check_of_no_worker,
                                           losses_by_tensor, take_losses_of_batch)
 from towers.tower.counters import counting_updates
+from towers.tower.example_writes import updates_of_every_tower
 from towers.tower.model_gradients import GradientsOfModel
 from towers.tower.objectives import flat, map_shaped, tensors_of
 from towers.tower.optimizer_minimize import Minimizing, has_own_minimize
@@ -253,4 +254,5 @@ def _updates(captured, update_ops, before, of_optimizers):
     if update_ops == 'first':
         chosen = towers[:1]
         others += captured.roles.own_state.updates(towers) + counting_updates(towers)
+        others += updates_of_every_tower(towers, captured.roles.of_every_tower)
     return [update for tower in chosen for update in tower.updates] + others + of_optimizers

@@ -1,9 +1,12 @@
 """Which operations are within a loop or a branch of control flow v1, told from the graph alone.
 
-TensorFlow's Python objects for control flow are not in a GraphDef, so a clone's operations have
+TensorFlow's Python objects for control flow are not in a GraphDef, so a copy's operations have
 none.
 """
 
+import tensorflow.compat.v1 as tf
+
+from towers import compat
 from towers.graph.graph_walk import CONTROL_FLOW
 
 _LOOP, _BRANCH = 'loop', 'branch'
@@ -44,9 +47,9 @@ class Frames:
         """Whether an operation may wait for an operation that is in no loop or branch.
 
         An operation within a loop may not, since it runs in each turn. An operation that leads into
-        a loop may.
+        a loop may, and so may one within a branch.
         """
-        return not self._around.get(op.name)
+        return _LOOP not in self._around.get(op.name, ())
 
     def always_runs(self, op):
         """Whether an operation is in no loop or branch: it runs once; others may wait for it."""
@@ -89,6 +92,23 @@ class Frames:
             if around and around[-1] == _BRANCH:
                 leaves = around[:-1]
         self._leaves[op.name] = leaves
+
+
+def left_branches(op):
+    """An operation that runs after `op`, or where a branch around it is not taken; `op` outside.
+
+    Args:
+      op: an operation of the program, in any number of branches (v1), and in no loop.
+    """
+    branches = compat.branches_around(op)
+    if not branches:
+        return op
+    with tf.control_dependencies(None), tf.device('/cpu:0'), tf.name_scope('has_run/'):
+        skipped = [tf.raw_ops.Switch(data=pred, pred=pred)[1 - taken]
+                   for pred, taken, _ in branches]
+        with tf.control_dependencies([op]):
+            done = tf.identity(branches[0][2])
+        return tf.raw_ops.Merge(inputs=[done] + [tf.identity(each) for each in skipped])[0].op
 
 
 def _before(op):

@@ -11,10 +11,10 @@ import tensorflow.compat.v1 as tf
 from towers.graph import graph_walk
 from towers.graph.variable_access import HAND_ON, is_variable, variable_op
 
-# Operations that take a resource variable and leave it unchanged.
-_LEAVE = HAND_ON | frozenset([
+LEAVE = HAND_ON | frozenset([
     'ReadVariableOp', '_ReadVariablesOp', 'ResourceGather', 'ResourceGatherNd',
     'VarIsInitializedOp', 'VariableShape', 'IsVariableInitialized', 'RefSelect'])
+"""Types of operations that take a resource variable and leave it unchanged."""
 
 
 class Writes:
@@ -32,7 +32,7 @@ class Writes:
 
     def of(self, op):
         """The names of the operations of the variables that one operation may write."""
-        if op.type in _LEAVE:
+        if op.type in LEAVE:
             return []
         found, called, arguments = [], None, None
         for position, tensor in enumerate(op.inputs):
@@ -80,6 +80,10 @@ class Writes:
         """Whether an operation writes through a function that it calls."""
         return bool(self._called_by(op.node_def))
 
+    def functions(self, op):
+        """The `FunctionDef`s of the functions that an operation calls."""
+        return [self._functions[name] for name in self._called_by(op.node_def)]
+
     def _called_by(self, node):
         candidates = graph_walk.functions_of(node)
         if not candidates:
@@ -101,30 +105,30 @@ class Writes:
         arguments = function.signature.input_arg
         if len(arguments) < -position:
             return False
-        handles = {arguments[position].name}
-        for node in _until_stable(function.node_def, handles):
-            taken = [place for place, text in enumerate(_data_inputs(node))
+        handles = passed_on(function.node_def, {arguments[position].name})
+        for node in function.node_def:
+            taken = [place for place, text in enumerate(data_inputs(node))
                      if text.split(':')[0] in handles]
-            if not taken or node.op in _LEAVE:
+            if not taken or node.op in LEAVE:
                 continue
             called = self._called_by(node)
-            count = len(_data_inputs(node))
+            count = len(data_inputs(node))
             if not called or any(self._writes_argument(name, place - count)
                                  for name in called for place in taken):
                 return True
         return False
 
 
-def _until_stable(nodes, handles):
-    """The nodes of a function; adds to `handles` the names of all nodes that pass a handle on."""
-    grows = True
-    while grows:
+def passed_on(nodes, handles):
+    """Names of handles of variables in a function, with the names of all nodes that pass one on."""
+    handles, before = set(handles), None
+    while before != len(handles):
         before = len(handles)
         handles.update(node.name for node in nodes if node.op in HAND_ON and any(
-            text.split(':')[0] in handles for text in _data_inputs(node)))
-        grows = len(handles) > before
-    return nodes
+            text.split(':')[0] in handles for text in data_inputs(node)))
+    return handles
 
 
-def _data_inputs(node):
+def data_inputs(node):
+    """The inputs of a `NodeDef` but for what it waits for."""
     return [text for text in node.input if not text.startswith('^')]

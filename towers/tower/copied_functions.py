@@ -1,7 +1,8 @@
 """Functions that the operations of a tower call: bodies of loops and branches in control flow v2.
 
 A function without random numbers and devices serves all towers. A function with random numbers or
-devices needs a copy in each tower, and so does a function that calls it.
+devices needs a copy in each tower, and so does a function that calls it, or that writes variables
+which the first tower writes for all.
 """
 
 import re
@@ -10,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import CloneError
+from towers.graph.function_writes import without_writes
 from towers.graph.graph_walk import functions_of, has_seed, rename_functions
 from towers.placement.tower_device import follows_tower, moved, overlaps
 
@@ -17,18 +19,20 @@ from towers.placement.tower_device import follows_tower, moved, overlaps
 class CopiedFunctions:
     """The functions that some nodes of a tower call, and copies of those that need one."""
 
-    def __init__(self, nodes, graph, device):
+    def __init__(self, nodes, graph, device, left_alone=None):
         """
         Args:
           nodes: list of `tf.NodeDef`.
           graph: the graph of the nodes.
           device: the tower's device.
+          left_alone: {name of a node: positions of the variables that its functions are not to
+            write, from the last (-1)}.
 
         Raises:
           CloneError: a function that cannot be copied.
         """
         self._graph, self._device = graph, device
-        self._library, self._moves, self.copied = {}, {}, set()
+        self._library, self._moves, self._changed, self.copied = {}, {}, set(), set()
         self._gradients = []
         called = set().union(*map(functions_of, nodes)) if nodes else set()
         if not called:
@@ -43,6 +47,10 @@ class CopiedFunctions:
             self._library[name] = known[name]
             for node in known[name].node_def:
                 stack.extend(each for each in functions_of(node) if each in known)
+        for node in nodes:
+            for name in functions_of(node) if node.name in (left_alone or ()) else ():
+                self._library[name] = without_writes(known[name], left_alone[node.name])
+                self._changed.add(name)
         for name, function in self._library.items():
             self._moves[name] = self._that_move(function)
         self._find_copied()
@@ -99,8 +107,9 @@ class CopiedFunctions:
         return found
 
     def _find_copied(self):
-        self.copied = {name for name, function in self._library.items()
-                       if self._moves[name] or any(map(has_seed, function.node_def))}
+        self.copied = self._changed | {
+            name for name, function in self._library.items()
+            if self._moves[name] or any(map(has_seed, function.node_def))}
         before = None
         while before != len(self.copied):
             before = len(self.copied)

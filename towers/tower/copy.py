@@ -24,7 +24,7 @@ from towers.tower.objectives import map_shaped
 class Copies:
     """Makes copies of one tower."""
 
-    def __init__(self, tower, made, shared, left_out, names, random_keys, further=()):
+    def __init__(self, tower, made, shared, left_out, left_alone, names, random_keys, further=()):
         """
         Args:
           tower: the `Tower` to be copied.
@@ -32,6 +32,7 @@ class Copies:
           shared: names of operations among `made` whose value all towers use.
           left_out: names of operations that write and that copies do without: what waits for them
             waits for what they wait for.
+          left_alone: as for `CopiedFunctions`.
           names: `NamesOnOneMachine`.
           random_keys: {name of a constant that holds a seed: name of the random operation}.
           further: tensors and operations that are copied besides the tower's own.
@@ -50,7 +51,8 @@ class Copies:
         needed = self._needed(_operations(outputs))
         # In the order in which they were made, which an import of loops needs.
         self._nodes = {op.name: needed[op.name] for op in made if op.name in needed}
-        functions = CopiedFunctions(list(self._nodes.values()), self._graph, tower.device)
+        functions = CopiedFunctions(list(self._nodes.values()), self._graph, tower.device,
+                                    left_alone)
         self._devices = self._tell_devices()
         self._template = Template(self._nodes, tower.name_scope, functions, random_keys,
                                   self._graph, names)

@@ -1,14 +1,20 @@
-"""Writes of shared variables whose values come from the examples: whose they are to be.
+"""Writes of shared variables by values that come from the examples.
 
 Tower 0 may write for all towers what is the same in all of them, and moving averages of a statistic
 of its examples, such as batch norm's: new = a old + b statistic, with a < 1. Rows that belong to
-examples (class centers, memory banks) and counts of examples are written by every tower. A value
-that follows from the whole batch in another way can be no tower's: it is refused.
+examples (class centers, memory banks) and counts of examples are written by every tower, after all
+towers have read, tower by tower. A value that follows from the whole batch in another way can be no
+tower's: it is refused.
 """
 
+import numpy as np
+import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.errors import SharedVariableError
+from towers.graph import graph_walk
 from towers.graph.variable_access import read_from
+from towers.graph.variable_writes import Writes
 
 _ADDS = frozenset(['AssignAdd', 'AssignAddVariableOp', 'AssignSub', 'AssignSubVariableOp'])
 _SETS = frozenset(['Assign', 'AssignVariableOp'])
@@ -18,14 +24,72 @@ _SUMS = frozenset(['Add', 'AddV2', 'AddN', 'Sub'])
 _PRODUCTS = frozenset(['Mul', 'RealDiv', 'Div', 'DivNoNan'])
 
 
-def is_every_towers(op, name, from_examples):
-    """Whether every tower has to make a write, so that it is that of one device.
+def written_by_every_tower(recorded, size, step, ignored, in_cluster):
+    """Names of the variables that every tower writes: a sorted list.
+
+    Args:
+      recorded: `Recorded`.
+      size: examples in tower 0's shard: an int, or a tensor.
+      step: names of the operations that a step of tower 0 runs, its updates included.
+      ignored: names of the variables that are no shared ones: state of a tower, counters.
+      in_cluster: whether other machines make the same step.
+
+    Raises:
+      SharedVariableError: a write of the examples that no tower, and not every tower, can make.
+    """
+    finder, found = Writes(tf.get_default_graph()), []
+    written = set()
+    for op in recorded.operations:
+        if op.name not in step or op.name in recorded.owned or graph_walk.is_random(op):
+            continue
+        names = [name for name in finder.of(op) if name not in ignored]
+        written.update(names)
+        if any([_is_of_every_tower(op, name, recorded.from_shard, size) for name in names]):
+            found.append((op, names))
+    for op, names in found:
+        _check(op, names[0], written, in_cluster)
+    return sorted({name for _, names in found for name in names})
+
+
+def _check(op, name, written, in_cluster):
+    """Refuses a write that every tower would make otherwise than one device makes it."""
+    reason = None
+    if in_cluster:
+        reason = 'other machines would not get the rows: train on one machine'
+    elif compat.in_control_flow(op):
+        reason = 'the operation is in a branch or a loop: write outside of it'
+    elif 'Scatter' in op.type and any(_depends_on(op.inputs[1], each) for each in written):
+        reason = ('the place of its rows is computed from a variable that the step writes, too, so '
+                  'that all towers write the same rows: compute it from the examples')
+    if reason is not None:
+        raise SharedVariableError(
+            'the model function writes variable %s by its examples (operation %s), which every '
+            'tower does in its turn, and %s.' % (name, op.name, reason))
+
+
+def updates_of_every_tower(towers, names):
+    """The operations among the later towers' updates that write variables of every tower.
+
+    Args:
+      towers: list of `Tower`.
+      names: names of the variables, see `written_by_every_tower`.
+    """
+    writes = Writes(tf.get_default_graph())
+    found = {op.name: op for tower in towers[1:] if names
+             for op in graph_walk.step_operations(tower.updates)
+             if tower.has(op.name) and not set(names).isdisjoint(writes.of(op))}
+    return [found[name] for name in sorted(found)]
+
+
+def _is_of_every_tower(op, name, from_examples, size):
+    """Whether every tower has to make a write for the variable to get one device's value.
 
     Args:
       op: the operation that writes; of a type that is not known here it may be a function's call,
         whose write cannot be looked into.
       name: the name of the variable's operation.
       from_examples: names of the operations that depend on the shard.
+      size: examples in the shard; where it is static, a model that counts them adds a constant.
 
     Returns:
       True for rows and counts of examples; False where tower 0 may write for all.
@@ -34,24 +98,37 @@ def is_every_towers(op, name, from_examples):
       SharedVariableError: the value comes from the examples in another way.
     """
     if op.name not in from_examples:
-        return False
+        return op.type in _ADDS and isinstance(size, int) and size > 1 and _static(op.inputs[1]) == size
     if 'Scatter' in op.type:
         return True
-    if op.type in _ADDS:
-        if op.inputs[1].dtype.is_integer:
-            return True
-        is_average = _depends_on(op.inputs[1], name)
-    elif op.type in _SETS:
-        is_average = not _is_sum_with_old(op.inputs[1], name)
-    else:
+    if op.type not in _ADDS and op.type not in _SETS:
         return False
-    if is_average and _is_affine(op.inputs[1], name, from_examples):
+    added = [op.inputs[1]]
+    if op.type in _SETS:
+        added = _added_to_old(op.inputs[1], name) or added
+    elif op.inputs[1].dtype.is_integer:
+        return True
+    if any(_depends_on(each, name) for each in added) and _is_affine(
+            op.inputs[1], name, from_examples):
         return False
     raise SharedVariableError(
         'the model function writes variable %s (operation %s) by its examples, and no moving '
         'average of them: of a part of the batch it would have another value than of the whole. '
         "Pass update_ops='all' to have every tower write, one after the other; or compute the "
         'value from what does not depend on the examples.' % (name, op.name))
+
+
+def _static(tensor):
+    """The scalar that a tensor is, of a constant, or of a size in a static shape; else None."""
+    op = tensor.op
+    if op.type in ('Identity', 'Cast'):
+        return _static(op.inputs[0])
+    if op.type == 'StridedSlice' and op.get_attr('shrink_axis_mask') == 1:  # tf.shape(x)[0]
+        shape, begin = [tf.get_static_value(each) for each in list(op.inputs)[:2]]
+        known = shape is not None and begin is not None and np.shape(shape) == (np.size(shape),)
+        return shape[begin[0]] if known else None
+    value = tf.get_static_value(tensor)
+    return value if np.shape(value) == () else None
 
 
 def _depends_on(tensor, name):
@@ -67,12 +144,14 @@ def _depends_on(tensor, name):
     return False
 
 
-def _is_sum_with_old(tensor, name):
-    """Whether a tensor is the variable's old value plus something."""
+def _added_to_old(tensor, name):
+    """The tensors that are added to a variable's old value, or taken from it: a list; or []."""
     while tensor.op.type in ('Identity', 'Cast'):
         tensor = tensor.op.inputs[0]
-    return tensor.op.type in _SUMS and any(
-        any(source.name == name for source in read_from(each)) for each in tensor.op.inputs)
+    inputs = list(tensor.op.inputs) if tensor.op.type in _SUMS else []
+    others = [each for each in inputs
+              if not any(source.name == name for source in read_from(each))]
+    return others if len(others) < len(inputs) else []
 
 
 def _is_affine(tensor, name, from_examples):
@@ -89,7 +168,9 @@ def _is_affine(tensor, name, from_examples):
             if _depends_on(tensor, name):
                 stack.extend(op.inputs)
             continue
-        if op.type in _PASS_ON or op.type in _SUMS:
+        if op.type.startswith('FusedBatchNorm') and not op.get_attr('is_training'):
+            stack.append(op.inputs[tensor.value_index + 2])  # hands on the averages it is given
+        elif op.type in _PASS_ON or op.type in _SUMS:
             stack.extend(op.inputs)
         elif op.type in _PRODUCTS:
             stack.extend(each for each in op.inputs if _depends_on(each, name)

@@ -19,6 +19,8 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
+from towers.graph.frames import left_branches
+from towers.graph.function_writes import without_writes
 from towers.graph.variable_access import is_variable, variable_op
 from towers.graph.variable_writes import Writes
 from towers.tower.copy import waited_instead
@@ -36,6 +38,8 @@ class InlineUpdates:
     Attributes:
       left_out: names of the first tower's operations that the other towers do without.
       shared: names of the first tower's operations whose value all towers use.
+      in_functions: dict from the names of the first tower's operations that write in a function to
+        the positions, from the last (-1), of the variables that the other towers' leave alone.
       of_every_tower: names of the variables that every tower writes.
       late: dict from `'loss'`, `'predictions'`, `'metrics'` and `'gradients'` to the operations
         that these have to wait for when they are merged or added up, since the first micro-batch's
@@ -53,6 +57,7 @@ class InlineUpdates:
           has_copies: whether each of several workers has the variables, as in a ring.
         """
         self.left_out, self.shared, self.of_every_tower = set(), set(), []
+        self.in_functions = {}
         self.late = dict(loss=[], predictions=[], metrics=[], gradients=[])
         self._graph = graph
         self._update_ops = update_ops
@@ -65,8 +70,8 @@ class InlineUpdates:
         """`(left out, used)`: names of the variables that the first tower writes for all."""
         used = {name for write in self._first if write.op.name in self.shared
                 for name in write.variables}
-        others = {name for write in self._first if write.op.name in self.left_out
-                  for name in write.variables}
+        others = {name for write in self._first for name in write.variables
+                  if write.op.name in self.left_out or write.op.name in self.in_functions}
         return sorted(others - used), sorted(used)
 
     def settle(self, operations, fetches, ignored, replicated=frozenset()):
@@ -82,7 +87,8 @@ class InlineUpdates:
           SharedVariableError: a write that can neither be left out nor be shared, or that would not
             reach the replicas of a variable; or one of a variable that other workers read.
         """
-        writes = self._first = self._inline(operations, fetches, ignored)
+        self._first = self._inline(operations, fetches, ignored)
+        writes = list(self._first)
         alone = self._num_towers == 1 and self._served_rank is None
         if not writes or alone and self._update_ops != 'none':
             return
@@ -95,7 +101,13 @@ class InlineUpdates:
             self.of_every_tower = sorted({name for write in writes for name in write.variables})
             return
         finder = Writes(self._graph)
-        for write in writes:
+        for write in list(writes):
+            positions = _left_alone(write, finder) if self._update_ops == 'first' and (
+                self._served_rank is None) else []
+            if positions:
+                self.in_functions[write.op.name] = positions
+                writes.remove(write)
+                continue
             _check(write, write.op.name in used, finder)
         if self._served_rank is not None and self._update_ops == 'first':
             _refuse_served(writes, fetches)
@@ -122,51 +134,51 @@ class InlineUpdates:
             found = [write for write in candidates if write.op.name in step]
         return found
 
-    def wait_for_readers(self, towers):
+    def wait_for_readers(self, towers, of_every_tower=()):
         """Makes the first tower's writes wait for all towers' reads, see `write_order`.
 
         So they do with one tower where each of several workers has the variables: but for worker
         0, it stands for another tower of one machine.
 
-        A later micro-batch reads when the gradients of the first one are there. So these wait no
-        more for a write that waits for that read: the write becomes one of the tower's updates.
+        A later micro-batch reads when the gradients of the first one are there. So in micro-batches
+        nothing of the first one waits for a write: the write becomes one of the tower's updates.
 
         Args:
           towers: list of all `Tower`s, of which the first may be replaced.
+          of_every_tower: names of the variables that every tower writes, see `example_writes`.
         """
         if self._update_ops != 'first' or len(towers) < 2 and not self._has_copies:
             return
-        before = {write.op: write.op.control_inputs for write in self._first
-                  if write.op.name in self.left_out and not compat.in_control_flow(write.op)}
-        write_after_reads(towers, self._graph)
-        late = [op for op in before if len(op.control_inputs) > len(before[op])]
-        if late and any(tower.micro_batch for tower in towers):
-            towers[0] = self._without_late(towers[0], {op: before[op] for op in late})
+        if any(tower.micro_batch for tower in towers):
+            late = [write.op for write in self._first if write.op.name in self.left_out
+                    and compat.in_branches_alone(write.op)]
+            towers[0] = self._without_late(towers[0], late)
+        write_after_reads(towers, self._graph, of_every_tower)
 
     def _without_late(self, tower, writes):
-        """The tower with some writes among its updates, for which nothing else in it waits.
-
-        Args:
-          tower: `Tower`.
-          writes: dict from operations to the operations that whoever waits for them waits for
-            instead.
-        """
+        """The tower with some writes among its updates, for which nothing else in it waits."""
+        names, updates = {op.name for op in writes}, [left_branches(op) for op in writes]
         fetches = dict(loss=[tower.loss, tower.data_loss], predictions=tower.predictions,
                        metrics=tower.metrics, gradients=[gradient for gradient, _ in tower.pairs])
         for kind, nest in fetches.items():
-            names = {op.name for op in graph_walk.step_operations(_leaves(nest))}
-            self.late[kind] = [op for op in writes if op.name in names]
+            needed = {op.name for op in graph_walk.step_operations(_leaves(nest))}
+            self.late[kind] = [update for op, update in zip(writes, updates) if op.name in needed]
         for op in graph_walk.step_operations(_leaves(list(fetches.values()))):
-            if any(other in writes for other in op.control_inputs):
-                found, stack = [], list(reversed(op.control_inputs))
-                while stack:
-                    other = stack.pop()
-                    if other in writes:
-                        stack.extend(writes[other])
-                    elif other not in found:
-                        found.append(other)
-                compat.set_control_inputs(op, found)
-        return tower._replace(updates=tower.updates + list(writes))
+            if any(other.name in names for other in op.control_inputs):
+                compat.set_control_inputs(op, waited_instead(op.control_inputs, names))
+        return tower._replace(updates=tower.updates + updates)
+
+
+def _left_alone(write, finder):
+    """Positions of the variables that the functions of an operation can leave alone; or []."""
+    if not finder.within_function(write.op) or 'While' in write.op.type:
+        return []
+    inputs = list(write.op.inputs)
+    positions = [place - len(inputs) for place, tensor in enumerate(inputs)
+                 if is_variable(tensor) and variable_op(tensor) is not None
+                 and variable_op(tensor).name in write.variables]
+    return positions if all(without_writes(function, positions) is not None
+                            for function in finder.functions(write.op)) else []
 
 
 def _check(write, is_used, finder):

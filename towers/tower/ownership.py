@@ -6,19 +6,21 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
+from towers.tower.example_writes import written_by_every_tower
 from towers.tower.inline_updates import InlineUpdates
 from towers.tower.local_state import OwnState
 from towers.tower.outputs import metrics_by_kind
 from towers.tower.step import fetches_of
 
 
-class Roles(collections.namedtuple('Roles', 'own_state inline_updates replicas')):
+class Roles(collections.namedtuple('Roles', 'own_state inline_updates replicas of_every_tower')):
     """What each variable is to the towers.
 
     Attributes:
       own_state: `OwnState`: local variables that the forward pass writes, one for each tower.
       inline_updates: `InlineUpdates`: shared variables that the forward pass writes.
       replicas: `Replicas` of the trained variables; or None.
+      of_every_tower: names of the variables that every tower writes, see `example_writes`.
     """
     __slots__ = ()
 
@@ -34,11 +36,12 @@ class Roles(collections.namedtuple('Roles', 'own_state inline_updates replicas')
         return found
 
 
-def ownership(recorded, options, num_parts, replicas=None, taken=()):
+def ownership(recorded, size, options, num_parts, replicas=None, taken=()):
     """Finds what each variable is to the towers; makes their replicas and state: `Roles`.
 
     Args:
       recorded: `Recorded`.
+      size: examples in tower 0's shard: an int, or a tensor.
       options: `TowerOptions`.
       num_parts: how many micro-batches all towers of this machine have.
       replicas: `Replicas`, which are made here; or None.
@@ -62,11 +65,14 @@ def ownership(recorded, options, num_parts, replicas=None, taken=()):
                 'trainable=False.' % variable.op.name)
     if replicas is not None:
         replicas.make([each for each in recorded.variables if not state.is_state(each)])
+    ignored = {variable.op.name for variable in (
+        state.variables + state.of_other_towers
+        + tf.get_collection(tf.GraphKeys.METRIC_VARIABLES))}
+    in_cluster = options.served_rank is not None or options.has_copies
+    of_every_tower = written_by_every_tower(recorded, size, step, ignored, in_cluster) if (
+        options.update_ops == 'first' and (num_parts > 1 or in_cluster)) else []
     updates = InlineUpdates(graph, options.update_ops, num_parts, options.served_rank,
                             options.has_copies)
-    updates.settle(
-        recorded.operations, fetches, {variable.op.name for variable in (
-            state.variables + state.of_other_towers
-            + tf.get_collection(tf.GraphKeys.METRIC_VARIABLES))},
-        frozenset() if replicas is None else replicas.names())
-    return Roles(state, updates, replicas)
+    updates.settle(recorded.operations, fetches, ignored.union(of_every_tower),
+                   frozenset() if replicas is None else replicas.names())
+    return Roles(state, updates, replicas, of_every_tower)

@@ -1,10 +1,11 @@
-"""The order of reads and writes of shared variables: tower 0 writes after every tower has read.
+"""The order of reads and writes of shared variables: towers write after every tower has read.
 
 A model that reads a variable, and then writes it in its forward pass, reads the value that the step
 before has written. Of N towers only the first one writes; its write waits until all towers have
 read. What the model says of its own order holds in the first tower. Where it says nothing, one
 device reads before or after the write by chance; the first tower then reads before it, as all
 others do, as far as the loss and the gradients are computed from that.
+Where every tower writes (`example_writes`), each waits for the tower before it.
 """
 
 import collections
@@ -12,6 +13,7 @@ import collections
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.errors import SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.frames import Frames
 from towers.graph.reference_memory import takers_of_memory
@@ -20,14 +22,18 @@ from towers.graph.variable_writes import Writes
 from towers.placement.variable_device import only_device
 
 
-def write_after_reads(towers, graph):
-    """Makes each write of the first tower wait for all towers' reads.
+def write_after_reads(towers, graph, of_every_tower=()):
+    """Makes each write of the first tower, or of every tower, wait for all towers' reads.
 
-    A read that already waits for the write, in any tower, is left as it is.
+    A read that already waits for the write of tower 0, in any tower, is left as it is.
 
     Args:
       towers: list of all `Tower`s.
       graph: their graph.
+      of_every_tower: names of the variables that every tower writes, outside of control flow.
+
+    Raises:
+      SharedVariableError: a tower reads such a variable after it has written it.
     """
     finder = Writes(graph)
     first = graph_walk.step_operations(_fetches(towers[0]) + list(towers[0].updates))
@@ -38,6 +44,12 @@ def write_after_reads(towers, graph):
     writes = [(op, names) for op, names in writes if names]
     if not writes:
         return
+    by_tower = [[(op, [name for name in finder.of(op) if name in of_every_tower])
+                 for op in graph_walk.step_operations(_fetches(tower) + list(tower.updates))
+                 if tower.has(op.name)] for tower in towers if of_every_tower]
+    by_tower = [[(op, names) for op, names in some if names] for some in by_tower]
+    of_every = {op.name for some in by_tower for op, _ in some}
+    writes = [(op, names) for op, names in writes if op.name not in of_every] + sum(by_tower, [])
     written = {name for _, names in writes for name in names}
     reading = towers[1:] + [towers[0]._replace(predictions=None)]
     others = graph_walk.step_operations(sum((_fetches(tower) for tower in reading), []))
@@ -45,7 +57,8 @@ def write_after_reads(towers, graph):
     frames = Frames(operations)
     readers = _readers(reading, written, frames, finder, graph)
     pairs = [(end, gate) for op, names in writes for gate in gates(op, names, frames)
-             for name in names for reader, ends in readers[name] if reader is not op
+             for name in names for reader, ends in readers[name]
+             if reader is not op and (op.name not in of_every or reader.name not in of_every)
              for end in ends]
     precedence = graph_walk.Precedence([gate for _, gate in pairs], operations)
     after = graph_walk.reachable_from([gate for _, gate in pairs], operations, control=True)
@@ -55,6 +68,15 @@ def write_after_reads(towers, graph):
         if not precedence.waits_for(end, gate):  # else an operation would wait for itself
             precedence.add(gate, end)
             waits_for.setdefault(gate, []).extend(to_wait_for(end, finder))
+        elif gate.name in of_every:
+            raise SharedVariableError(
+                'a tower reads variable %s (operation %s) after its examples have written it '
+                '(operation %s), where one device reads what the whole batch has written: read it '
+                'before.' % (finder.of(gate)[0], end.name, gate.name))
+    for before, after in zip(by_tower, by_tower[1:]):
+        for gate, names in after:
+            waits_for.setdefault(gate, []).extend(
+                op for op, others in before if not set(others).isdisjoint(names))
     for gate, waited in waits_for.items():
         compat.add_control_inputs(gate, _each_once(waited))
 

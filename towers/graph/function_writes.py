@@ -1,0 +1,66 @@
+"""A function without its writes of some variables: of a branch in control flow v2, say."""
+
+from towers.graph.variable_writes import LEAVE, data_inputs, passed_on
+
+_ASSIGNS = frozenset(['AssignVariableOp', 'AssignAddVariableOp', 'AssignSubVariableOp'])
+
+
+def without_writes(function, positions):
+    """The function without the operations that assign to some of its arguments.
+
+    Args:
+      function: a `FunctionDef`.
+      positions: of the arguments, which are handles of variables, counted from the last (-1).
+
+    Returns:
+      A `FunctionDef`; or None where the function returns a value that it has read after a write, or
+      writes otherwise than by an assignment of its own.
+    """
+    handles = passed_on(function.node_def, {
+        function.signature.input_arg[position].name for position in positions})
+    takers = [node for node in function.node_def
+              if handles.intersection(_producers(data_inputs(node)))]
+    writes = {node.name for node in takers if node.op in _ASSIGNS}
+    if any(node.op not in LEAVE and node.name not in writes for node in takers):
+        return None
+    late = _that_wait_for(writes, function.node_def).intersection(node.name for node in takers)
+    if late - writes and not late.isdisjoint(_returned(function)):
+        return None
+    changed = type(function)()
+    changed.CopyFrom(function)
+    for node in list(changed.node_def):
+        if node.name in writes:
+            changed.node_def.remove(node)
+            continue
+        kept = [text for text in node.input if text.lstrip('^') not in writes]
+        del node.input[:]
+        node.input.extend(kept)
+    for name in [key for key, value in changed.control_ret.items() if value in writes]:
+        del changed.control_ret[name]
+        changed.signature.control_output.remove(name)
+    return changed
+
+
+def _producers(inputs):
+    return [text.lstrip('^').split(':')[0] for text in inputs]
+
+
+def _that_wait_for(names, nodes):
+    """The names, and those of all nodes that wait for one, by data or by control."""
+    found, before = set(names), None
+    while before != len(found):
+        before = len(found)
+        found.update(node.name for node in nodes if found.intersection(_producers(node.input)))
+    return found
+
+
+def _returned(function):
+    """Names of the nodes that the function's results are computed from."""
+    nodes = {node.name: node for node in function.node_def}
+    stack, found = _producers(function.ret.values()), set()
+    while stack:
+        name = stack.pop()
+        if name in nodes and name not in found:
+            found.add(name)
+            stack.extend(_producers(data_inputs(nodes[name])))
+    return found
