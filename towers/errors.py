@@ -5,9 +5,15 @@ already catches (`ValueError`, `TypeError`), so that swapping a tower loop for `
 not change a program's `except` clauses.
 """
 
+import re
+
 
 class TowersError(Exception):
-    """Base class of every error that this package raises on purpose."""
+    """Base class of every error that this package raises on purpose; its text is one line."""
+
+    def __init__(self, text='', *more):
+        # What was given may be shown in several lines: an array, say.
+        super().__init__(re.sub(r'\s*\n\s*', ' ', str(text)), *more)
 
 
 class InvalidArgumentError(TowersError, ValueError):

@@ -173,7 +173,7 @@ def make_plan(captured, shards, request, update, joined, num_before):
         global_step='counted here, since the optimizer leaves it to its caller: do not add to it'
         if update.counts else None,
         learning_rate=_learning_rates(request, together),
-        variable_device=_placed(request, cluster), num_variables=len(variables),
+        variable_device=_placed(request, cluster, recorded), num_variables=len(variables),
         num_trainable=_num_trainable(step, request, variables),
         parameters=sum(count for count, _ in counts),
         parameter_bytes=sum(count * size for count, size in counts),
@@ -205,10 +205,16 @@ def make_plan(captured, shards, request, update, joined, num_before):
         adds_up=_adds_up(request), towers_an_update=together)
 
 
-def _placed(request, cluster):
+def _placed(request, cluster, recorded):
     """Where the variables are, in words."""
     if cluster is None or cluster.kind != 'ps':
-        return request.placement.describe()
+        made = {variable.op.name for variable in recorded.created}
+        if request.placement.is_earlier_builds:
+            return request.placement.describe()
+        devices = sorted({short_name(variable.device) or 'no device' for variable in
+                          recorded.variables if variable.op.name not in made})
+        before = '' if not devices else '; those from before the build on ' + ', '.join(devices)
+        return (request.placement.describe() if made else '') + before[0 if made else 2:]
     return 'the parameter servers, by size, once there is a session'
 
 
@@ -328,9 +334,12 @@ def _combination(joined):
 def _recomputation(recomputed, asked):
     operations = sum(each.operations for each in recomputed)
     if not operations:
-        return None if asked is None else 'nothing: no place of the forward pass is worth it'
-    return '%d operations of the forward pass are run again, in %d segments' % (
-        operations, sum(each.segments for each in recomputed))
+        return None if asked is None else (
+            'nothing: ' + ('no place of the forward pass is worth it' if asked == 'auto' else
+                           'the backward pass takes nothing that lies between these results'))
+    segments = sum(each.segments for each in recomputed)
+    return '%d operations of the forward pass are run again, in %d segment%s' % (
+        operations, segments, '' if segments == 1 else 's')
 
 
 def _batch_norm(towers, update_ops, before):

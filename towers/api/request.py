@@ -110,6 +110,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     stages = checked_stages(stages)
     _check_schedule(schedule, micro_batches, accumulate)
     accumulate, micro_batches = int(accumulate), int(micro_batches)
+    _check_stages(stages, micro_batches, names)
     schedule = schedule if micro_batches > 1 else None
     accumulate = max(accumulate, micro_batches)
     _check_not_too_many('accumulate' if schedule is None else 'micro_batches', accumulate, names)
@@ -267,6 +268,21 @@ def _check_schedule(schedule, micro_batches, accumulate):
             'micro_batches=%d and accumulate=%d: a pipeline adds up the gradients of its '
             'micro-batches, too. Pass micro_batches=%d alone.' % (
                 micro_batches, accumulate, micro_batches * accumulate))
+
+
+def _check_stages(stages, micro_batches, devices):
+    """Raises `InvalidArgumentError` for stages and pipelines on towers of one device."""
+    if len(stages_of(devices[0])) > 1:
+        return
+    if stages is not None:
+        raise InvalidArgumentError(
+            'stages=%.40r, and each tower has one device: pass several a tower, such as '
+            "devices=[['/gpu:0', '/gpu:1'], ['/gpu:2', '/gpu:3']]." % (stages,))
+    if micro_batches > 1:
+        raise InvalidArgumentError(
+            'micro_batches=%d, and each tower has one device, so that there is no pipeline: pass '
+            'accumulate=%d to cut the batch further, or several devices a tower.' % (
+                micro_batches, micro_batches))
 
 
 def _checked_recompute(recompute, objectives, numerics):

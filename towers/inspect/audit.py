@@ -15,7 +15,7 @@ from towers.placement.operation_device import (ModelsChoices, colocated_with, op
 from towers.placement.precision import converted_operations
 from towers.placement.tower_device import stages_of
 from towers.placement.xla import clusters
-from towers.tower.objectives import all_pairs, flat
+from towers.tower.objectives import flat
 from towers.tower.variables import owner_by_name
 
 Transfers = collections.namedtuple('Transfers', 'source target tensors bytes unknown')
@@ -117,14 +117,13 @@ def _once(lines):
 def _check_variables(built, device_of, broken, notes):
     by_name = {variable.op.name: variable for variable in built.variables}
     allowed = built.placement.devices()
-    trained = {variable.op.name for _, variable in all_pairs(built.gradients)}
     for variable in built.variables:
         device = device_of(variable)
         if allowed is None or device in allowed:
             continue
-        if not device and variable.op.name not in trained:
-            notes.append('variable %s, made before the towers, is on no device: the runtime '
-                         'chooses' % variable.op.name)
+        if variable.op.name not in built.made:
+            notes.append('variable %s, made before the towers, is on %s%s' % (
+                variable.op.name, _named(device), '' if device else ': the runtime chooses'))
             continue
         broken.append('variable %s is on %s, not on %s' % (
             variable.op.name, _named(device),

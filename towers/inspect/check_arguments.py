@@ -1,6 +1,7 @@
 """What `check_towers` takes: its arguments, and those of `build_towers` that it hands on."""
 
 import collections
+import functools
 import numbers
 
 import numpy as np
@@ -39,6 +40,8 @@ def check_arguments(model_fn, inputs, make_optimizer, num_towers, steps, reducti
                              'inputs hold a SparseTensor: check_towers makes graphs of its own and '
                              'takes tf.SparseTensorValues.')
     if make_optimizer is not None:
+        if isinstance(make_optimizer, type):
+            make_optimizer = functools.partial(make_optimizer)  # a class makes one, too
         check_function('make_optimizer', make_optimizer, 0, 'a function that makes the optimizer, '
                        'such as lambda: tf.train.AdamOptimizer(0.001), since there are two graphs')
     for name, value, least in (('num_towers', num_towers, 1), ('steps', steps, 1),

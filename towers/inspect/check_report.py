@@ -95,9 +95,29 @@ def compare(one, many, noise, left_out):
             if name not in one[what] or name not in many[what]:
                 differences.append(Difference(what, name, float('inf')))
                 continue
-            differences.append(Difference(what, name, _relative(
-                one[what][name], many[what][name], noise if what == 'gradient' else 0.)))
+            values = [one[what][name], many[what][name]]
+            if what in ('variable', 'slot'):
+                values = _without_noise(values, [run['gradient'].get(
+                    name if what == 'variable' else name.rsplit('/', 1)[0])
+                                                 for run in (one, many)], noise)
+            differences.append(Difference(
+                what, name, _relative(values[0], values[1], noise if what == 'gradient' else 0.)))
     return differences
+
+
+def _without_noise(values, gradients, noise):
+    """Values of a variable on two sides, without the elements whose gradient is rounding alone.
+
+    Such an element is a part of a variable that the loss does not depend on (the keys' part of the
+    bias in front of a softmax over products), where an optimizer makes a step of rounding.
+    """
+    if any(each is None or np.shape(each) != np.shape(values[0]) for each in gradients):
+        return values
+    sizes = np.maximum(*[np.abs(_as_numbers(each)) for each in gradients])
+    is_noise = (sizes > 0) & (sizes <= noise)
+    if sizes.shape != np.shape(values[0]) or not is_noise.any():
+        return values
+    return [np.where(is_noise, 0, _as_numbers(value)) for value in values]
 
 
 def compare_initial_values(one, many):
@@ -179,6 +199,9 @@ def likely_cause(first, one, traits, sum_of_losses, num_parts):
     if traits.batch_norm:
         return ('batch norm: each tower normalizes with the statistics of its own shard. Check '
                 'with same_shards=True, where these agree, or with batch norm in inference mode.')
+    if first.name in traits.updated:
+        return ("an update (UPDATE_OPS) of %s: towers have that of tower 0's examples, unless every "
+                "tower writes (update_ops='all')." % first.name)
     return ('something that mixes the examples of a batch other than by the mean of a loss, such '
             'as a statistic of the batch, or a loss divided by a count that differs by shard.')
 

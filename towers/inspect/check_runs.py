@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.api.arguments import check_gradient_options, check_var_list, checked_objectives
 from towers.api.build import build_towers
-from towers.errors import InputError, InvalidArgumentError
+from towers.errors import GradientError, InputError, InvalidArgumentError
 from towers.graph import graph_walk
 from towers.graph.same_value import is_computed_from
 from towers.graph.variable_writes import Writes
@@ -21,9 +21,10 @@ from towers.tower.optimizer_gradients import times
 from towers.tower.optimizer_minimize import Minimizing, has_own_minimize, minimized
 from towers.tower.variables import without_numbers
 
-Traits = collections.namedtuple('Traits', 'coarsest random batch_norm')
+Traits = collections.namedtuple('Traits', 'coarsest random batch_norm updated')
 """Of a model's forward pass: the name of the floating type with the fewest digits that it computes
-in; the types of its random operations; whether it has batch norm, or updates of another kind."""
+in; the types of its random operations; whether it has batch norm; names of the variables that its
+updates write."""
 
 # From the most digits to the fewest.
 FLOATS = ('float64', 'float32', 'float16', 'bfloat16')
@@ -92,6 +93,7 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
                 & {op.name for op in graph_walk.step_operations([train_op])}):
             with tf.control_dependencies([train_op]):  # as the caller of such an optimizer does
                 train_op = tf.assign_add(global_step, 1).op
+        writes = Writes(graph)
         forward = [graph.get_operation_by_name(name)
                    for name in graph_walk.ancestors(flat(loss))]
         traits = Traits(
@@ -99,7 +101,8 @@ def run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, option
             max((output.dtype.base_dtype.name for op in forward for output in op.outputs
                  if output.dtype.base_dtype.name in FLOATS), key=FLOATS.index, default='float64'),
             sorted({op.type for op in forward if graph_walk.is_random(op)}),
-            any('BatchNorm' in op.type for op in forward) or bool(updates))
+            any('BatchNorm' in op.type or updates and op.type == 'Rsqrt' for op in forward),
+            {name for op in graph_walk.step_operations(updates) for name in writes.of(op)})
         with failing_on('on one device'), tf.Session(config=session_config(1)) as session:
             _initialize(session)
             variables = tf.global_variables()
@@ -121,6 +124,9 @@ def _pairs_on_one_device(objective, loss, factor, gradient_options):
             raise InvalidArgumentError('var_list returned %.80r: expected a list of variables.'
                                        % (trainable,))
         check_var_list(trainable)
+    if not trainable:
+        raise GradientError('the model function makes no trainable variable, or var_list leaves '
+                            'none: there is no training to compare.')
     optimizer = tf.train.GradientDescentOptimizer(1.) if has_own_minimize(
         objective.optimizer) else objective.optimizer  # which calls its compute_gradients itself
     pairs = list(optimizer.compute_gradients(loss, var_list=trainable, **gradient_options))

@@ -211,8 +211,8 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
         time grows faster than the number of towers. None: with CPUs alone, where it halves the time
         of the first run of 8 InceptionResNet-v2 towers and costs no speed and no memory; with GPUs
         that was not measured.
-      memory_fraction: the most of each GPU's memory that the process takes, above 0 and up to 1;
-        above 1 it overflows into the host's (`per_process_gpu_memory_fraction`). None: all of it.
+      memory_fraction: the most of each GPU's memory that the process takes, above 0 and up to 1
+        (`per_process_gpu_memory_fraction`). None: all of it.
 
     Returns:
       A new `tf.ConfigProto`, yours to change.
@@ -234,8 +234,8 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
         if value is not None:
             check_flag(flag, value, 'True, False or None')
     if memory_fraction is not None:
-        check_number('memory_fraction', memory_fraction, above=0, most=64,
-                     expected="a part of a GPU's memory, above 0, or None")
+        check_number('memory_fraction', memory_fraction, above=0, most=1,
+                     expected="a part of a GPU's memory, above 0 and up to 1, or None")
     if soft_placement is None:
         soft_placement = any(is_gpu(name) for name in names)
     cpus = [tf.DeviceSpec.from_string(name).device_index for name in names if not is_gpu(name)]

@@ -81,6 +81,11 @@ class Placement:
         """
         self._earlier = earlier
 
+    @property
+    def is_earlier_builds(self):
+        """Whether an earlier build's variables are shared, where it has put them."""
+        return self._earlier is not None
+
     def describe(self):
         """`'/cpu:0'`, or how variables are spread."""
         if self._earlier is not None:

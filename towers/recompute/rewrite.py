@@ -49,7 +49,7 @@ def recompute(keep, forward, backward, gradients, root):
     if keep is None and not blocks:
         return Recomputed(0, 0), gradients
     takers = _takers(backward, {op.name for op in forward})
-    operations = cutting.repeatable_operations(forward, set(takers))
+    operations = cutting.repeatable_operations(forward, set(takers), keep == 'auto')
     if keep is None:
         parts, kept = cutting.segments_of_blocks(blocks, operations, forward)
     else:

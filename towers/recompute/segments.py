@@ -24,7 +24,7 @@ ALIASES = frozenset(['Identity', 'Reshape', 'Squeeze', 'ExpandDims', 'StopGradie
                       'PreventGradient', 'CheckNumerics'])
 # Python, which may draw or count whatever its caller says of state.
 _PYTHON = frozenset(['PyFunc', 'PyFuncStateless', 'EagerPyFunc'])
-# Bytes; tensors up to this size are kept: shapes, counts, scalars.
+# Bytes; tensors up to this size (shapes, counts, scalars) are kept where nobody says what to keep.
 _SMALL = 1024
 
 
@@ -43,12 +43,13 @@ def is_repeatable(op):
                for tensor in list(op.inputs) + list(op.outputs)))
 
 
-def repeatable_operations(forward, taken):
+def repeatable_operations(forward, taken, keeps_small=True):
     """The operations of a forward pass that may be computed again for the backward pass.
 
     Args:
       forward: list of operations in the order in which they were made.
       taken: names of the tensors that the backward pass takes.
+      keeps_small: whether small floating tensors are kept, too, as small integers are.
 
     Returns:
       `OrderedDict` from names to operations, each after the operations that it reads. Only
@@ -62,7 +63,8 @@ def repeatable_operations(forward, taken):
         if not is_repeatable(op) or any(map(changing.is_read, op.inputs)) or any(
                 place.get(tensor.op.name, -1) > index for tensor in op.inputs):
             continue
-        if all(size_of(tensor) <= _SMALL for tensor in op.outputs):
+        if all(size_of(tensor) <= _SMALL and (keeps_small or not tensor.dtype.is_floating)
+               for tensor in op.outputs):
             continue
         # A mask (bool) has a fourth of the size of the random numbers that it is made from.
         if op.name in random and all(tensor.dtype == tf.bool for tensor in op.outputs):

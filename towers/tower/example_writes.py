@@ -1,10 +1,10 @@
 """Writes of shared variables by values that come from the examples.
 
-Tower 0 may write for all towers what is the same in all of them, and moving averages of a statistic
-of its examples, such as batch norm's: new = a old + b statistic, with a < 1. Rows that belong to
-examples (class centers, memory banks) and counts of examples are written by every tower, after all
-towers have read, tower by tower. A value that follows from the whole batch in another way can be no
-tower's: it is refused.
+Tower 0 may write for all towers what is the same in all of them, and averages of a statistic of its
+examples, such as batch norm's: new = a old + b statistic, with 0 < a < 1; with a = 0 the statistic
+has to be a mean over the examples. Rows that belong to examples (class centers, memory banks) and
+counts of examples are written by every tower, after all towers have read, tower by tower. A value
+that follows from the whole batch in another way can be no tower's: it is refused.
 """
 
 import numpy as np
@@ -108,8 +108,9 @@ def _is_of_every_tower(op, name, from_examples, size):
         added = _added_to_old(op.inputs[1], name) or added
     elif op.inputs[1].dtype.is_integer:
         return True
-    if any(_depends_on(each, name) for each in added) and _is_affine(
-            op.inputs[1], name, from_examples):
+    is_moving = any(_depends_on(each, name) for each in added)
+    if (is_moving or op.type in _SETS and not _depends_on(op.inputs[1], name)) and _is_affine(
+            op.inputs[1], name, from_examples, not is_moving):
         return False
     raise SharedVariableError(
         'the model function writes variable %s (operation %s) by its examples, and no moving '
@@ -154,9 +155,9 @@ def _added_to_old(tensor, name):
     return others if len(others) < len(inputs) else []
 
 
-def _is_affine(tensor, name, from_examples):
+def _is_affine(tensor, name, from_examples, of_means):
     """Whether a tensor is a sum of the variable's value and statistics, each times a factor that
-    does not depend on the examples."""
+    does not depend on the examples; with `of_means` all statistics have to be means."""
     stack, seen = [tensor], set()
     while stack:
         tensor = stack.pop()
@@ -175,6 +176,7 @@ def _is_affine(tensor, name, from_examples):
         elif op.type in _PRODUCTS:
             stack.extend(each for each in op.inputs if _depends_on(each, name)
                          or each.op.name in from_examples)
-        elif _depends_on(tensor, name):
+        elif of_means and op.type != 'Mean' and not op.type.startswith('FusedBatchNorm') or (
+                _depends_on(tensor, name)):
             return False
     return True
