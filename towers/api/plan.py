@@ -13,6 +13,7 @@ from towers.api.stage_plan import accumulation_line, stages_line
 from towers.graph import graph_walk
 from towers.placement.devices import describe_config, needs_config, session_config, short_name
 from towers.placement.xla import describe as describe_xla
+from towers.tower.batch_losses import whole_batch_line
 from towers.tower.counters import counting_updates
 from towers.tower.model_gradients import GradientsOfModel
 from towers.tower.objectives import all_pairs
@@ -29,7 +30,7 @@ class Plan(collections.namedtuple('Plan', [
         'towers', 'batch_size', 'remainder', 'reduction', 'optimizer', 'global_step',
         'learning_rate',
         'variable_device', 'num_variables', 'num_trainable', 'parameters', 'parameter_bytes',
-        'shared_by_order', 'regularization', 'batch_norm', 'without_gradient', 'how_built',
+        'shared_by_order', 'whole_batch', 'regularization', 'batch_norm', 'without_gradient', 'how_built',
         'combination', 'stages', 'accumulation', 'recomputation', 'precision', 'loss_scale', 'xla',
         'own_state', 'initial_of_first', 'inline_updates', 'session', 'all_towers',
         'cluster', 'cluster_warning', 'adds_up', 'towers_an_update'])):
@@ -49,6 +50,7 @@ class Plan(collections.namedtuple('Plan', [
       parameters: how many numbers these variables hold.
       parameter_bytes: how many bytes these variables take.
       shared_by_order: names of variables that were shared by their order of creation.
+      whole_batch: one line on a loss that is no mean over the examples, or None.
       regularization: one line; None where no regularization of the model is known.
       batch_norm: one line; None without an optimizer.
       without_gradient: names of trainable variables that no tower has a gradient of.
@@ -117,6 +119,7 @@ class Plan(collections.namedtuple('Plan', [
             ('precision', self.precision),
             ('loss scale', self.loss_scale),
             ('XLA compiles', self.xla),
+            ('whole batch', self.whole_batch),
             ('regularization', self.regularization),
             ('batch norm', self.batch_norm),
             ('forward pass', self.inline_updates),
@@ -180,6 +183,7 @@ def make_plan(captured, shards, request, update, joined, num_before):
         shared_by_order=[each.variable.op.name for each in recorded.direct
                          if each.variable.op.name not in local]
         if len(towers) > 1 else [],
+        whole_batch=whole_batch_line(recorded) if request.objectives and len(towers) > 1 else None,
         regularization=step.losses.description,
         batch_norm=_batch_norm(towers, update_ops, num_before)
         if request.objectives else None,
