@@ -351,6 +351,14 @@ VARIABLE_TYPES = (tf.Variable, tensorflow.Variable)
 DATASET_TYPES = (tf.data.Dataset, tensorflow.compat.v2.data.Dataset)
 
 
+def multi_device_iterator(dataset, devices, buffer_size):
+    """TensorFlow's `MultiDeviceIterator`, which no public name of graph mode leads to."""
+    # pylint: disable=import-outside-toplevel,no-name-in-module
+    from tensorflow.python.data.ops import multi_device_iterator_ops
+    return multi_device_iterator_ops.MultiDeviceIterator(
+        dataset, devices, max_buffer_size=max(2, buffer_size), prefetch_buffer_size=buffer_size)
+
+
 def shapes_text(shapes):
     """A nest of shapes as a text for errors, such as '((4, 8, 8, 1), (4,))'.
 

@@ -28,6 +28,7 @@ from towers.tower.refused_builds import check_not_nested, undone_on_error
 from towers.tower.objectives import flat, map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
 from towers.tower.shards import split_batch, static_batch_size, with_sparse_tensors
+from towers.tower.staged import StagedInputs
 from towers.tower.uneven_counts import weigh_additions
 
 
@@ -64,7 +65,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         as `model_fn(*inputs)` where `inputs` is a plain tuple or list, else as `model_fn(inputs)`.
         It returns a scalar loss, the mean over the shard's examples; or a dict or `ModelOutput`
         with `loss`, `predictions`, `metrics` and `updates`.
-      inputs: the batch: a nest of tensors [n, …], dense or sparse, of any dtype.
+      inputs: the batch: a nest of tensors [n, …], dense or sparse, of any dtype; or what `staged`
+        returned, whose shards are on the towers' devices before a step begins.
       optimizer: a `tf.train.Optimizer`, or None for evaluation and prediction. A
         `compute_gradients`, or `minimize`, of its own is called once, for the whole batch. Or a
         dict from names to optimizers, for a model function whose `loss` is a dict of losses by
@@ -162,10 +164,12 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
     graph = tf.get_default_graph()
     collections_before = BuildCollections(graph)
     with undone_on_error(graph, collections_before.put_back):
-        behind = BehindBatch(inputs, bool(request.objectives))
-        shards = split_batch(behind.inputs, len(request.parts), request.remainder,
-                             # An empty shard is an empty part of the predictions.
-                             pad_empty=request.optimizer is not None, called=_called(request))
+        is_staged = isinstance(inputs, StagedInputs)
+        behind = BehindBatch(() if is_staged else inputs, bool(request.objectives))
+        shards = inputs.shards(request) if is_staged else split_batch(
+            behind.inputs, len(request.parts), request.remainder,
+            # An empty shard is an empty part of the predictions.
+            pad_empty=request.optimizer is not None, called=_called(request))
         captured = capture(request, shards, behind)
         collections_before.new_updates()
         outputs = merge_outputs(captured, request, shards)
@@ -217,6 +221,8 @@ def checked_inputs(request, inputs):
     Raises:
       InputError: a batch that cannot be cut as `remainder` says; the graph has no new name then.
     """
+    if isinstance(inputs, StagedInputs):
+        return inputs
     inputs, parts, called = with_sparse_tensors(inputs), len(request.parts), _called(request)
     size = static_batch_size(inputs, 1, request.remainder, called)
     if request.schedule is not None and size is not None and size < parts:
