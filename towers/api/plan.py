@@ -32,7 +32,7 @@ class Plan(collections.namedtuple('Plan', [
         'variable_device', 'num_variables', 'num_trainable', 'parameters', 'parameter_bytes',
         'shared_by_order', 'whole_batch', 'regularization', 'batch_norm', 'without_gradient', 'how_built',
         'combination', 'stages', 'accumulation', 'recomputation', 'precision', 'loss_scale', 'xla',
-        'own_state', 'initial_of_first', 'inline_updates', 'session', 'all_towers',
+        'owners', 'own_state', 'initial_of_first', 'inline_updates', 'session', 'all_towers',
         'cluster', 'cluster_warning', 'adds_up', 'towers_an_update'])):
     """What `build_towers` built, in words; `print(plan)` fits a screen.
 
@@ -62,6 +62,7 @@ class Plan(collections.namedtuple('Plan', [
       precision: one line, or None for float32.
       loss_scale: one line, or None for a loss that is not scaled.
       xla: one line, or None where XLA compiles nothing.
+      owners: one line: who writes which variables; None for one tower.
       own_state: names of the state variables that each tower has of its own, see `local_state`.
       initial_of_first: names of variables whose initial value is computed from the first tower's
         part of the batch (data-dependent initialization); on one device, from the whole batch.
@@ -122,6 +123,7 @@ class Plan(collections.namedtuple('Plan', [
             ('whole batch', self.whole_batch),
             ('regularization', self.regularization),
             ('batch norm', self.batch_norm),
+            ('who writes', self.owners),
             ('forward pass', self.inline_updates),
             ('of each tower', _own_state(self.own_state)),
             ('initial value', _initial_of_first(self.initial_of_first)),
@@ -198,6 +200,8 @@ def make_plan(captured, shards, request, update, joined, num_before):
         precision=request.precision_text,
         loss_scale=None if request.loss_scale is None else request.loss_scale.describe(),
         xla=describe_xla(request.devices) if request.numerics.xla else None,
+        owners=roles.describe(_num_trainable(step, request, variables), update_ops)
+        if len(towers) > 1 else None,
         own_state=[variable.op.name for variable in roles.own_state.variables],
         initial_of_first=_from_shard(variables, towers[0]) if len(towers) > 1 else [],
         inline_updates=_inline_updates(roles.inline_updates, update_ops)

@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import SharedVariableError
 from towers.graph import graph_walk
+from towers.graph.variable_writes import Writes
 from towers.tower.example_writes import written_by_every_tower
 from towers.tower.inline_updates import InlineUpdates
 from towers.tower.local_state import OwnState
@@ -13,7 +14,7 @@ from towers.tower.outputs import metrics_by_kind
 from towers.tower.step import fetches_of
 
 
-class Roles(collections.namedtuple('Roles', 'own_state inline_updates replicas of_every_tower')):
+class Roles(collections.namedtuple('Roles', 'own_state inline_updates replicas of_every_tower written')):
     """What each variable is to the towers.
 
     Attributes:
@@ -21,6 +22,7 @@ class Roles(collections.namedtuple('Roles', 'own_state inline_updates replicas o
       inline_updates: `InlineUpdates`: shared variables that the forward pass writes.
       replicas: `Replicas` of the trained variables; or None.
       of_every_tower: names of the variables that every tower writes, see `example_writes`.
+      written: set of the names of all variables that a step of tower 0 writes before the update.
     """
     __slots__ = ()
 
@@ -34,6 +36,26 @@ class Roles(collections.namedtuple('Roles', 'own_state inline_updates replicas o
         found = {} if self.replicas is None else self.replicas.in_tower(part // micro_batches)
         found.update(self.own_state.in_tower(part))
         return found
+
+    def describe(self, trained, update_ops):
+        """The plan's line: who writes what.
+
+        Args:
+          trained: how many variables are trained.
+          update_ops: as for `build_towers`.
+        """
+        own = {variable.op.name for variable in self.own_state.of_all_towers()}
+        metric = self.written & _metric_variables()
+        others = self.written - own - metric - set(self.of_every_tower)
+        rows = [('trained', 'all towers' if self.replicas is None else 'a replica per tower',
+                 trained),
+                ('averages and counters', {'first': 'tower 0 writes', 'none': 'not written',
+                                           'all': 'every tower writes'}[update_ops], len(others)),
+                ('rows and counts of examples', 'every tower writes, in turn',
+                 len(self.of_every_tower)),
+                ('state', 'one per tower', len(self.own_state.variables)),
+                ('metrics', 'every tower adds', len(metric))]
+        return '; '.join('%s: %s, %d' % row for row in rows if row[2])
 
 
 def ownership(recorded, size, options, num_parts, replicas=None, taken=()):
@@ -65,9 +87,11 @@ def ownership(recorded, size, options, num_parts, replicas=None, taken=()):
                 'trainable=False.' % variable.op.name)
     if replicas is not None:
         replicas.make([each for each in recorded.variables if not state.is_state(each)])
-    ignored = {variable.op.name for variable in (
-        state.variables + state.of_other_towers
-        + tf.get_collection(tf.GraphKeys.METRIC_VARIABLES))}
+    ignored = _metric_variables().union(
+        variable.op.name for variable in state.variables + state.of_other_towers)
+    finder = Writes(graph)
+    written = {name for op in recorded.operations for name in finder.of(op)
+               if op.name in step | counted and op.name not in recorded.owned}
     in_cluster = options.served_rank is not None or options.has_copies
     of_every_tower = written_by_every_tower(recorded, size, step, ignored, in_cluster) if (
         options.update_ops == 'first' and (num_parts > 1 or in_cluster)) else []
@@ -75,4 +99,8 @@ def ownership(recorded, size, options, num_parts, replicas=None, taken=()):
                             options.has_copies)
     updates.settle(recorded.operations, fetches, ignored.union(of_every_tower),
                    frozenset() if replicas is None else replicas.names())
-    return Roles(state, updates, replicas, of_every_tower)
+    return Roles(state, updates, replicas, of_every_tower, written)
+
+
+def _metric_variables():
+    return {variable.op.name for variable in tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)}
