@@ -178,7 +178,9 @@ def make_plan(captured, shards, request, update, joined, num_before):
         global_step='counted here, since the optimizer leaves it to its caller: do not add to it'
         if update.counts else None,
         learning_rate=_learning_rates(request, together),
-        variable_device=_placed(request, cluster, recorded), num_variables=len(variables),
+        variable_device=_placed(request, cluster, recorded) + (
+            '; updated once and sent to the replicas, since the optimizer cannot be repeated'
+            if update.is_sent else ''), num_variables=len(variables),
         num_trainable=_num_trainable(step, request, variables),
         parameters=sum(count for count, _ in counts),
         parameter_bytes=sum(count * size for count, size in counts),

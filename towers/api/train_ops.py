@@ -22,7 +22,8 @@ from towers.tower.optimizer_minimize import Minimizing, has_own_minimize
 from towers.tower.outputs import weighted_mean
 
 Update = collections.namedtuple(
-    'Update', 'train_op train_ops slots gradients rides counts before', defaults=((),))
+    'Update', 'train_op train_ops slots gradients rides counts before is_sent',
+    defaults=((), False))
 """The operations of the update, as `update_variables` returns them.
 
 Fields:
@@ -36,6 +37,7 @@ Fields:
   counts: whether the global step is counted here, since the optimizer leaves it to its caller.
   before: tuple of the tensors and operations that the optimizer waits for: the loss, and the
     updates that ride on the train op; with several losses ().
+  is_sent: whether the variables' new values are sent to replicas, see `Applied`.
 """
 
 
@@ -149,7 +151,8 @@ def _of_one_loss(captured, request, outputs, gradients, combined, updates, machi
         redirect()  # the optimizer may wait for updates by itself
     if updates_here:
         hold_update(applied.train_op, _all_of(combined), after, computed, gates)
-    return Update(applied.train_op, {}, applied.slots, gradients, {}, applied.counts, tuple(after))
+    return Update(applied.train_op, {}, applied.slots, gradients, {}, applied.counts, tuple(after),
+                  applied.is_sent)
 
 
 def _applying(objective, loss, request, towers):
@@ -185,21 +188,23 @@ def _of_several(captured, request, outputs, gradients, combined, updates, settle
             request.replicas, riding[each.name],
             after + _read_for(gradients[each.name], combined[each.name]))
         with graph_walk.Recording(tf.get_default_graph()) as recorded:
-            train_ops[each.name], made, counts = apply_update(
+            one = apply_update(
                 _applying(each, losses[each.name], request, towers), gradients[each.name],
                 request.global_step, request.placement, variables, after,
                 request.replicas, combined[each.name].on_towers)
+            train_ops[each.name] = one.train_op
         settle(recorded.operations, [train_ops[each.name]], after)
         hold_update(train_ops[each.name], _all_of(combined[each.name]), after, computed)
-        slots += made
+        slots += one.slots
     for each in request.objectives:
         with graph_walk.Recording(tf.get_default_graph()) as recorded:
-            train_op, made, _ = apply_update(
+            joint = apply_update(
                 _applying(each, losses[each.name], request, towers), gradients[each.name], None,
                 request.placement, variables, joint_after + applied, request.replicas,
                 combined[each.name].on_towers)
-        settle(recorded.operations, [train_op], joint_after)
-        applied, slots = [train_op], slots + made
+        settle(recorded.operations, [joint.train_op], joint_after)
+        train_op, slots = joint.train_op, slots + joint.slots
+        applied = [train_op]
     hold_update(applied[-1], [pair for part in flat(combined) for pair in _all_of(part)],
                 flat(losses) + updates, computed)
     if request.global_step is not None:
@@ -207,7 +212,8 @@ def _of_several(captured, request, outputs, gradients, combined, updates, settle
             train_op = tf.group(*(applied + [tf.assign_add(
                 request.global_step, tf.ones([], request.global_step.dtype.base_dtype)).op]))
     return Update(train_op, train_ops, slots, gradients,
-                  {name: len(ops) for name, ops in riding.items()}, counts)
+                  {name: len(ops) for name, ops in riding.items()}, one.counts,
+                  is_sent=joint.is_sent)
 
 
 def _read_for(gradients, combined):

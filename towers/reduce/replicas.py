@@ -175,6 +175,13 @@ class Replicas:
             return slot
         return create
 
+    def forget_slots(self):
+        """Takes the slots of replicas out of the graph's collections: no update writes them."""
+        gone = set(map(id, self.slots))
+        listed = tf.get_default_graph().get_collection_ref(tf.GraphKeys.LOCAL_VARIABLES)
+        listed[:] = [each for each in listed if id(each) not in gone]
+        self.slots, self._origins_of_slots = [], []
+
     def refresh(self):
         """An operation that sets every replica and its slots to the values of the model's own.
 

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.errors import InvalidArgumentError
+from towers.errors import InvalidArgumentError, SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.scopes import like_current_scope
 from towers.graph.variable_writes import Writes
@@ -17,13 +17,14 @@ from towers.tower.optimizer_gradients import listed_pairs
 from towers.tower.variables import slot_creator
 
 
-Applied = collections.namedtuple('Applied', 'train_op slots counts')
+Applied = collections.namedtuple('Applied', 'train_op slots counts is_sent')
 """An update of the variables.
 
 Fields:
   train_op: the operation of one step.
   slots: the variables that the optimizer made, without those of replicas.
   counts: whether the step is counted here, since the optimizer leaves it to its caller.
+  is_sent: whether the new values are sent to replicas, since the optimizer cannot be repeated.
 """
 
 
@@ -52,18 +53,13 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
 
     Raises:
       InvalidArgumentError: the optimizer returned no operation.
-      SharedVariableError: the optimizer treats replicas otherwise than the model's variables.
+      SharedVariableError: the optimizer treats replicas otherwise than the model's variables, and
+        cannot be called once more for these alone.
     """
-    graph = tf.get_default_graph()
-    slots = []
-    pairs = gradients if replicas is None else replicas.pairs(gradients, on_towers)
-    known = variables + [v for _, v in pairs]
-    with only_device(placement.main), _scope_without_reuse(), contextlib.ExitStack() as scopes:
-        if replicas is not None:  # the outer one is the last to see a creation
-            scopes.enter_context(tf.variable_creator_scope(replicas.slot_creator(known)))
-        scopes.enter_context(tf.variable_creator_scope(slot_creator(placement, known, slots)))
-        scopes.enter_context(tf.control_dependencies(after))
-        with graph_walk.Recording(graph) as made:
+    slots, is_sent = [], False
+
+    def apply(pairs):
+        with graph_walk.Recording(tf.get_default_graph()) as made:
             if scaled_losses is None:
                 applied = optimizer.apply_gradients(pairs, global_step=global_step)
             else:
@@ -74,11 +70,24 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
             raise InvalidArgumentError('apply_gradients of %r returned %.80r: expected the '
                                        'operation that updates the variables.'
                                        % (optimizer, applied))
+        return applied, made.operations
+    pairs = gradients if replicas is None else replicas.pairs(gradients, on_towers)
+    known = variables + [v for _, v in pairs]
+    with only_device(placement.main), _scope_without_reuse(), contextlib.ExitStack() as scopes:
+        if replicas is not None:  # the outer one is the last to see a creation
+            scopes.enter_context(tf.variable_creator_scope(replicas.slot_creator(known)))
+        scopes.enter_context(tf.variable_creator_scope(slot_creator(placement, known, slots)))
+        scopes.enter_context(tf.control_dependencies(after))
+        applied, made = apply(pairs)
         if replicas is not None:
-            check_updates_alike(replicas, pairs, applied, made.operations)
+            try:
+                check_updates_alike(replicas, pairs, applied, made)
+            except SharedVariableError as error:
+                is_sent, (applied, made) = True, _of_variables_alone(
+                    apply, replicas, pairs[:len(gradients)], error)
         is_left = False
         if global_step is not None:
-            uncounted, is_left = _uncounted(applied, made.operations, global_step, scaled_losses)
+            uncounted, is_left = _uncounted(applied, made, global_step, scaled_losses)
             if uncounted is not None:
                 with tf.control_dependencies([applied]), only_device(global_step.device or None):
                     applied = tf.group(applied, tf.assign_add(global_step, uncounted).op)
@@ -86,7 +95,42 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
         of_replicas = {slot.op.name for slot in replicas.slots}
         slots = [slot for slot in slots if slot.op.name not in of_replicas]
     return Applied(applied if isinstance(applied, tf.Operation) else tf.group(applied), slots,
-                   is_left)
+                   is_left, is_sent)
+
+
+def _of_variables_alone(apply, replicas, pairs, error):
+    """Updates the model's own variables once more, alone, and sends their values to the replicas.
+
+    An optimizer that goes by names, or by a norm over all variables, does not do to a replica what
+    it does to its variable. What it has made for replicas is left out of the step.
+
+    Args:
+      apply: function of pairs that returns `(applied, operations made)`.
+      replicas: `Replicas`.
+      pairs: the pairs of the model's own variables.
+      error: the error to raise where the optimizer cannot be called again.
+
+    Returns:
+      As `apply`.
+    """
+    replicas.forget_slots()
+    try:
+        applied, made = apply(pairs)
+    except ValueError:  # it makes variables by get_variable, which are there already
+        raise error from None
+    with tf.control_dependencies([applied]), tf.name_scope('replicas/'):
+        values = {}
+        for _, variable in pairs:
+            with only_device(variable.device):
+                values[variable.op.name] = variable.read_value()
+    with tf.control_dependencies(None), tf.name_scope('replicas/'):
+        sent = []
+        for replica in replicas.variables:
+            value = values.get(replicas.original(replica).op.name)
+            if value is not None:
+                with only_device(replica.device):
+                    sent.append(tf.assign(replica, value).op)
+        return tf.group(applied, *sent), made
 
 
 def free_initial_values(created, made, after):
