@@ -61,6 +61,7 @@ from towers.run.summaries import SummaryHook, default_summaries
 from towers.run.training_session import training_session
 from towers.slim_mend import mend_slim
 from towers.tower.auto_stages import AutoStages, OperationTimes
+from towers.tower.batch_values import batch_concat, batch_mean, batch_sum
 from towers.tower.outputs import ModelOutput
 from towers.tower.shards import split_batch
 from towers.tower.staged import StagedInputs, staged

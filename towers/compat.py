@@ -351,6 +351,29 @@ VARIABLE_TYPES = (tf.Variable, tensorflow.Variable)
 DATASET_TYPES = (tf.data.Dataset, tensorflow.compat.v2.data.Dataset)
 
 
+def outermost_graph(graph):
+    """The graph around a function's graph; any other graph itself."""
+    while getattr(graph, 'outer_graph', None) is not None:
+        graph = graph.outer_graph
+    return graph
+
+
+def builds_loop(graph):
+    """Whether Python is within the body of a `tf.while_loop` (v1)."""
+    context = graph._get_control_flow_context()  # pylint: disable=protected-access
+    while context is not None and context.IsCondContext():
+        context = context.outer_context
+    return context is not None
+
+
+def register_gradient(name, function):
+    """Registers the gradient of operations that `gradient_override_map` gives a name, once."""
+    try:
+        tf.RegisterGradient(name)(function)
+    except KeyError:
+        pass  # it is there
+
+
 def multi_device_iterator(dataset, devices, buffer_size):
     """TensorFlow's `MultiDeviceIterator`, which no public name of graph mode leads to."""
     # pylint: disable=import-outside-toplevel,no-name-in-module

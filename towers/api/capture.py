@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.api.reuse import call_for_each_tower
 from towers.reduce.loss_scale import ScaledLosses
+from towers.tower.batch_values import exchange
 from towers.tower.copy import Copies, leaves_of, map_leaves
 from towers.tower.gradients import takes_plain_gradients
 from towers.tower.inner_training import check_no_own_optimizer
@@ -51,7 +52,9 @@ def capture(request, shards, behind):
     if request.loss_scale is not None:
         scaled_losses = ScaledLosses(request.loss_scale, request.name + 's', placement)
     if request.copies == 'reuse':
-        steps, roles = call_for_each_tower(request, shards, scaled_losses, behind)
+        steps, roles = call_for_each_tower(request, shards, scaled_losses, behind,
+                                           no_batch_values(request))
+        exchange([step.tower for step in steps], shards.weights, placement.main)
         return Captured([step.tower for step in steps], steps[0], roles, None,
                         [step.of_shard for step in steps], [], '%d calls of the model function' % len(steps))
     registered = RegisteredLosses(tf.get_default_graph())
@@ -63,7 +66,7 @@ def capture(request, shards, behind):
         registered, options.variable_scope, options.reuse, options.earlier, options.xla,
         options.adds_registered, contextlib.nullcontext if of_model is None else (
             lambda: of_model.call(of_calls[0], shards.is_even, placement)),
-        _size_of_batch(shards))
+        _size_of_batch(shards), len(request.parts), no_batch_values(request))
     taken, slots = ([], []) if of_model is None else (of_model.fetches(), of_model.slots())
     names_of_slots = {slot.op.name for slot in slots}  # which a Saver made there reads
     recorded = recorded._replace(variables=[
@@ -80,6 +83,7 @@ def capture(request, shards, behind):
     towers, of_shards = copies_of(step, roles, request, shards, [weights, scales, of_calls],
                                   of_model)
     towers.insert(0, step.tower)
+    exchange(towers, weights, placement.main)
     roles.inline_updates.wait_for_readers(towers, roles.of_every_tower)
     return Captured(towers, step, roles, cuts, [step.of_shard] + of_shards, slots,
                     _how_built(len(towers)))
@@ -119,6 +123,16 @@ def copies_of(step, roles, request, shards, by_shard, of_model=None):
         if of_model is not None:
             of_model.note_copy(copied)
     return towers, of_shards
+
+
+def no_batch_values(request):
+    """Why the parts of a batch cannot exchange values in this build; or None."""
+    if request.accumulate > 1:
+        return ('a tower has %d micro-batches, which are not there at the same time: build without '
+                'accumulate= and micro_batches=' % request.accumulate)
+    if request.cluster is not None:
+        return 'the batch is on several machines, which do not exchange it: build without cluster='
+    return None
 
 
 def _as_tensors(weights, is_even):

@@ -26,7 +26,7 @@ from towers.tower.regularization import RegisteredLosses
 from towers.tower.step import differentiate, fetches_of, put_on_devices
 
 
-def call_for_each_tower(request, shards, scaled_losses, behind):
+def call_for_each_tower(request, shards, scaled_losses, behind, no_batch_values):
     """`(steps, roles)` of all towers, by a call of the model function for each.
 
     Args:
@@ -34,6 +34,7 @@ def call_for_each_tower(request, shards, scaled_losses, behind):
       shards: `Shards`, one for each of the request's parts.
       scaled_losses: `ScaledLosses`; or None.
       behind: `BehindBatch`.
+      no_batch_values: as for `record`.
 
     Raises:
       SharedVariableError: a later tower makes a variable, or a tower writes one.
@@ -51,7 +52,8 @@ def call_for_each_tower(request, shards, scaled_losses, behind):
                 options.model_fn, shards.inputs[number], part.device, placement,
                 options.objectives, registered, options.variable_scope,
                 True if number else options.reuse, () if number else options.earlier, options.xla,
-                options.adds_registered)
+                options.adds_registered, parts=len(request.parts),
+                no_batch_values=no_batch_values)
             _check_writes(number, recorded, options)
             put_on_devices(recorded, part.device, placement)
             if number:

@@ -38,6 +38,7 @@ def is_repeatable(op):
         op.op_def.is_stateful or graph_walk.is_random(op)
         or graph_walk.seed_position(op) is not None or graph_walk.is_control_flow(op)
         or functions_of(op.node_def) or op.type in _PYTHON
+        or op.type == 'PlaceholderWithDefault'  # a shard, or a value of the whole batch
         or any(tensor.dtype == tf.resource or tensor.dtype == tf.variant
                or tensor.dtype != tensor.dtype.base_dtype  # a reference
                for tensor in list(op.inputs) + list(op.outputs)))

@@ -6,6 +6,7 @@ not the loss of the batch. What a graph tells of that is told here; `check_tower
 """
 
 from towers.graph import graph_walk
+from towers.tower.batch_values import is_batch_value
 
 _LINEAR = frozenset(['Identity', 'Cast', 'Neg', 'Add', 'AddV2', 'AddN', 'Sub', 'Mul', 'Reshape',
                      'Squeeze', 'ExpandDims', 'Select', 'SelectV2', 'Merge', 'Switch',
@@ -23,7 +24,8 @@ def whole_batch_line(recorded):
     """
     losses = recorded.output.loss
     by_value = graph_walk.reachable_from(
-        recorded.sources, [op for op in recorded.operations if op.type not in _SIZES])
+        recorded.sources, [op for op in recorded.operations if op.type not in _SIZES
+                             and not is_batch_value(op)])
     found = []
     for loss in losses.values() if isinstance(losses, dict) else [losses]:
         found += _in_scalars(loss, by_value)
@@ -34,8 +36,8 @@ def whole_batch_line(recorded):
     if not found:
         return None
     more = '' if len(found) == 1 else ' and %d more' % (len(found) - 1)
-    return ('the loss %s (%s%s), and each tower has its shard alone: it may differ from that of one '
-            'device, see towers.check_towers' % (found[0] + (more,)))
+    return ('the loss %s (%s%s), and each tower has its shard alone: N towers are not one device; see '
+            'towers.batch_sum' % (found[0] + (more,)))
 
 
 def _in_scalars(loss, by_value):
@@ -49,7 +51,7 @@ def _in_scalars(loss, by_value):
         inputs = [tensor for tensor in op.inputs if tensor.shape.ndims == 0]
         if op.type in _DIVIDES:
             if op.inputs[1].op.name in by_value and op.inputs[1].shape.ndims == 0:
-                found.append(('divides by a number that is counted in the examples', op.name))
+                found.append(('divides by a number that is counted in the shard', op.name))
             stack.append(op.inputs[0])
         elif op.type in _BENT and inputs:
             found.append(('has a %s of a mean over the examples' % op.type, op.name))

@@ -16,6 +16,7 @@ from towers import compat
 from towers.errors import CloneError
 from towers.graph import graph_walk
 from towers.placement.tower_device import TowerDevice, follows_tower, moved, overlaps, stages_of
+from towers.tower.batch_values import is_batch_value
 from towers.tower.copied_functions import CopiedFunctions
 from towers.tower.copy_template import Template, colocation, producer_of
 from towers.tower.objectives import map_shaped
@@ -115,7 +116,8 @@ class Copies:
             raise CloneError('operation %s (%s), which the model function makes, meets others of '
                              "its name: pass copies='reuse', which calls the model function for "
                              'every tower.' % (name, op.type))
-        if not keeps_state(op) or op.type == 'PlaceholderWithDefault' and name in self._from_shard:
+        if not keeps_state(op) or is_batch_value(op) or (
+                op.type == 'PlaceholderWithDefault' and name in self._from_shard):
             return False
         if name in self._from_shard or compat.in_control_flow(op):
             raise CloneError(

@@ -12,6 +12,7 @@ from towers.graph.invariance import varying_operations
 from towers.graph.variable_access import variables_read
 from towers.placement.tower_device import TowerDevice
 from towers.placement.xla import compiled
+from towers.tower.batch_values import is_batch_value, values_of_batch
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.refused_builds import call_of_model_fn
 from towers.tower.outputs import call_model_fn, to_model_output
@@ -28,7 +29,8 @@ class Recorded(collections.namedtuple('Recorded', [
       operations: list of the operations that the call made, in order.
       sources: list of the operations of the shard.
       varying: names of the operations that are not proven to be the same in every tower.
-      from_shard: names of the operations that depend on the shard, or on random numbers.
+      from_shard: names of the operations that depend on the shard, or on random numbers, otherwise
+        than by a value of the whole batch.
       created: the variables that the call made.
       direct: `DirectVariable`s, see `NewVariables`.
       owned: names of the operations that are parts of the created variables.
@@ -42,7 +44,8 @@ class Recorded(collections.namedtuple('Recorded', [
 
 
 def record(model_fn, inputs, device, placement, objectives, registered, scope=None, reuse=None,
-           earlier=(), xla=False, adds_registered=False, around=contextlib.nullcontext, batch_size=None):
+           earlier=(), xla=False, adds_registered=False, around=contextlib.nullcontext,
+           batch_size=None, parts=1, no_batch_values=None):
     """Calls the model function: `Recorded`.
 
     Args:
@@ -58,6 +61,8 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
       around: a further context of the call.
       batch_size: examples of the whole batch, of which the shard is a part; None where it is not
         static, or the shard is the batch.
+      parts: how many parts the batch has.
+      no_batch_values: why the parts cannot exchange values, see `batch_values`; or None.
 
     Raises:
       TowersError: one of its subclasses: what the function returned, or how it made variables.
@@ -67,7 +72,8 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
     made_variables = NewVariables(placement, earlier, registered.make_concrete)
     with graph_walk.Recording(graph) as made, tf.device(TowerDevice(device)):
         with made_variables.recorded(scope, reuse), record_keras_calls() as keras, \
-                compiled(xla), around(), call_of_model_fn(graph):
+                compiled(xla), around(), call_of_model_fn(graph), \
+                values_of_batch(graph, parts, no_batch_values):
             returned = _called(model_fn, inputs, batch_size)
         output = to_model_output(returned, 0, bool(objectives), objectives.names)
         keras_losses = keras.weight_losses(), keras.activity_losses() if adds_registered else []
@@ -81,8 +87,9 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
     names = {variable.op.name for variable in made_variables.created}
     return Recorded(
         output, made.operations, sources, varying_operations(made.operations, sources),
-        graph_walk.reachable_from(sources + list(filter(graph_walk.is_random, made.operations)),
-                                  made.operations),
+        graph_walk.reachable_from(
+            sources + list(filter(graph_walk.is_random, made.operations)),
+            [op for op in made.operations if not is_batch_value(op)]),
         made_variables.created, made_variables.direct, made_variables.owned,
         made_variables.created + [each for each in read if each.op.name not in names],
         _unique(updates + keras_updates + list(output.updates or ())),

@@ -1,0 +1,214 @@
+"""Values of the whole batch inside a model function: `batch_sum`, `batch_mean`, `batch_concat`.
+
+A tower sees its shard. A loss that divides by what is counted in the batch, a batch norm, negatives
+from the whole batch need values of all shards. With x_k on tower k of N, w_k = n_k / n its part of
+the batch's examples, and g_j the gradient that tower j's loss sends back:
+
+    batch_sum     S = sum_k x_k            dx_k = sum_j g_j
+    batch_mean    M = sum_k w_k x_k        dx_k = w_k sum_j g_j
+    batch_concat  C = [x_0; x_1; ...]      dx_k = rows of tower k in sum_j g_j
+
+(The towers' losses carry their weights, so the sum over j is the gradient of the batch's loss.)
+While the model function is recorded, each of these is one marked operation, which hands on x_0, and
+one in the backward pass. `exchange` gives them their inputs when all towers are there.
+"""
+
+import collections
+import contextlib
+import typing
+import weakref
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import ModelFunctionError
+from towers.placement.variable_device import only_device
+
+_MARK, _GRADIENT = '_towers_batch_value', 'TowersBatchValue'
+_BUILDS = weakref.WeakKeyDictionary()  # graph -> `_Build`
+
+
+class _Build:
+    """A build whose model function is being called."""
+
+    def __init__(self, parts, refused):
+        self.parts, self.refused, self.count = parts, refused, 0
+
+
+@contextlib.contextmanager
+def values_of_batch(graph, parts, refused=None):
+    """The context of a call of the model function, in which the functions here are exchanges.
+
+    Args:
+      graph: the graph of the build.
+      parts: how many parts the batch has.
+      refused: why values of the whole batch are not to be had in this build; or None.
+    """
+    _BUILDS[graph] = _Build(parts, refused)
+    try:
+        yield
+    finally:
+        del _BUILDS[graph]
+
+
+def batch_sum(x: typing.Any) -> tf.Tensor:
+    """The sum of a tensor over all towers of the batch; every tower gets it.
+
+    Where there is one tower, or no build, it is the tensor itself, since the batch is whole there:
+    a model runs unchanged on one device.
+
+    Args:
+      x: a dense tensor of floats or integers, of the same shape on every tower.
+
+    Returns:
+      A tensor like x.
+
+    Raises:
+      ModelFunctionError: x is in a loop, or in a function or branch of control flow v2; or the
+        parts of the batch are not there at the same time (`accumulate`, micro-batches, machines).
+
+    >>> loss = towers.batch_sum(tf.reduce_sum(losses * mask)) / towers.batch_sum(tf.reduce_sum(mask))
+    """
+    return _value(x, 'sum')
+
+
+def batch_mean(x: typing.Any) -> tf.Tensor:
+    """The mean of a tensor over all towers, each weighted by its number of examples.
+
+    Of a mean over a shard's examples it is the mean over the batch's.
+
+    Args:
+      x: a dense tensor of floats, of the same shape on every tower.
+
+    Returns, raises: as `batch_sum`.
+    """
+    return _value(x, 'mean')
+
+
+def batch_concat(x: typing.Any) -> tf.Tensor:
+    """The rows of a tensor from all towers, in the order of the batch.
+
+    Args:
+      x: a dense tensor [rows, …] of floats or integers.
+
+    Returns:
+      A tensor [rows of all towers, …].
+
+    Raises:
+      ModelFunctionError: as `batch_sum`; or x is a scalar.
+    """
+    return _value(x, 'concat')
+
+
+def _value(x, kind):
+    x = tf.convert_to_tensor(x)
+    allowed = x.dtype.is_floating or x.dtype.is_integer and kind != 'mean'
+    if not allowed or kind == 'concat' and x.shape.ndims == 0:
+        raise ModelFunctionError('batch_%s of %s (%s, shape %s): expected a dense tensor of %s%s.' % (
+            kind, x.name, x.dtype.name, x.shape, 'floats' if kind == 'mean' else
+            'floats or integers', ', [rows, …]' if kind == 'concat' else ''))
+    graph = compat.outermost_graph(tf.get_default_graph())
+    build = _BUILDS.get(graph)
+    if build is None or build.parts == 1:
+        return x
+    if build.refused is not None:
+        raise ModelFunctionError('batch_%s(%s): %s.' % (kind, x.name, build.refused))
+    if graph is not tf.get_default_graph() or not compat.in_branches_alone(x.op) or (
+            compat.builds_loop(graph)):
+        raise ModelFunctionError(
+            'batch_%s(%s) is in a loop, or in a function or branch of control flow v2, where towers '
+            'cannot meet: compute it outside, or call tf.disable_control_flow_v2().' % (
+                kind, x.name))
+    build.count += 1
+    if kind != 'concat':
+        return _mark(x, x.shape, build.count, kind)
+    rows, others = x.shape.as_list()[0] if x.shape.ndims else None, x.shape[1:]
+    marked = _mark(x, tf.TensorShape([None]).concatenate(others), build.count, kind)
+    if rows is not None:  # as in every tower
+        marked.set_shape(tf.TensorShape([rows * build.parts]).concatenate(others))
+    return marked
+
+
+def _mark(x, shape, number, role):
+    """An operation that hands on a tensor until `exchange` gives it another input."""
+    compat.register_gradient(_GRADIENT, _backward)
+    with x.graph.gradient_override_map({'PlaceholderWithDefault': _GRADIENT}):
+        marked = tf.placeholder_with_default(x, shape, name='batch_' + role)
+    compat.set_attribute(marked.op, _MARK, tf.AttrValue(s=b'%d %s' % (number, role.encode())))
+    return marked
+
+
+def _backward(op, gradient):
+    number, kind = _mark_of(op)
+    total = _mark(gradient, gradient.shape, number, kind + '_gradient')
+    if kind != 'concat':
+        return total
+    begin = _mark(tf.constant(0), [], number, 'begin')
+    rows = total[begin:begin + tf.shape(op.inputs[0])[0]]
+    rows.set_shape(op.inputs[0].shape)
+    return rows
+
+
+def is_batch_value(op):
+    """Whether an operation hands on a value of the whole batch."""
+    return op.type == 'PlaceholderWithDefault' and _MARK in op.node_def.attr
+
+
+def _mark_of(op):
+    number, role = op.get_attr(_MARK).decode().split()
+    return int(number), role
+
+
+def exchange(towers, weights, device):
+    """Gives all marked operations their values: sums, means and rows over all towers.
+
+    Args:
+      towers: list of all `Tower`s.
+      weights: each tower's part of the batch's examples: floats, or float64 scalars.
+      device: where sums over the towers are made.
+
+    Raises:
+      ModelFunctionError: towers differ in the values of the batch that they ask for.
+    """
+    marks = [collections.OrderedDict() for _ in towers]
+    for op in tf.get_default_graph().get_operations():
+        if is_batch_value(op):
+            for tower, found in zip(towers, marks):
+                if tower.has(op.name):
+                    found.setdefault(_mark_of(op), []).append(op)
+    if any(list(map(len, found.values())) != list(map(len, marks[0].values()))
+           or list(found) != list(marks[0]) for found in marks):
+        raise ModelFunctionError('the towers ask for different values of the whole batch '
+                                 '(batch_sum, batch_mean, batch_concat): call the same ones in '
+                                 'every call of the model function.')
+    with tf.control_dependencies(None), tf.name_scope('batch_values'), only_device(device):
+        rows = {}  # of concat: number -> [rows of the tensor on each tower]
+        for (number, role), ops in marks[0].items():
+            for place in range(len(ops)):
+                of_towers = [found[number, role][place] for found in marks]
+                values = [op.inputs[0] for op in of_towers]
+                if role == 'concat':
+                    rows[number] = [tf.shape(value)[0] for value in values]
+                for op, value in zip(of_towers, _exchanged(role, values, weights,
+                                                           rows.get(number))):
+                    compat.replace_input(op, 0, value)
+
+
+def _exchanged(role, values, weights, rows):
+    """The values that the towers get: a list."""
+    if role == 'begin':
+        return [tf.add_n(rows[:k]) if k else tf.constant(0) for k in range(len(rows))]
+    if role == 'concat':
+        joined = tf.concat(values, 0)  # whose static shape is not the one of a tower's tensor
+        return [tf.placeholder_with_default(
+            joined, tf.TensorShape([None]).concatenate(joined.shape[1:]))] * len(values)
+    if role == 'mean':
+        values = [_times(value, weight) for value, weight in zip(values, weights)]
+    total = tf.add_n(values)
+    if role == 'mean_gradient':
+        return [_times(total, weight) for weight in weights]
+    return [total] * len(values)
+
+
+def _times(value, weight):
+    return value * tf.cast(tf.convert_to_tensor(weight, tf.float64), value.dtype)
