@@ -358,6 +358,20 @@ def outermost_graph(graph):
     return graph
 
 
+@contextlib.contextmanager
+def within_branch(op):
+    """A context in which new operations are in the branch (v1) that an operation is in."""
+    context = op._get_control_flow_context()  # pylint: disable=protected-access
+    if context is None:
+        yield
+        return
+    context.Enter()
+    try:
+        yield
+    finally:
+        context.Exit()
+
+
 def builds_loop(graph):
     """Whether Python is within the body of a `tf.while_loop` (v1)."""
     context = graph._get_control_flow_context()  # pylint: disable=protected-access

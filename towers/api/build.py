@@ -48,7 +48,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
                  accumulate: int = 1,
                  recompute: typing.Union[None, str, typing.Sequence[str]] = None,
                  micro_batches: int = 1, schedule: str = 'one_forward_one_backward',
-                 stages: typing.Any = None, cluster: typing.Any = None) -> BuiltTowers:
+                 stages: typing.Any = None, cluster: typing.Any = None,
+                 batch_norm: str = 'shard') -> BuiltTowers:
     """Puts a model onto several devices and trains these towers as one, data-parallel.
 
     The batch is cut into one shard a tower on the CPU; each tower computes its shard's loss and
@@ -139,6 +140,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       cluster: `Cluster`: other machines that train the same model, each with towers of its own.
         `loss`, `predictions` and `metrics` are then of this machine's batch, the gradient is of all
         machines' batches. See `join`.
+      batch_norm: `'shard'`: a batch norm normalizes by the statistics of its tower's shard; or
+        `'sync'`: by those of the whole batch, as on one device, see `sync_batch_norm`.
       gradient_options: dict of arguments for `optimizer.compute_gradients`, in every tower:
         `aggregation_method`, `gate_gradients`, `colocate_gradients_with_ops`; or None. Where
         `colocate_gradients_with_ops` would put a gradient operation on two devices, its tower's and
@@ -158,7 +161,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         transform_gradients, gradient_options, regularization, update_ops, learning_rate,
         stateless_random, variables, numerics, copies, variable_scope, reuse, name, check_devices,
         allow_repeated_devices, on_tower, accumulate, recompute, micro_batches,
-        schedule, stages, cluster)
+        schedule, stages, cluster, batch_norm)
     check_not_nested(tf.get_default_graph())
     inputs = checked_inputs(request, inputs)
     graph = tf.get_default_graph()

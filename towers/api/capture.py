@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.api.reuse import call_for_each_tower
 from towers.reduce.loss_scale import ScaledLosses
-from towers.tower.batch_values import exchange
+from towers.tower.batch_values import exchange, is_batch_value
 from towers.tower.copy import Copies, leaves_of, map_leaves
 from towers.tower.gradients import takes_plain_gradients
 from towers.tower.inner_training import check_no_own_optimizer
@@ -66,7 +66,8 @@ def capture(request, shards, behind):
         registered, options.variable_scope, options.reuse, options.earlier, options.xla,
         options.adds_registered, contextlib.nullcontext if of_model is None else (
             lambda: of_model.call(of_calls[0], shards.is_even, placement)),
-        _size_of_batch(shards), len(request.parts), no_batch_values(request))
+        _size_of_batch(shards), len(request.parts), no_batch_values(request),
+        request.batch_norm)
     taken, slots = ([], []) if of_model is None else (of_model.fetches(), of_model.slots())
     names_of_slots = {slot.op.name for slot in slots}  # which a Saver made there reads
     recorded = recorded._replace(variables=[
@@ -107,7 +108,9 @@ def copies_of(step, roles, request, shards, by_shard, of_model=None):
         roles.inline_updates.left_out, roles.inline_updates.in_functions,
         request.of_tower.called, step.random_keys,
         ([] if of_model is None else of_model.fetches()) + [
-            gradient for some in flat(step.of_shard) for gradient in some])
+            gradient for some in flat(step.of_shard) for gradient in some]
+        # What tower 0 alone writes may be computed from all towers' parts.
+        + [op for op in step.operations if is_batch_value(op)])
     towers, of_shards = [], []
     for number, part in list(enumerate(request.parts))[1:]:
         _say(request, number)

@@ -189,7 +189,7 @@ def make_plan(captured, shards, request, update, joined, num_before):
         if len(towers) > 1 else [],
         whole_batch=whole_batch_line(recorded) if request.objectives and len(towers) > 1 else None,
         regularization=step.losses.description,
-        batch_norm=_batch_norm(towers, update_ops, num_before)
+        batch_norm=_batch_norm(towers, update_ops, num_before, recorded.in_sync, request.batch_norm)
         if request.objectives else None,
         without_gradient=[variable.op.name for variable in (
             step.gradients.trainable if request.objectives else ())
@@ -352,16 +352,17 @@ def _recomputation(recomputed, asked):
         operations, segments, '' if segments == 1 else 's')
 
 
-def _batch_norm(towers, update_ops, before):
+def _batch_norm(towers, update_ops, before, in_sync, batch_norm):
+    in_sync = '' if batch_norm == 'shard' else '%d in sync over the whole batch; ' % in_sync
     others = '' if not before else ', %d from before the towers %s' % (
         before, 'run neither' if update_ops == 'none' else 'too')
     if not any(tower.updates for tower in towers):
-        return 'no update ops' + others
+        return in_sync + 'no update ops' + others
     count = len(towers[0].updates)
     counting = len(counting_updates(towers)) if update_ops == 'first' else 0
     if counting:
         others += ', %d of the other towers that count metrics' % counting
-    return {'first': '%d update ops of tower 0 ride on the train op' % count,
+    return in_sync + {'first': '%d update ops of tower 0 ride on the train op' % count,
             'all': '%d update ops of every tower ride on the train op' % count,
             'none': "nobody's %d update ops run" % count}[update_ops] + others
 

@@ -31,13 +31,14 @@ COPIES = ('clone', 'reuse')
 REDUCTIONS = ('sum', 'mean')
 REGULARIZATIONS = ('none', 'add')
 UPDATE_TOWERS = ('first', 'all', 'none')
+BATCH_NORMS = ('shard', 'sync')
 
 
 class Request(collections.namedtuple('Request', [
         'optimizer', 'objectives', 'devices', 'reduction', 'factor', 'remainder', 'global_step',
         'learning_rate', 'copies', 'name', 'full_scope_name', 'parts', 'accumulate', 'schedule',
         'placement', 'replicas', 'numerics', 'precision_text', 'loss_scale', 'on_tower',
-        'of_tower', 'cluster'])):
+        'of_tower', 'cluster', 'batch_norm'])):
     """The checked arguments of a call; arguments under their own names, and:
 
     Attributes:
@@ -74,7 +75,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
                     transform_gradients, gradient_options, regularization, update_ops,
                     learning_rate, stateless_random, variables, numerics, copies, variable_scope,
                     reuse, name, check_devices, allow_repeated_devices, on_tower,
-                    accumulate, recompute, micro_batches, schedule, stages, cluster):
+                    accumulate, recompute, micro_batches, schedule, stages, cluster, batch_norm):
     """Checks the arguments of `build_towers`, see there; makes no operation.
 
     Returns:
@@ -91,6 +92,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     graph = tf.get_default_graph()
     check_no_failed_build(graph)
     _check_arguments(model_fn, reduction, regularization, update_ops, copies)
+    check_choice('batch_norm', batch_norm, BATCH_NORMS)
     objectives = checked_objectives(optimizer, var_list, transform_gradients)
     _check_goes_with_several(objectives, regularization, numerics)
     check_build_arguments(name, variable_scope, reuse, global_step, learning_rate, gradient_options,
@@ -154,7 +156,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         1. if reduction == 'mean' else float(len(names)), remainder, global_step, learning_rate,
         copies, name, full_scope_name(variable_scope), parts, accumulate, schedule,
         placement, replicas, numerics, precision_text, loss_scale, on_tower, of_tower,
-        cluster)
+        cluster, batch_norm)
 
 
 def _check_arguments(model_fn, reduction, regularization, update_ops, copies):

@@ -53,7 +53,7 @@ def call_for_each_tower(request, shards, scaled_losses, behind, no_batch_values)
                 options.objectives, registered, options.variable_scope,
                 True if number else options.reuse, () if number else options.earlier, options.xla,
                 options.adds_registered, parts=len(request.parts),
-                no_batch_values=no_batch_values)
+                no_batch_values=no_batch_values, batch_norm=request.batch_norm)
             _check_writes(number, recorded, options)
             put_on_devices(recorded, part.device, placement)
             if number:

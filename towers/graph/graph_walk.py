@@ -23,8 +23,12 @@ class Recording:
         self._start = len(self._graph.get_operations())
         return self
 
+    def so_far(self):
+        """The operations that were made since the block began."""
+        return self._graph.get_operations()[self._start:]
+
     def __exit__(self, *unused_exception):
-        self.operations = self._graph.get_operations()[self._start:]
+        self.operations = self.so_far()
 
 
 def reachable_from(sources, operations, control=False):

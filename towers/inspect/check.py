@@ -68,7 +68,8 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
       **options: more arguments of `build_towers`: `devices` (then they are counted, not
         `num_towers`) and `remainder`, without `cluster`; `variables`, `variable_scope`,
         `var_list` (a function), `transform_gradients`, `regularization`, `update_ops`, `copies`,
-        `accumulate`, `recompute`, `micro_batches`, `schedule`, `stages`, `gradient_options`.
+        `accumulate`, `recompute`, `micro_batches`, `schedule`, `stages`, `gradient_options`,
+        `batch_norm`.
 
     Returns:
       `TowersReport`. A variable that cannot be shared is a report too, not an error.

@@ -17,7 +17,7 @@ from towers.errors import InputError, InvalidArgumentError
 OPTIONS = ('devices', 'remainder', 'variables', 'variable_scope', 'var_list',
            'transform_gradients', 'regularization', 'update_ops', 'check_devices',
            'allow_repeated_devices', 'copies', 'accumulate', 'recompute', 'micro_batches',
-           'schedule', 'stages', 'gradient_options')
+           'schedule', 'stages', 'gradient_options', 'batch_norm')
 
 
 def check_arguments(model_fn, inputs, make_optimizer, num_towers, steps, reduction, tolerance, seed,

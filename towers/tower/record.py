@@ -16,12 +16,13 @@ from towers.tower.batch_values import is_batch_value, values_of_batch
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.refused_builds import call_of_model_fn
 from towers.tower.outputs import call_model_fn, to_model_output
+from towers.tower.sync_batch_norm import synchronize
 from towers.tower.variables import NewVariables
 
 
 class Recorded(collections.namedtuple('Recorded', [
         'output', 'operations', 'sources', 'varying', 'from_shard', 'created', 'direct', 'owned',
-        'variables', 'updates', 'keras_losses', 'keras_layers', 'keras_states'])):
+        'variables', 'updates', 'keras_losses', 'keras_layers', 'keras_states', 'in_sync'])):
     """A call of the model function.
 
     Attributes:
@@ -39,13 +40,14 @@ class Recorded(collections.namedtuple('Recorded', [
       keras_losses: `(of weights, of activations)`: the losses of the Keras layers that were called.
       keras_layers: how many Keras layers were called.
       keras_states: the variables that Keras layers call their state.
+      in_sync: how many batch norms have the statistics of the whole batch.
     """
     __slots__ = ()
 
 
 def record(model_fn, inputs, device, placement, objectives, registered, scope=None, reuse=None,
            earlier=(), xla=False, adds_registered=False, around=contextlib.nullcontext,
-           batch_size=None, parts=1, no_batch_values=None):
+           batch_size=None, parts=1, no_batch_values=None, batch_norm='shard'):
     """Calls the model function: `Recorded`.
 
     Args:
@@ -62,6 +64,7 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
       batch_size: examples of the whole batch, of which the shard is a part; None where it is not
         static, or the shard is the batch.
       parts: how many parts the batch has.
+      batch_norm: as for `build_towers`.
       no_batch_values: why the parts cannot exchange values, see `batch_values`; or None.
 
     Raises:
@@ -75,6 +78,7 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
                 compiled(xla), around(), call_of_model_fn(graph), \
                 values_of_batch(graph, parts, no_batch_values):
             returned = _called(model_fn, inputs, batch_size)
+            in_sync = 0 if batch_norm == 'shard' else synchronize(made.so_far(), graph)
         output = to_model_output(returned, 0, bool(objectives), objectives.names)
         keras_losses = keras.weight_losses(), keras.activity_losses() if adds_registered else []
         keras_updates = keras.updates()
@@ -93,7 +97,7 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
         made_variables.created, made_variables.direct, made_variables.owned,
         made_variables.created + [each for each in read if each.op.name not in names],
         _unique(updates + keras_updates + list(output.updates or ())),
-        keras_losses, len(keras.layers), keras.states())
+        keras_losses, len(keras.layers), keras.states(), in_sync)
 
 
 def _called(model_fn, inputs, batch_size):
