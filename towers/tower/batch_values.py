@@ -170,27 +170,30 @@ def exchange(towers, weights, device):
     Raises:
       ModelFunctionError: towers differ in the values of the batch that they ask for.
     """
-    marks = [collections.OrderedDict() for _ in towers]
+    marks = [collections.defaultdict(list) for _ in towers]
     for op in tf.get_default_graph().get_operations():
         if is_batch_value(op):
             for tower, found in zip(towers, marks):
                 if tower.has(op.name):
-                    found.setdefault(_mark_of(op), []).append(op)
-    if any(list(map(len, found.values())) != list(map(len, marks[0].values()))
-           or list(found) != list(marks[0]) for found in marks):
-        raise ModelFunctionError('the towers ask for different values of the whole batch '
-                                 '(batch_sum, batch_mean, batch_concat): call the same ones in '
-                                 'every call of the model function.')
+                    found[_mark_of(op)].append(op)
+    for tower, found in zip(towers, marks):
+        for ops in found.values():  # an import changes the order of operations
+            ops.sort(key=lambda op: (len(op.name), op.name))
+        if {key: len(ops) for key, ops in found.items()} != {
+                key: len(ops) for key, ops in marks[0].items()}:
+            raise ModelFunctionError(
+                'tower %d asks for other values of the whole batch than tower 0 (batch_sum, '
+                'batch_mean, batch_concat): ask for the same ones in every call of the model '
+                'function.' % tower.index)
     with tf.control_dependencies(None), tf.name_scope('batch_values'), only_device(device):
-        rows = {}  # of concat: number -> [rows of the tensor on each tower]
-        for (number, role), ops in marks[0].items():
+        rows = {number: [tf.shape(found[number, role][0].inputs[0])[0] for found in marks]
+                for number, role in sorted(marks[0]) if role == 'concat'}
+        for (number, role), ops in sorted(marks[0].items()):
             for place in range(len(ops)):
                 of_towers = [found[number, role][place] for found in marks]
-                values = [op.inputs[0] for op in of_towers]
-                if role == 'concat':
-                    rows[number] = [tf.shape(value)[0] for value in values]
-                for op, value in zip(of_towers, _exchanged(role, values, weights,
-                                                           rows.get(number))):
+                values = _exchanged(role, [op.inputs[0] for op in of_towers], weights,
+                                    rows.get(number))
+                for op, value in zip(of_towers, values):
                     compat.replace_input(op, 0, value)
 
 

@@ -1,0 +1,154 @@
+"""`batch_norm='sync'`: batch norms normalize by the statistics of the whole batch.
+
+The recorded forward pass is rewritten before it is differentiated. A batch norm takes the mean over
+the examples of its shard, and the mean of the squared distance from it; each of these two becomes
+its mean over all towers (`batch_mean`). What reads the statistics, the moving averages among it,
+gets those of the batch. TensorFlow's fused kernel does both in one operation, which is taken apart:
+
+    mean = E[x]    variance = E[(x - mean)^2]    y = (x - mean) / sqrt(variance + epsilon) g + b
+
+and for the moving average the kernel multiplies the variance by n / (n - 1), of all n numbers.
+"""
+
+import tensorflow.compat.v1 as tf
+
+from towers import compat
+from towers.errors import ModelFunctionError
+from towers.graph import graph_walk
+from towers.tower.batch_values import batch_mean, batch_sum
+
+_SAME_VALUE = frozenset(['Identity', 'StopGradient', 'Cast', 'Squeeze', 'Reshape'])
+
+
+def synchronize(operations, graph):
+    """Rewrites the batch norms in training mode of a recorded forward pass; their number.
+
+    Args:
+      operations: list of the operations that the call of the model function made.
+      graph: their graph.
+
+    Raises:
+      ModelFunctionError: a batch norm in a loop, or in a function or branch of control flow v2.
+    """
+    _check_functions(operations, graph)
+    moments = _moments(operations)
+    for mean, variance in moments:
+        for tensor in (mean, variance):
+            _exchange(tensor)
+    fused = [op for op in operations if _is_fused(op.type) and op.get_attr('is_training')]
+    for op in fused:
+        with compat.within_branch(op):
+            _take_apart(op)
+    return len(moments) + len(fused)
+
+
+def _is_fused(kind):
+    return kind.startswith('FusedBatchNorm') and 'Grad' not in kind
+
+
+def _check_functions(operations, graph):
+    called = set().union(*[graph_walk.functions_of(op.node_def) for op in operations])
+    library = {each.signature.name: each for each in graph.as_graph_def().library.function
+               } if called else {}
+    stack, seen = list(called), set()
+    while stack:
+        name = stack.pop()
+        if name in seen or name not in library:
+            continue
+        seen.add(name)
+        for node in library[name].node_def:
+            stack += graph_walk.functions_of(node)
+            if _is_fused(node.op) and node.attr['is_training'].b:
+                raise ModelFunctionError(
+                    "batch_norm='sync', and batch norm %s is in a function or a branch of control "
+                    'flow v2 (%s), where towers cannot meet: call tf.disable_control_flow_v2(), or '
+                    "pass batch_norm='shard'." % (node.name, name))
+
+
+def _moments(operations):
+    """`[(mean, variance)]` of the batch norms that are made of single operations.
+
+    The mean is over the examples, and the variance is the mean of the squares of what is left,
+    over the same dimensions; it goes into the root of a batch norm.
+    """
+    found = []
+    for op in operations:
+        if op.type != 'Mean' or op.inputs[0].op.type not in ('SquaredDifference', 'Square'):
+            continue
+        inner = op.inputs[0].op
+        if inner.type == 'Square':
+            inner = inner.inputs[0].op
+            if inner.type != 'Sub':
+                continue
+        mean = _source(inner.inputs[1])
+        axes = [tf.get_static_value(each.inputs[1]) for each in (op, mean.op)
+                if each.type == 'Mean']
+        if len(axes) == 2 and all(each is not None for each in axes) and 0 in axes[0] and (
+                list(axes[0]) == list(axes[1])) and _is_normalized_by(op.outputs[0]):
+            found.append((mean, op.outputs[0]))
+    return found
+
+
+def _source(tensor):
+    while tensor.op.type in _SAME_VALUE:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _is_normalized_by(variance):
+    """Whether a tensor goes into a root, in a few steps of arithmetic."""
+    stack, seen = [(variance, 0)], set()
+    while stack:
+        tensor, steps = stack.pop()
+        for op in tensor.consumers():
+            if op.type in ('Rsqrt', 'Sqrt', 'Pow'):
+                return True
+            if op.name not in seen and steps < 8 and (op.type in _SAME_VALUE or op.type in (
+                    'Add', 'AddV2', 'Switch', 'Merge', 'Select', 'SelectV2', 'Maximum')):
+                seen.add(op.name)
+                stack += [(output, steps + 1) for output in op.outputs]
+    return False
+
+
+def _exchange(statistic):
+    """Has all that reads a statistic of the shard read the batch's."""
+    readers = list(statistic.consumers())
+    with compat.within_branch(statistic.op), tf.name_scope('sync_batch_norm/'):
+        whole = batch_mean(statistic)
+    _read_instead(readers, statistic, whole)
+
+
+def _read_instead(readers, old, new):
+    for op in readers:
+        for place, tensor in enumerate(op.inputs):
+            if tensor.name == old.name and new is not old:
+                compat.replace_input(op, place, new)
+
+
+def _take_apart(op):
+    """Replaces a fused batch norm in training mode."""
+    x, scale, offset, old_mean, old_variance = op.inputs
+    channels_last = op.get_attr('data_format') in (b'NHWC', b'NDHWC')
+    axes = [axis for axis in range(x.shape.ndims) if axis != (
+        x.shape.ndims - 1 if channels_last else 1)]
+    readers = [list(output.consumers()) for output in op.outputs]
+    with tf.name_scope('sync_batch_norm/'):
+        numbers = tf.cast(x, scale.dtype)  # statistics of float16 are float32
+        mean = batch_mean(tf.reduce_mean(numbers, axes, keepdims=True))
+        variance = batch_mean(tf.reduce_mean(
+            tf.squared_difference(numbers, tf.stop_gradient(mean)), axes, keepdims=True))
+        shape = tf.shape(mean)
+        y = (numbers - mean) * (tf.rsqrt(variance + op.get_attr('epsilon'))
+                                * tf.reshape(scale, shape)) + tf.reshape(offset, shape)
+        count = tf.cast(tf.reduce_prod([tf.shape(x)[axis] for axis in axes]), scale.dtype)
+        count = batch_sum(count)
+        outputs = [tf.cast(y, x.dtype), tf.reshape(mean, [-1]),
+                   tf.reshape(variance, [-1]) * (count / tf.maximum(count - 1., 1.))]
+        factor = op.get_attr('exponential_avg_factor') if (
+            'exponential_avg_factor' in op.node_def.attr) else 1.
+        if factor != 1.:  # of a kernel that averages by itself
+            outputs[1:] = [old * (1. - factor) + new * factor for old, new in zip(
+                (old_mean, old_variance), outputs[1:])]
+    for some, old, new in zip(readers, op.outputs, outputs):
+        new.set_shape(old.shape)
+        _read_instead(some, old, new)
