@@ -46,7 +46,9 @@ def call_for_each_tower(request, shards, scaled_losses, behind):
     for number, part in enumerate(request.parts):
         if request.on_tower is not None:
             request.on_tower(number, len(request.parts))
-        with tf.name_scope(part.scope), _no_new_variables(number):
+        # As in the recipe: entered anew, so that layers without a name find their variables.
+        with tf.name_scope(part.scope), _no_new_variables(number), tf.variable_scope(
+                tf.get_variable_scope(), auxiliary_name_scope=False):
             recorded = record(
                 options.model_fn, shards.inputs[number], part.device, placement,
                 options.objectives, registered, options.variable_scope,
@@ -64,6 +66,11 @@ def call_for_each_tower(request, shards, scaled_losses, behind):
                 recorded, options, placement, registered, part.device, shards.inputs[number],
                 shards.sizes[number], scale, scaled_losses, False, number=number,
                 shard=behind.shard_tensors(shards.inputs[number])))
+    # What the update takes of any call is looked for in those of all.
+    calls = [step.recorded for step in steps]
+    steps[0] = steps[0]._replace(recorded=calls[0]._replace(
+        operations=sum((call.operations for call in calls), []),
+        sources=sum((call.sources for call in calls), [])))
     return steps, roles
 
 
