@@ -129,7 +129,12 @@ class NewVariables:
         return None
 
     def _create(self, next_creator, **kwargs):
-        if not self._graph.get_collection(_OPEN) or tf.get_default_graph() is not self._graph:
+        if not self._graph.get_collection(_OPEN):
+            return next_creator(**kwargs)
+        if tf.get_default_graph() is not self._graph:
+            with tf.init_scope():  # out of the body of a loop, which is a function
+                if tf.get_default_graph() is self._graph:
+                    return self._create(next_creator, **kwargs)
             return next_creator(**kwargs)
         is_local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ())
         requested = _requested_name(kwargs)
