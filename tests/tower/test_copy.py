@@ -1,4 +1,4 @@
-"""One recorded call of the model function, copies of its graph; and `copies='reuse'`, the recipe."""
+"""One recorded call of the model function, and copies of its graph for the other towers."""
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ import towers
 from sample_models import SAMPLES, check_against_one_device, linear, mean_squared_error, run, sgd
 
 slow = pytest.mark.slow
+needs_v2 = pytest.mark.skipif(tf.version.VERSION < '2', reason='control flow v2')
 X = np.array([1., 2., 3., 6.])  # on two towers the means are 1.5 and 4.5
 
 
@@ -23,8 +24,7 @@ def weight(value=1.):
 
 def convolutions(x, y):
     """What a network has: layers of several kinds, a branch, a loop, dropout, batch norm."""
-    net = tf.layers.conv2d(x, 4, 3) if samples.HAS_TF_LAYERS else samples.slim.conv2d(x, 4, 3)
-    net = samples.slim.batch_norm(net, is_training=True)
+    net = samples.slim.batch_norm(samples.slim.conv2d(x, 4, 3), is_training=True)
     net = tf.cond(tf.reduce_sum(x) > 0., lambda: tf.nn.relu(net), lambda: tf.tanh(net))
     net = tf.while_loop(lambda i, _: i < 2, lambda i, each: (i + 1, each * 0.5), [0, net])[1]
     net = tf.nn.dropout(samples.slim.flatten(net), rate=0.5)
@@ -37,7 +37,7 @@ def images(count):
     return random.randn(count, 8, 8, 2).astype('float32'), random.randn(count, 3).astype('float32')
 
 
-# ---- one call, and what stands in the graph -------------------------------------------------------
+# ---- one call, and what stands in the graph ------------------------------------------------------
 
 def test_the_model_function_is_called_once_and_the_recipe_once_per_tower():
     calls = []
@@ -118,16 +118,11 @@ def test_outputs_of_every_kind_are_copied():
 
 # ---- numbers -------------------------------------------------------------------------------------
 
-def branches(x, y):
-    w = tf.get_variable('w', [6, 3], x.dtype)
-    positive = tf.cond(tf.reduce_sum(x) > 0, lambda: tf.matmul(x, w), lambda: -tf.matmul(x, w) + 1)
-    return mean_squared_error(positive, y)
-
-
-def two_loops(x, y):
-    """A loop with TensorArrays, and one in a branch."""
+def branches_and_loops(x, y):
+    """A branch, a loop with TensorArrays, and a loop in a branch."""
     w = tf.get_variable('w', [3, 3], tf.float64)
     rows = tf.map_fn(lambda row: tf.tanh(tf.linalg.matvec(w, row)), y)
+    rows = tf.cond(tf.reduce_sum(rows) > 100., lambda: rows, lambda: tf.matmul(rows, w) + 1.)
     count = tf.cond(tf.reduce_mean(x) > 100., lambda: 3., lambda: tf.while_loop(
         lambda i: i < 2., lambda i: i + 1., [tf.constant(0.)]))
     return mean_squared_error(rows * tf.cast(count, tf.float64), y)
@@ -173,11 +168,6 @@ def with_a_python_function(x, y):
     return linear(factor, y)
 
 
-def with_a_partitioned_variable(x, y):
-    kernel = tf.get_variable('kernel', [6, 3], x.dtype, partitioner=tf.fixed_size_partitioner(2))
-    return mean_squared_error(tf.matmul(x, kernel), y)
-
-
 def with_names_of_a_variables_scope(x, y):
     loss = linear(x, y)
     with tf.name_scope('kernel/'):
@@ -191,32 +181,24 @@ def with_the_initial_value(x, y):
 
 @pytest.mark.parametrize('model_fn', [
     custom_gradients, with_a_table, with_a_queue, with_an_iterator, with_a_python_function,
-    with_a_partitioned_variable, with_names_of_a_variables_scope, with_the_initial_value])
+    with_names_of_a_variables_scope, with_the_initial_value])
 def test_a_model_of_every_kind_is_one_device_in_numbers(model_fn):
     report = towers.check_towers(model_fn, samples.vectors(6), sgd, num_towers=3, steps=2)
     assert report.equal, str(report)
 
 
-@pytest.mark.parametrize('version', ['v1', 'v2'])
-@pytest.mark.parametrize('model_fn', [branches, two_loops])
-def test_branches_and_loops_are_one_device_in_numbers(model_fn, version):
-    if version == 'v2' and tf.version.VERSION < '2':
-        pytest.skip('control flow v2 needs TensorFlow 2')
-    x, y = samples.vectors(6)
-    with samples.switched('control_flow_v2', version == 'v2'):
-        report = towers.check_towers(model_fn, (np.abs(x), y), sgd, steps=2)
+@pytest.mark.parametrize('control_flow_v2', [False, pytest.param(True, marks=needs_v2)])
+def test_branches_and_loops_are_one_device_in_numbers(control_flow_v2):
+    with samples.switched('control_flow_v2', control_flow_v2):
+        report = towers.check_towers(branches_and_loops, samples.vectors(6), sgd, steps=2)
     assert report.equal, str(report)
 
 
 @pytest.mark.parametrize('options', [
-    {}, pytest.param(dict(variables=towers.VariablePlacement('replicated')), marks=slow),
-    pytest.param(dict(copies='reuse'), marks=slow)], ids=str)
-@pytest.mark.parametrize('sample', ['embedding', 'while_loop'] + [
-    pytest.param(name, marks=slow) for name in sorted(SAMPLES)
-    if name not in ('embedding', 'while_loop')])
+    {}, pytest.param(dict(variables=towers.VariablePlacement('replicated')), marks=slow)], ids=str)
+@pytest.mark.parametrize('sample', ['embedding'] + [
+    pytest.param(name, marks=slow) for name in sorted(SAMPLES) if name != 'embedding'])
 def test_copies_are_one_device_in_numbers(sample, options):
-    if options.get('copies') == 'reuse' and sample in ('keras', 'tf.Variable'):
-        pytest.skip('their variables are not shared by name')
     model_fn, data, _ = SAMPLES[sample]
     report = towers.check_towers(model_fn, data(12), num_towers=3, steps=2, **options)
     assert report.equal, str(report)
@@ -238,12 +220,10 @@ def test_shards_of_a_size_known_when_the_step_runs():
 
 
 def test_a_sparse_batch_and_none_in_the_nest():
-    def model_fn(x, y):
-        assert x['none'] is None
-        return mean_squared_error(tf.sparse.sparse_dense_matmul(
-            x['sparse'], tf.get_variable('w', [5, 3], tf.float64)), y)
     x = tf.SparseTensorValue([[i, i % 5] for i in range(6)], np.arange(6) + 1., [6, 5])
-    report = towers.check_towers(model_fn, ({'sparse': x, 'none': None}, np.ones([6, 3])), sgd, 3)
+    report = towers.check_towers(lambda x, y: mean_squared_error(tf.sparse.sparse_dense_matmul(
+        x['sparse'], tf.get_variable('w', [5, 3], tf.float64)), y), (
+            {'sparse': x, 'none': None}, np.ones([6, 3])), sgd, 3, steps=2)
     assert report.equal, str(report)
 
 
@@ -259,15 +239,7 @@ def test_it_waits_for_its_own_shard_and_for_what_is_outside(graph):
     assert {op.name for op in waits_for} == {'around', built.towers[1].inputs.op.name}
 
 
-def test_a_table_from_around_the_model_function_is_shared():
-    table = tf.lookup.StaticHashTable(
-        tf.lookup.KeyValueTensorInitializer(['a', 'b'], np.array([1., 2.])), -1.)
-    built = build(lambda words: tf.reduce_mean(table.lookup(words) * weight()),
-                  tf.constant(['a', 'b', 'b', 'c']))
-    assert run(built, [tower.loss for tower in built.towers]) == [1.5, 0.5]
-
-
-@pytest.mark.parametrize('control_flow_v2', [False, True])
+@pytest.mark.parametrize('control_flow_v2', [False, pytest.param(True, marks=needs_v2)])
 def test_no_two_towers_draw_the_same_and_two_builds_do(control_flow_v2):
     def noise(x):
         drawn = {'plain': tf.nn.dropout(x, rate=0.5), 'seeded': tf.random_uniform([32], seed=5),
@@ -280,8 +252,7 @@ def test_no_two_towers_draw_the_same_and_two_builds_do(control_flow_v2):
                                   predictions=drawn)
 
     def drawn():
-        with tf.Graph().as_default(), samples.switched(
-                'control_flow_v2', control_flow_v2 and tf.version.VERSION > '2'):
+        with tf.Graph().as_default(), samples.switched('control_flow_v2', control_flow_v2):
             tf.set_random_seed(3)
             built = build(noise, np.ones([96], np.float32), 3)
             return run(built, [tower.predictions for tower in built.towers])
@@ -313,7 +284,7 @@ def test_jobs_around_the_towers_and_devices_inside(graph):
         assert places == ['/job:other/task:1' + device, '/job:worker/task:1/device:CPU:0', '', '']
 
 
-@pytest.mark.skipif(tf.version.VERSION < '2', reason='control flow v2')
+@needs_v2
 def test_what_the_model_puts_on_a_device_in_a_branch_stays_there(graph):
     """In the function of the branch, where the first tower's device and that look alike."""
     def model_fn(x):
@@ -364,8 +335,7 @@ def with_the_name_of_a_device(x):
 
 def with_a_placeholder_in_a_branch(x):
     return tf.reduce_mean(x * weight()) * tf.cond(
-        tf.reduce_sum(x) > 0., lambda: tf.placeholder_with_default(np.float64(1.), []),
-        lambda: x[0])
+        x[0] > 0., lambda: tf.placeholder_with_default(np.float64(1.), []), lambda: x[0])
 
 
 PLACED = '^operation placed was put on /device:CPU:0 by a device function, or by the name of an op'

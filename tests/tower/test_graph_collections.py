@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-import towers
-from towers import VariablePlacement, build_towers, session_config
+from towers import build_towers, session_config
 
 UPDATES = tf.GraphKeys.UPDATE_OPS
 BATCH = np.array([1., 2., 3., 6.])
@@ -46,52 +45,6 @@ def test_losses_updates_and_summaries_are_those_of_one_device(graph):
         assert session.run(built.variables[1]) == 3.
         summary = tf.Summary.FromString(session.run(tf.summary.merge_all()))
         assert [value.simple_value for value in summary.value] == [1.5]  # of the first tower
-
-
-def test_looks_by_scope_find_what_one_device_finds():
-    def by_scope(x):
-        for scope, target in (('generator', 1.), ('other', 5.)):
-            with tf.variable_scope(scope):
-                values = x * weight()
-                tf.losses.mean_squared_error(tf.fill(tf.shape(values), target), values)
-        assert tf.losses.get_losses('generator') == []
-        return tf.cast(tf.add_n(tf.losses.get_losses('around/generator')), tf.float64)
-    with tf.name_scope('around'):
-        built = build_towers(by_scope, BATCH, SGD(1.), 2, 'mean')
-    with tf.Session(config=session_config(2)) as session:
-        session.run(tf.global_variables_initializer())
-        assert session.run(built.loss) == np.mean((BATCH - 1.) ** 2)
-
-
-@pytest.mark.parametrize('options', [{}, dict(variables=VariablePlacement('replicated'))], ids=str)
-def test_l2_losses_of_a_collection_of_variables_are_counted_once(options):
-    def model(x):
-        w = weight(trainable=False, collections=[tf.GraphKeys.GLOBAL_VARIABLES, 'joined'])
-        tf.add_to_collections([tf.GraphKeys.TRAINABLE_VARIABLES, 'kernels'], w)
-        kernels = tf.get_collection('kernels') + tf.get_collection('joined')
-        return tf.reduce_mean(x * w) + tf.add_n([tf.nn.l2_loss(each) for each in kernels])
-    built = build_towers(model, BATCH, SGD(1.), 2, 'mean', **options)
-    assert [each.op.name for each in tf.get_collection('kernels')] == ['w']
-    assert [each.op.name for each in tf.trainable_variables()] == ['w']
-    with tf.Session(config=session_config(2)) as session:
-        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        assert session.run([built.loss, built.gradients[0][0]]) == [3. + 1., 3. + 2.]
-
-
-def encoder_and_head(x):
-    """Only the encoder's weight is decayed: the head does not exist yet when they are listed."""
-    with tf.variable_scope('encoder'):
-        hidden = x * weight()
-    decay = tf.add_n([tf.nn.l2_loss(variable) for variable in tf.trainable_variables()])
-    with tf.variable_scope('head'):
-        return tf.reduce_mean(hidden * weight()) + decay
-
-
-@pytest.mark.parametrize('options', [
-    {}, dict(variables=VariablePlacement('replicated'))], ids=str)
-def test_the_decay_of_the_variables_that_were_made_so_far(options):
-    report = towers.check_towers(encoder_and_head, BATCH, num_towers=2, **options)
-    assert report.equal, str(report)
 
 
 def test_weights_from_a_checkpoint_half_way_through_the_model(tmpdir):

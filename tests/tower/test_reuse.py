@@ -55,21 +55,16 @@ def test_registered_losses_are_added_once():
     assert built.plan.regularization == '3 registered losses added, counted once'
 
 
-@pytest.mark.parametrize('state', ['UPDATE_OPS', 'updates'])
-def test_updates_that_do_not_ride_on_the_loss_are_the_first_towers(state):
+def test_updates_are_the_first_towers():
     def model_fn(x):
         size = tf.get_variable('size', [], tf.float64, tf.zeros_initializer(), trainable=False)
-        update = tf.assign_add(size, tf.reduce_mean(x))
-        if state == 'UPDATE_OPS':
-            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
-            return mean(x)
-        return {'loss': mean(x), 'updates': [update]}
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(size, tf.reduce_mean(x)))
+        return mean(x)
     built = built_of(model_fn)
-    size = next(each for each in tf.global_variables() if each.op.name == 'size')
     with tf.Session(config=towers.session_config(2)) as session:
         session.run(tf.global_variables_initializer())
         session.run(built.train_op)
-        assert session.run(size) == 1.5
+        assert session.run(tf.global_variables()[0]) == 1.5
 
 
 def writes(x):
@@ -82,21 +77,13 @@ def makes_a_variable(x):
     return mean(x) * tf.Variable(np.float64(1.), name='v')
 
 
-def counts_calls():
+def counting_calls(name, shape):
     calls = []
 
     def model_fn(x):
         calls.append(x)
-        return tf.reduce_mean(x * tf.get_variable('w%d' % len(calls), [], tf.float64))
-    return model_fn
-
-
-def changes_shape():
-    calls = []
-
-    def model_fn(x):
-        calls.append(x)
-        return tf.reduce_mean(x) * tf.reduce_sum(tf.get_variable('w', [len(calls)], tf.float64))
+        return tf.reduce_mean(x) * tf.reduce_sum(tf.get_variable(
+            name(len(calls)), shape(len(calls)), tf.float64))
     return model_fn
 
 
@@ -112,8 +99,10 @@ def takes_the_total(x):
     (makes_a_variable, towers.SharedVariableError,
      "^copies='reuse', and the call of the model function for tower 1 makes variable 'v': it "
      "shares what tf.get_variable makes.*Pass copies='clone'"),
-    (counts_calls(), towers.SharedVariableError, "^variable 'w2' does not exist in this graph"),
-    (changes_shape(), towers.SharedVariableError, "^variable 'w' cannot be shared: .*same shape"),
+    (counting_calls('w{}'.format, lambda _: []), towers.SharedVariableError,
+     "^variable 'w2' does not exist in this graph"),
+    (counting_calls(lambda _: 'w', lambda call: [call]), towers.SharedVariableError,
+     "^variable 'w' cannot be shared: .*same shape"),
     (takes_the_total, towers.ModelFunctionError,
      "^copies='reuse', and the loss of tower 1 is computed from the shard of another tower: .*"
      r"get_total_loss\(scope='tower_1/'\), or pass copies='clone'")])

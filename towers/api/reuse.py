@@ -17,7 +17,6 @@ import tensorflow.compat.v1 as tf
 from towers.errors import ModelFunctionError, SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.variable_writes import Writes
-from towers.tower.gradients import takes_plain_gradients
 from towers.tower.inner_training import check_no_own_optimizer
 from towers.tower.objectives import flat
 from towers.tower.ownership import ownership
