@@ -55,10 +55,10 @@ REPLICATED = dict(variables=towers.VariablePlacement('replicated'))
     (8, 2, 2., {}),                                   # the sum, as the recipe has it
     (7, 3, 1., dict(reduction='mean', remainder='weight')),
     (2, 3, 1., dict(reduction='mean', remainder='weight')),  # the last shard is padding
-    (8, 2, 1., dict(reduction='mean', accumulate=2)),
-    (8, 2, 1., dict(reduction='mean', copies='reuse')),
-    (8, 2, 1., dict(reduction='mean', numerics=towers.Numerics(
-        loss_scale=towers.LossScale(initial=8)))),
+    pytest.param(8, 2, 1., dict(reduction='mean', accumulate=2), marks=slow),
+    pytest.param(8, 2, 1., dict(reduction='mean', copies='reuse'), marks=slow),
+    pytest.param(8, 2, 1., dict(reduction='mean', numerics=towers.Numerics(
+        loss_scale=towers.LossScale(initial=8))), marks=slow),
     pytest.param(8, 1, 1., dict(reduction='mean'), marks=slow),
     pytest.param(8, 2, 1., dict(REPLICATED, reduction='mean'), marks=slow)], ids=str)
 def test_they_are_trained_as_on_one_device(count, devices, factor, options):
@@ -67,6 +67,7 @@ def test_they_are_trained_as_on_one_device(count, devices, factor, options):
         np.testing.assert_allclose(ours[name], plain[name], rtol=1e-10, err_msg=name)
 
 
+@slow
 def test_what_drop_leaves_out_gets_no_gradient():
     ours = trained(7, 3, reduction='mean', remainder='drop')
     plain = trained(7, kept=6)
@@ -82,6 +83,7 @@ def test_only_what_is_trained_gets_a_gradient():
         assert built.train_op is None  # an evaluation takes none
 
 
+@slow
 def test_of_several_losses_each_trains_them():
     def losses(rows, y):
         return {'loss': {'a': model(rows, y), 'b': tf.reduce_mean(rows)}}

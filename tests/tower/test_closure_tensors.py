@@ -158,7 +158,7 @@ def keeping(make):
         HELD.clear()
         HELD['kept'] = make(x)
         with tf.control_dependencies(HELD.get('written', [])):
-            return .5 * weight() ** 2. * tf.reduce_mean(x)
+            return weight() * tf.reduce_mean(x)
     return model_fn
 
 
@@ -169,11 +169,6 @@ def by_held(pairs):
 def checked(pairs):
     with tf.control_dependencies([tf.Assert(HELD['kept'] > 0., [HELD['kept']])]):
         return [(tf.identity(gradient), variable) for gradient, variable in pairs]
-
-
-def second_order(pairs):
-    [(gradient, variable)] = pairs
-    return [(gradient + tf.gradients(gradient, [variable])[0], variable)]
 
 
 def shown(pairs):
@@ -188,12 +183,24 @@ REFUSED = (r'^transform_gradients, or the optimizer, takes \S+ of the model func
 
 @pytest.mark.parametrize('make, transform, options', [
     (the_largest, by_held, {}), (the_largest, checked, {}), (drawn, by_held, {}),
-    (after_a_write, by_held, {}), (of_own_state, by_held, {}), (the_largest, second_order, {}),
+    (after_a_write, by_held, {}), (of_own_state, by_held, {}),
     (the_largest, by_held, dict(copies='reuse')),
     (the_largest, by_held, dict(accumulate=2, num_towers=1))])
 def test_what_is_of_one_tower_is_refused(make, transform, options):
     with pytest.raises(GradientError, match=REFUSED):
         trained(keeping(make), transform, **options)
+
+
+def second_order(pairs):
+    [(gradient, variable)] = pairs
+    return [(gradient + tf.gradients(gradient, [variable])[0], variable)]
+
+
+def test_gradients_of_gradients_are_the_batchs_or_refused():
+    [values] = trained(lambda x: .5 * weight() ** 2. * tf.reduce_mean(x), second_order)
+    np.testing.assert_allclose(values['w'], 1. - .1 * (3.5 + 3.5))
+    with pytest.raises(GradientError, match=REFUSED + '.*Gradients of gradients take such'):
+        trained(lambda x: tf.reduce_mean(tf.tanh(weight() * x)), second_order)
 
 
 @pytest.mark.parametrize('make, transform, num_towers, factor', [

@@ -9,7 +9,9 @@ import towers
 from sample_models import SAMPLES, check_against_one_device, linear, mean_squared_error, run, sgd
 
 slow = pytest.mark.slow
-needs_v2 = pytest.mark.skipif(tf.version.VERSION < '2', reason='control flow v2')
+IS_V2 = tf.version.VERSION > '2'
+CONTROL_FLOW = pytest.mark.parametrize('control_flow_v2', [
+    True, pytest.param(False, marks=slow)] if IS_V2 else [False])
 X = np.array([1., 2., 3., 6.])  # on two towers the means are 1.5 and 4.5
 
 
@@ -55,7 +57,7 @@ def test_the_model_function_is_called_once_and_the_recipe_once_per_tower():
     assert calls == [('tower_%d' % number, number > 0) for number in range(4)]
 
 
-@pytest.mark.parametrize('scope', [None, 'train'])
+@pytest.mark.parametrize('scope', [None, pytest.param('train', marks=slow)])
 def test_tower_0_is_the_program_itself_and_copies_are_under_names_of_their_own(scope):
     root = scope + '/' if scope else ''
     with tf.Graph().as_default() as one:
@@ -108,8 +110,7 @@ def test_outputs_of_every_kind_are_copied():
     first, second = built.towers
     for field in ('predictions', 'metrics'):
         tf.nest.assert_same_structure(getattr(first, field), getattr(second, field))
-    shown = run(built, {'x': second.predictions['x'], 'out': second.predictions['out'],
-                                   'sparse': second.predictions['sparse']})
+    shown = run(built, {key: second.predictions[key] for key in ('x', 'out', 'sparse')})
     np.testing.assert_array_equal(shown['x'], x[2:])
     np.testing.assert_array_equal(shown['sparse'].values, shown['out'][shown['out'] > 0.])
     assert [update.name for update in second.updates] == [
@@ -187,7 +188,7 @@ def test_a_model_of_every_kind_is_one_device_in_numbers(model_fn):
     assert report.equal, str(report)
 
 
-@pytest.mark.parametrize('control_flow_v2', [False, pytest.param(True, marks=needs_v2)])
+@CONTROL_FLOW
 def test_branches_and_loops_are_one_device_in_numbers(control_flow_v2):
     with samples.switched('control_flow_v2', control_flow_v2):
         report = towers.check_towers(branches_and_loops, samples.vectors(6), sgd, steps=2)
@@ -239,7 +240,7 @@ def test_it_waits_for_its_own_shard_and_for_what_is_outside(graph):
     assert {op.name for op in waits_for} == {'around', built.towers[1].inputs.op.name}
 
 
-@pytest.mark.parametrize('control_flow_v2', [False, pytest.param(True, marks=needs_v2)])
+@CONTROL_FLOW
 def test_no_two_towers_draw_the_same_and_two_builds_do(control_flow_v2):
     def noise(x):
         drawn = {'plain': tf.nn.dropout(x, rate=0.5), 'seeded': tf.random_uniform([32], seed=5),
@@ -284,7 +285,7 @@ def test_jobs_around_the_towers_and_devices_inside(graph):
         assert places == ['/job:other/task:1' + device, '/job:worker/task:1/device:CPU:0', '', '']
 
 
-@needs_v2
+@pytest.mark.skipif(not IS_V2, reason='control flow v2')
 def test_what_the_model_puts_on_a_device_in_a_branch_stays_there(graph):
     """In the function of the branch, where the first tower's device and that look alike."""
     def model_fn(x):

@@ -88,6 +88,7 @@ def test_a_default_that_is_the_shard_is_each_towers_own():
     np.testing.assert_allclose(after_a_step(built, {HELD[0]: [5.]}), 1. - .1 * (5. + 4.5) / 2.)
 
 
+@pytest.mark.slow
 def test_in_a_ring_each_worker_feeds_its_own():
     """Gradients are of 2 workers with 2 towers each: (3 * 2 + 5 * 1) / 2."""
     workers, values = addresses(2), [X, X + 2.]

@@ -30,7 +30,8 @@ def test_the_graph_is_the_recipes(graph):
     assert run(built, [tower.loss for tower in built.towers]) == [1.5, 4.5]
 
 
-@pytest.mark.parametrize('options', [{}, dict(accumulate=2), dict(remainder='weight')], ids=str)
+@pytest.mark.parametrize('options', [
+    dict(remainder='weight'), pytest.param(dict(accumulate=2), marks=pytest.mark.slow)], ids=str)
 def test_it_is_one_device_in_numbers(options):
     def model_fn(x, y):
         """Layers without a name, which each call finds again; and the recipe's last line."""
