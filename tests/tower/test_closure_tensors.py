@@ -30,10 +30,6 @@ def in_a_branch(x):
         lambda: tf.constant(0., tf.float64)))
 
 
-def as_a_group(x):
-    return counting(x, lambda size, mean: tf.group(tf.assign_add(size, mean)))
-
-
 def waits(pairs):
     with tf.control_dependencies([HELD['update']]):
         size = tf.identity(HELD['size'].read_value())
@@ -53,16 +49,15 @@ class Slower(tf.train.GradientDescentOptimizer):
         self._learning_rate_tensor = tf.constant(.1, tf.float64) / (1 + size)
 
 
-def trained(model_fn, transform=None, examples=6, num_towers=2, optimizer=None, steps=2, **options):
+def trained(model_fn, transform=None, examples=6, num_towers=2, optimizer=None, steps=1, **options):
     """The values of all variables after each step, as a list of dicts."""
-    with tf.Graph().as_default(), tf.variable_scope('', use_resource=options.pop('resource', True)):
-        options = dict(dict(remainder='weight', transform_gradients=transform), **options)
+    with tf.Graph().as_default():
         built = towers.build_towers(
             model_fn, tf.constant(np.arange(1., examples + 1)),
             optimizer or tf.train.GradientDescentOptimizer(tf.constant(.1, tf.float64)), num_towers,
-            'mean', check_devices=False, **options)
-        with tf.Session(config=tf.ConfigProto(device_count={'CPU': num_towers})) as session:
-            session.run(tf.global_variables_initializer())
+            'mean', remainder='weight', transform_gradients=transform, **options)
+        with tf.Session(config=towers.session_config(num_towers)) as session:
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
             found = []
             for _ in range(steps):
                 session.run(built.train_op)
@@ -71,71 +66,50 @@ def trained(model_fn, transform=None, examples=6, num_towers=2, optimizer=None, 
             return found
 
 
-WAYS = [(counting, dict(transform=waits)), (counting, dict(transform=takes)),
-        (as_a_group, dict(transform=waits)), (in_a_branch, dict(transform=takes)),
-        (in_a_branch, dict(transform=waits)), (counting, dict(optimizer=Slower))]
+# `first` is the mean of the first tower's (or micro-batch's) examples; that of all is 3.5.
+@pytest.mark.parametrize('model_fn, transform, options, first', [
+    (counting, waits, {}, 2.), (in_a_branch, takes, {}, 2.), (counting, None, {}, 2.),
+    pytest.param(counting, takes, dict(num_towers=1, accumulate=2), 2., marks=slow),
+    pytest.param(in_a_branch, waits, dict(num_towers=1), 3.5, marks=slow)])
+def test_an_update_of_the_first_tower_may_be_taken(model_fn, transform, options, first):
+    w = 1.
+    for step, values in enumerate(trained(
+            model_fn, transform, optimizer=None if transform else Slower(.1), steps=2, **options)):
+        size = (step + 1) * first
+        w -= .1 * 3.5 / (1 + size)
+        np.testing.assert_allclose([values['size'], values['w']], [size, w], rtol=1e-12)
 
 
-# Mean of the first tower's (or micro-batch's) examples, and of all of them.
-@pytest.mark.parametrize('model_fn, way, options, first, mean', [
-    (*WAYS[0], dict(copies='clone'), 2., 3.5)] + [
-        pytest.param(*(way + case), marks=slow) for way in WAYS for case in [
-            (dict(num_towers=1), 3.5, 3.5), (dict(copies='clone'), 2., 3.5),
-            (dict(num_towers=1, accumulate=2), 2., 3.5)]])
-def test_an_update_of_the_first_tower_may_be_taken(model_fn, way, options, first, mean):
-    # TensorFlow itself refuses reference variables in branches of control flow v2.
-    for resource in (True,) if model_fn is in_a_branch else (True, False):
-        way = dict(way)
-        if 'optimizer' in way:
-            way['optimizer'] = Slower(.1)
-        found = trained(model_fn, resource=resource, **dict(way, **options))
-        w = 1.
-        for step, values in enumerate(found):
-            size = (step + 1) * first
-            w -= .1 * mean / (1 + size)
-            np.testing.assert_allclose([values['size'], values['w']], [size, w], rtol=1e-12)
+def test_an_update_of_the_recipes_last_tower_is_refused():
+    with pytest.raises(GradientError, match='takes tower_1.* of the model function, which depends'):
+        trained(counting, takes, copies='reuse')
 
 
-@pytest.mark.parametrize('model_fn, way', [WAYS[0]] + [
-    pytest.param(*way, marks=slow) for way in WAYS[1:]])
-def test_an_update_of_the_last_tower_is_refused(model_fn, way):
-    way = dict(way)
-    if 'optimizer' in way:
-        way['optimizer'] = Slower(.1)
-    for options in dict(copies='reuse'), dict(examples=5), dict(copies='reuse', accumulate=3):
-        with pytest.raises(GradientError, match='takes tower_1.* of the model function, which dep'):
-            trained(model_fn, **dict(way, **options))
+def by_loss(pairs):
+    return [(gradient * HELD['loss'], variable) for gradient, variable in pairs]
 
 
 @pytest.mark.parametrize('options, mean', [
-    (dict(examples=7, num_towers=3), 4.), (dict(examples=8, copies='reuse', accumulate=2), 4.5),
-    pytest.param(dict(num_towers=1), 3.5, marks=slow),
-    pytest.param(dict(copies='reuse', first_scope=False), 3.5, marks=slow)])
+    (dict(examples=7, num_towers=3), 4.), (dict(examples=8, copies='reuse', accumulate=2), 4.5)])
 def test_a_loss_is_that_of_the_batch(options, mean):
     def model_fn(x):
         HELD['loss'] = weight() * tf.reduce_mean(x)
         return HELD['loss']
-
-    def by_loss(pairs):
-        return [(gradient * HELD['loss'], variable) for gradient, variable in pairs]
     w = 1.
-    for values in trained(model_fn, by_loss, **options):
+    for values in trained(model_fn, by_loss, steps=2, **options):
         w -= .1 * mean * (w * mean)
         np.testing.assert_allclose(values['w'], w, rtol=1e-12)
 
 
 def test_a_loss_is_taken_as_it_was_returned():
+    """Without what `regularization='add'` adds."""
     def regularized(x):
         w = weight()
         tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, .5 * w * w)
         HELD['loss'] = w * tf.reduce_mean(x)
         return HELD['loss']
-
-    def by_loss(pairs):
-        return [(gradient * HELD['loss'], variable) for gradient, variable in pairs]
-    np.testing.assert_allclose(
-        trained(regularized, by_loss, 5, steps=1, regularization='add')[0]['w'],
-        1 - .1 * (3. + 1) * 3., rtol=1e-12)
+    np.testing.assert_allclose(trained(regularized, by_loss, 5, regularization='add')[0]['w'],
+                               1 - .1 * (3. + 1) * 3., rtol=1e-12)
 
 
 def test_one_of_several_losses():
@@ -144,15 +118,11 @@ def test_one_of_several_losses():
         other = tf.get_variable('v', [], tf.float64, tf.constant_initializer(2.))
         HELD['loss'] = other * mean * mean
         return dict(loss=dict(a=weight() * mean, b=HELD['loss']))
-
-    def by_loss(pairs):
-        return [(gradient * HELD['loss'], variable) for gradient, variable in pairs]
     square = (2. ** 2 * 3 + 4.5 ** 2 * 2) / 5  # mean of the shards' squared means: 2 of 3, 4.5 of 2
     rate = tf.train.GradientDescentOptimizer
-    found = trained(model_fn, by_loss, 5, optimizer=dict(a=rate(.1), b=rate(.1)),
-                    steps=1, var_list=dict(a=lambda every: [v for v in every if v.op.name == 'w'],
-                                            b=lambda every: [v for v in every if v.op.name == 'v'])
-                    )[0]
+    found = trained(model_fn, by_loss, 5, optimizer=dict(a=rate(.1), b=rate(.1)), var_list={
+        loss: lambda every, name=name: [each for each in every if each.op.name == name]
+        for loss, name in (('a', 'w'), ('b', 'v'))})[0]
     np.testing.assert_allclose([found['w'], found['v']], [
         1 - .1 * 3 * 2 * square, 2 - .1 * square * 2 * square], rtol=1e-7)
 
@@ -171,11 +141,6 @@ def after_a_write(x):
         return size.read_value()
 
 
-def counted(x):
-    steps = tf.get_variable('steps', [], tf.float64, tf.zeros_initializer(), trainable=False)
-    return tf.assign_add(steps, 1.) * 1.
-
-
 def of_own_state(x):
     state = tf.get_local_variable('state', [], tf.float64, tf.zeros_initializer())
     read = state.read_value()
@@ -184,17 +149,8 @@ def of_own_state(x):
     return read
 
 
-def by_held(pairs):
-    return [(gradient * HELD['kept'], variable) for gradient, variable in pairs]
-
-
-def printed(pairs):
-    return [(tf.Print(gradient, [HELD['kept']]), variable) for gradient, variable in pairs]
-
-
-def checked(pairs):
-    with tf.control_dependencies([tf.Assert(HELD['kept'] > 0., [HELD['kept']])]):
-        return [(tf.identity(gradient), variable) for gradient, variable in pairs]
+def rate(x):
+    return 1. / (2. + tf.cast(tf.train.get_or_create_global_step(), tf.float64))
 
 
 def keeping(make):
@@ -206,78 +162,74 @@ def keeping(make):
     return model_fn
 
 
-REFUSED = (r'^transform_gradients, or the optimizer, takes tower_\S+ of the model function, which '
+def by_held(pairs):
+    return [(gradient * HELD['kept'], variable) for gradient, variable in pairs]
+
+
+def checked(pairs):
+    with tf.control_dependencies([tf.Assert(HELD['kept'] > 0., [HELD['kept']])]):
+        return [(tf.identity(gradient), variable) for gradient, variable in pairs]
+
+
+def shown(pairs):
+    tf.summary.scalar('largest', HELD['kept'])
+    return pairs
+
+
+REFUSED = (r'^transform_gradients, or the optimizer, takes \S+ of the model function, which '
            "depends on the examples of one tower: take the loss, which is the batch's, or let "
            'UPDATE_OPS write it to a variable, and read the variable')
 
 
-@pytest.mark.parametrize('make, transform', [
-    (the_largest, by_held), (the_largest, printed), (the_largest, checked), (drawn, by_held),
-    (after_a_write, by_held), (counted, by_held), (of_own_state, by_held)])
-@pytest.mark.parametrize('options', [
-    dict(copies='clone'), dict(copies='reuse'), dict(accumulate=2, num_towers=1)], ids=str)
+@pytest.mark.parametrize('make, transform, options', [
+    (the_largest, by_held, {}), (the_largest, checked, {}), (drawn, by_held, {}),
+    (after_a_write, by_held, {}), (of_own_state, by_held, {}),
+    (the_largest, by_held, dict(copies='reuse')),
+    (the_largest, by_held, dict(accumulate=2, num_towers=1))])
 def test_what_is_of_one_tower_is_refused(make, transform, options):
     with pytest.raises(GradientError, match=REFUSED):
         trained(keeping(make), transform, **options)
 
 
-@pytest.mark.parametrize('copies', ['clone', 'reuse'])
-def test_gradients_of_gradients_are_refused(copies):
-    def model_fn(x):
-        return tf.reduce_mean(tf.tanh(weight() * x))
+def second_order(pairs):
+    [(gradient, variable)] = pairs
+    return [(gradient + tf.gradients(gradient, [variable])[0], variable)]
 
-    def second(pairs):
-        [(gradient, variable)] = pairs
-        return [(gradient + tf.gradients(gradient, [variable])[0], variable)]
+
+def test_gradients_of_gradients_are_the_batchs_or_refused():
+    [values] = trained(lambda x: .5 * weight() ** 2. * tf.reduce_mean(x), second_order)
+    np.testing.assert_allclose(values['w'], 1. - .1 * (3.5 + 3.5))
     with pytest.raises(GradientError, match=REFUSED + '.*Gradients of gradients take such'):
-        trained(model_fn, second, copies=copies)
+        trained(lambda x: tf.reduce_mean(tf.tanh(weight() * x)), second_order)
 
 
-def test_on_one_tower_the_tensor_is_of_the_batch():
-    [values] = trained(keeping(the_largest), by_held, num_towers=1, steps=1)
-    np.testing.assert_allclose(values['w'], 1 - .1 * 3.5 * 6)
+@pytest.mark.parametrize('make, transform, num_towers, factor', [
+    (the_largest, by_held, 1, 6.),  # the one tower's examples are the batch
+    (the_largest, shown, 2, 1.),  # the update does not run it
+    (rate, by_held, 2, .5)])  # it depends on no example
+def test_other_tensors_may_be_taken(make, transform, num_towers, factor):
+    [values] = trained(keeping(make), transform, num_towers=num_towers)
+    np.testing.assert_allclose(values['w'], 1 - .1 * 3.5 * factor)
 
 
-def test_what_the_update_does_not_run_may_be_of_one_tower():
-    def shown(pairs):
-        tf.summary.scalar('largest', HELD['kept'])
-        return pairs
-    [values] = trained(keeping(the_largest), shown, steps=1)
-    np.testing.assert_allclose(values['w'], 1 - .1 * 3.5)
-
-
-@pytest.mark.parametrize('options', [dict(copies='clone'), dict(copies='reuse')], ids=str)
-def test_what_depends_on_no_example_may_be_taken(options):
-    def rate(x):
-        return 1. / (2. + tf.cast(tf.train.get_or_create_global_step(), tf.float64))
-    [values] = trained(keeping(rate), by_held, steps=1, **options)
-    np.testing.assert_allclose(values['w'], 1 - .1 * 3.5 / 2)
-
-
-def built_in_a_ring(model_fn, transform):
-    ring = towers.Cluster('ring', ['a:1', 'b:1'])
-    inputs = tf.data.make_one_shot_iterator(
-        tf.data.Dataset.from_tensors(np.ones(4)).repeat()).get_next()
-    HELD['batch'] = inputs
-    return towers.build_towers(model_fn, inputs, tf.train.GradientDescentOptimizer(.1), 1, 'mean',
-                               transform_gradients=transform, cluster=ring)
-
-
-def test_in_a_ring_a_workers_own_loss_and_batch_are_refused():
+def built_in_a_ring(transform):
     def model_fn(x):
         HELD['loss'] = weight() * tf.reduce_mean(x)
         return HELD['loss']
+    ring = towers.Cluster('ring', ['a:1', 'b:1'])
+    HELD['batch'] = tf.data.make_one_shot_iterator(
+        tf.data.Dataset.from_tensors(np.ones(4)).repeat()).get_next()
+    return towers.build_towers(model_fn, HELD['batch'], tf.train.GradientDescentOptimizer(.1), 1,
+                               'mean', transform_gradients=transform, cluster=ring)
+
+
+def test_in_a_ring_a_workers_own_loss_and_batch_are_refused_and_may_be_shown():
     with tf.Graph().as_default(), pytest.raises(
             GradientError, match="the loss of one worker's examples"):
-        built_in_a_ring(model_fn, lambda pairs: [(g * HELD['loss'], v) for g, v in pairs])
-    with pytest.raises(ClusterError, match='Iterator.* has a part in the update'):
-        built_in_a_ring(model_fn, lambda pairs: [(g * HELD['batch'][0], v) for g, v in pairs])
-
-
-def test_in_a_ring_a_workers_own_loss_and_batch_may_be_shown():
-    def model_fn(x):
-        HELD['loss'] = weight() * tf.reduce_mean(x)
-        return HELD['loss']
-    built = built_in_a_ring(model_fn, lambda pairs: [
+        built_in_a_ring(lambda pairs: [(g * HELD['loss'], v) for g, v in pairs])
+    with tf.Graph().as_default(), pytest.raises(
+            ClusterError, match='Iterator.* has a part in the update'):
+        built_in_a_ring(lambda pairs: [(g * HELD['batch'][0], v) for g, v in pairs])
+    built = built_in_a_ring(lambda pairs: [
         (tf.Print(g, [HELD['loss'], HELD['batch']]), v) for g, v in pairs])
     assert isinstance(built.train_op, tf.Operation)

@@ -1,4 +1,6 @@
-"""towers.tower.refused_builds: collections are put back, and the next build is made in a new graph."""
+"""After a build that failed: collections are as before, and the next build is in a new graph."""
+
+import threading
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -8,84 +10,119 @@ import towers
 from sample_models import SAMPLES, keras, linear, momentum
 
 
-class Broken(Exception):
-    pass
-
-
 def entries(graph):
     return {key: list(graph.get_collection(key)) for key in graph.get_all_collection_keys()
             if graph.get_collection(key)}
 
 
-def fail(model_fn, data, where):
-    """A build that fails in tower 0, in tower 1, or when all towers are there."""
+def fail(model_fn, data, where, **options):
+    """A build that fails in the model function, in its second call, or when all towers are there.
+    """
     calls = []
 
     def broken(*inputs):
         loss = model_fn(*inputs)
         calls.append(None)
-        if where == 'tower %d' % (len(calls) - 1):
-            raise Broken()
+        if where == len(calls):
+            raise KeyboardInterrupt  # no Exception even
         return loss
 
     def transform(pairs):
-        raise Broken()
-    with pytest.raises(Broken):
-        towers.build_towers(broken, data, momentum(), 2, copies='reuse',
-                            transform_gradients=transform if where == 'the end' else None)
+        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        towers.build_towers(broken, data, momentum(), 2,
+                            transform_gradients=None if where else transform, **options)
 
 
-@pytest.mark.parametrize('where', ['tower 0', 'tower 1', 'the end'])
-@pytest.mark.parametrize('name', ['slim', 'tf.Variable', 'embedding'])
-def test_the_collections_are_as_before(graph, name, where):
-    data, before = SAMPLES[name].data(8), entries(graph)
-    fail(SAMPLES[name].model_fn, data, where)
+@pytest.mark.parametrize('where, options', [(1, {}), (2, dict(copies='reuse')), (None, {})])
+def test_the_collections_are_as_before(graph, where, options):
+    tf.get_variable('earlier', [], regularizer=tf.nn.l2_loss)
+    data, before = SAMPLES['slim'].data(8), entries(graph)
+    fail(SAMPLES['slim'].model_fn, data, where, **options)
     assert entries(graph) == before
+    assert tf.get_variable_scope().custom_getter is None
 
 
-def test_get_variable_has_forgotten_what_failed(graph):
-    fail(linear, samples.vectors(8), 'tower 1')
+def test_get_variable_and_layers_have_forgotten_what_failed(graph):
+    def model_fn(x, y):
+        net = keras.layers.Dense(4, dtype='float64')(x)
+        return linear(x, keras.layers.Dense(3, dtype='float64')(net))
+
+    def number_of_the_next():
+        return int(keras.layers.Dense(1).name.partition('_')[2] or 0)
+    before = number_of_the_next()
+    fail(model_fn, samples.vectors(8), 1)
+    assert number_of_the_next() == before + 1
     with tf.variable_scope(tf.get_variable_scope(), reuse=True):
         with pytest.raises(ValueError, match='kernel'):
             tf.get_variable('kernel', [6, 3], tf.float64)
 
 
-@pytest.mark.parametrize('where', ['tower 0', 'the end'])
+@pytest.mark.parametrize('where', [1, None])
 def test_no_build_follows_in_the_graph(graph, where):
     data = samples.vectors(8)
     fail(linear, data, where)
     dataset = tf.data.Dataset.from_tensors(data)
-    for build in (lambda: towers.build_towers(linear, data, momentum(), 2),
-                  lambda: towers.build_towers(linear, data, momentum(), 1, name='other'),
+    before = len(graph.get_operations())
+    for build in (lambda: towers.build_towers(linear, data, momentum(), 2, name='other'),
                   lambda: towers.Evaluation(linear, dataset, devices=1)):
-        before = len(graph.get_operations())
-        with pytest.raises(towers.FailedBuildError) as caught:
+        with pytest.raises(towers.FailedBuildError, match=(
+                '^a build_towers in this graph has failed, and TensorFlow cannot remove what it '
+                'made: build in a new graph ')):
             build()
-        assert str(caught.value) == (
-            'a build_towers in this graph has failed, and TensorFlow cannot remove what it made: '
-            'build in a new graph (with tf.Graph().as_default(): …, or tf.reset_default_graph()).')
-        assert len(graph.get_operations()) == before
-
-
-def test_layers_without_a_name_are_numbered_on_from_before(graph):
-    def model_fn(x, y):
-        net = keras.layers.Dense(4, dtype='float64')(x)
-        return samples.mean_squared_error(keras.layers.Dense(3, dtype='float64')(net), y)
-
-    def number_of_the_next():
-        return int(keras.layers.Dense(1).name.partition('_')[2] or 0)
-    before = number_of_the_next()
-    fail(model_fn, samples.vectors(8), 'tower 1')
-    assert number_of_the_next() == before + 1
+    assert len(graph.get_operations()) == before
 
 
 @pytest.mark.parametrize('wrong', [
     dict(reduction='average'), dict(devices=['/cpu:0', '/cpu:0']), dict(optimizer=3),
     dict(accumulate=3), dict(name='tower 0')], ids=str)
-def test_an_argument_is_corrected_in_the_same_graph(graph, wrong):
-    data = samples.vectors(8)
-    arguments = dict(model_fn=linear, inputs=data, optimizer=momentum(), devices=2)
+def test_an_argument_is_corrected_in_the_same_graph(wrong):
+    arguments = dict(model_fn=linear, inputs=samples.vectors(8), optimizer=momentum(), devices=2)
     with pytest.raises(towers.TowersError):
         towers.build_towers(**dict(arguments, **wrong))
-    built = towers.build_towers(**arguments)
-    assert samples.names(built.variables) == ['kernel']
+    assert samples.names(towers.build_towers(**arguments).variables) == ['kernel']
+
+
+# ---- builds within builds, and beside them -------------------------------------------------------
+
+def mean(x):
+    return tf.reduce_mean(x)
+
+
+def test_a_build_in_a_model_function_is_refused_but_in_a_graph_of_its_own():
+    def apart(x):
+        with tf.Graph().as_default():
+            towers.build_towers(mean, tf.ones([4]), None, 2)
+        return tf.reduce_mean(x)
+
+    def nested(x):
+        return towers.build_towers(mean, x, None, 2, name='inner').loss
+    assert towers.build_towers(apart, tf.ones([4]), None, 2).loss is not None
+    with pytest.raises(towers.ModelFunctionError, match='^build_towers is called within the model'):
+        towers.build_towers(nested, tf.ones([4]), None, 2, name='second')
+
+
+def test_builds_in_threads_do_not_see_each_other():
+    errors, begin = [], threading.Barrier(3)
+
+    def look(x):
+        first = tf.get_variable('first', [], initializer=tf.ones_initializer())
+        begin.wait(20)
+        assert tf.trainable_variables() == [first]
+        begin.wait(20)
+        return tf.reduce_mean(x) * first * tf.get_variable('second', [])
+
+    def work():
+        try:
+            with tf.Graph().as_default():
+                built = towers.build_towers(look, tf.ones([4]), momentum(), 2)
+                assert samples.names(built.variables) == ['first', 'second']
+        except BaseException as error:
+            errors.append(error)
+            begin.abort()
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors

@@ -40,19 +40,17 @@ def clipping_object():
     return optimizer
 
 
-@pytest.mark.parametrize('num_towers', [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize('make', [lambda: Clipping(RATE), clipping_object])
-def test_an_optimizer_that_changes_gradients_gets_those_of_the_whole_loss(make, num_towers):
+def test_an_optimizer_that_changes_gradients_gets_those_of_the_whole_loss(make):
     # Of the batch, and all of the loss: at least 2, clipped to 1.
-    weights, _ = after_a_step(make(), num_towers)
+    weights, _ = after_a_step(make(), 2)
     np.testing.assert_allclose(weights, 1. - RATE, rtol=1e-12)
 
 
-@pytest.mark.parametrize('num_towers', [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize('gate', ['GATE_NONE', 'GATE_OP', 'GATE_GRAPH'])
-def test_gates_leave_the_numbers_as_they_are(gate, num_towers):
+def test_gates_leave_the_numbers_as_they_are(gate):
     options = {'gate_gradients': getattr(tf.train.Optimizer, gate)}
-    weights, _ = after_a_step(SGD(RATE), num_towers, gradient_options=options)
+    weights, _ = after_a_step(SGD(RATE), 2, gradient_options=options)
     np.testing.assert_allclose(weights, 1. - RATE * (np.array([3., 4.]) + 3.), rtol=1e-12)
     # With the whole graph gated, a penalty's gradient waits for the others: it is one of theirs.
     alone = [op.name for op in tf.get_default_graph().get_operations()

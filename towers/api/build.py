@@ -109,15 +109,11 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       stateless_random: dropout and other random ops of the model draw numbers that depend on the
         graph-level seed, the op's name and `global_step` alone, so that a run that resumes draws
         the same numbers as a run without a break; see `stateless_random`.
-      copies: how the towers after the first are made. `'reuse'`: a call of the model function each,
-        under `variable_scope` reuse. `'clone'`: clones of the first tower's finished graph, forward
-        and backward, which takes a fraction of the time. Clones differ in names, shards, devices
-        and the seeds of random ops (an op that the model gave a seed gets another seed in each
-        clone). The model function is then called only once, so its side effects (counting,
-        printing, keeping tensors in lists) happen once, with the first tower's tensors. `'auto'`
-        clones where that gives the same graph as calls. Otherwise it calls, and the plan says why:
-        shards of different static sizes, tables, queues, placeholders and Python functions made by
-        the model function, functions with a custom gradient.
+      copies: `'clone'`: the model function is called once, in the caller's scopes, and the towers
+        after the first are copies of its graph, forward and backward. Tables, queues, iterators and
+        placeholders that it makes are then common to all towers; a random op that it gave a seed
+        gets another seed in each copy. `'reuse'`: the hand-written recipe, a call for each tower
+        under `variable_scope` reuse, with the recipe's limits; see `reuse`.
       on_tower: called as `on_tower(index, count)` before each tower is built, to show how far the
         build is: hundreds of towers take minutes.
       accumulate: k, into how many micro-batches each tower's shard is cut. They run one after the

@@ -131,6 +131,9 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     replicas = Replicas(names) if placement.all_reduce is not None else None
     if replicas is not None and shares_earlier:
         _check_earlier_has_replicas(reuse)
+    if copies == 'reuse' and (replicas is not None or stages is not None):
+        raise InvalidArgumentError("copies='reuse' goes with neither VariablePlacement("
+                                   "'replicated') nor stages=: pass copies='clone'.")
     precision_text = _precision_text(numerics.precision, names, check_devices)
     loss_scale = numerics.loss_scale
     if optimizer is None:

@@ -17,7 +17,6 @@ import tensorflow.compat.v1 as tf
 from towers.errors import ModelFunctionError, SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.variable_writes import Writes
-from towers.tower.gradients import takes_plain_gradients
 from towers.tower.inner_training import check_no_own_optimizer
 from towers.tower.objectives import flat
 from towers.tower.ownership import ownership
@@ -47,7 +46,9 @@ def call_for_each_tower(request, shards, scaled_losses, behind, no_batch_values)
     for number, part in enumerate(request.parts):
         if request.on_tower is not None:
             request.on_tower(number, len(request.parts))
-        with tf.name_scope(part.scope), _no_new_variables(number):
+        # As in the recipe: entered anew, so that layers without a name find their variables.
+        with tf.name_scope(part.scope), _no_new_variables(number), tf.variable_scope(
+                tf.get_variable_scope(), auxiliary_name_scope=False):
             recorded = record(
                 options.model_fn, shards.inputs[number], part.device, placement,
                 options.objectives, registered, options.variable_scope,
@@ -66,6 +67,11 @@ def call_for_each_tower(request, shards, scaled_losses, behind, no_batch_values)
                 recorded, options, placement, registered, part.device, shards.inputs[number],
                 shards.sizes[number], scale, scaled_losses, False, number=number,
                 shard=behind.shard_tensors(shards.inputs[number])))
+    # What the update takes of any call is looked for in those of all.
+    calls = [step.recorded for step in steps]
+    steps[0] = steps[0]._replace(recorded=calls[0]._replace(
+        operations=sum((call.operations for call in calls), []),
+        sources=sum((call.sources for call in calls), [])))
     return steps, roles
 
 

@@ -141,9 +141,8 @@ def keep_with_tower(operations, own, device):
         turns of a loop that reads a resource variable, is on its first stage.
     """
     for op in operations:
-        own = 'loc:@' + op.name
         names = [group[len('loc:@'):] for group in map(bytes.decode, op.colocation_groups())
-                 if group != own]
+                 if group != 'loc:@' + op.name]
         inside = [name for name in names if name in own]
         if not inside:
             continue

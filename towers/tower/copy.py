@@ -103,8 +103,8 @@ class Copies:
             if name in nodes or name not in self._made or self._is_shared(name):
                 continue
             node = nodes[name] = self._without_left_out(self._made[name].node_def)
-            stack.extend(producer_of(text) for text in node.input)
             stack.extend(group[len('loc:@'):] for group in colocation(node))
+            stack.extend(producer_of(text) for text in node.input)  # first, with what is shared
         return nodes
 
     def _is_shared(self, name):
@@ -125,7 +125,7 @@ class Copies:
                 "%s: make it before build_towers, or pass copies='reuse'." % (
                     name, op.type, 'is made from the shard' if name in self._from_shard
                     else 'is within a branch or a loop'))
-        self._shared.add(name)
+        self._shared.update([name], (group[len('loc:@'):] for group in colocation(op.node_def)))
         return True
 
     def _without_left_out(self, node):
@@ -155,8 +155,10 @@ class Copies:
             if not node.device:
                 devices[name] = ''
                 continue
-            leader = next((group[len('loc:@'):] for group in colocation(node)
-                           if group != 'loc:@' + name), None)
+            leader = next((tensor.op.name for tensor in self._made[name].inputs
+                           if tensor.dtype == tf.resource and tensor.op.name in self._shared),
+                          None) or next((group[len('loc:@'):] for group in colocation(node)
+                                         if group != 'loc:@' + name), None)
             follows = None if leader else self._was_put(name, node) or follows_tower(
                 self._made[name])
             if leader is None and follows is None:

@@ -72,7 +72,7 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
     """
     graph = tf.get_default_graph()
     before = _updates(graph)
-    made_variables = NewVariables(placement, earlier, registered.make_concrete)
+    made_variables = NewVariables(placement, earlier, registered.of_variable)
     with graph_walk.Recording(graph) as made, tf.device(TowerDevice(device)):
         with made_variables.recorded(scope, reuse), record_keras_calls() as keras, \
                 compiled(xla), around(), call_of_model_fn(graph), \

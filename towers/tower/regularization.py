@@ -6,6 +6,8 @@ proven to be the same (`invariance`), it is taken out of the loss of tower 0, he
 computed once a step.
 """
 
+import contextlib
+
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
@@ -49,8 +51,18 @@ class RegisteredLosses:
         self._graph = graph
         self._all_known = True
         self.made = []
+        self._of_variables, self._earlier = set(), set()
         self.make_concrete()
         self._before = _registered()
+
+    @contextlib.contextmanager
+    def of_variable(self):
+        """The context of a `get_variable`, whose loss is of every later call that finds it."""
+        listed = self._graph.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
+        start = len(listed)
+        yield
+        self.make_concrete()
+        self._of_variables.update(map(id, listed[start:]))
 
     def note_call(self):
         """The call of the model function has ended: finds the losses that it has registered."""
@@ -58,8 +70,9 @@ class RegisteredLosses:
                self._graph.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)):
             self._all_known = False
             self.make_concrete()
-        before = set(map(id, self._before))
-        self.made = [loss for loss in _registered() if id(loss) not in before]
+        others = set(map(id, self._before)) | self._earlier - self._of_variables
+        self.made = [loss for loss in _registered() if id(loss) not in others]
+        self._earlier.update(map(id, self.made))
 
     def invariant(self, varying):
         """The losses of the call that are proven to be the same in every tower: a list."""

@@ -34,15 +34,15 @@ class NewVariables:
         reads.
     """
 
-    def __init__(self, placement, earlier=(), after_creation=lambda: None):
+    def __init__(self, placement, earlier=(), around_creation=contextlib.nullcontext):
         """
         Args:
           placement: a `Placement`, which names the device of each new variable.
           earlier: `DirectVariable`s of an earlier build, which the model function gets in order.
-          after_creation: called after each `get_variable`.
+          around_creation: makes a context of each `get_variable`.
         """
         self.created, self.direct, self.owned = [], [], set()
-        self._placement, self._after_creation = placement, after_creation
+        self._placement, self._around_creation = placement, around_creation
         # Counters of tf.metrics are the earlier build's own: a new build counts anew.
         local = {variable.op.name for variable in tf.local_variables()}
         self._earlier = [each for each in earlier if each.variable.op.name not in local]
@@ -86,21 +86,22 @@ class NewVariables:
                 yield
             return
         # The caller's scope is not entered again: that would count unnamed layers anew.
-        former = current.custom_getter
+        former, reuse_before = current.custom_getter, current.reuse
         current.set_custom_getter(self._getter if former is None else functools.partial(
             _after_getter, former, self._getter))
         try:
             yield
         finally:
             current.set_custom_getter(former)
+            current._reuse = reuse_before  # the model's own reuse_variables() ends with its call
 
     def _getter(self, getter, *args, **kwargs):
         self._by_name += 1
         try:
-            return getter(*args, **kwargs)
+            with self._around_creation():
+                return getter(*args, **kwargs)
         finally:
             self._by_name -= 1
-            self._after_creation()
 
     def _explained(self, text, is_reused):
         """The text of an error for TensorFlow's at a `get_variable`; None for any other."""
@@ -128,7 +129,12 @@ class NewVariables:
         return None
 
     def _create(self, next_creator, **kwargs):
-        if not self._graph.get_collection(_OPEN) or tf.get_default_graph() is not self._graph:
+        if not self._graph.get_collection(_OPEN):
+            return next_creator(**kwargs)
+        if tf.get_default_graph() is not self._graph:
+            with tf.init_scope():  # out of the body of a loop, which is a function
+                if tf.get_default_graph() is self._graph:
+                    return self._create(next_creator, **kwargs)
             return next_creator(**kwargs)
         is_local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ())
         requested = _requested_name(kwargs)

@@ -1,0 +1,350 @@
+"""One recorded call of the model function, and copies of its graph for the other towers."""
+
+import numpy as np
+import pytest
+import sample_models as samples
+import tensorflow.compat.v1 as tf
+
+import towers
+from sample_models import SAMPLES, check_against_one_device, linear, mean_squared_error, run, sgd
+
+slow = pytest.mark.slow
+IS_V2 = tf.version.VERSION > '2'
+CONTROL_FLOW = pytest.mark.parametrize('control_flow_v2', [
+    True, pytest.param(False, marks=slow)] if IS_V2 else [False])
+X = np.array([1., 2., 3., 6.])  # on two towers the means are 1.5 and 4.5
+
+
+def build(model_fn, data, devices=2, **options):
+    options.setdefault('optimizer', sgd())
+    return towers.build_towers(model_fn, data, devices=devices, **options)
+
+
+def weight(value=1.):
+    return tf.get_variable('w', [], tf.float64, tf.constant_initializer(value))
+
+
+def convolutions(x, y):
+    """What a network has: layers of several kinds, a branch, a loop, dropout, batch norm."""
+    net = samples.slim.batch_norm(samples.slim.conv2d(x, 4, 3), is_training=True)
+    net = tf.cond(tf.reduce_sum(x) > 0., lambda: tf.nn.relu(net), lambda: tf.tanh(net))
+    net = tf.while_loop(lambda i, _: i < 2, lambda i, each: (i + 1, each * 0.5), [0, net])[1]
+    net = tf.nn.dropout(samples.slim.flatten(net), rate=0.5)
+    tf.losses.mean_squared_error(y, samples.slim.fully_connected(net, 3))
+    return tf.losses.get_total_loss()
+
+
+def images(count):
+    random = np.random.RandomState(count)
+    return random.randn(count, 8, 8, 2).astype('float32'), random.randn(count, 3).astype('float32')
+
+
+# ---- one call, and what stands in the graph ------------------------------------------------------
+
+def test_the_model_function_is_called_once_and_the_recipe_once_per_tower():
+    calls = []
+
+    def model_fn(x, y):
+        calls.append((tf.get_default_graph().get_name_scope(), tf.get_variable_scope().reuse))
+        return linear(x, y)
+    built = build(model_fn, samples.vectors(8), 4)
+    assert calls == [('', False)]
+    assert built.plan.how_built == '1 call of the model function, 3 copies of its graph'
+    del calls[:]
+    with tf.Graph().as_default():
+        built = build(model_fn, samples.vectors(8), 4, copies='reuse')
+        assert built.plan.how_built == '4 calls of the model function'
+    assert calls == [('tower_%d' % number, number > 0) for number in range(4)]
+
+
+@pytest.mark.parametrize('scope', [None, pytest.param('train', marks=slow)])
+def test_tower_0_is_the_program_itself_and_copies_are_under_names_of_their_own(scope):
+    root = scope + '/' if scope else ''
+    with tf.Graph().as_default() as one:
+        batch = [tf.constant(each) for each in images(4)]
+        tf.get_variable_scope().set_use_resource(True)
+        with tf.name_scope(scope):
+            convolutions(*batch)
+        expected = [op.name for op in one.get_operations()][2:]
+    batch = [tf.constant(each) for each in images(4)]
+    with tf.name_scope(scope):
+        built = build(convolutions, batch)
+    graph = tf.get_default_graph()
+    assert set(expected) <= {op.name for op in graph.get_operations()}
+    assert [tower.name_scope for tower in built.towers] == [root, root + 'tower_1/']
+    first, second = [samples.step_operations([tower.loss] + [each for each, _ in tower.gradients])
+                     for tower in built.towers]
+    assert not [op.name for op in first if 'tower_1/' in op.name]
+    copied = {op.name: op for op in second if 'tower_1/' in op.name}
+    assert len(copied) > 100
+    for name, op in copied.items():
+        of_first = graph.get_operation_by_name(name.replace('tower_1/', ''))
+        assert op.type == of_first.type and op.device in (
+            of_first.device, of_first.device.replace('CPU:0', 'CPU:1'))
+        assert [each.name.replace('tower_1/', '') for each in op.outputs] == [
+            each.name for each in of_first.outputs]
+    assert [str(each.shape) for each, _ in built.towers[1].gradients] == [
+        str(variable.shape) for variable in built.variables if variable.trainable]
+
+
+def test_each_tower_reads_its_own_shard_and_is_fed_by_it():
+    built = build(samples.slope, np.arange(6.), 3)
+    assert run(built, [tower.loss for tower in built.towers],
+               {built.towers[1].inputs: [100., 100.]}) == [1., 200., 9.]  # mean(2 x)
+
+
+def outputs_of_every_kind(x, y):
+    out = tf.matmul(x, tf.get_variable('kernel', [6, 3], x.dtype))
+    count = tf.get_variable('count', [], trainable=False, initializer=tf.zeros_initializer())
+    return towers.ModelOutput(
+        mean_squared_error(out, y),
+        predictions={'out': out, 'parts': [out[:, 0], (out[:, 1], None)], 'x': x,
+                     'sparse': tf.sparse.from_dense(tf.nn.relu(out)), 'scalar': tf.reduce_max(out)},
+        metrics={'error': tf.metrics.mean_squared_error(y, out), 'mean': tf.reduce_mean(out)},
+        updates=[tf.assign_add(count, 1.), tf.assign_add(count, 2.).op])
+
+
+def test_outputs_of_every_kind_are_copied():
+    x, y = samples.vectors(4)
+    built = build(outputs_of_every_kind, (x, y), update_ops='all')
+    first, second = built.towers
+    for field in ('predictions', 'metrics'):
+        tf.nest.assert_same_structure(getattr(first, field), getattr(second, field))
+    shown = run(built, {key: second.predictions[key] for key in ('x', 'out', 'sparse')})
+    np.testing.assert_array_equal(shown['x'], x[2:])
+    np.testing.assert_array_equal(shown['sparse'].values, shown['out'][shown['out'] > 0.])
+    assert [update.name for update in second.updates] == [
+        'tower_1/' + update.name for update in first.updates]
+
+
+# ---- numbers -------------------------------------------------------------------------------------
+
+def branches_and_loops(x, y):
+    """A branch, a loop with TensorArrays, and a loop in a branch."""
+    w = tf.get_variable('w', [3, 3], tf.float64)
+    rows = tf.map_fn(lambda row: tf.tanh(tf.linalg.matvec(w, row)), y)
+    rows = tf.cond(tf.reduce_sum(rows) > 100., lambda: rows, lambda: tf.matmul(rows, w) + 1.)
+    count = tf.cond(tf.reduce_mean(x) > 100., lambda: 3., lambda: tf.while_loop(
+        lambda i: i < 2., lambda i: i + 1., [tf.constant(0.)]))
+    return mean_squared_error(rows * tf.cast(count, tf.float64), y)
+
+
+@tf.custom_gradient
+def doubled_backward(x):
+    return tf.identity(x), lambda gradient: 2. * gradient
+
+
+def custom_gradients(x, y):
+    """A gradient by a Python function, and one that is overridden by its name."""
+    loss = doubled_backward(linear(x, y))
+    with tf.get_default_graph().gradient_override_map({'Identity': 'TestOfCopyTripled'}):
+        return tf.identity(loss)
+
+
+@tf.RegisterGradient('TestOfCopyTripled')
+def _tripled(op, gradient):
+    return 3. * gradient
+
+
+def with_a_table(x, y):
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer([0, 1], np.array([1., 2.])), -1.)
+    return linear(x, y) * table.lookup(tf.constant(1))
+
+
+def with_a_queue(x, y):
+    queue = tf.FIFOQueue(3, [tf.float64], [[]])
+    with tf.control_dependencies([queue.enqueue(3.)]):
+        return linear(x, y) * queue.dequeue()
+
+
+def with_an_iterator(x, y):
+    return linear(x, y) * tf.data.make_one_shot_iterator(
+        tf.data.Dataset.from_tensors(np.float64(2.)).repeat()).get_next()
+
+
+def with_a_python_function(x, y):
+    factor = tf.py_func(lambda each: 2. * each, [x], tf.float64)
+    factor.set_shape(x.shape)
+    return linear(factor, y)
+
+
+def with_names_of_a_variables_scope(x, y):
+    loss = linear(x, y)
+    with tf.name_scope('kernel/'):
+        return loss + tf.reduce_mean(x * x, name='squares')
+
+
+def with_the_initial_value(x, y):
+    kernel = tf.get_variable('kernel', initializer=tf.eye(6, 3, dtype=tf.float64))
+    return mean_squared_error(tf.matmul(x, kernel.initial_value + kernel), y)
+
+
+@pytest.mark.parametrize('model_fn', [
+    custom_gradients, with_a_table, with_a_queue, with_an_iterator, with_a_python_function,
+    with_names_of_a_variables_scope, with_the_initial_value])
+def test_a_model_of_every_kind_is_one_device_in_numbers(model_fn):
+    report = towers.check_towers(model_fn, samples.vectors(6), sgd, num_towers=3, steps=2)
+    assert report.equal, str(report)
+
+
+@CONTROL_FLOW
+def test_branches_and_loops_are_one_device_in_numbers(control_flow_v2):
+    with samples.switched('control_flow_v2', control_flow_v2):
+        report = towers.check_towers(branches_and_loops, samples.vectors(6), sgd, steps=2)
+    assert report.equal, str(report)
+
+
+@pytest.mark.parametrize('options', [
+    {}, pytest.param(dict(variables=towers.VariablePlacement('replicated')), marks=slow)], ids=str)
+@pytest.mark.parametrize('sample', ['embedding'] + [
+    pytest.param(name, marks=slow) for name in sorted(SAMPLES) if name != 'embedding'])
+def test_copies_are_one_device_in_numbers(sample, options):
+    model_fn, data, _ = SAMPLES[sample]
+    report = towers.check_towers(model_fn, data(12), num_towers=3, steps=2, **options)
+    assert report.equal, str(report)
+
+
+@pytest.mark.parametrize('count', [5, 2])  # of 2 on 3 towers the last one is padded
+def test_uneven_shards_are_one_device_in_numbers(count):
+    check_against_one_device(linear, samples.vectors(count), num_towers=3, reduction='mean',
+                             remainder='weight')
+
+
+def test_shards_of_a_size_known_when_the_step_runs():
+    x, y = samples.vectors(5)
+    fed = tf.placeholder_with_default(x, [None, 6]), tf.placeholder_with_default(y, [None, 3])
+    built = build(linear, fed, 3, reduction='mean', remainder='weight')
+    ours = samples._train(tf.Session(config=towers.session_config(3)), built.loss,
+                          built.gradients, built.train_op, 2, {}, built)
+    samples.assert_equal_runs(ours, samples.one_device(linear, (x, y), sgd, ours.initial))
+
+
+def test_a_sparse_batch_and_none_in_the_nest():
+    x = tf.SparseTensorValue([[i, i % 5] for i in range(6)], np.arange(6) + 1., [6, 5])
+    report = towers.check_towers(lambda x, y: mean_squared_error(tf.sparse.sparse_dense_matmul(
+        x['sparse'], tf.get_variable('w', [5, 3], tf.float64)), y), (
+            {'sparse': x, 'none': None}, np.ones([6, 3])), sgd, 3, steps=2)
+    assert report.equal, str(report)
+
+
+def test_it_waits_for_its_own_shard_and_for_what_is_outside(graph):
+    tf.no_op(name='around')
+
+    def model_fn(x):
+        with tf.control_dependencies([graph.get_operation_by_name('around'), x.op]):
+            two = tf.constant(2., tf.float64, name='waits')
+        return tf.reduce_mean(x * two * weight())
+    built = build(model_fn, X)
+    waits_for = graph.get_operation_by_name('tower_1/waits').control_inputs
+    assert {op.name for op in waits_for} == {'around', built.towers[1].inputs.op.name}
+
+
+@CONTROL_FLOW
+def test_no_two_towers_draw_the_same_and_two_builds_do(control_flow_v2):
+    def noise(x):
+        drawn = {'plain': tf.nn.dropout(x, rate=0.5), 'seeded': tf.random_uniform([32], seed=5),
+                 'branch': tf.cond(tf.reduce_sum(x) > 0, lambda: tf.random_normal([32]),
+                                   lambda: tf.zeros([32])),
+                 'loop': tf.while_loop(lambda i, _: i < 3, lambda i, total: (
+                     i + 1, total + tf.random_normal([32])), [0, tf.zeros([32])],
+                     parallel_iterations=1)[1]}  # else the order of the sum is left to chance
+        return towers.ModelOutput(tf.reduce_mean(drawn['plain']) * tf.get_variable('w', []),
+                                  predictions=drawn)
+
+    def drawn():
+        with tf.Graph().as_default(), samples.switched('control_flow_v2', control_flow_v2):
+            tf.set_random_seed(3)
+            built = build(noise, np.ones([96], np.float32), 3)
+            return run(built, [tower.predictions for tower in built.towers])
+    first, second = drawn(), drawn()
+    for kind in first[0]:
+        of_towers = [tower[kind].tobytes() for tower in first]
+        assert len(set(of_towers)) == 3, kind
+        assert of_towers == [tower[kind].tobytes() for tower in second], kind
+
+
+# ---- devices, messages ---------------------------------------------------------------------------
+
+def test_jobs_around_the_towers_and_devices_inside(graph):
+    def model_fn(x, y):
+        out = tf.matmul(x, tf.get_variable('w', [6, 3], x.dtype))
+        with tf.device('/job:other'):
+            out = tf.tanh(out, name='with_job')
+        with tf.device('/cpu:0'):
+            out = tf.tanh(out, name='pinned')
+        with tf.device(None):
+            out = tf.identity(out, name='anywhere')
+        with graph.colocate_with(out.op):
+            return mean_squared_error(tf.identity(out, name='beside'), y)
+    with tf.device('/job:worker/task:1'):
+        build(model_fn, samples.vectors(4), ['/cpu:1', '/cpu:2'])
+    for prefix, device in ('', '/device:CPU:1'), ('tower_1/', '/device:CPU:2'):
+        places = [graph.get_operation_by_name(prefix + name).device
+                  for name in ('with_job', 'pinned', 'anywhere', 'beside')]
+        assert places == ['/job:other/task:1' + device, '/job:worker/task:1/device:CPU:0', '', '']
+
+
+@pytest.mark.skipif(not IS_V2, reason='control flow v2')
+def test_what_the_model_puts_on_a_device_in_a_branch_stays_there(graph):
+    """In the function of the branch, where the first tower's device and that look alike."""
+    def model_fn(x):
+        def branch():
+            with tf.device('/cpu:0'):
+                pinned = tf.tanh(x * weight(), name='pinned')
+            return tf.reduce_mean(tf.sin(pinned, name='follows'))
+        return tf.cond(tf.reduce_sum(x) > 0., branch, lambda: tf.reduce_mean(x * weight(2.)))
+    with samples.switched('control_flow_v2', True), tf.variable_scope('', reuse=tf.AUTO_REUSE):
+        build(model_fn, X, ['/cpu:0', '/cpu:1'])
+    places = {(node.name, node.device) for function in graph.as_graph_def().library.function
+              for node in function.node_def if function.signature.name.endswith('__tower_1')
+              and node.name in ('pinned', 'follows')}
+    assert places == {('pinned', '/device:CPU:0'), ('follows', '/device:CPU:1')}
+
+
+def test_towers_need_not_be_on_devices_of_one_type():
+    built = build(linear, samples.vectors(6), ['/gpu:1', '/cpu:0', '/gpu:0'], check_devices=False,
+                  variables=towers.VariablePlacement('/cpu:0'))
+    for tower in built.towers:
+        devices = {op.device for op in samples.step_operations(
+            [tower.loss, tower.gradients[0][0]]) if tower.has(op.name)}
+        assert devices - {''} <= {tower.device, '/device:CPU:0'} and tower.device in devices
+
+
+def test_what_is_not_finite_is_named_by_its_tower():
+    built = build(lambda x: tf.reduce_mean(x * weight()), np.array([1., 2., np.nan]), 3,
+                  numerics=towers.Numerics(check_numerics=True))
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        run(built, built.train_op)
+    assert 'the loss of tower 2 is NaN in step 7' in str(towers.nonfinite.explained(
+        caught.value, 7))
+
+
+# ---- what cannot be copied -----------------------------------------------------------------------
+
+def with_a_device(device_of):
+    def model_fn(x):
+        with tf.device(device_of(x)):
+            placed = tf.identity(x, name='placed')
+        return tf.reduce_mean(placed * weight())
+    return model_fn
+
+
+def with_a_placeholder_in_a_branch(x):
+    return tf.reduce_mean(x * weight()) * tf.cond(
+        x[0] > 0., lambda: tf.placeholder_with_default(np.float64(1.), []), lambda: x[0])
+
+
+PLACED = '^operation placed was put on /device:CPU:0 by a device function, or by the name of an op'
+
+
+@pytest.mark.parametrize('model_fn, text', [
+    (with_a_device(lambda x: lambda op: '/device:CPU:0'), PLACED),
+    (with_a_device(lambda x: x.op.device), PLACED),
+    (with_a_placeholder_in_a_branch, r'^operation cond\S* \(PlaceholderW.*, which the model')])
+def test_what_cannot_be_copied_is_named(model_fn, text):
+    with samples.switched('control_flow_v2', False):
+        with pytest.raises(towers.CloneError, match=text + ".*pass copies='reuse'"):
+            build(model_fn, X, ['/cpu:0', '/cpu:1'])
+    with tf.Graph().as_default():
+        assert build(model_fn, X, 1).plan.how_built == '1 call of the model function'

@@ -1,0 +1,120 @@
+"""`copies='reuse'`: the hand-written recipe, a call of the model function for each tower."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+import tf_slim as slim
+
+import towers
+from sample_models import check_against_one_device, run, sgd, vectors
+
+X = np.array([1., 2., 3., 6.])  # on two towers the means are 1.5 and 4.5
+
+
+def weight(**options):
+    return tf.get_variable('w', [], tf.float64, tf.ones_initializer(), **options)
+
+
+def mean(x):
+    return tf.reduce_mean(x * weight())
+
+
+def built_of(model_fn, data=X, devices=2, **options):
+    return towers.build_towers(model_fn, data, sgd(), devices, 'mean', copies='reuse', **options)
+
+
+def test_the_graph_is_the_recipes(graph):
+    built = built_of(mean, name='gpu')
+    assert [tower.loss.op.name for tower in built.towers] == ['gpu_0/Mean', 'gpu_1/Mean']
+    assert [variable.op.name for variable in tf.global_variables()] == ['w']
+    assert run(built, [tower.loss for tower in built.towers]) == [1.5, 4.5]
+
+
+@pytest.mark.parametrize('options', [
+    dict(remainder='weight'), pytest.param(dict(accumulate=2), marks=pytest.mark.slow)], ids=str)
+def test_it_is_one_device_in_numbers(options):
+    def model_fn(x, y):
+        """Layers without a name, which each call finds again; and the recipe's last line."""
+        net = slim.fully_connected(x, 4, activation_fn=tf.tanh)
+        net = slim.fully_connected(net, 3, activation_fn=None)
+        tf.get_variable_scope().reuse_variables()
+        return tf.reduce_mean(tf.square(net - y))
+    check_against_one_device(model_fn, vectors(7 if 'remainder' in options else 8),
+                             reduction='mean', copies='reuse', **options)
+    assert not tf.get_variable_scope().reuse
+
+
+def test_registered_losses_are_added_once():
+    """The variable's own, which only the first call registers, and one that each call does."""
+    def model_fn(x):
+        w = weight(regularizer=lambda w: 10. * w)
+        tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, 5. * w)
+        tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, 2. * tf.reduce_mean(x * w))
+        return tf.reduce_mean(x * w)
+    built = built_of(model_fn, devices=4, regularization='add')
+    assert run(built, [built.loss, built.gradients[0][0]]) == [3. + 15. + 6.] * 2
+    assert built.plan.regularization == '3 registered losses added, counted once'
+
+
+def test_updates_are_the_first_towers():
+    def model_fn(x):
+        size = tf.get_variable('size', [], tf.float64, tf.zeros_initializer(), trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(size, tf.reduce_mean(x)))
+        return mean(x)
+    built = built_of(model_fn)
+    with tf.Session(config=towers.session_config(2)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+        assert session.run(tf.global_variables()[0]) == 1.5
+
+
+def writes(x):
+    size = tf.get_variable('size', [], tf.float64, trainable=False)
+    with tf.control_dependencies([tf.assign_add(size, tf.reduce_mean(x))]):
+        return mean(x) + 0.
+
+
+def makes_a_variable(x):
+    return mean(x) * tf.Variable(np.float64(1.), name='v')
+
+
+def counting_calls(name, shape):
+    calls = []
+
+    def model_fn(x):
+        calls.append(x)
+        return tf.reduce_mean(x) * tf.reduce_sum(tf.get_variable(
+            name(len(calls)), shape(len(calls)), tf.float64))
+    return model_fn
+
+
+def takes_the_total(x):
+    tf.losses.add_loss(mean(x))
+    return tf.losses.get_total_loss()
+
+
+@pytest.mark.parametrize('model_fn, error, text', [
+    (writes, towers.SharedVariableError,
+     '^copies=.reuse., and the forward pass of tower 0 writes variable size .*UPDATE_OPS, or pass '
+     "copies='clone'"),
+    (makes_a_variable, towers.SharedVariableError,
+     "^copies='reuse', and the call of the model function for tower 1 makes variable 'v': it "
+     "shares what tf.get_variable makes.*Pass copies='clone'"),
+    (counting_calls('w{}'.format, lambda _: []), towers.SharedVariableError,
+     "^variable 'w2' does not exist in this graph"),
+    (counting_calls(lambda _: 'w', lambda call: [call]), towers.SharedVariableError,
+     "^variable 'w' cannot be shared: .*same shape"),
+    (takes_the_total, towers.ModelFunctionError,
+     "^copies='reuse', and the loss of tower 1 is computed from the shard of another tower: .*"
+     r"get_total_loss\(scope='tower_1/'\), or pass copies='clone'")])
+def test_what_the_recipe_cannot_carry_is_refused(model_fn, error, text):
+    with pytest.raises(error, match=text):
+        built_of(model_fn)
+
+
+@pytest.mark.parametrize('options', [
+    dict(variables=towers.VariablePlacement('replicated')), dict(stages='auto')], ids=str)
+def test_replicas_and_cuts_are_refused(options, graph):
+    with pytest.raises(towers.InvalidArgumentError, match="^copies='reuse' goes with neither"):
+        built_of(mean, **options)
+    assert not graph.get_operations()
