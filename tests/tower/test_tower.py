@@ -117,7 +117,7 @@ def test_keras_activity_regularizers():
 
 
 def registers_by_hand(x):
-    out = slim.fully_connected(x, 3, activation_fn=None)
+    out = slim.fully_connected(x, 3, activation_fn=None, scope='out')
     size = tf.cast(tf.shape(out)[0], out.dtype)
     tf.losses.add_loss(samples.DECAY * tf.reduce_sum(tf.square(out)) / size,
                        tf.GraphKeys.REGULARIZATION_LOSSES)
@@ -125,7 +125,7 @@ def registers_by_hand(x):
 
 
 def registers_by_tf_layers(x):
-    return tf.layers.dense(x, 3, activity_regularizer=lambda activity:
+    return tf.layers.dense(x, 3, name='out', activity_regularizer=lambda activity:
                            samples.DECAY * tf.reduce_sum(tf.square(activity)))
 
 
@@ -448,8 +448,8 @@ def test_every_operation_of_a_graph_for_gpus_is_on_its_device():
     assert {v.device for v in built.variables + built.slots} == {'/device:CPU:0'}
     every = samples.step_operations([built.train_op, built.loss])
     for tower in built.towers:
-        mine = [op for op in every if op.name.startswith(tower.name_scope)]
-        gradients = [op for op in mine if op.name.startswith(tower.name_scope + 'gradients')]
+        gradients = [op for op in every if op.name in tower.backward]
+        mine = [op for op in every if op.name in tower.forward] + gradients
         assert len(mine) > 100 and len(gradients) > 50
         kinds = {op.type for op in mine}
         assert {'Conv2D', 'Conv2DBackpropFilter', 'MatMul', 'BiasAdd'} <= kinds

@@ -46,7 +46,8 @@ def call_for_each_tower(request, shards, scaled_losses, behind):
     for number, part in enumerate(request.parts):
         if request.on_tower is not None:
             request.on_tower(number, len(request.parts))
-        with tf.name_scope(part.scope), _no_new_variables(number):
+        with tf.name_scope(part.scope), _no_new_variables(number), tf.variable_scope(
+                tf.get_variable_scope(), auxiliary_name_scope=False):  # unnamed layers count anew
             recorded = record(
                 options.model_fn, shards.inputs[number], part.device, placement,
                 options.objectives, registered, options.variable_scope,
