@@ -85,8 +85,7 @@ class CopiedFunctions:
             if not (node.device and overlaps(node.device, self._device)):
                 continue
             if operations is None:
-                # A copy with seeds of the first tower (`tower_seeds`) has lost what is asked for.
-                operations = compat.function_operations(self._graph, name.split('__part_')[0])
+                operations = compat.function_operations(self._graph, name)
             # Where an argument of the function has a node's name, the node's name is numbered.
             op = operations.get(node.name) or operations.get(re.sub(r'_\d+$', '', node.name))
             op = _that_leads(op if op is not None and op.type == node.op else None, operations)
