@@ -11,23 +11,18 @@ import tensorflow.compat.v1 as tf
 import tf_slim as slim
 
 import towers
-from sample_models import keras, kind_of_variables, momentum, sgd, switched  # noqa: F401
+from sample_models import keras, momentum, sgd, switched
 from towers.tower import local_state
 
 slow = pytest.mark.slow
 LOCAL = [tf.GraphKeys.LOCAL_VARIABLES]
 ZEROS = tf.zeros_initializer()
 BATCH = np.float32([1, 2, 3, 6, 2, 4, 1, 9])
-WAYS = [dict(copies='clone'), dict(copies='reuse'),
-    dict(variables=towers.VariablePlacement('replicated'))]
+WAYS = [{}, dict(variables=towers.VariablePlacement('replicated'))]
 
 
 def by_get_variable(size):
     return tf.get_variable('state', [size], initializer=ZEROS, collections=LOCAL, trainable=False)
-
-
-def trainable_by_default(size):
-    return tf.get_variable('state', [size], initializer=ZEROS, collections=LOCAL)
 
 
 def by_variable(size):
@@ -35,7 +30,7 @@ def by_variable(size):
         return tf.Variable(tf.zeros([size]), name='state', collections=LOCAL, trainable=False)
 
 
-MAKERS = [by_get_variable, trainable_by_default, by_variable,
+MAKERS = [by_get_variable, by_variable,
           lambda size: tf.get_local_variable('state', [size], initializer=ZEROS),
           lambda size: slim.local_variable(tf.zeros([size]), name='state')]
 
@@ -102,31 +97,20 @@ def assert_equal(ours, theirs):
         np.testing.assert_allclose(ours[2], theirs[2], 1e-5)
 
 
-@pytest.mark.parametrize('make', [MAKERS[0], MAKERS[2], MAKERS[3]] + [
-    pytest.param(make, marks=slow) for make in (MAKERS[1], MAKERS[4])], ids=[
-        'get_variable', 'Variable', 'get_local_variable', 'trainable', 'slim'])
-@pytest.mark.parametrize('way', WAYS[:1] + [pytest.param(way, marks=slow) for way in WAYS[1:]],
-                         ids=['clone', 'reuse', 'replicated'])
-def test_the_numbers_are_those_of_one_device(kind_of_variables, make, way):  # noqa: F811
-    model_fn = goes_on(make)
-    assert_equal(on_towers(model_fn, 2, **way), on_one_device(model_fn))
-
-
-@pytest.mark.parametrize('way, rides, count', [
-    (WAYS[1], 'loss', 4), (WAYS[2], 'updates', 4)] + [
-        pytest.param(*case, marks=slow) for case in [
-            (WAYS[0], 'updates', 4), (WAYS[0], 'loss', 1), (WAYS[1], 'updates', 1),
-            (WAYS[2], 'loss', 1)]])
-def test_one_and_four_towers(kind_of_variables, way, rides, count):  # noqa: F811
-    model_fn = goes_on(by_get_variable, rides)
+@pytest.mark.parametrize('make, rides, count, way', [
+    (MAKERS[0], 'loss', 2, {}), (MAKERS[1], 'updates', 4, WAYS[1]), (MAKERS[2], 'loss', 1, {}),
+    pytest.param(MAKERS[3], 'loss', 4, {}, marks=slow)],
+                         ids=['get_variable', 'Variable', 'get_local_variable', 'slim'])
+def test_the_numbers_are_those_of_one_device(make, rides, count, way):
+    model_fn = goes_on(make, rides)
     assert_equal(on_towers(model_fn, count, **way), on_one_device(model_fn))
 
 
-@pytest.mark.parametrize('way', [dict(copies='auto')] + [
-    pytest.param(way, marks=slow) for way in WAYS[1:]], ids=['auto', 'calls', 'replicated'])
-def test_state_that_a_branch_writes(kind_of_variables, way):  # noqa: F811
+@pytest.mark.parametrize('flow_v2', [False, pytest.param(True, marks=slow)])
+def test_state_that_a_branch_writes(flow_v2):
     model_fn = goes_on(by_get_variable, branch=True)
-    assert_equal(on_towers(model_fn, 2, **way), on_one_device(model_fn))
+    with switched('control_flow_v2', flow_v2), switched('resource_variables', True):
+        assert_equal(on_towers(model_fn, 2), on_one_device(model_fn))
 
 
 @pytest.mark.parametrize('flow', ['v1', 'v2'])
@@ -144,7 +128,7 @@ def test_state_that_a_branch_resets_by_the_step_alone(flow):
         with tf.control_dependencies([reset]):
             return w * tf.reduce_mean(x) + state.read_value()[0]
     with switched('control_flow_v2', flow == 'v2'):
-        losses, _, states, built = on_towers(model_fn, 2, steps=1, copies='reuse')
+        losses, _, states, built = on_towers(model_fn, 2, steps=1)
     assert losses == [BATCH.mean() + 3.] and list(states) == [3., 3.]
     assert [v.op.name for v in built.own_state] == ['state', 'state_tower_1']
 
@@ -164,12 +148,10 @@ def beside_a_shared_one(state, new, count):
     return tf.group(tf.assign_add(count, 1.), in_a_branch(state, new, count))
 
 
-@pytest.mark.parametrize('way', [WAYS[0], pytest.param(WAYS[1], marks=slow)],
-                         ids=['clone', 'reuse'])
 @pytest.mark.parametrize('write,states', [(in_a_branch, [3, 0]), (in_a_loop, [3, -1]),
                                           (beside_a_shared_one, [3, 0])],
                          ids=['branch', 'loop', 'beside'])
-def test_updates_in_control_flow_v1(kind_of_variables, write, states, way):  # noqa: F811
+def test_updates_in_control_flow_v1(write, states):
     """A step runs those in a branch that not all towers take, and no other update beside them."""
     def model_fn(x):
         w = tf.get_variable('w', [], initializer=tf.ones_initializer())
@@ -179,7 +161,7 @@ def test_updates_in_control_flow_v1(kind_of_variables, write, states, way):  # n
     batch = np.float32([3, 1, 2, 3, -1, -2, -3, -1])  # the second tower's are below its state
     with switched('control_flow_v2', False):
         losses, weights, _ = on_one_device(model_fn, batch)
-        assert_equal(on_towers(model_fn, 2, batch, **way), (losses, weights, np.float32(states)))
+        assert_equal(on_towers(model_fn, 2, batch), (losses, weights, np.float32(states)))
 
 
 @pytest.mark.parametrize('rides', ['loss', 'updates'])
@@ -190,10 +172,10 @@ def test_every_tower_has_one_local_variable_beside_the_first(rides):
     assert [v.op.name for v in local] == [
         'rnn/state', 'rnn/state_tower_1', 'rnn/state_tower_2']
     assert {v.device for v in local} == {'/device:CPU:0'}
-    for tower, variable in zip(built.towers, local):
+    for number, variable in enumerate(local[1:], 1):
         takers = [op.name for op in variable.op.outputs[0].consumers()
-                  if op.name.startswith('tower_')]
-        assert takers and all(name.startswith(tower.name_scope) for name in takers)
+                  if not op.name.startswith(variable.op.name + '/')]
+        assert any(name.startswith('tower_%d/' % number) for name in takers)
     assert [v.op.name for v in graph.get_collection('variables')] == ['w', 'w/Momentum']
     assert all('rnn/state' in [v.op.name for v in tower.variables] for tower in built.towers)
     assert [v.op.name for v in built.own_state] == [v.op.name for v in local]
@@ -203,31 +185,12 @@ def test_every_tower_has_one_local_variable_beside_the_first(rides):
     assert not audit.broken and 'each tower has its own: rnn/state' in audit.notes
 
 
-@pytest.mark.parametrize('copies', ['clone', pytest.param('reuse', marks=slow)])
-def test_state_that_is_named_after_the_call(copies):
-    calls = []
-
-    def named(size):
-        calls.append(None)
-        return tf.get_variable('state_%d' % len(calls), [size], initializer=ZEROS,
-                               collections=LOCAL, trainable=False)
-    assert_equal(on_towers(goes_on(named), 4, copies=copies), on_one_device(goes_on(named)))
-
-
-@pytest.mark.parametrize('copies', ['clone', pytest.param('reuse', marks=slow)])
-def test_state_from_around_the_model_function(kind_of_variables, copies):  # noqa: F811
+def test_state_from_around_the_model_function():
     plain = on_one_device(goes_on(by_variable))
     with tf.Graph().as_default():
         state = by_variable(4)
         built = towers.build_towers(goes_on(lambda size: state), tf.constant(BATCH),
-                                    tf.train.MomentumOptimizer(0.01, 0.9), 2, reduction='mean',
-                                    copies=copies)
-        # A reference variable is written beside it.
-        for tower, name in zip(built.towers, ('rnn/state', 'rnn/state_tower_1')):
-            groups = {group for op in tf.get_default_graph().get_operations()
-                      if op.name.startswith(tower.name_scope) for group in op.colocation_groups()}
-            assert {group for group in groups if b'@rnn' in group} == (
-                {b'loc:@' + name.encode()} if kind_of_variables == 'reference' else set())
+                                    tf.train.MomentumOptimizer(0.01, 0.9), 2, reduction='mean')
         session = tf.Session(config=towers.session_config(built.devices))
         assert_equal(trained(session, built.loss, built.train_op, 3), plain)
 
@@ -245,10 +208,9 @@ def lstm(x):
 
 
 @pytest.mark.skipif(not samples.HAS_RNN_CELLS, reason='no tf.nn.rnn_cell')
-@pytest.mark.parametrize('copies', ['clone', 'reuse'])
-def test_an_lstm_that_goes_on_from_step_to_step(kind_of_variables, copies):  # noqa: F811
+def test_an_lstm_that_goes_on_from_step_to_step():
     batch = np.random.RandomState(3).randn(8, 4, 3).astype('float32')
-    assert_equal(on_towers(lstm, 4, batch, copies=copies)[:2] + (None,),
+    assert_equal(on_towers(lstm, 4, batch)[:2] + (None,),
                  on_one_device(lstm, batch)[:2] + (None,))
 
 
@@ -258,9 +220,8 @@ def stateful(x):
     return tf.reduce_mean(tf.square(net))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('copies', ['clone', 'reuse'])
-def test_a_stateful_layer_of_keras(copies):
+@slow
+def test_a_stateful_layer_of_keras():
     def with_updates(x):
         with towers.tower.keras_calls.record_keras_calls() as calls:
             loss = stateful(x)
@@ -269,7 +230,7 @@ def test_a_stateful_layer_of_keras(copies):
     with switched('resource_variables', True), switched(
             'control_flow_v2', tf.version.VERSION > '2'):
         losses = on_one_device(with_updates, batch)[0]
-        ours = on_towers(stateful, 4, batch, copies=copies)
+        ours = on_towers(stateful, 4, batch)
     np.testing.assert_allclose(ours[0], losses, 1e-4)
     assert len(ours[3].plan.own_state) == 2
 
@@ -278,15 +239,13 @@ def test_counters_of_metrics_are_shared():
     def model_fn(x):
         loss = goes_on(by_get_variable)(x)
         return {'loss': loss, 'metrics': {'mean': tf.metrics.mean(x)}}
-    for copies in ('clone', 'reuse'):
-        with tf.Graph().as_default():
-            built = towers.build_towers(model_fn, tf.constant(BATCH), sgd(), 4, copies=copies)
-            assert built.plan.own_state == ['state']
-            value, update = built.metrics['mean']
-            with tf.Session(config=towers.session_config(built.devices)) as session:
-                session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-                session.run(update)
-                assert session.run(value) == 3.5
+    built = towers.build_towers(model_fn, tf.constant(BATCH), sgd(), 4)
+    assert built.plan.own_state == ['state']
+    value, update = built.metrics['mean']
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(update)
+        assert session.run(value) == 3.5
 
 
 def test_counters_by_hand_are_shared():
@@ -296,7 +255,7 @@ def test_counters_by_hand_are_shared():
         update = tf.assign_add(total, tf.reduce_sum(x))
         loss = tf.reduce_mean(x * tf.get_variable('w', [], initializer=tf.ones_initializer()))
         return {'loss': loss, 'metrics': {'total': (total.read_value(), update)}}
-    built = towers.build_towers(model_fn, tf.constant(BATCH), sgd(), 4, copies='reuse')
+    built = towers.build_towers(model_fn, tf.constant(BATCH), sgd(), 4)
     value, update = built.metrics['total']
     with tf.Session(config=towers.session_config(built.devices)) as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
@@ -304,12 +263,10 @@ def test_counters_by_hand_are_shared():
         assert session.run(value) == 28. and len(tf.local_variables()) == 1
 
 
-@pytest.mark.parametrize('num_towers, make', [
-    (2, by_get_variable), pytest.param(4, by_variable, marks=slow)])
-@pytest.mark.parametrize('way', WAYS, ids=['clone', 'reuse', 'replicated'])
-def test_a_reset_reaches_every_tower(way, num_towers, make, kind_of_variables):  # noqa: F811
+@pytest.mark.parametrize('way', WAYS, ids=['shared', 'replicated'])
+def test_a_reset_reaches_every_tower(way, num_towers=2):
     def model_fn(x):
-        loss = goes_on(make)(x)
+        loss = goes_on(by_get_variable)(x)
         count = tf.get_local_variable('count', [], initializer=ZEROS)
         return {'loss': loss, 'updates': [tf.assign_add(count, 1.)]}
     built = towers.build_towers(model_fn, tf.constant(BATCH), sgd(0.), num_towers, 'mean', **way)
@@ -329,39 +286,35 @@ def test_a_reset_reaches_every_tower(way, num_towers, make, kind_of_variables): 
             np.testing.assert_allclose(step(), BATCH)
 
 
-@pytest.mark.parametrize('copies', ['clone', pytest.param('reuse', marks=slow)])
-def test_a_count_of_steps_is_one_for_all(copies):
+def test_a_count_of_steps_is_one_for_all():
     def model_fn(x):
         count = tf.get_local_variable('count', [], initializer=ZEROS)
         w = tf.get_variable('w', [], initializer=tf.ones_initializer())
         return tf.reduce_mean(x) * w * tf.identity(tf.assign_add(count, 1.))
-    ours = on_towers(model_fn, 4, copies=copies)
+    ours = on_towers(model_fn, 4)
     assert_equal(ours[:2] + (None,), on_one_device(model_fn)[:2] + (None,))
     assert ours[3].plan.own_state == []
 
 
-def test_state_that_the_step_does_not_write_is_of_each_call():
-    """The model's own program runs what it has kept of every call, so there has to be one each."""
-    kept = []
-
+def test_state_that_the_step_does_not_write_is_refused():
     def model_fn(x):
         state = by_get_variable(int(x.shape[0]))
-        kept.append(tf.assign(state, x))
-        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
-        return tf.reduce_mean(state.read_value() + w * x)
-    built = towers.build_towers(model_fn, tf.constant(BATCH), sgd(), 2)
-    assert built.plan.how_built.startswith('2 calls of the model function: operation tower_0/')
-    assert built.plan.how_built.endswith(', which the step does not run, writes state of the tower')
-    with tf.Session(config=towers.session_config(built.devices)) as session:
-        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        session.run(kept)
-        values = session.run(tf.local_variables())
-    np.testing.assert_array_equal(np.concatenate(values), BATCH)
+        tf.assign(state, x)
+        return tf.reduce_mean(state.read_value() + x * tf.get_variable('w', []))
+    with pytest.raises(towers.SharedVariableError, match=(
+            'operation Assign.*, which the step does not run, writes state of a tower, and there '
+            'are 2 towers: return it in updates, or put it into UPDATE_OPS')):
+        towers.build_towers(model_fn, tf.constant(BATCH), sgd(), 2)
+
+
+def test_further_calls_of_the_model_function_would_share_the_state():
+    with pytest.raises(towers.SharedVariableError, match=(
+            "copies='reuse', and the forward pass of tower 0 writes variable state ")):
+        on_towers(goes_on(by_get_variable), 2, copies='reuse')
 
 
 def test_an_evaluation_goes_on_with_the_same_state():
-    def model_fn(x):
-        return goes_on(by_get_variable)(x)
+    model_fn = goes_on(by_get_variable)
     built = towers.build_towers(model_fn, tf.constant(BATCH), momentum(), 2)
     towers.build_towers(model_fn, tf.constant(BATCH), None, 2, reuse=built, name='evaluate')
     assert [v.op.name for v in tf.local_variables()] == ['state', 'state_tower_1']

@@ -51,7 +51,7 @@ def model(way, seed=None, depth=1):
     return model_fn
 
 
-def check_gradients(model_fn, num_towers=2, copies='auto', slope=None, stateless=True, steps=3):
+def check_gradients(model_fn, num_towers=2, slope=None, stateless=True, steps=3):
     """Runs steps and compares each tower's gradient with the mask of its forward pass.
 
     Returns:
@@ -63,7 +63,7 @@ def check_gradients(model_fn, num_towers=2, copies='auto', slope=None, stateless
         step = tf.train.get_or_create_global_step()
         built = towers.build_towers(
             model_fn, tf.ones([num_towers, 1]), tf.train.GradientDescentOptimizer(0.), num_towers,
-            reduction='sum', global_step=step, stateless_random=stateless, copies=copies)
+            reduction='sum', global_step=step, stateless_random=stateless)
         left = []
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())
@@ -78,14 +78,12 @@ def check_gradients(model_fn, num_towers=2, copies='auto', slope=None, stateless
         return np.array(left)
 
 
-@pytest.mark.parametrize('seed, depth, copies', [
-    (None, 1, 'auto'), pytest.param(3, 2, 'reuse', marks=slow),
-    pytest.param(None, 2, 'auto', marks=slow)])
+@pytest.mark.parametrize('seed, depth', [(None, 1), pytest.param(3, 2, marks=slow)])
 @pytest.mark.parametrize('way', list(WAYS))
-def test_the_gradient_is_of_the_mask_of_the_forward_pass(way, seed, depth, copies):
-    left = check_gradients(model(way, seed, depth), copies=copies)
+def test_the_gradient_is_of_the_mask_of_the_forward_pass(way, seed, depth):
+    left = check_gradients(model(way, seed, depth))
     assert len({each.tobytes() for each in left.reshape([6, 6])}) >= 5
-    again = check_gradients(model(way, seed, depth), copies='reuse')
+    again = check_gradients(model(way, seed, depth))
     np.testing.assert_array_equal(left, again)  # by names, seed and step alone
 
 
@@ -175,11 +173,8 @@ def test_which_of_two_equal_draws_is_repeated_cannot_be_told(graph):
     assert recomputed_draws(forward.operations, backward.operations) == {}
 
 
-@pytest.mark.parametrize('way, stateless, copies', [
-    ('by_hand', True, 'auto'), ('recompute_grad', False, 'auto'),
-    pytest.param('by_hand', False, 'reuse', marks=slow),
-    pytest.param('recompute_grad', True, 'reuse', marks=slow)])
-def test_a_counted_seed_that_is_handed_to_a_recomputation(way, stateless, copies):
+@pytest.mark.parametrize('way, stateless', [('by_hand', True), ('recompute_grad', False)])
+def test_a_counted_seed_that_is_handed_to_a_recomputation(way, stateless):
     """As Keras 3 draws: both passes get one seed, and each tower a seed of its own."""
     def model_fn(x):
         w = tf.get_variable('w', initializer=START)
@@ -194,6 +189,6 @@ def test_a_counted_seed_that_is_handed_to_a_recomputation(way, stateless, copies
         with tf.control_dependencies([seed]):
             counted = state.assign_add([0., 1.], read_value=False)
         return towers.ModelOutput(tf.reduce_sum(y), predictions=y[tf.newaxis], updates=[counted])
-    left = check_gradients(model_fn, stateless=stateless, copies=copies,
+    left = check_gradients(model_fn, stateless=stateless,
                            slope=lambda shown: np.where(shown > 0, 1., 0.))
     assert len({(each > 0).tobytes() for each in left.reshape([6, 6])}) >= 5

@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from sample_models import kind_of_variables, switched  # noqa: F401
+from sample_models import switched
 from philox import philox_4x32_10
 from towers.graph import graph_walk
 from towers.tower.stateless_random import (_TWINS, make_initial_values_stateless,
@@ -57,15 +57,6 @@ def draw(build, step=7, graph_seed=1):
         return session.run(tensors)
 
 
-def test_under_a_graph_seed_each_op_draws_its_own():
-    """TensorFlow then gives all ops one `seed`, and each a `seed2`."""
-    tf.set_random_seed(1)
-    with tf.Session() as session:
-        one, other = session.run(replaced(
-            lambda: [tf.random.uniform([8]), tf.random.uniform([8])], tf.constant(7, tf.int64))[0])
-    assert not np.isin(one, other).any()
-
-
 def test_every_kind_draws_the_same_on_every_version():
     assert {kind for kind, _, _, _ in KINDS} == set(_TWINS)
     with tf.Graph().as_default() as graph, tf.Session() as session:
@@ -90,7 +81,7 @@ def test_the_seed_is_the_documented_one():
         assert draw(lambda: tf.random.uniform([4]), step, graph_seed).tolist() == expected
 
 
-@pytest.mark.parametrize('graph_seed', [None, 0, 3, 2 ** 31 - 1, 2 ** 63, -1])
+@pytest.mark.parametrize('graph_seed', [None, 0, 2 ** 63, -1])
 def test_any_graph_seed_will_do(graph_seed):
     def build():
         return tf.random.uniform([100])
@@ -98,14 +89,6 @@ def test_any_graph_seed_will_do(graph_seed):
     assert one.tobytes() == again.tobytes()
     assert (one != draw(build, 6, graph_seed)).mean() > 0.99
     assert (one != draw(build, 5, 4)).mean() > 0.99
-
-
-def test_numbers_are_as_good_as_those_of_the_op():
-    uniform, normal = draw(lambda: [tf.random.uniform([100000]), tf.random.normal([100000])])
-    assert 0 <= uniform.min() and uniform.max() < 1
-    assert abs(uniform.mean() - 0.5) < 0.005 and abs(uniform.var() - 1 / 12.) < 0.005
-    assert abs(normal.mean()) < 0.02 and abs(normal.var() - 1) < 0.02
-    assert abs(np.corrcoef(uniform, normal)[0, 1]) < 0.02
 
 
 def test_kinds_without_a_twin_are_kept_and_counted():
@@ -160,26 +143,6 @@ def test_a_replaced_draw_that_a_loop_or_a_branch_reads_is_the_replaced_one():
             np.testing.assert_array_equal(branch, 2 * noise)
 
 
-def test_what_is_not_fetched_is_left_alone():
-    with tf.Session() as session:
-        with graph_walk.Recording(tf.get_default_graph()) as made:
-            used, unused = tf.identity(tf.random.uniform([2])), tf.identity(tf.random.uniform([2]))
-        assert make_stateless(made.operations, [used], tf.constant(0, tf.int64), 1) == (1, 0)
-        assert (session.run(unused) != session.run(unused)).all()
-        assert (session.run(used) == session.run(used)).all()
-
-
-def test_a_gradient_is_that_of_the_numbers_drawn():
-    with tf.Session() as session:
-        x = tf.constant([1., 2., 3.])
-        with graph_walk.Recording(tf.get_default_graph()) as made:
-            y = x * tf.random.uniform([3])
-        make_stateless(made.operations, [y], tf.constant(0, tf.int64), 1)
-        gradient, = tf.gradients(y, x)
-        value, gradient = session.run([y, gradient])
-        np.testing.assert_allclose(value, np.array([1., 2., 3.]) * gradient, rtol=1e-6)
-
-
 def test_twins_are_on_the_device_of_the_op():
     graph = tf.get_default_graph()
     with tf.device('/cpu:1'):
@@ -220,7 +183,6 @@ def masks(start, steps, num_towers=2, graph_seed=5, stateless=True, unrelated=0)
         return np.array([mask for _, mask, _ in drawn]), weights
 
 
-@pytest.mark.usefixtures('kind_of_variables')
 def test_a_run_that_resumes_draws_what_it_would_have_drawn():
     whole, _ = masks(0, 6)
     resumed, _ = masks(4, 2)
@@ -247,7 +209,7 @@ def test_initial_weights_are_as_without():
     assert 1 <= weights.min() and len(set(weights)) == 8
 
 
-def counted_draws(num_towers, stateless=False, copies='auto', own=False):
+def counted_draws(num_towers, stateless=False, own=False):
     """What each tower draws in 4 steps by a seed that each call counts up, as Keras 3 does; or by
     the model's own seed."""
     with tf.Graph().as_default():
@@ -269,21 +231,20 @@ def counted_draws(num_towers, stateless=False, copies='auto', own=False):
 
         built = towers.build_towers(
             model_fn, tf.ones([num_towers]), tf.train.GradientDescentOptimizer(0.1), num_towers,
-            global_step=tf.train.get_global_step(), stateless_random=stateless, copies=copies)
+            global_step=tf.train.get_global_step(), stateless_random=stateless)
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())
             return np.array([session.run([built.train_op, [
                 tower.predictions for tower in built.towers]])[1] for _ in range(4)])[:, :, 0]
 
 
-@pytest.mark.parametrize('stateless, copies', [
-    (False, 'clone'), (True, 'clone'), pytest.param(True, 'reuse', marks=pytest.mark.slow)])
-def test_towers_that_share_a_counted_seed_draw_numbers_of_their_own(stateless, copies):
-    drawn = counted_draws(3, stateless, copies)
+@pytest.mark.parametrize('stateless', [False, True])
+def test_towers_that_share_a_counted_seed_draw_numbers_of_their_own(stateless):
+    drawn = counted_draws(3, stateless)
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert not (drawn[:, one] == drawn[:, other]).any()
-    if stateless:  # by name and step alone, however the tower was made, and in every run
-        np.testing.assert_array_equal(drawn, counted_draws(3, stateless, 'reuse'))
+    if stateless:  # by name and step alone, in every run
+        np.testing.assert_array_equal(drawn, counted_draws(3, stateless))
     else:  # tower 0 draws what one tower draws, and what the model does by itself
         alone = counted_draws(1)
         np.testing.assert_array_equal(drawn[:, 0], alone[:, 0])
@@ -383,20 +344,10 @@ def masks_of_machine(cluster, num_towers, stateless, **options):
 
 
 @pytest.mark.parametrize('num_towers, options', [
-    (2, {}), pytest.param(1, {}, marks=pytest.mark.slow),
-    pytest.param(2, {'copies': 'reuse'}, marks=pytest.mark.slow),
-    pytest.param(1, {'first_scope': False}, marks=pytest.mark.slow)])
+    (2, {}), pytest.param(1, {}, marks=pytest.mark.slow)])
 def test_machines_draw_what_their_towers_draw_on_one_machine(num_towers, options):
     machines = [masks_of_machine(towers.Cluster('ring', ['a:1', 'b:1'], rank=rank), num_towers,
                                  True, **options) for rank in range(2)]
     np.testing.assert_array_equal(np.concatenate(machines),
                                   masks_of_machine(None, 2 * num_towers, True, **options))
     assert not np.array_equal(machines[0], machines[1])
-
-
-@pytest.mark.parametrize('num_towers', [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_machines_with_one_graph_level_seed_draw_other_numbers(num_towers):
-    parts = np.concatenate([
-        masks_of_machine(towers.Cluster('ring', ['a:1', 'b:1'], rank=rank), num_towers, False)
-        for rank in range(2)]).reshape([-1, 128])
-    assert len({tuple(part) for part in parts}) == 2 * num_towers

@@ -12,12 +12,13 @@ from towers.tower.copy import Copies, leaves_of, map_leaves
 from towers.tower.gradients import takes_plain_gradients
 from towers.tower.inner_training import check_no_own_optimizer
 from towers.tower.model_gradients import GradientsOfModel
-from towers.tower.objectives import flat, map_shaped
+from towers.tower.objectives import flat, map_shaped, tensors_of
 from towers.tower.ownership import ownership
 from towers.tower.record import record
 from towers.tower.regularization import RegisteredLosses
 from towers.tower.step import differentiate, fetches_of, put_on_devices
 from towers.tower.substitution import Substitution
+from towers.tower.tower_seeds import give_seeds_of_tower
 
 
 class Captured(collections.namedtuple('Captured', [
@@ -84,8 +85,16 @@ def capture(request, shards, behind):
     towers, of_shards = copies_of(step, roles, request, shards, [weights, scales, of_calls],
                                   of_model)
     towers.insert(0, step.tower)
+<<<<<<< HEAD
     exchange(towers, weights, placement.main)
     roles.inline_updates.wait_for_readers(towers, roles.of_every_tower)
+=======
+    if options.called.parts_before and len(towers) > 1:
+        give_seeds_of_tower(
+            step.operations, fetches_of(recorded.output) + taken + recorded.updates + tensors_of(
+                step.tower.pairs), options.called.parts_before, tf.get_default_graph())
+    roles.inline_updates.wait_for_readers(towers)
+>>>>>>> t2a
     return Captured(towers, step, roles, cuts, [step.of_shard] + of_shards, slots,
                     _how_built(len(towers)))
 

@@ -152,7 +152,7 @@ def _give_seeds(options, forward, backward, fetches, keys, num_towers, number):
     number += names.parts_before
     give_own_seeds(forward + backward, number, graph.seed, options.random_step, keys, repeats,
                    names)
-    if number:
+    if number and num_towers == 1:  # else copies are made, from the seeds as they are
         give_seeds_of_tower(forward + backward, fetches, number, graph)
     return random_ops
 
