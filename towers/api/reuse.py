@@ -46,12 +46,13 @@ def call_for_each_tower(request, shards, scaled_losses, behind):
     for number, part in enumerate(request.parts):
         if request.on_tower is not None:
             request.on_tower(number, len(request.parts))
-        with tf.name_scope(part.scope), _no_new_variables(number):
+        with tf.name_scope(part.scope), _no_new_variables(number), tf.variable_scope(
+                tf.get_variable_scope(), auxiliary_name_scope=False):
             recorded = record(
                 options.model_fn, shards.inputs[number], part.device, placement,
                 options.objectives, registered, options.variable_scope,
-                True if number else options.reuse, () if number else options.earlier, options.xla,
-                options.adds_registered)
+                tf.AUTO_REUSE if number else options.reuse, () if number else options.earlier,
+                options.xla, options.adds_registered)
             _check_writes(number, recorded, options)
             put_on_devices(recorded, part.device, placement)
             if number:
@@ -63,7 +64,8 @@ def call_for_each_tower(request, shards, scaled_losses, behind):
             steps.append(differentiate(
                 recorded, options, placement, registered, part.device, shards.inputs[number],
                 shards.sizes[number], scale, scaled_losses, False, number=number,
-                shard=behind.shard_tensors(shards.inputs[number])))
+                shard=behind.shard_tensors(shards.inputs[number]),
+                taker=steps[0].gradients if steps else None))
     return steps, roles
 
 
