@@ -171,10 +171,3 @@ def test_where_variables_are():
     assert on(variables=placed(lambda op: '/cpu:0')) == 'placed by a device function'
     assert on(variables=placed('balanced')) == 'balanced over /cpu:0 (0.0 MB), /cpu:1 (0.0 MB)'
     assert on(variables=placed('balanced'), devices=4) == 'balanced over 4 devices (0.0 to 0.0 MB)'
-
-
-def test_counters_of_metrics_are_not_counted():
-    def model_fn(x, y):
-        return {'loss': linear(x, y), 'metrics': {'mean': tf.metrics.mean(y)}}
-    plan = plan_of(model_fn, optimizer=sgd)
-    assert (plan.num_variables, plan.parameters, plan.shared_by_order) == (1, 18, [])

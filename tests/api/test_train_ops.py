@@ -118,8 +118,8 @@ def two_heads(x):
                      'aux': tf.reduce_mean(tf.square(tf.matmul(trunk, auxiliary)))}}
 
 
-@pytest.mark.parametrize('var_lists', [None, {'main': starting_with('a'),
-                                               'aux': starting_with('trunk')}],
+@pytest.mark.parametrize('var_lists', [None, pytest.param(
+    {'main': starting_with('a'), 'aux': starting_with('trunk')}, marks=slow)],
                          ids=['both train the trunk', 'one does'])
 def test_an_auxiliary_head_with_a_rate_of_its_own(var_lists):
     turns = ['all', 'main', 'aux', 'all']

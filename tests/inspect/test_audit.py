@@ -92,24 +92,6 @@ def test_initial_values_of_a_part_of_the_batch_are_a_note(num_towers):
     assert ("initial values of tower 0's part of the batch: scale" in notes) == (num_towers == 2)
 
 
-def test_a_lookup_that_the_model_keeps_on_the_cpu():
-    """In clones, too: the lookup is with its variable, and the model says where its result is."""
-    def model_fn(x):
-        with tf.device('/cpu:0'):
-            table = tf.get_variable('table', [3, 2])
-            rows = tf.nn.embedding_lookup(table, tf.cast(x[:, 0], tf.int32) % 3)
-        return tf.reduce_mean(tf.square(rows))
-    built = towers.build_towers(model_fn, tf.constant(VECTORS[0]), tf.train.AdamOptimizer(),
-                                ['/cpu:1', '/cpu:2'], copies='clone')
-    assert towers.audit(built).broken == []
-
-
-def test_one_tower_on_its_own_device_copies_its_shard_only():
-    built = towers.build_towers(linear, VECTORS, sgd(), ['/gpu:0'], check_devices=False)
-    assert [(pair.source, pair.target, pair.bytes) for pair in towers.audit(built).transfers] == [
-        ('/device:CPU:0', '/device:GPU:0', 8 * (4 * 6 + 4 * 3))]
-
-
 def test_many_pairs_of_devices_are_summed_up_in_a_line():
     built = towers.build_towers(slope, np.ones(8), sgd(), 8)
     audit = towers.audit(built)
@@ -197,14 +179,6 @@ def test_a_global_step_that_the_model_reads_is_a_note():
             in audit.notes)
 
 
-def test_operations_beside_their_variable_are_a_note():
-    built = towers.build_towers(samples.embedding, samples.tokens(4), sgd(), 2)
-    audit = towers.audit(built)
-    assert not audit.broken
-    assert any('of tower 1, with a variable that is read or written, kept on /cpu:0' in note
-               for note in audit.notes)
-
-
 # ---- what the runtime placed --------------------------------------------------------------------
 
 def metadata_of_a_step(built, config):
@@ -217,7 +191,7 @@ def metadata_of_a_step(built, config):
 
 
 @pytest.mark.parametrize('name', [
-    name if name in ('slim', 'embedding') else pytest.param(name, marks=slow)
+    name if name == 'embedding' else pytest.param(name, marks=slow)
     for name in samples.SAMPLES])
 def test_the_runtime_kept_every_promise(name):
     sample = samples.SAMPLES[name]
@@ -325,18 +299,6 @@ def test_a_part_of_a_device_is_the_models_choice_too():
     assert audit.broken == []
     assert ("1 operation of tower 1 on /job:worker/task:3/cpu:1 by the model's own tf.device: "
             'tower_1/Tanh') in audit.notes
-
-
-def test_random_operations_stay_where_the_model_puts_them():
-    def model_fn(x, y):
-        with tf.device('/cpu:0'):
-            x = tf.nn.dropout(x, rate=0.5)
-        return linear(x, y)
-    step = tf.train.get_or_create_global_step()
-    tf.set_random_seed(1)
-    built = towers.build_towers(model_fn, VECTORS, sgd(), ['/cpu:1', '/cpu:2'], global_step=step,
-                                stateless_random=True)
-    assert towers.audit(built).broken == []
 
 
 def test_gradients_beside_what_the_model_puts_elsewhere():

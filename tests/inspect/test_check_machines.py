@@ -57,14 +57,6 @@ def test_a_gradient_of_half_precision_times_its_examples_is_too_large(kind):
     assert report.equal and report.not_finite is None, str(report)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('kind', ['ring', 'ps'])
-def test_micro_batches_and_a_forward_pass_that_is_computed_again(kind):
-    report = towers.check_towers(sparse_and_dense, BATCH, momentum, steps=2, tolerance=1e-12,
-                                 cluster=kind, shares=(1, 2), accumulate=2, recompute='auto')
-    assert report.equal, str(report)
-
-
 def test_several_losses_are_refused():
     def model_fn(numbers):
         weight = tf.get_variable('w', [], tf.float64, tf.ones_initializer())
@@ -73,15 +65,6 @@ def test_several_losses_are_refused():
     with pytest.raises(towers.InvalidArgumentError, match='several .one, other.'):
         towers.check_towers(model_fn, np.arange(1., 9.), lambda: {
             'one': momentum(), 'other': momentum()}, cluster='ring')
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_a_sum_is_found():
-    def model_fn(numbers):
-        weight = tf.get_variable('w', [], tf.float64, tf.ones_initializer())
-        return tf.reduce_sum(weight * numbers)
-    report = towers.check_towers(model_fn, np.arange(1., 9.), momentum, 1, cluster='ring')
-    assert not report.equal and 'sums over the batch' in report.cause
 
 
 @pytest.mark.parametrize('arguments, said', [
