@@ -45,14 +45,6 @@ def test_what_is_refused(graph, make, text):
     assert not graph.get_operations()
 
 
-def test_other_arguments_are_pythons_type_errors(graph):
-    with pytest.raises(TypeError, match="unexpected keyword argument 'variable_device'"):
-        build(variable_device='/cpu:0')
-    with pytest.raises(TypeError, match='positional argument'):
-        build('mean', 'weight')
-    assert not graph.get_operations()
-
-
 def test_the_check_takes_the_arguments_of_a_build():
     expected = set(inspect.signature(towers.build_towers).parameters) - {'inputs'}
     assert set(inspect.signature(checked_request).parameters) == expected

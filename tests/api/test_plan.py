@@ -42,7 +42,7 @@ def test_the_whole_text(monkeypatch):
   tower  device        examples  does for all
   0      /gpu:2        4         regularization, batch-norm updates
   1      /cpu:0        4         -
-  towers           1 call of the model function, 1 clone of its graph
+  towers           1 call of the model function, 1 copy of its graph
   variables        7 (5 trainable), 66 parameters, 0.0 MB
   variables on     /cpu:0
   shared by order  scale
@@ -63,34 +63,27 @@ def test_the_whole_text(monkeypatch):
         ('/device:GPU:2', 4), ('/device:CPU:0', 4)]
 
 
-@pytest.mark.parametrize('num_towers, options', [
-    (8, dict()), (32, dict(devices='/job:worker/replica:0/task:%d/gpu:0')),
-    (32, dict(model_fn='long names'))] + [
-        pytest.param(*case, marks=pytest.mark.slow) for case in [
-            (2, dict()), (32, dict()), (32, dict(variables=towers.VariablePlacement('balanced'))),
-            (32, dict(learning_rate='long')), (32, dict(remainder='weight'))]])
-def test_it_fits_a_screen(num_towers, options):
-    def long_names(x, y):
-        for branch in range(5):
-            scope = 'InceptionResnetV2/InceptionResnetV2/Repeat_1/block17_%d/Branch_1' % branch
-            with tf.variable_scope(scope):
-                kernel = tf.Variable(np.ones([6, 3]), name=scope + '/Conv2d_0b_1x7/weights')
-                tf.get_variable('Conv2d_0b_1x7/weights/and/even/longer/than/that', [3])
-        return samples.mean_squared_error(tf.matmul(x, kernel), y)
-    options = dict(options)
-    device = options.pop('devices', '/gpu:%d')
-    names = [device % index for index in range(num_towers)]
-    if 'learning_rate' in options:
-        options['learning_rate'] = towers.LearningRate(
-            0.001, num_towers, 'sqrt', warmup_examples=1000000, decay='exponential',
-            decay_examples=12345678, decay_rate=0.94)
-    options['model_fn'] = long_names if 'model_fn' in options else linear
-    size = num_towers * 2 + (1 if 'remainder' in options else 0)
-    lines = str(plan_of(size=size, optimizer=momentum, devices=names, **options)).split('\n')
+def long_names(x, y):
+    for branch in range(5):
+        scope = 'InceptionResnetV2/InceptionResnetV2/Repeat_1/block17_%d/Branch_1' % branch
+        with tf.variable_scope(scope):
+            kernel = tf.Variable(np.ones([6, 3]), name=scope + '/Conv2d_0b_1x7/weights')
+            tf.get_variable('Conv2d_0b_1x7/weights/and/even/longer/than/that', [3])
+    return samples.mean_squared_error(tf.matmul(x, kernel), y)
+
+
+@pytest.mark.parametrize('num_towers, device, model_fn', [
+    (8, '/gpu:%d', linear), (32, '/job:worker/replica:0/task:%d/gpu:0', linear),
+    (32, '/gpu:%d', long_names)], ids=['few', 'long devices', 'long names'])
+def test_it_fits_a_screen(num_towers, device, model_fn):
+    rate = towers.LearningRate(0.001, num_towers, 'sqrt', warmup_examples=1000000,
+                               decay='exponential', decay_examples=12345678, decay_rate=0.94)
+    lines = str(plan_of(model_fn, num_towers * 2 + 1, momentum,
+                        [device % index for index in range(num_towers)], remainder='weight',
+                        learning_rate=None if model_fn is long_names else rate)).split('\n')
     assert len(lines) <= 24 and max(map(len, lines)) <= 100
-    assert lines[0].startswith('%d towers, batch %d = ' % (num_towers, size))
-    assert lines[-1].startswith('  no gradient' if options['model_fn'] is long_names
-                                else '  batch norm')
+    assert lines[0].startswith('%d towers, batch %d = ' % (num_towers, num_towers * 2 + 1))
+    assert lines[-1].startswith('  no gradient' if model_fn is long_names else '  batch norm')
     assert (num_towers == 32) == ('  ...' in lines)
 
 
@@ -102,16 +95,10 @@ def test_uneven_batches():
     assert str(plan_of(size=7, devices=3, remainder='drop')).startswith(
         '3 towers, batch 6 = 3 x 2\n')
     assert str(plan_of(devices=1)).startswith('1 tower, batch 8 = 1 x 8\n')
-
-
-def test_a_batch_of_any_size():
     x, y = tf.placeholder(tf.float64, [None, 6]), tf.placeholder(tf.float64, [None, 3])
     built = towers.build_towers(linear, (x, y), None, 2, remainder='weight')
     assert built.plan.batch_size is None
-    assert str(built.plan).split('\n')[:3] == [
-        '2 towers, a batch of any size, a remainder: weight',
-        '  tower  device        examples  does for all',
-        '  0      /cpu:0        ?         -']
+    assert str(built.plan).startswith('2 towers, a batch of any size, a remainder: weight\n')
 
 
 @pytest.mark.parametrize('optimizer, options, reduction, rate', [
@@ -123,15 +110,9 @@ def test_a_batch_of_any_size():
     (lambda: tf.train.FtrlOptimizer(0.25), dict(), "sum: 2 x the gradient of the batch's mean loss",
      '0.25; applied to a sum of 2'),
     (sgd, dict(devices=1), 'sum (of one tower: its own gradient)', '0.5'),
-    pytest.param(sgd, dict(learning_rate=0.125), "sum: 2 x the gradient of the batch's mean loss",
-                 '0.125; on the sum, steps as 2 x 0.125 = 0.25 would on the mean',
-                 marks=pytest.mark.slow),
     (lambda: sgd(tf.constant(1., name='rate')), dict(),
      "sum: 2 x the gradient of the batch's mean loss",
      "the tensor 'rate'; on the sum, steps as 2 x the rate would on the mean"),
-    (lambda: sgd(tf.constant(1., name='rate')), dict(reduction='mean',
-                                                     learning_rate=towers.LearningRate(0.5)),
-     "mean: the gradient of the batch's mean loss", '0.5'),
     (lambda: sgd(lambda: 0.75), dict(reduction='mean'),
      "mean: the gradient of the batch's mean loss", '0.75')])
 def test_reduction_and_learning_rate(optimizer, options, reduction, rate):
@@ -139,17 +120,9 @@ def test_reduction_and_learning_rate(optimizer, options, reduction, rate):
     assert (facts['reduction'], facts['learning rate']) == (reduction, rate)
 
 
-def test_the_scaled_rate_of_the_claim():
-    rate = towers.LearningRate(0.001, 4, 'sqrt')
-    plan = plan_of(size=400, optimizer=lambda: sgd(rate.peak), devices=4, reduction='mean',
-                   learning_rate=rate)
-    assert str(plan).startswith('4 towers, batch 400 = 4 x 100\n')
-    assert lines_of(plan)['learning rate'] == '0.002 = 0.001 x sqrt(4)'
-
-
 @pytest.mark.parametrize('rate, text', [
     (towers.LearningRate(0.001, 4, 'sqrt'), '0.002 = 0.001 x sqrt(4)'),  # of larger batches a tower
-    (towers.LearningRate(0.001), '0.001'), (np.float32(0.25), '0.25'), (np.array(0.25), '0.25')])
+    (np.array(0.25), '0.25')])
 def test_rates_that_are_given(rate, text):
     assert lines_of(plan_of(optimizer=sgd, devices=2, reduction='mean',
                             learning_rate=rate))['learning rate'] == text
@@ -198,10 +171,3 @@ def test_where_variables_are():
     assert on(variables=placed(lambda op: '/cpu:0')) == 'placed by a device function'
     assert on(variables=placed('balanced')) == 'balanced over /cpu:0 (0.0 MB), /cpu:1 (0.0 MB)'
     assert on(variables=placed('balanced'), devices=4) == 'balanced over 4 devices (0.0 to 0.0 MB)'
-
-
-def test_counters_of_metrics_are_not_counted():
-    def model_fn(x, y):
-        return {'loss': linear(x, y), 'metrics': {'mean': tf.metrics.mean(y)}}
-    plan = plan_of(model_fn, optimizer=sgd)
-    assert (plan.num_variables, plan.parameters, plan.shared_by_order) == (1, 18, [])

@@ -102,7 +102,7 @@ TURNS = ['discriminator', 'discriminator', 'all', 'generator', 'all']
 
 @pytest.mark.parametrize('options', [dict(devices=3, remainder='weight')] + [
     pytest.param(options, marks=slow) for options in (
-        dict(devices=1), dict(devices=2, copies='clone'), dict(devices=2, copies='reuse'),
+        dict(devices=1), dict(devices=2, copies='reuse'),
         dict(devices=2, variables=towers.VariablePlacement('replicated')))],
                          ids=lambda options: '-'.join(map(str, options.values())))
 def test_a_gan_is_trained_as_by_hand(options):
@@ -118,14 +118,13 @@ def two_heads(x):
                      'aux': tf.reduce_mean(tf.square(tf.matmul(trunk, auxiliary)))}}
 
 
-@pytest.mark.parametrize('var_lists', [
-    {}, pytest.param({'aux': starting_with('b')}, marks=slow), pytest.param(
-        {'main': starting_with('a'), 'aux': starting_with('trunk')}, marks=slow)],
-                         ids=['both train the trunk', 'one does', 'the other does'])
+@pytest.mark.parametrize('var_lists', [None, pytest.param(
+    {'main': starting_with('a'), 'aux': starting_with('trunk')}, marks=slow)],
+                         ids=['both train the trunk', 'one does'])
 def test_an_auxiliary_head_with_a_rate_of_its_own(var_lists):
     turns = ['all', 'main', 'aux', 'all']
-    one = by_hand(two_heads, var_lists, turns)
-    assert_same(one, by_towers(two_heads, var_lists or None, turns, 2, names=('main', 'aux')))
+    one = by_hand(two_heads, var_lists or {}, turns)
+    assert_same(one, by_towers(two_heads, var_lists, turns, 2, names=('main', 'aux')))
 
 
 def test_a_train_op_computes_what_its_loss_needs():
@@ -213,9 +212,7 @@ def test_what_knows_of_losses_knows_them_by_name(tmp_path):
         assert {'loss/discriminator', 'loss/generator'} == set(evaluation.metrics)
 
 
-@pytest.mark.parametrize('reduction, factor', [
-    pytest.param('mean', 1, marks=slow), ('sum', 2)])
-def test_gradients_follow_the_contract(reduction, factor):
+def test_gradients_of_a_sum_follow_the_contract():
     with tf.Graph().as_default():
         one = gan(tf.constant(BATCH))['loss']['discriminator']
         wanted = tf.gradients(one, OF_GAN['discriminator'](tf.trainable_variables()))
@@ -223,20 +220,19 @@ def test_gradients_follow_the_contract(reduction, factor):
             session.run(tf.global_variables_initializer())
             wanted = session.run(wanted)
     with tf.Graph().as_default():
-        built = towers.build_towers(gan, tf.constant(BATCH), optimizers(), 2, reduction,
+        built = towers.build_towers(gan, tf.constant(BATCH), optimizers(), 2, 'sum',
                                     var_list=OF_GAN)
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())
             found = session.run([g for g, _ in built.gradients['discriminator']])
     for one, other in zip(wanted, found):
-        np.testing.assert_allclose(other, factor * one, rtol=1e-12)
+        np.testing.assert_allclose(other, 2 * one, rtol=1e-12)
 
 
 def clipped(pairs):
     return [(tf.clip_by_value(gradient, -1e-3, 1e-3), variable) for gradient, variable in pairs]
 
 
-@slow
 def test_transforms_by_name():
     with tf.Graph().as_default():
         built = towers.build_towers(gan, tf.constant(BATCH), optimizers(), 2, var_list=OF_GAN,
@@ -255,29 +251,23 @@ SGD = tf.train.GradientDescentOptimizer
 @pytest.mark.parametrize('arguments, text', [
     (dict(optimizer={}), 'expected an optimizer for each loss'),
     (dict(optimizer={'a/b': SGD(1.)}), "optimizer has the name 'a/b'"),
-    (dict(optimizer={1: SGD(1.)}), 'optimizer has the name 1'),
     (dict(optimizer={'generator': 'adam'}),
      "optimizer['generator']='adam' has no compute_gradients"),
     (dict(optimizer={'generator': None}), '(Keras optimizers are none).'),
     (dict(optimizer={'a': SGD(1.)}), "returned the losses 'discriminator', 'generator', and the "
      "optimizers are for 'a': return the loss 'a', or leave its optimizer out; pass "
      "optimizer={'discriminator': …}, or leave that loss out; pass optimizer={'generator': …}, or"),
-    (dict(optimizer={'generator': SGD(1.)}), "the optimizers are for 'generator': pass "
-     "optimizer={'discriminator': …}, or leave that loss out."),
     (dict(var_list={'generator': lambda all_: [
         tf.get_variable('further', [], tf.float64)]}),
      "the loss 'generator': none of the 1 variables has a gradient in any tower"),
     (dict(optimizer=SGD(1.)), "several losses, 'discriminator', 'generator', and there is one "
      "optimizer: pass one for each, optimizer={'discriminator': …, 'generator': …} (to check_tow"),
     (dict(optimizer=SGD(1.), var_list={'a': []}), 'goes with optimizer= as a dict'),
-    (dict(optimizer=SGD(1.), transform_gradients={}), 'goes with optimizer= as a dict'),
     (dict(var_list={'d': []}), "var_list has 'd', and the optimizers are for 'discriminator'"),
     (dict(var_list={'generator': lambda all_: []}),
      "no trainable variable for the loss 'generator' left by var_list"),
     (dict(learning_rate={'generator': 'fast'}), "learning_rate['generator']='fast'"),
-    (dict(var_list={'generator': []}), "var_list['generator']=[] leaves no variable to train"),
     (dict(var_list={'generator': 3}), "var_list['generator']=3: expected None, a list of"),
-    (dict(var_list={'generator': ['a/b']}), "var_list['generator'] holds 'a/b' of type st"),
     (dict(var_list={'generator': lambda all_: 3}), "var_list for 'generator' returned 3"),
     (dict(transform_gradients={'generator': 3}), "transform_gradients['generator']=3: expected"),
     (dict(transform_gradients={'generator': lambda pairs: 3}),
@@ -285,8 +275,7 @@ SGD = tf.train.GradientDescentOptimizer
     (dict(learning_rate={'nobody': 1.}), "learning_rate has 'nobody'"),
     (dict(regularization='add'), 'there are several losses'),
     (dict(numerics=towers.Numerics(loss_scale=towers.LossScale())),
-     'a loss scale (loss_scale=) goes with one loss'),
-    (dict(transform_gradients={'generator': 3}), 'a function from (gradient, variable) pairs')])
+     'a loss scale (loss_scale=) goes with one loss')])
 def test_errors(arguments, text):
     with tf.Graph().as_default():
         arguments = dict(dict(optimizer=optimizers(), devices=2), **arguments)
@@ -295,7 +284,7 @@ def test_errors(arguments, text):
         assert text in str(error.value)
 
 
-@pytest.mark.parametrize('losses', [{}, {0: 1}, {'': 1}, {0: 1, 'a': 1}])
+@pytest.mark.parametrize('losses', [{}, {'': 1}, {0: 1, 'a': 1}])
 def test_names_of_losses_without_an_optimizer(losses):
     with tf.Graph().as_default(), pytest.raises(towers.ModelFunctionError) as error:
         towers.build_towers(lambda x: {'loss': {name: tf.reduce_mean(x) for name in losses}},

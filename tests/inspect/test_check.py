@@ -11,7 +11,6 @@ import tf_slim as slim
 import towers
 from towers.inspect import check_report
 from sample_models import keras, linear, two_layers
-from sample_models import kind_of_variables  # noqa: F401, a fixture
 
 VECTORS = samples.vectors(8)
 slow = pytest.mark.slow
@@ -23,26 +22,26 @@ def adam():
 
 # ---- good models --------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('name', ['slim'] + [
-    pytest.param(name, marks=slow) for name in sorted(samples.SAMPLES) if name != 'slim'])
+@pytest.mark.parametrize('name', ['slim', pytest.param('keras', marks=slow),
+                                  pytest.param('while_loop', marks=slow)])
 def test_good_models_are_equal(name):
     sample = samples.SAMPLES[name]
     report = towers.check_towers(sample.model_fn, sample.data(5), adam, 2, steps=2,
                                  remainder='weight', reduction='sum')
     assert report.equal and report.first is None and report.cause is None, str(report)
     assert report.worst.relative < 1e-9
-    if name not in ('keras', 'dynamic_rnn'):  # which have a factor in float32, on some versions
+    if name != 'keras':  # which has a factor in float32, on some versions
         assert report.tolerance == 1e-9
     assert (report.towers, report.steps, report.reduction) == (2, 2, 'sum')
     assert str(report).startswith('equal to within ') and '\n' not in str(report)
 
 
-def test_it_compares_losses_gradients_variables_and_slots(kind_of_variables):
+def test_it_compares_losses_gradients_variables_and_slots():
     report = towers.check_towers(two_layers, VECTORS, adam, steps=3)
     # 3 losses, 2 gradients, 2 variables, 2 x 2 slots and the two powers of beta
     assert report.equal and report.compared == 3 + 2 + 2 + 4 + 2
-    by_momentum = towers.check_towers(two_layers, VECTORS, steps=1)
-    assert by_momentum.equal and by_momentum.compared == 1 + 2 + 2 + 2
+    in_float32 = towers.check_towers(linear, samples.vectors(8, 'float32'), steps=1)
+    assert in_float32.equal and in_float32.tolerance == 1e-4 and in_float32.compared == 1 + 3
 
 
 def test_it_leaves_the_program_as_it_was(graph):
@@ -54,34 +53,19 @@ def test_it_leaves_the_program_as_it_was(graph):
         assert towers.check_towers(linear, VECTORS, steps=1).equal
 
 
-@pytest.mark.parametrize('dtype, tolerance', [
-    pytest.param(tf.float16, 2e-2, marks=slow), (tf.bfloat16, 0.1)], ids=['float16', 'bfloat16'])
-def test_a_half_precision_model_is_allowed_its_rounding(dtype, tolerance):
+def test_a_half_precision_model_is_allowed_its_rounding():
     def model(of_batch):
         def model_fn(x, y):
             kernel = tf.get_variable('kernel', [6, 3], tf.float32)
-            product = tf.matmul(tf.cast(x, dtype), tf.cast(kernel, dtype))
+            product = tf.matmul(tf.cast(x, tf.bfloat16), tf.cast(kernel, tf.bfloat16))
             return of_batch(tf.square(tf.cast(product, tf.float32) - tf.cast(y, tf.float32)))
         return model_fn
     report = towers.check_towers(model(tf.reduce_mean), VECTORS)
-    assert report.equal and report.tolerance == tolerance, str(report)
+    assert report.equal and report.tolerance == 0.1, str(report)
     report = towers.check_towers(model(tf.reduce_sum), VECTORS)
     assert not report.equal and 'the loss sums over the batch' in report.cause
     strict = towers.check_towers(model(tf.reduce_mean), VECTORS, tolerance=1e-12)
-    assert not strict.equal and 1e-12 < strict.worst.relative < tolerance
-
-
-@pytest.mark.parametrize('wrong', [False, True])
-def test_weights_of_bfloat16_are_compared(wrong):
-    """They are no number to numpy."""
-    def model_fn(x, y):
-        weight = tf.get_variable('w', [], tf.bfloat16, tf.constant_initializer(2.))
-        loss = tf.square(tf.cast(weight, tf.float32) * tf.cast(x[:, :1], tf.float32))
-        return tf.reduce_sum(loss) if wrong else tf.reduce_mean(loss)
-    report = towers.check_towers(model_fn, VECTORS, lambda: tf.train.GradientDescentOptimizer(0.1),
-                                 steps=2)
-    assert report.equal is not wrong, str(report)
-    assert report.compared == 2 + 1 + 1 and (wrong or report.worst.relative < 0.1)
+    assert not strict.equal and 1e-12 < strict.worst.relative < 0.1
 
 
 def test_both_parts_of_a_complex_number_are_compared():
@@ -89,35 +73,23 @@ def test_both_parts_of_a_complex_number_are_compared():
     assert check_report._relative(3 + 4j, 3 + 4j, 0.) == 0.
 
 
-def test_float32_is_allowed_more():
-    report = towers.check_towers(linear, samples.vectors(8, 'float32'))
-    assert report.equal and report.tolerance == 1e-4
-    assert towers.check_towers(linear, VECTORS, tolerance=1e-3).tolerance == 1e-3
-
-
 def with_batch_norm(x, y):
     net = slim.batch_norm(slim.fully_connected(x, 3, activation_fn=None), scale=True)
     return samples.mean_squared_error(net, y)
-
-
-def with_keras_batch_norm(x, y):
-    layer = keras.layers.BatchNormalization(name='bn')
-    return samples.mean_squared_error(linear_layer(layer(x, training=True)), y)
 
 
 def linear_layer(x):
     return tf.matmul(x, tf.get_variable('kernel', [6, 3], x.dtype))
 
 
-@pytest.mark.parametrize('model_fn', [
-    with_batch_norm, pytest.param(with_keras_batch_norm, marks=slow)])
-def test_batch_norm_agrees_on_equal_shards(model_fn):
+def test_batch_norm_agrees_on_equal_shards():
     """The biases before slim's have the gradient zero, or what rounding leaves of it."""
-    report = towers.check_towers(model_fn, samples.vectors(12, 'float32'), same_shards=True,
-                                 tolerance=1e-3)
+    report = towers.check_towers(with_batch_norm, samples.vectors(12, 'float32'), steps=2,
+                                 same_shards=True, tolerance=1e-3)
     assert report.equal, str(report)
-    assert towers.check_towers(model_fn, samples.vectors(12, 'float32'), same_shards=True,
-                               tolerance=1e-3, update_ops='none').equal
+    assert str(report).splitlines()[1:] == [
+        'not compared (its gradient is zero but for rounding): fully_connected/biases',
+        'not compared (a moving variance, under same_shards): BatchNorm/moving_variance']
 
 
 def bias_without_effect(x, y):
@@ -135,22 +107,6 @@ def test_a_variable_that_is_not_compared_is_named():
     assert report.compared == 1 + 2 * 4 + 2
     assert str(report).splitlines()[1:] == [
         'not compared (its gradient is zero but for rounding): lost']
-
-
-def test_a_moving_variance_that_is_not_compared_is_named():
-    report = towers.check_towers(with_batch_norm, samples.vectors(12, 'float32'), same_shards=True,
-                                 tolerance=1e-3)
-    assert str(report).splitlines()[1:] == [
-        'not compared (its gradient is zero but for rounding): fully_connected/biases',
-        'not compared (a moving variance, under same_shards): BatchNorm/moving_variance']
-
-
-def test_everything_is_compared_where_the_loss_is_flat():
-    """A gradient of zeros is no rounding: there is nothing to round."""
-    report = towers.check_towers(
-        lambda x, y: tf.reduce_mean(0. * tf.matmul(x, tf.get_variable('w', [6, 3], x.dtype))),
-        VECTORS, steps=1)
-    assert report.equal and report.left_out == [] and report.compared == 4
 
 
 def test_inputs_as_a_dict_with_sparse_ones():
@@ -174,16 +130,15 @@ def clip(pairs):
 @pytest.mark.parametrize('options', [
     dict(variable_scope='net'), dict(remainder='drop', num_towers=3),
     dict(var_list=lambda every: every[:1]),
-    dict(regularization='add', model_fn=samples.slim_layers)] + [
-        pytest.param(options, marks=slow) for options in (
-            dict(remainder='weight', num_towers=5), dict(transform_gradients=clip),
-            dict(update_ops='none'), dict(variables=towers.VariablePlacement('balanced')),
-            dict(devices=['/cpu:2', '/cpu:0', '/cpu:1', '/cpu:3']),
-            dict(model_fn=samples.slim_layers))],
+    dict(regularization='add', model_fn=samples.slim_layers),
+    dict(make_optimizer=lambda: tf.train.GradientDescentOptimizer(tf.constant(0.1, tf.float64))),
+    pytest.param(dict(reduction='sum', devices=['/cpu:2', '/cpu:0', '/cpu:1', '/cpu:3']),
+                 marks=slow),
+    pytest.param(dict(transform_gradients=clip, update_ops='none'), marks=slow)],
     ids=lambda options: ' '.join(sorted(options)))
 def test_options_hold_on_both_sides(options):
     options = dict(options)
-    report = towers.check_towers(options.pop('model_fn', two_layers), VECTORS, steps=2, **options)
+    report = towers.check_towers(options.pop('model_fn', two_layers), VECTORS, steps=1, **options)
     assert report.equal, str(report)
     assert report.towers == (4 if 'devices' in options else options.get('num_towers', 2))
 
@@ -200,26 +155,12 @@ def counts_calls():
     return model_fn
 
 
-def makes_more_variables():
-    calls = []
-
-    def model_fn(x, y):
-        calls.append(1)
-        made = [tf.Variable(np.ones([3])) for _ in calls]
-        return linear(x, y) + tf.reduce_mean(tf.add_n(made) * y)
-    return model_fn
-
-
 def with_dropout(x, y):
     return samples.mean_squared_error(tf.nn.dropout(linear_layer(x), rate=0.5, seed=5), y)
 
 
 def that_sums(x, y):
     return tf.reduce_sum(tf.square(linear_layer(x) - y))
-
-
-def that_sums_with_decay(x, y):
-    return that_sums(x, y) + tf.reduce_sum(tf.square(tf.trainable_variables()[0]))
 
 
 def divides_by_the_positives(x, y):
@@ -233,16 +174,12 @@ def takes_a_norm_of_the_batch(x, y):
 
 
 @pytest.mark.parametrize('make, cause', [
-    (counts_calls, 'an unshared variable.*does not exist in the first tower'),
+    (counts_calls, "an unshared variable.*tower 1 makes variable 'call_3/kernel'"),
     (lambda: with_batch_norm, 'batch norm: each tower.*same_shards=True'),
     (lambda: with_dropout, r'random numbers in the model \(RandomUniform\), such as dropout'),
     (lambda: divides_by_the_positives, 'a loss divided by a count that differs by shard'),
-    (lambda: takes_a_norm_of_the_batch, 'mixes the examples of a batch')] + [
-        pytest.param(*case, marks=slow) for case in [
-            (makes_more_variables, 'an unshared variable.*tower 1 makes variable'),
-            (lambda: with_keras_batch_norm, 'batch norm'),
-            (lambda: that_sums, 'the loss sums over the batch.*mean over examples'),
-            (lambda: that_sums_with_decay, 'the loss sums over the batch')]])
+    (lambda: takes_a_norm_of_the_batch, 'mixes the examples of a batch'),
+    (lambda: that_sums, 'the loss sums over the batch.*mean over examples')])
 def test_the_likely_cause_is_named(make, cause):
     dtype = 'float32' if 'batch norm' in cause else 'float64'
     report = towers.check_towers(make(), samples.vectors(8, dtype), steps=1, num_towers=4,
@@ -251,17 +188,6 @@ def test_the_likely_cause_is_named(make, cause):
     assert report.worst.relative >= report.first.relative > report.tolerance
     assert str(report).startswith('NOT equal: ')
     assert re.search(cause, report.cause), report.cause
-
-
-def test_the_first_thing_that_differs_is_the_first_that_a_step_computes():
-    def model_fn(x, y):
-        """The value of the loss is right, its gradient is not."""
-        loss = linear(x, y)
-        wrong = loss * tf.cast(tf.shape(x)[0], loss.dtype)
-        return wrong + tf.stop_gradient(loss - wrong)
-    report = towers.check_towers(model_fn, VECTORS, steps=1)
-    assert (report.first.what, report.first.name) == ('gradient', 'kernel')
-    assert 'gradient kernel differs by 5.0e-01' in str(report)
 
 
 def test_a_broken_combination_is_found(monkeypatch):
@@ -293,27 +219,6 @@ def test_what_is_not_finite_on_the_towers_alone():
     assert 'only the towers' in report.cause
 
 
-def decays():
-    step = tf.train.get_or_create_global_step()
-    return tf.train.MomentumOptimizer(tf.train.exponential_decay(0.1, step, 1, 0.5), 0.9)
-
-
-def scales_its_loss():
-    return tf.train.experimental.MixedPrecisionLossScaleOptimizer(
-        tf.train.GradientDescentOptimizer(0.1), tf.train.experimental.FixedLossScale(8.))
-
-
-@pytest.mark.parametrize('make_optimizer', [
-    pytest.param(decays, marks=slow), lambda: tf.train.GradientDescentOptimizer(tf.constant(0.1)),
-    pytest.param(scales_its_loss, marks=slow)], ids=['decay', 'tensor', 'loss scale'])
-def test_optimizers_that_own_tensors(make_optimizer):
-    for reduction in ('mean', 'sum'):
-        report = towers.check_towers(linear, samples.vectors(8, 'float32'), make_optimizer,
-                                     reduction=reduction)
-        assert report.equal, str(report)
-    assert not tf.get_default_graph().get_operations()
-
-
 def test_a_step_counts_once_for_decay():
     """Three steps of 1, 0.5 and 0.25 of the rate: a step that stood still would give 3."""
     report = towers.check_towers(samples.slope, (np.ones(4),), lambda: (
@@ -330,29 +235,19 @@ def test_a_step_counts_once_for_decay():
     (dict(steps=0), 'steps=0: expected'), (dict(steps=1.), 'steps=1.0'), (dict(seed=-1), 'seed=-1'),
     (dict(tolerance='small'), "tolerance='small'"),
     (dict(make_optimizer=tf.train.AdamOptimizer), 'a function that makes the optimizer'),
-    (dict(devices=['/cpu:0']), 'at least 2 towers'),
-    (dict(make_optimizer=5), 'a function that makes the optimizer'),
     (dict(make_optimizer=lambda: 5), 'expected a tf.train.Optimizer'),
     (dict(var_list=[]), 'expected a function'), (dict(transform_gradients=[]), 'a function'),
-    (dict(var_list=lambda variables: 0), 'var_list returned 0'),
-    (dict(var_list=lambda variables: ['w']), "var_list holds 'w' of type str"),
-    (dict(transform_gradients=lambda pairs: 0), 'transform_gradients returned 0'),
     (dict(optimizer=None), 'takes no optimizer: expected some of make_optimizer, devices, .* '
      'make_optimizer= is a function'),
-    (dict(devices=['/cpu:0'] * 2), 'allow_repeated_devices=True'),
     (dict(reuse=True), 'takes no reuse: expected some of make_optimizer, .*gradient_options.$'),
-    (dict(reduction='avg'), "expected one of 'sum', 'mean'"),
     (dict(remainder='drop', num_towers=9), 'too few'),
     (dict(same_shards=True, num_towers=9), 'too few'),
-    (dict(num_towers=3), 'does not divide')])
+    (dict(num_towers=3), 'does not divide'),
+    (dict(model_fn=lambda x, y: None), 'returned None'),
+    (dict(inputs=(object(), 1)), 'expected arrays')])
 def test_misuse(options, text):
     with pytest.raises(towers.TowersError, match=text):
-        towers.check_towers(linear, VECTORS, **options)
-
-
-def test_a_model_function_that_returns_no_loss():
-    with pytest.raises(towers.ModelFunctionError, match='returned None'):
-        towers.check_towers(lambda x, y: None, VECTORS)
+        towers.check_towers(**dict(dict(model_fn=linear, inputs=VECTORS), **options))
 
 
 @pytest.mark.parametrize('is_on_towers', [False, True], ids=['one device', 'towers'])
@@ -373,22 +268,16 @@ def test_a_step_that_fails_says_where_and_why_in_one_line(is_on_towers):
     assert isinstance(caught.value.__cause__, tf.errors.InvalidArgumentError)
 
 
-@pytest.mark.parametrize('inputs, error', [
-    ((object(), 1), towers.InputError), (tf.train.AdamOptimizer, towers.InputError)])
-def test_inputs_that_are_no_arrays(inputs, error):
-    with pytest.raises(error, match='expected arrays'):
-        towers.check_towers(lambda *inputs: None, inputs)
-
-
 def batch_normalized(x):
     x, _, _ = tf.nn.fused_batch_norm(
         tf.reshape(x, [-1, 1, 1, 3]), tf.get_variable('scale', [3]), tf.zeros([3]))
     return tf.reduce_mean(tf.square(tf.reduce_sum(x, [1, 2, 3]) - .5))
 
 
+@slow
 @pytest.mark.parametrize('options', [
-    dict(num_towers=2, accumulate=3), pytest.param(
-        dict(devices='/cpu:0+/cpu:1', micro_batches=3, stages='auto'), marks=slow)])
+    dict(num_towers=2, accumulate=3),
+    dict(devices='/cpu:0+/cpu:1', micro_batches=3, stages='auto')], ids=['accumulate', 'pipeline'])
 def test_each_micro_batch_is_a_part_of_the_batch(options):
     """What `same_shards` repeats, `remainder='drop'` leaves out, and losses are added up over."""
     values = np.random.RandomState(0).rand(20, 3).astype(np.float32)

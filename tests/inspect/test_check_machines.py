@@ -17,8 +17,7 @@ def momentum():
 
 
 @pytest.mark.parametrize('kind, shares, num_towers, reduction', [
-    ('ring', (1, 1), 2, 'mean'), pytest.param('ps', (1, 3), 1, 'sum', marks=pytest.mark.slow),
-    pytest.param('ring', (1, 3, 2), 1, 'sum', marks=pytest.mark.slow),
+    ('ring', (1, 1), 2, 'mean'), pytest.param('ring', (1, 3, 2), 1, 'sum', marks=pytest.mark.slow),
     pytest.param('ps', (1, 3, 2), 2, 'mean', marks=pytest.mark.slow)])
 def test_machines_are_one_device(kind, shares, num_towers, reduction):
     report = towers.check_towers(
@@ -58,14 +57,6 @@ def test_a_gradient_of_half_precision_times_its_examples_is_too_large(kind):
     assert report.equal and report.not_finite is None, str(report)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('kind', ['ring', 'ps'])
-def test_micro_batches_and_a_forward_pass_that_is_computed_again(kind):
-    report = towers.check_towers(sparse_and_dense, BATCH, momentum, steps=2, tolerance=1e-12,
-                                 cluster=kind, shares=(1, 2), accumulate=2, recompute='auto')
-    assert report.equal, str(report)
-
-
 def test_several_losses_are_refused():
     def model_fn(numbers):
         weight = tf.get_variable('w', [], tf.float64, tf.ones_initializer())
@@ -74,31 +65,6 @@ def test_several_losses_are_refused():
     with pytest.raises(towers.InvalidArgumentError, match='several .one, other.'):
         towers.check_towers(model_fn, np.arange(1., 9.), lambda: {
             'one': momentum(), 'other': momentum()}, cluster='ring')
-
-
-@pytest.mark.slow
-def test_a_clipped_gradient_is_clipped_once_over_all_machines():
-    def clip(pairs):
-        clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 0.01)
-        return [(gradient, variable) for gradient, (_, variable) in zip(clipped, pairs)]
-    def dense(numbers):
-        weights = tf.get_variable('w', [3], tf.float64, tf.ones_initializer())
-        return tf.reduce_mean(tf.square(tf.reduce_sum(numbers * weights, 1)))
-    numbers = np.random.RandomState(5).randn(12, 3)
-    for kind in ('ring', 'ps'):
-        report = towers.check_towers(dense, numbers, momentum, 1, steps=2, cluster=kind,
-                                     shares=(1, 2), transform_gradients=clip)
-        assert report.equal, str(report)
-
-
-@pytest.mark.slow
-@pytest.mark.version_independent
-def test_a_loss_that_is_a_sum_is_found():
-    def model_fn(numbers):
-        weight = tf.get_variable('w', [], tf.float64, tf.ones_initializer())
-        return tf.reduce_sum(weight * numbers)
-    report = towers.check_towers(model_fn, np.arange(1., 9.), momentum, 1, cluster='ring')
-    assert not report.equal and 'sums over the batch' in report.cause
 
 
 @pytest.mark.parametrize('arguments, said', [
@@ -169,8 +135,7 @@ def test_weights_that_differ_from_worker_to_worker_are_said_to():
     assert 'NaN' not in str(report)
 
 
-@pytest.mark.parametrize('cluster', ['ring', pytest.param(None, marks=pytest.mark.slow)])
-def test_what_the_forward_pass_writes_is_written_once_a_step(cluster):
+def test_what_the_forward_pass_writes_is_written_once_a_step():
     """A moving mean that the model writes itself, as batch norm does without UPDATE_OPS."""
     def model_fn(numbers):
         mean = tf.get_variable('mean', [], tf.float64, tf.zeros_initializer(), trainable=False)
@@ -178,5 +143,5 @@ def test_what_the_forward_pass_writes_is_written_once_a_step(cluster):
                 mean, 0.5 * (tf.reduce_mean(numbers) - mean))]):
             return square(tf.identity(numbers))
     report = towers.check_towers(model_fn, np.arange(8.), same_shards=True, steps=2,
-                                 cluster=cluster)
+                                 cluster='ring')
     assert report.equal and report.compared == 2 + 1 + 2 + 1, str(report)

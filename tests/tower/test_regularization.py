@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.tower.regularization import RegisteredLosses, losses_of_variables, split_loss
+from towers.tower.regularization import RegisteredLosses, split_loss
 
 X, W, S = 3., 2., 5.  # the data, a weight, and a learned scale
 
@@ -47,27 +47,18 @@ def values(model, loss, data, weights):
 # name -> (loss of a model, value of its part of the weights alone, the gradient of that)
 LOSSES = {
     'a + b': (lambda m: m.data + m.l2, 1., 1.),
-    'b + a': (lambda m: m.l2 + m.data, 1., 1.),
-    'sum in a loop': (lambda m: m.data + m.l2 + m.l1 + m.l2, 3., 2.5),
     'add_n': (lambda m: tf.add_n([m.l2, m.data, m.l1, m.more]), 2., 1.5),
-    'add_n of one term twice': (lambda m: tf.add_n([m.l2, m.data, m.l2]), 2., 2.),
     'accumulate_n': (lambda m: tf.accumulate_n([m.l2, m.data], shape=[]), 1., 1.),
-    'reduce_sum of a list': (lambda m: tf.reduce_sum([m.data, m.l2, m.l1]), 2., 1.5),
     'reduce_sum of a stack': (lambda m: tf.reduce_sum(tf.stack([m.l1, m.data])), 1., 0.5),
     'a - b': (lambda m: m.data - m.l2, -1., -1.),
     'b - a': (lambda m: m.l2 - m.data, 1., 1.),
-    'a - (b - c)': (lambda m: m.data - (m.more - m.l2), 1., 1.),
     'a - (b + c)': (lambda m: m.data - (m.more + m.l2), -1., -1.),
     'negated': (lambda m: -(m.data + m.l2), -1., -1.),
     'times a number': (lambda m: (m.data + m.l2) * 4., 4., 4.),
-    'a number times': (lambda m: 4. * (m.data + m.l2), 4., 4.),
     'divided': (lambda m: (m.data + m.l2) / 4., 0.25, 0.25),
-    'divided by Div': (lambda m: tf.div(m.data + m.l2, 4.), 0.25, 0.25),
     'nested': (lambda m: 2. * (m.data + 3. * (m.l2 + m.more)) + m.l1, 7., 6.5),
     'a learned scale': (lambda m: m.scale * (m.data + m.l2), 5., 5.),
-    'by a learned scale': (lambda m: (m.data + m.l2) / m.scale, 0.2, 0.2),
     'identity': (lambda m: tf.identity(m.data + m.l2, name='total_loss'), 1., 1.),
-    'cast': (lambda m: tf.cast(m.data + m.l2, tf.float32), 1., 1.),
     'with a constant': (lambda m: m.data + m.l2 + m.constant, 8., 1.),
     'total loss of tf.losses': (lambda m: _total_loss(m), 1., 1.),
     'weights inside a cast': (lambda m: tf.cast(m.data, tf.float32)
@@ -81,11 +72,8 @@ def _total_loss(model):
     return tf.losses.get_total_loss()
 
 
-@pytest.mark.parametrize('use_resource', [
-    True, pytest.param(False, marks=pytest.mark.slow)], ids=['resource', 'reference'])
 @pytest.mark.parametrize('name', sorted(LOSSES))
-def test_parts_add_up_in_value_and_gradient(name, use_resource):
-    tf.get_variable_scope().set_use_resource(use_resource)
+def test_parts_add_up_in_value_and_gradient(name):
     make, value, gradient = LOSSES[name]
     model = Model()
     loss = make(model)
@@ -105,13 +93,8 @@ def test_parts_add_up_in_value_and_gradient(name, use_resource):
 WHOLE = {
     'data': lambda m: m.data,
     'with a constant': lambda m: m.data + m.constant,
-    'scaled': lambda m: m.data * 3.,
-    'identity': lambda m: tf.identity(m.data),
-    'negated': lambda m: -m.data,
     'product': lambda m: m.data * m.l2,
-    'product of data': lambda m: m.data * (m.more + m.l2),
     'data in the denominator': lambda m: m.l2 / m.data,
-    'sum in the denominator': lambda m: m.data / (m.more + m.l2),
     'of a function that is not linear': lambda m: tf.exp(m.data + m.l2),
     'square of a sum': lambda m: tf.square(m.data + m.l2),
     'mean of a list': lambda m: tf.reduce_mean([m.data, m.l2]),
@@ -139,22 +122,15 @@ def test_a_loss_of_the_weights_alone_has_no_data_part():
     assert data is None and weights is loss
 
 
-def test_a_constant_loss_counts_as_data():
-    model = Model()
-    data, weights = model.split(model.constant * 2.)
-    assert data is not None and weights is None
-
-
-@pytest.mark.slow
 def test_a_loss_added_up_over_hundreds_of_variables():
     model = Model()
     loss = model.data
-    for _ in range(700):
+    for _ in range(300):
         loss = loss + model.l2
     data, weights = model.split(loss)
     losses, of_w, _ = values(model, loss, data, weights)
-    assert losses.tolist() == [736., 36., 700.]
-    assert of_w.tolist() == [736., 36., 700.]
+    assert losses.tolist() == [336., 36., 300.]
+    assert of_w.tolist() == [336., 36., 300.]
 
 
 @pytest.mark.parametrize('where', ['identity', 'sum', 'inner sum', 'scale'])
@@ -191,9 +167,8 @@ def test_noise_on_the_weights_is_data():
 
 @pytest.mark.parametrize('make', [
     lambda model, total: tf.identity(total), lambda model, total: total * 2.,
-    lambda model, total: total + 0., lambda model, total: tf.cast(total, tf.float32),
     lambda model, total: tf.reduce_sum([model.data, model.l2])],
-    ids=['identity', 'product', 'sum', 'cast', 'stack'])
+    ids=['identity', 'product', 'stack'])
 def test_an_operation_with_a_gradient_of_its_own_is_left_whole(make, graph):
     name = 'Negated' + uuid.uuid4().hex  # TensorFlow keeps them for the whole process
     tf.RegisterGradient(name)(lambda op, gradient: [-gradient] + [None] * (len(op.inputs) - 1))
@@ -213,30 +188,6 @@ def test_a_sum_of_itself_forty_times_over_is_left_whole():
         loss = loss + loss
     data, weights = model.split(loss)
     assert data is loss and weights is None
-    loss = model.data + model.l2
-    for _ in range(60):
-        loss = 0.5 * loss + 0.5 * loss
-    data, weights = model.split(loss)
-    assert data is loss and weights is None
-
-
-def test_registered_losses_are_told_apart(graph):
-    registered = RegisteredLosses(graph)
-    model = Model()
-    of_activation = 0.1 * model.data
-    with registered.creation():
-        kernel = tf.get_variable('kernel', [], tf.float64, regularizer=lambda w: 0.5 * w * w)
-    for loss in (model.l2, of_activation, None, model.l1):
-        tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, loss)
-    names = graph_walk.reachable_from([model.x.op], graph.get_operations())
-    registered.note_first_tower(names, names)
-    of_kernel = tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)[0]
-    assert isinstance(of_kernel, tf.Tensor)
-    assert tf.gradients(of_kernel, kernel)[0] is not None
-    # Later calls make no kernel; what is registered by hand they register themselves.
-    assert registered.shown == [of_kernel]
-    assert registered.invariant == [of_kernel, model.l2, model.l1]
-    assert registered.parts_of(model.data + model.l2, registered.invariant) == [model.l2]
 
 
 def test_what_get_variable_registers_is_one_tensor(graph):
@@ -249,12 +200,3 @@ def test_what_get_variable_registers_is_one_tensor(graph):
     early, = tf.losses.get_regularization_losses()
     assert registered.parts_of(tf.identity(early) * 2., [early]) == [early]
     assert registered.parts_of(tf.constant(1.), [early]) == []
-
-
-def test_losses_of_variables():
-    model = Model()
-    of_scale = tf.square(model.scale)
-    losses = [model.l2, of_scale, model.constant]
-    assert losses_of_variables(losses, [model.w]) == [model.l2]
-    assert losses_of_variables(losses, [model.w, model.scale]) == [model.l2, of_scale]
-    assert losses_of_variables(losses, []) == []

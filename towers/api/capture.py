@@ -85,16 +85,12 @@ def capture(request, shards, behind):
     towers, of_shards = copies_of(step, roles, request, shards, [weights, scales, of_calls],
                                   of_model)
     towers.insert(0, step.tower)
-<<<<<<< HEAD
     exchange(towers, weights, placement.main)
-    roles.inline_updates.wait_for_readers(towers, roles.of_every_tower)
-=======
     if options.called.parts_before and len(towers) > 1:
         give_seeds_of_tower(
             step.operations, fetches_of(recorded.output) + taken + recorded.updates + tensors_of(
                 step.tower.pairs), options.called.parts_before, tf.get_default_graph())
-    roles.inline_updates.wait_for_readers(towers)
->>>>>>> t2a
+    roles.inline_updates.wait_for_readers(towers, roles.of_every_tower)
     return Captured(towers, step, roles, cuts, [step.of_shard] + of_shards, slots,
                     _how_built(len(towers)))
 

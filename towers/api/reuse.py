@@ -46,19 +46,14 @@ def call_for_each_tower(request, shards, scaled_losses, behind, no_batch_values)
     for number, part in enumerate(request.parts):
         if request.on_tower is not None:
             request.on_tower(number, len(request.parts))
-<<<<<<< HEAD
         # As in the recipe: entered anew, so that layers without a name find their variables.
         with tf.name_scope(part.scope), _no_new_variables(number), tf.variable_scope(
                 tf.get_variable_scope(), auxiliary_name_scope=False):
-=======
-        with tf.name_scope(part.scope), _no_new_variables(number), tf.variable_scope(
-                tf.get_variable_scope(), auxiliary_name_scope=False):  # unnamed layers count anew
->>>>>>> t2a
             recorded = record(
                 options.model_fn, shards.inputs[number], part.device, placement,
                 options.objectives, registered, options.variable_scope,
-                True if number else options.reuse, () if number else options.earlier, options.xla,
-                options.adds_registered, parts=len(request.parts),
+                tf.AUTO_REUSE if number else options.reuse, () if number else options.earlier,
+                options.xla, options.adds_registered, parts=len(request.parts),
                 no_batch_values=no_batch_values, batch_norm=request.batch_norm)
             _check_writes(number, recorded, options)
             put_on_devices(recorded, part.device, placement)
@@ -71,7 +66,8 @@ def call_for_each_tower(request, shards, scaled_losses, behind, no_batch_values)
             steps.append(differentiate(
                 recorded, options, placement, registered, part.device, shards.inputs[number],
                 shards.sizes[number], scale, scaled_losses, False, number=number,
-                shard=behind.shard_tensors(shards.inputs[number])))
+                shard=behind.shard_tensors(shards.inputs[number]),
+                taker=steps[0].gradients if steps else None))
     # What the update takes of any call is looked for in those of all.
     calls = [step.recorded for step in steps]
     steps[0] = steps[0]._replace(recorded=calls[0]._replace(

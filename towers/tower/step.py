@@ -73,7 +73,8 @@ def put_on_devices(recorded, device, placement, cutting=None):
 
 
 def differentiate(recorded, options, placement, registered, device, inputs, size, scale,
-                  scaled_losses=None, takes_out=True, num_towers=1, taken=(), number=0, shard=()):
+                  scaled_losses=None, takes_out=True, num_towers=1, taken=(), number=0, shard=(),
+                  taker=None):
     """Takes the gradients of the recorded loss: `Step`.
 
     Args:
@@ -91,6 +92,7 @@ def differentiate(recorded, options, placement, registered, device, inputs, size
       taken: what a step runs besides what the model function returned.
       number: the tower's number.
       shard: tensors of the shard that gradients are taken of, too, see `BehindBatch`.
+      taker: `TowerGradients` of the tower before, whose factor of the loss this one has, too.
     """
     graph, output = tf.get_default_graph(), recorded.output
     outer = graph.get_name_scope()
@@ -105,8 +107,8 @@ def differentiate(recorded, options, placement, registered, device, inputs, size
             if options.check_numerics:
                 losses = losses._replace(data_loss=map_shaped(lambda loss: checked_loss(
                     loss, number, options.micro_batches), losses.data_loss))
-    gradients, backward, of_shard, taker, recomputed = [], [], [], None, []
-    if options.objectives:
+    gradients, backward, of_shard, recomputed = [], [], [], []
+    if options.objectives and taker is None:
         taker = TowerGradients(options, placement, graph, scaled_losses)
     start = len(graph.get_operations())
     if options.objectives:
