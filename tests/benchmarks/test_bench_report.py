@@ -140,7 +140,7 @@ def test_memory_and_start_up_and_python():
     results = results_of(
         memory={'dense': {'4': {'peaks': {'towers': {'allocator': 60, 'resident': 7},
                                           'recipe': {'allocator': 100, 'resident': 10}}}}},
-        start_up={'net': {'auto': {'starts': {'1': {'total': 10.}, '8': {'total': 25.}},
+        start_up={'net': {'clone': {'starts': {'1': {'total': 10.}, '8': {'total': 25.}},
                                    'further': {'8': 0.1}}}},
         overhead={"train.py's loop": dict(spread(65.), above=spread(45.))})
     assert verdict(results, 'allocator').worst == pytest.approx(0.6)

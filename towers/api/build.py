@@ -50,7 +50,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
                  stages: typing.Any = None, cluster: typing.Any = None) -> BuiltTowers:
     """Puts a model onto several devices and trains these towers as one, data-parallel.
 
-    The batch is cut into one shard a tower on the CPU; each tower computes its shard's loss and
+    The batch is cut into a shard per tower on the CPU; each tower computes its shard's loss and
     gradients on its device; `combine_gradients` sums them per variable where the variable lives;
     one `apply_gradients` updates the variables, which all towers share. With `n_k` of the batch's
     `n` examples on tower k of N, a loss `L_k` there and regularization R, the gradient of a
@@ -60,7 +60,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         sum:   N (sum_k (n_k / n) dL_k + dR)  (the hand-written recipe, for equal shards)
 
     Args:
-      model_fn: ordinary TF1 code, called with a tower's shard, once or once per tower (`copies`):
+      model_fn: ordinary TF1 code, called with a shard, once or once per tower (`copies`):
         as `model_fn(*inputs)` where `inputs` is a plain tuple or list, else as `model_fn(inputs)`.
         It returns a scalar loss, the mean over the shard's examples; or a dict or `ModelOutput`
         with `loss`, `predictions`, `metrics` and `updates`.
@@ -81,7 +81,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       variables: `VariablePlacement`: where variables live, and how replicated ones are kept equal;
         None for its defaults.
       numerics: `Numerics`: precision, loss scale, XLA, checks of numbers; None for its defaults.
-      name: prefix of the towers' name scopes: `tower_0`, `tower_1`, …; no part of variable names.
+      name: prefix of the name scopes of further towers, `tower_1`, `tower_2`, …; tower 0 has none.
       var_list: the variables to train: a list, or a function from the list of all trainable
         variables to a list of some; None for all. With several losses also a dict of these by name.
       transform_gradients: called with the combined `(gradient, variable)` pairs, returns the pairs
@@ -106,15 +106,12 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       stateless_random: dropout and other random ops of the model draw numbers that depend on the
         graph-level seed, the op's name and `global_step` alone, so that a run that resumes draws
         the same numbers as a run without a break; see `stateless_random`.
-      copies: how the towers after the first are made. `'reuse'`: a call of the model function each,
-        under `variable_scope` reuse. `'clone'`: clones of the first tower's finished graph, forward
-        and backward, which takes a fraction of the time. Clones differ in names, shards, devices
-        and the seeds of random ops (an op that the model gave a seed gets another seed in each
-        clone). The model function is then called only once, so its side effects (counting,
-        printing, keeping tensors in lists) happen once, with the first tower's tensors. `'auto'`
-        clones where that gives the same graph as calls. Otherwise it calls, and the plan says why:
-        shards of different static sizes, tables, queues, placeholders and Python functions made by
-        the model function, functions with a custom gradient.
+      copies: how the towers after the first are made. `'clone'`: as copies of the first tower's
+        finished graph, forward and backward. They differ in names, shards, devices and the seeds of
+        random ops (an op that the model gave a seed gets another one in each copy). The model
+        function is called once, so its side effects (counting, printing, keeping tensors in lists)
+        happen once, with the first tower's tensors. `'reuse'`: a call of the model function each,
+        in scopes `tower_0`, `tower_1`, …, as the hand-written recipe; see `towers.api.reuse`.
       on_tower: called as `on_tower(index, count)` before each tower is built, to show how far the
         build is: hundreds of towers take minutes.
       accumulate: k, into how many micro-batches each tower's shard is cut. They run one after the

@@ -37,7 +37,7 @@ def replicate_model_fn(model_fn: typing.Callable,
 
         estimator = tf.estimator.Estimator(towers.replicate_model_fn(model_fn))
 
-    Features and labels are cut into one shard a tower, sparse ones by example, and the model
+    Features and labels are cut into a shard per tower, sparse ones by example, and the model
     function is called once for each tower, see `build_towers`. With n_k of the batch's n examples
     on tower k, loss L_k and gradient dL_k there:
 

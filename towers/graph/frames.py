@@ -1,6 +1,6 @@
 """Which operations are within a loop or a branch of control flow v1, told from the graph alone.
 
-TensorFlow's Python objects for control flow are not in a GraphDef, so a clone's operations have
+TensorFlow's Python objects for control flow are not in a GraphDef, so a copy's operations have
 none.
 """
 

@@ -201,7 +201,7 @@ def place_backward(operations, loss, device):
         groups = [name for name in groups if name != op.name]
         of = compat.differentiated_operation(op)
         if op.type == 'NoOp' and not groups and op.control_inputs:
-            # `tf.group` says the device of what it waits for by name: clones are to follow that.
+            # `tf.group` says the device of what it waits for by name: copies are to follow that.
             leader = op.control_inputs[0]
             there = placed.get(leader.name, leader.device)
             compat.set_colocation(op, [b'loc:@' + leader.name.encode()])
