@@ -426,11 +426,10 @@ def opened_scopes(graph):
             for name, count in store.variable_scopes_count.items()}
 
 
-def note_opened_scopes(graph, opened):
-    """Raises the graph's counts of opened scopes to at least the counts of `opened_scopes`."""
+def set_opened_scopes(graph, opened):
+    """Sets the graph's counts of opened scopes to those of `opened_scopes` at another time."""
     for store in graph.get_collection(('__varscope',)):
-        for name, count in opened.items():
-            store.variable_scopes_count[name] = max(store.variable_scopes_count.get(name, 0), count)
+        store.variable_scopes_count = dict(opened)
 
 
 def variables_by_name(graph):

@@ -190,7 +190,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         request.replicas, request.numerics.precision,
         None if step.gradients is None else step.gradients.scaled_losses, request.numerics.xla,
         request.full_scope_name, update.train_ops, machines,
-        captured.roles.own_state.of_all_towers())
+        captured.roles.own_state.of_all_towers(), recorded.opened_scopes)
     if machines is not None:
         machines.note(built)
     return built

@@ -9,7 +9,7 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
         'train_op', 'loss', 'predictions', 'metrics', 'gradients', 'variables', 'slots', 'towers',
         'regularization_loss', 'global_step', 'devices', 'placement', 'direct_variables',
         'plan', 'replicas', 'precision', 'scaled_losses', 'xla', 'variable_scope', 'train_ops',
-        'machines', 'own_state'])):
+        'machines', 'own_state', 'opened_scopes'])):
     """What `build_towers` made.
 
     Attributes:
@@ -48,6 +48,8 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
       own_state: list of the state variables of all towers, by variable and then by tower.
         `tf.variables_initializer(built.own_state)` resets all of them; the initializer of the
         model's own variable resets the first tower's alone.
+      opened_scopes: dict, how often each variable scope had been opened before the model function
+        was called: a later build that shares its variables numbers scopes without a name from there.
     """
     __slots__ = ()
 

@@ -50,7 +50,7 @@ def call_for_each_tower(request, shards, scaled_losses, behind):
             recorded = record(
                 options.model_fn, shards.inputs[number], part.device, placement,
                 options.objectives, registered, options.variable_scope,
-                True if number else options.reuse, () if number else options.earlier, options.xla,
+                True if number else options.reuse, None if number else options.earlier, options.xla,
                 options.adds_registered)
             _check_writes(number, recorded, options)
             put_on_devices(recorded, part.device, placement)

@@ -20,7 +20,7 @@ from towers.tower.variables import NewVariables
 
 class Recorded(collections.namedtuple('Recorded', [
         'output', 'operations', 'sources', 'varying', 'from_shard', 'created', 'direct', 'owned',
-        'variables', 'updates', 'keras_losses', 'keras_layers', 'keras_states'])):
+        'variables', 'updates', 'keras_losses', 'keras_layers', 'keras_states', 'opened_scopes'])):
     """A call of the model function.
 
     Attributes:
@@ -37,12 +37,14 @@ class Recorded(collections.namedtuple('Recorded', [
       keras_losses: `(of weights, of activations)`: the losses of the Keras layers that were called.
       keras_layers: how many Keras layers were called.
       keras_states: the variables that Keras layers call their state.
+      opened_scopes: dict, how often each variable scope had been opened before the call.
     """
     __slots__ = ()
 
 
 def record(model_fn, inputs, device, placement, objectives, registered, scope=None, reuse=None,
-           earlier=(), xla=False, adds_registered=False, around=contextlib.nullcontext, batch_size=None):
+           earlier=None, xla=False, adds_registered=False, around=contextlib.nullcontext,
+           batch_size=None):
     """Calls the model function: `Recorded`.
 
     Args:
@@ -52,7 +54,7 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
       placement: `Placement` of the variables.
       objectives: `Objectives`.
       registered: `RegisteredLosses`.
-      earlier: `DirectVariable`s of an earlier build, to be shared.
+      earlier: `BuiltTowers`, an earlier build whose variables are shared; or None.
       xla: whether XLA compiles the call.
       adds_registered: whether losses of Keras layers are added to the model's own.
       around: a further context of the call.
@@ -86,7 +88,7 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
         made_variables.created, made_variables.direct, made_variables.owned,
         made_variables.created + [each for each in read if each.op.name not in names],
         _unique(updates + keras_updates + list(output.updates or ())),
-        keras_losses, len(keras.layers), keras.states())
+        keras_losses, len(keras.layers), keras.states(), made_variables.opened_scopes)
 
 
 def _called(model_fn, inputs, batch_size):
