@@ -31,12 +31,6 @@ def test_a_run_is_read(tmp_path):
     assert (found.initial_weights, found.examples_checksum) == ('abc', 8)
 
 
-def test_a_run_that_is_not_there(tmp_path):
-    run = Run(make_arms(settings())[0], 1, str(tmp_path / 'none'), [])
-    assert results.run_result(run, 'not run yet', '') == results.RunResult(
-        run.arm, 1, 'not run yet', '', [], None, None, None)
-
-
 SET = [result('one', 1, [0.5, 0.9, 0.91], [1., 0.4, 0.35]),
        result('one', 2, [0.5, 0.8, 0.95], [1., 0.6, 0.25], weights='bb', order=8),
        result('sqrt', 1, [0.4, 0.6, 0.85], [1.1, 0.9, 0.5]),
@@ -86,9 +80,3 @@ def test_runs_that_began_otherwise_are_told():
     assert 'seed 1, examples_checksum: 7 in 1 x 25 at 0.001, 4 x 25 at 0.002; 9 in' in text
     missing = [result('one', 1, [0.5], [1.], weights=None)]
     assert results.odd_starts(missing) == ['seed 1, initial_weights: None in 1 x 25 at 0.001']
-
-
-def test_examples_to():
-    assert results.examples_to(SET[0], 0.9) == 400
-    assert results.examples_to(SET[0], 0.5) == 200
-    assert results.examples_to(SET[0], 0.92) is None

@@ -109,48 +109,7 @@ def test_all_run_in_order_and_not_again(train):
     assert [[point.examples for point in each.points] for each in found] == [[200, 400, 600]] * 4
 
 
-def test_checkpoints_of_finished_runs_go(train):
-    run = the_set(train, seeds=1)[0]
-    go(train, [run])
-    assert 'metrics.jsonl' in os.listdir(run.folder)
-    assert not [name for name in os.listdir(run.folder) if name.startswith('model.ckpt')]
-
-
-def test_checkpoints_stay_when_asked_for(train):
-    run = the_set(train, seeds=1)[0]
-    go(train, [run], keep_checkpoints=True)
-    assert [name for name in os.listdir(run.folder) if name.startswith('model.ckpt')]
-
-
 @pytest.mark.slow
-def test_a_failed_run_is_told_and_the_rest_goes_on(train):
-    (train.parent / 'sqrt-1').write_text("sys.exit('train.py: NaN in tower 1')")
-    the_runs = the_set(train)
-    _, text = go(train, the_runs)
-    assert started(train) == ['one-1', 'sqrt-1', 'one-2', 'sqrt-2']
-    assert statuses(the_runs) == ['finished', 'failed', 'finished', 'finished']
-    assert runs.status(the_runs[1], 600)[1] == 'exit status 1: train.py: NaN in tower 1'
-    assert ('[2/4] 4 x 25 at 0.002, seed 1: FAILED, exit status 1: train.py: NaN in tower 1\n'
-            in text)
-    # What it measured before stays in the results; and it is tried again.
-    found = results.run_result(the_runs[1], *runs.status(the_runs[1], 600))
-    assert [point.examples for point in found.points] == [200, 400]
-    (train.parent / 'sqrt-1').unlink()
-    go(train, the_runs)
-    assert started(train)[4:] == ['sqrt-1'] and statuses(the_runs) == ['finished'] * 4
-
-
-@pytest.mark.slow
-def test_a_killed_run_is_a_failure_of_its_own(train):
-    (train.parent / 'one-1').write_text('os.kill(os.getpid(), signal.SIGKILL)')
-    the_runs = the_set(train)
-    go(train, the_runs)
-    assert statuses(the_runs) == ['failed', 'finished', 'finished', 'finished']
-    assert runs.status(the_runs[0], 600)[1].startswith('exit status -9')
-
-
-@pytest.mark.slow
-@pytest.mark.version_independent
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_run_under_way_and_the_set_goes_on_later(train, number):
     (train.parent / 'sqrt-1').write_text('while not stopped: time.sleep(0.01)')
@@ -198,19 +157,6 @@ def test_other_flags_need_another_folder(train):
 
 
 @pytest.mark.slow
-def test_a_bar_counts_all_runs_on_a_terminal(train, monkeypatch):
-    monkeypatch.setenv('TERM', 'xterm')
-    stream = io.StringIO()
-    stream.isatty = lambda: True
-    the_runs = the_set(train)
-    runs.Runner(the_runs, 600, Display(4, 600, stream), train=str(train)).run()
-    text = stream.getvalue()
-    assert '[4/4] 4 x 25 at 0.002, seed 2' in text and '2.40k/2.40k' in text
-    assert 'test accuracy 1.0000, loss 0' in text
-
-
-@pytest.mark.slow
-@pytest.mark.version_independent
 def test_the_whole_command_on_the_digits(tmp_path):
     """Real runs: equal weights and order on 1 and 2 towers; table, CSV; nothing run twice."""
     command = [sys.executable, '-m', 'benchmarks.batch_scaling', '--model=digits', '--seeds=1',

@@ -1,6 +1,5 @@
 """How busy the stages of a pipeline were, from the trace of a step."""
 
-import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks import stage_use
@@ -32,14 +31,3 @@ def test_a_device_is_busy_while_a_kernel_computes():
     assert step['rows'] == [
         ['CPU:0', 'forward', [[0, 1.5]]], ['CPU:0', 'backward', [[3.5, 4]]],
         ['CPU:1', 'forward', [[1.5, 2.5]]], ['CPU:1', 'backward', [[2.5, 3.5]]]]
-
-
-def test_a_trace_of_one_device_has_no_stages():
-    with pytest.raises(ValueError, match='1 kernels on CPU:0: expected some on two devices'):
-        stage_use.traced_step(metadata(('CPU:0', 'tower_0/MatMul', 0, 1)))
-
-
-def test_predicted_use_and_the_quickest_steps():
-    assert [stage_use.predicted_use(2, count) for count in (1, 4, 8)] == [1 / 2, 4 / 5, 8 / 9]
-    steps = [{'milliseconds': each} for each in (5, 3, 9, 4)]
-    assert [each['milliseconds'] for each in stage_use.quickest(steps, 2)] == [3, 4]

@@ -1,6 +1,5 @@
 """Cells, table and CSV of the speed benchmark; and one real cell."""
 
-import csv
 import os
 
 import pytest
@@ -24,22 +23,6 @@ ROWS = [('batch a tower', cell(8, 0.5, 0.4, 1.), 1, 8, ''),
         ('batch in all', cell(16, 0.5, 0.5, 0.5), 2, 16, '')]
 
 
-def test_cells():
-    assert speed.make_cells([1, 2, 8], 4) == [
-        ('batch a tower', 1, 4), ('batch a tower', 2, 8), ('batch a tower', 8, 32),
-        ('batch in all', 1, 32), ('batch in all', 2, 32), ('batch in all', 8, 32)]
-
-
-def test_flags_of_a_cell():
-    options = speed.parse(['--train_flags=--optimizer=sgd --seed=2'])
-    assert speed.cell_flags(options, 2, 16) == [
-        '6', '3', '--model=inception_resnet_v2', '--num_towers=2', '--batch_size=16',
-        '--aux_loss_weight=0', '--image_size=75', '--optimizer=sgd', '--seed=2']
-    options = speed.parse(['--quick', '--image_size=12'])
-    assert speed.cell_flags(options, 1, 32) == [
-        '20', '3', '--model=digits', '--num_towers=1', '--batch_size=32', '--image_size=12']
-
-
 def test_table():
     lines = [line.split('  ') for line in report.table(ROWS).splitlines()]
     cells = [[text.strip() for text in line if text.strip()] for line in lines]
@@ -50,24 +33,7 @@ def test_table():
     assert cells[4][3:5] == ['32 (32-32)', '-']
 
 
-def test_csv(tmp_path):
-    report.write_csv(str(tmp_path / 'speed.csv'), ROWS)
-    with open(str(tmp_path / 'speed.csv')) as opened:
-        rows = list(csv.DictReader(opened))
-    assert [row['images_per_second'] for row in rows] == ['16', '32', '', '32']
-    assert rows[0]['covered_towers'] == '0.4' and rows[0]['exposed_combination'] == '0.02'
-    assert rows[0]['slowest'] == '8' and rows[0]['fastest'] == '20'
-    assert [row['failure'] for row in rows] == ['', '', 'out of memory', '']
-
-
-def test_picture(tmp_path):
-    pytest.importorskip('matplotlib')
-    report.draw(ROWS, str(tmp_path / 'speed.png'), 'made up')
-    assert (tmp_path / 'speed.png').read_bytes().startswith(b'\x89PNG')
-
-
 @pytest.mark.slow
-@pytest.mark.version_independent
 def test_a_cell_is_measured_once_and_a_failure_is_told(tmp_path, capsys):
     def go(*argv):
         status = speed.main(speed.parse([

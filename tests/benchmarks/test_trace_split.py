@@ -3,7 +3,7 @@
 import pytest
 import tensorflow.compat.v1 as tf
 
-from benchmarks.tower_speed.trace_split import PARTS, part_of, split_trace, union
+from benchmarks.tower_speed.trace_split import PARTS, part_of, split_trace
 import towers
 
 
@@ -17,11 +17,6 @@ import towers
     ('towers/add', 'other'), ('AssignAddVariableOp', 'other'), ('Adams/x', 'other')])
 def test_parts(name, part):
     assert part_of(name, ('Adam',)) == part
-
-
-def test_union():
-    assert union([(5, 7), (0, 2), (1, 3), (3, 4), (6, 6.5)]) == [(0, 4), (5, 7)]
-    assert union([]) == []
 
 
 def trace(*nodes):
@@ -53,20 +48,6 @@ def test_overlapping_times_count_once():
     assert [found.exposed[part] for part in PARTS] == pytest.approx(
         [100e-6, 600e-6, 200e-6, 100e-6, 10e-6])
     assert found.not_overlapped == pytest.approx(410e-6)
-
-
-def test_parts_that_run_beside_each_other_are_not_added_up():
-    found = split_trace(trace(
-        ('/cpu:0', 'tower_0/a', 0, 100, 'a = Conv2D(x)'),
-        ('/cpu:0', 'combine_gradients/AddN', 100, 160, 'AddN = AddN(a, b)'),
-        ('/cpu:1', 'Adam/update_w', 120, 150, 'u = ResourceApplyAdam()')), ('Adam',))
-    assert found.exposed['combination'] + found.exposed['update'] == pytest.approx(90e-6)
-    assert found.not_overlapped == pytest.approx(60e-6)
-
-
-def test_an_empty_trace():
-    with pytest.raises(ValueError, match='FULL_TRACE'):
-        split_trace(tf.RunMetadata().step_stats, ())
 
 
 @pytest.mark.parametrize('optimizer, scope', [

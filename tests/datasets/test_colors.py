@@ -14,8 +14,7 @@ def run(*tensors):
         return session.run(tensors)
 
 
-@pytest.mark.parametrize('order', [0] + [
-    pytest.param(order, marks=pytest.mark.slow) for order in (1, 2, 3)])
+@pytest.mark.parametrize('order', [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_colors_by_hand(order):
     rng = np.random.RandomState(order)
     image = rng.uniform(.3, .7, size=[2, 3, 3])

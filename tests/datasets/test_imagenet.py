@@ -8,7 +8,6 @@ import tensorflow.compat.v1 as tf
 
 import datasets
 from datasets import image_set
-from datasets.pipeline import example_order
 from imagenet_files import TEST, TRAIN, write_imagenet
 from towers.errors import InvalidArgumentError
 
@@ -64,15 +63,6 @@ def test_test_images_are_the_central_part_in_order(folder):
 
 
 @pytest.mark.slow
-def test_training_goes_through_the_order_of_the_pipeline(folder):
-    found = datasets.get_dataset('imagenet', folder, augment='crop')
-    _, labels = joined(batches(found.train_batches(batch_size=3, seed=5, image_size=SIZE), 7))
-    order = batches(example_order(TRAIN, seed=5).batch(21), 1)[0]
-    assert labels.tolist() == (order + 1).tolist()
-    assert sorted(labels[:TRAIN]) == list(range(1, TRAIN + 1))
-
-
-@pytest.mark.slow
 def test_a_start_anywhere_goes_on_bit_by_bit_whatever_the_batch(folder):
     found = datasets.get_dataset('imagenet', folder, augment='crop')
     whole = joined(batches(found.train_batches(batch_size=3, seed=5, image_size=SIZE), 8))
@@ -82,36 +72,6 @@ def test_a_start_anywhere_goes_on_bit_by_bit_whatever_the_batch(folder):
         np.testing.assert_array_equal(one[10:], other)
     other_seed = joined(batches(found.train_batches(batch_size=3, seed=6, image_size=SIZE), 8))
     assert not np.array_equal(whole[0], other_seed[0])
-
-
-@pytest.mark.slow
-@pytest.mark.version_independent
-def test_workers_share_out_the_batches_of_one_machine(folder):
-    found = datasets.get_dataset('imagenet', folder, augment='crop')
-    common = dict(seed=5, image_size=SIZE, first_example=4, remainder='drop')
-    whole = batches(found.train_batches(batch_size=4, **common), 3)
-    parts = [batches(found.train_batches(batch_size=2, share=(worker, 2), **common), 3)
-             for worker in range(2)]
-    for step, batch in enumerate(whole):
-        for one, together in zip(batch, joined([part[step] for part in parts])):
-            np.testing.assert_array_equal(one, together)
-
-
-@pytest.mark.slow
-def test_training_images_are_cut_out_and_mirrored(folder):
-    found = datasets.get_dataset('imagenet', folder, augment='crop')
-    images, labels = joined(batches(found.train_batches(batch_size=10, seed=1, image_size=SIZE),
-                                    20))
-    mirrored, widths = [], []
-    for image, label in zip(images, labels):
-        assert abs((image[:, :, 0].mean() + 1) * 127.5 - (30 * (label - 1) + 20)) < 6
-        ramp = (image[:, :, 1].mean(0) + 1) / 2
-        mirrored.append(ramp[0] > ramp[-1])
-        widths.append(abs(ramp[0] - ramp[-1]))
-    assert 0.35 < np.mean(mirrored) < 0.65
-    # 8 to 100 % of the area: some crops are narrow, some nearly whole.
-    assert min(widths) < 0.35 and max(widths) > 0.8
-    assert images.min() >= -1 and images.max() <= 1
 
 
 def test_missing_folder_and_files(tmp_path):

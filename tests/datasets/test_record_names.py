@@ -6,7 +6,6 @@ import pytest
 
 import datasets
 from datasets.record_names import record_paths
-from image_files import jpeg, write_records
 
 
 def splits(folder, names):
@@ -60,22 +59,6 @@ def test_a_name_of_both_splits(tmp_path, name):
     with pytest.raises(datasets.DatasetError, match='%s is to train on and to test on by its name: '
                        'expected train, validation or test right before' % name):
         splits(tmp_path, [name])
-
-
-def test_a_folder_is_no_file(tmp_path):
-    (tmp_path / 'train-old').mkdir()
-    assert splits(tmp_path, ['a_train_00000-of-00001']) == [['a_train_00000-of-00001'], []]
-
-
-def test_examples_of_a_prefix_with_the_word_of_a_split(tmp_path):
-    for split, labels in (('train', [0, 1, 2]), ('validation', [2])):
-        write_records(tmp_path / ('re_train_flowers_%s_00000-of-00001.tfrecord' % split),
-                      [(jpeg(), label) for label in labels])
-    found = datasets.get_dataset('tfrecords', str(tmp_path), 3)
-    assert found.num_examples == {'train': 3, 'test': 1}
-    (tmp_path / 're_train_flowers_train_00000-of-00001.tfrecord').rename(tmp_path / 'a')
-    with pytest.raises(datasets.DatasetError, match='There are no files .*/train-\\*'):
-        datasets.get_dataset('tfrecords', str(tmp_path), 3)
 
 
 @pytest.mark.parametrize('names, has', [

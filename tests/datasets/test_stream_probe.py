@@ -5,8 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import datasets
-from datasets.bad_examples import Bad, Change
-from datasets.errors import DatasetError
+from datasets.bad_examples import Change
 from datasets.stream_probe import StreamOrder
 from image_files import batches, jpeg, write_folder, write_records
 
@@ -99,36 +98,6 @@ def test_what_has_become_of_a_bad_example(tmp_path):
     assert probe.look_again(bad) == Change(True, '%s is good now' % path)
 
 
-def test_what_the_pipeline_alone_cannot_take_is_still_bad(tmp_path):
-    found = folder_of(tmp_path, skip_bad=5)
-    found.look = lambda split, number: ((40, 40, 3), 0)
-    probe = found.stream_probe(SEED, COUNT, 8)
-    assert probe.find_bad(0, LONG) == 1
-    bad, = found.skipped.examples
-    assert 'train/b/1.jpg cannot be used: ' in bad.text
-    found.skipped.examples = []
-    earlier = bad._replace(text='as it was worded before')
-    assert probe.look_again(earlier) == bad
-    assert probe.look_again(bad._replace(position=0)).text.endswith('b/1.jpg is good now')
-
-
-def test_names_that_are_no_utf_8_can_be_said(tmp_path):
-    found = folder_of(tmp_path, skip_bad=5)
-    path = str(tmp_path / 'train/b/1\udcff.jpg')  # the byte ff
-    (tmp_path / 'train/b/1.jpg').rename(path)
-    found = datasets.get_dataset('folder', str(tmp_path), augment='crop', skip_bad=5)
-    look, found.look = found.look, lambda split, number: None
-    probe = found.stream_probe(SEED, COUNT, 8)
-    assert probe.find_bad(0, LONG) == 1
-    bad, = found.skipped.examples
-    found.look, found.skipped.examples = look, []
-    assert probe.look_again(bad).name == bad.name
-    with open(path, 'wb') as image:
-        image.write(jpeg(9))
-    for text in (bad.text, probe.look_again(bad).text):
-        assert 'train/b/1' in text.encode('utf-8').decode('utf-8')
-
-
 def test_a_folder_of_data_that_was_moved_is_the_same_data(tmp_path):
     found = folder_of(tmp_path / 'here', skip_bad=5)
     found.stream_probe(SEED, COUNT, 8).find_bad(0, LONG)
@@ -164,17 +133,3 @@ def test_a_shard_that_is_copied_back_gives_the_records_other_numbers(tmp_path):
     assert said.text.endswith(' is empty: that is no longer example 2')
     assert whole.skipped.numbers('train') == set()
     assert probe.find_bad(8, 16) == 1 and whole.skipped.numbers('train') == {6}
-
-
-@pytest.mark.slow
-def test_errors_name_the_first_one_that_is_too_many(tmp_path):
-    found = folder_of(tmp_path)
-    with pytest.raises(datasets.BadExampleError, match=r'train/b/1.jpg is a damaged JPEG: .*'
-                       '--skip_bad=10 would leave out'):
-        found.stream_probe(SEED, COUNT, 8).find_bad(0, LONG)
-    all_bad = datasets.get_dataset('folder', write_folder(tmp_path / 'bad', {
-        'train/b/1.jpg': b'', 'test/b/1.jpg': jpeg()}), skip_bad=3)
-    with pytest.raises(DatasetError, match='All 1 images of the train set are bad'):
-        all_bad.stream_probe(SEED, 1, 8).find_bad(0, 1)
-    assert all_bad.skipped.examples == [Bad(
-        'train', 0, 0, '%s is empty' % (tmp_path / 'bad/train/b/1.jpg'), 'b/1.jpg')]
