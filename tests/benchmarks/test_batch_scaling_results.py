@@ -48,19 +48,6 @@ def test_csv_comes_back_as_it_was(tmp_path):
     assert lines[1].startswith('one,1,25,none,0.001,0.0,1,finished,,8,200,0.5,1.0,0.5,400.0,aa,7')
 
 
-def test_table_values():
-    rows = report.table_rows(SET, 0.9)
-    assert rows[0][8] == 'examples to 0.9'
-    assert rows[1] == ['1 x 25 at 0.001', 'one', '25', '0.001', '24', '600',
-                       '0.3000 (0.2500-0.3500)', '0.9300 (0.9100-0.9500)', '500 (400-600)',
-                       '400 (400-400)', '2 of 2']
-    assert rows[2] == ['4 x 25 at 0.002', 'sqrt', '100', '0.002', '6', '600', '0.5000', '0.8500',
-                       'never', '400', '1 of 2']
-    assert rows[3] == ['1 x 100 at 0.002', 'big', '100', '0.002', '0', '0', '-', '-', '-', '-',
-                       '0 of 1']
-    assert report.table_rows(SET, 0.95)[1][8] == '600 in 1 of 2'
-
-
 def test_table_shows_what_failed_and_that_all_began_alike():
     lines = report.table(SET, 0.9).splitlines()
     assert '4 x 25 at 0.002, seed 2: FAILED, exit status 1: NaN, "here"' in lines

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import aims, bench, fits, overlap
+from benchmarks import aims, bench, overlap
 from benchmarks.report import report
 from benchmarks.results import Results
 
@@ -33,12 +33,6 @@ def verdict(results, text):
     found = [each for each in aims.judge(results) if text in each.text]
     assert len(found) == 1
     return found[0]
-
-
-def test_slope():
-    assert fits.slope([1, 2, 4], [3., 6., 12.]) == pytest.approx(1.)
-    assert fits.slope([1, 10, 100], [5., 5., 5.]) == pytest.approx(0.)
-    assert fits.slope([1, 2, 4], [1., 4., 16.]) == pytest.approx(2.)
 
 
 def test_overlap_counts_what_ran_before_the_last_gradient():
@@ -103,40 +97,6 @@ def test_results_merge_cell_by_cell(tmp_path):
         values = json.load(text)
     assert values['steps'] == {'digits': {'2': 1, '4': 2}} and values['left_out'] == {}
     assert [run['arguments'] for run in values['runs']] == ['--only=steps', 'everything']
-
-
-@pytest.mark.parametrize('runs, judged', [
-    (['--only=steps', ''], True), (['--quick'], False),
-    (['--only=steps', '--quick --towers=2'], False)])
-def test_a_quick_run_judges_no_aim(runs, judged):
-    text = report(results_of(steps={'small_conv': {'4': cell(mirrored_graph=0.9)}}, runs=[
-        {'arguments': each, 'when': 'today', 'load': 3.} for each in runs]))
-    line, = [each for each in text.split('\n') if each.startswith('MirroredStrategy, graph, small')]
-    assert ' '.join(line.split()).endswith('at most 0.8 0.9 %s (in: small_conv, 4 towers)' % (
-        'MISSED in 1 of 1' if judged else 'not judged'))
-    assert ('MISSED' in text) == judged
-    assert ('This was a quick run.' in text and 'cannot' in text) == (not judged)
-
-
-def test_picture_of_peers_has_a_point_for_each_step_and_a_bar_for_each_memory(
-        tmp_path, monkeypatch):
-    pyplot = pytest.importorskip('matplotlib.pyplot')
-    drawn = []
-    monkeypatch.setattr(pyplot, 'close', drawn.append)
-    results = Results(str(tmp_path / 'bench.json'))
-    results.values = results_of(
-        steps={'lstm': {'2': cell(recipe=0.7), '4': cell(recipe=0.5, one_device=1.25)}},
-        memory={'dense': {'4': {'peaks': {'towers': {'allocator': 4e8},
-                                          'recipe': {'allocator': 1.7e9},
-                                          'floor': {'failure': 'no memory'}}}}})
-    bench.draw_peers(results)
-    left, right = drawn[-1].axes
-    points = {line.get_label(): list(line.get_xdata()) for line in left.lines}
-    assert points['tower loop written by hand'] == [2.]
-    assert points['one device, the whole batch'] == [0.8]
-    assert points["slim's model_deploy"] == []
-    assert [bar.get_width() for bar in right.patches] == [400., 0., 1700., 0., 0., 0.]
-    assert (tmp_path / 'bench-peers.png').stat().st_size > 5000
 
 
 @pytest.mark.parametrize('arguments, text', [

@@ -90,34 +90,18 @@ def test_a_jpeg_that_is_cut_off_is_bad_whatever_part_of_it_is_wanted(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['folder', 'tfrecords'])
-def test_a_gif_is_bad_though_the_decoder_of_pngs_takes_it(tmp_path, kind):
-    with tf.Session() as session:
-        assert session.run(tf.image.decode_png(gif(), channels=3)).shape == (8, 8, 3)
-    for split, bad in (('train', 2), ('test', 1)):
-        images = [gif() if number == bad else png(number) for number in range(4)]
-        if kind == 'folder':
-            write_folder(tmp_path, {'%s/a/%d.png' % (split, number): image
-                                    for number, image in enumerate(images)})
-        else:
-            write_records(tmp_path / (split + '-00000-of-00001'), [
-                (image, 0) for image in images])
-
-    def dataset(skip_bad=0):
-        return datasets.get_dataset(kind, str(tmp_path), int(kind == 'tfrecords'),
-                                    skip_bad=skip_bad)
-    for made in (dataset().train_batches(batch_size=4, seed=1, image_size=8),
-                 dataset().eval_batches(batch_size=4, image_size=8)):
+def test_a_gif_is_bad_though_the_decoder_of_pngs_takes_it(tmp_path):
+    write_folder(tmp_path, {'%s/a/%d.png' % (split, number): gif() if number == bad else png(number)
+                            for split, bad in (('train', 2), ('test', 1)) for number in range(4)})
+    found = datasets.get_dataset('folder', str(tmp_path))
+    for made in (found.train_batches(batch_size=4, seed=1, image_size=8),
+                 found.eval_batches(batch_size=4, image_size=8)):
         with pytest.raises(tf.errors.InvalidArgumentError, match='is neither a JPEG nor a PNG: it '
                            "begins with b.{1,2}GIF89a"):
             batches(made, 1)
-    found = dataset(skip_bad=2)
+    found = datasets.get_dataset('folder', str(tmp_path), skip_bad=2)
     assert found.stream_probe(1, 4, 8).find_bad(0, 4) == found.find_bad('test', range(4)) == 1
-    assert [bad[:2] for bad in found.skipped.examples] == [('train', 2), ('test', 1)]
     assert batches(found.eval_batches(batch_size=4, image_size=8), 1)[0][0].shape[0] == 3
-    said = []
-    assert datasets.check_data(dataset(), said.append) == 2
-    assert sum('is neither a JPEG nor a PNG' in line for line in said) == 2
 
 
 def test_a_bad_test_image_is_left_out(tmp_path):
@@ -160,16 +144,6 @@ def test_each_file_that_is_lost_counts(tmp_path):
     assert said[-1] == 'check          999 damaged files (what they have lost is not counted)'
 
 
-def test_check_data_lists_every_bad_example(tmp_path):
-    found = datasets.get_dataset('folder', write_folder(tmp_path, dict(
-        {'train/a/%02d.jpg' % number: b'' for number in range(50)},
-        **{'train/a/good.jpg': jpeg(), 'test/a/1.jpg': jpeg()})))
-    said = []
-    assert datasets.check_data(found, said.append) == 50
-    assert [line for line in said if line.startswith('  bad ')] == [
-        '  bad          %s/train/a/%02d.jpg is empty' % (tmp_path, number) for number in range(50)]
-
-
 @pytest.mark.parametrize('encoded', [
     cmyk(), pytest.param(png(200, channels=4), marks=pytest.mark.slow)])
 def test_converted_colors(tmp_path, encoded):
@@ -177,19 +151,6 @@ def test_converted_colors(tmp_path, encoded):
     found.find_bad('train', range(6))
     images, labels = batches(found.train_batches(batch_size=6, seed=1, image_size=8), 1)[0]
     assert images.shape == (6, 8, 8, 3) and sorted(labels) == [0, 0, 1, 1, 2, 3]
-
-
-def test_missing_features_and_other_bytes(tmp_path):
-    found = records(tmp_path)
-    with tf.io.TFRecordWriter(str(tmp_path / 'train-00000-of-00001')) as writer:
-        writer.write(b'no example at all')
-        writer.write(tf.train.Example().SerializeToString())
-    found = datasets.get_dataset('tfrecords', str(tmp_path), 4)
-    with pytest.raises(datasets.DatasetError, match='record 0 at byte 0 is no tf.train.Example'):
-        found.look('train', 0)
-    with pytest.raises(datasets.DatasetError,
-                       match="record 1 at byte 33 has no feature 'image/enc"):
-        found.look('train', 1)
 
 
 def test_check_data_counts_and_lists_what_is_bad(tmp_path):
@@ -234,17 +195,17 @@ def test_what_a_record_has_instead_of_an_image(tmp_path):
         writer.write(features(**{'image/class/label': label, 'image': of_bytes}))
         writer.write(features(**{'image/class/label': label, 'image/encoded': label}))
         writer.write(record(jpeg(), 4))
-        writer.write(record(jpeg(), -1))
+        writer.write(b'no example at all')
     write_records(tmp_path / 'test-00000-of-00001', GOOD)
     found = datasets.get_dataset('tfrecords', str(tmp_path), 4)
     for number, text in enumerate([
             "has no feature 'image/encoded', but 'image', 'image/class/label'",
             "has a feature 'image/encoded' of the kind int64_list: expected bytes_list",
             'has the label 4, which is not in 0 .. 3: give --background_class where labels begin '
-            'at 1, or more --num_classes', 'has the label -1, which is not in 0 .. 3']):
+            'at 1, or more --num_classes', 'is no tf.train.Example']):
         with pytest.raises(datasets.DatasetError) as caught:
             found.look('train', number)
-        assert str(caught.value).split(' ', 6)[-1] == text
+        assert str(caught.value).split(' ', 6)[-1].startswith(text)
     path = tmp_path / 'train-00000-of-00001'
     path.unlink()
     with pytest.raises(datasets.DatasetError) as caught:

@@ -52,17 +52,6 @@ def test_damaged_file_is_named(tmp_path, monkeypatch):
     assert '45,394 bytes' in str(error.value) and 'git checkout' in str(error.value)
 
 
-def test_registry_describes_what_load_gives():
-    found = datasets.get_dataset('digits')
-    assert found.name == 'digits' and found.num_classes == 10
-    assert found.image_shape == (8, 8, 1)
-    assert found.num_examples == {'train': 1437, 'test': 360}
-    for split, count in found.num_examples.items():
-        images, labels = found.load(split)
-        assert images.shape == (count,) + found.image_shape
-        assert set(labels) == set(range(found.num_classes))
-
-
 def test_a_label_that_is_no_class_is_named():
     """Kernels on GPUs give NaN for it, those on CPUs an error that names no example."""
     digits_set = datasets.get_dataset('digits')

@@ -1,6 +1,5 @@
 """The last batch of an epoch, counted by hand; and a start at any place."""
 
-import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -41,36 +40,6 @@ def test_a_start_anywhere_goes_on(remainder):
         place += len(EXPECTED[remainder][step])
     assert epochs.place_after(epochs.place_after(0, 2), 3) == place
     assert epochs.steps(epochs.place_after(0, 2), place) == 3
-
-
-@pytest.mark.parametrize('remainder', REMAINDERS)
-@pytest.mark.parametrize('counts, sizes', [((4,), ((3, 1), (2, 2)))])
-def test_steps_are_those_of_the_real_batches_from_any_place(remainder, counts, sizes):
-    """A run that resumes with another batch size begins at places that are no multiple of it."""
-    cases = [(n, size, workers) for n in counts for size, workers in sizes if not (
-        remainder == 'drop' and n < size or remainder == 'weight' and workers > 1)]
-    first, made = tf.placeholder(tf.int64, []), []
-    for n, size, workers in cases:
-        made.append([tf.data.make_initializable_iterator(
-            Epochs(n, size, remainder, (worker, workers)).batches(
-                lambda epoch, n=n: 10 * epoch + tf.range(n, dtype=tf.int64), first))
-                     for worker in range(workers)])
-    following = [[iterator.get_next() for iterator in iterators] for iterators in made]
-    with tf.Session() as session:
-        for (n, size, _), iterators, nexts in zip(cases, made, following):
-            epochs, length = Epochs(n, size, remainder), Epochs(n, size, remainder).length
-            for begin in range(2 * length):
-                session.run([each.initializer for each in iterators], {first: begin})
-                places = [begin]
-                while places[-1] < 2 * length + 1:
-                    given = np.concatenate(session.run(nexts)).tolist()
-                    assert given == [10 * (place // length) + place % length % n for place in
-                                     range(places[-1], places[-1] + len(given))]
-                    places.append(places[-1] + len(given))
-                assert places == [epochs.place_after(begin, step) for step in range(len(places))]
-                for end in range(2 * length + 2):
-                    assert epochs.steps(begin, end) == sum(place < end for place in places), (
-                        n, size, begin, end)
 
 
 def test_arguments():

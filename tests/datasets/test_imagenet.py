@@ -7,7 +7,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import datasets
-from datasets import image_set
 from imagenet_files import TEST, TRAIN, write_imagenet
 from towers.errors import InvalidArgumentError
 
@@ -112,11 +111,3 @@ def test_channels_and_shift_are_refused(folder):
         found.eval_batches(batch_size=1, image_size=SIZE, channels=1)
     with pytest.raises(InvalidArgumentError, match='--augment_shift=2 out'):
         found.train_batches(batch_size=1, seed=1, image_size=SIZE, shift=2)
-
-
-def test_each_example_of_each_epoch_has_draws_of_its_own():
-    with tf.Graph().as_default(), tf.Session() as session:
-        draws = session.run([
-            image_set._draws(3, tf.constant(epoch, tf.int64), tf.constant(number, tf.int64), 4)
-            for epoch in range(3) for number in range(4)])
-    assert len({each.tobytes() for each in draws}) == 12

@@ -28,6 +28,10 @@ GOOD = dict(num_classes=3, num_examples=dict(train=8, test=4), train_batches=tra
 def change(**changes):
     return lambda data_dir: dict(GOOD, **changes)
 
+def numbered(first_example, **unused):
+    return tf.data.Dataset.range(100).map(
+        lambda number: (tf.zeros([4, 8, 8, 1]), tf.fill([4], number))).skip(first_example // 4)
+counted = change(num_classes=100, train_batches=numbered)
 def no_argument(): return GOOD
 def raises(data_dir): raise KeyError('no such flower')
 def exits(data_dir): raise SystemExit(3)
@@ -117,6 +121,16 @@ def test_a_name_is_a_module_and_a_function(name):
                     'arguments batch_size, seed, image_size, channels, first_example by name.')])
 def test_what_the_function_returns_is_looked_at_first(own, name, text):
     assert error_of(lambda: own(name)) == text
+
+
+def test_workers_take_batches_by_turns_from_the_first_example_on(own):
+    arguments = dict(ARGUMENTS, seed=1)
+    assert [labels[0] for _, labels in image_files.batches(own('counted').train_batches(
+        first_example=8, share=(1, 3), **arguments), 3)] == [3, 6, 9]  # of 2, 3, 4, 5, …
+    assert 'makes its batches itself' in error_of(
+        lambda: own('counted').train_batches(remainder='drop', **arguments))
+    assert 'Cannot import the module' in error_of(
+        lambda: datasets.get_dataset('no_such_module_of_a_test:gone'))
 
 
 def test_functions_of_other_arguments_and_images_of_other_precision(own):

@@ -47,27 +47,9 @@ def expected_order(num_examples, seed, epoch):
     return sorted(range(num_examples), key=lambda i: -(keys[i] % 2 ** 62))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('seed', [2 ** 40 + 3, -2])
-def test_order_is_the_documented_one(seed):
-    stream = take(pipeline.example_order(1437, seed), 3 * 1437)
-    for epoch in range(3):
-        got = [int(index) for index in stream[epoch * 1437:(epoch + 1) * 1437]]
-        assert got == expected_order(1437, seed, epoch)
-        assert sorted(got) == list(range(1437))
-
-
 def test_order_is_the_same_in_every_version():
     # The same numbers from TF 1.15.5, 2.15.1 and 2.21.0.
     assert train_labels(7, 2) == [30, 10, 0, 40, 60, 50, 20, 50, 10, 20, 30, 60, 40, 0]
-
-
-def test_batches_are_full_across_epochs():
-    batches = take(pipeline.train_batches(IMAGES, LABELS, 5, seed=5), 7)
-    assert [len(labels) for _, labels in batches] == [5] * 7
-    stream = [label for _, labels in batches for label in labels]
-    for epoch in range(5):
-        assert sorted(stream[epoch * 7:(epoch + 1) * 7]) == [0, 10, 20, 30, 40, 50, 60]
 
 
 @pytest.mark.parametrize('first_example', [7, 23])
@@ -99,21 +81,17 @@ def test_resize_is_bilinear_with_half_pixel_centres():
 
 @pytest.mark.parametrize('arguments, text', [
     (dict(batch_size=0), 'batch_size=0, expected a whole number of at least 1'),
-    (dict(batch_size=2.5), 'batch_size=2.5'),
-    (dict(batch_size=True), 'batch_size=True'),
-    (dict(seed='1'), "seed='1'"),
     (dict(seed=2 ** 63), 'seed=9223372036854775808'),
     (dict(first_example=-1), 'first_example=-1'),
-    (dict(image_size=0), 'image_size=0'),
-    (dict(image_size=(8, 0.5)), 'image_size=0.5'),
     (dict(image_size=(8, 8, 3)), 'expected one int or .height, width.'),
     (dict(channels=0), 'channels=0'),
     (dict(images=np.zeros([7, 2, 2, 3]), channels=1), 'channels=1 for images with 3 channels'),
     (dict(images=np.zeros([7, 2, 2])), r'shape \[7, 2, 2\], expected \[n, height, width, channels'),
     (dict(labels=LABELS[:6]), r'7 images and labels of shape \[6\]'),
-    (dict(labels=3), r'labels of shape \[\]'),
     (dict(images=IMAGES[:0], labels=[]), 'no images'),
-])
+    (dict(shift=1.5), 'shift=1.5, expected a whole number of at least 0'),
+    (dict(share=(3, 3)), 'expected .number of the worker'),
+    (dict(share=(0, 2), remainder='weight'), 'may not do for all 2 workers')])
 def test_bad_arguments_are_named_before_any_op_is_made(graph, arguments, text):
     good = dict(images=IMAGES, labels=LABELS, batch_size=2, seed=1)
     with pytest.raises(InvalidArgumentError, match=text):
@@ -148,12 +126,6 @@ def moved(image, down, right):
     return result
 
 
-def test_shifts_are_the_same_in_every_version():
-    # The same numbers from TF 1.15.5, 2.15.1 and 2.21.0.
-    assert [shift.tolist() for shift in take(pipeline.example_shifts(3, 5, 2), 4)] == [
-        [0, 1], [2, 0], [0, -2], [0, 1]]
-
-
 IMAGES_TO_MOVE = np.arange(1, 1 + 7 * 4 * 3 * 2, dtype=np.float32).reshape([7, 4, 3, 2])
 
 
@@ -171,14 +143,6 @@ def test_images_are_moved_by_the_shifts_of_their_place_in_the_stream(shift, firs
             place += 1
 
 
-@pytest.mark.parametrize('shift', [-1, 1.5, True, '1'])
-def test_a_shift_that_makes_no_sense(graph, shift):
-    with pytest.raises(InvalidArgumentError) as caught:
-        pipeline.train_batches(IMAGES, LABELS, 2, 1, shift=shift)
-    assert str(caught.value) == 'Got shift=%r, expected a whole number of at least 0.' % (shift,)
-    assert not graph.get_operations()
-
-
 # ---- shares of workers ---------------------------------------------------------------------------
 
 @pytest.mark.parametrize('shift, remainder', [
@@ -191,16 +155,3 @@ def test_workers_share_out_the_batches_of_one_machine(shift, remainder):
     for step, (images, labels) in enumerate(whole):
         np.testing.assert_array_equal(images, np.concatenate([part[step][0] for part in parts]))
         np.testing.assert_array_equal(labels, np.concatenate([part[step][1] for part in parts]))
-
-
-@pytest.mark.parametrize('share', [(3, 3), (-1, 2), 1, (0, 0), (0.5, 2), (True, 2)])
-def test_a_share_that_is_none(share, graph):
-    with pytest.raises(InvalidArgumentError, match='expected .number of the worker'):
-        pipeline.train_batches(IMAGES, LABELS, 2, seed=5, share=share)
-    assert not graph.get_operations()
-
-
-def test_a_short_batch_is_not_shared_out(graph):
-    with pytest.raises(InvalidArgumentError, match='may not do for all 2 workers'):
-        pipeline.train_batches(IMAGES, LABELS, 2, seed=5, share=(0, 2), remainder='weight')
-    assert not graph.get_operations()

@@ -24,22 +24,17 @@ def splits(folder, names):
      ['flowers_test_00000-of-00001.tfrecord']),
     (['x_train_00000_of_00001'], ['x_test_00000_of_00001'], []),
     (['flowers_train_v2_00000-of-00001'], ['flowers_test_v2_00000-of-00001'], []),
-    (['a_train_.tfrecord', 'a_train_b_train_c.tfrecord'], ['a_test_b.tfrecord'], ['a_train.x']),
     # Prefixes that have such a word.
     (['re_train_flowers_train_00000-of-00001.tfrecord'],
      ['re_train_flowers_validation_00000-of-00001.tfrecord'], []),
     (['x_test_a_train_00000-of-00001'], ['x_test_a_test_00000-of-00001'], []),
-    (['x_test_a_train_00000-of-00001'], ['x_test_a_validation_00000-of-00001'], []),
     (['test-a_train_00000-of-00001'], ['test-a_validation_00000-of-00001'],
      ['test-a_test_00000-of-00001']),
     (['train-a_train_00000-of-00001'], ['train-a_test_00000-of-00001'], []),
-    (['_train_train_00000-of-00001.bak'], ['_train_test_00000-of-00001.bak'], []),
     # What comes after the number says nothing.
     (['a_train_00000-of-00001_test_b'], ['a_test_00000-of-00001_train_b'], []),
-    (['a_1-of-2_train_00000-of-00001'], ['a_00000-of-00001_test_b'], []),
     # The word right before the number counts, whatever is before it, and however it is joined.
     (['train_validation_train-00000-of-00001'], ['train_validation_validation-00000-of-00001'], []),
-    (['x_train-00000-of-00002', 'x_train-00001-of-00002'], ['x_test-00000-of-00001'], []),
     (['train_00000-of-00001.tfrecord'], ['validation_00000-of-00001.tfrecord'], []),
     (['x_test_a_train-00000-of-00001'], ['train-a_test-00000-of-00001'], []),
     (['x_train-0.tfrecord'], ['test_0.tfrecord'], ['train_config.json', 'x_test-log.txt']),
@@ -65,7 +60,6 @@ def test_a_name_of_both_splits(tmp_path, name):
     ([], 'The folder is empty.'),
     (['flowers_train.tfrecord', 'a'], 'The folder has a, flowers_train.tfrecord.'),
     (['validation-00000-of-00001', 'b.txt', '.hidden'], 'The folder has b.txt.'),
-    (['validation-00000-of-00001'], 'The folder has validation-00000-of-00001.'),
     (list('abcdefgh'), 'The folder has a, b, c, d, e and 3 more.')])
 def test_no_files_of_a_split_says_which_names_and_what_is_there(tmp_path, names, has):
     for name in names:

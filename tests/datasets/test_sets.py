@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+import tensorflow
 
 import datasets
 from datasets import keras_sets
@@ -84,21 +85,26 @@ def test_records_with_and_without_a_background_class(tmp_path, background):
     assert datasets.get_dataset('tfrecords', str(tmp_path), 7).num_classes == 7
 
 
-def test_keras_sets(monkeypatch):
+@pytest.fixture
+def fake_keras(monkeypatch, tmp_path):
+    """A function that puts a `load_data` in the place of Keras'; returns what stands for Keras."""
+    def put(name, load_data):
+        module = type('module', (), {'load_data': staticmethod(load_data)})
+        # Keras 3 alone has Operation.
+        fake = type('keras', (), {'Operation': object, 'datasets': type(
+            'datasets', (), {name: module})})
+        monkeypatch.setattr(tensorflow, 'keras', fake)
+        monkeypatch.setenv('KERAS_HOME', str(tmp_path))
+        return fake
+    return put
+
+
+def test_keras_sets(monkeypatch, fake_keras):
     images = {split: np.arange(count * 28 * 28, dtype=np.uint8).reshape([count, 28, 28])
               for split, count in (('train', 6), ('test', 2))}
 
-    class Fake:
-        Operation = object  # Keras 3 alone has it
-
-        class datasets:  # as tf.keras names it
-            class mnist:
-                @staticmethod
-                def load_data():
-                    return ((images['train'], np.arange(6, dtype=np.uint8)),
-                            (images['test'], np.arange(2, dtype=np.uint8)))
-    import tensorflow
-    monkeypatch.setattr(tensorflow, 'keras', Fake)
+    fake_keras('mnist', lambda: ((images['train'], np.arange(6, dtype=np.uint8)),
+                                 (images['test'], np.arange(2, dtype=np.uint8))))
     with pytest.raises(datasets.DatasetError, match=r'shape \[6, 28, 28, 1\], expected \[60000'):
         keras_sets.load_keras_set('mnist', 'train')
     monkeypatch.setitem(keras_sets.SETS, 'mnist', keras_sets.SETS['mnist']._replace(
@@ -109,25 +115,16 @@ def test_keras_sets(monkeypatch):
 
 
 @pytest.mark.parametrize('name', sorted(keras_sets.SETS))
-def test_what_to_fetch_without_a_network(name, monkeypatch, tmp_path):
-    class Fake:
-        Operation = object  # Keras 3 alone has it
-
-        class datasets:
-            pass
-
+def test_what_to_fetch_without_a_network(name, fake_keras, tmp_path):
     def fail():
         raise OSError('no network')
-    setattr(Fake.datasets, name, type('module', (), {'load_data': staticmethod(fail)}))
-    import tensorflow
-    monkeypatch.setattr(tensorflow, 'keras', Fake)
-    monkeypatch.setenv('KERAS_HOME', str(tmp_path))
+    fake = fake_keras(name, fail)
     with pytest.raises(datasets.DatasetError) as caught:
         datasets.get_dataset(name).load('train')
     text = str(caught.value)
     assert text.startswith('Cannot load %s: no network. Without a network, fetch https://' % name)
     assert '%s/datasets as ' % tmp_path in text
-    del Fake.Operation  # as Keras 2, which looks below the home folder alone
+    del fake.Operation  # as Keras 2, which looks below the home folder alone
     assert keras_sets.cache_folder() == os.path.expanduser('~/.keras/datasets')
 
 
@@ -142,43 +139,6 @@ def test_synthetic_images():
     (other, _), = batches(found.train_batches(batch_size=4, seed=1, image_size=6, channels=1,
                                               share=(1, 2)), 1)
     assert not np.array_equal(one, other)
-
-
-OWN = '''
-import tensorflow.compat.v1 as tf
-
-def batches(count):
-    batch = tf.zeros([4, 8, 8, 1]), tf.zeros([4], tf.int64)
-    return tf.data.Dataset.from_tensors(batch).repeat(count)
-
-def good(data_dir):
-    return dict(num_classes=3, num_examples=dict(train=8, test=4),
-                train_batches=lambda first_example, **rest: batches(None).skip(first_example // 4),
-                eval_batches=lambda **rest: batches(1))
-
-def counted(data_dir):
-    def train_batches(first_example, **rest):
-        return tf.data.Dataset.range(100).map(
-            lambda number: (tf.zeros([4, 8, 8, 1]), tf.fill([4], number))).skip(first_example // 4)
-    return dict(good(data_dir), num_classes=100, train_batches=train_batches)
-
-'''
-
-
-def test_a_pipeline_of_the_users_own(tmp_path, monkeypatch):
-    (tmp_path / 'own_data_of_a_test.py').write_text(OWN)
-    monkeypatch.chdir(tmp_path)
-    found = datasets.get_dataset('own_data_of_a_test:good')
-    assert (found.num_classes, found.num_examples['train']) == (3, 8)
-    arguments = dict(batch_size=4, seed=1, image_size=8, channels=1)
-    assert batches(found.train_batches(**arguments), 1)[0][0].shape == (4, 8, 8, 1)
-    counted = datasets.get_dataset('own_data_of_a_test:counted')
-    assert [labels[0] for _, labels in batches(counted.train_batches(
-        first_example=8, share=(1, 3), **arguments), 3)] == [3, 6, 9]  # of 2, 3, 4, 5, …
-    with pytest.raises(InvalidArgumentError, match='makes its batches itself'):
-        found.train_batches(remainder='drop', **arguments)
-    with pytest.raises(InvalidArgumentError, match='Cannot import the module'):
-        datasets.get_dataset('no_such_module_of_a_test:gone')
 
 
 def test_files_of_a_split_beside_those_that_are_taken_are_said(tmp_path):
@@ -200,21 +160,13 @@ def test_files_of_a_split_beside_those_that_are_taken_are_said(tmp_path):
             ' before, such as %s/val' % folder) in said
 
 
-def test_a_damaged_file_in_the_cache_of_keras_is_named(monkeypatch, tmp_path):
-    class Fake:
-        Operation = object  # Keras 3 alone has it
-
-        class datasets:
-            class fashion_mnist:
-                @staticmethod
-                def load_data():
-                    for name in sorted(os.listdir(str(folder))):
-                        with gzip.open(str(folder / name)) as packed:
-                            packed.read()
-                    raise ValueError('a bad header')
-    import tensorflow
-    monkeypatch.setattr(tensorflow, 'keras', Fake)
-    monkeypatch.setenv('KERAS_HOME', str(tmp_path))
+def test_a_damaged_file_in_the_cache_of_keras_is_named(fake_keras, tmp_path):
+    def load_data():
+        for name in sorted(os.listdir(str(folder))):
+            with gzip.open(str(folder / name)) as packed:
+                packed.read()
+        raise ValueError('a bad header')
+    fake_keras('fashion_mnist', load_data)
     folder = tmp_path / 'datasets' / 'fashion-mnist'
     folder.mkdir(parents=True)
     for _, name in keras_sets.SETS['fashion_mnist'].files:
@@ -235,20 +187,12 @@ def test_a_damaged_file_in_the_cache_of_keras_is_named(monkeypatch, tmp_path):
             path, path.name))
 
 
-def test_a_file_that_keras_has_removed_is_named(monkeypatch, tmp_path):
-    class Fake:
-        Operation = object  # Keras 3 alone has it
-
-        class datasets:
-            class mnist:
-                @staticmethod
-                def load_data():
-                    for left in (tmp_path / 'datasets').glob('mnist.npz'):
-                        left.unlink()  # as Keras does before it fetches a file again
-                    raise OSError('URL fetch failure on https://x: None')
-    import tensorflow
-    monkeypatch.setattr(tensorflow, 'keras', Fake)
-    monkeypatch.setenv('KERAS_HOME', str(tmp_path))
+def test_a_file_that_keras_has_removed_is_named(fake_keras, tmp_path):
+    def load_data():
+        for left in (tmp_path / 'datasets').glob('mnist.npz'):
+            left.unlink()  # as Keras does before it fetches a file again
+        raise OSError('URL fetch failure on https://x: None')
+    fake_keras('mnist', load_data)
     (tmp_path / 'datasets').mkdir()
     (tmp_path / 'datasets' / 'mnist.npz').write_bytes(b'cut off')
     removed = ('%s/datasets/mnist.npz had another checksum than the file that Keras knows, which '
