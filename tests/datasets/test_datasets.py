@@ -61,8 +61,8 @@ def test_a_label_that_is_no_class_is_named():
     for batches in (lambda: damaged.train_batches(batch_size=2, seed=1),
                     lambda: damaged.eval_batches(batch_size=2)):
         with pytest.raises(datasets.BadExampleError, match=(
-                r'Example 5 of the \w+ set of digits has the label 200, which is not in 0 .. 9, and '
-                r'1 more have such labels')):
+                r'Example 5 of the \w+ set of digits has the label 200, which is not in 0 .. 9, '
+                r'and 1 more have such labels')):
             batches()
     said = []
     assert datasets.check_data(damaged, said.append) == 4  # two of each part

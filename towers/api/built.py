@@ -49,7 +49,7 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
         `tf.variables_initializer(built.own_state)` resets all of them; the initializer of the
         model's own variable resets the first tower's alone.
       opened_scopes: dict, how often each variable scope had been opened before the model function
-        was called: a later build that shares its variables numbers scopes without a name from there.
+        was called: a later build that shares the variables numbers unnamed scopes from there.
     """
     __slots__ = ()
 

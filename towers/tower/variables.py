@@ -39,7 +39,7 @@ class NewVariables:
         """
         Args:
           placement: a `Placement`, which names the device of each new variable.
-          earlier: `BuiltTowers`, an earlier build, whose variables the model function gets; or None.
+          earlier: `BuiltTowers` of an earlier build, whose variables the function gets; or None.
           after_creation: called after each `get_variable`.
         """
         self.created, self.direct, self.owned = [], [], set()
