@@ -123,18 +123,3 @@ def test_quick_run_of_the_tiniest_workload(tmp_path, capsys):
     assert all(len(each) == 3 for each in cell_of_two['seconds'].values())
     assert 0 <= values['overlap']['tiny']['2']['share'] <= 1
     assert 'a step of towers over the other' in capsys.readouterr().out
-
-
-def test_thread_settings_of_a_deep_network_are_found_once(tmp_path, monkeypatch):
-    started = {}
-
-    def hold(contenders, workload, *unused):
-        labels = [each.label for each in contenders if each.label.startswith('recipe')]
-        started.setdefault(workload.name, []).append(labels)
-        return {'threads': {'recipe': 1}}
-    monkeypatch.setattr(bench.contest, 'hold', hold)
-    monkeypatch.setattr(bench.os, 'cpu_count', lambda: 2)
-    bench.Bench(Results(str(tmp_path / 'bench.json')), False, ['resnet50', 'dense'], [1, 2, 4],
-                90.).steps()
-    both = ['recipe@0', 'recipe@1']
-    assert started == {'resnet50': [both, both, [], ['recipe@1'], []], 'dense': [both, both, both]}

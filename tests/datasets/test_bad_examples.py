@@ -169,23 +169,6 @@ def test_check_data_counts_and_lists_what_is_bad(tmp_path):
     assert said[-1] == 'check          2 bad examples'
 
 
-def test_damaged_files_are_counted(tmp_path):
-    records(tmp_path)
-    (tmp_path / 'train-00000-of-00001').rename(tmp_path / 'train-00000-of-00002')
-    with pytest.raises(datasets.DatasetError, match='1 of the 2 files .* is missing'):
-        datasets.get_dataset('tfrecords', str(tmp_path), 4)
-    found = datasets.get_dataset('tfrecords', str(tmp_path), 4, skip_bad=1)
-    assert found.num_examples['train'] == 6
-    text = found.skipped.describe()
-    assert text.startswith('skipped        1 damaged file (what it has lost is not counted)\n')
-    assert 'train-00001-of-00002' in text
-    said = []
-    assert datasets.check_data(found, said.append) == 1
-    assert said[0].endswith('6 images that can be used, 0 bad, and 1 damaged file (what it has lost '
-                            'is not counted)')
-    assert said[-1] == 'check          1 damaged file (what it has lost is not counted)'
-
-
 def test_what_a_record_has_instead_of_an_image(tmp_path):
     def features(**named):
         return tf.train.Example(features=tf.train.Features(feature=named)).SerializeToString()

@@ -1,13 +1,12 @@
 """ImageNet's reader on a few tiny JPEGs: labels, order, crops, and a start anywhere."""
 
-import itertools
-
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import datasets
-from imagenet_files import TEST, TRAIN, write_imagenet
+from image_files import batches
+from imagenet_files import write_imagenet
 from towers.errors import InvalidArgumentError
 
 SIZE = 16
@@ -18,33 +17,8 @@ def folder(tmp_path_factory):
     return write_imagenet(tmp_path_factory.mktemp('imagenet'))
 
 
-def batches(dataset, count=None):
-    """The first batches of a `tf.data.Dataset`, or all."""
-    iterator = tf.data.make_initializable_iterator(dataset)
-    following, found = iterator.get_next(), []
-    with tf.Session() as session:
-        session.run(iterator.initializer)
-        for _ in range(count) if count else itertools.count():
-            try:
-                found.append(session.run(following))
-            except tf.errors.OutOfRangeError:
-                break
-    return found
-
-
 def joined(found):
     return [np.concatenate(part) for part in zip(*found)]
-
-
-def test_what_it_says_of_itself(folder):
-    found = datasets.get_dataset('imagenet', folder, augment='crop')
-    assert (found.name, found.num_classes, found.image_shape) == ('imagenet', 1001,
-                                                                  (None, None, 3))
-    assert found.num_examples == {'train': TRAIN, 'test': TEST}
-    train = found.train_batches(batch_size=2, seed=1, image_size=SIZE)
-    images, labels = tf.data.make_initializable_iterator(train).get_next()
-    assert images.shape.as_list() == [2, SIZE, SIZE, 3] and images.dtype == tf.float32
-    assert labels.shape.as_list() == [2] and labels.dtype == tf.int64
 
 
 def test_test_images_are_the_central_part_in_order(folder):

@@ -37,21 +37,6 @@ def test_checksum_is_that_of_tfrecords():
     assert masked_crc32c(np.stack([data, data], 1)).tolist() == [masked] * 2
 
 
-def test_records_are_numbered_by_file_name(folder):
-    records = Records(str(folder / 'train-*'))
-    assert len(records) == 4
-    for number in (3, 0, 2, 1):
-        assert records.read(number) == RECORDS[number]
-    with pytest.raises(IndexError):
-        records.read(4)
-
-
-def test_another_format(tmp_path):
-    (tmp_path / 'train-0').write_bytes(b'these are no records at all')
-    with pytest.raises(DatasetError, match='train-0 is no TFRecord file, or a compressed one'):
-        Records(str(tmp_path / 'train-*'))
-
-
 @pytest.mark.parametrize('size, place', [
     # The four records begin at bytes 0, 16, 35 and 5051: 16 bytes each beside their data.
     (5068, 5051), (5060, 5051), (5050, 35), (40, 35), (30, 16), (10, 0)])
