@@ -25,8 +25,7 @@ IS_TF1 = tf.version.VERSION.startswith('1.')
 PAGES_OF_ONE_PROGRAM = [page for page in pages.names()
                         if pages.blocks(page, 'python') and page != 'docs/api.md']
 DIFFS = [block for page in pages.names() for block in pages.blocks(page, 'diff')]
-# On every TensorFlow; the others have the mark slow.
-FAST = ('docs/guide.md', 'docs/evaluation.md')
+FAST = ('docs/guide.md',)  # the others have the mark slow
 
 
 def slow_if(condition):
