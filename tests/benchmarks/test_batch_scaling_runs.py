@@ -156,21 +156,21 @@ def test_other_flags_need_another_folder(train):
 def test_the_whole_command_on_the_digits(tmp_path):
     """Real runs: equal weights and order on 1 and 2 towers; table, CSV; nothing run twice."""
     command = [sys.executable, '-m', 'benchmarks.batch_scaling', '--model=digits', '--seeds=1',
-               '--arms=one,sqrt', '--batch_size=25', '--examples=600', '--evaluations=2',
-               '--num_towers=2', '--warmup_epochs=0,0.2', '--noplots',
+               '--arms=one,sqrt', '--batch_size=25', '--examples=300', '--evaluations=1',
+               '--num_towers=2', '--noplots',
                '--directory=%s/set' % tmp_path]
     environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3')
     for again in (False, True):
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, universal_newlines=True)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stderr.count('finished already') == (3 if again else 0)
+        assert done.stderr.count('finished already') == (2 if again else 0)
     found = results.read_csv(str(tmp_path / 'set' / 'batch_scaling.csv'))
-    assert [each.arm.key for each in found] == ['one', 'sqrt', 'sqrt-warmup-0.2']
+    assert [each.arm.key for each in found] == ['one', 'sqrt']
     assert {each.status for each in found} == {'finished'}
     assert len({each.initial_weights for each in found}) == 1 and found[0].initial_weights
     assert len({each.examples_checksum for each in found}) == 1 and found[0].examples_checksum
-    assert [[point.examples for point in each.points] for each in found] == [[300, 600]] * 3
-    assert 'in all 3 runs' in done.stdout
+    assert [[point.examples for point in each.points] for each in found] == [[300]] * 2
+    assert 'in all 2 runs' in done.stdout
     with open(str(tmp_path / 'set' / 'sqrt' / 'seed-1' / 'flags.json')) as opened:
         assert '--num_towers=2' in json.load(opened)
