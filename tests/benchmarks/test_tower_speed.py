@@ -1,4 +1,4 @@
-"""Cells, table and CSV of the speed benchmark; and one real cell."""
+"""A real cell of the speed benchmark."""
 
 import os
 
@@ -8,7 +8,7 @@ from benchmarks.tower_speed import __main__ as speed
 
 
 @pytest.mark.slow
-def test_a_cell_is_measured_once_and_a_failure_is_told(tmp_path, capsys):
+def test_a_cell_is_measured_once(tmp_path, capsys):
     def go(*argv):
         status = speed.main(speed.parse([
             '--quick', '--noplots', '--towers=2', '--directory=%s' % tmp_path] + list(argv)))
@@ -21,6 +21,3 @@ def test_a_cell_is_measured_once_and_a_failure_is_told(tmp_path, capsys):
     first = os.stat(str(tmp_path / names[0])).st_mtime_ns
     assert go() == done
     assert os.stat(str(tmp_path / names[0])).st_mtime_ns == first
-    status, out = go('--train_flags=--optimizer=none')
-    assert status == 1
-    assert 'FAILED: train.py: flag --optimizer=none: value should be one of' in out
