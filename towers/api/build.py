@@ -106,12 +106,11 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       stateless_random: dropout and other random ops of the model draw numbers that depend on the
         graph-level seed, the op's name and `global_step` alone, so that a run that resumes draws
         the same numbers as a run without a break; see `stateless_random`.
-      copies: how the towers after the first are made. `'clone'`: as copies of the first tower's
-        finished graph, forward and backward. They differ in names, shards, devices and the seeds of
-        random ops (an op that the model gave a seed gets another one in each copy). The model
-        function is called once, so its side effects (counting, printing, keeping tensors in lists)
-        happen once, with the first tower's tensors. `'reuse'`: a call of the model function each,
-        in scopes `tower_0`, `tower_1`, …, as the hand-written recipe; see `towers.api.reuse`.
+      copies: `'clone'`: the model function is called once, in the caller's scopes, and the towers
+        after the first are copies of its graph, forward and backward. Tables, queues, iterators and
+        placeholders that it makes are then common to all towers; a random op that it gave a seed
+        gets another seed in each copy. `'reuse'`: the hand-written recipe, a call for each tower
+        under `variable_scope` reuse, with the recipe's limits; see `reuse`.
       on_tower: called as `on_tower(index, count)` before each tower is built, to show how far the
         build is: hundreds of towers take minutes.
       accumulate: k, into how many micro-batches each tower's shard is cut. They run one after the
