@@ -5,8 +5,6 @@ import pytest
 from benchmarks.batch_scaling.claim import judge, sentences
 from scaling_samples import result
 
-LOSSES = [1., 0.5, 0.2]
-
 
 def runs(name, *ends):
     """A run a seed, with that accuracy at the end and the loss 1 - accuracy."""

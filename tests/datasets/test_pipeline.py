@@ -145,8 +145,8 @@ def test_images_are_moved_by_the_shifts_of_their_place_in_the_stream(shift, firs
 
 # ---- shares of workers ---------------------------------------------------------------------------
 
-@pytest.mark.parametrize('shift, remainder', [
-    (1, 'carry'), pytest.param(0, 'drop', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('shift, remainder', [(1, 'carry'), (0, 'drop')])
 def test_workers_share_out_the_batches_of_one_machine(shift, remainder):
     common = dict(seed=5, first_example=6, shift=shift, remainder=remainder)
     whole = take(pipeline.train_batches(IMAGES, LABELS, 6, **common), 5)

@@ -23,7 +23,8 @@ def windows(count, height, width, draws=None):
     return run(found)[0]
 
 
-@pytest.mark.parametrize('height, width', [(375, 500), (20, 300), (1, 1)])
+@pytest.mark.parametrize('height, width', [
+    (375, 500), pytest.param(20, 300, marks=pytest.mark.slow), (1, 1)])
 def test_windows_are_inside_and_as_large_and_wide_as_they_may_be(height, width):
     found = windows(300, height, width)
     tops, lefts, heights, widths = found.T

@@ -47,6 +47,7 @@ def test_bad_is_where_the_pipeline_fails_whatever_the_batches(tmp_path):
                                                       for number in numbers[9:]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('remainder, length', [('pad', 6)])
 def test_places_are_those_of_the_pipeline(tmp_path, remainder, length):
     write_folder(tmp_path, {'%s/a/%d.jpg' % (split, number): jpeg(50 * number)
