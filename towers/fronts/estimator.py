@@ -37,8 +37,8 @@ def replicate_model_fn(model_fn: typing.Callable,
 
         estimator = tf.estimator.Estimator(towers.replicate_model_fn(model_fn))
 
-    Features and labels are cut into a shard per tower, sparse ones by example. The model function
-    is called once; the other towers are copies, see `build_towers`. With n_k of the batch's n
+    Features and labels are cut into one shard a tower, sparse ones by example; the model function
+    is called once, and later towers are copies, see `build_towers`. With n_k of the batch's n
     examples on tower k, loss L_k and gradient dL_k there:
 
         Reduction.SUM:  loss = sum_k L_k,            gradient = sum_k dL_k
