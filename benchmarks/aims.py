@@ -113,13 +113,13 @@ def _python(way):
 def _further_towers(results):
     return {'%s, %s towers' % (network, count): share
             for network, starts in results.get('start_up', {}).items()
-            for count, share in starts.get('auto', {}).get('further', {}).items()}
+            for count, share in starts.get('clone', {}).get('further', {}).items()}
 
 
 def _eight_towers(results):
     found = {}
     for network, starts in results.get('start_up', {}).items():
-        ways = starts.get('auto', {}).get('starts', {})
+        ways = starts.get('clone', {}).get('starts', {})
         if 'total' in ways.get('1', {}) and 'total' in ways.get('8', {}):
             found[network] = ways['8']['total'] / ways['1']['total']
     return found

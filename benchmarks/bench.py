@@ -112,7 +112,7 @@ class Bench:
         """To the end of step 1. Towers beyond one need the start with one, so that comes first."""
         networks = {'digits': 1} if self._quick else {'inception_v3': 3, 'inception_resnet_v2': 2}
         for network, rounds in networks.items():
-            for copies, counts in (('auto', (1, 2) if self._quick else (1, 2, 4, 8)),
+            for copies, counts in (('clone', (1, 2) if self._quick else (1, 2, 4, 8)),
                                    ('reuse', () if self._quick else (1, 2))):
                 counts = sorted(set((1,) + tuple(self._counts(counts)))) if counts else ()
                 found = {str(count): [] for count in counts}

@@ -53,7 +53,7 @@ def build_with_towers(workload, arrays, num_towers, threads=None, variable_devic
                          devices, reduction='mean',
                          variables=VariablePlacement(variable_device, all_reduce), **options)
     return GraphParts(built.loss, built.train_op, _by_name(built.variables), [start],
-                      session_config(built.devices, intra_op_threads=threads))
+                      session_config(built.devices, intra_op_threads=threads), built.towers[0])
 
 
 def build_one_device(workload, arrays, num_towers, threads=None):

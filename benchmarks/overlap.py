@@ -22,7 +22,7 @@ def overlapped(times):
 
     Args:
       times: list of `OperationTime` of a step of `build_towers`, whose operations are told apart by
-        their name scopes.
+        their name scopes, see `programs.tell_tower_0`.
 
     Returns:
       dict: `share` of the time of the combination's operations, `combination` and `backward` (to

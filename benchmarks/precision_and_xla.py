@@ -105,7 +105,8 @@ class Arm:
             tf.set_random_seed(1)
             built = towers.build_towers(
                 model_fn, tuple(tf.constant(each) for each in batch),
-                tf.train.MomentumOptimizer(0.001, 0.9), FLAGS.num_towers, 'mean', **options)
+                tf.train.MomentumOptimizer(0.001, 0.9), FLAGS.num_towers, 'mean',
+                numerics=towers.Numerics(**options))
             # By name: TF's seeds count the graph's operations, which are others in each arm.
             make_initial_values_stateless(built.variables, 1)
             config = towers.use_precision(towers.session_config(built.devices), built.precision,

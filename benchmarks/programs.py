@@ -7,7 +7,8 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks.workloads import initial_value
 
-GraphParts = collections.namedtuple('GraphParts', 'loss train_op weights initializers config')
+GraphParts = collections.namedtuple('GraphParts', [
+    'loss', 'train_op', 'weights', 'initializers', 'config', 'tower_0'], defaults=(None,))
 """What a builder of a graph returns.
 
 Fields:
@@ -16,6 +17,7 @@ Fields:
   weights: dict from the name of a model variable to its copies, trainable ones first or not.
   initializers: operations to run before the first step, such as an iterator's.
   config: `ConfigProto` of the session.
+  tower_0: the first `Tower`; or None.
 """
 
 TRACED = 5  # steps whose peak memory is taken
@@ -76,10 +78,12 @@ class GraphProgram:
             yield names
 
     def trace(self):
-        """`RunMetadata` of one step under FULL_TRACE."""
+        """`RunMetadata` of one step under FULL_TRACE; see `tell_tower_0`."""
         metadata = tf.RunMetadata()
         self._traced(options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE),
                      run_metadata=metadata)
+        if self._parts.tower_0 is not None:
+            tell_tower_0(metadata, self._parts.tower_0)
         return metadata
 
     def peak_bytes(self):
@@ -100,6 +104,14 @@ class GraphProgram:
     def close(self):
         """Ends the session."""
         self._session.close()
+
+
+def tell_tower_0(metadata, tower):
+    """Puts `tower_0/` before the names of the first tower's operations, which have no scope."""
+    for device in metadata.step_stats.dev_stats:
+        for node in device.node_stats:
+            if tower.has(node.node_name.split(':')[0]):
+                node.node_name = 'tower_0/' + node.node_name
 
 
 def copies_of(variable):

@@ -50,10 +50,9 @@ def unrolled(characters, cell, hidden, size):
 def make_model_fn(size):
     """The model function for an alphabet of so many characters."""
     def model_fn(characters, following):
-        # Local variables that the forward pass writes: each tower has its own. Resource variables,
-        # since the backward pass still reads the values from before the step.
+        # Local variables that the forward pass writes: each tower has its own.
         state = [tf.get_variable(name, [characters.shape[0], HIDDEN], trainable=False,
-                                 initializer=tf.zeros_initializer(), use_resource=True,
+                                 initializer=tf.zeros_initializer(),
                                  collections=[tf.GraphKeys.LOCAL_VARIABLES])
                  for name in ('cell', 'hidden')]
         logits, cell, hidden = unrolled(characters, state[0], state[1], size)

@@ -40,12 +40,11 @@ def inference(images):
 
 
 def tower_loss(images, labels):
-    """The loss of one tower, as the tutorial has it: of its own scope in the collection."""
-    scope = tf.get_default_graph().get_name_scope()
+    """The loss of one tower: all that is in the collection, as this is called once."""
     cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(
         labels=labels, logits=inference(images))
     tf.add_to_collection('losses', tf.reduce_mean(cross_entropy))
-    return tf.add_n(tf.get_collection('losses', scope))
+    return tf.add_n(tf.get_collection('losses'))
 
 
 def main(arguments=None):

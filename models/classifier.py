@@ -45,7 +45,7 @@ class Classifier:
         return self._network.takes_any_size
 
     def model_fn(self, is_training):
-        """The model function that every tower calls with its shard, `(images, labels)`."""
+        """The model function, which is called with a shard, `(images, labels)`."""
         def model_fn(images, labels):
             logits, end_points = self._build(images, is_training)
             loss = cross_entropy(labels, logits)

@@ -196,7 +196,7 @@ def _own_end_points(end_points, earlier_ops):
 
     slim's older networks collect their end points in a graph collection, under names of which some
     begin with the variable scope and some with the name scope; overfeat's collection holds those
-    of every earlier call too. As they are, two towers have different names.
+    of every earlier call too. As they are, two calls have different names.
     """
     outer = [tf.get_default_graph().get_name_scope(), tf.get_variable_scope().name]
     prefixes = sorted((scope + '/' for scope in outer if scope), key=len, reverse=True)

@@ -13,7 +13,7 @@ Block = collections.namedtuple('Block', 'page line language lines')
 
 def names():
     """Paths of all pages, from the root."""
-    return ['README.md'] + sorted(
+    return ['README.md', 'CONTRIBUTING.md'] + sorted(
         '%s/%s' % (folder, name) for folder in ('docs', 'benchmarks/results')
         for name in os.listdir(os.path.join(ROOT, folder)) if name.endswith('.md'))
 

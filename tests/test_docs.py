@@ -25,9 +25,7 @@ IS_TF1 = tf.version.VERSION.startswith('1.')
 PAGES_OF_ONE_PROGRAM = [page for page in pages.names()
                         if pages.blocks(page, 'python') and page != 'docs/api.md']
 DIFFS = [block for page in pages.names() for block in pages.blocks(page, 'diff')]
-# For `make test`, which has little time.
-SLOW = ('docs/guide.md', 'docs/evaluation.md', 'docs/stages.md', 'docs/install.md',
-        'docs/training.md', 'docs/estimator.md', 'docs/data.md', 'docs/memory.md', 'docs/keras.md')
+FAST = ('docs/guide.md',)  # the others have the mark slow
 
 
 def slow_if(condition):
@@ -59,7 +57,7 @@ def run_program(runner, tmp_path_factory):
 
 
 @pytest.mark.parametrize('page', [
-    pytest.param(page, marks=slow_if(page in SLOW) + skip_without_estimator(page))
+    pytest.param(page, marks=slow_if(page not in FAST) + skip_without_estimator(page))
     for page in PAGES_OF_ONE_PROGRAM])
 def test_the_python_of_a_page_runs_and_prints_what_stands_below_it(page, run_program):
     programs = [block for block in pages.blocks(page, 'python') if not pages.own_name(block)]

@@ -29,10 +29,10 @@ Names that are not public API, and why each is needed:
 * `_update_input` and `_get_control_flow_context` of an operation: TF has no public way to give an
   operation another input, nor to ask whether it is in a `tf.cond` or `tf.while_loop`.
 * `_device_assignments` of an operation, and `_device_function_stack` of a graph: the device scopes
-  that an operation got its device from, and those that are open. Clones of a tower's graph, and the
+  that an operation got its device from, and those that are open. Copies of a tower's graph, and the
   audit, need them.
 * `_set_device`, `_set_attr`, `_add_control_inputs`, `_remove_all_control_inputs` of an operation:
-  `tf.import_graph_def`, by which clones are made, takes no devices, and no colocations with or
+  `tf.import_graph_def`, by which copies are made, takes no devices, and no colocations with or
   control inputs from operations outside of the imported graph. Later towers also lose control
   inputs: from the operations that they leave out of their forward pass.
 * `_original_op` of an operation: the operation whose gradient it is a part of; for stages.
@@ -471,11 +471,10 @@ def opened_scopes(graph):
             for name, count in store.variable_scopes_count.items()}
 
 
-def note_opened_scopes(graph, opened):
-    """Raises the graph's counts of opened scopes to at least the counts of `opened_scopes`."""
+def set_opened_scopes(graph, opened):
+    """Sets the graph's counts of opened scopes to those of `opened_scopes` at another time."""
     for store in graph.get_collection(('__varscope',)):
-        for name, count in opened.items():
-            store.variable_scopes_count[name] = max(store.variable_scopes_count.get(name, 0), count)
+        store.variable_scopes_count = dict(opened)
 
 
 def variables_by_name(graph):

@@ -25,7 +25,7 @@ class DeviceError(TowersError, ValueError):
 
 
 class InputError(TowersError, ValueError):
-    """Inputs that cannot be cut into one shard a tower."""
+    """Inputs that cannot be cut into a shard per tower."""
 
 
 class ModelFunctionError(TowersError, TypeError):
@@ -45,7 +45,7 @@ class FailedBuildError(TowersError, ValueError):
 
 
 class CloneError(TowersError, ValueError):
-    """`copies='clone'` for towers that cannot be clones of the first tower; says why not."""
+    """An operation of the model that further towers cannot have a copy of; says why not."""
 
 
 class GradientError(TowersError, ValueError):

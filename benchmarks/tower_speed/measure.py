@@ -14,6 +14,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 
 import tensorflow.compat.v1 as tf  # noqa: E402
 
+from benchmarks.programs import tell_tower_0  # noqa: E402
 from benchmarks.tower_speed.trace_split import PARTS, split_trace  # noqa: E402
 import datasets  # noqa: E402
 from models import registry  # noqa: E402
@@ -53,6 +54,7 @@ def measure(steps, traces):
             metadata = tf.RunMetadata()
             session.run(job.train_op, run_metadata=metadata,
                         options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE))
+            tell_tower_0(metadata, job.built.towers[0])
             if number:  # the first trace sets up tracing
                 splits.append(split_trace(metadata.step_stats, scopes))
     return {'towers': len(job.built.towers), 'batch_size': FLAGS.batch_size,

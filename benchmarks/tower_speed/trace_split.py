@@ -1,10 +1,10 @@
 """Where a step's time goes, from its own trace: input, towers, combination, update.
 
 The trace is a `RunMetadata` of `RunOptions.FULL_TRACE`. Operations are told apart by the name
-scopes that `build_towers` gives them: losses of the weights and their gradient, which a tower makes
-for all, are of that tower. Operations run side by side, so that their times add up to
-more than the step takes: what counts here is the time that a part covers, the length of the union
-of the intervals in which at least one of its operations runs.
+scopes that `build_towers` and `programs.tell_tower_0` give them: losses of the weights and their
+gradient, which a tower makes for all, are of that tower. Operations run side by side, so that their
+times add up to more than the step takes: what counts here is the time that a part covers, the
+length of the union of the intervals in which at least one of its operations runs.
 """
 
 import collections

@@ -31,12 +31,6 @@ def test_a_run_is_read(tmp_path):
     assert (found.initial_weights, found.examples_checksum) == ('abc', 8)
 
 
-def test_a_run_that_is_not_there(tmp_path):
-    run = Run(make_arms(settings())[0], 1, str(tmp_path / 'none'), [])
-    assert results.run_result(run, 'not run yet', '') == results.RunResult(
-        run.arm, 1, 'not run yet', '', [], None, None, None)
-
-
 SET = [result('one', 1, [0.5, 0.9, 0.91], [1., 0.4, 0.35]),
        result('one', 2, [0.5, 0.8, 0.95], [1., 0.6, 0.25], weights='bb', order=8),
        result('sqrt', 1, [0.4, 0.6, 0.85], [1.1, 0.9, 0.5]),
@@ -52,19 +46,6 @@ def test_csv_comes_back_as_it_was(tmp_path):
         lines = opened.read().splitlines()
     assert len(lines) == 1 + 3 + 3 + 3 + 1 + 1
     assert lines[1].startswith('one,1,25,none,0.001,0.0,1,finished,,8,200,0.5,1.0,0.5,400.0,aa,7')
-
-
-def test_table_values():
-    rows = report.table_rows(SET, 0.9)
-    assert rows[0][8] == 'examples to 0.9'
-    assert rows[1] == ['1 x 25 at 0.001', 'one', '25', '0.001', '24', '600',
-                       '0.3000 (0.2500-0.3500)', '0.9300 (0.9100-0.9500)', '500 (400-600)',
-                       '400 (400-400)', '2 of 2']
-    assert rows[2] == ['4 x 25 at 0.002', 'sqrt', '100', '0.002', '6', '600', '0.5000', '0.8500',
-                       'never', '400', '1 of 2']
-    assert rows[3] == ['1 x 100 at 0.002', 'big', '100', '0.002', '0', '0', '-', '-', '-', '-',
-                       '0 of 1']
-    assert report.table_rows(SET, 0.95)[1][8] == '600 in 1 of 2'
 
 
 def test_table_shows_what_failed_and_that_all_began_alike():
@@ -86,9 +67,3 @@ def test_runs_that_began_otherwise_are_told():
     assert 'seed 1, examples_checksum: 7 in 1 x 25 at 0.001, 4 x 25 at 0.002; 9 in' in text
     missing = [result('one', 1, [0.5], [1.], weights=None)]
     assert results.odd_starts(missing) == ['seed 1, initial_weights: None in 1 x 25 at 0.001']
-
-
-def test_examples_to():
-    assert results.examples_to(SET[0], 0.9) == 400
-    assert results.examples_to(SET[0], 0.5) == 200
-    assert results.examples_to(SET[0], 0.92) is None

@@ -90,46 +90,12 @@ def statuses(the_runs):
 
 
 @pytest.mark.slow
-def test_all_run_in_order_and_not_again(train):
-    the_runs = the_set(train)
-    assert statuses(the_runs) == ['not run yet'] * 4
-    runner, text = go(train, the_runs)
-    assert started(train) == ['one-1', 'sqrt-1', 'one-2', 'sqrt-2']
-    assert statuses(the_runs) == ['finished'] * 4 and not runner.stopped
-    lines = text.splitlines()
-    assert lines[0] == '[1/4] 1 x 25 at 0.001, seed 1: starting'
-    assert any(line.startswith('[4/4] 4 x 25 at 0.002, seed 2: 600 of 600 examples, test accuracy '
-                               '1.0000, loss 0, ') for line in lines)
-    _, text = go(train, the_runs)
-    assert len(started(train)) == 4
-    assert text.splitlines() == ['[%d/4] %s: finished already' % (number + 1, run.label)
-                                 for number, run in enumerate(the_runs)]
-    found = [results.run_result(run, *runs.status(run, 600)) for run in the_runs]
-    assert results.odd_starts(found) == []
-    assert [[point.examples for point in each.points] for each in found] == [[200, 400, 600]] * 4
-
-
-def test_checkpoints_of_finished_runs_go(train):
-    run = the_set(train, seeds=1)[0]
-    go(train, [run])
-    assert 'metrics.jsonl' in os.listdir(run.folder)
-    assert not [name for name in os.listdir(run.folder) if name.startswith('model.ckpt')]
-
-
-def test_checkpoints_stay_when_asked_for(train):
-    run = the_set(train, seeds=1)[0]
-    go(train, [run], keep_checkpoints=True)
-    assert [name for name in os.listdir(run.folder) if name.startswith('model.ckpt')]
-
-
-@pytest.mark.slow
 def test_a_failed_run_is_told_and_the_rest_goes_on(train):
     (train.parent / 'sqrt-1').write_text("sys.exit('train.py: NaN in tower 1')")
     the_runs = the_set(train)
     _, text = go(train, the_runs)
     assert started(train) == ['one-1', 'sqrt-1', 'one-2', 'sqrt-2']
     assert statuses(the_runs) == ['finished', 'failed', 'finished', 'finished']
-    assert runs.status(the_runs[1], 600)[1] == 'exit status 1: train.py: NaN in tower 1'
     assert ('[2/4] 4 x 25 at 0.002, seed 1: FAILED, exit status 1: train.py: NaN in tower 1\n'
             in text)
     # What it measured before stays in the results; and it is tried again.
@@ -141,18 +107,7 @@ def test_a_failed_run_is_told_and_the_rest_goes_on(train):
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_a_failure_of_its_own(train):
-    (train.parent / 'one-1').write_text('os.kill(os.getpid(), signal.SIGKILL)')
-    the_runs = the_set(train)
-    go(train, the_runs)
-    assert statuses(the_runs) == ['failed', 'finished', 'finished', 'finished']
-    assert runs.status(the_runs[0], 600)[1].startswith('exit status -9')
-
-
-@pytest.mark.slow
-@pytest.mark.version_independent
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_run_under_way_and_the_set_goes_on_later(train, number):
+def test_a_signal_stops_the_run_under_way_and_the_set_goes_on_later(train):
     (train.parent / 'sqrt-1').write_text('while not stopped: time.sleep(0.01)')
     program = '''
 import sys
@@ -170,7 +125,7 @@ print(runner.stopped, text)
     deadline = time.time() + 120
     while len(results.read_metrics(the_runs[1].folder)) < 5 and time.time() < deadline:
         time.sleep(0.02)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and out.startswith('True ')
     assert out.count('stopping: the run finishes its step and saves') == 1
@@ -198,37 +153,24 @@ def test_other_flags_need_another_folder(train):
 
 
 @pytest.mark.slow
-def test_a_bar_counts_all_runs_on_a_terminal(train, monkeypatch):
-    monkeypatch.setenv('TERM', 'xterm')
-    stream = io.StringIO()
-    stream.isatty = lambda: True
-    the_runs = the_set(train)
-    runs.Runner(the_runs, 600, Display(4, 600, stream), train=str(train)).run()
-    text = stream.getvalue()
-    assert '[4/4] 4 x 25 at 0.002, seed 2' in text and '2.40k/2.40k' in text
-    assert 'test accuracy 1.0000, loss 0' in text
-
-
-@pytest.mark.slow
-@pytest.mark.version_independent
 def test_the_whole_command_on_the_digits(tmp_path):
     """Real runs: equal weights and order on 1 and 2 towers; table, CSV; nothing run twice."""
     command = [sys.executable, '-m', 'benchmarks.batch_scaling', '--model=digits', '--seeds=1',
-               '--arms=one,sqrt', '--batch_size=25', '--examples=600', '--evaluations=2',
-               '--num_towers=2', '--warmup_epochs=0,0.2', '--noplots',
+               '--arms=one,sqrt', '--batch_size=25', '--examples=300', '--evaluations=1',
+               '--num_towers=2', '--noplots',
                '--directory=%s/set' % tmp_path]
     environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3')
     for again in (False, True):
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, universal_newlines=True)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stderr.count('finished already') == (3 if again else 0)
+        assert done.stderr.count('finished already') == (2 if again else 0)
     found = results.read_csv(str(tmp_path / 'set' / 'batch_scaling.csv'))
-    assert [each.arm.key for each in found] == ['one', 'sqrt', 'sqrt-warmup-0.2']
+    assert [each.arm.key for each in found] == ['one', 'sqrt']
     assert {each.status for each in found} == {'finished'}
     assert len({each.initial_weights for each in found}) == 1 and found[0].initial_weights
     assert len({each.examples_checksum for each in found}) == 1 and found[0].examples_checksum
-    assert [[point.examples for point in each.points] for each in found] == [[300, 600]] * 3
-    assert 'in all 3 runs' in done.stdout
+    assert [[point.examples for point in each.points] for each in found] == [[300]] * 2
+    assert 'in all 2 runs' in done.stdout
     with open(str(tmp_path / 'set' / 'sqrt' / 'seed-1' / 'flags.json')) as opened:
         assert '--num_towers=2' in json.load(opened)

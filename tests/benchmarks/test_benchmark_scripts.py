@@ -11,7 +11,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import benchmarks
-from benchmarks import step_overhead
 
 # With flags of their own, which are those of train.py too.
 SCRIPTS = ('benchmarks.precision_and_xla', 'benchmarks.run_overhead')
@@ -26,34 +25,7 @@ def test_every_module_is_imported_without_running():
     assert not tf.get_default_graph().get_operations()
 
 
-def test_every_way_of_running_a_step_runs_it(monkeypatch):
-    counted = []
-
-    def timed(run, steps):
-        counted.append(steps)
-        run()
-        return 1e-3
-    monkeypatch.setattr(step_overhead, '_timed', timed)
-    for way in (step_overhead._plain, step_overhead._callable, step_overhead._fetching,
-                step_overhead._monitored):
-        with tf.Graph().as_default():
-            assert way(graph(), 3) == 1e-3
-    assert counted == [3] * 4
-    built = graph()
-    assert step_overhead._with_hooks(built, 3, every=2, save_every=2) > 0
-
-
-def graph():
-    step = tf.train.get_or_create_global_step()
-    examples = tf.get_variable('examples_seen', [], tf.int64, tf.zeros_initializer())
-    values = [('loss', tf.placeholder_with_default(1., [])),
-              ('learning_rate', tf.placeholder_with_default(1., []))]
-    return step_overhead.Graph(step, examples, values, tf.group(
-        step.assign_add(1, read_value=False), examples.assign_add(1, read_value=False)))
-
-
 @pytest.mark.slow
-@pytest.mark.version_independent
 @pytest.mark.parametrize('argv, line', [
     (['run_overhead.py', '--rounds=1', '--interval=2', '--batch_size=10'],
      'digits, 2 towers, batch 10: '),

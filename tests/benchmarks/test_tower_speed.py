@@ -1,74 +1,14 @@
-"""Cells, table and CSV of the speed benchmark; and one real cell."""
+"""A real cell of the speed benchmark."""
 
-import csv
 import os
 
 import pytest
 
 from benchmarks.tower_speed import __main__ as speed
-from benchmarks.tower_speed import report
-from benchmarks.tower_speed.trace_split import PARTS
-
-
-def cell(batch_size, *seconds):
-    return {'towers': 1, 'batch_size': batch_size, 'build_seconds': 1.5,
-            'first_step_seconds': 2.5, 'step_seconds': list(seconds), 'traced_step': 0.6,
-            'covered': dict(zip(PARTS, [0.1, 0.4, 0.05, 0.025, 0.])),
-            'exposed': dict(zip(PARTS, [0.1, 0.4, 0.02, 0.025, 0.])),
-            'not_overlapped': 0.145}
-
-
-ROWS = [('batch a tower', cell(8, 0.5, 0.4, 1.), 1, 8, ''),
-        ('batch a tower', cell(16, 0.5, 0.5, 0.5), 2, 16, ''),
-        ('batch in all', None, 1, 16, 'out of memory'),
-        ('batch in all', cell(16, 0.5, 0.5, 0.5), 2, 16, '')]
-
-
-def test_cells():
-    assert speed.make_cells([1, 2, 8], 4) == [
-        ('batch a tower', 1, 4), ('batch a tower', 2, 8), ('batch a tower', 8, 32),
-        ('batch in all', 1, 32), ('batch in all', 2, 32), ('batch in all', 8, 32)]
-
-
-def test_flags_of_a_cell():
-    options = speed.parse(['--train_flags=--optimizer=sgd --seed=2'])
-    assert speed.cell_flags(options, 2, 16) == [
-        '6', '3', '--model=inception_resnet_v2', '--num_towers=2', '--batch_size=16',
-        '--aux_loss_weight=0', '--image_size=75', '--optimizer=sgd', '--seed=2']
-    options = speed.parse(['--quick', '--image_size=12'])
-    assert speed.cell_flags(options, 1, 32) == [
-        '20', '3', '--model=digits', '--num_towers=1', '--batch_size=32', '--image_size=12']
-
-
-def test_table():
-    lines = [line.split('  ') for line in report.table(ROWS).splitlines()]
-    cells = [[text.strip() for text in line if text.strip()] for line in lines]
-    assert cells[1] == ['batch a tower', '1', '8', '16 (8-20)', '1.00',
-                        '500.0', '1.5', '2.5', '100.0', '400.0', '50.0', '25.0', '0.0', '145.0']
-    assert cells[2][3:5] == ['32 (32-32)', '2.00']
-    assert cells[3] == ['batch in all', '1', '16', 'FAILED: out of memory']
-    assert cells[4][3:5] == ['32 (32-32)', '-']
-
-
-def test_csv(tmp_path):
-    report.write_csv(str(tmp_path / 'speed.csv'), ROWS)
-    with open(str(tmp_path / 'speed.csv')) as opened:
-        rows = list(csv.DictReader(opened))
-    assert [row['images_per_second'] for row in rows] == ['16', '32', '', '32']
-    assert rows[0]['covered_towers'] == '0.4' and rows[0]['exposed_combination'] == '0.02'
-    assert rows[0]['slowest'] == '8' and rows[0]['fastest'] == '20'
-    assert [row['failure'] for row in rows] == ['', '', 'out of memory', '']
-
-
-def test_picture(tmp_path):
-    pytest.importorskip('matplotlib')
-    report.draw(ROWS, str(tmp_path / 'speed.png'), 'made up')
-    assert (tmp_path / 'speed.png').read_bytes().startswith(b'\x89PNG')
 
 
 @pytest.mark.slow
-@pytest.mark.version_independent
-def test_a_cell_is_measured_once_and_a_failure_is_told(tmp_path, capsys):
+def test_a_cell_is_measured_once(tmp_path, capsys):
     def go(*argv):
         status = speed.main(speed.parse([
             '--quick', '--noplots', '--towers=2', '--directory=%s' % tmp_path] + list(argv)))
@@ -81,6 +21,3 @@ def test_a_cell_is_measured_once_and_a_failure_is_told(tmp_path, capsys):
     first = os.stat(str(tmp_path / names[0])).st_mtime_ns
     assert go() == done
     assert os.stat(str(tmp_path / names[0])).st_mtime_ns == first
-    status, out = go('--train_flags=--optimizer=none')
-    assert status == 1
-    assert 'FAILED: train.py: flag --optimizer=none: value should be one of' in out

@@ -6,7 +6,6 @@ import tensorflow.compat.v1 as tf
 
 import datasets
 from datasets.bad_examples import Bad, Skipped
-from datasets.damages import counted
 from image_files import (batches, cmyk, gif, jpeg, png, record, truncated, write_folder,
                          write_records)
 
@@ -28,16 +27,13 @@ def records(folder, bad=None, at=2, skip_bad=0, **options):
     ((b'', 0), 'is empty'),
     ((b'GIF89a', 0), "is neither a JPEG nor a PNG: it begins with b'GIF89a'"),
     ((jpeg(9, channels=1), 0), r'has 1 channel, and 3 are expected; --convert_colors'),
-    pytest.param((cmyk(), 0), r'has 4 channels \(CMYK\), and 3 are expected',
-                 marks=pytest.mark.slow),
     ((png(9, channels=4), 0), 'has 4 channels, and 3'),
     ((jpeg(9), 4), r'has the label 4, which is not in 0 .. 3'),
     ((jpeg(9), -1), 'has the label -1'),
 ])
 def test_what_is_bad_ends_the_step_and_is_named(tmp_path, bad, text):
     found = records(tmp_path, bad)
-    # The pipeline's own, seconds each.
-    if text in ('is empty', 'has the label -1') or 'CMYK' in text:
+    if text == 'is empty':  # the pipeline's own, seconds each
         with pytest.raises(tf.errors.InvalidArgumentError):
             batches(found.train_batches(batch_size=6, seed=1, image_size=8), 1)
     with pytest.raises(datasets.BadExampleError, match=r'train-00000-of-00001, record 2 at byte '
@@ -94,56 +90,18 @@ def test_a_jpeg_that_is_cut_off_is_bad_whatever_part_of_it_is_wanted(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['folder', 'tfrecords'])
-def test_a_gif_is_bad_though_the_decoder_of_pngs_takes_it(tmp_path, kind):
-    with tf.Session() as session:
-        assert session.run(tf.image.decode_png(gif(), channels=3)).shape == (8, 8, 3)
-    for split, bad in (('train', 2), ('test', 1)):
-        images = [gif() if number == bad else png(number) for number in range(4)]
-        if kind == 'folder':
-            write_folder(tmp_path, {'%s/a/%d.png' % (split, number): image
-                                    for number, image in enumerate(images)})
-        else:
-            write_records(tmp_path / (split + '-00000-of-00001'), [
-                (image, 0) for image in images])
-
-    def dataset(skip_bad=0):
-        return datasets.get_dataset(kind, str(tmp_path), int(kind == 'tfrecords'),
-                                    skip_bad=skip_bad)
-    for made in (dataset().train_batches(batch_size=4, seed=1, image_size=8),
-                 dataset().eval_batches(batch_size=4, image_size=8)):
+def test_a_gif_is_bad_though_the_decoder_of_pngs_takes_it(tmp_path):
+    write_folder(tmp_path, {'%s/a/%d.png' % (split, number): gif() if number == bad else png(number)
+                            for split, bad in (('train', 2), ('test', 1)) for number in range(4)})
+    found = datasets.get_dataset('folder', str(tmp_path))
+    for made in (found.train_batches(batch_size=4, seed=1, image_size=8),
+                 found.eval_batches(batch_size=4, image_size=8)):
         with pytest.raises(tf.errors.InvalidArgumentError, match='is neither a JPEG nor a PNG: it '
                            "begins with b.{1,2}GIF89a"):
             batches(made, 1)
-    found = dataset(skip_bad=2)
-    assert found.stream_probe(1, 4, 8).find_bad(0, 4) == found.find_bad('test', range(4)) == 1
-    assert [bad[:2] for bad in found.skipped.examples] == [('train', 2), ('test', 1)]
-    assert batches(found.eval_batches(batch_size=4, image_size=8), 1)[0][0].shape[0] == 3
-    said = []
-    assert datasets.check_data(dataset(), said.append) == 2
-    assert sum('is neither a JPEG nor a PNG' in line for line in said) == 2
-
-
-def test_damage_after_the_part_that_an_evaluation_takes(tmp_path):
-    write_folder(tmp_path, {'%s/a/%d.jpg' % (split, number):
-                            ENDS_BADLY if number == 1 else jpeg(number, 40, 40)
-                            for split in ('train', 'test') for number in range(3)})
     found = datasets.get_dataset('folder', str(tmp_path), skip_bad=2)
-    # As many images are counted as without skip_bad.
-    assert found.find_bad('test', range(3)) == 0
-    assert batches(found.eval_batches(batch_size=3, image_size=8), 1)[0][0].shape[0] == 3
-    assert found.find_bad('train', range(3)) == 1
-    assert found.skipped.numbers('train') == {1}
-    assert datasets.check_data(found, lambda line: None) == 2
-
-
-def test_bad_ones_that_follow_each_other_are_found_at_once(tmp_path):
-    found = datasets.get_dataset('folder', write_folder(tmp_path, {
-        'train/a/1.jpg': b'', 'train/a/2.jpg': CUT, 'train/a/3.jpg': jpeg(), 'train/b/1.jpg': b'',
-        'test/a/1.jpg': jpeg()}), skip_bad=9)
-    assert found.find_bad('train', [0]) == 2
-    assert [bad[:3] for bad in found.skipped.examples] == [('train', 0, -1), ('train', 1, -1)]
-    assert found.find_bad('train', [0, 1, 2]) == 0
+    assert found.stream_probe(1, 4, 8).find_bad(0, 4) == found.find_bad('test', range(4)) == 1
+    assert batches(found.eval_batches(batch_size=4, image_size=8), 1)[0][0].shape[0] == 3
 
 
 def test_a_bad_test_image_is_left_out(tmp_path):
@@ -186,55 +144,13 @@ def test_each_file_that_is_lost_counts(tmp_path):
     assert said[-1] == 'check          999 damaged files (what they have lost is not counted)'
 
 
-def test_what_counts_as_several_beside_what_was_left_out():
-    skipped = Skipped(3)
-    skipped.add(Bad('train', None, -1, 'two are missing.', count=2))
-    skipped.add(Bad('train', 3, 10, 'a is empty'))
-    with pytest.raises(datasets.BadExampleError, match='^in short. They count as 2, 3 were left '
-                       'out already, and --skip_bad=3 allows no more'):
-        skipped.add(Bad('train', None, -1, 'at length.', count=2), 'in short.')
-    assert [bad.count for bad in skipped.examples] == [2, 1]
-
-
-def test_check_data_lists_every_bad_example(tmp_path):
-    found = datasets.get_dataset('folder', write_folder(tmp_path, dict(
-        {'train/a/%02d.jpg' % number: b'' for number in range(50)},
-        **{'train/a/good.jpg': jpeg(), 'test/a/1.jpg': jpeg()})))
-    said = []
-    assert datasets.check_data(found, said.append) == 50
-    assert [line for line in said if line.startswith('  bad ')] == [
-        '  bad          %s/train/a/%02d.jpg is empty' % (tmp_path, number) for number in range(50)]
-
-
-def test_all_bad(tmp_path):
-    found = datasets.get_dataset('folder', write_folder(tmp_path, {
-        'train/a/1.jpg': b'', 'train/b/1.jpg': b'', 'test/a/1.jpg': jpeg()}), skip_bad=9)
-    with pytest.raises(datasets.DatasetError, match='All 2 images of the train set are bad'):
-        found.find_bad('train', [0])
-    assert found.skipped.numbers('train') == {0, 1}
-
-
 @pytest.mark.parametrize('encoded', [
-    cmyk(), pytest.param(jpeg(200, channels=1), marks=pytest.mark.slow),
-    pytest.param(png(200, channels=4), marks=pytest.mark.slow)])
+    cmyk(), pytest.param(png(200, channels=4), marks=pytest.mark.slow)])
 def test_converted_colors(tmp_path, encoded):
     found = records(tmp_path, (encoded, 2), convert=True)
     found.find_bad('train', range(6))
     images, labels = batches(found.train_batches(batch_size=6, seed=1, image_size=8), 1)[0]
     assert images.shape == (6, 8, 8, 3) and sorted(labels) == [0, 0, 1, 1, 2, 3]
-
-
-def test_missing_features_and_other_bytes(tmp_path):
-    found = records(tmp_path)
-    with tf.io.TFRecordWriter(str(tmp_path / 'train-00000-of-00001')) as writer:
-        writer.write(b'no example at all')
-        writer.write(tf.train.Example().SerializeToString())
-    found = datasets.get_dataset('tfrecords', str(tmp_path), 4)
-    with pytest.raises(datasets.DatasetError, match='record 0 at byte 0 is no tf.train.Example'):
-        found.look('train', 0)
-    with pytest.raises(datasets.DatasetError,
-                       match="record 1 at byte 33 has no feature 'image/enc"):
-        found.look('train', 1)
 
 
 def test_check_data_counts_and_lists_what_is_bad(tmp_path):
@@ -253,58 +169,6 @@ def test_check_data_counts_and_lists_what_is_bad(tmp_path):
     assert said[-1] == 'check          2 bad examples'
 
 
-def test_check_data_of_arrays():
-    said = []
-    assert datasets.check_data(datasets.get_dataset('digits'), said.append) == 0
-    assert 'train          1,437 images that can be used, 0 bad' in said
-    assert said[-1] == 'check          every example can be used'
-
-
-def test_damaged_files_are_counted(tmp_path):
-    records(tmp_path)
-    (tmp_path / 'train-00000-of-00001').rename(tmp_path / 'train-00000-of-00002')
-    with pytest.raises(datasets.DatasetError, match='1 of the 2 files .* is missing'):
-        datasets.get_dataset('tfrecords', str(tmp_path), 4)
-    found = datasets.get_dataset('tfrecords', str(tmp_path), 4, skip_bad=1)
-    assert found.num_examples['train'] == 6
-    text = found.skipped.describe()
-    assert text.startswith('skipped        1 damaged file (what it has lost is not counted)\n')
-    assert 'train-00001-of-00002' in text
-    said = []
-    assert datasets.check_data(found, said.append) == 1
-    assert said[0] == ('train          6 images that can be used, 0 bad, and 1 damaged file (what it '
-                       'has lost is not counted)')
-    assert said[-1] == 'check          1 damaged file (what it has lost is not counted)'
-
-
-@pytest.mark.parametrize('numbers, text', [
-    ([3], '1 bad example'), ([3, 5], '2 bad examples'),
-    ([None, 3, 5], '1 damaged file (what it has lost is not counted), 2 bad examples'),
-    ([None, None], '2 damaged files (what they have lost is not counted)')])
-def test_counts_of_what_was_left_out(numbers, text):
-    assert counted([Bad('train', number, -1, 'x') for number in numbers]) == text
-
-
-def test_what_stands_beside_the_others_has_lost_nothing(tmp_path):
-    records(tmp_path)
-    (tmp_path / 'train-00000-of-00001.bak').write_bytes(b'x')
-    said = []
-    found = datasets.get_dataset('tfrecords', str(tmp_path), 4, skip_bad=1)
-    assert datasets.check_data(found, said.append) == 1
-    assert said[-1] == 'check          1 file left out beside the others'
-    assert said[0].endswith('images that can be used, 0 bad, and 1 file left out beside the others')
-
-
-def test_check_data_lists_the_classes_that_have_images(tmp_path):
-    for split in ('train', 'test'):
-        write_records(tmp_path / (split + '-00000-of-00001'), [(jpeg(9), 7), (jpeg(9), 901)])
-    said = []
-    datasets.check_data(datasets.get_dataset('tfrecords', str(tmp_path), 1000), said.append)
-    rows = [line.split() for line in said[2:5]]
-    assert rows[:2] == [['7', '1'], ['901', '1']]
-    assert said[4] == '    998 of the 1000 classes have no image'
-
-
 def test_what_a_record_has_instead_of_an_image(tmp_path):
     def features(**named):
         return tf.train.Example(features=tf.train.Features(feature=named)).SerializeToString()
@@ -314,17 +178,17 @@ def test_what_a_record_has_instead_of_an_image(tmp_path):
         writer.write(features(**{'image/class/label': label, 'image': of_bytes}))
         writer.write(features(**{'image/class/label': label, 'image/encoded': label}))
         writer.write(record(jpeg(), 4))
-        writer.write(record(jpeg(), -1))
+        writer.write(b'no example at all')
     write_records(tmp_path / 'test-00000-of-00001', GOOD)
     found = datasets.get_dataset('tfrecords', str(tmp_path), 4)
     for number, text in enumerate([
             "has no feature 'image/encoded', but 'image', 'image/class/label'",
             "has a feature 'image/encoded' of the kind int64_list: expected bytes_list",
             'has the label 4, which is not in 0 .. 3: give --background_class where labels begin '
-            'at 1, or more --num_classes', 'has the label -1, which is not in 0 .. 3']):
+            'at 1, or more --num_classes', 'is no tf.train.Example']):
         with pytest.raises(datasets.DatasetError) as caught:
             found.look('train', number)
-        assert str(caught.value).split(' ', 6)[-1] == text
+        assert str(caught.value).split(' ', 6)[-1].startswith(text)
     path = tmp_path / 'train-00000-of-00001'
     path.unlink()
     with pytest.raises(datasets.DatasetError) as caught:

@@ -14,8 +14,7 @@ def run(*tensors):
         return session.run(tensors)
 
 
-@pytest.mark.parametrize('order', [0] + [
-    pytest.param(order, marks=pytest.mark.slow) for order in (1, 2, 3)])
+@pytest.mark.parametrize('order', [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_colors_by_hand(order):
     rng = np.random.RandomState(order)
     image = rng.uniform(.3, .7, size=[2, 3, 3])
@@ -35,28 +34,6 @@ def test_colors_by_hand(order):
     for change in ('bshc', 'sbch', 'chbs', 'hscb')[order]:
         image = changes[change](image)
     np.testing.assert_allclose(found, np.clip(image, 0, 1), atol=2e-5)
-
-
-def pixels():
-    """Of all kinds: gray, black, outside of 0..1, two of three equal, at random."""
-    image = np.random.RandomState(0).uniform(-.15, 1.15, [40, 30, 3]).astype(np.float32)
-    image[0], image[1], image[2], image[3] = .5, 0., -.2, 1.3
-    image[4:8, :, 0], image[8:12, :, 1] = image[4:8, :, 1], image[8:12, :, 2]
-    image[12:16, :, 2] = image[12:16, :, 0]
-    return image
-
-
-@pytest.mark.parametrize('ours, theirs, amounts', [
-    (colors.saturated, tf.image.adjust_saturation, (.5, .8, 1., 1.5)),
-    (colors.turned, tf.image.adjust_hue, (-.2, -.07, 0., .13, .2)),
-    (colors.contrasted, tf.image.adjust_contrast, (.5, 1.5)),
-    (colors.brighter, tf.image.adjust_brightness, (-.125, .125))])
-def test_changes_are_those_of_tensorflow(ours, theirs, amounts):
-    image = tf.constant(pixels())
-    for amount in amounts:
-        found, expected = run(colors.image_of(ours(colors.planes_of(image), amount), [40, 30, 3]),
-                              theirs(image, amount))
-        np.testing.assert_allclose(found, expected, atol=5e-6, err_msg=str(amount))
 
 
 def test_gray_images_get_brightness_and_contrast_alone():

@@ -38,25 +38,6 @@ def test_images_are_the_source_divided_by_16():
     assert images.min() == 0 and images.max() == 1
 
 
-def test_no_image_is_in_both_parts():
-    both = np.concatenate([digits.load_digits('train')[0], digits.load_digits('test')[0]])
-    assert len({image.tobytes() for image in both}) == 1797
-
-
-def test_split_is_every_fifth_of_each_class():
-    # The source starts 0 1 .. 9, 0 1 .. 9, 0 1 .. 9: the first 0 is tested, the next four are not.
-    # 178 zeros are sorted before the ones, so that the first one stands at place 178 and the first
-    # tested one at 180: the third of the ones. Training keeps the file's order: 1 to 9, skipping 2
-    # and 4, which stand at places 360 and 720 of the sorted images.
-    _, labels = digits.load_digits('train')
-    assert labels[:7].tolist() == [1, 3, 5, 6, 7, 8, 9]
-
-
-def test_unknown_split():
-    with pytest.raises(InvalidArgumentError, match=r"'validation', expected one of .*test.*train"):
-        digits.load_digits('validation')
-
-
 def test_damaged_file_is_named(tmp_path, monkeypatch):
     damaged = tmp_path / 'digits.npz'
     shutil.copy(digits.PATH, str(damaged))
@@ -71,23 +52,6 @@ def test_damaged_file_is_named(tmp_path, monkeypatch):
     assert '45,394 bytes' in str(error.value) and 'git checkout' in str(error.value)
 
 
-def test_missing_file_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(digits, 'PATH', str(tmp_path / 'gone.npz'))
-    with pytest.raises(datasets.DatasetError, match='gone.npz: No such file'):
-        digits.load_digits('test')
-
-
-def test_registry_describes_what_load_gives():
-    found = datasets.get_dataset('digits')
-    assert found.name == 'digits' and found.num_classes == 10
-    assert found.image_shape == (8, 8, 1)
-    assert found.num_examples == {'train': 1437, 'test': 360}
-    for split, count in found.num_examples.items():
-        images, labels = found.load(split)
-        assert images.shape == (count,) + found.image_shape
-        assert set(labels) == set(range(found.num_classes))
-
-
 def test_a_label_that_is_no_class_is_named():
     """Kernels on GPUs give NaN for it, those on CPUs an error that names no example."""
     digits_set = datasets.get_dataset('digits')
@@ -97,13 +61,22 @@ def test_a_label_that_is_no_class_is_named():
     for batches in (lambda: damaged.train_batches(batch_size=2, seed=1),
                     lambda: damaged.eval_batches(batch_size=2)):
         with pytest.raises(datasets.BadExampleError, match=(
-                r'Example 5 of the \w+ set of digits has the label 200, which is not in 0 .. 9, and '
-                r'1 more have such labels')):
+                r'Example 5 of the \w+ set of digits has the label 200, which is not in 0 .. 9, '
+                r'and 1 more have such labels')):
             batches()
     said = []
     assert datasets.check_data(damaged, said.append) == 4  # two of each part
 
 
-def test_registry_lists_the_names():
-    with pytest.raises(InvalidArgumentError, match="no data set 'svhn'; choose one of: cifar10"):
-        datasets.get_dataset('svhn')
+def test_a_name_that_is_no_data_set_or_does_not_take_an_option(tmp_path):
+    for name, options, text in (
+            ('svhn', {}, "no data set 'svhn'; choose one of: cifar10"),
+            ('digits', {'num_classes': 3}, 'has its own number of classes'),
+            ('digits', {'background_class': True}, 'has its own number of classes')):
+        with pytest.raises(InvalidArgumentError, match=text):
+            datasets.get_dataset(name, **options)
+    with pytest.raises(InvalidArgumentError, match=r"'validation', expected one of .*test.*train"):
+        digits.load_digits('validation')
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(datasets.DatasetError, match='file is no folder: expected one with'):
+        datasets.get_dataset('folder', str(tmp_path / 'file'))

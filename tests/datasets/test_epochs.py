@@ -1,10 +1,8 @@
 """The last batch of an epoch, counted by hand; and a start at any place."""
 
-import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-import datasets
 from datasets.epochs import Epochs
 from image_files import batches
 from towers.errors import InvalidArgumentError
@@ -22,8 +20,7 @@ EXPECTED = {
     'drop': [[0, 1, 2], [3, 4, 5], [10, 11, 12], [13, 14, 15], [20, 21, 22], [23, 24, 25]],
     'pad': [[0, 1, 2], [3, 4, 5], [6, 0, 1], [10, 11, 12], [13, 14, 15], [16, 10, 11]],
     'weight': [[0, 1, 2], [3, 4, 5], [6], [10, 11, 12], [13, 14, 15], [16]]}
-REMAINDERS = ['weight'] + [
-    pytest.param(name, marks=pytest.mark.slow) for name in ('carry', 'drop', 'pad')]
+REMAINDERS = ['weight', pytest.param('pad', marks=pytest.mark.slow)]
 LENGTHS = {'carry': 7, 'drop': 6, 'pad': 9, 'weight': 7}
 
 
@@ -42,78 +39,6 @@ def test_a_start_anywhere_goes_on(remainder):
         place += len(EXPECTED[remainder][step])
     assert epochs.place_after(epochs.place_after(0, 2), 3) == place
     assert epochs.steps(epochs.place_after(0, 2), place) == 3
-
-
-@pytest.mark.version_independent  # counts alone
-@pytest.mark.parametrize('remainder', REMAINDERS)
-@pytest.mark.parametrize('counts, sizes', [
-    ((4,), ((3, 1), (2, 2))),
-    pytest.param((1, 4, 7), ((1, 1), (2, 1), (5, 1), (4, 2)),
-                 marks=pytest.mark.slow)])
-def test_steps_are_those_of_the_real_batches_from_any_place(remainder, counts, sizes):
-    """A run that resumes with another batch size begins at places that are no multiple of it."""
-    cases = [(n, size, workers) for n in counts for size, workers in sizes if not (
-        remainder == 'drop' and n < size or remainder == 'weight' and workers > 1)]
-    first, made = tf.placeholder(tf.int64, []), []
-    for n, size, workers in cases:
-        made.append([tf.data.make_initializable_iterator(
-            Epochs(n, size, remainder, (worker, workers)).batches(
-                lambda epoch, n=n: 10 * epoch + tf.range(n, dtype=tf.int64), first))
-                     for worker in range(workers)])
-    following = [[iterator.get_next() for iterator in iterators] for iterators in made]
-    with tf.Session() as session:
-        for (n, size, _), iterators, nexts in zip(cases, made, following):
-            epochs, length = Epochs(n, size, remainder), Epochs(n, size, remainder).length
-            for begin in range(2 * length):
-                session.run([each.initializer for each in iterators], {first: begin})
-                places = [begin]
-                while places[-1] < 2 * length + 1:
-                    given = np.concatenate(session.run(nexts)).tolist()
-                    assert given == [10 * (place // length) + place % length % n for place in
-                                     range(places[-1], places[-1] + len(given))]
-                    places.append(places[-1] + len(given))
-                assert places == [epochs.place_after(begin, step) for step in range(len(places))]
-                for end in range(2 * length + 2):
-                    assert epochs.steps(begin, end) == sum(place < end for place in places), (
-                        n, size, begin, end)
-
-
-def test_arrays_with_a_short_last_batch():
-    images, labels = np.zeros([7, 2, 2, 1], np.float32), np.arange(7)
-    found = datasets.train_batches(images, labels, 3, seed=1, remainder='weight')
-    assert tf.data.get_output_shapes(found)[1].as_list() == [None]
-    sizes = [part[1].tolist() for part in batches(found, 3)]
-    assert [len(each) for each in sizes] == [3, 3, 1] and sorted(sum(sizes, [])) == list(range(7))
-
-
-@pytest.mark.slow
-def test_large_arrays_are_no_part_of_the_graph(graph):
-    images = np.random.RandomState(1).uniform(size=[70, 300, 300, 1]).astype(np.float32)
-    found = datasets.eval_batches(images, np.arange(70), 40)
-    got = batches(found)
-    assert graph.as_graph_def().ByteSize() < 10 ** 5
-    np.testing.assert_array_equal(np.concatenate([part for part, _ in got]), images)
-    assert np.concatenate([part for _, part in got]).tolist() == list(range(70))
-
-
-@pytest.mark.parametrize('remainder', REMAINDERS)
-def test_reading_some_together_changes_no_batch(remainder):
-    """33 examples are more than are read at once; epochs end within what is read together."""
-    def of_epoch(epoch):
-        return tf.fill([33], epoch), tf.range(33, dtype=tf.int64)
-
-    def read(epoch, number):
-        counted.append(tf.rank(number))
-        return epoch, number, 100 * epoch + number
-    counted = []
-    plain = Epochs(33, 5, remainder).batches(of_epoch, 7, lambda epoch, number: (
-        epoch, number, 100 * epoch + number))
-    together = Epochs(33, 5, remainder).batches(of_epoch, 7, lambda *each: each, read)
-    one, other = batches(plain, 20), batches(together, 20)
-    assert len(counted) == 1 and len(one) == len(other) == 20
-    for parts, others in zip(one, other):
-        for part, another in zip(parts, others):
-            np.testing.assert_array_equal(part, another)
 
 
 def test_arguments():

@@ -47,34 +47,6 @@ def test_a_folder_that_may_not_be_read_is_named(closed, kind, path):
         os.path.join(folder, path).rstrip(os.sep))
 
 
-def test_a_labels_txt_in_a_folder_that_may_not_be_read_is_not_said_to_be_missing(closed):
-    close, folder = closed
-    close('')
-    with pytest.raises(datasets.DatasetError, match='Cannot read %s/labels.txt: Perm' % folder):
-        datasets.get_dataset('tfrecords', folder)
-
-
-def test_a_folder_below_one_that_may_not_be_read(closed):
-    close, folder = closed
-    write_folder(folder, {'data/' + name: image for name, image in IMAGES.items()})
-    close('data')
-    for kind in ('folder', 'tfrecords'):
-        with pytest.raises(datasets.DatasetError, match=r'Cannot reach the folder %s/data/train '
-                           r'\(Permission denied\): expected one with' % folder):
-            datasets.get_dataset(kind, folder + '/data/train', 3 * (kind == 'tfrecords'))
-
-
-def test_a_folder_that_may_be_listed_and_not_entered(closed):
-    """All that is in it looked as if it were no file and no folder."""
-    close, folder = closed
-    write_folder(folder, IMAGES)
-    os.chmod(os.path.join(folder, 'train', 'b'), 0o444)
-    close()
-    with pytest.raises(datasets.BadExampleError, match='Cannot read the folder %s/train/b: Perm'
-                       % folder):
-        datasets.get_dataset('folder', folder)
-
-
 def test_a_class_folder_that_may_not_be_read_is_left_out_as_an_empty_one_is(closed):
     close, folder = closed
     write_folder(folder, IMAGES)

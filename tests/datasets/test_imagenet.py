@@ -1,15 +1,12 @@
 """ImageNet's reader on a few tiny JPEGs: labels, order, crops, and a start anywhere."""
 
-import itertools
-
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import datasets
-from datasets import image_set
-from datasets.pipeline import example_order
-from imagenet_files import TEST, TRAIN, write_imagenet
+from image_files import batches
+from imagenet_files import write_imagenet
 from towers.errors import InvalidArgumentError
 
 SIZE = 16
@@ -20,33 +17,8 @@ def folder(tmp_path_factory):
     return write_imagenet(tmp_path_factory.mktemp('imagenet'))
 
 
-def batches(dataset, count=None):
-    """The first batches of a `tf.data.Dataset`, or all."""
-    iterator = tf.data.make_initializable_iterator(dataset)
-    following, found = iterator.get_next(), []
-    with tf.Session() as session:
-        session.run(iterator.initializer)
-        for _ in range(count) if count else itertools.count():
-            try:
-                found.append(session.run(following))
-            except tf.errors.OutOfRangeError:
-                break
-    return found
-
-
 def joined(found):
     return [np.concatenate(part) for part in zip(*found)]
-
-
-def test_what_it_says_of_itself(folder):
-    found = datasets.get_dataset('imagenet', folder, augment='crop')
-    assert (found.name, found.num_classes, found.image_shape) == ('imagenet', 1001,
-                                                                  (None, None, 3))
-    assert found.num_examples == {'train': TRAIN, 'test': TEST}
-    train = found.train_batches(batch_size=2, seed=1, image_size=SIZE)
-    images, labels = tf.data.make_initializable_iterator(train).get_next()
-    assert images.shape.as_list() == [2, SIZE, SIZE, 3] and images.dtype == tf.float32
-    assert labels.shape.as_list() == [2] and labels.dtype == tf.int64
 
 
 def test_test_images_are_the_central_part_in_order(folder):
@@ -64,15 +36,6 @@ def test_test_images_are_the_central_part_in_order(folder):
 
 
 @pytest.mark.slow
-def test_training_goes_through_the_order_of_the_pipeline(folder):
-    found = datasets.get_dataset('imagenet', folder, augment='crop')
-    _, labels = joined(batches(found.train_batches(batch_size=3, seed=5, image_size=SIZE), 7))
-    order = batches(example_order(TRAIN, seed=5).batch(21), 1)[0]
-    assert labels.tolist() == (order + 1).tolist()
-    assert sorted(labels[:TRAIN]) == list(range(1, TRAIN + 1))
-
-
-@pytest.mark.slow
 def test_a_start_anywhere_goes_on_bit_by_bit_whatever_the_batch(folder):
     found = datasets.get_dataset('imagenet', folder, augment='crop')
     whole = joined(batches(found.train_batches(batch_size=3, seed=5, image_size=SIZE), 8))
@@ -82,36 +45,6 @@ def test_a_start_anywhere_goes_on_bit_by_bit_whatever_the_batch(folder):
         np.testing.assert_array_equal(one[10:], other)
     other_seed = joined(batches(found.train_batches(batch_size=3, seed=6, image_size=SIZE), 8))
     assert not np.array_equal(whole[0], other_seed[0])
-
-
-@pytest.mark.slow
-@pytest.mark.version_independent
-def test_workers_share_out_the_batches_of_one_machine(folder):
-    found = datasets.get_dataset('imagenet', folder, augment='crop')
-    common = dict(seed=5, image_size=SIZE, first_example=4, remainder='drop')
-    whole = batches(found.train_batches(batch_size=4, **common), 3)
-    parts = [batches(found.train_batches(batch_size=2, share=(worker, 2), **common), 3)
-             for worker in range(2)]
-    for step, batch in enumerate(whole):
-        for one, together in zip(batch, joined([part[step] for part in parts])):
-            np.testing.assert_array_equal(one, together)
-
-
-@pytest.mark.slow
-def test_training_images_are_cut_out_and_mirrored(folder):
-    found = datasets.get_dataset('imagenet', folder, augment='crop')
-    images, labels = joined(batches(found.train_batches(batch_size=10, seed=1, image_size=SIZE),
-                                    20))
-    mirrored, widths = [], []
-    for image, label in zip(images, labels):
-        assert abs((image[:, :, 0].mean() + 1) * 127.5 - (30 * (label - 1) + 20)) < 6
-        ramp = (image[:, :, 1].mean(0) + 1) / 2
-        mirrored.append(ramp[0] > ramp[-1])
-        widths.append(abs(ramp[0] - ramp[-1]))
-    assert 0.35 < np.mean(mirrored) < 0.65
-    # 8 to 100 % of the area: some crops are narrow, some nearly whole.
-    assert min(widths) < 0.35 and max(widths) > 0.8
-    assert images.min() >= -1 and images.max() <= 1
 
 
 def test_missing_folder_and_files(tmp_path):
@@ -152,11 +85,3 @@ def test_channels_and_shift_are_refused(folder):
         found.eval_batches(batch_size=1, image_size=SIZE, channels=1)
     with pytest.raises(InvalidArgumentError, match='--augment_shift=2 out'):
         found.train_batches(batch_size=1, seed=1, image_size=SIZE, shift=2)
-
-
-def test_each_example_of_each_epoch_has_draws_of_its_own():
-    with tf.Graph().as_default(), tf.Session() as session:
-        draws = session.run([
-            image_set._draws(3, tf.constant(epoch, tf.int64), tf.constant(number, tf.int64), 4)
-            for epoch in range(3) for number in range(4)])
-    assert len({each.tobytes() for each in draws}) == 12

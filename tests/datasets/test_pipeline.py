@@ -47,54 +47,12 @@ def expected_order(num_examples, seed, epoch):
     return sorted(range(num_examples), key=lambda i: -(keys[i] % 2 ** 62))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('seed', [5, 2 ** 40 + 3, -2])
-def test_order_is_the_documented_one(seed):
-    stream = take(pipeline.example_order(1437, seed), 3 * 1437)
-    for epoch in range(3):
-        got = [int(index) for index in stream[epoch * 1437:(epoch + 1) * 1437]]
-        assert got == expected_order(1437, seed, epoch)
-        assert sorted(got) == list(range(1437))
-
-
 def test_order_is_the_same_in_every_version():
     # The same numbers from TF 1.15.5, 2.15.1 and 2.21.0.
     assert train_labels(7, 2) == [30, 10, 0, 40, 60, 50, 20, 50, 10, 20, 30, 60, 40, 0]
 
 
-@pytest.mark.slow
-def test_seeds_share_no_epoch():
-    orders = {tuple(expected_order(100, seed, epoch)) for seed in range(4) for epoch in range(4)}
-    assert len(orders) == 16
-    streams = {tuple(train_labels(7, 4, seed=seed)) for seed in range(4)}
-    assert len(streams) == 4
-
-
-def test_batches_are_full_across_epochs():
-    batches = take(pipeline.train_batches(IMAGES, LABELS, 5, seed=5), 7)
-    assert [len(labels) for _, labels in batches] == [5] * 7
-    stream = [label for _, labels in batches for label in labels]
-    for epoch in range(5):
-        assert sorted(stream[epoch * 7:(epoch + 1) * 7]) == [0, 10, 20, 30, 40, 50, 60]
-
-
-@pytest.mark.slow
-def test_order_does_not_depend_on_batch_size():
-    stream = train_labels(1, 60)
-    for batch_size in (2, 3, 4, 7, 10, 20, 30):
-        assert train_labels(batch_size, 60 // batch_size) == stream[:60 // batch_size * batch_size]
-
-
-def test_order_does_not_depend_on_the_rest_of_the_graph():
-    stream = train_labels(5, 6)
-    with tf.Graph().as_default():
-        tf.set_random_seed(99)
-        tf.random.uniform([3])
-        assert train_labels(5, 6) == stream
-
-
-@pytest.mark.parametrize('first_example', [7, 23] + [
-    pytest.param(place, marks=pytest.mark.slow) for place in (0, 1, 6, 8, 7 * 5)])
+@pytest.mark.parametrize('first_example', [7, 23])
 def test_starts_anywhere(first_example):
     stream = train_labels(1, 50)
     resumed = train_labels(3, 5, first_example=first_example)
@@ -106,45 +64,10 @@ def test_start_far_out_costs_nothing():
         10 * index for index in expected_order(7, 5, 10 ** 12)]
 
 
-def test_start_may_be_a_tensor():
-    start = tf.placeholder(tf.int32, [])
-    iterator = tf.data.make_initializable_iterator(
-        pipeline.train_batches(IMAGES, LABELS, 3, seed=5, first_example=start))
-    labels = iterator.get_next()[1]
-    stream = train_labels(1, 30)
-    with tf.Session() as session:
-        for first_example in (0, 11, 14):
-            session.run(iterator.initializer, {start: first_example})
-            got = np.concatenate([session.run(labels) for _ in range(4)]).tolist()
-            assert got == stream[first_example:first_example + 12]
-
-
-def test_images_belong_to_their_labels():
-    for images, labels in take(pipeline.train_batches(IMAGES, LABELS, 4, seed=1), 9):
-        # Image i holds the numbers 4 i .. 4 i + 3, and its label is 10 i.
-        assert (images[:, 0, 0, 0] == labels / 10 * 4).all()
-        assert (images[:, 1, 1, 0] == labels / 10 * 4 + 3).all()
-
-
-def test_types_and_static_shapes():
-    images, labels = tf.data.make_one_shot_iterator(
-        pipeline.train_batches(IMAGES.astype(np.uint8), LABELS, 4, seed=1)).get_next()
-    assert images.dtype == tf.uint8 and images.shape.as_list() == [4, 2, 2, 1]
-    assert labels.dtype == tf.int64 and labels.shape.as_list() == [4]
-
-
 def test_eval_is_one_pass_in_order_with_a_short_end():
     batches = take(pipeline.eval_batches(IMAGES, LABELS, 3), 10)
     assert [labels.tolist() for _, labels in batches] == [[0, 10, 20], [30, 40, 50], [60]]
     assert (np.concatenate([images for images, _ in batches]) == IMAGES).all()
-
-
-@pytest.mark.parametrize('batch_size, first_dimension', [(7, 7), (1, 1), (3, None), (8, None)])
-def test_eval_shape_is_static_where_nothing_is_short(batch_size, first_dimension):
-    images, labels = tf.data.make_one_shot_iterator(
-        pipeline.eval_batches(IMAGES, LABELS, batch_size)).get_next()
-    assert images.shape.as_list() == [first_dimension, 2, 2, 1]
-    assert labels.shape.as_list() == [first_dimension]
 
 
 def test_resize_is_bilinear_with_half_pixel_centres():
@@ -156,36 +79,19 @@ def test_resize_is_bilinear_with_half_pixel_centres():
     assert got[0, :, :, 0].tolist() == [[0, 2, 6, 8]] * 4
 
 
-def test_resize_to_height_and_width_with_gray_repeated():
-    dataset = pipeline.train_batches(IMAGES, LABELS, 4, seed=1, image_size=(3, 5), channels=3)
-    (images, _), = take(dataset, 1)
-    assert images.shape == (4, 3, 5, 3)
-    assert (images[..., 0] == images[..., 1]).all() and (images[..., 0] == images[..., 2]).all()
-    assert (images[:, 1, 2, 0] == images[:, :, :, 0].mean(axis=(1, 2))).all()
-
-
-def test_channels_alone_keep_the_pixels():
-    (images, _), (_, _), (_, _) = take(pipeline.eval_batches(IMAGES, LABELS, 3, channels=2), 9)
-    assert (images == np.concatenate([IMAGES, IMAGES], axis=3)[:3]).all()
-
-
 @pytest.mark.parametrize('arguments, text', [
     (dict(batch_size=0), 'batch_size=0, expected a whole number of at least 1'),
-    (dict(batch_size=2.5), 'batch_size=2.5'),
-    (dict(batch_size=True), 'batch_size=True'),
-    (dict(seed='1'), "seed='1'"),
     (dict(seed=2 ** 63), 'seed=9223372036854775808'),
     (dict(first_example=-1), 'first_example=-1'),
-    (dict(image_size=0), 'image_size=0'),
-    (dict(image_size=(8, 0.5)), 'image_size=0.5'),
     (dict(image_size=(8, 8, 3)), 'expected one int or .height, width.'),
     (dict(channels=0), 'channels=0'),
     (dict(images=np.zeros([7, 2, 2, 3]), channels=1), 'channels=1 for images with 3 channels'),
     (dict(images=np.zeros([7, 2, 2])), r'shape \[7, 2, 2\], expected \[n, height, width, channels'),
     (dict(labels=LABELS[:6]), r'7 images and labels of shape \[6\]'),
-    (dict(labels=3), r'labels of shape \[\]'),
     (dict(images=IMAGES[:0], labels=[]), 'no images'),
-])
+    (dict(shift=1.5), 'shift=1.5, expected a whole number of at least 0'),
+    (dict(share=(3, 3)), 'expected .number of the worker'),
+    (dict(share=(0, 2), remainder='weight'), 'may not do for all 2 workers')])
 def test_bad_arguments_are_named_before_any_op_is_made(graph, arguments, text):
     good = dict(images=IMAGES, labels=LABELS, batch_size=2, seed=1)
     with pytest.raises(InvalidArgumentError, match=text):
@@ -220,34 +126,10 @@ def moved(image, down, right):
     return result
 
 
-@pytest.mark.parametrize('largest, seed', [(1, 5), (3, 0), (2, -2), (0, 5)])
-def test_shifts_are_the_documented_ones(largest, seed):
-    stream = take(pipeline.example_shifts(50, seed, largest), 150)
-    for epoch in range(3):
-        got = [shift.tolist() for shift in stream[epoch * 50:(epoch + 1) * 50]]
-        assert got == expected_shifts(50, seed, epoch, largest)
-    assert set(np.ravel(stream)) == set(range(-largest, largest + 1))
-
-
-def test_shifts_are_the_same_in_every_version():
-    # The same numbers from TF 1.15.5, 2.15.1 and 2.21.0.
-    assert [shift.tolist() for shift in take(pipeline.example_shifts(3, 5, 2), 4)] == [
-        [0, 1], [2, 0], [0, -2], [0, 1]]
-
-
-@pytest.mark.parametrize('first_example', [
-    7, pytest.param(1, marks=pytest.mark.slow), pytest.param(23, marks=pytest.mark.slow)])
-def test_shifts_start_anywhere(first_example):
-    stream = take(pipeline.example_shifts(7, 5, 3), 40)
-    resumed = take(pipeline.example_shifts(7, 5, 3, first_example), 15)
-    assert np.array_equal(resumed, stream[first_example:first_example + 15])
-
-
 IMAGES_TO_MOVE = np.arange(1, 1 + 7 * 4 * 3 * 2, dtype=np.float32).reshape([7, 4, 3, 2])
 
 
-@pytest.mark.parametrize('first_example, shift', [
-    (0, 5), (9, 2), pytest.param(9, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('first_example, shift', [(0, 5), (9, 2)])
 def test_images_are_moved_by_the_shifts_of_their_place_in_the_stream(shift, first_example):
     order = [i for epoch in range(4) for i in expected_order(7, 5, epoch)][first_example:]
     shifts = [s for epoch in range(4) for s in expected_shifts(7, 5, epoch, shift)][first_example:]
@@ -261,41 +143,10 @@ def test_images_are_moved_by_the_shifts_of_their_place_in_the_stream(shift, firs
             place += 1
 
 
-def test_no_shift_is_as_before():
-    assert all(np.array_equal(one[0], other[0]) and np.array_equal(one[1], other[1])
-               for one, other in zip(take(pipeline.train_batches(IMAGES, LABELS, 4, 5), 5),
-                                     take(pipeline.train_batches(IMAGES, LABELS, 4, 5, shift=0),
-                                          5)))
-    # A shift changes the images and not their order.
-    plain = take(pipeline.train_batches(IMAGES, LABELS, 4, 5), 5)
-    shifted = take(pipeline.train_batches(IMAGES, LABELS, 4, 5, shift=1), 5)
-    assert all(np.array_equal(one[1], other[1]) for one, other in zip(plain, shifted))
-    assert not all(np.array_equal(one[0], other[0]) for one, other in zip(plain, shifted))
-
-
-def test_shifted_images_have_static_shapes_and_are_resized_after():
-    images, _ = tf.data.make_one_shot_iterator(pipeline.train_batches(
-        IMAGES_TO_MOVE, LABELS, 4, seed=1, shift=1)).get_next()
-    assert images.shape.as_list() == [4, 4, 3, 2]
-    image = np.array([[[8.]]], np.float32)[np.newaxis]  # one pixel: shifted, it is gone
-    batches = take(pipeline.train_batches(image, [1], 1, seed=1, image_size=2, shift=1), 99)
-    seen = {batch.shape == (1, 2, 2, 1) and tuple(np.ravel(batch)) for batch, _ in batches}
-    assert seen == {(0., 0., 0., 0.), (8., 8., 8., 8.)}
-
-
-@pytest.mark.parametrize('shift', [-1, 1.5, True, '1'])
-def test_a_shift_that_makes_no_sense(graph, shift):
-    with pytest.raises(InvalidArgumentError) as caught:
-        pipeline.train_batches(IMAGES, LABELS, 2, 1, shift=shift)
-    assert str(caught.value) == 'Got shift=%r, expected a whole number of at least 0.' % (shift,)
-    assert not graph.get_operations()
-
-
 # ---- shares of workers ---------------------------------------------------------------------------
 
-@pytest.mark.parametrize('shift, remainder', [(1, 'carry')] + [
-    pytest.param(*case, marks=pytest.mark.slow)
-    for case in [(0, 'carry'), (0, 'drop'), (1, 'pad')]])
+@pytest.mark.slow
+@pytest.mark.parametrize('shift, remainder', [(1, 'carry'), (0, 'drop')])
 def test_workers_share_out_the_batches_of_one_machine(shift, remainder):
     common = dict(seed=5, first_example=6, shift=shift, remainder=remainder)
     whole = take(pipeline.train_batches(IMAGES, LABELS, 6, **common), 5)
@@ -304,16 +155,3 @@ def test_workers_share_out_the_batches_of_one_machine(shift, remainder):
     for step, (images, labels) in enumerate(whole):
         np.testing.assert_array_equal(images, np.concatenate([part[step][0] for part in parts]))
         np.testing.assert_array_equal(labels, np.concatenate([part[step][1] for part in parts]))
-
-
-@pytest.mark.parametrize('share', [(3, 3), (-1, 2), 1, (0, 0), (0.5, 2), (True, 2)])
-def test_a_share_that_is_none(share, graph):
-    with pytest.raises(InvalidArgumentError, match='expected .number of the worker'):
-        pipeline.train_batches(IMAGES, LABELS, 2, seed=5, share=share)
-    assert not graph.get_operations()
-
-
-def test_a_short_batch_is_not_shared_out(graph):
-    with pytest.raises(InvalidArgumentError, match='may not do for all 2 workers'):
-        pipeline.train_batches(IMAGES, LABELS, 2, seed=5, share=(0, 2), remainder='weight')
-    assert not graph.get_operations()

@@ -24,8 +24,7 @@ def windows(count, height, width, draws=None):
 
 
 @pytest.mark.parametrize('height, width', [
-    pytest.param(375, 500, marks=pytest.mark.slow), (20, 300),
-    pytest.param(7, 5, marks=pytest.mark.slow), (1, 1)])
+    (375, 500), pytest.param(20, 300, marks=pytest.mark.slow), (1, 1)])
 def test_windows_are_inside_and_as_large_and_wide_as_they_may_be(height, width):
     found = windows(300, height, width)
     tops, lefts, heights, widths = found.T
@@ -48,28 +47,7 @@ def test_windows_are_inside_and_as_large_and_wide_as_they_may_be(height, width):
         assert abs(np.corrcoef(down, right)[0, 1]) < .3  # of some 200 places, drawn each by itself
 
 
-@pytest.mark.parametrize('height, width', [
-    (375, 500), pytest.param(100, 1000, marks=pytest.mark.slow)])
-def test_windows_are_distributed_as_those_of_tensorflow(height, width):
-    ours = windows(600, height, width)
-    begin, size, _ = tf.image.sample_distorted_bounding_box(
-        [height, width, 3], tf.zeros([1, 0, 4]), seed=1, min_object_covered=.1,
-        aspect_ratio_range=[.75, 4 / 3], area_range=[.05, 1.], max_attempts=100,
-        use_image_if_no_bounding_boxes=True)
-    window = tf.concat([begin[:2], size[:2]], 0)
-    with tf.Session() as session:
-        draw = session.make_callable(window)
-        theirs = np.array([draw() for _ in range(600)])
-    for column in range(4):
-        for share in (25, 50, 75):
-            # A quartile of 600 such numbers has a standard deviation of 2 % of their range.
-            assert abs(np.percentile(ours[:, column], share) - np.percentile(
-                theirs[:, column], share)) < .1 * (height if column % 2 == 0 else width)
-
-
-@pytest.mark.parametrize('height, width, of_ten', [
-    (100, 1000, 74), pytest.param(1000, 100, 123, marks=pytest.mark.slow),
-    pytest.param(20, 160, 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('height, width, of_ten', [(100, 1000, 74)])
 def test_narrow_images_are_cropped_and_others_as_by_ten_attempts(height, width, of_ten):
     draws = np.random.RandomState(5).uniform(size=[300, TRAIN_DRAWS]).astype(np.float32)
     of_all = windows(300, height, width, draws)
@@ -79,28 +57,6 @@ def test_narrow_images_are_cropped_and_others_as_by_ten_attempts(height, width, 
     whole = (first[:, 2] == height) & (first[:, 3] == width)
     assert whole.sum() == of_ten
     np.testing.assert_array_equal(of_all[~whole], first[~whole])
-
-
-@pytest.mark.slow
-def test_the_crops_of_an_ordinary_image_are_those_that_they_were():
-    draws = run(tf.random.stateless_uniform([TRAIN_DRAWS], seed=[3, -8]))[0]
-    first = run(tf.random.stateless_uniform([46], seed=[3, -8]))[0]  # as when there were ten
-    np.testing.assert_array_equal(draws[:46], first)
-    assert windows(1, 375, 500, draws[np.newaxis]).tolist() == [[96, 187, 231, 239]]
-    others = np.where(np.arange(TRAIN_DRAWS) < 46, draws, 0)
-    image, same = run(*[preprocessing.random_image(tf.constant(jpeg(height=60, width=80)), each, 16)
-                        for each in (draws, others)])
-    np.testing.assert_array_equal(image, same)
-
-
-@pytest.mark.slow
-def test_a_function_of_the_draws_alone():
-    draws = np.random.RandomState(1).uniform(size=[2, TRAIN_DRAWS]).astype(np.float32)
-    one, again, other = run(*[preprocessing.random_image(tf.constant(jpeg()), each, 16)
-                              for each in (draws[0], draws[0], draws[1])])
-    np.testing.assert_array_equal(one, again)
-    assert one.shape == (16, 16, 3) and one.min() >= -1 and one.max() <= 1
-    assert not np.array_equal(one, other)
 
 
 def test_mirrored_by_its_draw():
@@ -113,12 +69,6 @@ def test_mirrored_by_its_draw():
     plain, mirrored = run(plain, mirrored)
     np.testing.assert_array_equal(plain[:, ::-1], mirrored)
     assert not np.array_equal(plain, mirrored)
-
-
-def test_gray_images_keep_one_channel():
-    draws = np.full([TRAIN_DRAWS], .5, np.float32)
-    assert run(preprocessing.random_image(tf.constant(jpeg(channels=1)), draws, 8, channels=1))[
-        0].shape == (8, 8, 1)
 
 
 def test_the_central_part_of_jpeg_and_png():
@@ -147,7 +97,7 @@ def test_the_central_window_is_that_of_slim():
     assert found[100] == [6., 6., 88., 89.]
 
 
-@pytest.mark.parametrize('ratio', [1, 2, 4, 8])
+@pytest.mark.parametrize('ratio', [1, 4])
 def test_a_jpeg_is_decoded_at_the_size_that_is_enough(ratio):
     encoded = jpeg(200, 40 * ratio, 60 * ratio)
     window = tf.constant([8. * ratio, 16. * ratio, 16. * ratio, 16. * ratio])
@@ -156,8 +106,3 @@ def test_a_jpeg_is_decoded_at_the_size_that_is_enough(ratio):
         tf.image.decode_and_crop_jpeg(encoded, [8, 16, 16, 16], channels=3, ratio=ratio))
     np.testing.assert_allclose(found, exact / 255., atol=1e-5)
     assert found[:, 0].max() < .1 and found[:, -1].min() > .7  # its edge is in the middle
-
-
-def test_no_jpeg_and_no_png():
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        run(preprocessing.central_image(tf.constant(b''), 8))

@@ -3,11 +3,10 @@
 import os
 
 import pytest
-import tensorflow.compat.v1 as tf
 
 import datasets
 from datasets.shown_names import shown
-from image_files import batches, jpeg, write_folder, write_records
+from image_files import batches, jpeg, write_folder
 
 NAME = b'm\xfc\nller.jpg'.decode('utf-8', 'surrogateescape')
 SHOWN = r'm\xfc\nller.jpg'
@@ -31,19 +30,6 @@ def folder(tmp_path):
     for split in ('train', 'test'):
         os.symlink('nowhere', os.path.join(found, split, 'a', NAME))
     return found
-
-
-@pytest.mark.slow
-def test_a_bad_image_is_named(folder):
-    found = datasets.get_dataset('folder', folder)
-    for made in (found.train_batches(batch_size=4, seed=1, image_size=8),
-                 found.eval_batches(batch_size=4, image_size=8)):
-        with pytest.raises(tf.errors.InvalidArgumentError, match=r'm.{1,2}xfc.{1,2}nller\.jpg: No'):
-            batches(made, 1)
-    with pytest.raises(datasets.BadExampleError) as error:
-        found.find_bad('train', range(4))
-    assert str(error.value).startswith('Cannot read %s: No such file or directory. --skip_bad' % (
-        os.path.join(folder, 'train', 'a', SHOWN)))
 
 
 @pytest.mark.slow
@@ -75,19 +61,3 @@ def test_check_data_says_it_on_a_line(folder):
         line.encode('utf-8')
         assert '\n' not in line
     assert sum(SHOWN in line for line in said) == 8, said
-
-
-def test_shards(tmp_path):
-    write_records(tmp_path / 'test-00000-of-00001', [(jpeg(), 0)])
-    for number in (0, 1):
-        write_records(tmp_path / 'train-0', [(b'', 0)])
-        os.rename(str(tmp_path / 'train-0'),
-                  os.path.join(str(tmp_path), 'train-\udcfc-%05d-of-00003' % number))
-    with pytest.raises(datasets.DatasetError, match=r'missing: .*/train-\\xfc-00002-of-00003\.'):
-        datasets.get_dataset('tfrecords', str(tmp_path), 3)
-    found = datasets.get_dataset('tfrecords', str(tmp_path), 3, skip_bad=9)
-    with pytest.raises(datasets.BadExampleError, match=r'All 2 images .*: \S+/train-\\xfc-00000-of-'
-                       '00003, record 0 at byte 0 is empty'):
-        found.find_bad('train', [0])
-    assert [shown(bad.text) for bad in found.skipped.examples] == [
-        bad.text for bad in found.skipped.examples]

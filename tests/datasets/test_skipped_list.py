@@ -5,7 +5,7 @@ import json
 import pytest
 
 import datasets
-from datasets.bad_examples import Bad, Change, Skipped, lines_of_changes
+from datasets.bad_examples import Bad, Change, Skipped
 from towers.errors import LogFileError
 
 
@@ -75,19 +75,6 @@ def texts_of(path):
     return [json.loads(line)['text'] for line in path.read_text().splitlines()]
 
 
-def test_what_is_wrong_now_is_listed_and_said(tmp_path):
-    path = list_of_a_run(tmp_path, 10)
-
-    def look_again(bad):
-        return bad._replace(text='moved/10 is a damaged JPEG', name='moved/10')
-    again = Skipped(9)
-    assert again.resume(str(tmp_path), 99, look_again) == []
-    assert again.examples == [Bad('train', 10, 10, 'moved/10 is a damaged JPEG', 'moved/10')]
-    assert texts_of(path) == ['moved/10 is a damaged JPEG']
-    with pytest.raises(datasets.BadExampleError, match='^moved/10 is a damaged JPEG. The run in '):
-        Skipped(0).resume(str(tmp_path), 99, look_again)
-
-
 def test_the_list_of_a_run_has_the_files_that_this_start_found(tmp_path):
     path = tmp_path / 'run' / 'skipped_examples.jsonl'
 
@@ -116,15 +103,6 @@ def test_a_list_that_cannot_be_written(tmp_path):
     (tmp_path / 'skipped_examples.jsonl.new').mkdir()
     with pytest.raises(LogFileError, match='skipped_examples.jsonl cannot be written: Is a dir'):
         skipped.resume(str(tmp_path), 0, still_bad)
-
-
-def test_what_is_good_and_what_is_another_example_are_told_apart():
-    assert lines_of_changes([]) == []
-    end = 'it is not the run that it would be without a stop'
-    assert lines_of_changes([Change(False, 'a'), Change(True, 'b'), Change(False, 'c')]) == [
-        'used again     1 example that the run left out before: ' + end, '  b',
-        'forgotten      2 examples that the run left out before, since files came or went: what is '
-        'still bad is found again where it is met; ' + end, '  a', '  c']
 
 
 @pytest.mark.parametrize('most, text', [

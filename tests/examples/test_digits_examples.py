@@ -27,8 +27,8 @@ def test_the_tutorials_program_learns_without_its_loop(capsys):
     assert 'after 100 steps' in capsys.readouterr().out
     names = [variable.op.name for variable in tf.global_variables()]
     assert 'conv1/weights' in names and 'conv1/weights/ExponentialMovingAverage' in names
-    # Both towers' losses have the weight decay of the tower's own scope, once.
-    assert len(tf.get_collection('losses', 'tower_0/')) == 4
+    # The model function was called once; the evaluation has a weight decay of its own.
+    assert len(tf.get_collection('losses')) == 4 + 3
 
 
 @pytest.mark.slow
@@ -53,15 +53,3 @@ def test_the_gan_asks_for_its_picture_before_it_trains(tmpdir, capsys, monkeypat
     with pytest.raises(SystemExit, match='takes matplotlib: pip install it'):
         gan.main(['--picture=%s' % tmpdir.join('gan.png')])
     assert capsys.readouterr().out == ''
-
-
-def test_a_picture_has_a_row_for_each_digit(tmpdir):
-    pyplot = pytest.importorskip('matplotlib.pyplot')
-    images = np.zeros([20, 64], np.float32)
-    images[6:8] = 1  # both images of the fourth row
-    path = str(tmpdir.join('picture.png'))
-    gan.draw(images, path)
-    picture = pyplot.imread(path)[..., 0]
-    assert picture.shape == (400, 80)
-    dark = (picture < 0.5).sum(1)
-    assert dark[:124].max() == 0 and (dark[124:156] == 64).all() and dark[156:].max() == 0

@@ -52,7 +52,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
                  batch_norm: str = 'shard') -> BuiltTowers:
     """Puts a model onto several devices and trains these towers as one, data-parallel.
 
-    The batch is cut into one shard a tower on the CPU; each tower computes its shard's loss and
+    The batch is cut into a shard per tower on the CPU; each tower computes its shard's loss and
     gradients on its device; `combine_gradients` sums them per variable where the variable lives;
     one `apply_gradients` updates the variables, which all towers share. With `n_k` of the batch's
     `n` examples on tower k of N, a loss `L_k` there and regularization R, the gradient of a
@@ -62,7 +62,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         sum:   N (sum_k (n_k / n) dL_k + dR)  (the hand-written recipe, for equal shards)
 
     Args:
-      model_fn: ordinary TF1 code, called with a tower's shard, once or once per tower (`copies`):
+      model_fn: ordinary TF1 code, called with a shard, once or once per tower (`copies`):
         as `model_fn(*inputs)` where `inputs` is a plain tuple or list, else as `model_fn(inputs)`.
         It returns a scalar loss, the mean over the shard's examples; or a dict or `ModelOutput`
         with `loss`, `predictions`, `metrics` and `updates`.
@@ -84,7 +84,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       variables: `VariablePlacement`: where variables live, and how replicated ones are kept equal;
         None for its defaults.
       numerics: `Numerics`: precision, loss scale, XLA, checks of numbers; None for its defaults.
-      name: prefix of the towers' name scopes: `tower_0`, `tower_1`, …; no part of variable names.
+      name: prefix of the name scopes of further towers, `tower_1`, `tower_2`, …; tower 0 has none.
       var_list: the variables to train: a list, or a function from the list of all trainable
         variables to a list of some; None for all. With several losses also a dict of these by name.
       transform_gradients: called with the combined `(gradient, variable)` pairs, returns the pairs
@@ -197,7 +197,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         None if step.gradients is None else step.gradients.scaled_losses, request.numerics.xla,
         request.full_scope_name, update.train_ops, machines,
         captured.roles.own_state.of_all_towers(),
-        frozenset(variable.op.name for variable in recorded.created))
+        frozenset(variable.op.name for variable in recorded.created), recorded.opened_scopes)
     if machines is not None:
         machines.note(built)
     return built

@@ -9,7 +9,7 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
         'train_op', 'loss', 'predictions', 'metrics', 'gradients', 'variables', 'slots', 'towers',
         'regularization_loss', 'global_step', 'devices', 'placement', 'direct_variables',
         'plan', 'replicas', 'precision', 'scaled_losses', 'xla', 'variable_scope', 'train_ops',
-        'machines', 'own_state', 'made'])):
+        'machines', 'own_state', 'made', 'opened_scopes'])):
     """What `build_towers` made.
 
     Attributes:
@@ -49,6 +49,8 @@ class BuiltTowers(collections.namedtuple('BuiltTowers', [
         `tf.variables_initializer(built.own_state)` resets all of them; the initializer of the
         model's own variable resets the first tower's alone.
       made: frozenset of the names of the variables that the build has made, and so has placed.
+      opened_scopes: dict, how often each variable scope had been opened before the model function
+        was called: a later build that shares the variables numbers unnamed scopes from there.
     """
     __slots__ = ()
 

@@ -54,7 +54,7 @@ class Plan(collections.namedtuple('Plan', [
       regularization: one line; None where no regularization of the model is known.
       batch_norm: one line; None without an optimizer.
       without_gradient: names of trainable variables that no tower has a gradient of.
-      how_built: one line: calls of the model function, and clones.
+      how_built: one line: calls of the model function, and copies.
       combination: one line about gradients that are not simply added up, or None.
       stages: one line about a model on several devices a tower, or None.
       accumulation: one line about the micro-batches of each tower, or None.

@@ -145,7 +145,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         _check_cluster(cluster, objectives, placement.all_reduce, loss_scale)
     of_tower = TowerOptions(
         model_fn, objectives, regularization == 'add', variable_scope,
-        True if shares_earlier else reuse, reuse.direct_variables if shares_earlier else (),
+        True if shares_earlier else reuse, reuse if shares_earlier else None,
         update_ops, gradient_options or {}, global_step if stateless_random else None,
         numerics.check_numerics, numerics.xla, recompute,
         _cutting(stages, placement, stages_of(names[0]), schedule, accumulate, objectives,

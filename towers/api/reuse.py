@@ -52,7 +52,7 @@ def call_for_each_tower(request, shards, scaled_losses, behind, no_batch_values)
             recorded = record(
                 options.model_fn, shards.inputs[number], part.device, placement,
                 options.objectives, registered, options.variable_scope,
-                tf.AUTO_REUSE if number else options.reuse, () if number else options.earlier,
+                tf.AUTO_REUSE if number else options.reuse, None if number else options.earlier,
                 options.xla, options.adds_registered, parts=len(request.parts),
                 no_batch_values=no_batch_values, batch_norm=request.batch_norm)
             _check_writes(number, recorded, options)

@@ -64,7 +64,7 @@ class KerasTowers:
                 padded = _padded_size(inputs[0], len(self.devices))
                 inputs, masks = ([_padded(each, padded) for each in nest]
                                  for nest in (inputs, masks))
-            # By calls, as clones of loops have no gradient.
+            # By calls, as copies of loops have no gradient.
             built = build_towers(call_model, (inputs, masks), None, self.devices, 'mean',
                                  remainder='weight', copies='reuse', **self._options)
             with only_device(MERGED_ON):

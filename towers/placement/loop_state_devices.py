@@ -36,7 +36,7 @@ def keep_arrays_with_readers(operations, device):
         for user in users:
             if user.type in _FILLS and not _is_free(user) and user.device in [''] + stages and (
                     user.inputs[0].op is op):  # not within another loop
-                # By name, so that clones follow their own reader.
+                # By name, so that copies follow their own reader.
                 compat.set_colocation(user, [b'loc:@' + readers[0].name.encode()])
                 compat.set_device(user, readers[0].device)
 

@@ -153,7 +153,9 @@ def remarks_on_stages(operations, variables, device):
     names = {variable.op.name for variable in variables}
     stages, readers, remarks = stages_of(device), collections.OrderedDict(), []
     for op in operations:
-        for tensor in op.inputs if op.device in stages else ():
+        # A read alone may be where the variable is: what takes its value counts.
+        is_taken = op.device in stages and op.type != 'ReadVariableOp'
+        for tensor in op.inputs if is_taken else ():
             for variable in read_from(tensor):
                 readers.setdefault(variable, set()).add(stages.index(op.device))
     shared = [(variable, sorted(found)) for variable, found in readers.items()
@@ -201,7 +203,7 @@ def place_backward(operations, loss, device):
         groups = [name for name in groups if name != op.name]
         of = compat.differentiated_operation(op)
         if op.type == 'NoOp' and not groups and op.control_inputs:
-            # `tf.group` says the device of what it waits for by name: clones are to follow that.
+            # `tf.group` says the device of what it waits for by name: copies are to follow that.
             leader = op.control_inputs[0]
             there = placed.get(leader.name, leader.device)
             compat.set_colocation(op, [b'loc:@' + leader.name.encode()])

@@ -68,7 +68,7 @@ def chosen_inside(op, is_models_place=lambda place: False):
     False for operations that are colocated with others, and so have the device of those.
 
     Args:
-      op: an operation of a tower that is no clone.
+      op: an operation of a tower that is no copy.
       is_models_place: called with the place `(file, line)` of a `with tf.device` around an
         operation of the backward pass; returns whether it is the model's. The scope of an
         optimizer is not; but a model function that runs again for its gradient (`recompute_grad`)

@@ -1,8 +1,8 @@
 """Optimizers with a `compute_gradients` of their own: called once, for the loss of the whole batch.
 
 Such a method may scale the loss, add a decay of the weights, clip the gradients, draw noise, keep
-the loss, or make variables. Called for each tower it would do so once a tower, and to a part of the
-gradient. So the towers take plain gradients, and the method gets a loss S in their place:
+the loss, or make variables. Called for each tower it would do so to a part of the gradient. So the
+towers take plain gradients, and the method gets a loss S in their place:
 
     value of S: the mean loss;  dS/dv: the combined gradient of v
 

@@ -22,7 +22,8 @@ from towers.tower.variables import NewVariables
 
 class Recorded(collections.namedtuple('Recorded', [
         'output', 'operations', 'sources', 'varying', 'from_shard', 'created', 'direct', 'owned',
-        'variables', 'updates', 'keras_losses', 'keras_layers', 'keras_states', 'in_sync'])):
+        'variables', 'updates', 'keras_losses', 'keras_layers', 'keras_states', 'opened_scopes',
+        'in_sync'])):
     """A call of the model function.
 
     Attributes:
@@ -40,13 +41,14 @@ class Recorded(collections.namedtuple('Recorded', [
       keras_losses: `(of weights, of activations)`: the losses of the Keras layers that were called.
       keras_layers: how many Keras layers were called.
       keras_states: the variables that Keras layers call their state.
+      opened_scopes: dict, how often each variable scope had been opened before the call.
       in_sync: how many batch norms have the statistics of the whole batch.
     """
     __slots__ = ()
 
 
 def record(model_fn, inputs, device, placement, objectives, registered, scope=None, reuse=None,
-           earlier=(), xla=False, adds_registered=False, around=contextlib.nullcontext,
+           earlier=None, xla=False, adds_registered=False, around=contextlib.nullcontext,
            batch_size=None, parts=1, no_batch_values=None, batch_norm='shard'):
     """Calls the model function: `Recorded`.
 
@@ -57,7 +59,7 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
       placement: `Placement` of the variables.
       objectives: `Objectives`.
       registered: `RegisteredLosses`.
-      earlier: `DirectVariable`s of an earlier build, to be shared.
+      earlier: `BuiltTowers`, an earlier build whose variables are shared; or None.
       xla: whether XLA compiles the call.
       adds_registered: whether losses of Keras layers are added to the model's own.
       around: a further context of the call.
@@ -97,7 +99,7 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
         made_variables.created, made_variables.direct, made_variables.owned,
         made_variables.created + [each for each in read if each.op.name not in names],
         _unique(updates + keras_updates + list(output.updates or ())),
-        keras_losses, len(keras.layers), keras.states(), in_sync)
+        keras_losses, len(keras.layers), keras.states(), made_variables.opened_scopes, in_sync)
 
 
 def _called(model_fn, inputs, batch_size):

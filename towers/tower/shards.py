@@ -1,4 +1,4 @@
-"""Cuts a batch into one shard a tower, on the CPU."""
+"""Cuts a batch into a shard per tower, on the CPU."""
 
 import collections
 import copy

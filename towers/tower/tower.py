@@ -15,7 +15,7 @@ TowerOptions = collections.namedtuple('TowerOptions', [
 Fields:
   objectives: `Objectives`.
   adds_registered: whether registered losses are added to the model's own.
-  earlier: variables of the earlier build that are to be shared, see `NewVariables`.
+  earlier: `BuiltTowers`: the build whose variables are shared; or None.
   gradient_options: dict, for `compute_gradients`.
   recompute: `'auto'`, or list of names of kept results, see `recompute.rewrite`; or None.
   cutting: `Cutting`; None where the model is not cut into stages.

@@ -32,22 +32,27 @@ class NewVariables:
       direct: `DirectVariable`s, in order of creation, with those that an earlier build has made.
       owned: names of the operations that are parts of the variables: initial values, initializers,
         reads.
+      opened_scopes: see `BuiltTowers`.
     """
 
-    def __init__(self, placement, earlier=(), around_creation=contextlib.nullcontext):
+    def __init__(self, placement, earlier=None, around_creation=contextlib.nullcontext):
         """
         Args:
           placement: a `Placement`, which names the device of each new variable.
-          earlier: `DirectVariable`s of an earlier build, which the model function gets in order.
+          earlier: `BuiltTowers` of an earlier build, whose variables the function gets; or None.
           around_creation: makes a context of each `get_variable`.
         """
         self.created, self.direct, self.owned = [], [], set()
         self._placement, self._around_creation = placement, around_creation
         # Counters of tf.metrics are the earlier build's own: a new build counts anew.
         local = {variable.op.name for variable in tf.local_variables()}
-        self._earlier = [each for each in earlier if each.variable.op.name not in local]
+        self._earlier = [] if earlier is None else [
+            each for each in earlier.direct_variables if each.variable.op.name not in local]
         self._pending = list(self._earlier)
+        self._is_again = earlier is not None
         self._graph = tf.get_default_graph()
+        self.opened_scopes = compat.opened_scopes(
+            self._graph) if earlier is None else earlier.opened_scopes
         self._by_name = 0  # how many calls of `get_variable` are open
 
     @contextlib.contextmanager
@@ -83,6 +88,8 @@ class NewVariables:
             with tf.variable_scope(current if scope is None else scope, reuse=reuse,
                                    custom_getter=self._getter,
                                    auxiliary_name_scope=isinstance(scope, str)):
+                if self._is_again and not isinstance(scope, str):  # which counts anew
+                    compat.set_opened_scopes(self._graph, self.opened_scopes)
                 yield
             return
         # The caller's scope is not entered again: that would count unnamed layers anew.
