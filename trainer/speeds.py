@@ -14,7 +14,7 @@ import time
 import tensorflow.compat.v1 as tf
 
 from towers.placement.devices import session_config
-from towers.run.held_batch import hold_batch
+from trainer.held_batch import hold_batch
 from towers.run.input_watch import InputWatch
 from towers.tower.shards import split_batch
 

@@ -28,14 +28,6 @@ def test_it_saves_at_the_start_at_the_multiples_and_at_the_end(tmpdir):
         assert directory not in state.read()
 
 
-def test_a_plain_saver_and_session_read_it(tmpdir):
-    run(str(tmpdir), 4, save_steps=10)
-    with tf.Session() as session:
-        value = tf.get_variable('value', [10])
-        tf.train.Saver().restore(session, tf.train.latest_checkpoint(str(tmpdir)))
-        assert list(session.run(value)) == [4.] * 10
-
-
 def test_a_run_that_goes_on_saves_at_the_same_steps_and_no_step_twice(tmpdir):
     directory = str(tmpdir)
     run(directory, 5, save_steps=3)
@@ -64,17 +56,6 @@ def test_names_that_would_not_be_found_again(tmpdir, basename):
         "and ' ', such as 'model.ckpt'; the folder is directory=." % (basename,))
 
 
-@pytest.mark.parametrize('basename', ['my model.v2', 'gr\xf6\xdfe', '-'])
-def test_names_that_are_found_again(tmpdir, basename):
-    directory = str(tmpdir)
-    step = tf.train.get_or_create_global_step()
-    count = tf.assign_add(step, 1)
-    hook = CheckpointHook(directory, step, 1, basename=basename)
-    with tf.train.MonitoredSession(hooks=[hook]) as session:
-        session.run(count)
-    assert newest_checkpoint(directory).step == 1
-
-
 def test_by_seconds(tmpdir, monkeypatch):
     class Clock(object):
         now = 1000.
@@ -99,23 +80,6 @@ def test_a_step_is_saved_once_however_long_it_takes(tmpdir):
         for _ in range(3):
             session.run(step)  # gathers gradients, say
     assert recorder.calls == ['begin', 'before 0', 'after 0', 'end 0']
-
-
-def test_a_run_that_begins_further_on_than_the_directory_saves_its_beginning(tmpdir):
-    directory = str(tmpdir)
-    run(directory, 2, save_steps=10)
-    with tf.Graph().as_default():
-        step = tf.train.get_or_create_global_step()
-        scaffold = tf.train.Scaffold(init_op=step.assign(5))
-        with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold),
-                                       [CheckpointHook(directory, step, save_steps=10)]):
-            assert saved_steps(directory) == [0, 2, 5]
-
-
-def test_a_run_of_several_steps_at_once(tmpdir):
-    run(str(tmpdir), 20, save_steps=10, increment=4, keep=10)
-    # Each multiple is noticed with the first run that is sure to have passed it.
-    assert saved_steps(str(tmpdir)) in ([0, 12, 20], [0, 12, 16, 20], [0, 16, 20])
 
 
 @pytest.mark.parametrize('use_resource', [True, pytest.param(False, marks=pytest.mark.slow)],
@@ -184,18 +148,6 @@ def test_after_an_exception_nothing_is_saved(tmpdir):
     assert recorder.calls[-1] == 'after 2'
 
 
-def test_the_end_of_the_data_is_a_good_end(tmpdir):
-    step = tf.train.get_or_create_global_step()
-    data = tf.data.make_one_shot_iterator(tf.data.Dataset.range(7)).get_next()
-    with tf.control_dependencies([data]):
-        train_op = tf.assign_add(step, 1)
-    hook = CheckpointHook(str(tmpdir), step, save_steps=5)
-    with tf.train.MonitoredSession(hooks=[hook]) as session:
-        while not session.should_stop():
-            session.run(train_op)
-    assert saved_steps(str(tmpdir)) == [0, 5, 7]
-
-
 def test_a_legacy_loop_takes_the_hook_as_it_is(tmpdir):
     # A MonitoredTrainingSession that restores by itself, and whose saver the hook takes.
     for steps in (3, 7):
@@ -226,14 +178,6 @@ def test_the_saver_that_is_given_is_used(tmpdir):
     assert sorted(os.listdir(str(tmpdir))) == ['checkpoint', 'v1.ckpt-2', 'v1.ckpt-2.meta',
                                                'v1.ckpt-3', 'v1.ckpt-3.meta']
     assert newest_checkpoint(str(tmpdir)).step == 3
-
-
-def test_several_savers_in_the_graph_are_one_too_many(tmpdir):
-    step = tf.train.get_or_create_global_step()
-    for _ in range(2):
-        tf.add_to_collection(tf.GraphKeys.SAVERS, tf.train.Saver())
-    with pytest.raises(InvalidArgumentError, match='2 savers in its collection SAVERS: say which'):
-        CheckpointHook(str(tmpdir), step, save_steps=1).begin()
 
 
 @pytest.mark.parametrize('options, text', [

@@ -26,12 +26,6 @@ def test_candidates_are_the_simplest_first_each_once():
         '/device:CPU:0', '/device:CPU:1', 'balanced', 'stage']
 
 
-def test_every_candidate_is_something_that_build_towers_takes():
-    for candidate in placement_candidates(CPUS):
-        with tf.Graph().as_default():
-            assert build(candidate).train_op is not None
-
-
 # ---- the decision --------------------------------------------------------------------------------
 
 def timings(**milliseconds):
@@ -56,20 +50,6 @@ def timings(**milliseconds):
 def test_the_fastest_wins_and_ties_go_to_the_simplest(given, taken, reason):
     choice = decide(timings(**given))
     assert (choice.variable_device, choice.reason) == (taken, reason)
-
-
-def test_one_that_is_not_possible_is_left_out_and_named():
-    choice = decide([Timing('/device:CPU:0', [], 'no kernel'), Timing('balanced', [0.002], None)])
-    assert str(choice) == ('variables on balanced: the only one that is possible\n'
-                           '  /cpu:0           not possible: no kernel\n'
-                           '  balanced             2.00 ms a step (2.00 to 2.00)')
-
-
-def test_the_table():
-    assert str(decide(timings(cpu=[10, 11, 12], gpu=[5, 6, 7]))) == (
-        'variables on gpu: the fastest\n'
-        '  cpu                 11.00 ms a step (10.00 to 12.00)\n'
-        '  gpu                  6.00 ms a step (5.00 to 7.00)')
 
 
 # ---- what is run ---------------------------------------------------------------------------------
@@ -135,22 +115,6 @@ def test_candidates_take_turns_and_the_fastest_is_taken(monkeypatch):
                            + ['/device:CPU:0'] * 2 + ['balanced'] * 2  # 0.02 s of the fastest
                            + ['balanced'] * 2 + ['/device:CPU:0'] * 2  # the other way round
                            + ['/device:CPU:0'] * 2 + ['balanced'] * 2)
-
-
-def test_a_tie_goes_to_the_cpu(monkeypatch):
-    clock = Clock(monkeypatch, cpu=0.01, balanced=0.01)
-    choice = choose_variable_device(lambda candidate: build(candidate, clock),
-                                    ['/device:CPU:0', 'balanced'], turns=1, turn_seconds=0.305)
-    assert choice.variable_device == '/device:CPU:0'
-    assert len(clock.steps) == 2 * (3 + 30)
-
-
-def test_long_steps_are_one_a_turn_and_short_ones_fifty(monkeypatch):
-    for seconds, steps in ((7., 1), (1e-6, 50)):
-        clock = Clock(monkeypatch, cpu=seconds, balanced=seconds)
-        choose_variable_device(lambda candidate, clock=clock: build(candidate, clock),
-                               ['balanced'], turns=2, warm_up=1)
-        assert len(clock.steps) == 1 + 2 * steps
 
 
 def test_the_graph_around_is_left_alone_and_sessions_are_closed(graph, monkeypatch):
@@ -242,14 +206,6 @@ def _below_five(number):
     check = tf.raw_ops.Assert(condition=number < 5, data=['five or more'])
     with tf.control_dependencies([check]):
         return tf.fill([4], tf.cast(number, tf.float32))
-
-
-def test_if_none_is_possible_the_first_ones_error_is_raised():
-    def fail(candidate):
-        raise InvalidArgumentError('of ' + candidate)
-    with pytest.raises(InvalidArgumentError) as caught:
-        choose_variable_device(fail, ['a', 'b'])
-    assert str(caught.value) == 'of a'
 
 
 @pytest.mark.parametrize('arguments', [dict(candidates=[]), dict(candidates=['a', 'a']),

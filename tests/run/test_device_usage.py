@@ -88,12 +88,6 @@ def test_follows_cuda_visible_devices(nvml, monkeypatch, visible, expected):
     assert [reading.percent for reading in readings] == expected
 
 
-def test_what_nvml_does_not_know_leaves_nothing_open(nvml):
-    with pytest.raises(nvml.NVMLError):
-        GpuUse(['/device:GPU:7'])
-    assert nvml.opened == 0
-
-
 def test_the_error_names_the_extra(no_nvml):
     with pytest.raises(MissingPackageError,
                        match=r'pip install nvidia-ml-py \(the extra gpu\)$') as caught:

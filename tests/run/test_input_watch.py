@@ -61,14 +61,6 @@ def test_time_for_the_input_and_for_the_rest_of_a_step(slow_input, slow_step):
         assert span.waited <= span.seconds / 2  # a thousandth of it, where nothing else runs
 
 
-def test_an_input_slower_than_the_rest_of_a_step():
-    dataset = tf.data.Dataset.range(20).map(slow).map(lambda number: slow(slow(number)))
-    train_op, _ = training(tf.data.make_one_shot_iterator(dataset).get_next(), slow_step=True)
-    span, _ = watched(train_op, 3)
-    # A step takes its own time, and waits for what of the input's its own does not hide.
-    assert 3 * SLOW <= span.waited <= span.seconds - 2 * SLOW
-
-
 def test_a_reading_ends_when_it_is_done_and_not_when_a_thread_is_free():
     """On 1.15 a run of digits that waited for 2 % of its time said 16 to 45."""
     value = numbers(False)
@@ -155,13 +147,6 @@ def test_a_step_that_neither_reads_nor_is_fed_waits_for_nothing(where):
     assert watch.reads == [] and span.waited == 0.
 
 
-def test_examples_in_place_of_a_default_are_fed():
-    value = tf.placeholder_with_default(np.zeros([1, 2], np.int64), [None, 2])
-    train_op, _ = training(tf.reduce_sum(value), slow_step=True)
-    span, _ = watched(train_op, 3, {value: [[1, 2]] * 3}, lambda: time.sleep(SLOW))
-    assert span.waited >= 2 * SLOW * 0.9
-
-
 def fed_and_blocking(built, steps=4):
     """The `Span` of fed steps that begin with work, which keeps the only thread."""
     value = tf.placeholder(tf.float32, [2])
@@ -230,14 +215,6 @@ def test_nothing_is_read_that_a_step_does_not_read():
     assert read[0] == 0 + 1 + 2 + 3 and read[1][3] == 4
 
 
-def test_the_watch_changes_no_number_and_no_collection(graph):
-    train_op, total = training(numbers(False), False)
-    before = {key: list(graph.get_collection(key)) for key in graph.get_all_collection_keys()}
-    InputWatch(train_op)
-    assert before == {key: list(graph.get_collection(key))
-                      for key in graph.get_all_collection_keys()}
-
-
 def test_lines_of_the_hook():
     said = []
     train_op, _ = training(numbers(True), False)
@@ -275,17 +252,6 @@ def test_shares_are_of_the_span_and_survive_a_session_made_anew(monkeypatch):
     watch._is_fed = True  #: what is between the steps, but for evaluations, is waiting, too
     assert watch.span(second, first, away=6.5) == Span(5., 8., 10)
     assert watch.span(second, first, away=100.) == Span(3., 6., 10)
-
-
-def test_away_counts_evaluations_and_checkpoints():
-    value = tf.placeholder(tf.int64, [])
-    train_op, _ = training(value, False)
-    hook = InputWatchHook(train_op)
-    hook.evaluated(3, {}, 2.)
-    hook.listener.before_save(None, 3)
-    time.sleep(0.01)
-    hook.listener.after_save(None, 3)
-    assert 2.01 <= hook.away_seconds < 3
 
 
 def test_levels_are_those_of_the_profiler():
@@ -349,21 +315,6 @@ def test_a_step_that_is_fed_its_batch_reads_none(fed, watches):
             begun, read = watch.read_marks(session)
             assert read >= begun  # it has its input
             assert watch.span(watch.read(session)).steps == 7
-
-
-def test_a_step_that_is_fed_has_waited_for_no_batch():
-    value = tf.placeholder_with_default(numbers(True), [])
-    train_op, _ = training(value, False)
-    watch = InputWatch(train_op)
-    with tf.Session() as session:
-        session.run([tf.global_variables_initializer(), watch.initializer])
-        session.run(train_op)
-        first = watch.read(session)
-        assert first.waited >= SLOW * 0.9
-        for _ in range(2):
-            session.run(train_op, {value: 1})
-        second = watch.read(session)
-        assert second.steps == 3 and second.waited == first.waited
 
 
 def test_a_step_that_takes_the_batch_itself_is_watched_and_a_reading_is_none():

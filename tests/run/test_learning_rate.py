@@ -40,10 +40,6 @@ def test_scaling_rules(base, num_towers, rule, expected):
     assert LearningRate(base, num_towers, rule).peak == scaled
 
 
-def test_constant():
-    assert_rates(LearningRate(0.001), {0: 0.001, 1: 0.001, 10 ** 12: 0.001})
-
-
 def test_warm_up_goes_from_the_rate_of_one_device_to_the_scaled_one():
     rate = LearningRate(0.001, 4, 'sqrt', warmup_examples=1000)
     assert_rates(rate, {0: 0.001, 250: 0.00125, 500: 0.0015, 999: 0.001999, 1000: 0.002,
@@ -59,12 +55,6 @@ def test_warm_up_goes_from_zero_where_nothing_was_scaled():
 def test_exponential_decay():
     rate = LearningRate(0.1, decay='exponential', decay_examples=200, decay_rate=0.25)
     assert_rates(rate, {0: 0.1, 100: 0.05, 200: 0.025, 300: 0.0125, 400: 0.00625})
-
-
-def test_exponential_decay_in_jumps():
-    rate = LearningRate(0.1, decay='exponential', decay_examples=200, decay_rate=0.25,
-                        staircase=True)
-    assert_rates(rate, {0: 0.1, 199: 0.1, 200: 0.025, 399: 0.025, 400: 0.00625})
 
 
 def test_jumps_are_exact_after_billions_of_examples():
@@ -125,29 +115,6 @@ def test_tensor_follows_a_step_counter(dtype, use_resource):
         # The ramp from 0.001 to 0.002 takes 1,200 examples, three steps of 400.
         assert rates == pytest.approx([0.001, 0.004 / 3, 0.005 / 3, 0.002], rel=1e-6)
         assert session.run(by_variable) == pytest.approx(0.001 + 0.001 * 4 / 1200, rel=1e-6)
-
-
-def test_feeds_an_optimizer():
-    weight = tf.get_variable('weight', initializer=1.0)
-    step = tf.train.get_or_create_global_step()
-    rate = LearningRate(0.5, 4, 'linear', warmup_examples=100)
-    train = tf.train.GradientDescentOptimizer(rate.tensor(step * 50)).minimize(
-        weight * 1., global_step=step)
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        weights = []
-        for _ in range(3):
-            session.run(train)
-            weights.append(session.run(weight))
-    # The gradient is 1, the rates are 0.5, 1.25 and 2.
-    assert weights == [0.5, -0.75, -2.75]
-
-
-def test_numpy_numbers_are_numbers():
-    rate = LearningRate(np.float64(0.001), np.int64(4), 'sqrt', warmup_examples=np.int32(1000))
-    assert rate.at(np.int64(500)) == pytest.approx(0.0015, rel=1e-12)
-    assert type(rate.at(np.int64(500))) is float
-    assert rate.describe() == '0.002 = 0.001 x sqrt(4), warm-up from 0.001 over 1,000 examples'
 
 
 @pytest.mark.parametrize('arguments, per_epoch, expected', [

@@ -187,20 +187,6 @@ def test_fetches_only_what_is_shown(time):
     assert [step for step, shown in enumerate(asked, 1) if shown] == [1, 5, 9]
 
 
-def test_runs_that_are_no_steps_are_not_shown_as_steps(time):
-    """As in a program that adds gradients up over three runs: here all of them belong to step 1."""
-    stream = io.StringIO()
-    global_step = tf.train.get_or_create_global_step()
-    nothing = tf.no_op()
-    hook = ProgressHook({}, global_step, 100, 20, 80, log_every=4, stream=stream)
-    with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(), [hook]) as session:
-        for _ in range(12):
-            time.now += 0.5
-            session.run(nothing)
-    assert {line.split('  CPU')[0] for line in stream.getvalue().splitlines()} == {
-        'step 0/100  epoch 0.0'}
-
-
 def on(terminal):
     """The hook of a run of 20 steps, of 20 of 80 examples each, on a terminal."""
     return lambda values, global_step: ProgressHook(values, global_step, 20, 20, 80,
@@ -264,21 +250,6 @@ def test_an_error_begins_on_a_line_of_its_own(time):
     assert lines[0].startswith(' 3/20') and lines[1:] == ['the error', '']
 
 
-def test_no_bar_on_a_dumb_terminal(time, monkeypatch):
-    monkeypatch.setenv('TERM', 'dumb')
-    terminal = Terminal(80)
-    training(on(terminal), 3, time)
-    assert terminal.close().splitlines()[0] == (
-        'step 1/20  epoch 0.2  loss 2.000  lr 0.001  CPU 150%')
-
-
-def test_no_bar_on_a_terminal_without_a_size(time):
-    terminal = Terminal(0, rows=0)
-    training(on(terminal), 3, time)
-    assert terminal.close().splitlines()[0] == (
-        'step 1/20  epoch 0.2  loss 2.000  lr 0.001  CPU 150%')
-
-
 def test_gpus_are_shown_and_their_trouble_is_told_once(time, monkeypatch):
     lost = 'GPU use is not shown: NVML says GPU is lost'
     readings = [('GPU 97% 10.2/16 GB', None), ('', lost), ('', lost)]
@@ -301,22 +272,6 @@ def test_gpus_are_shown_and_their_trouble_is_told_once(time, monkeypatch):
     assert lines[0].endswith('lr 0.001  GPU 97% 10.2/16 GB  CPU 150%')
     assert lines[1] == lost
     assert lines[2].endswith('lr 0.001  CPU 150%') and len(lines) == 4
-
-
-@pytest.mark.parametrize('seconds, expected', [
-    (0, '0:00'), (34.4, '0:34'), (59.6, '1:00'), (3723, '1:02:03'), (86399, '23:59:59'),
-    (3 * 86400 + 4 * 3600 + 5 * 60, '3 d 04:05')])
-def test_times(seconds, expected):
-    assert describe_time(seconds) == expected
-
-
-def test_fit():
-    left, right = [Field('ab', 0), Field('cd', 5)], [Field('ef', 0), Field('gh', 2), Field('i', 6)]
-    assert fit(left, right, 12) == ['ab cd', 'ef gh i']
-    assert fit(left, right, 11) == ['ab cd', 'ef gh']
-    assert fit(left, right, 9) == ['ab', 'ef gh']
-    assert fit(left, right, 1) == ['ab', 'ef']
-    assert fit([], [], 1) == ['', '']
 
 
 @pytest.mark.parametrize('name', ['log_every', 'train_steps', 'batch_size', 'examples_per_epoch'])
@@ -344,15 +299,6 @@ def test_lines_go_to_standard_output_and_a_bar_to_standard_error(time, monkeypat
         values, global_step, 2, 20, 80, log_every=1), 2, time)
     assert 'step 2/2' in streams[chosen].getvalue()
     assert [name for name, stream in streams.items() if stream.getvalue()] == [chosen]
-
-
-def test_output_that_is_gone_costs_no_step(time):
-    class Gone(io.StringIO):
-        def write(self, text):
-            raise BrokenPipeError(32, 'Broken pipe')
-    hook = training(lambda values, global_step: ProgressHook(
-        values, global_step, 9, 20, 80, log_every=1, stream=Gone()), 9, time)
-    assert hook.throughput is not None
 
 
 def test_a_value_that_turns_out_to_be_a_vector():

@@ -130,16 +130,6 @@ def test_a_holder_that_has_not_written_yet(tmpdir, content):
                 pass
 
 
-def test_a_holder_on_another_machine_is_not_looked_for_here(tmpdir):
-    with hold_directory(str(tmpdir)):
-        tmpdir.join('run.lock').write(
-            '{"pid": 4194303, "host": "elsewhere", "started": "2024-05-03 18:00:00"}')
-        with pytest.raises(RunLockedError, match='in use by process 4194303 on elsewhere, since '
-                                                 '2024-05-03 18:00:00. Two'):
-            with hold_directory(str(tmpdir)):
-                pass
-
-
 def test_a_file_in_the_place_of_the_directory(tmpdir):
     tmpdir.join('file').write('')
     for path in ('file', 'file/below'):
@@ -150,18 +140,6 @@ def test_a_file_in_the_place_of_the_directory(tmpdir):
         assert str(caught.value).endswith(
             '. Nothing was written. There is no checkpoint there. Give a directory that can be '
             'made and written to.')
-
-
-def test_a_directory_that_cannot_be_written_to(tmpdir, monkeypatch):
-    def refuse(path, *unused_args, **unused_options):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
-    monkeypatch.setattr(run_lock, 'open', refuse, raising=False)
-    with pytest.raises(CheckpointError) as caught:
-        with hold_directory(str(tmpdir)):
-            pass
-    assert str(caught.value) == (
-        '%s cannot be written to: Read-only file system. Nothing was written. There is no '
-        'checkpoint there yet. Give a directory that can be made and written to.' % tmpdir)
 
 
 @pytest.mark.parametrize('number', [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
@@ -176,20 +154,3 @@ def test_a_file_system_without_locks(tmpdir, monkeypatch, number):
         '%s is not locked, as its file system has no file locks (%s): see to it yourself that no '
         'other run uses it.' % (tmpdir, os.strerror(number))]
     assert warned[0].filename == __file__
-
-
-def test_a_system_without_flock(tmpdir, monkeypatch):
-    monkeypatch.setattr(run_lock, 'fcntl', None)
-    with pytest.warns(RuntimeWarning, match='is not locked, as there are no file locks for it'):
-        with hold_directory(str(tmpdir.join('new'))) as locked:
-            assert locked is False
-    assert tmpdir.join('new').isdir()
-
-
-def test_a_lock_that_fails_otherwise_is_an_error(tmpdir, monkeypatch):
-    def flock(*unused_args):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-    monkeypatch.setattr(run_lock.fcntl, 'flock', flock)
-    with pytest.raises(CheckpointError, match='cannot be written to: Input/output error'):
-        with hold_directory(str(tmpdir)):
-            pass

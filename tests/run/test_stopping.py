@@ -155,22 +155,6 @@ def test_the_same_signal_passed_on_by_another_program_is_no_second_one(monkeypat
     assert said.getvalue().count('SIGTERM') == 1
 
 
-def test_the_same_signal_later_is_a_second_one(monkeypatch):
-    ended, said = [], io.StringIO()
-    monkeypatch.setattr(os, '_exit', lambda status: ended.append(status))
-    monkeypatch.setattr(StopOnSignalHook, '_ECHO_SECONDS', 0.05)
-
-    def each_step(step):
-        if step == 2:
-            for _ in range(2):
-                os.kill(os.getpid(), signal.SIGTERM)
-                while not said.getvalue():
-                    time.sleep(0.001)  # the thread has heard of the first one
-                time.sleep(0.1)
-    run(StopOnSignalHook(said), each_step)
-    assert set(ended) == {128 + signal.SIGTERM}
-
-
 def test_a_forked_process_has_the_former_handlers(handlers):
     """A signal to one, as a pool sends its workers, is none to the run."""
     hook, found = StopOnSignalHook(io.StringIO()), []
@@ -192,19 +176,6 @@ def test_a_forked_process_has_the_former_handlers(handlers):
     assert run(hook, each_step, steps=4) == 4
     assert found == [0]
     assert hook.received is None
-
-
-def test_a_second_one_between_steps(monkeypatch):
-    ended = []
-    monkeypatch.setattr(os, '_exit', lambda status: ended.append(status))
-
-    class Saver(tf.train.SessionRunHook):
-        def end(self, session):
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.05)
-    run(StopOnSignalHook(io.StringIO()), lambda step: os.kill(os.getpid(), signal.SIGINT)
-        if step == 1 else None, before=[Saver()])
-    assert set(ended) == {128 + signal.SIGTERM}  # by the handler and by the thread
 
 
 @pytest.mark.slow
@@ -234,25 +205,6 @@ def test_a_run_that_is_over_is_forgotten(tmp_path):
     if not child:
         os._exit(7)
     assert os.WEXITSTATUS(os.waitpid(child, 0)[1]) == 7
-
-
-def test_a_stream_that_is_gone_does_not_spoil_the_good_end(tmp_path):
-    class Gone(io.StringIO):
-        def write(self, text):
-            raise BrokenPipeError(32, 'Broken pipe')
-    hook = StopOnSignalHook(Gone())
-    saver = CheckpointHook(str(tmp_path), tf.train.get_or_create_global_step(), save_steps=100)
-    run(hook, lambda step: os.kill(os.getpid(), signal.SIGTERM) if step == 1 else None,
-        before=[saver])
-    assert tf.train.latest_checkpoint(str(tmp_path)).endswith('model.ckpt-2')
-
-
-def test_two_in_a_session(handlers):
-    other = StopOnSignalHook()
-    with pytest.raises(InvalidArgumentError, match='the session has two StopOnSignalHooks'):
-        run(StopOnSignalHook(), lambda step: None, before=[other])
-    other.restore()
-    assert installed() == [handlers] * 3
 
 
 def test_another_thread_than_the_main_one(handlers):

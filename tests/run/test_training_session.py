@@ -222,17 +222,6 @@ def test_initial_values_are_for_a_run_that_starts(tmp_path):
         'initial values are not taken: the run has a checkpoint, from which it goes on']
 
 
-def test_a_saver_of_the_programs_own(tmp_path):
-    with tf.Graph().as_default():
-        step = tf.train.get_or_create_global_step()
-        w = tf.get_variable('w', [], initializer=tf.zeros_initializer())
-        saver = tf.train.Saver({'global_step': step, 'another/name': w}, save_relative_paths=True)
-        train_op = tf.group(tf.assign_add(w, 1.), tf.assign_add(step, 1))
-        with training_session(str(tmp_path), step, [], save_steps=1, saver=saver) as session:
-            session.run(train_op)
-    assert tf.train.load_variable(str(tmp_path), 'another/name') == 1.
-
-
 @pytest.mark.parametrize('earlier_steps', [0, 5])
 def test_a_session_that_is_lost_goes_on_from_what_the_run_saved_last(tmp_path, earlier_steps):
     """And not from what was the newest when the program started."""
@@ -284,20 +273,6 @@ def test_without_a_config_it_takes_that_of_the_towers(tmp_path, num_towers, cpus
         while not session.should_stop():
             session.run(built.train_op)
     assert config_of_towers(graph) == towers.session_config(built.devices)
-
-
-def test_the_config_counts_the_cpus_that_the_graph_names(graph):
-    assert config_of_towers() is None
-    with tf.device('/cpu:0'):
-        tf.constant(0)
-    assert config_of_towers() is None
-    with tf.device('/cpu:2'):
-        tf.constant(0)
-    assert config_of_towers().device_count['CPU'] == 3
-    built = built_towers(2)
-    expected = towers.session_config(built.devices)
-    expected.device_count['CPU'] = 3
-    assert config_of_towers() == expected
 
 
 @pytest.mark.parametrize('options, missing', [
