@@ -247,7 +247,7 @@ def returning(**output):
 def test_what_cannot_be_evaluated():
     with tf.Graph().as_default():
         other = towers.build_towers(model_fn, (X, Y), None, 1)
-    for error, text, model, dataset, options in [
+    for number, (error, text, model, dataset, options) in enumerate([
             (InvalidArgumentError, 'returned neither a loss nor metrics: there is nothing',
              returning(predictions=tf.identity), data(4, 2), {}),
             (InvalidArgumentError, "metric 'mean' is a .value, update_op. pair of tf.metrics",
@@ -259,9 +259,9 @@ def test_what_cannot_be_evaluated():
             (InvalidArgumentError, '^trained=<BuiltTowers: 1 towers? on .* belongs to another gra',
              model_fn, data(4, 2), dict(trained=other)),
             (InvalidArgumentError, "precision='x': expected one of 'float32', 'bf16', 'fp16'",
-             model_fn, data(4, 2), dict(precision='x'))]:
+             model_fn, data(4, 2), dict(precision='x'))]):
         with pytest.raises(error, match=text):
-            Evaluation(model, dataset, 2, **options)
+            Evaluation(model, dataset, 2, name='eval_%d' % number, **options)
 
 
 def test_an_evaluation_without_trained_after_a_build():

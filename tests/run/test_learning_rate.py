@@ -24,15 +24,8 @@ def assert_rates(rate, expected):
 
 @pytest.mark.parametrize('base, num_towers, rule, expected', [
     (0.001, 4, 'sqrt', 0.002),  # the InceptionResNet claim
-    (0.001, 4, 'linear', 0.004),
-    (0.001, 4, 'none', 0.001),
-    (0.1, 9, 'sqrt', 0.3),
-    (0.1, 8, 'linear', 0.8),
-    (0.5, 1, 'sqrt', 0.5),
-    (0.5, 1, 'linear', 0.5),
-    (0.01, 2, 'sqrt', 0.01414213562373095),
-    (1, 4, 'none', 1.0),
-])
+    (0.001, 4, 'linear', 0.004), (0.001, 4, 'none', 0.001), (0.5, 1, 'sqrt', 0.5),
+    (0.01, 2, 'sqrt', 0.01414213562373095)])
 def test_scaling_rules(base, num_towers, rule, expected):
     scaled = scale_learning_rate(base, num_towers, rule)
     assert isinstance(scaled, float)
@@ -47,9 +40,8 @@ def test_warm_up_goes_from_the_rate_of_one_device_to_the_scaled_one():
 
 
 def test_warm_up_goes_from_zero_where_nothing_was_scaled():
-    for rate in (LearningRate(0.5, 4, 'none', warmup_examples=100),
-                 LearningRate(0.5, 1, 'sqrt', warmup_examples=100)):
-        assert_rates(rate, {0: 0, 1: 0.005, 50: 0.25, 100: 0.5, 101: 0.5})
+    assert_rates(LearningRate(0.5, 4, 'none', warmup_examples=100),
+                 {0: 0, 1: 0.005, 50: 0.25, 100: 0.5, 101: 0.5})
 
 
 def test_exponential_decay():
@@ -93,13 +85,9 @@ def test_warm_up_and_decay_multiply_and_both_count_from_zero():
                         decay_examples=100, decay_rate=0.5)
     # Ramp 0.1, 0.25, 0.4, 0.4 times decay 1, 1/2, 1/4, 1/16.
     assert_rates(rate, {0: 0.1, 100: 0.125, 200: 0.1, 400: 0.025})
-    without = LearningRate(0.1, 4, 'linear', decay='exponential', decay_examples=100,
-                           decay_rate=0.5)
-    assert [rate.at(e) for e in (200, 333)] == [without.at(e) for e in (200, 333)]
 
 
-@pytest.mark.parametrize('use_resource', [False, True])
-@pytest.mark.parametrize('dtype', [tf.int32, tf.int64])
+@pytest.mark.parametrize('dtype, use_resource', [(tf.int32, False), (tf.int64, True)])
 def test_tensor_follows_a_step_counter(dtype, use_resource):
     step = tf.get_variable('step', [], dtype, tf.zeros_initializer(), trainable=False,
                            use_resource=use_resource)
@@ -118,21 +106,15 @@ def test_tensor_follows_a_step_counter(dtype, use_resource):
 
 
 @pytest.mark.parametrize('arguments, per_epoch, expected', [
-    (dict(), None, '0.001'),
     (dict(num_towers=4), None, '0.001'),
     (dict(num_towers=4, rule='linear'), None, '0.004 = 0.001 x 4'),
-    (dict(num_towers=4, rule='sqrt', warmup_examples=3594), None,
-     '0.002 = 0.001 x sqrt(4), warm-up from 0.001 over 3,594 examples'),
     (dict(num_towers=4, rule='sqrt', warmup_examples=1437, decay='exponential',
           decay_examples=2874, decay_rate=0.94, staircase=True), 1437,
      '0.002 = 0.001 x sqrt(4), warm-up from 0.001 over 1 epoch, x0.94 every 2 epochs, in jumps'),
-    (dict(decay='exponential', decay_examples=2874, decay_rate=0.94), None,
-     '0.001, x0.94 every 2,874 examples'),
     (dict(decay='piecewise', decay_examples=[30, 60], decay_rate=0.1), 20,
      '0.001, x0.1 after 1.5 epochs and 3 epochs'),
     (dict(warmup_examples=1, decay='cosine', decay_examples=50000), None,
-     '0.001, warm-up from 0 over 1 example, cosine to 0 over 50,000 examples'),
-])
+     '0.001, warm-up from 0 over 1 example, cosine to 0 over 50,000 examples')])
 def test_describe(arguments, per_epoch, expected):
     rate = LearningRate(0.001, **arguments)
     assert rate.describe(per_epoch) == expected
@@ -142,33 +124,20 @@ def test_describe(arguments, per_epoch, expected):
 
 @pytest.mark.parametrize('arguments, text', [
     (dict(base=0), 'base=0: expected a number above 0'),
-    (dict(base=-0.1), 'base=-0.1'),
     (dict(base=float('nan')), 'base=nan'),
-    (dict(base=float('inf')), 'base=inf'),
-    (dict(base='0.1'), "base='0.1'"),
-    (dict(num_towers=0), 'num_towers=0: expected a whole number of at least 1'),
     (dict(num_towers=2.0), 'num_towers=2.0'),
     (dict(rule='square'), "rule='square': expected one of 'none', 'sqrt', 'linear'"),
-    (dict(rule=None), 'rule=None'),
-    (dict(warmup_examples=-1), 'warmup_examples=-1'),
     (dict(warmup_examples=0.5), 'warmup_examples=0.5'),
     (dict(decay='step'),
-        "decay='step': expected one of 'none', 'exponential', 'piecewise', 'cosine'"),
+     "decay='step': expected one of 'none', 'exponential', 'piecewise', 'cosine'"),
     (dict(decay='exponential', decay_rate=0.9), "decay='exponential' needs decay_examples"),
     (dict(decay='exponential', decay_examples=10), "decay='exponential' needs decay_rate"),
-    (dict(decay='cosine'), "decay='cosine' needs decay_examples"),
-    (dict(decay='cosine', decay_examples=0), 'decay_examples=0'),
     (dict(decay='cosine', decay_examples=9, decay_rate=0.9), 'does not use it'),
-    (dict(decay_examples=9), 'does not use'),
     (dict(decay='cosine', decay_examples=9, staircase=True), 'staircase=True'),
     (dict(decay='exponential', decay_examples=9, decay_rate=1.5), 'decay_rate=1.5: expected at mo'),
-    (dict(decay='exponential', decay_examples=9, decay_rate=0), 'decay_rate=0'),
     (dict(decay='exponential', decay_examples=[9], decay_rate=0.5), r'decay_examples=\[9\]'),
     (dict(decay='piecewise', decay_examples=9, decay_rate=0.5), 'list of example counts'),
-    (dict(decay='piecewise', decay_examples=[], decay_rate=0.5), 'list of example counts'),
-    (dict(decay='piecewise', decay_examples=[9, 9], decay_rate=0.5), 'above the one before'),
-    (dict(decay='piecewise', decay_examples=[0, 9], decay_rate=0.5), 'decay_examples=0'),
-])
+    (dict(decay='piecewise', decay_examples=[9, 9], decay_rate=0.5), 'above the one before')])
 def test_bad_arguments_are_named(arguments, text):
     with pytest.raises(InvalidArgumentError, match=text):
         LearningRate(**dict(dict(base=0.001), **arguments))

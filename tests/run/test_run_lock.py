@@ -35,7 +35,6 @@ def start_holder(directory):
 
 
 @pytest.mark.slow
-@pytest.mark.version_independent
 def test_a_second_process_is_refused_until_the_first_is_killed(tmpdir):
     directory = str(tmpdir.join('made', 'for', 'it'))
     before = time.time()
@@ -117,13 +116,10 @@ def test_programs_that_the_run_starts_do_not_hold_it(tmpdir):
         child.communicate()
 
 
-@pytest.mark.parametrize('content', ['', '{"pid": 1', '[]', '{}', b'\xff'])
+@pytest.mark.parametrize('content', [b'', b'{"pid": 1', b'\xff'])
 def test_a_holder_that_has_not_written_yet(tmpdir, content):
     with hold_directory(str(tmpdir)):
-        if isinstance(content, bytes):
-            tmpdir.join('run.lock').write_binary(content)
-        else:
-            tmpdir.join('run.lock').write(content)
+        tmpdir.join('run.lock').write_binary(content)
         with pytest.raises(RunLockedError, match='is in use by another process, which has not '
                                                  'said yet which one it is. Two runs'):
             with hold_directory(str(tmpdir)):
@@ -142,15 +138,14 @@ def test_a_file_in_the_place_of_the_directory(tmpdir):
             'made and written to.')
 
 
-@pytest.mark.parametrize('number', [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_file_system_without_locks(tmpdir, monkeypatch, number):
+def test_a_file_system_without_locks(tmpdir, monkeypatch):
     def flock(*unused_args):
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
     monkeypatch.setattr(run_lock.fcntl, 'flock', flock)
     with pytest.warns(RuntimeWarning) as warned:
         with hold_directory(str(tmpdir)) as locked:
             assert locked is False
     assert [str(warning.message) for warning in warned] == [
         '%s is not locked, as its file system has no file locks (%s): see to it yourself that no '
-        'other run uses it.' % (tmpdir, os.strerror(number))]
+        'other run uses it.' % (tmpdir, os.strerror(errno.ENOLCK))]
     assert warned[0].filename == __file__
