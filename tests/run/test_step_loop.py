@@ -95,13 +95,18 @@ def test_what_hooks_always_fetch_is_computed_with_every_step():
     assert [hook.fetched for hook in hooks] == [[None] * 6, [{'of': [7.]}] * 6, [None] * 6]
 
 
-def test_a_hook_ends_the_loop_and_the_end_of_the_data_the_session_in_good_order():
+def test_a_hook_ends_the_loop():
+    step, train_op = counter()
+    recorder = Recorder(3, stop_at=6)
+    with LoopSession(hooks=[recorder]) as session:
+        assert session.run_steps(train_op, 100) == 6
+        assert session.should_stop()
+        assert session.run_steps(train_op, 100) == 0
+    assert recorder.ended == 1 and recorder.step == 6
+
+
+def test_the_end_of_the_data_ends_the_session_in_good_order():
     data = tf.data.make_one_shot_iterator(tf.data.Dataset.range(5)).get_next()
-    stopping = Recorder(3, stop_at=3)
-    with LoopSession(hooks=[stopping]) as session:
-        assert session.run_steps(tf.no_op(), 100) == 3 and session.should_stop()
-        assert session.run_steps(tf.no_op(), 100) == 0
-    assert stopping.ended == 1 and stopping.step == 3
     recorder = Recorder(4)
     with LoopSession(hooks=[recorder]) as session:
         session.run_steps(data.op, 100)
@@ -113,11 +118,10 @@ def test_an_error_names_operation_and_line_as_without_the_loop():
     step = tf.train.get_or_create_global_step()
     with tf.control_dependencies([tf.Assert(step < 4, ['too far'], name='bound')]):
         train_op = tf.assign_add(step, 1).op
-    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+    with pytest.raises(tf.errors.InvalidArgumentError, match='test_step_loop.py') as caught:
         with LoopSession(hooks=[Recorder(100)]) as session:
             session.run_steps(train_op, 9)
     assert 'bound' in caught.value.op.name and 'too far' in str(caught.value)
-    assert 'test_step_loop.py' in str(caught.value)
 
 
 def test_a_lost_session_is_made_anew(tmp_path):
@@ -231,20 +235,3 @@ def test_hooks_write_the_same_as_without_the_loop(tmp_path):
     assert shown == ['1/23', '5/23', '10/23', '15/23', '20/23', '23/23']
     assert saved == sorted('model.ckpt-%d.index' % step for step in (0, 7, 14, 21, 23))
     assert resumed[3] == sorted(saved + ['model.ckpt-13.index'])
-
-
-def test_checkpoint_hook_alone_is_due_at_its_steps_only(tmp_path):
-    step, train_op = counter()
-
-    class Watched(CheckpointHook):
-        hooked = ()
-
-        def after_run(self, run_context, run_values):
-            super(Watched, self).after_run(run_context, run_values)
-            self.hooked += (self._step,)
-
-    saver = Watched(str(tmp_path), step, save_steps=20, keep=None)
-    with LoopSession(hooks=[saver]) as session:
-        session.run_steps(train_op, 45)
-    # What is fetched with a step may be from before it or after it, so some more are looked at.
-    assert 2 <= len(saver.hooked) <= 8 and all(each % 20 in (18, 19, 0, 1) for each in saver.hooked)

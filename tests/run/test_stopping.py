@@ -76,25 +76,6 @@ def test_a_hangup_that_is_ignored_stays_ignored(tmp_path):
     assert hook.received is None and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
-def test_a_program_may_have_another_reason(tmp_path, handlers):
-    hook = StopOnSignalHook(io.StringIO())
-    saver = CheckpointHook(str(tmp_path), tf.train.get_or_create_global_step(), save_steps=100)
-    assert run(hook, lambda step: hook.stop(signal.SIGPIPE) if step == 3 else None,
-               before=[saver]) == 4
-    assert hook.received == signal.SIGPIPE
-    assert tf.train.latest_checkpoint(str(tmp_path)).endswith('model.ckpt-4')
-    hook.stop(signal.SIGTERM)
-    assert hook.received == signal.SIGPIPE  # the first one is it
-
-
-def test_without_a_signal_nothing_is_different(handlers):
-    hook = StopOnSignalHook()
-    assert run(hook, lambda step: None, steps=5) == 5
-    assert hook.received is None and installed() == [handlers] * 3
-    assert signal.set_wakeup_fd(-1) == -1
-    assert not [thread for thread in threading.enumerate() if 'wait_for_signals' in str(thread)]
-
-
 def test_a_signal_while_other_hooks_end_is_held_until_they_have_ended(handlers):
     class Saver(tf.train.SessionRunHook):
         done = False
@@ -176,47 +157,3 @@ def test_a_forked_process_has_the_former_handlers(handlers):
     assert run(hook, each_step, steps=4) == 4
     assert found == [0]
     assert hook.received is None
-
-
-@pytest.mark.slow
-def test_an_error_in_the_run_leaves_handlers_to_restore(handlers):
-    hook = StopOnSignalHook()
-
-    def each_step(unused_step):
-        raise FloatingPointError()
-    with pytest.raises(FloatingPointError):
-        run(hook, each_step)
-    assert handlers not in installed()
-    hook.restore()
-    assert installed() == [handlers] * 3
-    hook.restore()  # once more is nothing
-
-
-@pytest.mark.slow
-def test_a_run_that_is_over_is_forgotten(tmp_path):
-    # What is registered for forks stays until Python ends; a file in it crashed Python 3.7 there.
-    stream = open(str(tmp_path / 'said'), 'w')
-    hook = StopOnSignalHook(stream)
-    run(hook, lambda step: None, steps=2)
-    hook, of_hook, of_stream, stream = None, weakref.ref(hook), weakref.ref(stream), None
-    gc.collect()
-    assert of_hook() is None and of_stream() is None
-    child = os.fork()  # and it is no error that it is not there to be restored
-    if not child:
-        os._exit(7)
-    assert os.WEXITSTATUS(os.waitpid(child, 0)[1]) == 7
-
-
-def test_another_thread_than_the_main_one(handlers):
-    errors = []
-
-    def in_thread():
-        with tf.Graph().as_default(), pytest.raises(InvalidArgumentError) as caught:
-            run(StopOnSignalHook(), lambda step: None)
-        errors.append(str(caught.value))
-    thread = threading.Thread(target=in_thread)
-    thread.start()
-    thread.join()
-    assert errors == ['StopOnSignalHook: Python has signal handlers in the main thread only. Make '
-                      'the session there, or leave this out.']
-    assert installed() == [handlers] * 3
