@@ -467,7 +467,6 @@ class Named(tf.train.SessionRunHook):
         return tf.train.SessionRunArgs(['cross_entropy:0'])
 
 
-@pytest.mark.slow
 @needs_estimator
 def test_an_estimator_trains_evaluates_predicts_and_exports_as_on_one_device(tmpdir):
     several, one = [estimator(tmpdir.join(str(len(devices))), devices)
@@ -551,7 +550,6 @@ def canned(directory, replicate, wrapper, devices, warm_start_from=None):
                                   warm_start_from=warm_start_from)
 
 
-@pytest.mark.slow
 @needs_estimator
 def test_a_canned_estimator_as_on_one_device(tmpdir):
     first = tf.estimator.DNNClassifier([4], columns(), str(tmpdir.join('first')))
@@ -651,25 +649,3 @@ def test_the_weights_of_contribs_own_with_two_losses_and_optimizers():
     for ours, theirs in zip(found[1][1], found[0][1]):
         np.testing.assert_allclose(ours, theirs, rtol=1e-14)
     assert abs(found[0][1][1] - np.linspace(.1, .3, 3).reshape([3, 1])).min() > 1e-3
-
-
-@pytest.mark.slow
-@needs_contrib
-def test_the_weights_of_contribs_own_canned_estimator(tmpdir):
-    first = tf.estimator.DNNClassifier([4], columns(), str(tmpdir.join('first')))
-    first.train(words_and_values, steps=1)
-    found = []
-    for front in (contrib(), towers):
-        trained = canned(tmpdir.join(front.__name__), front.replicate_model_fn,
-                         front.TowerOptimizer, TWO, first.model_dir)
-        trained.train(lambda: dense_words().repeat().batch(4, drop_remainder=True), steps=6)
-        found.append(weights_of(trained))
-    same = sorted(set(found[0]) & set(found[1]))
-    assert len(same) == 6  # without slots, which contrib's names differently from one device's
-    for name in same:
-        assert np.array_equal(found[1][name], found[0][name]), name
-
-
-def dense_words():
-    return tf.data.Dataset.from_tensor_slices((
-        {'word': WORDS[:, None], 'value': VALUES}, (VALUES[:, 0] > 0).astype(np.int64)))
