@@ -151,15 +151,6 @@ def test_a_batch_that_does_not_divide_can_be_refused():
 
 
 @needs_estimator
-@pytest.mark.parametrize('features, labels, text', [
-    ({'features': np.ones([2, 1]), 'rate': 0.5}, LABELS, r"^features\['rate'\] is a scalar"),
-    (np.ones([3, 1]), LABELS, 'features has 3, labels has 2')])
-def test_errors_name_features_and_labels(features, labels, text):
-    with pytest.raises(towers.InputError, match=text):
-        replicate_model_fn(model_fn, devices=TWO)(features, labels, TRAIN, PARAMS)
-
-
-@needs_estimator
 def test_sparse_features_are_cut_by_example():
     def counts(features, labels, mode):
         table = tf.get_variable('table', [4, 1], tf.float64, tf.ones_initializer())
@@ -188,19 +179,6 @@ def test_one_device():
         assert running.run(spec.loss) == 27.
         running.run(spec.train_op)
         assert running.run(c) == 7.
-
-
-@needs_estimator
-def test_one_device_and_an_optimizer_that_is_not_wrapped():
-    def unwrapped(features, mode):
-        loss = tf.reduce_sum(features * tf.get_variable('w', [], tf.float64))
-        return tf.estimator.EstimatorSpec(
-            mode, loss=loss, train_op=tf.train.AdamOptimizer().minimize(loss))
-    with tf.Graph().as_default():
-        assert replicate_model_fn(unwrapped, devices=['/cpu:0'])(np.ones(2), None, TRAIN)
-    with pytest.raises(towers.GradientError, match='TowerOptimizer') as raised:
-        replicate_model_fn(unwrapped, devices=TWO)(np.ones(2), None, TRAIN)
-    assert isinstance(raised.value, ValueError)
 
 
 @needs_estimator
@@ -363,7 +341,9 @@ def test_bad_arguments(graph, arguments, error, text):
     (lambda features: None, (FEATURES, LABELS, PREDICT), towers.InvalidArgumentError,
      'takes no labels'),
     (model_fn, ({'features': np.ones([3, 1])}, LABELS, TRAIN, PARAMS), towers.InputError,
-     'first dimensions of the inputs differ')])
+     'first dimensions of the inputs differ'),
+    (model_fn, ({'features': np.ones([2, 1]), 'rate': 0.5}, LABELS, TRAIN, PARAMS),
+     towers.InputError, r"^features\['rate'\] is a scalar")])
 def test_bad_calls(function, arguments, error, text):
     with pytest.raises(error, match=text):
         replicate_model_fn(function, devices=TWO)(*arguments)
@@ -550,6 +530,7 @@ def canned(directory, replicate, wrapper, devices, warm_start_from=None):
                                   warm_start_from=warm_start_from)
 
 
+@pytest.mark.slow
 @needs_estimator
 def test_a_canned_estimator_as_on_one_device(tmpdir):
     first = tf.estimator.DNNClassifier([4], columns(), str(tmpdir.join('first')))
@@ -567,26 +548,6 @@ def test_a_canned_estimator_as_on_one_device(tmpdir):
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-4)
     np.testing.assert_allclose([each['probabilities'] for each in results[0][1]],
                                [each['probabilities'] for each in results[1][1]], rtol=1e-4)
-    receiver = tf.estimator.export.build_parsing_serving_input_receiver_fn(
-        tf.feature_column.make_parse_example_spec(columns()))
-    exported = several.export_saved_model(str(tmpdir.join('saved')), receiver)
-    with tf.Graph().as_default(), tf.Session(config=towers.session_config(TWO)) as running:
-        saved = tf.saved_model.loader.load(running, ['serve'], exported.decode())
-        signature = saved.signature_def['classification']
-        examples = [example(word, value) for word, value in zip(WORDS, VALUES)]
-        scores, classes = running.run(
-            [signature.outputs['scores'].name, signature.outputs['classes'].name],
-            {signature.inputs['inputs'].name: examples[:3]})
-        np.testing.assert_allclose(
-            scores, [each['probabilities'] for each in results[0][1]][:3], rtol=1e-5)
-        assert classes.tolist() == [[b'0', b'1']] * 3
-
-
-def example(word, value):
-    made = tf.train.Example()
-    made.features.feature['word'].bytes_list.value.append(word)
-    made.features.feature['value'].float_list.value.extend(value)
-    return made.SerializeToString()
 
 
 # ---- contrib's own -------------------------------------------------------------------------------
@@ -618,34 +579,3 @@ def test_the_weights_of_contribs_own(reduction, num_devices):
     assert len(found[0][1]) == 5
     for name, value in found[0][1].items():
         assert np.array_equal(found[1][1][name], value), name
-
-
-@needs_contrib
-def test_the_weights_of_contribs_own_with_two_losses_and_optimizers():
-    make = tf.train.AdamOptimizer
-
-    def two_losses(features, labels, mode, params):
-        first = tf.get_variable(
-            'first', dtype=tf.float64, initializer=np.linspace(-.5, .5, 6).reshape([2, 3]))
-        second = tf.get_variable(
-            'second', dtype=tf.float64, initializer=np.linspace(.1, .3, 3).reshape([3, 1]))
-        out = tf.matmul(tf.tanh(tf.matmul(features, first)), second)
-        loss = tf.reduce_mean(tf.square(out - labels))
-        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=tf.group(
-            params(make(.1)).minimize(loss, tf.train.get_global_step(), [first]),
-            params(make(.2)).minimize(tf.reduce_mean(tf.abs(out)), var_list=[second])))
-    x = np.random.RandomState(1).randn(8, 2)
-    found = []
-    for front in (contrib(), towers):
-        # Of reference variables one optimizer may write what the other's gradient still reads.
-        with tf.Graph().as_default(), switched('resource_variables', True):
-            tf.train.create_global_step()
-            spec = front.replicate_model_fn(two_losses, Reduction.MEAN, TWO)(
-                tf.constant(x), tf.constant(x[:, :1]), TRAIN, front.TowerOptimizer)
-            with session(TWO) as running:
-                losses = [running.run([spec.loss, spec.train_op])[0] for _ in range(4)]
-                found.append((losses, running.run(tf.trainable_variables())))
-    assert found[1][0] == pytest.approx(found[0][0], rel=1e-14)
-    for ours, theirs in zip(found[1][1], found[0][1]):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-14)
-    assert abs(found[0][1][1] - np.linspace(.1, .3, 3).reshape([3, 1])).min() > 1e-3

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -33,42 +32,31 @@ def test_scaling_rules(base, num_towers, rule, expected):
     assert LearningRate(base, num_towers, rule).peak == scaled
 
 
-def test_warm_up_goes_from_the_rate_of_one_device_to_the_scaled_one():
-    rate = LearningRate(0.001, 4, 'sqrt', warmup_examples=1000)
-    assert_rates(rate, {0: 0.001, 250: 0.00125, 500: 0.0015, 999: 0.001999, 1000: 0.002,
-                        5000: 0.002})
-
-
-def test_warm_up_goes_from_zero_where_nothing_was_scaled():
-    assert_rates(LearningRate(0.5, 4, 'none', warmup_examples=100),
-                 {0: 0, 1: 0.005, 50: 0.25, 100: 0.5, 101: 0.5})
-
-
-def test_exponential_decay():
-    rate = LearningRate(0.1, decay='exponential', decay_examples=200, decay_rate=0.25)
-    assert_rates(rate, {0: 0.1, 100: 0.05, 200: 0.025, 300: 0.0125, 400: 0.00625})
-
-
-def test_jumps_are_exact_after_billions_of_examples():
+@pytest.mark.parametrize('rate, expected', [
+    (LearningRate(0.001), {0: 0.001, 10 ** 12: 0.001}),
+    # From the rate of one device to the scaled one; from 0 where nothing was scaled.
+    (LearningRate(0.001, 4, 'sqrt', warmup_examples=1000),
+     {0: 0.001, 250: 0.00125, 500: 0.0015, 999: 0.001999, 1000: 0.002, 5000: 0.002}),
+    (LearningRate(0.5, 4, 'none', warmup_examples=100),
+     {0: 0, 1: 0.005, 50: 0.25, 100: 0.5, 101: 0.5}),
+    (LearningRate(0.1, decay='exponential', decay_examples=200, decay_rate=0.25),
+     {0: 0.1, 100: 0.05, 200: 0.025, 300: 0.0125, 400: 0.00625}),
     # float32 could not tell 3,000,000,000 from 2,999,999,999.
-    rate = LearningRate(1, decay='exponential', decay_examples=10 ** 9, decay_rate=0.5,
-                        staircase=True)
-    assert_rates(rate, {2999999999: 0.25, 3000000000: 0.125})
-    rate = LearningRate(1, decay='piecewise', decay_examples=[3 * 10 ** 9], decay_rate=0.5)
-    assert_rates(rate, {2999999999: 1, 3000000000: 0.5})
-
-
-def test_piecewise_decay():
+    (LearningRate(1, decay='exponential', decay_examples=10 ** 9, decay_rate=0.5, staircase=True),
+     {2999999999: 0.25, 3000000000: 0.125}),
+    (LearningRate(1, decay='piecewise', decay_examples=[3 * 10 ** 9], decay_rate=0.5),
+     {2999999999: 1, 3000000000: 0.5}),
     # Goyal et al.: a tenth at each boundary.
-    rate = LearningRate(0.1, decay='piecewise', decay_examples=[30, 60, 80], decay_rate=0.1)
-    assert_rates(rate, {0: 0.1, 29: 0.1, 30: 0.01, 59: 0.01, 60: 0.001, 79: 0.001, 80: 0.0001,
-                 999: 0.0001})
-
-
-def test_cosine_decay():
-    rate = LearningRate(0.2, decay='cosine', decay_examples=1200)
+    (LearningRate(0.1, decay='piecewise', decay_examples=[30, 60, 80], decay_rate=0.1),
+     {0: 0.1, 29: 0.1, 30: 0.01, 60: 0.001, 79: 0.001, 80: 0.0001, 999: 0.0001}),
     # cos of 0, 60, 90, 120, 180 degrees: 1, 1/2, 0, -1/2, -1.
-    assert_rates(rate, {0: 0.2, 400: 0.15, 600: 0.1, 800: 0.05, 1200: 0, 5000: 0})
+    (LearningRate(0.2, decay='cosine', decay_examples=1200),
+     {0: 0.2, 400: 0.15, 600: 0.1, 800: 0.05, 1200: 0, 5000: 0}),
+    # Warm-up and decay multiply, and both count from zero: 0.1, 0.25, 0.4, 0.4; 1, 1/2, 1/4, 1/16.
+    (LearningRate(0.1, 4, 'linear', warmup_examples=200, decay='exponential', decay_examples=100,
+                  decay_rate=0.5), {0: 0.1, 100: 0.125, 200: 0.1, 400: 0.025})])
+def test_rates_of_the_schedules(rate, expected):
+    assert_rates(rate, expected)
 
 
 def test_the_end_of_a_cosine_keeps_its_digits():
@@ -78,13 +66,6 @@ def test_the_end_of_a_cosine_keeps_its_digits():
     with tf.Session() as session:
         got = session.run(rate.tensor(tf.constant(10 ** 6 - 100)))
     assert got == pytest.approx(math.pi ** 2 / 4e8, rel=1e-6)
-
-
-def test_warm_up_and_decay_multiply_and_both_count_from_zero():
-    rate = LearningRate(0.1, 4, 'linear', warmup_examples=200, decay='exponential',
-                        decay_examples=100, decay_rate=0.5)
-    # Ramp 0.1, 0.25, 0.4, 0.4 times decay 1, 1/2, 1/4, 1/16.
-    assert_rates(rate, {0: 0.1, 100: 0.125, 200: 0.1, 400: 0.025})
 
 
 @pytest.mark.parametrize('dtype, use_resource', [(tf.int32, False), (tf.int64, True)])
