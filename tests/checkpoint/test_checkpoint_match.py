@@ -143,6 +143,16 @@ def test_excluded_scopes_and_names_are_left():
         "exclude='net': expected a list of names.")
 
 
+def test_what_is_only_in_the_checkpoint_is_listed():
+    with tf.variable_scope('net'):
+        tf.get_variable('conv/biases', [4])
+    initial = init_from(PUBLISHED[0])
+    assert len(initial.unused) == 8
+    assert str(initial).splitlines()[1:] == [
+        '  of no use here: global_step, net/conv/biases/Momentum, net/conv/weights, '
+        'net/conv/weights/Momentum and 4 more']
+
+
 def test_adams_state_is_left(tmpdir):
     def build():
         weights = tf.get_variable('weights', [2])

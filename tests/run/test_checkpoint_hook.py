@@ -154,3 +154,11 @@ def test_the_saver_that_is_given_is_used(tmpdir):
 def test_arguments_that_make_no_sense(options, text):
     with pytest.raises(InvalidArgumentError, match=text):
         CheckpointHook('anywhere', tf.train.get_or_create_global_step(), **options)
+
+
+def test_several_savers_in_the_graph_are_one_too_many(tmpdir):
+    step = tf.train.get_or_create_global_step()
+    for _ in range(2):
+        tf.add_to_collection(tf.GraphKeys.SAVERS, tf.train.Saver())
+    with pytest.raises(InvalidArgumentError, match='2 savers in its collection SAVERS: say which'):
+        CheckpointHook(str(tmpdir), step, save_steps=1).begin()

@@ -127,3 +127,8 @@ def test_device_use_goes_on_without_gpus_when_nvml_fails(nvml, monkeypatch):
     assert nvml.opened == 0
     use = DeviceUse(['/device:GPU:0'])
     assert use.problem == 'GPU use is not shown: NVML says Driver Not Loaded'
+
+
+def test_device_use_without_nvml(no_nvml):
+    gpu, cpu = DeviceUse(['/device:GPU:0']).describe()
+    assert gpu == '' and cpu.startswith('CPU')

@@ -200,6 +200,17 @@ def test_lines_of_the_hook_and_the_share_in_the_progress(capsys):
     assert len(lines) == 5 and all('input wait ' in line for line in lines)
 
 
+def test_evaluations_and_checkpoints_are_no_waiting():
+    value = tf.placeholder(tf.int64, [])
+    train_op, _ = training(value, False)
+    hook = InputWatchHook(train_op)
+    hook.evaluated(3, {}, 2.)
+    hook.listener.before_save(None, 3)
+    time.sleep(0.01)
+    hook.listener.after_save(None, 3)
+    assert 2.01 <= hook.away_seconds < 3
+
+
 def test_levels_are_those_of_the_profiler():
     # Of the percentage that is printed beside them: 4.6 is 5 %, and not "5 % … not input-bound".
     assert [describe_share(share) for share in (0., .044, .046, .194, .196, 1.)] == [

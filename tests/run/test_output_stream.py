@@ -31,6 +31,10 @@ def test_a_stream_like_any_other():
     output.writelines(['b', 'c'])
     assert stream.getvalue() == 'a\nbc' and output.lost is None
     assert not output.isatty() and output.getvalue() == 'a\nbc'
+    closed = OutputStream(None)  # from the start
+    closed.write('a')
+    closed.flush()
+    assert not closed.isatty() and closed.lost is None
 
 
 @pytest.mark.parametrize('encoding, written', [

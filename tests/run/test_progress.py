@@ -237,6 +237,14 @@ def test_an_error_begins_on_a_line_of_its_own(time):
     assert lines[0].startswith(' 3/20') and lines[1:] == ['the error', '']
 
 
+def test_no_bar_on_a_dumb_terminal(time, monkeypatch):
+    monkeypatch.setenv('TERM', 'dumb')
+    terminal = Terminal(80)
+    training(on(terminal), 3, time)
+    assert terminal.close().splitlines()[0] == (
+        'step 1/20  epoch 0.2  loss 2.000  lr 0.001  CPU 150%')
+
+
 def test_gpus_are_shown_and_their_trouble_is_told_once(time, monkeypatch):
     lost = 'GPU use is not shown: NVML says GPU is lost'
     readings = [('GPU 97% 10.2/16 GB', None), ('', lost), ('', lost)]

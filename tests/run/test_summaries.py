@@ -30,7 +30,8 @@ def time(monkeypatch):
 def events(folder):
     """[(file name, event)] of a folder, but for the version that begins each file."""
     return [(path.name, event) for path in sorted(folder.iterdir()) if 'tfevents' in path.name
-            for event in tf.train.summary_iterator(str(path)) if not event.file_version]
+            for event in tf.train.summary_iterator(str(path))
+            if event.HasField('summary') or event.HasField('session_log')]
 
 
 def scalars(folder):
@@ -67,11 +68,11 @@ class Job:
             global_step=self.global_step)
         self.summaries = default_summaries(self.built, self.rate, **options)
 
-    def run(self, folder, number, summary_steps=2, last_step=None, checkpoints=None, killed=False,
-            each=lambda hook, step: None, **options):
-        """Trains; with `checkpoints`, saves every 4 steps there; a killed run has no end."""
+    def run(self, folder, number, summary_steps=2, last_step=None, checkpoints=None,
+            each=lambda hook, step: None):
+        """Trains; with `checkpoints`, saves every 4 steps there, and goes on from there."""
         hook = SummaryHook(self.summaries, self.global_step, str(folder), 4, summary_steps,
-                           last_step, **options)
+                           last_step, graph=tf.get_default_graph())
         hooks = [hook]
         if checkpoints:
             hooks.append(tf.train.CheckpointSaverHook(str(checkpoints), save_steps=4,
@@ -79,31 +80,23 @@ class Job:
         creator = tf.train.ChiefSessionCreator(
             config=towers.session_config(self.built.devices),
             checkpoint_dir=str(checkpoints) if checkpoints else None)
-        try:
-            with tf.train.MonitoredSession(creator, hooks) as session:
-                for step in range(1, number + 1):
-                    session.run(self.built.train_op)
-                    each(hook, step)
-                if killed:
-                    raise Killed()
-        except Killed:
-            pass
+        with tf.train.MonitoredSession(creator, hooks) as session:
+            for step in range(1, number + 1):
+                session.run(self.built.train_op)
+                each(hook, step)
         return hook
-
-
-class Killed(Exception):
-    pass
 
 
 def test_values_of_each_step(tmp_path, time):
     def advance(hook, step):
         time.now += 0.25  # 4 examples: 16 a second
-    Job(norm_of_each=True).run(tmp_path, 5, last_step=5, each=advance)
+    Job(norm_of_each=True, scalars={'half': tf.constant(0.5, tf.float16)}).run(
+        tmp_path, 5, last_step=5, each=advance)
     found = scalars(tmp_path)
     assert sorted(found) == [2, 4, 5]
     for step, values in found.items():
         left, before = 2 - step / 4., 2 - (step - 1) / 4.
-        expected = {'loss': 62.5 * before, 'learning_rate': 0.1,
+        expected = {'loss': 62.5 * before, 'learning_rate': 0.1, 'half': 0.5,
                     'gradient_norm': 12.5, 'gradient_norm/a': 7.5, 'gradient_norm/b': 10.,
                     'weight_norm': 5 * left, 'weight_norm/a': 3 * left, 'weight_norm/b': 4 * left}
         if step > 2:  # there is no speed before the third step
@@ -212,8 +205,12 @@ def test_summaries_come_with_the_step_and_only_with_those_that_are_written(tmp_p
 
 def test_a_resumed_run_writes_each_step_once_for_tensorboard(tmp_path):
     """Checkpoints at 4 and 8; killed after 7; goes on from 4."""
+    def killed(hook, step):
+        if step == 7:
+            raise KeyError('killed')
     logs, checkpoints = tmp_path / 'logs', tmp_path / 'checkpoints'
-    Job().run(logs, 7, checkpoints=checkpoints, killed=True)
+    with pytest.raises(KeyError):
+        Job().run(logs, 9, checkpoints=checkpoints, each=killed)
     assert set(scalars(logs)) >= {2, 4}  # brought to the disk by the checkpoint
     before = {name for name, _ in events(logs)}
     with tf.Graph().as_default():
@@ -223,6 +220,8 @@ def test_a_resumed_run_writes_each_step_once_for_tensorboard(tmp_path):
     assert [event.step for event in new[1:]] == [6, 8, 10]
     losses = {event.step: event.summary.value[0].simple_value for event in new[1:]}
     assert losses == pytest.approx({6: 62.5 * 0.75, 8: 62.5 * 0.25, 10: 62.5 * -0.25})
+    assert [event for path in logs.iterdir() for event in tf.train.summary_iterator(str(path))
+            if event.graph_def]
     tensorboard = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
     reader = tensorboard.EventAccumulator(str(logs))
     reader.Reload()
