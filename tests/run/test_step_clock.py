@@ -1,4 +1,4 @@
-"""The clock that hooks share: steps, examples and seconds, against a time set by hand."""
+"""What hooks take to count steps and examples."""
 
 import io
 
@@ -6,58 +6,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
-from towers.run import step_clock
 from towers.run.progress import ProgressHook
-from towers.run.step_clock import Mark, SaveListener, StepClock, StepCounts, counts_of, rate
+from towers.run.step_clock import StepCounts
 from towers.run.summaries import Summaries, SummaryHook
 
-
-class FakeTime:
-    """Stands for the module `time`; tests set `now`."""
-
-    def __init__(self):
-        self.now = 1000.
-
-    def perf_counter(self):
-        return self.now
-
-
-@pytest.fixture(autouse=True)
-def time(monkeypatch):
-    fake = FakeTime()
-    monkeypatch.setattr(step_clock, 'time', fake)
-    return fake
-
-
-def started(global_step, batch_size, examples=None):
-    clock = StepClock(global_step, batch_size, examples)
-    session = tf.Session()
-    session.run(tf.global_variables_initializer())
-    clock.restart(session)
-    return clock, session
-
-
-def test_time_away_is_left_out_whether_it_comes_before_or_after_the_count(time):
-    clock, _ = started(tf.Variable(0), 10)
-    clock.away(3.)  # before the measure begins: nothing to leave out
-    clock.count()
-    clock.count()
-    time.now += 1.
-    clock.count()
-    assert clock.mark == Mark(1., 30)
-    time.now += 5.
-    clock.away(5.)
-    assert clock.mark == Mark(1., 30)  # it has not passed in the steps counted so far
-    time.now += 1.
-    clock.count()
-    assert clock.mark == Mark(2., 40)
-    time.now += 8.  # 1 of the step, and then an evaluation of 7 by a hook that comes before
-    clock.away(7.)
-    clock.count()
-    assert clock.mark == Mark(3., 50)
-
-
-# ---- What hooks take ----------------------------------------------------------------------------
 
 def line_of(make_hook):
     """The line of step 4 that a `ProgressHook` writes, up to its epoch."""
@@ -87,7 +39,6 @@ def test_hooks_take_the_counts_as_one_argument_or_as_several():
 
 def test_counts_are_given_once_and_are_all_there(tmp_path):
     counts = StepCounts(tf.train.get_or_create_global_step(), 10)
-    assert counts_of(counts, batch_size=None, last_step=None) is counts
     no_summaries = Summaries({}, {}, None)
     for hook, text in (
             (lambda: ProgressHook({}, counts), 'last_step=None: expected a whole number of at '

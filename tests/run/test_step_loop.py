@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers.run.checkpoint_hook import CheckpointHook
 from towers.run.evaluation import Evaluation, EvaluationHook
 from towers.run.progress import ProgressHook
 from towers.run.step_clock import StepCounts

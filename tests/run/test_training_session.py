@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from checkpoint_runs import DATA
 
 import towers
 from towers.checkpoint.files import newest_checkpoint
@@ -13,8 +14,6 @@ from towers.errors import CheckpointError, RunLockedError
 from towers.nonfinite import NonFiniteError, checked_loss
 from towers.run.run_lock import hold_directory
 from towers.run.training_session import training_session
-
-DATA = '.data-00000-of-00001'
 
 
 class Recorder(tf.train.SessionRunHook):
