@@ -298,19 +298,6 @@ def test_summary_and_layers_are_the_inner_models(keras):
     assert model.get_config() == inner.get_config() and model.to_json() == inner.to_json()
 
 
-def test_dropout_and_learning_phase(keras):
-    x = keras.Input((6,))
-    inner = keras.Model(x, keras.layers.Dropout(0.5)(x))
-    model = towers.ParallelModel(inner, DEVICES)
-    np.testing.assert_array_equal(model.predict(X), X)
-    phase = compat.keras_backend_of(inner).symbolic_learning_phase()
-    ones = np.ones((40, 6), 'float32')
-    session = compat.keras_backend_of(inner).get_session()
-    dropped = session.run(model.outputs[0], {model.inputs[0]: ones, phase: True})
-    assert set(np.unique(dropped)) == {0., 2.}
-    assert (dropped[:20] != dropped[20:]).any()  # a mask of its own for each device
-
-
 @pytest.mark.parametrize('losses, activation, how', [
     ('binary_crossentropy', 'sigmoid', 'layer'), ('categorical_crossentropy', 'softmax', 'lambda'),
     ('sparse_categorical_crossentropy', 'softmax', 'layer')])
@@ -577,12 +564,6 @@ def test_inside_another_model(keras, graph):
 def test_trains_with_a_tf1_optimizer(keras):
     _compare(keras, _dense_model, X, Y,
              make_optimizer=lambda _: tf.train.MomentumOptimizer(0.1, 0.9))
-
-
-def test_two_of_them_in_one_graph(keras):
-    first = towers.ParallelModel(_dense_model(keras), 2)
-    second = towers.ParallelModel(first.inner_model, 3)
-    np.testing.assert_allclose(first.predict(X), second.predict(X), rtol=1e-5, atol=1e-6)
 
 
 # ---- errors -------------------------------------------------------------------------------------

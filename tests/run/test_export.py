@@ -78,7 +78,7 @@ def test_tables_are_initialised(checkpoint, tmp_path):
     assert loaded(folder, {'x': X}, 'name').tolist() == [b'low'] * 4
 
 
-def test_a_version_that_is_there_is_not_touched(checkpoint, tmp_path):
+def test_what_is_there_already_is_not_touched(checkpoint, tmp_path):
     folder = str(tmp_path / 'export' / '3')
     os.makedirs(folder)
     with pytest.raises(InvalidArgumentError) as caught:
@@ -86,6 +86,9 @@ def test_a_version_that_is_there_is_not_touched(checkpoint, tmp_path):
     assert str(caught.value) == ('%s exists already: an export of step 3. Remove it, or export '
                                  'elsewhere.' % folder)
     assert os.listdir(folder) == []
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(InvalidArgumentError, match='file/3 cannot be written: .*Export to a direc'):
+        export_saved_model(build, checkpoint[0], str(tmp_path / 'file'))
 
 
 def test_a_process_killed_while_it_writes_leaves_nothing_that_a_server_would_take(

@@ -119,6 +119,17 @@ def test_norm_of_a_sparse_gradient_adds_repeated_rows_first(tmp_path):
         assert session.run(summaries.weights['weight_norm']) == pytest.approx(math.sqrt(10.))
 
 
+def test_half_precision_norms_do_not_overflow():
+    def model_fn(x):
+        w = tf.get_variable('w', [4], tf.float16, tf.constant_initializer(300.))
+        return tf.reduce_mean(tf.reduce_sum(x * w, 1))  # of 4 * 300 ** 2 in the sum of squares
+    built = towers.build_towers(model_fn, (tf.ones([2, 4], tf.float16),),
+                                tf.train.GradientDescentOptimizer(0.5), 1)
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        assert session.run(default_summaries(built).weights['weight_norm']) == 600.
+
+
 def add_four(x, product):
     tf.summary.scalar('loss', tf.reduce_mean(x))
     with tf.variable_scope('layer'):

@@ -197,6 +197,16 @@ def test_initial_values_are_for_a_run_that_starts(tmp_path):
         'initial values are not taken: the run has a checkpoint, from which it goes on']
 
 
+def test_a_saver_of_the_programs_own(tmp_path):
+    step = tf.train.get_or_create_global_step()
+    w = tf.get_variable('w', [], initializer=tf.zeros_initializer())
+    saver = tf.train.Saver({'global_step': step, 'another/name': w}, save_relative_paths=True)
+    train_op = tf.group(tf.assign_add(w, 1.), tf.assign_add(step, 1))
+    with training_session(str(tmp_path), step, [], save_steps=1, saver=saver) as session:
+        session.run(train_op)
+    assert tf.train.load_variable(str(tmp_path), 'another/name') == 1.
+
+
 def test_a_session_that_is_lost_goes_on_from_what_the_run_saved_last(tmp_path):
     """And not from what was the newest when the program started."""
     class FailsOnce(tf.train.SessionRunHook):
