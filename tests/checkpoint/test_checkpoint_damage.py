@@ -14,7 +14,6 @@ from towers.checkpoint.files import damage, describe_safe, newest_checkpoint
     (DATA, 30, None, 'tensor name/of/another: .*hecksum'),
     (DATA, None, 0, 'Read less bytes than requested'),
     (DATA, None, None, 'no data file: tensor global_step: '),
-    ('.index', 20, None, 'hecksum'),
     ('.index', None, 100, 'bad magic number'),
     ('.index', None, 0, 'too short')])
 def test_damage_of_the_newest_is_named_and_the_one_before_used_only_when_told(

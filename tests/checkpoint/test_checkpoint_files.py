@@ -66,7 +66,7 @@ def test_a_first_save_whose_shards_are_not_merged_is_none(tmpdir):
     assert newest_checkpoint(directory) is None
 
 
-@pytest.mark.parametrize('content', [b'', b'model_checkpoint_path: "model.ck', b'\x00\xff\xfe'])
+@pytest.mark.parametrize('content', [b'', b'model_checkpoint_path: "\xff\xfe'])
 def test_a_damaged_state_file(tmpdir, content):
     directory = save(tmpdir)
     tmpdir.join('checkpoint').write_binary(content)
@@ -110,7 +110,7 @@ def test_a_name_that_tf_takes_for_a_pattern_is_refused(tmpdir, name):
         'not find them again. Give a directory without these in its path.' % tmpdir.join(name))
 
 
-@pytest.mark.parametrize('name', ['run [', 'a*b?', u'{a,b} \xe4'])
+@pytest.mark.parametrize('name', ['run [', u'a*b? {a,b} \xe4'])
 def test_other_names_are_fine_and_sharded_checkpoints_are_read_wholly(tmpdir, name):
     directory = save(tmpdir.mkdir(name), sharded=True)
     assert newest_checkpoint(directory).step == 300

@@ -20,8 +20,8 @@ def network(x):
     return tf.matmul(x, w) + b
 
 
-@pytest.fixture
-def checkpoint(tmp_path):
+@pytest.fixture(scope='module')
+def checkpoint(tmp_path_factory):
     """(prefix of a checkpoint at step 3 of two towers, what the network then gives for X)."""
     with tf.Graph().as_default():
         step = tf.train.get_or_create_global_step()
@@ -36,7 +36,7 @@ def checkpoint(tmp_path):
             values = session.run({v.op.name: v for v in tf.global_variables()})
             suffix = '/ExponentialMovingAverage'  # which are exported, as they are there
             expected = X.dot(values['net/w' + suffix]) + values['net/b' + suffix]
-            prefix = tf.train.Saver().save(session, str(tmp_path / 'train' / 'model.ckpt'), step)
+            prefix = tf.train.Saver().save(session, str(tmp_path_factory.mktemp('train') / 'model.ckpt'), step)
     return prefix, expected
 
 

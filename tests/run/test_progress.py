@@ -272,7 +272,7 @@ def test_gpus_are_shown_and_their_trouble_is_told_once(time, monkeypatch):
 # ---- where to ------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('out, error, chosen', [
-    (True, True, 'error'), (False, True, 'out'), (True, False, 'out'), (False, False, 'out')])
+    (True, True, 'error'), (False, True, 'out')])
 def test_lines_go_to_standard_output_and_a_bar_to_standard_error(time, monkeypatch, out, error,
                                                                  chosen):
     class Stream(io.StringIO):
