@@ -37,9 +37,9 @@ def replicate_model_fn(model_fn: typing.Callable,
 
         estimator = tf.estimator.Estimator(towers.replicate_model_fn(model_fn))
 
-    Features and labels are cut into one shard a tower, sparse ones by example, and the model
-    function is called once for each tower, see `build_towers`. With n_k of the batch's n examples
-    on tower k, loss L_k and gradient dL_k there:
+    Features and labels are cut into one shard a tower, sparse ones by example; the model function
+    is called once, and later towers are copies, see `build_towers`. With n_k of the batch's n
+    examples on tower k, loss L_k and gradient dL_k there:
 
         Reduction.SUM:  loss = sum_k L_k,            gradient = sum_k dL_k
         any other:      loss = sum_k (n_k / n) L_k,  gradient = sum_k (n_k / n) dL_k
@@ -81,8 +81,8 @@ def replicate_model_fn(model_fn: typing.Callable,
       InvalidArgumentError: an unknown reduction or remainder.
       ModelFunctionError: `model_fn` is no model function.
       DeviceError: see `resolve_devices`.
-      When it is called: `GradientError` (a train op that comes from no `TowerOptimizer`, towers
-      with different calls of optimizers), `InputError`, and the other errors of `build_towers`.
+      When it is called: `GradientError` (a train op that comes from no `TowerOptimizer`),
+      `InputError`, and the other errors of `build_towers`.
     """
     if not compat.has_estimator():
         raise MissingPackageError(
