@@ -500,54 +500,34 @@ def test_a_sync_replicas_optimizer_and_its_hook():
 
 # ---- canned Estimators ---------------------------------------------------------------------------
 
-WORDS = np.array(list('abcdabcdab'), 'S')
-VALUES = np.random.RandomState(0).randn(10, 2).astype(np.float32)
-
-
-def columns():
-    column = tf.feature_column
-    return [column.numeric_column('value', [2]), column.embedding_column(
-        column.categorical_column_with_vocabulary_list('word', list('abc')), 3,
-        initializer=tf.constant_initializer(0.25))]
-
-
-def words_and_values(size=5):
-    def sparse(features, labels):
-        rows = tf.range(tf.shape(labels, out_type=tf.int64)[0])
-        words = tf.SparseTensor(tf.stack([rows, tf.zeros_like(rows)], 1), features['word'],
-                                tf.stack([tf.shape(labels, out_type=tf.int64)[0], 1]))
-        return {'word': words, 'value': features['value']}, labels
-    data = tf.data.Dataset.from_tensor_slices(({'word': WORDS, 'value': VALUES}, VALUES[:, 0] > 0))
-    return data.map(lambda features, labels: (features, tf.cast(labels, tf.int64))).batch(size).map(
-        sparse)
-
-
-def canned(directory, replicate, wrapper, devices, warm_start_from=None):
-    config = tf.estimator.RunConfig(str(directory), session_config=towers.session_config(TWO))
-    inner = tf.estimator.DNNClassifier(
-        [4], columns(), config=config, optimizer=wrapper(tf.train.AdagradOptimizer(0.125)))
-    return tf.estimator.Estimator(replicate(inner.model_fn, Reduction.SUM, devices), config=config,
-                                  warm_start_from=warm_start_from)
-
-
-@pytest.mark.slow
 @needs_estimator
-def test_a_canned_estimator_as_on_one_device(tmpdir):
-    first = tf.estimator.DNNClassifier([4], columns(), str(tmpdir.join('first')))
-    first.train(words_and_values, steps=1)
-    several, one = [canned(tmpdir.join(str(len(devices))), replicate_model_fn, TowerOptimizer,
-                           devices, first.model_dir) for devices in (TWO, ['/cpu:0'])]
-    results = []
-    for each in (several, one):
-        each.train(lambda: words_and_values(3))  # 3 3 3 1
-        results.append((each.evaluate(words_and_values), list(each.predict(words_and_values))))
-    found, expected = map(weights_of, (several, one))
-    assert sorted(found) == sorted(expected)
-    for name in expected:
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
-    assert results[0][0] == pytest.approx(results[1][0], rel=1e-4)
-    np.testing.assert_allclose([each['probabilities'] for each in results[0][1]],
-                               [each['probabilities'] for each in results[1][1]], rtol=1e-4)
+def test_the_model_function_of_a_canned_estimator_trains_as_on_one_device(tmpdir):
+    values = np.random.RandomState(0).randn(7, 2).astype(np.float32)
+    words = tf.SparseTensorValue([[row, 0] for row in range(7)], list('abcdabc'), [7, 1])
+    column = tf.feature_column
+    columns = [column.numeric_column('value', [2]), column.embedding_column(
+        column.categorical_column_with_vocabulary_list('word', list('abc')), 3)]
+    initial, results = None, []
+    for devices in (['/cpu:0'], TWO):
+        with tf.Graph().as_default():
+            tf.train.create_global_step()
+            canned = tf.estimator.DNNClassifier(
+                [4], columns, str(tmpdir), optimizer=TowerOptimizer(
+                    tf.train.AdagradOptimizer(0.125)))
+            spec = replicate_model_fn(canned.model_fn, Reduction.SUM, devices)(
+                {'word': tf.SparseTensor.from_value(words), 'value': tf.constant(values)},
+                tf.constant((values[:, :1] > 0).astype(np.int64)), TRAIN, config=canned.config)
+            with session(devices) as running:
+                variables = {v.op.name: v for v in tf.global_variables()}
+                initial = initial or running.run(variables)
+                for name, variable in variables.items():
+                    variable.load(initial[name], running)
+                losses = [running.run([spec.loss, spec.train_op])[0] for _ in range(3)]
+                results.append((losses, running.run(variables)))
+    assert results[1][0] == pytest.approx(results[0][0], rel=1e-4)
+    assert sorted(results[1][1]) == sorted(results[0][1])
+    for name, value in results[0][1].items():
+        np.testing.assert_allclose(results[1][1][name], value, 1e-4, 1e-6, err_msg=name)
 
 
 # ---- contrib's own -------------------------------------------------------------------------------
