@@ -107,7 +107,7 @@ def _with_hooks(graph, steps, every, save_every):
                          fetch_every_step=True),
             MetricsHook(graph.values, counts, os.path.join(directory, 'metrics.jsonl'),
                         log_every=every, fetch_every_step=True),
-            SummaryHook(Summaries(dict(graph.values), {}, None, ''), counts, directory,
+            SummaryHook(Summaries(dict(graph.values), {}, None), counts, directory,
                         summary_steps=every)]
         signals = StopOnSignalHook()
         evaluation = EvaluationHook(_NO_EVALUATION, graph.step, None, listeners,

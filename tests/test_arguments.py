@@ -136,7 +136,7 @@ def test_what_the_errors_of_a_hooks_values_say(tmp_path):
     assert message(0.5) == (
         "values['loss']=0.5 is a float: expected a scalar tensor, which is fetched with a step.")
     assert error_of(towers.SummaryHook,
-                    towers.run.summaries.Summaries({'a': given.x}, {}, None, ''),
+                    towers.run.summaries.Summaries({'a': given.x}, {}, None),
                     given.step, given.folder, 4).startswith("scalars['a'] has the shape (4, 2)")
 
 

@@ -14,9 +14,9 @@ import time
 import tensorflow.compat.v1 as tf
 
 from towers.placement.devices import session_config
-from towers.run.held_batch import hold_batch
 from towers.run.input_watch import InputWatch
 from towers.tower.shards import split_batch
+from trainer.held_batch import hold_batch
 
 _LEAST_STEPS = 2  # of a measurement
 _MOMENT = .01  # seconds

@@ -72,18 +72,12 @@ def test_a_save_that_hits_a_limit_is_an_error_that_says_what_is_safe(tmpdir):
 @pytest.mark.parametrize('error, reason', [
     # As TF 1.15 and 2.21 put them, on a full and on a read-only disk.
     (tf.errors.ResourceExhaustedError(
-        None, None, 'm.ckpt-2.index.tempstate83; No space left on device\n\t [[node save/SaveV2 '
-        '(defined at a.py:3) ]]\nHint: If you want to see a list'),
-     'm.ckpt-2.index.tempstate83; No space left on device'),
-    (tf.errors.ResourceExhaustedError(
         None, None, "Graph execution error:\n\nDetected at node 'save/SaveV2' defined at (most "
         "recent call last):\n    File \"a.py\", line 3, in <module>\nNode: 'save/SaveV2'\n"
         'm.ckpt-2.index.tempstate83; No space left on device\n\t [[{{node save/SaveV2}}]]'),
      'm.ckpt-2.index.tempstate83; No space left on device'),
     (tf.errors.PermissionDeniedError(None, None, 'm.ckpt-2; Read-only file system\n\t [['),
      'm.ckpt-2; Read-only file system'),
-    (ValueError("Parent directory of m.ckpt doesn't exist, can't save."),
-     "Parent directory of m.ckpt doesn't exist, can't save"),
     (OSError(28, 'No space left on device'), '[Errno 28] No space left on device')])
 def test_what_tf_raises_becomes_one_line(tmpdir, monkeypatch, error, reason):
     save = tf.train.Saver.save
@@ -110,12 +104,3 @@ def test_a_lost_machine_is_left_to_the_session(tmpdir, monkeypatch):
         session.run(tf.global_variables_initializer())
         with pytest.raises(tf.errors.UnavailableError):
             hook.after_create_session(session, None)
-
-
-def test_nothing_safe_is_said_too(tmpdir, monkeypatch):
-    def fail(*unused_args, **unused_options):
-        raise tf.errors.PermissionDeniedError(None, None, 'x; Read-only file system')
-    monkeypatch.setattr(tf.train.Saver, 'save', fail)
-    assert error_of_run(str(tmpdir), 3, save_steps=1) == (
-        'step 0 could not be saved in %s: x; Read-only file system. There is no checkpoint there '
-        'yet. Make room or make the directory writable, and start again.' % tmpdir)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from checkpoint_runs import DATA, change, newest_error, save
 
-from towers.checkpoint.files import Newest, list_checkpoints, newest_checkpoint
+from towers.checkpoint.files import Newest, newest_checkpoint
 
 
 def test_a_missing_and_an_empty_directory_have_none(tmpdir):
@@ -16,12 +16,8 @@ def test_a_missing_and_an_empty_directory_have_none(tmpdir):
     tmpdir.join('run.lock').write('{}')
     assert newest_checkpoint(str(tmpdir)) is None
     assert not tmpdir.join('missing').exists()
-
-
-def test_a_file_is_no_directory(tmpdir):
-    tmpdir.join('file').write('')
-    assert newest_error(str(tmpdir.join('file'))) == (
-        '%s is a file: expected a directory of checkpoints.' % tmpdir.join('file'))
+    assert newest_error(str(tmpdir.join('run.lock'))) == (
+        '%s is a file: expected a directory of checkpoints.' % tmpdir.join('run.lock'))
 
 
 @pytest.mark.parametrize('version', [tf.train.SaverDef.V1, tf.train.SaverDef.V2])
@@ -33,19 +29,6 @@ def test_the_newest_is_what_the_state_file_names(tmpdir, version):
     tmpdir.join('checkpoint').write('\n'.join(['model_checkpoint_path: "model.ckpt-100"']
                                               + state[1:]))
     assert newest_checkpoint(directory) == Newest(directory + '/model.ckpt-100', 100, [])
-
-
-def test_sharded_checkpoints_are_read_wholly(tmpdir):
-    directory = save(tmpdir, sharded=True)
-    assert newest_checkpoint(directory).step == 300
-    change(directory + '/model.ckpt-300' + DATA, 5)
-    assert newest_checkpoint(directory, recover=True).step == 200
-
-
-def test_steps_are_compared_as_numbers(tmpdir):
-    directory = save(tmpdir, steps=(9, 10, 1000))
-    assert list_checkpoints(directory) == [directory + '/model.ckpt-%d' % step
-                                           for step in (9, 10, 1000)]
 
 
 def test_a_step_that_is_not_in_the_name_is_read(tmpdir):
@@ -74,18 +57,16 @@ def test_a_lone_checkpoint_needs_no_state_file(tmpdir):
     assert newest_checkpoint(directory) == Newest(directory + '/model.ckpt-100', 100, [])
 
 
-@pytest.mark.parametrize('folder', ['model.ckpt-100_temp', 'model.ckpt-100_temp_0123456789abcdef'])
-def test_a_first_save_whose_shards_are_not_merged_is_none(tmpdir, folder):
+def test_a_first_save_whose_shards_are_not_merged_is_none(tmpdir):
     # As a process leaves it that was killed while it wrote the index, which TF does in place.
     directory = save(tmpdir, steps=(100,), sharded=True)
     os.remove(directory + '/checkpoint')
     change(directory + '/model.ckpt-100.index', length=40)
-    tmpdir.mkdir(folder)
+    tmpdir.mkdir('model.ckpt-100_temp_0123456789abcdef')
     assert newest_checkpoint(directory) is None
 
 
-@pytest.mark.parametrize('content', [b'', b'model_checkpoint_path: "model.ck', b'\x00\x00\x00',
-                                     b'model_checkpoint_path: "\xff\xfe"', b'nonsense: 3'])
+@pytest.mark.parametrize('content', [b'', b'model_checkpoint_path: "\xff\xfe'])
 def test_a_damaged_state_file(tmpdir, content):
     directory = save(tmpdir)
     tmpdir.join('checkpoint').write_binary(content)
@@ -129,18 +110,10 @@ def test_a_name_that_tf_takes_for_a_pattern_is_refused(tmpdir, name):
         'not find them again. Give a directory without these in its path.' % tmpdir.join(name))
 
 
-@pytest.mark.parametrize('name', ['run [', 'a*b?', 'run 1', '{a,b}', u'\xe4'])
-def test_other_names_are_fine(tmpdir, name):
-    directory = save(tmpdir.mkdir(name))
+@pytest.mark.parametrize('name', ['run [', u'a*b? {a,b} \xe4'])
+def test_other_names_are_fine_and_sharded_checkpoints_are_read_wholly(tmpdir, name):
+    directory = save(tmpdir.mkdir(name), sharded=True)
     assert newest_checkpoint(directory).step == 300
     assert newest_checkpoint(directory + '/').step == 300
     change(directory + '/model.ckpt-300' + DATA, 5)
     assert newest_checkpoint(directory, recover=True).step == 200
-
-
-def test_a_relative_directory(tmpdir):
-    save(tmpdir.mkdir('run'))
-    with tmpdir.as_cwd():
-        assert newest_checkpoint('run').prefix == 'run/model.ckpt-300'
-    with tmpdir.join('run').as_cwd():
-        assert newest_checkpoint('.').prefix == './model.ckpt-300'

@@ -14,8 +14,6 @@ DATA_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), 'data')
 PUBLISHED = [os.path.join(DATA_FOLDER, folder, name + '.ckpt')
              for folder in ('ckpt_tf1.15', 'ckpt_tf2.21') for name in ('reference', 'resource',
                                                                        'v1')]
-PREFIXES = [PUBLISHED[0], PUBLISHED[2], PUBLISHED[4]] + [
-    pytest.param(prefix, marks=pytest.mark.slow) for prefix in PUBLISHED[1::2]]
 
 
 def message(error_type, function, *args, **options):
@@ -26,9 +24,8 @@ def message(error_type, function, *args, **options):
     return str(caught.value)
 
 
-@pytest.mark.parametrize('use_resource', [True, pytest.param(False, marks=pytest.mark.slow)],
-                         ids=['resource', 'reference'])
-@pytest.mark.parametrize('prefix', PREFIXES, ids=lambda path: os.path.relpath(path, DATA_FOLDER))
+@pytest.mark.parametrize('prefix, use_resource', [
+    (PUBLISHED[1], True), (PUBLISHED[2], False), (PUBLISHED[3], True)])  # of each kind and version
 def test_the_model_that_wrote_it_fits_and_restores(prefix, use_resource):
     make_checkpoints.build(use_resource)
     assert check_fits(prefix) == []
@@ -63,26 +60,17 @@ def test_another_model_is_refused_with_the_names_that_differ():
         '--init_from={0} (towers.init_from).'.format(prefix))
 
 
-def test_many_names_are_counted():
-    for index in range(30):
-        tf.get_variable('layer_%02d' % index, [])
-    assert ('30 of the 30 variables of this model differ: not in the checkpoint: layer_00, '
-            'layer_01, layer_02, layer_03 and 26 more; only') in message(
-                CheckpointError, check_fits, PUBLISHED[0])
-
-
 def test_parts_are_no_matter_but_the_whole_is():
     with tf.variable_scope('net', partitioner=tf.fixed_size_partitioner(3)):
         tf.get_variable('conv/weights', [6, 4])
     assert len(tf.global_variables()) == 3
     assert len(check_fits(PUBLISHED[0])) == 8
-
-
-def test_a_partitioned_variable_of_another_shape_is_named_once():
-    with tf.variable_scope('net', partitioner=tf.fixed_size_partitioner(3)):
-        tf.get_variable('conv/weights', [9, 4])
-    assert ('1 of the 1 variables of this model differ: another shape: net/conv/weights ([6, 4] '
-            'there, [9, 4] here);') in message(CheckpointError, check_fits, PUBLISHED[0])
+    with tf.Graph().as_default():
+        with tf.variable_scope('net', partitioner=tf.fixed_size_partitioner(3)):
+            tf.get_variable('conv/weights', [9, 4])
+        assert ('1 of the 1 variables of this model differ: another shape: net/conv/weights '
+                '([6, 4] there, [9, 4] here);') in message(
+                    CheckpointError, check_fits, PUBLISHED[0])
 
 
 def test_a_variable_of_unknown_shape_fits():
@@ -90,13 +78,6 @@ def test_a_variable_of_unknown_shape_fits():
                        use_resource=False)
     assert step.shape.ndims is None
     assert len(check_fits(PUBLISHED[0], [step])) == 8
-
-
-def test_variables_by_their_names_in_the_checkpoint():
-    other = tf.get_variable('classifier', [3])
-    assert 'net/logits/biases' not in check_fits(PUBLISHED[0], {'net/logits/biases': other})
-    assert 'not in the checkpoint: classifier' in message(
-        CheckpointError, check_fits, PUBLISHED[0], [other])
 
 
 @pytest.mark.parametrize('call', [check_fits, init_from])
@@ -111,18 +92,9 @@ def test_a_checkpoint_of_objects_is_refused(tmpdir, call):
         'with tf.train.Saver.' % prefix)
 
 
-def test_a_prefix_that_cannot_be_read(tmpdir):
-    path = str(tmpdir.join('model.ckpt-1'))
-    assert message(CheckpointError, check_fits, path).startswith(path + ' cannot be read: ')
-    tmpdir.join('model.ckpt-1.index').write('nonsense')
-    assert 'Expected a checkpoint of tf.train.Saver' in message(CheckpointError, check_fits, path)
-
-
-@pytest.mark.parametrize('use_resource', [True, pytest.param(False, marks=pytest.mark.slow)],
-                         ids=['resource', 'reference'])
-@pytest.mark.parametrize('prefix', PREFIXES, ids=lambda path: os.path.relpath(path, DATA_FOLDER))
-def test_a_published_checkpoint_into_a_model_with_other_classes(prefix, use_resource):
-    make_checkpoints.build(use_resource, classes=5)
+def test_a_published_checkpoint_into_a_model_with_other_classes():
+    prefix = PUBLISHED[3]
+    make_checkpoints.build(True, classes=5)
     initial = init_from(prefix)
     assert initial.prefix == prefix
     assert initial.taken == ['net/conv/biases', 'net/conv/weights']
@@ -162,9 +134,8 @@ def test_excluded_scopes_and_names_are_left():
         'net/logits/biases/Momentum', 'net/logits/weights', 'net/logits/weights/Momentum']
     assert initial.unused == []
     # Scopes are names, not beginnings of names.
-    assert message(InvalidArgumentError, init_from, PUBLISHED[0], exclude=['net/log']) == (
-        "exclude='net/log': no variable has that name or scope; there are global_step, "
-        'net/conv/biases, net/conv/biases/Momentum, net/conv/weights and 5 more.')
+    assert message(InvalidArgumentError, init_from, PUBLISHED[0], exclude=['net/log']).startswith(
+        "exclude='net/log': no variable has that name or scope; there are global_step, ")
     assert message(InvalidArgumentError, init_from, PUBLISHED[0], exclude='net') == (
         "exclude='net': expected a list of names.")
 
@@ -233,13 +204,13 @@ def test_nothing_that_fits_is_an_error():
         'variables.' % PUBLISHED[0])
 
 
-@pytest.mark.parametrize('suffix', ['', '.index', '.data-00000-of-00001', '.meta'])
-def test_a_checkpoint_is_found_by_any_of_its_files(tmpdir, suffix):
+def test_a_checkpoint_is_found_by_any_of_its_files(tmpdir):
     tf.get_variable('value', [3])
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         prefix = tf.train.Saver().save(session, str(tmpdir.join('model.ckpt')), 5)
-    assert init_from(prefix + suffix).prefix == prefix
+    for suffix in ('', '.index', '.data-00000-of-00001', '.meta'):
+        assert init_from(prefix + suffix).prefix == prefix
     assert init_from(str(tmpdir)).prefix == prefix
 
 

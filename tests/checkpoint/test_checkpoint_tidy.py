@@ -4,22 +4,13 @@ import os
 
 import pytest
 import tensorflow.compat.v1 as tf
+from checkpoint_runs import DATA, save
 
 from towers.checkpoint.files import Newest, newest_checkpoint
 from towers.checkpoint.tidy import remove_leftovers, tidy_directory
 from towers.errors import CheckpointError
 
-DATA = '.data-00000-of-00001'
 HEX = '0123456789abcdef0123456789abcdef'
-
-
-def save(directory, steps=(100, 200, 300), **saver_options):
-    with tf.Graph().as_default(), tf.Session() as session:
-        session.run(tf.get_variable('value', [50]).initializer)
-        saver = tf.train.Saver(save_relative_paths=True, **saver_options)
-        for step in steps:
-            saver.save(session, str(directory.join('model.ckpt')), step)
-    return str(directory)
 
 
 def names(directory):
@@ -48,15 +39,20 @@ OTHERS = ['events.out.tfevents.1.host', 'metrics.jsonl', 'run.lock', 'graph.pbtx
 
 
 def test_a_whole_checkpoint_that_the_state_file_does_not_know_stays(tmpdir):
-    directory = save(tmpdir.mkdir('run'), steps=(200, 300))
-    aside = save(tmpdir.mkdir('aside'), steps=(50,))
-    for name in names(aside):
-        if name.startswith('model.ckpt-50'):
-            os.rename(os.path.join(aside, name), os.path.join(directory, name))
+    directory = save(tmpdir, steps=(200, 300))
+    for suffix in ('.index', DATA):
+        tmpdir.join('model.ckpt-200' + suffix).copy(tmpdir.join('model.ckpt-50' + suffix))
     before = names(directory)
-    assert 'model.ckpt-50' + DATA in before
     assert tidy_directory(directory, newest_checkpoint(directory)) == []
     assert names(directory) == before
+
+
+def test_data_whose_index_was_lost_otherwise_stays(tmpdir):
+    directory = save(tmpdir)
+    os.remove(directory + '/model.ckpt-100.index')
+    assert remove_leftovers(directory) == []  # the state file has it
+    os.remove(directory + '/checkpoint')
+    assert remove_leftovers(directory) == []  # it may have had it
 
 
 def test_leftovers_are_removed_and_nothing_else(tmpdir):
@@ -74,30 +70,18 @@ def test_leftovers_are_removed_and_nothing_else(tmpdir):
     assert newest_checkpoint(directory).step == 300
 
 
-def test_data_whose_index_was_lost_otherwise_stays(tmpdir):
-    directory = save(tmpdir)
-    os.remove(directory + '/model.ckpt-100.index')
-    assert remove_leftovers(directory) == []  # the state file has it
-    os.remove(directory + '/checkpoint')
-    assert remove_leftovers(directory) == []  # it may have had it
-    tmpdir.join('checkpoint').write('')
-    assert remove_leftovers(directory) == []
-
-
-@pytest.mark.parametrize('relative', [False, True])
-def test_damaged_ones_are_put_aside_and_the_state_file_names_the_good_one(tmpdir, relative):
-    directory = save(tmpdir)
+def test_damaged_ones_are_put_aside_and_the_state_file_names_the_good_one(tmpdir):
+    save(tmpdir)
     for step in (200, 300):
         tmpdir.join('model.ckpt-%d%s' % (step, DATA)).write('x')
-    if relative:
-        directory = '.'
+    directory = '.'
     with tmpdir.as_cwd():
         newest = newest_checkpoint(directory, recover=True)
         done = tidy_directory(directory, newest)
         assert done == [
             'renamed {0}/model.ckpt-{1}{2} to model.ckpt-{1}{2}.damaged'.format(
                 directory, step, suffix)
-            for step in (300, 200) for suffix in ('.meta', '.index', DATA)
+            for step in (300, 200) for suffix in ('.index', DATA)
         ] + ['wrote %s/checkpoint, which names model.ckpt-100' % directory]
         assert newest_checkpoint(directory) == Newest(directory + '/model.ckpt-100', 100, [])
         assert tidy_directory(directory, newest_checkpoint(directory)) == []
@@ -119,14 +103,6 @@ def test_a_lost_or_damaged_state_file_is_written_anew(tmpdir, content):
     tidy_directory(directory, newest_checkpoint(directory, recover=True))
     assert tmpdir.join('checkpoint').read() == lines
     assert tmpdir.join('checkpoint.damaged').check() == (content is not None)
-
-
-def test_a_killed_first_save_gets_its_state_file(tmpdir):
-    directory = save(tmpdir, steps=(0,), write_version=tf.train.SaverDef.V1)
-    os.remove(directory + '/checkpoint')
-    assert tidy_directory(directory, newest_checkpoint(directory)) == [
-        'wrote %s/checkpoint, which names model.ckpt-0' % directory]
-    assert tf.train.latest_checkpoint(directory) == directory + '/model.ckpt-0'
 
 
 def test_a_directory_that_cannot_be_written_to(tmpdir, monkeypatch):

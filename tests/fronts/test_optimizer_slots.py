@@ -1,39 +1,16 @@
 """Slots of optimizers that a model function calls: there where one device has them, or refused."""
 
+from estimator_runs import needs_estimator, replicated, TRAIN, TWO
 import numpy as np
 import pytest
-from sample_models import switched
 import tensorflow.compat.v1 as tf
-from test_estimator import TRAIN, TWO, needs_estimator
 
 import towers
 from towers import TowerOptimizer, replicate_model_fn
-from towers.fronts.optimizer_calls import OptimizerCalls
 
+pytestmark = needs_estimator
 X = np.random.RandomState(0).randn(8, 4)
 train = tf.train
-
-
-@pytest.fixture(autouse=True)
-def new_graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
-def replicated(model_fn, inputs, num_towers=2):
-    """`(built, the first tower's train op)` of a model function that returns `(loss, train op)`."""
-    calls = OptimizerCalls(tf.get_default_graph(), num_towers, False, True)
-    train_ops = []
-
-    def of_tower(inputs):
-        loss, train_op = model_fn(inputs)
-        train_ops.append(train_op)
-        return loss
-    with calls.reported_to():
-        built = towers.build_towers(
-            of_tower, {'x': inputs}, calls, ['/cpu:%d' % k for k in range(num_towers)], 'mean',
-            copies='reuse', first_scope=False)
-    return built, train_ops[0]
 
 
 def network(x):
@@ -53,13 +30,6 @@ class OwnApply(train.MomentumOptimizer):
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         with tf.variable_scope('own'):
             return super().apply_gradients(grads_and_vars, global_step, name)
-
-
-OTHERS = [
-    lambda: train.RMSPropOptimizer(0.125, momentum=0.5, centered=True),
-    lambda: train.GradientDescentOptimizer(0.125), lambda: train.MomentumOptimizer(0.125, 0.5),
-    lambda: train.AdamOptimizer(0.125), lambda: train.AdagradOptimizer(0.125),
-    lambda: train.AdadeltaOptimizer(0.125), lambda: train.FtrlOptimizer(0.125)]
 
 
 def by_one(make):
@@ -93,59 +63,39 @@ def one_within_another(loss, wrap):
     return optimizer.minimize(loss), [optimizer]
 
 
-@pytest.mark.parametrize('resource', [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('training', [
-    by_one(lambda: train.AdagradDAOptimizer(0.125, train.get_or_create_global_step())), in_scopes,
-    of_the_same_variables, one_within_another] + [
-        pytest.param(training, marks=pytest.mark.slow)
-        for training in [where_reuse_is_on] + [by_one(make) for make in OTHERS]])
-def test_they_are_there_after_the_call_as_on_one_device(training, resource):
-    def run(loss, train_op, num_towers):
-        with tf.Session(config=towers.session_config(num_towers)) as session:
+    by_one(lambda: train.AdagradDAOptimizer(0.125, train.get_or_create_global_step())),
+    by_one(lambda: train.RMSPropOptimizer(0.125, momentum=0.5, centered=True)),
+    by_one(lambda: train.FtrlOptimizer(0.125)),
+    in_scopes, of_the_same_variables, one_within_another, where_reuse_is_on])
+def test_they_are_there_after_the_call_as_on_one_device(training):
+    def run(loss, train_op):
+        with tf.Session(config=towers.session_config(2)) as session:
             session.run(tf.global_variables_initializer())
             session.run(train_op)
             return session.run(loss)
-    with tf.Graph().as_default(), switched('resource_variables', resource):
+    with tf.Graph().as_default():
         loss = network(tf.constant(X))
         train_op, optimizers = training(loss, lambda optimizer: optimizer)
         expected = there()
         of_optimizers = [[v.op.name for v in each.variables()] for each in optimizers]
-        loss_after = run(loss, train_op, 1)
+        loss_after = run(loss, train_op)
     seen = []
 
     def model_fn(x):
-        loss = network(x['x'])
+        loss = network(x)
         train_op, optimizers = training(loss, TowerOptimizer)
         seen.append((there(), [[v.op.name for v in each.variables()] for each in optimizers]))
-        saver = train.Saver()
-        assert {v.op.name for v in saver._var_list} == {name for name, _ in expected}
+        seen.append([optimizers[0].get_slot(v, name).op.name for v in tf.trainable_variables()
+                     for name in optimizers[0].get_slot_names()])
         return loss, train_op
-    with switched('resource_variables', resource):
-        built, train_op = replicated(model_fn, X)
-    assert seen == [(expected, of_optimizers)] * 2
-    assert there() == expected  # and the update has made no more
-    assert sorted(v.op.name for v in built.slots) == sorted(sum(of_optimizers, []))
-    assert sorted(v.op.name for v in built.variables if 'step' not in v.op.name) == [
-        'net/b', 'net/w']
-    assert not towers.audit(built).broken
-    assert run(built.loss, train_op, 2) == pytest.approx(loss_after, rel=1e-12)
+    _, spec = replicated(model_fn, [X])
+    assert seen[0] == (expected, of_optimizers) and set(seen[1]) <= {name for name, _ in expected}
+    assert there() == expected
+    assert run(spec.loss, spec.train_op) == pytest.approx(loss_after, rel=1e-12)
 
 
-def test_slots_by_name_in_every_tower():
-    found = []
-
-    def model_fn(x):
-        optimizer = TowerOptimizer(train.MomentumOptimizer(0.125, 0.5))
-        loss = network(x['x'])
-        train_op = optimizer.minimize(loss)
-        found.extend(optimizer.get_slot(v, 'momentum') for v in tf.trainable_variables())
-        return loss, train_op
-    replicated(model_fn, X)
-    assert [slot.op.name for slot in found] == ['net/w/Momentum', 'net/b/Momentum'] * 2
-
-
-@pytest.mark.parametrize('resource', [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_weights_from_a_checkpoint_by_their_scope(tmpdir, resource):
+def test_weights_from_a_checkpoint_by_their_scope(tmpdir):
     path = str(tmpdir.join('trained'))
     with tf.Graph().as_default(), tf.Session() as session:
         network(tf.constant(X))
@@ -155,17 +105,16 @@ def test_weights_from_a_checkpoint_by_their_scope(tmpdir, resource):
     seen = []
 
     def model_fn(x):
-        loss = network(x['x'])
+        loss = network(x)
         train.init_from_checkpoint(path, {'net/': 'net/'})  # where no slot is yet
-        seen.append([each.op.name for each in tf.global_variables()])
+        seen.extend(each.op.name for each in tf.global_variables())
         return loss, TowerOptimizer(train.AdamOptimizer(0.125)).minimize(loss)
-    with switched('resource_variables', resource):
-        built, train_op = replicated(model_fn, X)
-    assert seen == [['net/w', 'net/b']] * 2
-    with tf.Session(config=towers.session_config(2)) as session:
+    _, spec = replicated(model_fn, [X])
+    assert seen == ['net/w', 'net/b']
+    with tf.Session(config=towers.session_config(TWO)) as session:
         session.run(tf.global_variables_initializer())
         np.testing.assert_array_equal(session.run(tf.global_variables()[1]), [1.5, 2.5, 3.5])
-        session.run(train_op)
+        session.run(spec.train_op)
         np.testing.assert_allclose(session.run(tf.global_variables()[1]), [1.375, 2.375, 3.375],
                                    rtol=1e-6)
 
@@ -174,28 +123,23 @@ def test_sync_replicas_has_those_of_the_one_inside():
     seen, sync = [], train.SyncReplicasOptimizer(train.AdamOptimizer(0.125), 1, 1)
 
     def model_fn(x):
-        loss = network(x['x'])
+        loss = network(x)
         with tf.name_scope('training'):
             train_op = TowerOptimizer(sync).minimize(loss, train.get_or_create_global_step())
-        seen.append(there())
+        seen.extend(there())
         return loss, train_op
-    replicated(model_fn, X)
+    replicated(model_fn, [X])
     sync.ready_for_local_init_op.mark_used()
-    assert seen[0] == there() and ('beta1_power', '/device:CPU:0') in seen[0]
+    assert seen == there() and ('beta1_power', '/device:CPU:0') in seen
 
 
-def test_a_build_that_fails_takes_them_along(new_graph):
+def test_a_build_that_fails_takes_them_along():
     def model_fn(x):
-        loss = network(x['x'])
-        train_op = TowerOptimizer(train.AdamOptimizer(0.125)).minimize(loss)
-        if len(tf.global_variables()) == 8:
-            attempts.append(None)
-            if len(attempts) == 2:
-                raise KeyError('mine')
-        return loss, train_op
-    attempts = []
+        TowerOptimizer(train.AdamOptimizer(0.125)).minimize(network(x))
+        assert len(tf.global_variables()) == 8
+        raise KeyError('mine')
     with pytest.raises(KeyError, match='mine'):
-        replicated(model_fn, X)
+        replicated(model_fn, [X])
     assert not tf.global_variables()
 
 
@@ -219,11 +163,7 @@ def initializing():
     return train.Scaffold(init_op=tf.group(tf.global_variables_initializer()))
 
 
-@pytest.mark.slow
-@needs_estimator
-@pytest.mark.parametrize('scaffold', [
-    whole, lambda: whole(sharded=True), lambda: whole(defer_build=True), initializing])
-def test_an_estimator_goes_on_from_its_checkpoint(tmpdir, scaffold):
+def test_an_estimator_goes_on_from_its_checkpoint(tmpdir):
     def batches():
         return tf.data.Dataset.from_tensor_slices((X, X)).repeat().batch(4)
     names = []
@@ -231,7 +171,7 @@ def test_an_estimator_goes_on_from_its_checkpoint(tmpdir, scaffold):
         directory = str(tmpdir.join(str(len(devices))))
         for _ in range(2):
             trained = tf.estimator.Estimator(
-                replicate_model_fn(specified(lambda: train.AdamOptimizer(0.125), scaffold=scaffold),
+                replicate_model_fn(specified(lambda: train.AdamOptimizer(0.125), scaffold=whole),
                                    devices=devices), directory,
                 config=tf.estimator.RunConfig(session_config=towers.session_config(TWO)))
             trained.train(batches, steps=2)
@@ -248,7 +188,6 @@ def in_the_collection():
     tf.add_to_collection(tf.GraphKeys.SAVERS, train.Saver())
 
 
-@needs_estimator
 @pytest.mark.parametrize('make, text', [
     (dict(scaffold=whole), "the saver of the scaffold .*would know all variables but "
      "'own/net/w/Momentum' and 1 more: OwnApply makes them.*defer_build=True"),
@@ -256,17 +195,15 @@ def in_the_collection():
     (dict(training_chief_hooks=lambda: [train.CheckpointSaverHook(
         'nowhere', save_steps=1, saver=train.Saver())]), 'the saver of a CheckpointSaverHook'),
     (dict(scaffold=in_the_collection), 'a saver in the collection SAVERS')])
-def test_an_optimizer_of_which_nobody_knows_what_it_makes(new_graph, make, text):
+def test_an_optimizer_of_which_nobody_knows_what_it_makes(graph, make, text):
     with pytest.raises(towers.ModelFunctionError, match=text):
         replicate_model_fn(specified(lambda: OwnApply(0.125, 0.5), **make), devices=TWO)(
             X, X, TRAIN)
-    assert not tf.global_variables() and not new_graph.get_collection(tf.GraphKeys.SAVERS)
+    assert not tf.global_variables() and not graph.get_collection(tf.GraphKeys.SAVERS)
 
 
-@needs_estimator
 @pytest.mark.parametrize('scaffold', [
-    lambda: None, lambda: whole(defer_build=True), train.Scaffold,
-    lambda: whole(var_list=tf.trainable_variables()),
+    lambda: whole(defer_build=True), lambda: whole(var_list=tf.trainable_variables()),
     lambda: train.Scaffold(init_op=tf.variables_initializer(tf.trainable_variables()))])
 def test_what_lacks_no_variable_without_intention(scaffold):
     train.get_or_create_global_step()

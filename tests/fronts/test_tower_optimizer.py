@@ -1,17 +1,11 @@
 """`TowerOptimizer` outside of `replicate_model_fn`: it only passes on."""
 
+from estimator_runs import needs_estimator
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import compat
-
-
-@pytest.fixture(autouse=True)
-def new_graph():
-    with tf.Graph().as_default():
-        yield
 
 
 def square_loss():
@@ -39,7 +33,7 @@ def test_it_is_an_optimizer_and_passes_on():
     assert [v.op.name for v in optimizer.variables()] == ['w/Momentum']
 
 
-def test_gradients_may_be_changed_in_between():
+def test_gradients_may_be_changed_in_between_and_a_minimize_of_its_own_is_passed_on():
     loss, w = square_loss()
     optimizer = towers.TowerOptimizer(tf.train.GradientDescentOptimizer(1.))
     pairs = optimizer.compute_gradients(loss, var_list=[w], gate_gradients=optimizer.GATE_OP)
@@ -49,6 +43,8 @@ def test_gradients_may_be_changed_in_between():
         session.run(tf.global_variables_initializer())
         session.run(train_op)
         assert session.run(w).tolist() == [1.5, 2.]
+        session.run(towers.TowerOptimizer(Halving(1.)).minimize(loss))
+        assert session.run(w).tolist() == [.75, 1.]
 
 
 def test_a_function_is_called_once_a_graph():
@@ -90,16 +86,7 @@ class Halving(tf.train.GradientDescentOptimizer):
             loss, var_list)], global_step)
 
 
-def test_a_minimize_of_its_own_is_passed_on():
-    loss, w = square_loss()
-    train_op = towers.TowerOptimizer(Halving(1.)).minimize(loss)
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        session.run(train_op)
-        assert session.run(w).tolist() == [1.5, 2.]
-
-
-@pytest.mark.skipif(not compat.has_estimator(), reason='TensorFlow has no tf.estimator')
+@needs_estimator
 def test_a_minimize_of_its_own_is_refused_in_towers():
     def model_fn(features, labels, mode):
         del labels

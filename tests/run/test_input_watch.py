@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.run.input_watch import InputWatch, InputWatchHook, Reading, Span, describe_share
+from towers.run.input_watch import InputWatch, InputWatchHook, describe_share
 from towers.run.progress import ProgressHook
 from towers.run.step_loop import LoopSession
 from sample_models import switched
@@ -61,14 +61,6 @@ def test_time_for_the_input_and_for_the_rest_of_a_step(slow_input, slow_step):
         assert span.waited <= span.seconds / 2  # a thousandth of it, where nothing else runs
 
 
-def test_an_input_slower_than_the_rest_of_a_step():
-    dataset = tf.data.Dataset.range(20).map(slow).map(lambda number: slow(slow(number)))
-    train_op, _ = training(tf.data.make_one_shot_iterator(dataset).get_next(), slow_step=True)
-    span, _ = watched(train_op, 3)
-    # A step takes its own time, and waits for what of the input's its own does not hide.
-    assert 3 * SLOW <= span.waited <= span.seconds - 2 * SLOW
-
-
 def test_a_reading_ends_when_it_is_done_and_not_when_a_thread_is_free():
     """On 1.15 a run of digits that waited for 2 % of its time said 16 to 45."""
     value = numbers(False)
@@ -84,17 +76,12 @@ def test_a_reading_ends_when_it_is_done_and_not_when_a_thread_is_free():
     assert span.seconds >= 2 * 5 * SLOW and span.waited <= span.seconds / 4
 
 
-@pytest.mark.parametrize('input_takes', [1, 3])
-def test_an_input_that_is_made_ahead_hides_behind_a_step(input_takes):
-    dataset = tf.data.Dataset.range(20)
-    for _ in range(input_takes):
-        dataset = dataset.map(slow)
+def test_an_input_that_is_made_ahead_hides_behind_a_step():
+    dataset = tf.data.Dataset.range(20).map(slow).map(slow).map(slow)
     value = tf.data.make_one_shot_iterator(dataset.prefetch(1)).get_next()
     span, _ = watched(training(value, slow_step=True)[0], 4)
-    if input_takes == 1:  # balanced: the first batch alone is waited for
-        assert span.waited <= span.seconds - 3 * SLOW
-    else:  # a step takes one part of three
-        assert 3 * SLOW + 3 * 2 * SLOW * 0.9 - SLOW <= span.waited <= span.seconds - 3 * SLOW
+    # A step takes one part of three.
+    assert 3 * SLOW + 3 * 2 * SLOW * 0.9 - SLOW <= span.waited <= span.seconds - 3 * SLOW
 
 
 def test_a_reading_and_a_later_one_that_waits_for_work_between_them():
@@ -107,96 +94,63 @@ def test_a_reading_and_a_later_one_that_waits_for_work_between_them():
     assert SLOW * 0.9 <= span.waited <= span.seconds - 3 * 2 * SLOW * 0.9
 
 
-def test_steps_that_are_fed_wait_between_them():
-    value = tf.placeholder(tf.int64, [])
-    train_op, _ = training(value, slow_step=True)
-    span, watch = watched(train_op, 4, {value: 1}, lambda: time.sleep(SLOW))
-    assert watch.reads == []
-    # The first has none before it. Sleeps and the graph's timestamps are of two clocks.
-    assert 3 * SLOW * 0.9 <= span.waited <= span.seconds - 4 * SLOW * 0.9
-
-
-@pytest.mark.parametrize('shape, waits', [([2], True), ([], False)])
-def test_steps_that_read_and_are_fed_wait_between_them_for_examples(shape, waits):
-    """Not for a number, such as a learning rate, which no loop makes long."""
-    value = tf.placeholder(tf.int64, shape)
-    train_op, _ = training(numbers(False) + tf.reduce_sum(value), slow_step=True)
-    fed = {value: np.ones(shape)}
-    span, watch = watched(train_op, 4, fed, lambda: time.sleep(SLOW))
-    assert len(watch.reads) == 1
-    assert (span.waited >= 3 * SLOW * 0.9) == waits
-    assert span.waited <= span.seconds - 4 * SLOW * 0.9
-
-
-@pytest.mark.parametrize('dtype, reads', [(tf.float64, True), (tf.bool, False)])
-def test_a_rate_or_a_switch_without_a_shape_is_no_example(dtype, reads):
-    """Whatever a program does between its steps, it makes no batch there."""
-    rate = tf.placeholder(dtype, None if reads else [])
-    value = numbers(False) if reads else tf.random_uniform([], 0, 9, tf.int64)
-    train_op, _ = training(value + tf.cast(rate, tf.int64), slow_step=True)
-    span, watch = watched(train_op, 3, {rate: 1}, lambda: time.sleep(SLOW))
+@pytest.mark.parametrize('reads, dtype, shape, fed, waits', [
+    (False, tf.int64, [], 1, True),
+    (True, tf.int64, [2], [1, 1], True),
+    (True, tf.int64, [], 1, False),  # a number, such as a learning rate, which no loop makes long
+    (True, tf.float64, None, 1, False),
+    (False, tf.bool, [], True, False)])
+def test_steps_that_are_fed_wait_between_them_for_examples_alone(reads, dtype, shape, fed, waits):
+    value = tf.placeholder(dtype, shape)
+    total = tf.reduce_sum(tf.cast(value, tf.int64))
+    if reads or not waits:
+        total += numbers(False) if reads else tf.random_uniform([], 0, 9, tf.int64)
+    train_op, _ = training(total, slow_step=True)
+    span, watch = watched(train_op, 3, {value: fed}, lambda: time.sleep(SLOW))
     assert len(watch.reads) == reads
-    assert span.waited <= SLOW / 2 and span.seconds <= 3.5 * SLOW
-
-
-@pytest.mark.parametrize('where', ['random', 'constant', 'towers'])
-def test_a_step_that_neither_reads_nor_is_fed_waits_for_nothing(where):
-    value = (tf.random_uniform([4], 0, 9, tf.int64) if where == 'random'
-             else tf.constant([1, 2, 3, 4], tf.int64))
-    if where == 'towers':
-        built = towers.build_towers(
-            lambda numbers: tf.reduce_mean(tf.cast(numbers, tf.float32)) * tf.get_variable('w', []),
-            value, tf.train.GradientDescentOptimizer(0.1), ['/cpu:0', '/cpu:0'],
-            allow_repeated_devices=True)
-        train_op = built.train_op
+    if waits:
+        # The first has none before it. Sleeps and the graph's timestamps are of two clocks.
+        assert 2 * SLOW * 0.9 <= span.waited <= span.seconds - 3 * SLOW * 0.9
     else:
-        train_op, _ = training(tf.reduce_sum(value), slow_step=True)
-    span, watch = watched(train_op, 3, {}, lambda: time.sleep(SLOW))
-    assert watch.reads == [] and span.waited == 0.
+        assert span.waited <= SLOW / 2
 
 
-def test_examples_in_place_of_a_default_are_fed():
-    value = tf.placeholder_with_default(np.zeros([1, 2], np.int64), [None, 2])
-    train_op, _ = training(tf.reduce_sum(value), slow_step=True)
-    span, _ = watched(train_op, 3, {value: [[1, 2]] * 3}, lambda: time.sleep(SLOW))
-    assert span.waited >= 2 * SLOW * 0.9
+@pytest.mark.parametrize('where', ['random', 'towers'])
+def test_a_step_that_neither_reads_nor_is_fed_waits_for_nothing(where):
+    if where == 'towers':
+        train_op = towers.build_towers(
+            lambda numbers: tf.reduce_mean(numbers) * tf.get_variable('w', []), tf.ones([4]),
+            tf.train.GradientDescentOptimizer(0.1), 2).train_op
+    else:
+        train_op, _ = training(tf.random_uniform([], 0, 9, tf.int64), slow_step=True)
+    watch = InputWatch(train_op)
+    with tf.Session(config=towers.session_config(2)) as session:
+        session.run([tf.global_variables_initializer(), watch.initializer])
+        for _ in range(3):
+            time.sleep(SLOW)
+            session.run(train_op)
+        assert watch.reads == [] and watch.span(watch.read(session)).waited == 0.
 
 
-def fed_and_blocking(built, steps=4):
-    """The `Span` of fed steps that begin with work, which keeps the only thread."""
+def test_a_fed_step_begins_before_its_first_work():
+    """Its begin was noted after it, and the step seemed to wait for what it worked."""
     value = tf.placeholder(tf.float32, [2])
     learning_rate = tf.placeholder_with_default(0.1, [])
 
     def model_fn(numbers):
         weight = tf.get_variable('w', [], initializer=tf.zeros_initializer())
         return tf.reduce_mean(tf.stop_gradient(slow(numbers)) * weight)
-    optimizer = tf.train.GradientDescentOptimizer(learning_rate)
-    if built:
-        train_op = towers.build_towers(model_fn, value, optimizer, ['/cpu:0']).train_op
-    else:
-        train_op = optimizer.minimize(model_fn(value))
+    train_op = towers.build_towers(model_fn, value, tf.train.GradientDescentOptimizer(
+        learning_rate), ['/cpu:0']).train_op
     watch = InputWatch(train_op)
     with tf.Session(config=tf.ConfigProto(inter_op_parallelism_threads=1,
                                           use_per_session_threads=True)) as session:
         session.run([tf.global_variables_initializer(), watch.initializer])
-        for _ in range(steps):
+        for _ in range(4):
             session.run(train_op, {value: np.ones(2)})
-        return watch.span(watch.read(session))
-
-
-@pytest.mark.parametrize('built', [False, True])
-def test_a_fed_step_begins_before_its_first_work(built):
-    """Its begin was noted after it, and the step seemed to wait for what it worked."""
-    span = fed_and_blocking(built)
+        span = watch.span(watch.read(session))
     assert span.steps == 4 and span.waited <= span.seconds / 4
     assert span.seconds >= 4 * SLOW * 0.9
-    graph = tf.get_default_graph()
-    begin = graph.get_operation_by_name('input_watch/begin')
-    takers = [op for op in graph.get_operations() if begin in op.control_inputs]
-    # The batch and the learning rate are fed; a tower's shard is computed from the batch.
-    fed = {tensor.op.name for op in takers for tensor in op.inputs
-           if tensor.op.type.startswith('Placeholder')}
-    assert fed == {'Placeholder', 'PlaceholderWithDefault'}
 
 
 def test_a_queue_and_not_the_tokens_of_one(graph):
@@ -217,67 +171,36 @@ def test_a_queue_and_not_the_tokens_of_one(graph):
         assert session.run(total) == sum(range(6)) and watch.read(session).steps == 3
 
 
-def test_nothing_is_read_that_a_step_does_not_read():
+def test_a_run_that_trains_nothing_is_no_step():
     value, other = numbers(False), numbers(False)
     train_op, total = training(value, False)
     watch = InputWatchHook(train_op, every_steps=1, say=None)
     with LoopSession(tf.train.ChiefSessionCreator(), [watch]) as session:
         session.run_steps(train_op, 3)
-        assert session.run(other) == 0  # a run that trains nothing is no step
+        assert session.run(other) == 0
         session.run(train_op)
-        read = session.run_step_fn(lambda step_context: step_context.session.run(
-            [total, watch.watch._value]))
-    assert read[0] == 0 + 1 + 2 + 3 and read[1][3] == 4
+        seen = session.run_step_fn(lambda step_context: (
+            step_context.session.run(total), watch.watch.read(step_context.session).steps))
+    assert seen == (0 + 1 + 2 + 3, 4)
 
 
-def test_the_watch_changes_no_number_and_no_collection(graph):
-    train_op, total = training(numbers(False), False)
-    before = {key: list(graph.get_collection(key)) for key in graph.get_all_collection_keys()}
-    InputWatch(train_op)
-    assert before == {key: list(graph.get_collection(key))
-                      for key in graph.get_all_collection_keys()}
-
-
-def test_lines_of_the_hook():
+def test_lines_of_the_hook_and_the_share_in_the_progress(capsys):
     said = []
     train_op, _ = training(numbers(True), False)
     hook = InputWatchHook(train_op, every_steps=2, say=said.append)
-    with tf.train.MonitoredSession(hooks=[hook]) as session:
+    progress = ProgressHook({}, tf.train.get_global_step(), 5, 1, 5, log_every=1, input_watch=hook)
+    with tf.train.MonitoredSession(hooks=[hook, progress]) as session:
         for _ in range(5):
             session.run(train_op)
     assert len(said) == 3
     assert said[0].startswith('input          ')
     assert ' of 2 steps was waiting for input (' in said[0]
-    assert ' of 1 step was ' in said[2]
-    assert said[2].endswith(describe_share(hook.latest_share))
-
-
-def test_progress_has_the_share(capsys):
-    train_op, _ = training(numbers(True), False)
-    step = tf.train.get_global_step()
-    watch = InputWatchHook(train_op, say=None)
-    progress = ProgressHook({}, step, 4, 1, 4, log_every=1, input_watch=watch)
-    with tf.train.MonitoredSession(hooks=[watch, progress]) as session:
-        for _ in range(4):
-            session.run(train_op)
+    assert ' of 1 step was ' in said[2] and said[2].endswith(describe_share(hook.latest_share))
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4 and all('input wait ' in line for line in lines)
+    assert len(lines) == 5 and all('input wait ' in line for line in lines)
 
 
-def test_shares_are_of_the_span_and_survive_a_session_made_anew(monkeypatch):
-    train_op, _ = training(numbers(False), False)
-    watch = InputWatch(train_op)
-    first, second = Reading(1., 4., .5, 10), Reading(4., 10., 9., 20)
-    assert watch.span(first) == Span(1., 4., 10) and watch.span(first).share == .25
-    assert watch.span(second, first) == Span(3., 6., 10)
-    assert watch.span(first, second) == Span(1., 4., 10)
-    assert watch.span(first, first).share is None
-    watch._is_fed = True  #: what is between the steps, but for evaluations, is waiting, too
-    assert watch.span(second, first, away=6.5) == Span(5., 8., 10)
-    assert watch.span(second, first, away=100.) == Span(3., 6., 10)
-
-
-def test_away_counts_evaluations_and_checkpoints():
+def test_evaluations_and_checkpoints_are_no_waiting():
     value = tf.placeholder(tf.int64, [])
     train_op, _ = training(value, False)
     hook = InputWatchHook(train_op)
@@ -306,25 +229,12 @@ def test_what_cannot_be_watched():
             0, tf.int64))
     with pytest.raises(towers.InvalidArgumentError, match='within a tf.cond'):
         InputWatch(training(value, False)[0])
-    with tf.Graph().as_default() as made, switched('control_flow_v2', False):
-        queue = tf.FIFOQueue(9, tf.float32, [[]])
-        tf.while_loop(lambda i, _: i < 2, lambda i, total: (i + 1, total + queue.dequeue()),
-                      (0, 0.), name='reads')
-    with tf.Graph().as_default() as graph:
-        tf.import_graph_def(made.as_graph_def(), name='')  # Python knows nothing of its loops
-        with pytest.raises(towers.InvalidArgumentError, match='within a tf.cond'):
-            InputWatch(graph.get_operation_by_name('reads/Exit_1'))
     with pytest.raises(towers.InvalidArgumentError, match='every_steps=0'):
         InputWatchHook(tf.no_op(), every_steps=0)
-    with pytest.raises(towers.InvalidArgumentError, match='say=3'):
-        InputWatchHook(tf.no_op(), say=3)
-    with pytest.raises(towers.InvalidArgumentError, match='input_watch=3'):
-        ProgressHook({}, tf.train.get_or_create_global_step(), 1, 1, 1, input_watch=3)
 
 
-@pytest.mark.parametrize('fed', ['batch', 'default', 'towers'])
-@pytest.mark.parametrize('watches', [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_step_that_is_fed_its_batch_reads_none(fed, watches):
+@pytest.mark.parametrize('fed', ['default', 'towers'])
+def test_a_step_that_is_fed_its_batch_reads_none(fed):
     """The watch waited for the reading: each batch that was fed cost one of the iterator's."""
     dataset = tf.data.Dataset.range(20).map(lambda each: tf.cast(each, tf.float32)).batch(
         2, drop_remainder=True)
@@ -336,34 +246,17 @@ def test_a_step_that_is_fed_its_batch_reads_none(fed, watches):
         value, tf.train.GradientDescentOptimizer(1.), 2, 'mean')
     by_hand = ({tower.inputs: [-1.] for tower in built.towers} if fed == 'towers' else
                {value: [-1., -1.]})
-    watch = InputWatch(built.train_op) if watches else None
+    watch = InputWatch(built.train_op)
     fetches = [built.train_op, built.gradients[0][0]]
     with tf.Session(config=towers.session_config(built.devices)) as session:
-        session.run(tf.global_variables_initializer())
-        session.run(watch.initializer if watch else ())
+        session.run([tf.global_variables_initializer(), watch.initializer])
         assert session.run(fetches, by_hand)[1] == -1.  # the iterator is not initialized
         session.run(iterator.initializer)
         seen = [session.run(fetches, by_hand if turn % 2 else {})[1] for turn in range(6)]
         assert seen == [.5, -1., 2.5, -1., 4.5, -1.]
-        if watch:
-            begun, read = watch.read_marks(session)
-            assert read >= begun  # it has its input
-            assert watch.span(watch.read(session)).steps == 7
-
-
-def test_a_step_that_is_fed_has_waited_for_no_batch():
-    value = tf.placeholder_with_default(numbers(True), [])
-    train_op, _ = training(value, False)
-    watch = InputWatch(train_op)
-    with tf.Session() as session:
-        session.run([tf.global_variables_initializer(), watch.initializer])
-        session.run(train_op)
-        first = watch.read(session)
-        assert first.waited >= SLOW * 0.9
-        for _ in range(2):
-            session.run(train_op, {value: 1})
-        second = watch.read(session)
-        assert second.steps == 3 and second.waited == first.waited
+        begun, read = watch.read_marks(session)
+        assert read >= begun  # it has its input
+        assert watch.span(watch.read(session)).steps == 7
 
 
 def test_a_step_that_takes_the_batch_itself_is_watched_and_a_reading_is_none():

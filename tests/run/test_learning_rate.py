@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -24,15 +23,8 @@ def assert_rates(rate, expected):
 
 @pytest.mark.parametrize('base, num_towers, rule, expected', [
     (0.001, 4, 'sqrt', 0.002),  # the InceptionResNet claim
-    (0.001, 4, 'linear', 0.004),
-    (0.001, 4, 'none', 0.001),
-    (0.1, 9, 'sqrt', 0.3),
-    (0.1, 8, 'linear', 0.8),
-    (0.5, 1, 'sqrt', 0.5),
-    (0.5, 1, 'linear', 0.5),
-    (0.01, 2, 'sqrt', 0.01414213562373095),
-    (1, 4, 'none', 1.0),
-])
+    (0.001, 4, 'linear', 0.004), (0.001, 4, 'none', 0.001), (0.5, 1, 'sqrt', 0.5),
+    (0.01, 2, 'sqrt', 0.01414213562373095)])
 def test_scaling_rules(base, num_towers, rule, expected):
     scaled = scale_learning_rate(base, num_towers, rule)
     assert isinstance(scaled, float)
@@ -40,53 +32,31 @@ def test_scaling_rules(base, num_towers, rule, expected):
     assert LearningRate(base, num_towers, rule).peak == scaled
 
 
-def test_constant():
-    assert_rates(LearningRate(0.001), {0: 0.001, 1: 0.001, 10 ** 12: 0.001})
-
-
-def test_warm_up_goes_from_the_rate_of_one_device_to_the_scaled_one():
-    rate = LearningRate(0.001, 4, 'sqrt', warmup_examples=1000)
-    assert_rates(rate, {0: 0.001, 250: 0.00125, 500: 0.0015, 999: 0.001999, 1000: 0.002,
-                        5000: 0.002})
-
-
-def test_warm_up_goes_from_zero_where_nothing_was_scaled():
-    for rate in (LearningRate(0.5, 4, 'none', warmup_examples=100),
-                 LearningRate(0.5, 1, 'sqrt', warmup_examples=100)):
-        assert_rates(rate, {0: 0, 1: 0.005, 50: 0.25, 100: 0.5, 101: 0.5})
-
-
-def test_exponential_decay():
-    rate = LearningRate(0.1, decay='exponential', decay_examples=200, decay_rate=0.25)
-    assert_rates(rate, {0: 0.1, 100: 0.05, 200: 0.025, 300: 0.0125, 400: 0.00625})
-
-
-def test_exponential_decay_in_jumps():
-    rate = LearningRate(0.1, decay='exponential', decay_examples=200, decay_rate=0.25,
-                        staircase=True)
-    assert_rates(rate, {0: 0.1, 199: 0.1, 200: 0.025, 399: 0.025, 400: 0.00625})
-
-
-def test_jumps_are_exact_after_billions_of_examples():
+@pytest.mark.parametrize('rate, expected', [
+    (LearningRate(0.001), {0: 0.001, 10 ** 12: 0.001}),
+    # From the rate of one device to the scaled one; from 0 where nothing was scaled.
+    (LearningRate(0.001, 4, 'sqrt', warmup_examples=1000),
+     {0: 0.001, 250: 0.00125, 500: 0.0015, 999: 0.001999, 1000: 0.002, 5000: 0.002}),
+    (LearningRate(0.5, 4, 'none', warmup_examples=100),
+     {0: 0, 1: 0.005, 50: 0.25, 100: 0.5, 101: 0.5}),
+    (LearningRate(0.1, decay='exponential', decay_examples=200, decay_rate=0.25),
+     {0: 0.1, 100: 0.05, 200: 0.025, 300: 0.0125, 400: 0.00625}),
     # float32 could not tell 3,000,000,000 from 2,999,999,999.
-    rate = LearningRate(1, decay='exponential', decay_examples=10 ** 9, decay_rate=0.5,
-                        staircase=True)
-    assert_rates(rate, {2999999999: 0.25, 3000000000: 0.125})
-    rate = LearningRate(1, decay='piecewise', decay_examples=[3 * 10 ** 9], decay_rate=0.5)
-    assert_rates(rate, {2999999999: 1, 3000000000: 0.5})
-
-
-def test_piecewise_decay():
+    (LearningRate(1, decay='exponential', decay_examples=10 ** 9, decay_rate=0.5, staircase=True),
+     {2999999999: 0.25, 3000000000: 0.125}),
+    (LearningRate(1, decay='piecewise', decay_examples=[3 * 10 ** 9], decay_rate=0.5),
+     {2999999999: 1, 3000000000: 0.5}),
     # Goyal et al.: a tenth at each boundary.
-    rate = LearningRate(0.1, decay='piecewise', decay_examples=[30, 60, 80], decay_rate=0.1)
-    assert_rates(rate, {0: 0.1, 29: 0.1, 30: 0.01, 59: 0.01, 60: 0.001, 79: 0.001, 80: 0.0001,
-                 999: 0.0001})
-
-
-def test_cosine_decay():
-    rate = LearningRate(0.2, decay='cosine', decay_examples=1200)
+    (LearningRate(0.1, decay='piecewise', decay_examples=[30, 60, 80], decay_rate=0.1),
+     {0: 0.1, 29: 0.1, 30: 0.01, 60: 0.001, 79: 0.001, 80: 0.0001, 999: 0.0001}),
     # cos of 0, 60, 90, 120, 180 degrees: 1, 1/2, 0, -1/2, -1.
-    assert_rates(rate, {0: 0.2, 400: 0.15, 600: 0.1, 800: 0.05, 1200: 0, 5000: 0})
+    (LearningRate(0.2, decay='cosine', decay_examples=1200),
+     {0: 0.2, 400: 0.15, 600: 0.1, 800: 0.05, 1200: 0, 5000: 0}),
+    # Warm-up and decay multiply, and both count from zero: 0.1, 0.25, 0.4, 0.4; 1, 1/2, 1/4, 1/16.
+    (LearningRate(0.1, 4, 'linear', warmup_examples=200, decay='exponential', decay_examples=100,
+                  decay_rate=0.5), {0: 0.1, 100: 0.125, 200: 0.1, 400: 0.025})])
+def test_rates_of_the_schedules(rate, expected):
+    assert_rates(rate, expected)
 
 
 def test_the_end_of_a_cosine_keeps_its_digits():
@@ -98,18 +68,7 @@ def test_the_end_of_a_cosine_keeps_its_digits():
     assert got == pytest.approx(math.pi ** 2 / 4e8, rel=1e-6)
 
 
-def test_warm_up_and_decay_multiply_and_both_count_from_zero():
-    rate = LearningRate(0.1, 4, 'linear', warmup_examples=200, decay='exponential',
-                        decay_examples=100, decay_rate=0.5)
-    # Ramp 0.1, 0.25, 0.4, 0.4 times decay 1, 1/2, 1/4, 1/16.
-    assert_rates(rate, {0: 0.1, 100: 0.125, 200: 0.1, 400: 0.025})
-    without = LearningRate(0.1, 4, 'linear', decay='exponential', decay_examples=100,
-                           decay_rate=0.5)
-    assert [rate.at(e) for e in (200, 333)] == [without.at(e) for e in (200, 333)]
-
-
-@pytest.mark.parametrize('use_resource', [False, True])
-@pytest.mark.parametrize('dtype', [tf.int32, tf.int64])
+@pytest.mark.parametrize('dtype, use_resource', [(tf.int32, False), (tf.int64, True)])
 def test_tensor_follows_a_step_counter(dtype, use_resource):
     step = tf.get_variable('step', [], dtype, tf.zeros_initializer(), trainable=False,
                            use_resource=use_resource)
@@ -127,45 +86,16 @@ def test_tensor_follows_a_step_counter(dtype, use_resource):
         assert session.run(by_variable) == pytest.approx(0.001 + 0.001 * 4 / 1200, rel=1e-6)
 
 
-def test_feeds_an_optimizer():
-    weight = tf.get_variable('weight', initializer=1.0)
-    step = tf.train.get_or_create_global_step()
-    rate = LearningRate(0.5, 4, 'linear', warmup_examples=100)
-    train = tf.train.GradientDescentOptimizer(rate.tensor(step * 50)).minimize(
-        weight * 1., global_step=step)
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        weights = []
-        for _ in range(3):
-            session.run(train)
-            weights.append(session.run(weight))
-    # The gradient is 1, the rates are 0.5, 1.25 and 2.
-    assert weights == [0.5, -0.75, -2.75]
-
-
-def test_numpy_numbers_are_numbers():
-    rate = LearningRate(np.float64(0.001), np.int64(4), 'sqrt', warmup_examples=np.int32(1000))
-    assert rate.at(np.int64(500)) == pytest.approx(0.0015, rel=1e-12)
-    assert type(rate.at(np.int64(500))) is float
-    assert rate.describe() == '0.002 = 0.001 x sqrt(4), warm-up from 0.001 over 1,000 examples'
-
-
 @pytest.mark.parametrize('arguments, per_epoch, expected', [
-    (dict(), None, '0.001'),
     (dict(num_towers=4), None, '0.001'),
     (dict(num_towers=4, rule='linear'), None, '0.004 = 0.001 x 4'),
-    (dict(num_towers=4, rule='sqrt', warmup_examples=3594), None,
-     '0.002 = 0.001 x sqrt(4), warm-up from 0.001 over 3,594 examples'),
     (dict(num_towers=4, rule='sqrt', warmup_examples=1437, decay='exponential',
           decay_examples=2874, decay_rate=0.94, staircase=True), 1437,
      '0.002 = 0.001 x sqrt(4), warm-up from 0.001 over 1 epoch, x0.94 every 2 epochs, in jumps'),
-    (dict(decay='exponential', decay_examples=2874, decay_rate=0.94), None,
-     '0.001, x0.94 every 2,874 examples'),
     (dict(decay='piecewise', decay_examples=[30, 60], decay_rate=0.1), 20,
      '0.001, x0.1 after 1.5 epochs and 3 epochs'),
     (dict(warmup_examples=1, decay='cosine', decay_examples=50000), None,
-     '0.001, warm-up from 0 over 1 example, cosine to 0 over 50,000 examples'),
-])
+     '0.001, warm-up from 0 over 1 example, cosine to 0 over 50,000 examples')])
 def test_describe(arguments, per_epoch, expected):
     rate = LearningRate(0.001, **arguments)
     assert rate.describe(per_epoch) == expected
@@ -175,33 +105,20 @@ def test_describe(arguments, per_epoch, expected):
 
 @pytest.mark.parametrize('arguments, text', [
     (dict(base=0), 'base=0: expected a number above 0'),
-    (dict(base=-0.1), 'base=-0.1'),
     (dict(base=float('nan')), 'base=nan'),
-    (dict(base=float('inf')), 'base=inf'),
-    (dict(base='0.1'), "base='0.1'"),
-    (dict(num_towers=0), 'num_towers=0: expected a whole number of at least 1'),
     (dict(num_towers=2.0), 'num_towers=2.0'),
     (dict(rule='square'), "rule='square': expected one of 'none', 'sqrt', 'linear'"),
-    (dict(rule=None), 'rule=None'),
-    (dict(warmup_examples=-1), 'warmup_examples=-1'),
     (dict(warmup_examples=0.5), 'warmup_examples=0.5'),
     (dict(decay='step'),
-        "decay='step': expected one of 'none', 'exponential', 'piecewise', 'cosine'"),
+     "decay='step': expected one of 'none', 'exponential', 'piecewise', 'cosine'"),
     (dict(decay='exponential', decay_rate=0.9), "decay='exponential' needs decay_examples"),
     (dict(decay='exponential', decay_examples=10), "decay='exponential' needs decay_rate"),
-    (dict(decay='cosine'), "decay='cosine' needs decay_examples"),
-    (dict(decay='cosine', decay_examples=0), 'decay_examples=0'),
     (dict(decay='cosine', decay_examples=9, decay_rate=0.9), 'does not use it'),
-    (dict(decay_examples=9), 'does not use'),
     (dict(decay='cosine', decay_examples=9, staircase=True), 'staircase=True'),
     (dict(decay='exponential', decay_examples=9, decay_rate=1.5), 'decay_rate=1.5: expected at mo'),
-    (dict(decay='exponential', decay_examples=9, decay_rate=0), 'decay_rate=0'),
     (dict(decay='exponential', decay_examples=[9], decay_rate=0.5), r'decay_examples=\[9\]'),
     (dict(decay='piecewise', decay_examples=9, decay_rate=0.5), 'list of example counts'),
-    (dict(decay='piecewise', decay_examples=[], decay_rate=0.5), 'list of example counts'),
-    (dict(decay='piecewise', decay_examples=[9, 9], decay_rate=0.5), 'above the one before'),
-    (dict(decay='piecewise', decay_examples=[0, 9], decay_rate=0.5), 'decay_examples=0'),
-])
+    (dict(decay='piecewise', decay_examples=[9, 9], decay_rate=0.5), 'above the one before')])
 def test_bad_arguments_are_named(arguments, text):
     with pytest.raises(InvalidArgumentError, match=text):
         LearningRate(**dict(dict(base=0.001), **arguments))

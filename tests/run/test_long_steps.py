@@ -6,7 +6,6 @@ import time
 import pytest
 import tensorflow.compat.v1 as tf
 
-import towers
 from towers.run.input_watch import InputWatchHook
 from towers.run.long_steps import LongStepHook
 from towers.run.step_loop import LoopSession
@@ -79,13 +78,3 @@ def test_steps_that_are_not_long_say_nothing_and_the_thread_ends():
         if thread.name == 'towers-long-steps':
             thread.join(10.)
             assert not thread.is_alive()
-
-
-@pytest.mark.parametrize('arguments', [
-    dict(watch=3), dict(seconds=0), dict(seconds=float('nan')), dict(say=3)])
-def test_arguments_that_make_no_sense(arguments):
-    train_op = tf.assign_add(tf.train.get_or_create_global_step(), 1).op
-    given = dict(watch=towers.InputWatch(train_op))
-    given.update(arguments)
-    with pytest.raises(towers.InvalidArgumentError):
-        LongStepHook(**given)

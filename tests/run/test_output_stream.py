@@ -31,6 +31,10 @@ def test_a_stream_like_any_other():
     output.writelines(['b', 'c'])
     assert stream.getvalue() == 'a\nbc' and output.lost is None
     assert not output.isatty() and output.getvalue() == 'a\nbc'
+    closed = OutputStream(None)  # from the start
+    closed.write('a')
+    closed.flush()
+    assert not closed.isatty() and closed.lost is None
 
 
 @pytest.mark.parametrize('encoding, written', [
@@ -61,15 +65,6 @@ def test_without_anybody_to_tell_it_is_an_error():
     output.write('c')
 
 
-def test_who_is_told_may_come_later():
-    errors = []
-    output = OutputStream(Gone())
-    output.write('a')
-    output.tell_of_loss(errors.append)
-    output.write('b')
-    assert errors == [output.lost]
-
-
 def test_what_is_still_held_of_a_lost_stream_goes_nowhere():
     """Python writes it out when the stream is closed, or the process ends: once more in vain."""
     read_end, write_end = os.pipe()
@@ -80,10 +75,3 @@ def test_what_is_still_held_of_a_lost_stream_goes_nowhere():
     output.flush()
     assert [error.errno for error in errors] == [errno.EPIPE]
     stream.close()
-
-
-def test_a_stream_that_is_closed_from_the_start():
-    output = OutputStream(None)
-    output.write('a')
-    output.flush()
-    assert not output.isatty() and output.lost is None

@@ -15,52 +15,34 @@ from towers.run import run_lock
 from towers.errors import CheckpointError, RunLockedError
 from towers.run.run_lock import hold_directory
 
-HOLDER = '''
-import sys, time
-import tensorflow.compat.v1 as tf
-from towers.run.run_lock import hold_directory
-with hold_directory(sys.argv[1]):
-    print('held', flush=True)
-    time.sleep(60)
-'''
-
-
-def start_holder(directory):
-    """A process that holds the directory, once it does."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    process = subprocess.Popen([sys.executable, '-c', HOLDER, directory], cwd=root,
-                               stdout=subprocess.PIPE, universal_newlines=True)
-    assert process.stdout.readline() == 'held\n'
-    return process
-
-
-@pytest.mark.slow
-@pytest.mark.version_independent
 def test_a_second_process_is_refused_until_the_first_is_killed(tmpdir):
-    directory = str(tmpdir.join('made', 'for', 'it'))
-    before = time.time()
-    process = start_holder(directory)
+    directory, before = str(tmpdir.join('made', 'for', 'it')), time.time()
+    read_end, write_end = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        with hold_directory(directory):
+            os.write(write_end, b'held')
+            time.sleep(60)
     try:
+        os.read(read_end, 4)
         with pytest.raises(RunLockedError) as caught:
             with hold_directory(directory):
                 pytest.fail('two processes hold one directory')
-        text = str(caught.value)
-        start = '%s is in use by process %d on %s, since ' % (directory, process.pid,
-                                                             socket.gethostname())
-        assert text.startswith(start) and text.endswith(
-            "Two runs in one directory would overwrite and delete each other's checkpoints; "
-            'nothing was written. Wait for that run, end it, or give this one another directory.')
-        since = time.mktime(time.strptime(text[len(start):][:19], '%Y-%m-%d %H:%M:%S'))
-        assert before - 1 <= since <= time.time()
-        assert os.listdir(directory) == ['run.lock']
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+    text = str(caught.value)
+    start = '%s is in use by process %d on %s, since ' % (directory, holder, socket.gethostname())
+    assert text.startswith(start) and text.endswith(
+        "Two runs in one directory would overwrite and delete each other's checkpoints; nothing "
+        'was written. Wait for that run, end it, or give this one another directory.')
+    since = time.mktime(time.strptime(text[len(start):][:19], '%Y-%m-%d %H:%M:%S'))
+    assert before - 1 <= since <= time.time()
     # What the killed one wrote is still there, and says nothing.
-    assert json.loads(tmpdir.join('made', 'for', 'it', 'run.lock').read())['pid'] == process.pid
+    lock = tmpdir.join('made', 'for', 'it', 'run.lock')
+    assert json.loads(lock.read())['pid'] == holder
     with hold_directory(directory) as locked:
-        assert locked is True
-        assert json.loads(tmpdir.join('made', 'for', 'it', 'run.lock').read())['pid'] == os.getpid()
+        assert locked is True and json.loads(lock.read())['pid'] == os.getpid()
 
 
 def test_it_is_released_at_the_end_and_after_an_error(tmpdir):
@@ -117,25 +99,12 @@ def test_programs_that_the_run_starts_do_not_hold_it(tmpdir):
         child.communicate()
 
 
-@pytest.mark.parametrize('content', ['', '{"pid": 1', '[]', '{}', b'\xff'])
+@pytest.mark.parametrize('content', [b'', b'{"pid": 1', b'\xff'])
 def test_a_holder_that_has_not_written_yet(tmpdir, content):
     with hold_directory(str(tmpdir)):
-        if isinstance(content, bytes):
-            tmpdir.join('run.lock').write_binary(content)
-        else:
-            tmpdir.join('run.lock').write(content)
+        tmpdir.join('run.lock').write_binary(content)
         with pytest.raises(RunLockedError, match='is in use by another process, which has not '
                                                  'said yet which one it is. Two runs'):
-            with hold_directory(str(tmpdir)):
-                pass
-
-
-def test_a_holder_on_another_machine_is_not_looked_for_here(tmpdir):
-    with hold_directory(str(tmpdir)):
-        tmpdir.join('run.lock').write(
-            '{"pid": 4194303, "host": "elsewhere", "started": "2024-05-03 18:00:00"}')
-        with pytest.raises(RunLockedError, match='in use by process 4194303 on elsewhere, since '
-                                                 '2024-05-03 18:00:00. Two'):
             with hold_directory(str(tmpdir)):
                 pass
 
@@ -152,38 +121,17 @@ def test_a_file_in_the_place_of_the_directory(tmpdir):
             'made and written to.')
 
 
-def test_a_directory_that_cannot_be_written_to(tmpdir, monkeypatch):
-    def refuse(path, *unused_args, **unused_options):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
-    monkeypatch.setattr(run_lock, 'open', refuse, raising=False)
-    with pytest.raises(CheckpointError) as caught:
-        with hold_directory(str(tmpdir)):
-            pass
-    assert str(caught.value) == (
-        '%s cannot be written to: Read-only file system. Nothing was written. There is no '
-        'checkpoint there yet. Give a directory that can be made and written to.' % tmpdir)
-
-
-@pytest.mark.parametrize('number', [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_file_system_without_locks(tmpdir, monkeypatch, number):
+def test_a_file_system_without_locks(tmpdir, monkeypatch):
     def flock(*unused_args):
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
     monkeypatch.setattr(run_lock.fcntl, 'flock', flock)
     with pytest.warns(RuntimeWarning) as warned:
         with hold_directory(str(tmpdir)) as locked:
             assert locked is False
     assert [str(warning.message) for warning in warned] == [
         '%s is not locked, as its file system has no file locks (%s): see to it yourself that no '
-        'other run uses it.' % (tmpdir, os.strerror(number))]
+        'other run uses it.' % (tmpdir, os.strerror(errno.ENOLCK))]
     assert warned[0].filename == __file__
-
-
-def test_a_system_without_flock(tmpdir, monkeypatch):
-    monkeypatch.setattr(run_lock, 'fcntl', None)
-    with pytest.warns(RuntimeWarning, match='is not locked, as there are no file locks for it'):
-        with hold_directory(str(tmpdir.join('new'))) as locked:
-            assert locked is False
-    assert tmpdir.join('new').isdir()
 
 
 def test_a_lock_that_fails_otherwise_is_an_error(tmpdir, monkeypatch):

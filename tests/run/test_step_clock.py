@@ -1,4 +1,4 @@
-"""The clock that hooks share: steps, examples and seconds, against a time set by hand."""
+"""What hooks take to count steps and examples."""
 
 import io
 
@@ -6,124 +6,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
-from towers.run import step_clock
 from towers.run.progress import ProgressHook
-from towers.run.step_clock import Mark, SaveListener, StepClock, StepCounts, counts_of, rate
+from towers.run.step_clock import StepCounts
 from towers.run.summaries import Summaries, SummaryHook
 
-
-class FakeTime:
-    """Stands for the module `time`; tests set `now`."""
-
-    def __init__(self):
-        self.now = 1000.
-
-    def perf_counter(self):
-        return self.now
-
-
-@pytest.fixture(autouse=True)
-def time(monkeypatch):
-    fake = FakeTime()
-    monkeypatch.setattr(step_clock, 'time', fake)
-    return fake
-
-
-def started(global_step, batch_size, examples=None):
-    clock = StepClock(global_step, batch_size, examples)
-    session = tf.Session()
-    session.run(tf.global_variables_initializer())
-    clock.restart(session)
-    return clock, session
-
-
-def test_counts_steps_examples_and_seconds_from_the_end_of_the_second_run(time):
-    clock, _ = started(tf.Variable(7, dtype=tf.int64), 10)
-    assert (clock.step, clock.examples, clock.mark) == (7, 70, None)
-    time.now = 1005.
-    clock.count()
-    assert (clock.step, clock.examples, clock.mark) == (8, 80, None)
-    time.now = 1030.
-    clock.count()
-    assert clock.mark == Mark(0., 90)
-    time.now = 1032.
-    clock.count()
-    assert clock.mark == Mark(2., 100)
-    assert rate(Mark(0., 90), clock.mark) == 5.
-    assert rate(clock.mark, clock.mark) is None and rate(None, clock.mark) is None
-    assert rate(Mark(0., 90), Mark(1., 90)) is None and rate(Mark(0., 90), Mark(1., 80)) is None
-
-
-def test_time_away_is_left_out_whether_it_comes_before_or_after_the_count(time):
-    clock, _ = started(tf.Variable(0), 10)
-    clock.away(3.)  # before the measure begins: nothing to leave out
-    clock.count()
-    clock.count()
-    time.now += 1.
-    clock.count()
-    assert clock.mark == Mark(1., 30)
-    time.now += 5.
-    clock.away(5.)
-    assert clock.mark == Mark(1., 30)  # it has not passed in the steps counted so far
-    time.now += 1.
-    clock.count()
-    assert clock.mark == Mark(2., 40)
-    time.now += 8.  # 1 of the step, and then an evaluation of 7 by a hook that comes before
-    clock.away(7.)
-    clock.count()
-    assert clock.mark == Mark(3., 50)
-
-
-def test_a_checkpoint_is_time_away(time):
-    clock, _ = started(tf.Variable(0), 10)
-    saved_at = []
-    listener = SaveListener(clock, saved_at.append)
-    assert isinstance(listener, tf.train.CheckpointSaverListener)
-    clock.count()
-    clock.count()
-    listener.before_save(None, 2)
-    time.now += 4.
-    listener.after_save(None, 2)
-    time.now += 1.
-    clock.count()
-    assert clock.mark == Mark(1., 30)
-    assert saved_at == [2]
-    SaveListener(clock).after_save(None, 2)  # as TF 1.15 does where it had not begun
-
-
-def test_read_puts_the_count_right():
-    global_step = tf.Variable(0)
-    examples = tf.Variable(1000, dtype=tf.int64)
-    clock, session = started(global_step, 10, examples)
-    assert clock.examples == 1000
-    clock.count()
-    assert (clock.step, clock.examples) == (1, 1010)
-    session.run([global_step.assign(5), examples.assign(1032)])
-    clock.read(session)
-    assert (clock.step, clock.examples) == (5, 1032)
-
-
-def test_which_steps_are_due():
-    clock, _ = started(tf.Variable(0), 10)
-    due = []
-    for _ in range(12):
-        if clock.comes_to(5, last=12):
-            due.append(clock.step + 1)
-        clock.count()
-    assert due == [5, 10, 12]
-    clock.step = 11
-    assert clock.passed(0, 5) and clock.passed(9, 5) and not clock.passed(10, 5)
-    assert not clock.passed(11, 5, last=11)
-    assert clock.passed(10, 5, last=11)
-
-
-@pytest.mark.parametrize('batch_size', [0, -1, 2.5, True, '3'])
-def test_refuses_a_batch_size_that_is_none(batch_size):
-    with pytest.raises(InvalidArgumentError, match=r'batch_size=.*at least 1'):
-        StepClock(tf.Variable(0), batch_size)
-
-
-# ---- What hooks take ----------------------------------------------------------------------------
 
 def line_of(make_hook):
     """The line of step 4 that a `ProgressHook` writes, up to its epoch."""
@@ -153,8 +39,7 @@ def test_hooks_take_the_counts_as_one_argument_or_as_several():
 
 def test_counts_are_given_once_and_are_all_there(tmp_path):
     counts = StepCounts(tf.train.get_or_create_global_step(), 10)
-    assert counts_of(counts, batch_size=None, last_step=None) is counts
-    no_summaries = Summaries({}, {}, None, '')
+    no_summaries = Summaries({}, {}, None)
     for hook, text in (
             (lambda: ProgressHook({}, counts), 'last_step=None: expected a whole number of at '
                                                'least 1.'),

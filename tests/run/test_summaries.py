@@ -9,8 +9,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers.run import step_clock
 from towers.errors import InvalidArgumentError
-from towers.run.summaries import (Summaries, SummaryHook, _squared_norm, default_summaries,
-                                  without_tower)
+from towers.run.summaries import SummaryHook, default_summaries
 
 
 class FakeTime:
@@ -31,7 +30,8 @@ def time(monkeypatch):
 def events(folder):
     """[(file name, event)] of a folder, but for the version that begins each file."""
     return [(path.name, event) for path in sorted(folder.iterdir()) if 'tfevents' in path.name
-            for event in tf.train.summary_iterator(str(path)) if not event.file_version]
+            for event in tf.train.summary_iterator(str(path))
+            if event.HasField('summary') or event.HasField('session_log')]
 
 
 def scalars(folder):
@@ -68,11 +68,11 @@ class Job:
             global_step=self.global_step)
         self.summaries = default_summaries(self.built, self.rate, **options)
 
-    def run(self, folder, number, summary_steps=2, last_step=None, checkpoints=None, killed=False,
-            each=lambda hook, step: None, **options):
-        """Trains; with `checkpoints`, saves every 4 steps there; a killed run has no end."""
+    def run(self, folder, number, summary_steps=2, last_step=None, checkpoints=None,
+            each=lambda hook, step: None):
+        """Trains; with `checkpoints`, saves every 4 steps there, and goes on from there."""
         hook = SummaryHook(self.summaries, self.global_step, str(folder), 4, summary_steps,
-                           last_step, **options)
+                           last_step, graph=tf.get_default_graph())
         hooks = [hook]
         if checkpoints:
             hooks.append(tf.train.CheckpointSaverHook(str(checkpoints), save_steps=4,
@@ -80,48 +80,28 @@ class Job:
         creator = tf.train.ChiefSessionCreator(
             config=towers.session_config(self.built.devices),
             checkpoint_dir=str(checkpoints) if checkpoints else None)
-        try:
-            with tf.train.MonitoredSession(creator, hooks) as session:
-                for step in range(1, number + 1):
-                    session.run(self.built.train_op)
-                    each(hook, step)
-                if killed:
-                    raise Killed()
-        except Killed:
-            pass
+        with tf.train.MonitoredSession(creator, hooks) as session:
+            for step in range(1, number + 1):
+                session.run(self.built.train_op)
+                each(hook, step)
         return hook
-
-
-class Killed(Exception):
-    pass
 
 
 def test_values_of_each_step(tmp_path, time):
     def advance(hook, step):
         time.now += 0.25  # 4 examples: 16 a second
-    Job(norm_of_each=True).run(tmp_path, 5, last_step=5, each=advance)
+    Job(norm_of_each=True, scalars={'half': tf.constant(0.5, tf.float16)}).run(
+        tmp_path, 5, last_step=5, each=advance)
     found = scalars(tmp_path)
     assert sorted(found) == [2, 4, 5]
     for step, values in found.items():
         left, before = 2 - step / 4., 2 - (step - 1) / 4.
-        expected = {'loss': 62.5 * before, 'learning_rate': 0.1,
+        expected = {'loss': 62.5 * before, 'learning_rate': 0.1, 'half': 0.5,
                     'gradient_norm': 12.5, 'gradient_norm/a': 7.5, 'gradient_norm/b': 10.,
                     'weight_norm': 5 * left, 'weight_norm/a': 3 * left, 'weight_norm/b': 4 * left}
         if step > 2:  # there is no speed before the third step
             expected['images_per_second'] = 16.
         assert values == pytest.approx(expected, rel=1e-6)
-
-
-def test_norm_of_the_gradient_that_is_applied(tmp_path):
-    Job(reduction='sum', norms=True).run(tmp_path, 2)
-    assert scalars(tmp_path)[2]['gradient_norm'] == pytest.approx(25.)
-
-
-def test_norms_can_be_left_out_and_scalars_added(tmp_path):
-    job = Job(norms=False, scalars={'half': tf.constant(0.5, tf.float16)})
-    job.run(tmp_path, 2)
-    assert scalars(tmp_path) == {2: {'loss': 109.375, 'half': 0.5,
-                                     'learning_rate': pytest.approx(0.1)}}
 
 
 def test_norm_of_a_sparse_gradient_adds_repeated_rows_first(tmp_path):
@@ -201,19 +181,6 @@ def test_summaries_from_outside_are_written_when_they_are_given(tmp_path):
     assert set(scalars(tmp_path)[2]) == OF_FOUR | {'towers/loss', 'outside'}
 
 
-@pytest.mark.parametrize('tag, scope, expected', [
-    ('tower_0/loss', 'tower_0/', 'loss'),
-    ('tower_0/tower_0/loss', 'tower_0/', 'tower_0/loss'),
-    ('kin/tower_0/kin/loss', 'tower_0/', 'kin/kin/loss'),
-    ('train/tower_0/conv/loss', 'train/tower_0/', 'train/conv/loss'),
-    ('kin/train/tower_0/kin/loss', 'train/tower_0/', 'kin/train/kin/loss'),
-    ('my_tower_0/loss', 'tower_0/', 'my_tower_0/loss'),
-    ('tower_01/loss', 'tower_0/', 'tower_01/loss'),
-    ('loss', 'tower_0/', 'loss')])
-def test_without_tower(tag, scope, expected):
-    assert without_tower(tag, scope) == expected
-
-
 def test_summaries_come_with_the_step_and_only_with_those_that_are_written(tmp_path):
     """Seven steps with a summary of every third: seven runs of the model, two of its summary."""
     ran = {'model': 0, 'summary': 0}
@@ -247,18 +214,14 @@ def test_summaries_come_with_the_step_and_only_with_those_that_are_written(tmp_p
     assert {step: values['own'] for step, values in scalars(tmp_path).items()} == {3: 1., 6: 1.}
 
 
-def test_no_other_collection_and_no_variable_is_touched():
-    job = Job()
-    assert tf.get_collection(tf.GraphKeys.SUMMARIES) == []
-    assert tf.get_collection(tf.GraphKeys.SUMMARY_OP) == []
-    assert [v.op.name for v in tf.global_variables()] == ['global_step', 'a', 'b']
-    assert job.summaries.custom is None
-
-
 def test_a_resumed_run_writes_each_step_once_for_tensorboard(tmp_path):
     """Checkpoints at 4 and 8; killed after 7; goes on from 4."""
+    def killed(hook, step):
+        if step == 7:
+            raise KeyError('killed')
     logs, checkpoints = tmp_path / 'logs', tmp_path / 'checkpoints'
-    Job().run(logs, 7, checkpoints=checkpoints, killed=True)
+    with pytest.raises(KeyError):
+        Job().run(logs, 9, checkpoints=checkpoints, each=killed)
     assert set(scalars(logs)) >= {2, 4}  # brought to the disk by the checkpoint
     before = {name for name, _ in events(logs)}
     with tf.Graph().as_default():
@@ -268,6 +231,8 @@ def test_a_resumed_run_writes_each_step_once_for_tensorboard(tmp_path):
     assert [event.step for event in new[1:]] == [6, 8, 10]
     losses = {event.step: event.summary.value[0].simple_value for event in new[1:]}
     assert losses == pytest.approx({6: 62.5 * 0.75, 8: 62.5 * 0.25, 10: 62.5 * -0.25})
+    assert [event for path in logs.iterdir() for event in tf.train.summary_iterator(str(path))
+            if event.graph_def]
     tensorboard = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
     reader = tensorboard.EventAccumulator(str(logs))
     reader.Reload()
@@ -285,63 +250,17 @@ def test_evaluations(tmp_path):
     assert found[4]['validation/accuracy'] == 0.9375 and 'loss' in found[4]
 
 
-def test_the_graph_on_request(tmp_path):
-    Job().run(tmp_path, 1, graph=tf.get_default_graph())
-    graphs = [event for _, event in events(tmp_path) if event.graph_def]
-    assert len(graphs) == 1
-    names = {node.name for node in tf.GraphDef.FromString(graphs[0].graph_def).node}
-    assert {'a', 'b', 'global_step'} <= names
-
-
-def test_refuses_towers_that_do_not_train_and_a_rhythm_below_1(tmp_path):
-    built = towers.build_towers(tf.reduce_mean, tf.ones([2]), None, 2)
-    with pytest.raises(InvalidArgumentError, match='built without an optimizer'):
-        default_summaries(built)
-    with pytest.raises(InvalidArgumentError, match='summary_steps=0: expected a whole number'):
-        SummaryHook(Summaries({}, {}, None, ''), None, str(tmp_path), 4, 0)
-
-
-@pytest.mark.parametrize('shape', [None, [4, 2]])
-def test_rows_of_a_sparse_gradient_are_added_up_before_their_norm_is_taken(shape):
-    sparse = tf.IndexedSlices(tf.constant([[1., 2.], [5., 0.], [3., 4.]]), tf.constant([1, 2, 1]),
-                              None if shape is None else tf.constant(shape))
-    with tf.Session() as session:
-        assert session.run(_squared_norm(sparse)) == 4. ** 2 + 6. ** 2 + 5. ** 2
-
-
-@pytest.mark.parametrize('options, text', [
-    (dict(custom=[3]),
-     'custom=[3]: expected a list of what tf.summary.scalar and the like return.'),
-    (dict(custom=None),
-     'custom=None: expected a list of what tf.summary.scalar and the like return.'),
-    (dict(learning_rate='x'), "learning_rate='x': expected a scalar tensor, a number, or None."),
-    (dict(scalars=np.ones(2)), 'scalars=array([1., 1.]): expected a dict from names to scalar '
-                               'tensors.')])
-def test_summaries_that_cannot_be_made(options, text):
+def test_what_summaries_cannot_be_made_of(tmp_path):
     job = Job()
-    before = len(tf.get_default_graph().get_operations())
-    with pytest.raises(InvalidArgumentError) as caught:
-        default_summaries(job.built, **options)
-    assert str(caught.value) == text
-    assert len(tf.get_default_graph().get_operations()) == before
-
-
-def test_a_rate_of_another_graph():
-    job = Job()
-    with tf.Graph().as_default():
-        rate = tf.constant(.1)
-    with pytest.raises(InvalidArgumentError, match='is of another graph than the default one'):
-        default_summaries(job.built, rate)
-
-
-def test_where_summaries_cannot_go(tmp_path):
-    job = Job()
+    without_optimizer = towers.build_towers(tf.reduce_mean, tf.ones([2]), None, 2, name='eval')
     path = tmp_path / 'a file'
     path.write_text('')
-    for named, text in ((dict(logdir=str(path)), 'logdir=%r is a file: expected the name of a '
-                                                 'directory.' % str(path)),
-                        (dict(logdir=str(tmp_path), graph='x'),
-                         "graph='x' of type str: expected a tf.Graph, or None.")):
-        with pytest.raises(InvalidArgumentError) as caught:
-            SummaryHook(job.summaries, job.global_step, batch_size=4, **named)
-        assert str(caught.value) == text
+    for make, text in [
+            (lambda: default_summaries(without_optimizer), 'built without an optimizer'),
+            (lambda: default_summaries(job.built, custom=[3]), 'expected a list of what tf.summ'),
+            (lambda: SummaryHook(job.summaries, job.global_step, str(tmp_path), 4, 0),
+             'summary_steps=0: expected a whole number'),
+            (lambda: SummaryHook(job.summaries, job.global_step, str(path), 4),
+             'is a file: expected the name of a directory')]:
+        with pytest.raises(InvalidArgumentError, match=text):
+            make()

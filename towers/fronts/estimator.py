@@ -81,8 +81,8 @@ def replicate_model_fn(model_fn: typing.Callable,
       InvalidArgumentError: an unknown reduction or remainder.
       ModelFunctionError: `model_fn` is no model function.
       DeviceError: see `resolve_devices`.
-      When it is called: `GradientError` (a train op that comes from no `TowerOptimizer`, towers
-      with different calls of optimizers), `InputError`, and the other errors of `build_towers`.
+      When it is called: `GradientError` (a train op that comes from no `TowerOptimizer`),
+      `InputError`, and the other errors of `build_towers`.
     """
     if not compat.has_estimator():
         raise MissingPackageError(

@@ -2,12 +2,12 @@
 
 An Estimator's model function does not return gradients: it calls `optimizer.minimize`, or
 `compute_gradients`, clips, and `apply_gradients`, perhaps for several optimizers, and returns a
-train op. In each tower such a call is noted, and returns an operation that does nothing yet, its
-*placeholder*. When all towers are built, the gradients of call number i of all towers are summed
-per variable, the first tower's optimizer applies them, once, and the placeholders of call i wait
-for this update. So operations that the model function makes from a placeholder (a group, an
-operation after the update) behave as on one device. The optimizer's slots are made in the first
-tower's call, so that a `Saver` or an initializer of the model function has them.
+train op. Such a call is noted, also for each copied tower, and returns an operation that does
+nothing yet, its *placeholder*. When all towers are built, the gradients of call number i of all
+towers are summed per variable, the first tower's optimizer applies them, once, and the placeholders
+of call i wait for this update. So operations that the model function makes from a placeholder (a
+group, an operation after the update) behave as on one device. The optimizer's slots are made in the
+first tower's call, so that a `Saver` or an initializer of the model function has them.
 """
 
 import collections

@@ -423,7 +423,7 @@ class _Reader:
 
     def _layer(self, name):
         """The model's scope that an operation, or the operation that it is a gradient of, is in."""
-        scopes = '|'.join(re.escape(tower.name_scope) for tower in self._built.towers)
+        scopes = '|'.join(re.escape(tower.name_scope) for tower in reversed(self._built.towers))
         name = re.sub('^(?:%s)?(?:gradients[^/]*/)?(?:%s)?' % (scopes, scopes), '', name)
         parts = name.split('/')
         for number, part in enumerate(parts):

@@ -64,8 +64,8 @@ def operation_times(built: BuiltTowers, feed_dict: typing.Optional[dict] = None,
     times = times_of_model(seconds, built)
     if not times.seconds:
         raise MeasurementError(
-            'TensorFlow traced no operation of %s: of GPUs it needs CUPTI (libcupti on '
-            'LD_LIBRARY_PATH).' % built.towers[0].name_scope)
+            'TensorFlow traced no operation of the first tower: of GPUs it needs CUPTI (libcupti '
+            'on LD_LIBRARY_PATH).')
     return times
 
 

@@ -2,7 +2,6 @@
 
 import collections
 import os
-import re
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -17,14 +16,13 @@ from towers.run.step_loop import OccasionalHook
 from towers.tower.objectives import all_pairs, with_parts
 
 
-class Summaries(collections.namedtuple('Summaries', 'scalars weights custom tower_scope')):
+class Summaries(collections.namedtuple('Summaries', 'scalars weights custom')):
     """The summaries that `SummaryHook` writes.
 
     Attributes:
       scalars: dict from tags to scalar tensors, fetched with the step.
       weights: dict from tags to scalar tensors that depend on variables alone, fetched after it.
       custom: the model's own summaries, a string tensor with a serialized `tf.Summary`; or None.
-      tower_scope: name scope that is taken out of the tags of `custom`, such as `'tower_0/'`.
     """
     __slots__ = ()
 
@@ -70,7 +68,6 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None, norms
         raise InvalidArgumentError('custom=%.80r: expected a list of what tf.summary.scalar and '
                                    'the like return.' % (custom,))
     learning_rate = _checked_rate(learning_rate)
-    scope = built.towers[0].name_scope
     fetched = collections.OrderedDict(with_parts('loss', built.loss))
     weights = collections.OrderedDict()
     with tf.name_scope('summaries/'):
@@ -87,10 +84,10 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None, norms
                        built.placement, norm_of_each)
         fetched.update(scalars)
         custom = list(custom) + [summary for summary in tf.get_collection(tf.GraphKeys.SUMMARIES)
-                                 if summary.op.name.startswith(scope)]
+                                 if built.towers[0].has(summary.op.name)]
         with tf.device(None):
             merged = tf.summary.merge(custom, collections=[]) if custom else None
-    return Summaries(fetched, weights, merged, scope)
+    return Summaries(fetched, weights, merged)
 
 
 def _checked_rate(rate):
@@ -104,21 +101,6 @@ def _checked_rate(rate):
     if rate is not None:
         check_number('learning_rate', rate, expected='a scalar tensor, a number, or None')
     return rate
-
-
-def without_tower(tag, scope):
-    """A tag without the tower's part of its scope.
-
-    Args:
-      tag: such as `'train/tower_0/conv'`; a summary's `family` may stand before the scope.
-      scope: the tower's, such as `'train/tower_0/'`.
-
-    Returns:
-      A tag such as `'train/conv'`; `tag` itself if the scope is not in it.
-    """
-    parts = scope.rstrip('/').split('/')
-    outer = '/'.join(parts[:-1] + [''])
-    return re.sub('(^|/)' + re.escape(scope), lambda match: match.group(1) + outer, tag, count=1)
 
 
 class SummaryHook(OccasionalHook):
@@ -219,7 +201,7 @@ class SummaryHook(OccasionalHook):
             values.update(run_context.session.run(dict(self._summaries.weights)))
         values['images_per_second'] = rate(self._mark, clock.mark)
         self._mark = clock.mark
-        summary = self._custom(run_values.results.get('custom'))
+        summary = tf.Summary.FromString(run_values.results.get('custom', b''))
         taken = {value.tag for value in summary.value}
         for tag, value in values.items():
             if value is not None:
@@ -253,15 +235,6 @@ class SummaryHook(OccasionalHook):
             tf.Summary.Value(tag='%s/%s' % (name, key), simple_value=float(value))
             for key, value in results.items() if key != 'examples']), step)
         self._writer.flush()
-
-    def _custom(self, serialized):
-        """A `tf.Summary` of the model's own summaries, without the tower's scope in the tags."""
-        if serialized is None:
-            return tf.Summary()
-        summary = tf.Summary.FromString(serialized)
-        for value in summary.value:
-            value.tag = without_tower(value.tag, self._summaries.tower_scope)
-        return summary
 
     def _count(self):
         self._clock.count()

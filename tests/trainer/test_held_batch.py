@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.graph.graph_walk import step_operations
-from towers.run.held_batch import hold_batch
+from trainer.held_batch import hold_batch
 
 DEVICES = ['/cpu:1', '/cpu:2']
 
