@@ -8,7 +8,11 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers import compat
+from towers.cluster import member
+from towers.cluster.member import start_server
 from towers.cluster.ports import free_ports
+
+_SERVERS = []  # they end with the process
 
 
 def addresses(count, *more):
@@ -25,6 +29,36 @@ def _own_ports(count, processes=16):
     while len(found) < count:
         found.update(port for port in free_ports(processes) if port % processes == own)
     return sorted(found)[:count]
+
+
+def serve(num_workers, num_ps=1, **fields):
+    """Starts parameter servers.
+
+    Args:
+      num_workers, num_ps: their numbers.
+      fields: more fields of the `Cluster`.
+
+    Returns:
+      A function from a worker's rank to its `Cluster`.
+    """
+    workers, ps = addresses(num_workers, num_ps)
+    for rank in range(num_ps):
+        server = towers.Cluster('ps', workers, ps, 'ps', rank, **fields)
+        _SERVERS.append(start_server(server, server.session_config(tf.ConfigProto())))
+    return lambda rank: towers.Cluster('ps', workers, ps, 'worker', rank, **fields)
+
+
+def let_workers_come_again(monkeypatch):
+    """Workers of this process may be started again: TensorFlow's servers cannot be stopped, and
+    hold their ports."""
+    servers = {}
+
+    def start(cluster, config):
+        if cluster.workers[cluster.rank] not in servers:
+            servers[cluster.workers[cluster.rank]] = start_server(cluster, config)
+        return servers[cluster.workers[cluster.rank]]
+    monkeypatch.setattr(member, 'start_server', start)
+    monkeypatch.setattr(member, 'check_port', lambda address, say: None)
 
 
 def together(work, count, seconds=60):

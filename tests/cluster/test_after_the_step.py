@@ -8,10 +8,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster.member import start_server
 from towers.cluster.server_placement import SpreadingCreator, check_writes
 from towers.errors import ClusterError
-from one_process import StopWithoutSignals, addresses, together
+from one_process import StopWithoutSignals, serve, together
 
 
 def slowly(value):
@@ -26,14 +25,11 @@ def slowly(value):
 
 def two_workers(work):
     """Calls work(cluster, rank) for each in a graph of its own."""
-    workers, ps = addresses(2, 1)
-    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank)
-    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
-    assert server
+    make = serve(2)
 
     def call(rank):
         with tf.Graph().as_default():
-            return work(make('worker', rank), rank)
+            return work(make(rank), rank)
     return together(call, 2)
 
 
@@ -96,20 +92,6 @@ def test_what_is_loaded_and_what_reads_the_weights_is_no_write_beside_the_step(g
     assert saver
 
 
-@pytest.mark.parametrize('write', [
-    lambda w: tf.assign(w, tf.clip_by_value(w, -1., 1.)), lambda w: tf.assign_sub(w, 1.),
-    lambda w: tf.train.GradientDescentOptimizer(1.).minimize(tf.square(w))])
-@pytest.mark.parametrize('in_one_call', [True, False])
-def test_what_is_written_beside_the_step_is_refused(graph, write, in_one_call):
-    built = of_chief()
-    with tf.control_dependencies([built.train_op] if in_one_call else []):
-        write(built.gradients[0][1])
-    with pytest.raises(ClusterError, match=(
-            "writes the trained variable 'w' beside built.train_op, and other workers may read it "
-            "before or after that: put the write into the collection UPDATE_OPS")):
-        check_writes(graph, built)
-
-
 def test_the_chief_whose_program_clips_the_weights_says_so(graph):
     """With one worker, or asynchronous ones, it may."""
     for count, synchronous in ((2, True), (1, True), (2, False)):
@@ -126,28 +108,6 @@ def test_the_chief_whose_program_clips_the_weights_says_so(graph):
                     creator.create_session()
             else:
                 assert creator.create_session() == 'a session'
-
-
-@pytest.mark.slow
-def test_weights_are_clipped_by_update_ops(graph):
-    """As the error advises: after all gradients of a step, and before the optimizer. The weight is 8,
-    with a gradient of 4: 6 - 4, and then 2 - 1."""
-    def model_fn(numbers):
-        loss = squared(numbers)
-        with tf.variable_scope('', reuse=True):
-            w = tf.get_variable('w', [], tf.float64)
-        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(w, tf.minimum(w, 6.)))
-        return loss
-
-    def work(cluster, rank):
-        built = towers.build_towers(
-            model_fn, tf.constant([.25 + .5 * rank], tf.float64),
-            tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
-        with towers.join(cluster, built, start_timeout=30.) as member, member.session() as session:
-            losses = [session.run([built.loss, built.train_op])[0] for _ in range(2)]
-            return losses, session.run(built.variables[0])
-    (of_chief, weight), (of_other, _) = two_workers(work)
-    assert of_chief == [8., .5] and of_other == [24., 1.5] and weight == 1.
 
 
 @pytest.mark.parametrize('how', [

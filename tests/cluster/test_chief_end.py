@@ -7,36 +7,23 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster import member
-from towers.cluster.member import start_server
 from towers.errors import WorkerLostError
-from one_process import StopWithoutSignals, addresses, together
+from one_process import StopWithoutSignals, let_workers_come_again, serve, together
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind_of_variables', [False, True])
 def test_a_worker_stops_with_the_chief_and_waits_for_the_chief_of_the_next_run(
-        kind_of_variables, monkeypatch):
+        monkeypatch):
     """Of two runs on the same server; the chief makes 3 steps in each, two of them when the other
     has made 5, and joins the second run late."""
-    servers = {}  # TensorFlow's cannot be stopped, and hold their ports
-
-    def start(cluster, config):
-        if cluster.rank not in servers:
-            servers[cluster.rank] = start_server(cluster, config)
-        return servers[cluster.rank]
-    monkeypatch.setattr(member, 'start_server', start)
-    monkeypatch.setattr(member, 'check_port', lambda address, say: None)
-    workers, ps = addresses(2, 1)
-    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank, synchronous=False)
-    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
-    assert server
+    let_workers_come_again(monkeypatch)
+    make = serve(2, synchronous=False)
 
     def work(rank, other_trains, pause):
         if rank == 0:
             time.sleep(pause)
-        with tf.Graph().as_default(), tf.variable_scope('', use_resource=kind_of_variables):
-            cluster = make('worker', rank)
+        with tf.Graph().as_default():
+            cluster = make(rank)
             built = towers.build_towers(
                 lambda x: tf.reduce_mean(x) * tf.get_variable(
                     'w', [], tf.float64, tf.zeros_initializer()),
@@ -53,7 +40,7 @@ def test_a_worker_stops_with_the_chief_and_waits_for_the_chief_of_the_next_run(
                         if rank and made == 5:
                             other_trains.set()
             return stop.is_told, made
-    for pause in (0., 3.):
+    for pause in (0., 1.5):
         event = threading.Event()
         chief, other = together(lambda rank: work(rank, event, pause), 2)
         assert chief == (False, 3)
@@ -62,15 +49,12 @@ def test_a_worker_stops_with_the_chief_and_waits_for_the_chief_of_the_next_run(
 
 @pytest.mark.slow
 def test_a_worker_that_comes_too_late_is_told_so():
-    workers, ps = addresses(2, 1)
-    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank, synchronous=False)
-    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
-    assert server
+    make = serve(2, synchronous=False)
     over, said = threading.Event(), []
 
     def work(rank):
         with tf.Graph().as_default():
-            cluster = make('worker', rank)
+            cluster = make(rank)
             built = towers.build_towers(
                 lambda x: tf.reduce_mean(x) * tf.get_variable('w', []), tf.ones([2]),
                 tf.train.GradientDescentOptimizer(.5), 1, 'mean', cluster=cluster)

@@ -7,11 +7,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster import server_placement
-from towers.cluster.member import start_server
 from towers.errors import ClusterError
-from one_process import addresses
-from sample_models import switched
+from one_process import serve
 from test_after_the_step import squared, two_workers
 
 V115 = tf.__version__.startswith('1.')
@@ -45,35 +42,16 @@ def test_a_model_without_control_flow_trains():
 
 
 def in_a_loop(numbers):
-    """A lookup in a loop. This version cannot place the one or the other kind of variable."""
-    table = tf.get_variable('table', [3, 1], tf.float64, tf.ones_initializer(), use_resource=V115)
+    [table] = tf.trainable_variables()
     return tf.reduce_mean(tf.while_loop(
         lambda i, total: i < 2, lambda i, total: (i + 1, total + tf.nn.embedding_lookup(
             table, tf.range(3))), [0, tf.zeros([3, 1], tf.float64)])[1]) * numbers[0]
 
 
-def alone(model_fn):
-    workers, ps = addresses(1, 1)
-    server = towers.Cluster('ps', workers, ps, 'ps', 0)
-    assert start_server(server, server.session_config(tf.ConfigProto()))
-    with tf.Graph().as_default():
-        return train(towers.Cluster('ps', workers, ps), 0, model_fn)
-
-
-def test_a_variable_that_cannot_be_taken_into_a_loop_is_refused_in_words():
+def test_a_variable_that_cannot_be_taken_into_a_loop_is_refused_in_words(graph):
+    """This version cannot place the one or the other kind of variable."""
+    tf.get_variable('table', [3, 1], tf.float64, tf.ones_initializer(), use_resource=V115)
     with pytest.raises(ClusterError, match=(
             "^TensorFlow would have '.*' and '.*' in one process, and one of them is on a "
             'parameter server, the other on a worker: .* Call tf.disable_control_flow_v2')):
-        alone(in_a_loop)
-
-
-@pytest.mark.slow
-def test_the_same_trains_without_control_flow_v2():
-    """The gradient of a row is its two lookups, over three rows, times 0.25."""
-    with switched('control_flow_v2', False):
-        np.testing.assert_allclose(alone(in_a_loop), [[1. - 2 * .25 * 2 / 3]] * 3, rtol=1e-12)
-
-
-def test_other_errors_are_left_as_they_are():
-    error = tf.errors.InvalidArgumentError(None, None, 'Cannot colocate nodes a and b: no reason')
-    assert server_placement.explained(error) is None
+        train(serve(1)(0), 0, in_a_loop)

@@ -7,11 +7,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster import member
 from towers.cluster.ended_workers import EndedWorkers
 from towers.cluster.member import start_server
 from towers.errors import WorkerLostError
-from one_process import addresses
+from one_process import addresses, let_workers_come_again
 
 
 class Gone(Exception):
@@ -23,18 +22,10 @@ class Gone(Exception):
 def test_a_worker_that_has_ended_is_named_and_one_that_is_gone_is_waited_for(
         in_good_order, monkeypatch):
     """Of three steps the second worker does two, and the third when it is started again."""
-    servers = {}  # TensorFlow's cannot be stopped, and hold their ports
-
-    def start(cluster, config):
-        if cluster.rank not in servers:
-            servers[cluster.rank] = start_server(cluster, config)
-        return servers[cluster.rank]
-    monkeypatch.setattr(member, 'start_server', start)
-    monkeypatch.setattr(member, 'check_port', lambda address, say: None)
+    let_workers_come_again(monkeypatch)
     workers, ps = addresses(2, 1)
     make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank)
     server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
-    assert server
     ended = EndedWorkers(make('worker', 0), server.target, make('ps', 0).session_config(
         tf.ConfigProto()))
     lost, said, told, spoke = [], [], threading.Event(), threading.Event()
@@ -95,18 +86,8 @@ def test_a_worker_that_has_ended_is_named_and_one_that_is_gone_is_waited_for(
     assert ended() == [1]
 
 
-@pytest.mark.version_independent
 def test_a_server_that_is_gone_is_not_asked():
     """TensorFlow would wait for it, and what is to be said about it with it."""
     asked = EndedWorkers(towers.Cluster('ps', *addresses(2, 1)), 'grpc://unused:1',
                          tf.ConfigProto())
     assert asked() == [] and asked.notes is None and asked._thread is None
-
-
-@pytest.mark.slow
-def test_a_server_that_does_not_answer_tells_of_nobody():
-    workers, ps = addresses(2, 1)
-    config = towers.Cluster('ps', workers, ps).session_config(tf.ConfigProto())
-    own = start_server(towers.Cluster('ps', workers, ps), config)
-    asked = EndedWorkers(towers.Cluster('ps', workers, ps), own.target, config, seconds=0.5)
-    assert asked() == [] and asked() == []

@@ -86,22 +86,6 @@ def test_each_row_is_sent_once_and_those_of_all_are_added(asked, monkeypatch):
     assert (together.indices.tolist(), together.values.tolist()) == ([1, 0], [15., 22.])
 
 
-def test_gradients_are_named_by_their_variables(asked, monkeypatch):
-    """Horovod names what it adds up by the tensor: that of an operation that one worker has more of
-    than another would be another gradient's there."""
-    sent = []
-    monkeypatch.setattr(sys.modules['horovod.tensorflow'], 'allreduce',
-                        lambda gradient, op, name=None: sent.append(gradient) or gradient)
-    v, rows = [tf.get_variable(name, [2]) for name in ('net/v', 'net/rows')]
-    with tf.name_scope('worker_1'):  # one worker's alone
-        towers.Cluster('horovod').machines(3, 'sum', 1).combine([
-            (tf.constant([4., 4.]), v),
-            (tf.IndexedSlices(tf.constant([4.]), tf.constant([1]), tf.constant([2])), rows)])
-    names = [tensor.op.name.rpartition('/')[0]
-             for tensor in (sent[1], sent[2].values, sent[2].indices)]
-    assert names == ['towers_shared/sums/net/' + name for name in ('v', 'rows', 'rows')]
-
-
 def test_the_step_without_data_raises_after_all_reductions(asked, monkeypatch):
     """The stand-in has no data of another process here."""
     monkeypatch.setattr(sys.modules['horovod.tensorflow'], 'allreduce',
@@ -133,15 +117,6 @@ def stop_hook(monkeypatch, others=None):
     return built, hook
 
 
-def test_a_session_that_initialises_no_local_variables_makes_steps(asked, monkeypatch):
-    built, _ = stop_hook(monkeypatch)
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        session.run(built.train_op)
-        assert session.run(built.variables) == [-1.]
-        assert session.run(built.machines.stops).tolist() == [0, 0]
-
-
 def test_a_signal_to_the_other_process_stops_this_one_after_the_step(asked, monkeypatch):
     built, hook = stop_hook(monkeypatch, [0., 15.])
     steps = 0
@@ -165,29 +140,6 @@ def test_a_step_that_the_other_process_does_not_make_changes_nothing(asked, monk
     assert hook.is_told and hook.status == 0 and built.machines.have_stopped
 
 
-def test_a_process_whose_loop_is_over_tells_the_other_one(asked, monkeypatch):
-    """Without a step: it feeds what the step would add up."""
-    built, hook = stop_hook(monkeypatch)
-    told, codes = [], built.machines.codes
-    tell = codes.tell_others
-    monkeypatch.setattr(codes, 'tell_others',
-                        lambda session: told.append(tell(session)) or told[0])
-    with tf.train.MonitoredSession(hooks=[hook]) as session:
-        session.run(built.train_op)
-    assert [each.tolist() for each in told] == [[1000., 0.]]
-    assert hook.is_told and hook.status == 0 and hook.reason() is None
-
-
-def test_all_that_is_sent_waits_for_the_codes(asked, monkeypatch):
-    built, _ = stop_hook(monkeypatch, [0., 1000.])
-    sent = [tensor for tensor, _ in built.machines.combined]
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        session.run(tf.local_variables_initializer())
-        with pytest.raises(tf.errors.OutOfRangeError):
-            session.run(sent)
-
-
 def test_sums_without_the_step_are_refused(asked, monkeypatch):
     built, _ = stop_hook(monkeypatch)
     [(gradient, weights)] = built.gradients
@@ -205,10 +157,6 @@ def test_an_error_of_horovod_without_the_other_process_says_so():
     assert isinstance(horovod.explained(error), towers.WorkerLostError)
     assert 'has ended before this one' in str(horovod.explained(error))
     assert horovod.explained(tf.errors.UnknownError(None, None, 'a disk')) is None
-
-
-def test_texts_of_all_processes(asked):
-    assert horovod.gathered_lines('of rank 0') == ['of rank 0', OTHER.decode('utf-8')]
 
 
 def test_the_session_sees_the_gpu_of_its_rank(asked):

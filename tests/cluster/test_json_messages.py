@@ -44,10 +44,3 @@ def test_a_line_without_end(monkeypatch):
         sender.sendall(b'x')
         with pytest.raises(ClusterError, match='a message of more than 100 bytes'):
             receiver.take()
-
-
-def test_the_end_of_a_connection():
-    with connected() as (sender, receiver):
-        sender.close()
-        with pytest.raises(EOFError):
-            receiver.take()

@@ -8,24 +8,18 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.cluster import parameter_servers
-from towers.cluster.member import start_server
 from towers.cluster.fingerprint import difference, fingerprint
 from towers.cluster.server_placement import servers_of_variables, spread_over_servers
 from towers.errors import ClusterError
 from machine_samples import batches, close, on_one_device, sparse_and_dense
-from one_process import addresses, averaged, together, train
+from one_process import addresses, averaged, serve, together, train
 
 
 def served(sizes, num_ps, steps=2, num_towers=1, reduction='mean', **fields):
     """Results of all workers, with servers of their own."""
-    workers, ps = addresses(len(sizes), num_ps)
-    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank, **fields)
-    servers = [start_server(make('ps', rank), make('ps', rank).session_config(tf.ConfigProto()))
-               for rank in range(num_ps)]
-    assert servers
-    parts = batches(sizes)
+    make, parts = serve(len(sizes), num_ps, **fields), batches(sizes)
     results = together(lambda rank: train(
-        make('worker', rank), sparse_and_dense, parts[rank],
+        make(rank), sparse_and_dense, parts[rank],
         lambda: tf.train.GradientDescentOptimizer(0.125), steps, num_towers, reduction),
         len(sizes))
     return parts, results
@@ -57,10 +51,7 @@ def looked_up(rows):
 def test_transform_gradients_gets_each_row_once(count, fields, counted):
     """By hand: of two workers' rows two are row 0, one is row 1, five are row 2. The norm of rows
     that come twice is less, and Adam's step is another."""
-    workers, ps = addresses(count, 1)
-    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank, **fields)
-    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
-    assert server
+    make = serve(count, **fields)
     seen = []
 
     def transform(pairs):
@@ -70,7 +61,7 @@ def test_transform_gradients_gets_each_row_once(count, fields, counted):
         return [(tf.IndexedSlices(gradient.values + norm, gradient.indices,
                                   gradient.dense_shape), table)]
     results = together(lambda rank: train(
-        make('worker', rank), looked_up, (np.array(ROWS[rank]),),
+        make(rank), looked_up, (np.array(ROWS[rank]),),
         lambda: tf.train.AdamOptimizer(0.5, epsilon=1.), 1, transform_gradients=transform), count)
     gradient = np.array(counted) / (4. * count)
     gradient[gradient > 0] += np.sqrt(np.sum(gradient ** 2))
@@ -86,12 +77,9 @@ def test_transform_gradients_gets_each_row_once(count, fields, counted):
     pytest.param(lambda: tf.train.FtrlOptimizer(0.5), marks=pytest.mark.slow)])
 def test_optimizers_see_a_row_of_two_workers_as_one(optimizer):
     """Against plain TF1 with the rows added up by hand."""
-    workers, ps = addresses(2, 1)
-    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank)
-    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
-    assert server
+    make = serve(2)
     results = together(lambda rank: train(
-        make('worker', rank), looked_up, (np.array(ROWS[rank]),), optimizer, 2), 2)
+        make(rank), looked_up, (np.array(ROWS[rank]),), optimizer, 2), 2)
     with tf.Graph().as_default(), tf.Session() as session:
         table = tf.get_variable('table', [3, 1], tf.float64, tf.zeros_initializer(),
                                 use_resource=True)
@@ -115,13 +103,10 @@ def dense_mean(numbers):
 def test_what_comes_after_a_step_is_the_chiefs():
     """The gradient is the mean of 1 and 2: the weight is -1.5, then -3. By hand, their average with
     decay 0.5, from 0; twice a step it is another."""
-    workers, ps = addresses(2, 1)
-    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank)
-    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
-    assert server
+    make = serve(2)
     here = {}
     results = together(lambda rank: train(
-        make('worker', rank), dense_mean, (np.full([4], 1. + rank),),
+        make(rank), dense_mean, (np.full([4], 1. + rank),),
         lambda: tf.train.GradientDescentOptimizer(1.), 2, step_of=averaged,
         on_build=lambda built: here.update({rank: built.updates_here})), 2)
     assert here == {0: True, 1: False}
@@ -141,12 +126,9 @@ def test_asynchronous_workers_all_update():
 def test_a_step_does_not_wait_for_backup_workers(reduction, factor):
     """The gradient is the mean of those that came, two of 1, 2 and 4, or all three; or twice it: a
     step needs two."""
-    workers, ps = addresses(3, 1)
-    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank, backup_workers=1)
-    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
-    assert server
+    make = serve(3, backup_workers=1)
     results = together(lambda rank: train(
-        make('worker', rank), dense_mean, (np.full([4], 2. ** rank),),
+        make(rank), dense_mean, (np.full([4], 2. ** rank),),
         lambda: tf.train.GradientDescentOptimizer(1.), 1, 1, reduction), 3)
     possible = [factor * sum(each) / len(each) for each in ((1, 2), (1, 4), (2, 4), (1, 2, 4))]
     assert np.isclose(possible, results[0]['gradients']['w'], rtol=1e-12).sum() == 1
@@ -176,13 +158,10 @@ def test_asynchronous_workers_apply_their_own_gradients():
                  marks=pytest.mark.slow)])
 def test_the_plan_of_asynchronous_workers_says_what_each_applies(num_towers, reduction, texts):
     """Three workers, each with a gradient of 4 times the factor of its own towers."""
-    workers, ps = addresses(3, 1)
-    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank, synchronous=False)
-    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
-    assert server
+    make = serve(3, synchronous=False)
     plans = []
     results = together(lambda rank: train(
-        make('worker', rank), dense_mean, (np.full([4], 4.),),
+        make(rank), dense_mean, (np.full([4], 4.),),
         lambda: tf.train.GradientDescentOptimizer(.5), 1, num_towers, reduction,
         on_build=lambda built: plans.append(built.plan)), 3)
     factor = num_towers if reduction == 'sum' else 1
@@ -199,10 +178,7 @@ def test_the_plan_of_asynchronous_workers_says_what_each_applies(num_towers, red
 
 @pytest.mark.slow
 def test_another_model_is_refused_by_name():
-    workers, ps = addresses(2, 1)
-    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank)
-    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
-    assert server
+    make = serve(2)
 
     def work(rank):
         with tf.Graph().as_default():
@@ -210,8 +186,8 @@ def test_another_model_is_refused_by_name():
             built = towers.build_towers(
                 lambda x: tf.reduce_mean(x * tf.get_variable('w', [rank + 1])), tf.zeros([4, 1]),
                 tf.train.GradientDescentOptimizer(0.1), 1, 'mean', global_step=step,
-                cluster=make('worker', rank))
-            with towers.join(make('worker', rank), built, start_timeout=30., say=said.append):
+                cluster=make(rank))
+            with towers.join(make(rank), built, start_timeout=30., say=said.append):
                 deadline = time.monotonic() + 30.
                 while not said and time.monotonic() < deadline:
                     time.sleep(0.05)
@@ -221,15 +197,6 @@ def test_another_model_is_refused_by_name():
         together(work, 2)
     assert said == ["refused        worker 1: its model is another one: variable 'w' is float32 "
                     '(2,), and that of worker 0 float32 (1,)']  # by the chief
-
-
-def test_a_server_that_makes_no_session_is_no_silent_wait(monkeypatch):
-    """As one of another cluster, which TensorFlow waits for without end."""
-    monkeypatch.setattr(parameter_servers, '_compare', lambda *unused: time.sleep(5.))
-    monkeypatch.setattr(parameter_servers, '_SPARE', 0.)
-    cluster = towers.Cluster('ps', *addresses(1, 1))
-    with pytest.raises(ClusterError, match=r'worker 0 .* cannot make a session with ps 0'):
-        parameter_servers.agree(cluster, {}, '', None, time.monotonic() + 0.2)
 
 
 def test_a_server_that_does_not_answer_is_named():
@@ -297,17 +264,6 @@ def test_variables_are_on_the_same_servers_in_whatever_order_they_are_made():
     assert difference(said, of_order(1, 'EDbca')[2]) is None
 
 
-@pytest.mark.parametrize('names', ['amz', 'zma', 'mza'])
-def test_variables_that_have_to_be_together_are_dealt_out_by_the_first_name(graph, names):
-    pair = [name for name in names if name != 'm']
-    for name in names:
-        with tf.colocate_with(graph.get_operation_by_name(pair[0]) if name == pair[1] else None,
-                              ignore_existing=True):
-            tf.get_variable(name, [4 if name == 'm' else 2], use_resource=True)
-    cluster = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1', 'd:1'])
-    assert servers_of_variables(cluster, graph) == {'a': 0, 'z': 0, 'm': 1}
-
-
 def test_a_worker_that_spreads_other_variables_is_refused():
     said = [of_order(rank, 'abcDE', [('average', 9)] * (rank == 0))[2] for rank in (0, 1)]
     assert difference(*said) == (
@@ -362,15 +318,6 @@ def test_what_is_colocated_with_a_variable_is_on_its_server(graph, resource):
                 assert '/task:%d/' % tasks[name] in op.device, (op.name, name)
 
 
-def test_a_server_that_serves_another_job_is_named(monkeypatch):
-    def compare(*unused):
-        raise tf.errors.InvalidArgumentError(None, None, '/job:ps/task:0 unknown device.')
-    monkeypatch.setattr(parameter_servers, '_compare', compare)
-    cluster = towers.Cluster('ps', ['a:1'], ['b:1'])
-    with pytest.raises(ClusterError, match='cannot use the parameter servers b:1: .*unknown dev'):
-        parameter_servers.agree(cluster, {}, '', None, time.monotonic() + 5.)
-
-
 def test_a_large_embedding_is_cut_into_a_part_a_server(graph):
     cluster = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1', 'd:1'], partition_bytes=1000)
 
@@ -385,17 +332,3 @@ def test_a_large_embedding_is_cut_into_a_part_a_server(graph):
     assert sorted(parts.values()) == [0, 1]
     assert [name for name in tasks if name.startswith('small')] == ['small/part_0']
     assert towers.Cluster('ps', ['a:1'], ['c:1']).partitioner() is None
-
-
-@pytest.mark.parametrize('reduction, backup_workers, factors', [
-    ('mean', 0, [1. / 3]), ('sum', 0, []), ('mean', 1, []), ('sum', 1, [2.])])
-def test_what_a_worker_multiplies_its_gradient_by(reduction, backup_workers, factors):
-    """Accumulators add up those of three workers; with backup workers they divide by themselves."""
-    cluster = towers.Cluster('ps', ['a:1', 'b:2', 'c:3'], ['d:4'], backup_workers=backup_workers)
-    gradient = tf.constant([1., 2.])
-    cluster.machines(4, reduction, 1).combine([(gradient, tf.get_variable('w', [2]))])
-    assert [tf.get_static_value(op.inputs[1]) for op in gradient.consumers()
-            if op.type == 'Mul'] == pytest.approx(factors)
-    kinds = {op.get_attr('reduction_type') for op in tf.get_default_graph().get_operations()
-             if op.type.endswith('ConditionalAccumulator')}
-    assert kinds == {b'MEAN' if backup_workers else b'SUM'}

@@ -29,21 +29,6 @@ def test_what_is_no_address(address):
         split_address(address)
 
 
-@pytest.mark.parametrize('address', ['::1:5', 'fe80::1', '[::1:5', '::1]:5', '[[::1]]:5'])
-def test_an_ipv6_address_stands_in_brackets(address):
-    with pytest.raises(ClusterError, match=r"is no address: .* such as '\[::1\]:2222'"):
-        split_address(address)
-
-
-def test_the_ports_below_those_of_outgoing_connections(tmp_path):
-    system = tmp_path / 'ip_local_port_range'
-    system.write_text('32000\t60999\n')
-    assert _lasting_ports(str(system)) == range(20000, 32000)
-    system.write_text('1024\t65535\n')
-    assert not _lasting_ports(str(system))
-    assert _lasting_ports(str(tmp_path / 'none')) == range(20000, 32768)
-
-
 def test_no_outgoing_connection_gets_a_free_port():
     ports = towers.free_ports(5)
     assert len(set(ports)) == 5
@@ -57,21 +42,6 @@ def test_programs_with_one_seed_get_other_ports():
         random.seed(1)
         drawn.append(towers.free_ports(4))
     assert drawn[0] != drawn[1]
-
-
-def test_a_port_that_is_taken_is_passed_over():
-    with contextlib.closing(socket.socket()) as taken, contextlib.closing(socket.socket()) as own:
-        taken.bind(('127.0.0.1', 0))
-        port = taken.getsockname()[1]
-        _bind_to_one(own, '127.0.0.1', range(port, port + 1))
-        assert own.getsockname()[1] not in (0, port)
-
-
-@pytest.mark.skipif(not os.path.exists('/proc/sys/net/ipv4/ip_local_port_range'),
-                    reason='a file of Linux')
-def test_the_range_is_the_system_s():
-    with open('/proc/sys/net/ipv4/ip_local_port_range') as lines:
-        assert _lasting_ports().stop == int(lines.read().split()[0])
 
 
 @pytest.mark.parametrize('says, expected', [

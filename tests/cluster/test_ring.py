@@ -62,15 +62,6 @@ def test_large_gradients_travel_in_pieces_of_two_halves(monkeypatch):
             assert value.tobytes() == other['last'][name].tobytes(), name
 
 
-def test_variables_are_sent_in_the_order_of_their_names():
-    """Workers may make them in another order."""
-    variables = [tf.get_variable(name, [size]) for name, size in (('v', 2), ('u', 3), ('w', 1))]
-    ring.broadcast_variables(towers.Cluster('ring', ['a:1', 'b:1']), variables)
-    sent = {op.get_attr('instance_key'): op.inputs[0].shape.as_list()
-            for op in tf.get_default_graph().get_operations() if op.type == 'CollectiveBcastSend'}
-    assert [sent[key] for key in sorted(sent)] == [[3], [2], [1]]
-
-
 def test_each_reduction_waits_for_the_one_before(monkeypatch):
     """Else one worker might wait in one of them for a worker that waits in another."""
     monkeypatch.setattr(all_reduce, 'BUFFER_BYTES', 64)  # a buffer for each variable
@@ -99,18 +90,6 @@ def test_rows_are_sent_among_zeros_where_tensorflow_gathers_equal_shapes_alone(m
     with tf.Session() as session:
         np.testing.assert_array_equal(
             session.run(padded), [[0., 0.]] * 2 + [[1., 2.], [3., 4.]] + [[0., 0.]] * 2)
-
-
-@pytest.mark.slow
-def test_no_row_on_any_worker():
-    workers = addresses(2)
-    results = together(lambda rank: train(
-        towers.Cluster('ring', workers, rank=rank), sparse_and_dense,
-        (np.zeros([2, 0], np.int64), np.ones([2])),
-        lambda: tf.train.GradientDescentOptimizer(0.125), 1), 2)
-    for result in results:
-        assert (result['gradients']['net/table'] == 0).all()
-        assert result['gradients']['net/bias'] == -2.
 
 
 @pytest.mark.slow
@@ -158,106 +137,6 @@ def test_a_variable_that_cannot_be_sent_is_named():
     text = tf.get_variable('text', [], tf.string, tf.constant_initializer('x'), trainable=False)
     with pytest.raises(ClusterError, match="variable 'text' is string"):
         broadcast_variables(towers.Cluster('ring', ['a:1', 'b:2']), [text])
-
-
-@pytest.mark.slow
-def test_batches_of_different_size_are_refused_unless_they_are_said_to_be():
-    workers = addresses(2)
-    texts = []
-
-    def work(rank):
-        with tf.Graph().as_default():
-            built = towers.build_towers(
-                sparse_and_dense, tuple(map(tf.constant, batches([4, 3])[rank])),
-                tf.train.GradientDescentOptimizer(0.1), 1, 'mean',
-                cluster=towers.Cluster('ring', workers, rank=rank))
-            try:
-                with towers.join(built.machines._cluster, built, start_timeout=3.,
-                                 say=texts.append):
-                    pass
-            except ClusterError as error:
-                return str(error)
-    _, text = together(work, 2)
-    assert 'its number of examples a step is 3, and that of worker 0 4' in text
-
-
-@pytest.mark.slow
-def test_a_worker_without_data_does_not_hold_up_the_rest():
-    counts, workers = [7, 4], addresses(2)  # in batches of 2: 4 steps and 2
-    weights = [np.arange(1., 8.), np.arange(10., 14.)]
-
-    def work(rank):
-        with tf.Graph().as_default():
-            feed = towers.until_all_end(tf.data.Dataset.from_tensor_slices(weights[rank]).batch(2))
-            cluster = towers.Cluster('ring', workers, rank=rank, active=feed.active)
-
-            def model_fn(numbers):  # the gradient is the mean of the numbers
-                return tf.reduce_mean(numbers) * tf.get_variable(
-                    'w', [], tf.float64, tf.zeros_initializer())
-            built = towers.build_towers(model_fn, feed.inputs,
-                                        tf.train.GradientDescentOptimizer(1.), 1, 'mean',
-                                        remainder='weight', cluster=cluster)
-            seen = []
-            with towers.join(cluster, built) as member, member.session() as session:
-                while not session.should_stop():
-                    seen.append(session.run([built.gradients[0][0], built.train_op])[0])
-            return seen
-    means = [(1 + 2 + 10 + 11) / 4., (3 + 4 + 12 + 13) / 4., (5 + 6) / 2., 7.]
-    assert counts == [len(each) for each in weights]
-    for seen in together(work, 2):
-        np.testing.assert_allclose(seen, means, rtol=1e-12)
-
-
-
-@pytest.mark.slow
-def test_the_chief_stops_all_and_an_error_is_told_to_all():
-    """By hooks and member alone, as train.py does it."""
-    workers = addresses(2)
-
-    def work(rank):
-        with tf.Graph().as_default():
-            step = tf.train.get_or_create_global_step()
-            cluster = towers.Cluster('ring', workers, rank=rank)
-            built = towers.build_towers(
-                sparse_and_dense, tuple(map(tf.constant, batches([4, 4])[rank])),
-                tf.train.GradientDescentOptimizer(0.1), 1, 'mean', global_step=step,
-                cluster=cluster)
-            stop = StopWithoutSignals(cluster, built)
-            with towers.join(cluster, built, on_lost=lambda error: None) as member:
-                with member.session([stop], LoopSession) as session:
-                    if rank == 0:
-                        session.run_steps(built.train_op, 3)
-                    else:
-                        while not session.should_stop():
-                            session.run_steps(built.train_op, 10 ** 9)
-                        return 'ended'
-            return 'ended'
-    assert together(work, 2) == ['ended', 'ended']
-
-
-@pytest.mark.slow
-def test_workers_that_all_know_the_end_end():
-    """The chief's one step more finds the others: it waited for them without a word."""
-    workers = addresses(2)
-
-    def work(rank):
-        with tf.Graph().as_default():
-            step = tf.train.get_or_create_global_step()
-            cluster = towers.Cluster('ring', workers, rank=rank)
-            numbers = tf.ones([4])
-            built = towers.build_towers(
-                lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), numbers,
-                tf.train.GradientDescentOptimizer(0.1), 1, 'mean', global_step=step,
-                cluster=cluster)
-            hooks = [tf.train.StopAtStepHook(last_step=3), StopWithoutSignals(cluster, built)]
-            done = 0
-            with towers.join(cluster, built, on_lost=lambda error: None) as member:
-                with member.session(hooks) as session:
-                    while not session.should_stop():
-                        session.run(built.train_op)
-                        done += 1
-            return done
-    assert together(work, 2) == [3, 3]
 
 
 @pytest.mark.parametrize('steps, uneven', [((5, 3), True)] + [
@@ -339,15 +218,6 @@ def test_what_comes_after_a_step_is_run_by_all():
     for result in results:
         assert result['last']['w'] == -3.
         assert result['last']['w/ExponentialMovingAverage'] == 0.5 * (0.5 * -1.5) + 0.5 * -3.
-
-
-@pytest.mark.slow
-def test_a_ring_of_one_is_one_machine():
-    (parts,) = batches([4])
-    result = train(towers.Cluster('ring', addresses(1)), sparse_and_dense, parts,
-                   lambda: tf.train.GradientDescentOptimizer(0.125), 2, 2)
-    _, weights = on_one_device([parts], result['first'], 2, 1)
-    close(weights, result['last'])
 
 
 def test_a_worker_whose_server_does_not_start_is_named_at_once(monkeypatch):

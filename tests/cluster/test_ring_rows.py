@@ -12,18 +12,6 @@ from towers.errors import ClusterError
 from one_process import addresses, together, train
 
 
-class OtherWorker:
-    """A ring of two, whose other worker has rows of its own: what `gather` gets comes back after
-    the other worker's numbers."""
-
-    def __init__(self, others):
-        self.others, self.sent = others, []
-
-    def gather(self, packed):
-        self.sent.append(packed)
-        return tf.concat([packed, tf.cast(self.others[len(self.sent) - 1], packed.dtype)], 0)
-
-
 @pytest.mark.parametrize('dtype', [tf.float16, tf.bfloat16, tf.float32, tf.float64])
 @pytest.mark.parametrize('largest', [10, 2 ** 24 + 1, 2 ** 40 + 3])
 def test_an_index_travels_exactly_beside_numbers_of_any_type(dtype, largest):
@@ -33,35 +21,6 @@ def test_an_index_travels_exactly_beside_numbers_of_any_type(dtype, largest):
     with tf.Session() as session:
         np.testing.assert_array_equal(
             session.run(ring_rows._number(digits, dtype, tf.int64)), [largest, 0, largest - 1])
-
-
-def test_rows_of_all_tables_of_a_type_share_a_message():
-    """By hand: own rows 5 (twice, 1 + 2) and 3 of a table, 0 of a vector; the other has 3 and 7."""
-    table = tf.get_variable('table', [9, 2])
-    vector = tf.get_variable('vector', [4])
-    wide = tf.get_variable('wide', [3, 2, 2], tf.float64)
-
-    def slices(values, indices, dtype=tf.float32):
-        return tf.IndexedSlices(tf.constant(values, dtype), tf.constant(indices, tf.int64))
-    sparse = SparseGradients([
-        (slices([[1., 10.], [2., 20.], [4., 40.]], [5, 5, 3]), table),
-        (slices([8.], [0]), vector),
-        (slices([[[1., 2.], [3., 4.]]], [2], tf.float64), wide)], 0, 2)
-    # The other worker's rows: two of the table, none of the others, filled up with zeros.
-    ring = OtherWorker([
-        tf.constant([100., 200., 3., 0., 1000., 2000., 7., 0.] + [0.] * 3),  # row, index in two
-        tf.constant([0.] * 5, tf.float64)])
-    counts = sparse.counts + tf.constant([0., 2., 0., 0., 0., 0.], tf.float64)
-    last = []
-    result = sparse.gathered(ring, 0.5, counts, last)
-    assert [each.dtype for each in ring.sent] == [tf.float32, tf.float64]
-    assert last[0].dtype == tf.float64 and len(last) == 1
-    with tf.Session() as session:
-        found = session.run({name: (each.indices, each.values) for name, each in result.items()})
-    np.testing.assert_array_equal(found['table'][0], [5, 3, 7])
-    np.testing.assert_array_equal(found['table'][1], [[1.5, 15.], [102., 220.], [1000., 2000.]])
-    np.testing.assert_array_equal(found['vector'], ([0], [4.]))
-    np.testing.assert_array_equal(found['wide'][1], [[[.5, 1.], [1.5, 2.]]])
 
 
 def many_tables(rows, targets):
@@ -115,30 +74,9 @@ def test_many_tables_are_trained_as_on_one_device(sizes, num_towers):
         assert value.tobytes() == results[-1]['last'][name].tobytes(), name
 
 
-def test_counts_of_rows_that_the_model_computes_are_late():
-    table = tf.get_variable('table', [9, 2])
-    inputs = tf.placeholder(tf.int64, [None])
-
-    def early(indices):
-        slices = tf.IndexedSlices(tf.ones([tf.size(indices), 2]), indices)
-        return SparseGradients([(slices, table)], 0, 2).are_counted_early
-    assert early(inputs)
-    assert early(tf.reshape(tf.unique(inputs)[0], [-1]))
-    assert not early(tf.argmax(table, 1))
-    _, looped = tf.while_loop(lambda i, _: i < 2, lambda i, rows: (i + 1, rows + i), [
-        tf.constant(0, tf.int64), inputs])
-    assert not early(looped)
-
-
 def test_rows_of_unknown_shape_are_named():
     table = tf.Variable(tf.placeholder_with_default(tf.zeros([3, 2]), None), validate_shape=False,
                         name='table')
     slices = tf.IndexedSlices(tf.placeholder(tf.float32), tf.constant([0, 1]))
     with pytest.raises(ClusterError, match="the sparse gradient of 'table' has rows of unknown"):
         SparseGradients([(slices, table)], 0, 2)
-
-
-def test_types_that_no_collective_operation_takes_travel_as_float32(monkeypatch):
-    monkeypatch.setattr(compat, 'COLLECTIVE_DTYPES', (tf.float32, tf.float64))
-    slices = tf.IndexedSlices(tf.zeros([1, 2], tf.float16), tf.constant([1]))
-    assert ring_rows._sent_type(slices) == tf.float32

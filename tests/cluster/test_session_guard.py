@@ -1,26 +1,20 @@
 """How a session of a cluster is made: by the member, by `MonitoredTrainingSession`, or plainly."""
 
-import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster.member import start_server
 from towers.cluster.member_hooks import BeginHook
-from towers.cluster.session_guard import explained
 from towers.cluster.step_fetches import StepFetches
-from one_process import addresses, together
+from one_process import addresses, serve, together
 
 
 def make_clusters(kind):
-    """A function from a rank to its `Cluster` of two, and what has to live."""
+    """A function from a rank to its `Cluster` of two."""
     if kind == 'ring':
         workers = addresses(2)
-        return lambda rank: towers.Cluster('ring', workers, rank=rank), None
-    workers, ps = addresses(2, 1)
-    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank, kind == 'ps')
-    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
-    return lambda rank: make('worker', rank), server
+        return lambda rank: towers.Cluster('ring', workers, rank=rank)
+    return serve(2, synchronous=kind == 'ps')
 
 
 def steps_of(cluster, make_session, steps=2):
@@ -49,11 +43,10 @@ def steps_of(cluster, make_session, steps=2):
 
 
 @pytest.mark.parametrize('kind', [
-    'ring', pytest.param('ps', marks=pytest.mark.slow),
-    pytest.param('async', marks=pytest.mark.slow)])
+    'ring', pytest.param('ps', marks=pytest.mark.slow)])
 def test_steps_in_a_plain_session_are_refused(kind):
     """Each worker would go on from its own initial value."""
-    cluster_of, server = make_clusters(kind)
+    cluster_of = make_clusters(kind)
 
     def plain(member):
         session = tf.Session(member.target, config=member.config)
@@ -62,7 +55,6 @@ def test_steps_in_a_plain_session_are_refused(kind):
     for text in together(lambda rank: steps_of(cluster_of(rank), plain), 2):
         assert 'in a session that has not begun as those of a cluster do' in text, text
         assert 'Make it by member.session(hooks), or' in text
-    del server
 
 
 def monitored(member):
@@ -82,48 +74,29 @@ def monitored(member):
 @pytest.mark.slow
 def test_a_monitored_training_session_trains_in_a_ring():
     """The others would wait for the chief to initialise what is theirs alone."""
-    cluster_of, _ = make_clusters('ring')
+    cluster_of = make_clusters('ring')
     one, other = together(lambda rank: steps_of(cluster_of(rank), monitored), 2, seconds=30)
     assert one[1:] == other[1:] and one == [one[0], one[0] / 2., one[0] / 4.]
 
 
-@pytest.mark.parametrize('kind', ['ring', 'ps'])
-def test_a_session_that_is_made_again_is_an_error_in_a_ring(kind, graph):
+def test_a_session_that_is_made_again_is_an_error_in_a_ring(graph):
     """`MonitoredSession` makes one when it has lost the first; the others would not come."""
-    cluster = towers.Cluster(kind, ['127.0.0.1:1', '127.0.0.1:2'],
-                             [] if kind == 'ring' else ['127.0.0.1:3'])
+    cluster = towers.Cluster('ring', ['127.0.0.1:1', '127.0.0.1:2'])
     built = towers.build_towers(
         lambda x: tf.reduce_mean(x) * tf.get_variable('w', []), tf.ones([2]),
         tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
     hook = BeginHook(cluster, built, '', None, StepFetches(lambda: [built]), lambda: None)
+    hook.is_by_member = True
+    hook.begin()
     with tf.Session() as session:
-        for _ in range(2):  # two sessions, one after the other
-            hook.is_by_member = True
-            hook.begin()
+        hook.after_create_session(session, None)
+        with pytest.raises(towers.ClusterError, match='TensorFlow lost the session of worker'):
             hook.after_create_session(session, None)
-        if kind == 'ring':
-            with pytest.raises(towers.ClusterError, match='TensorFlow lost the session of worker'):
-                hook.after_create_session(session, None)
-        else:
-            hook.after_create_session(session, None)
-            with pytest.raises(towers.ClusterError, match='not made by the member'):
-                hook.begin()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['ps', 'async'])
-def test_on_parameter_servers_it_is_refused(kind):
+def test_on_parameter_servers_a_monitored_training_session_is_refused():
     """All operations of all workers would be on the first server, with the same local variables."""
-    cluster_of, server = make_clusters(kind)
+    cluster_of = make_clusters('ps')
     for text in together(lambda rank: steps_of(cluster_of(rank), monitored), 2):
         assert 'this session is not made by the member of the cluster' in text, text
-    del server
-
-
-def test_other_errors_stay_what_they_are():
-    errors = tf.errors
-    assert explained(errors.FailedPreconditionError(None, None, 'uninitialized value w')) is None
-    assert explained(errors.NotFoundError(None, None, 'session_begun')) is None
-    assert np.all([explained(errors.FailedPreconditionError(None, None, text)) for text in (
-        'Attempting to use uninitialized value combine_machines/ring/session_begun',
-        'Could not find variable combine_machines/served/own_round. This could mean')])

@@ -56,19 +56,6 @@ def test_all_builds_are_compared(other, expected):
     assert why is None if expected is None else re.search(expected, why), why
 
 
-def test_the_one_that_is_given_to_join_has_to_be_the_same(graph):
-    """Here the two are alike, but for their place."""
-    cluster = Cluster('ring', workers=['127.0.0.1:1', '127.0.0.1:2'])
-    w = tf.get_variable('w', [])
-    first, second = [towers.build_towers(
-        lambda x: tf.reduce_mean(x * w), tf.ones([2]), tf.train.GradientDescentOptimizer(.5), 1,
-        'mean', name=name, cluster=cluster) for name in ('first', 'second')]
-    assert builds_of(second) == [first, second]
-    assert difference(fingerprint_of_all(cluster, first), fingerprint_of_all(
-        cluster, second)) == ('it gives build 1 of the graph to join, and worker 0 build 0: give '
-                              'the same one on all workers')
-
-
 @pytest.mark.slow
 def test_two_builds_train_by_turns_in_a_ring():
     """Each step of the first takes half off `u`, of the second half of `v + w` off both."""
@@ -151,33 +138,3 @@ def test_parameter_servers_take_one_build(graph, count, synchronous):
     with pytest.raises(ClusterError, match="has a build with cluster= already, and parameter "
                        "servers take one a graph: use kind='ring'"):
         two_builds(cluster, tf.ones([4], tf.float64))
-
-
-def shared_names(rank):
-    """Names by which a worker of synchronous parameter servers finds what is on the servers."""
-    cluster = Cluster('ps', ['127.0.0.1:1', '127.0.0.1:2'], ['127.0.0.1:3'], rank=rank,
-                      uneven=True)
-    with tf.Graph().as_default() as graph, tf.name_scope('worker_%d' % rank):
-        # A variable of a name that is also that of a sum.
-        towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('examples', [])),
-                            tf.ones([2]), tf.train.GradientDescentOptimizer(.5), 1, 'mean',
-                            cluster=cluster, remainder='weight')
-        return sorted(op.get_attr('shared_name') for op in graph.get_operations()
-                      if 'shared_name' in op.node_def.attr and '/job:ps' in op.device)
-
-
-def test_what_workers_share_is_not_named_by_the_callers_scope():
-    names = shared_names(0)
-    assert len(names) == len(set(names)) == 7 and names == shared_names(1)
-
-
-def test_each_build_has_a_scope_of_its_own(graph):
-    cluster = Cluster('ring', workers=['127.0.0.1:1', '127.0.0.1:2'])
-    with tf.name_scope('outer'):
-        names = [shared_scope('shared')]
-        two_builds(cluster, tf.ones([4], tf.float64))
-        names.append(shared_scope('shared'))
-        for name in names:
-            with tf.name_scope(name):
-                assert tf.constant(1.).op.name == name + 'Const'
-    assert names == ['shared/', 'shared_2/']

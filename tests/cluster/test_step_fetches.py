@@ -5,10 +5,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster.member import start_server
 from towers.cluster.step_fetches import StepFetches
 from towers.errors import ClusterError
-from one_process import StopWithoutSignals, addresses, together
+from one_process import StopWithoutSignals, addresses, serve, together
 
 BATCHES = [[1., 3.], [5., 7.]]  # of each worker, 3 times
 
@@ -18,44 +17,12 @@ def model_fn(x):
                                                         tf.zeros_initializer())))
 
 
-def in_a_ring():
-    return towers.build_towers(
-        model_fn, tf.placeholder(tf.float64, [2]), tf.train.GradientDescentOptimizer(.1), 1,
-        'mean', cluster=towers.Cluster('ring', ['a:1', 'b:1']),
-        global_step=tf.train.get_or_create_global_step())
-
-
-def test_which_fetches_are_steps():
-    built = in_a_ring()
-    averages = tf.train.ExponentialMovingAverage(.5)
-    with tf.control_dependencies([built.train_op]):
-        after = averages.apply(built.variables)
-    found = StepFetches(lambda: [built])
-    w = built.variables[0]
-    for fetches in (built.train_op, after, {'a': [built.train_op, w]}, built.train_op.name,
-                    (built.loss, [after])):
-        assert found.steps(fetches) and not found.take_sums_alone(fetches)
-    for fetches in (w, w.op.name + ':0', built.loss, [built.loss.name, {'w': w}], [],
-                    tf.train.get_global_step()):
-        assert not found.steps(fetches) and not found.take_sums_alone(fetches)
-    gradients = [gradient for gradient, _ in built.gradients]
-    assert not found.steps(gradients) and found.take_sums_alone(gradients)
-    assert found.take_sums_alone(tf.global_norm(gradients))
-    assert not found.take_sums_alone([gradients, built.train_op])
-    # The side on which nobody hangs.
-    for unknown in (object(), 'no such name', [{'a': {1, 2}}], {1: 2, 'a': 3}):
-        assert found.steps(unknown) and not found.take_sums_alone(unknown)
-
-
 def two_workers(kind):
-    """A function from a rank to its `Cluster`, and what has to live."""
+    """A function from a rank to its `Cluster`."""
     if kind == 'ring':
         workers = addresses(2)
-        return lambda rank: towers.Cluster('ring', workers, rank=rank), None
-    workers, servers = addresses(2, 1)
-    server = towers.Cluster('ps', workers, servers, 'ps', 0)
-    running = start_server(server, server.session_config(tf.ConfigProto()))
-    return lambda rank: towers.Cluster('ps', workers, servers, 'worker', rank), running
+        return lambda rank: towers.Cluster('ring', workers, rank=rank)
+    return serve(2)
 
 
 class Shows(tf.train.SessionRunHook):
@@ -71,11 +38,11 @@ class Shows(tf.train.SessionRunHook):
         self.seen.append(run_values.results)
 
 
-@pytest.mark.parametrize('kind, by_hook', [('ps', True), ('ring', False)] + [
-    pytest.param(*case, marks=pytest.mark.slow) for case in [('ring', True), ('ps', False)]])
+@pytest.mark.parametrize('kind, by_hook', [
+    ('ring', False), pytest.param('ps', True, marks=pytest.mark.slow)])
 def test_sums_without_the_step_are_refused_and_the_training_goes_on(kind, by_hook):
     """The gradient is w times the mean of 0.25 and 0.75; the weight is 8, then 4 and 2."""
-    cluster_of, running = two_workers(kind)
+    cluster_of = two_workers(kind)
 
     def work(rank):
         with tf.Graph().as_default():
@@ -98,14 +65,13 @@ def test_sums_without_the_step_are_refused_and_the_training_goes_on(kind, by_hoo
                             lambda step_context: step_context.session.run(w)) == weight
                 return shows.seen
     assert together(work, 2) == [[4., 2.] if by_hook else [], []]
-    del running
 
 
 @pytest.mark.parametrize('kind, ends', [('ring', 'steps')] + [
     pytest.param(*case, marks=pytest.mark.slow) for case in [
-        ('ring', 'the data of all'), ('ps', 'all together'), ('ps', 'steps')]])
+        ('ring', 'the data of all'), ('ps', 'all together')]])
 def test_one_worker_looks_at_a_weight_alone_while_it_trains_and_afterwards(kind, ends):
-    cluster_of, running = two_workers(kind)
+    cluster_of = two_workers(kind)
 
     def work(rank):
         with tf.Graph().as_default():
@@ -143,4 +109,3 @@ def test_one_worker_looks_at_a_weight_alone_while_it_trains_and_afterwards(kind,
     assert len(seen) - len(expected) in ((1, 2) if ends == 'all together' else (1,))
     np.testing.assert_allclose(seen[:len(expected)], expected, rtol=1e-12)
     np.testing.assert_allclose(seen[len(expected):], expected[-1], rtol=1e-12)
-    del running

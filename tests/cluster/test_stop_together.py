@@ -35,29 +35,6 @@ def test_one_of_several_workers_is_enough_and_it_stays_so():
     assert hook.reason() == 'worker 1 was told to stop (SIGTERM)' and hook.status == 143
 
 
-def test_the_chief_of_parameter_servers_learns_who_was_told_to_stop():
-    hook, _ = hook_of(towers.Cluster('ps', ['a:1', 'b:2'], ['c:3']))
-    values = {}
-    codes = hook._machines.codes
-    hook._session = types.SimpleNamespace(run=lambda fetch, feed=None: values.update(
-        feed) if feed else values[codes._code])
-    codes._rank = 1  # of worker 1, which writes it
-    codes.say(hook._session, signal.SIGINT)
-    hook.step_done(values[codes._code])
-    assert hook.stopped_by == (1, signal.SIGINT) and hook.status == 130
-    assert hook.reason() == 'worker 1 was told to stop (SIGINT)'
-
-
-def test_a_worker_whose_own_step_has_failed_tells_nobody():
-    """The others may have its numbers of that step already, and wait for its gradients."""
-    hook, _ = hook_of(towers.Cluster('ring', ['a:1', 'b:2']))
-    run = []
-    session = types.SimpleNamespace(run=lambda fetch: run.append(fetch) or [np.zeros([2])])
-    hook.is_due()  # and no `step_done`: the step raised
-    hook.end(session)
-    assert run == [[hook._machines.codes.told]]
-
-
 def test_the_watch_of_a_step_on_parameter_servers_learns_of_a_signal_at_once():
     """In another thread: the main one may be in a step that never ends."""
     hook, _ = hook_of(towers.Cluster('ps', ['a:1', 'b:2'], ['c:3']))

@@ -259,14 +259,3 @@ def test_workers_begin_again_where_the_chief_does(workers, tmp_path, train):
     assert steps == 6  # three, and three again from the checkpoint
     [line] = workers.said
     assert line.startswith('beginning anew worker 0 (') and ', and so does worker 1 (' in line
-
-
-def test_what_a_worker_calls_in_its_step_is_not_deprecated(monkeypatch):
-    """`tf.py_func` warns in ten lines on TensorFlow 2."""
-    monkeypatch.setattr(tf, 'py_func', None)
-    with tf.Graph().as_default() as graph:
-        towers.build_towers(
-            lambda x: tf.reduce_mean(x) * tf.get_variable('w', []), tf.ones([1]),
-            tf.train.GradientDescentOptimizer(1.), 1, 'mean',
-            cluster=towers.Cluster('ps', ['a:1', 'b:1'], ['c:1'], rank=1))
-    assert [op.type for op in graph.get_operations() if 'PyFunc' in op.type] == ['PyFunc'] * 2

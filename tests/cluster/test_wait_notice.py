@@ -34,26 +34,6 @@ def test_it_is_said_once_and_again(monkeypatch):
     assert 0.05 <= lines[0][0] - begin and 0.25 < lines[1][0] - lines[0][0]
 
 
-def test_of_a_short_time_half_is_waited():
-    said = threading.Event()
-    with Waiting(lambda: 'all', 0.1, lambda line: said.set()):
-        assert said.wait(3.)  # before FIRST
-
-
-def test_the_end_does_not_wait_for_a_look_that_takes_long():
-    lines, looks, goes_on = [], threading.Event(), threading.Event()
-
-    def whom():
-        looks.set()
-        goes_on.wait(20.)
-        return 'nobody'
-    with Waiting(whom, 0.02, lines.append) as wait:
-        assert looks.wait(20.)
-    goes_on.set()
-    wait._thread.join(20.)
-    assert lines == []
-
-
 def test_of_a_wait_without_end_no_limit_is_said(monkeypatch):
     monkeypatch.setattr(wait_notice, 'FIRST', 0.05)
     lines, said = [], threading.Event()

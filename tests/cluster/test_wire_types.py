@@ -49,21 +49,3 @@ def test_complex_rows_are_refused():
     rows = tf.IndexedSlices(tf.zeros([1, 2], tf.complex64), tf.constant([1]), tf.constant([4, 2]))
     with pytest.raises(ClusterError, match="gradient of 'table' has rows of complex64"):
         SparseGradients([(rows, table)], 0, 2)
-
-
-def test_the_ring_adds_up_complex_gradients():
-    """As the gradients that the workers send, told from the graph."""
-    class Complex(tf.train.GradientDescentOptimizer):
-        def _valid_dtypes(self):
-            return {tf.complex64, tf.float32}
-
-    def model_fn(inputs):
-        weight = tf.get_variable('weight', [2], tf.complex64, initializer=tf.zeros_initializer())
-        return tf.reduce_mean(tf.square(tf.abs(weight * tf.cast(inputs, tf.complex64) - 1.)))
-    built = towers.build_towers(
-        model_fn, (tf.ones([4, 2]),), Complex(.1), 2, 'mean',
-        cluster=towers.Cluster('ring', ['a:1', 'b:1']))
-    (gradient, _), = built.gradients
-    assert gradient.dtype == tf.complex64
-    assert not any(op.type == 'Cast' and op.inputs[0].dtype.is_complex
-                   and 'ring' in op.name for op in tf.get_default_graph().get_operations())

@@ -1,0 +1,429 @@
+"""State that training reads or writes beside the sums: worker 0's on all workers, against one
+machine by hand; what is sent for it, and what is refused."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.errors import ClusterError, SharedVariableError
+from towers.graph.graph_walk import step_operations
+from towers.graph.variable_writes import Writes
+from one_process import addresses, serve, together, train
+
+INPUTS = [np.array([1., 3.]), np.array([10., 6.])]  # of the two workers; their means are 2 and 8
+RATE = 2. ** -4
+slow = pytest.mark.slow
+
+
+def variable(name, value=0., trainable=False, shape=(), use_resource=True):
+    with tf.variable_scope('', use_resource=use_resource, reuse=tf.AUTO_REUSE):
+        return tf.get_variable(name, shape, tf.float64, tf.constant_initializer(value),
+                               trainable=trainable)
+
+
+def loss_of(inputs):
+    """Its gradient is the mean of the inputs."""
+    return variable('weight', 1., True) * tf.reduce_mean(inputs)
+
+
+def update_op(write):
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, write)
+
+
+def in_a_ring(of_rank, steps=3):
+    """What both workers have after some steps; `of_rank(rank)` gives model, optimizer, transform."""
+    workers = addresses(2)
+
+    def work(rank):
+        model_fn, make_optimizer, transform = of_rank(rank)
+        return train(towers.Cluster('ring', workers, rank=rank), model_fn, (INPUTS[rank],),
+                     make_optimizer, steps, transform_gradients=transform)
+    return together(work, 2)
+
+
+# ---- state that the update reads ----------------------------------------------------------------
+
+
+def falling_rate(use_resource=True):
+    """The model makes the optimizer's rate smaller by its batch; the rate is made before."""
+    def optimizer():
+        return tf.train.GradientDescentOptimizer(variable('state', RATE,
+                                                          use_resource=use_resource))
+
+    def model_fn(inputs):
+        rate = variable('state', RATE, use_resource=use_resource)
+        update_op(tf.assign(rate, rate / tf.reduce_mean(inputs)))
+        return loss_of(inputs)
+    return model_fn, optimizer, None
+
+
+def running_mean(how):
+    """`transform_gradients` divides by 1 + a running mean, which it reads at some time."""
+    made = []
+
+    def model_fn(inputs):
+        state = variable('state')
+
+        def write():
+            return tf.assign(state, .5 * state + .5 * tf.reduce_mean(inputs))
+        made[:] = [state, state.read_value()]
+        with tf.control_dependencies([made[1]] if how == 'before' else []):
+            made.append(tf.group(write()) if how != 'branch' else tf.group(tf.cond(
+                tf.reduce_mean(inputs) > 0., lambda: tf.identity(write()),
+                lambda: tf.constant(0., tf.float64))))
+        update_op(made[2])
+        return loss_of(inputs)
+
+    def transform(pairs):
+        state, before, update = made
+        if how == 'before':
+            value = before
+        elif how == 'loop':
+            value = tf.while_loop(lambda turn, _: turn < 2,
+                                  lambda turn, unused: [turn + 1, state.read_value()],
+                                  [0, tf.constant(0., tf.float64)])[1]
+        else:
+            with tf.control_dependencies([update] if how == 'after' else []):
+                value = state.read_value()
+        return [(gradient / (1. + value), trained) for gradient, trained in pairs]
+    return model_fn, lambda: tf.train.GradientDescentOptimizer(RATE), transform
+
+
+@pytest.mark.parametrize('case', ['rate', 'after'] + [
+    pytest.param(case, marks=slow) for case in ('reference', 'before', 'loop', 'branch')])
+def test_every_worker_updates_by_what_worker_0_has_written(case):
+    of_rate = case in ('rate', 'reference')
+    results = in_a_ring(lambda rank: falling_rate(case == 'rate') if of_rate else
+                        running_mean(case))
+    weight, state = 1., RATE if of_rate else 0.  # the sums' gradient is 5
+    for _ in range(3):
+        before = state
+        state = state / 2. if of_rate else .5 * state + .5 * 2.
+        weight -= 5. * (state if of_rate else
+                        RATE / (1. + (before if case == 'before' else state)))
+    for result in results:
+        np.testing.assert_allclose(result['last']['weight'], weight, rtol=1e-12)
+        np.testing.assert_allclose(result['last']['state'], state, rtol=1e-12)
+    assert results[0]['last']['weight'].tobytes() == results[1]['last']['weight'].tobytes()
+
+
+def test_a_worker_without_data_goes_on_updating_by_the_same_state():
+    """Worker 0 has data for a step, the other for three; the read waits for the model's write,
+    which a worker without data does not run."""
+    workers = addresses(2)
+
+    def work(rank):
+        model_fn, make_optimizer, transform = running_mean('after')
+        with tf.Graph().as_default():
+            feed = towers.until_all_end(tf.data.Dataset.from_tensors(INPUTS[rank]).repeat(
+                3 if rank else 1))
+            cluster = towers.Cluster('ring', workers, rank=rank, active=feed.active)
+            step = towers.build_towers(
+                model_fn, feed.inputs, make_optimizer(), 1, 'mean', cluster=cluster,
+                transform_gradients=transform)
+            fetched = {each.op.name: each for each in tf.global_variables()}
+            with towers.join(cluster, step, start_timeout=30., dead_after=20.) as member, \
+                    member.session() as session:
+                with pytest.raises(tf.errors.OutOfRangeError):
+                    while True:
+                        session.run(step.train_op)
+                        last = session.run_step_fn(
+                            lambda step_context: step_context.session.run(fetched))
+            return last
+    # The state is 1 after the first step, and stays; the gradient is 5, and then 8 twice.
+    for result in together(work, 2):
+        np.testing.assert_allclose(result['state'], 1., rtol=1e-12)
+        np.testing.assert_allclose(result['weight'], 1. - RATE * (5. + 8. + 8.) / 2., rtol=1e-12)
+
+
+@slow
+def test_random_numbers_of_worker_0_are_those_of_all():
+    def model_fn(inputs):
+        update_op(tf.assign(variable('state', RATE), tf.random.normal([], dtype=tf.float64)))
+        return loss_of(inputs)
+    one, other = [each['last'] for each in in_a_ring(
+        lambda rank: (model_fn, falling_rate()[1], None))]
+    for name in ('state', 'weight'):
+        assert one[name] == other[name] != 1.
+
+
+@slow
+def test_one_worker_looks_alone_at_what_it_computed_from_the_variable():
+    workers = addresses(2)
+
+    def work(rank):
+        with tf.Graph().as_default():
+            model_fn, _, _ = falling_rate()
+            rate = tf.maximum(variable('state', RATE) * 2., 0.) / 2.
+            cluster = towers.Cluster('ring', workers, rank=rank)
+            step = towers.build_towers(
+                model_fn, tf.constant(INPUTS[rank]), tf.train.GradientDescentOptimizer(rate), 1,
+                'mean', cluster=cluster)
+            seen = []
+            with towers.join(cluster, step, start_timeout=30., dead_after=20.) as member, \
+                    member.session() as session:
+                for _ in range(3):
+                    session.run(step.train_op)
+                    if rank == 0:
+                        seen.append(session.run([rate, step.variables[0]]))
+            return seen
+    seen, _ = together(work, 2)
+    weight, value = 1., RATE
+    for looked_at in seen:
+        value /= 2.  # the mean of worker 0's inputs; the update reads it after that
+        weight -= value * 5.
+        np.testing.assert_allclose(looked_at, [value, weight], rtol=1e-12)
+
+
+# ---- state that the forward pass reads, trained variables, slots --------------------------------
+
+
+def centred(inputs):
+    """Subtracts a running mean, which its first tower writes within the loss."""
+    weight, mean = variable('weight', 1., True), variable('mean')
+    loss = weight * tf.reduce_mean(tf.square(inputs - mean))
+    with tf.control_dependencies([loss]):
+        write = tf.assign(mean, .5 * mean + .5 * tf.reduce_mean(inputs))
+    with tf.control_dependencies([write]):
+        return tf.identity(loss)
+
+
+@slow
+def test_every_worker_reads_what_worker_0_has_written_in_the_forward_pass():
+    results = in_a_ring(lambda rank: (
+        centred, lambda: tf.train.GradientDescentOptimizer(2. ** -7), None))
+    weight, mean = 1., 0.
+    for _ in range(3):
+        weight -= 2. ** -7 * np.mean([np.mean((part - mean) ** 2) for part in INPUTS])
+        mean = .5 * mean + .5 * INPUTS[0].mean()
+    for result in results:
+        np.testing.assert_allclose(result['last']['weight'], weight, rtol=1e-12)
+        np.testing.assert_allclose(result['last']['mean'], mean, rtol=1e-12)
+
+
+def center_of_examples(how):
+    """A model of a trained center, which it draws to the mean of the examples, too."""
+    def model_fn(inputs):
+        center = variable('center', 0., True)
+        loss = tf.reduce_mean(tf.square(inputs - center))
+
+        def write():
+            return tf.assign_sub(center, .5 * (center - tf.reduce_mean(inputs)))
+        if how == 'inline':
+            with tf.control_dependencies([loss]):
+                written = write()
+            with tf.control_dependencies([written]):
+                return tf.identity(loss)
+        update = write() if how != 'branch' else tf.cond(
+            tf.reduce_mean(inputs) > 0., lambda: tf.identity(write()), lambda: center + 0.)
+        if how == 'updates':
+            return towers.ModelOutput(loss, updates=[update])
+        update_op(update)
+        return loss
+    return model_fn
+
+
+@pytest.mark.parametrize('how', ['collection'] + [
+    pytest.param(how, marks=slow) for how in ('inline', 'updates', 'branch')])
+def test_the_models_write_of_worker_0_comes_before_the_update_of_all(how):
+    results = in_a_ring(lambda rank: (
+        center_of_examples(how), lambda: tf.train.GradientDescentOptimizer(.125), None))
+    center = 0.
+    for _ in range(3):
+        center += .5 * (INPUTS[0].mean() - center) + .125 * 2. * (np.mean(INPUTS) - center)
+    for result in results:
+        np.testing.assert_allclose(result['last']['center'], center, rtol=1e-12)
+
+
+@slow
+def test_a_slot_that_the_model_writes_is_worker_0s_before_the_update():
+    def of_rank(rank):
+        optimizer = tf.train.MomentumOptimizer(.125, .5)
+
+        def model_fn(inputs):
+            weight, slot = variable('weight', 0., True), variable('slot')
+            optimizer._slots['momentum'] = {(weight.graph, weight.op.name): slot}
+            update_op(tf.assign(slot, tf.reduce_mean(inputs)))
+            return tf.reduce_mean(weight * inputs)
+        return model_fn, lambda: optimizer, None
+    # The slot is 2, the mean of worker 0's examples; the gradient the mean of all, 5.
+    for result in in_a_ring(of_rank):
+        np.testing.assert_allclose(result['last']['weight'], -3 * .125 * 6., rtol=1e-12)
+        np.testing.assert_allclose(result['last']['slot'], 6., rtol=1e-12)
+
+
+def embeddings(ids):
+    """Dense and sparse variables of two types; one table looked up twice."""
+    total = 0.
+    for index, dtype in enumerate([tf.float64, tf.float32]):
+        table = tf.get_variable('table_%d' % index, [9, 2], dtype, tf.ones_initializer())
+        rows = tf.nn.embedding_lookup(table, tf.cast(ids, tf.int32))
+        if index:
+            rows += tf.gather(table, tf.unique(tf.cast(ids, tf.int32))[0][:1])
+        total += tf.cast(tf.reduce_sum(tf.square(rows), 1), tf.float64)
+    return tf.reduce_mean(tf.square(total - variable('bias', 0., True)))
+
+
+@slow
+@pytest.mark.parametrize('make_optimizer', [
+    lambda: tf.train.MomentumOptimizer(.125, .5), lambda: tf.train.AdamOptimizer(.125)])
+def test_slots_of_embeddings_stay_equal_bit_for_bit(make_optimizer):
+    """The workers have rows of their own, one in common, and one more often than the other."""
+    workers, ids = addresses(2), [[0., 1., 1.], [1., 5.]]
+    one, other = [each['last'] for each in together(lambda rank: train(
+        towers.Cluster('ring', workers, rank=rank, uneven=True), embeddings,
+        (np.array(ids[rank]),), make_optimizer, 4), 2)]
+    for name, value in one.items():
+        assert value.tobytes() == other[name].tobytes(), name
+    assert [name for name in one if name.startswith('table_0/')]
+    table = one['table_0']
+    assert all((table[row] != 1.).all() for row in (0, 1, 5)) and (table[2] == 1.).all()
+
+
+@pytest.mark.parametrize('num_towers', [pytest.param(1, marks=slow), 2])
+def test_on_parameter_servers_the_chief_alone_writes_in_the_forward_pass(num_towers):
+    def model_fn(inputs):
+        mean = variable('mean')
+        with tf.control_dependencies([tf.assign(mean, .5 * mean + .5 * tf.reduce_mean(inputs))]):
+            return loss_of(inputs)
+    cluster_of = serve(2)
+    results = together(lambda rank: train(
+        cluster_of(rank), model_fn,
+        ([np.arange(4.), 100. + np.arange(4.)][rank],),
+        lambda: tf.train.GradientDescentOptimizer(2. ** -20), 3, num_towers), 2)
+    # The mean of 0..3, or of 0 and 1 with two towers, half, three quarters and 7/8 of it.
+    assert results[0]['last']['mean'] == (1.5 if num_towers == 1 else .5) * 7 / 8
+
+
+# ---- what is sent -------------------------------------------------------------------------------
+
+
+def build(model_fn, optimizer=None, **options):
+    cluster = towers.Cluster('ring', ['a:1', 'b:1'], uneven=options.pop('uneven', False))
+    return towers.build_towers(
+        model_fn, (tf.constant(INPUTS[0]),),
+        optimizer or tf.train.GradientDescentOptimizer(.125), 2, 'mean', remainder='weight',
+        global_step=tf.train.get_or_create_global_step(), cluster=cluster, **options)
+
+
+def writing(name, new_value, trainable=False):
+    def model_fn(inputs):
+        update_op(tf.assign(variable(name, RATE, trainable), new_value(variable(name))))
+        return loss_of(inputs) * variable(name)
+    return model_fn
+
+
+def by_python(value):
+    found = tf.py_func(lambda step: np.float64(.5), [tf.train.get_global_step()], tf.float64)
+    found.set_shape([])
+    return found
+
+
+def in_a_branch(value):
+    return tf.cond(tf.train.get_global_step() > 2, lambda: by_python(value), lambda: value * .5)
+
+
+def power_iteration(inputs):
+    """Computed from the weights, in the forward pass, and its new value is used."""
+    weight, vector = variable('weight', 1., True, [2, 2]), variable('vector', 1., False, [1, 2])
+    with tf.control_dependencies([tf.assign(vector, tf.nn.l2_normalize(
+            tf.matmul(vector, weight)))]):
+        return tf.reduce_mean(inputs) / tf.reduce_sum(tf.matmul(vector.read_value(), weight))
+
+
+def with_batch_norm(inputs):
+    towers.mend_slim()
+    import tf_slim as slim
+    net = slim.batch_norm(inputs[:, None] * variable('weight', 1., True))
+    return tf.reduce_mean(tf.nn.dropout(net, rate=.5)) * tf.cast(
+        tf.train.get_global_step(), tf.float64)
+
+
+def by_their_norm(pairs):
+    gradients, _ = tf.clip_by_global_norm(
+        [tf.cast(tf.convert_to_tensor(gradient), tf.float64) for gradient, _ in pairs], 1.)
+    return [(tf.cast(gradient, variable.dtype.base_dtype), variable)
+            for gradient, (_, variable) in zip(gradients, pairs)]
+
+
+def falling_adam():
+    """Its rate falls with the steps, from one that is fed."""
+    return tf.train.AdamOptimizer(tf.train.exponential_decay(
+        tf.placeholder_with_default(tf.constant(.1), []), tf.train.get_or_create_global_step(), 10,
+        .5))
+
+
+@pytest.mark.parametrize('model_fn, options, expected', [
+    (writing('rate', by_python), {}, ['rate']), (writing('rate', in_a_branch), {}, ['rate']),
+    (writing('rate', lambda value: value + 1.), dict(uneven=True), ['rate']),
+    (writing('center', lambda value: tf.clip_by_value(value, -1., 1.), True), {}, ['center']),
+    (power_iteration, {}, ['vector']), (with_batch_norm, {}, []),
+    (embeddings, dict(transform_gradients=by_their_norm), []),
+    (embeddings, dict(optimizer=falling_adam), [])])
+def test_what_worker_0_sends_in_each_step(model_fn, options, expected):
+    options = dict(options)
+    tf.train.get_or_create_global_step()
+    optimizer = options.pop('optimizer', None)
+    step = build(model_fn, optimizer and optimizer(), **options)
+    assert [each.op.name for each in step.machines.state] == expected
+
+
+def test_a_look_at_a_reference_variable_between_two_steps_writes_nothing():
+    """TensorFlow's own read of it waited for the write, and so a summary of the rate made an update
+    and took a batch."""
+    model_fn, optimizer, _ = falling_rate(use_resource=False)
+    step = build(model_fn, optimizer())
+    rate = variable('state', use_resource=False)
+    look = tf.summary.scalar('rate', rate)
+    writes = {op.name for op in step_operations([step.train_op])
+              if 'state' in Writes(rate.graph).of(op)}
+    assert writes and not {op.name for op in step_operations([look])} & writes
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+
+
+def test_a_read_between_two_writes_is_refused():
+    """Each worker would read what it has written itself."""
+    state = variable('state', RATE)
+    first = tf.assign_add(state, 1.)
+    with tf.control_dependencies([first]):
+        rate = state.read_value()
+
+    def model_fn(inputs):
+        update_op(first)
+        update_op(tf.assign(state, 2. * rate))
+        return loss_of(inputs)
+    with pytest.raises(ClusterError, match="'state' is written by the model of each worker and "
+                                           'read by'):
+        build(model_fn, tf.train.GradientDescentOptimizer(rate))
+
+
+def test_a_forward_pass_that_computes_with_the_trained_variable_it_has_written_is_refused():
+    def model_fn(inputs):
+        center = variable('center', 0., True)
+        with tf.control_dependencies([tf.assign(center, tf.reduce_mean(inputs))]):
+            return tf.reduce_mean(tf.square(inputs * center.read_value()))
+    with pytest.raises(ClusterError, match=(
+            "forward pass writes the trained variable 'center' .* UPDATE_OPS")):
+        build(model_fn)
+
+
+def test_replicas_of_a_variable_that_the_model_writes_are_refused():
+    with pytest.raises(ClusterError, match=(
+            "'replicated'.* the model writes the trained variable 'center'")):
+        build(center_of_examples('collection'),
+              variables=towers.VariablePlacement('replicated'))
+
+
+@pytest.mark.parametrize('rank', [0, 1])
+def test_on_parameter_servers_what_the_forward_pass_writes_and_reads_is_refused(rank):
+    def model_fn(inputs):
+        count = variable('count')
+        with tf.control_dependencies([tf.assign_add(count, 1.)]):
+            return loss_of(inputs) * count.read_value()
+    with pytest.raises(SharedVariableError, match='writes variable count .* UPDATE_OPS'):
+        towers.build_towers(
+            model_fn, (tf.ones([4], tf.float64),), tf.train.GradientDescentOptimizer(.1), 1,
+            cluster=towers.Cluster('ps', ['a:1', 'a:2'], ['b:1'], rank=rank))
