@@ -136,3 +136,27 @@ def train(cluster, model_fn, batch, make_optimizer, steps=2, num_towers=1, reduc
         names = [variable.op.name for variable in trained]
         return {'gradients': dict(zip([v.op.name for _, v in built.gradients], values)),
                 'first': dict(zip(names, first)), 'last': dict(zip(names, last))}
+
+
+def halving(cluster, **options):
+    """A build of two workers: each step halves the weight `w`, which begins with 8.
+
+    The gradient is `w` times the mean of 0.25 and 0.75, the workers' examples; the chief's loss is
+    `w ** 2 / 8`, and the other's `3 * w ** 2 / 8`."""
+    return towers.build_towers(
+        lambda x: tf.reduce_mean(x) * tf.square(tf.get_variable(
+            'w', [], tf.float64, tf.constant_initializer(8.))) / 2.,
+        tf.constant([.25 + .5 * cluster.rank], tf.float64),
+        tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster, **options)
+
+
+def in_sessions(cluster_of, work, build=halving, count=2):
+    """`together`, for `work(session, built, rank)` in a session of each worker's."""
+    def call(rank):
+        with tf.Graph().as_default():
+            cluster = cluster_of(rank)
+            built = build(cluster)
+            with towers.join(cluster, built, start_timeout=30., dead_after=20.) as joined, \
+                    joined.session() as session:
+                return work(session, built, rank)
+    return together(call, count)

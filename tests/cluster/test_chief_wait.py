@@ -1,5 +1,6 @@
 """Workers of parameter servers whose chief fails, or is gone, before its first session."""
 
+import contextlib
 import time
 
 import pytest
@@ -15,50 +16,27 @@ from one_process import serve, together
 CLUSTER = towers.Cluster('ps', ['a:1', 'b:2'], ['c:3'], rank=1)
 
 
-class Asked:
-    """What the first server answers."""
-
-    def __init__(self, *notes):
-        self._notes, self.notes = list(notes), None
-
-    def __call__(self):
-        note = self._notes.pop(0) if len(self._notes) > 1 else self._notes[0]
-        self.notes = None if note is None else {0: note, 1: Note(JOINED, '')}
-
-
-def looked(monkeypatch, notes, answer, start_timeout, looks=3):
-    """The text of the error of so many looks; None where the worker goes on waiting."""
-    monkeypatch.setattr(chief_wait, '_PAUSE', 0.)
-    monkeypatch.setattr(chief_wait, 'answers', lambda address: answer)
-    chief = AwaitedChief(CLUSTER, Asked(*notes), start_timeout, print)
-    time.sleep(.002)
-    try:
-        for _ in range(looks):
-            chief.look()
-    except WorkerLostError as error:
-        return str(error)
-    chief.has_begun = True
-    chief.look()
-    return None
-
-
-JOINED_NOTE, FAILED_NOTE = Note(JOINED, ''), Note(FAILED, 'OSError: no such folder.')
-
-
 @pytest.mark.parametrize('notes, answer, start_timeout, why', [
-    ([JOINED_NOTE, FAILED_NOTE], True, 60., 'it has ended: OSError: no such folder. When'),
-    ([FAILED_NOTE], True, 60., None),  # perhaps of an earlier start: it may come again
-    ([JOINED_NOTE], False, .001, 'it does not answer'),
-    ([JOINED_NOTE], None, .001, 'its process is frozen'),
-    ([JOINED_NOTE], True, .001, None),  # it restores a large checkpoint, say
+    ([Note(JOINED, ''), Note(FAILED, 'OSError: no such folder.')], True, 60.,
+     'it has ended: OSError: no such folder. When'),
+    ([Note(FAILED, 'of an earlier start')], True, 60., None),  # it may come again
+    ([Note(JOINED, '')], None, .001, 'its process is frozen'),
+    ([Note(JOINED, '')], True, .001, None),  # it restores a large checkpoint, say
     ([None], False, .001, 'it does not answer')])  # neither does the server
 def test_when_a_worker_gives_up(monkeypatch, notes, answer, start_timeout, why):
-    said = looked(monkeypatch, notes, answer, start_timeout)
-    if why is None:
-        assert said is None
-    else:
-        assert why in said and said.startswith(
-            'worker 1 (b:2) cannot begin: the session of worker 0 (a:1), the chief, has not begun')
+    def asked():
+        note = notes.pop(0) if len(notes) > 1 else notes[0]
+        asked.notes = None if note is None else {0: note, 1: Note(JOINED, '')}
+    notes, asked.notes = list(notes), None
+    monkeypatch.setattr(chief_wait, '_PAUSE', 0.)
+    monkeypatch.setattr(chief_wait, 'answers', lambda address: answer)
+    chief = AwaitedChief(CLUSTER, asked, start_timeout, print)
+    time.sleep(.002)
+    with contextlib.nullcontext() if why is None else pytest.raises(WorkerLostError, match=(
+            r'worker 1 \(b:2\) cannot begin: the session of worker 0 \(a:1\), the chief, has not '
+            'begun.*' + why)):
+        for _ in range(3):
+            chief.look()
 
 
 @pytest.mark.slow

@@ -29,22 +29,10 @@ def test_tf_config_as_tf_users_write_it(task, job, rank, is_chief):
     assert cluster.workers == (ONE, TWO, THREE) and cluster.ps == ('d:4',)
 
 
-def test_the_older_word_for_a_chief():
-    for task, rank in (('master', 0), ('worker', 1)):
-        cluster = Cluster.from_tf_config(None, dict(config(
-            (task, 0), master=[ONE], worker=[TWO], ps=[THREE]), environment='cloud'))
-        assert (cluster.job, cluster.rank, cluster.workers) == ('worker', rank, (ONE, TWO))
-
-
 def test_an_evaluator_builds_for_itself():
     cluster = Cluster('ring', [ONE, TWO], job='evaluator')
     with pytest.raises(ClusterError, match='an evaluator, which trains nothing'):
         cluster.check_build(tf.train.AdamOptimizer(), None, False)
-
-
-def test_without_servers_it_is_a_ring_and_worker_0_the_chief():
-    cluster = Cluster.from_tf_config(None, config(('worker', 0), worker={'0': ONE, '1': TWO}))
-    assert (cluster.kind, cluster.workers, cluster.is_chief) == ('ring', (ONE, TWO), True)
 
 
 def test_what_is_given_overrides_tf_config():
@@ -58,17 +46,11 @@ def test_what_is_given_overrides_tf_config():
     ({'TF_CONFIG': '{"cluster": {"ps": ["c:1"]}, "task": {"type": "ps", "index": 0}}'},
      '^TF_CONFIG names no worker: its "cluster" has "ps" alone. Add "worker": '),
     ({'TF_CONFIG': '{"cluster": '}, 'cannot be read'),
-    ({'TF_CONFIG': '[1]'}, 'cannot be read'),
     (config(('worker', 0.5), worker=[ONE]), 'index 0.5 is no whole number'),
-    (config(('worker', True), worker=[ONE, TWO]), 'index True is no whole number'),
     (config(('worker', 2), worker=[ONE, TWO]), 'worker 2, and its cluster has 2'),
     (config(('boss', 0), worker=[ONE]), "of type 'boss'"),
-    (config(('master', 0), worker=[ONE]), 'chief 0, and its cluster has 0'),
-    (config(('worker', 0), worker=[ONE], master=[TWO], chief=[THREE]), 'two words for one'),
-    (config(('worker', 0), worker=[ONE], boss=[TWO]), "has a job 'boss'"),
     (config(('worker', 0), worker={'0': ONE, '2': TWO}), 'leave a number out'),
     (config(('worker', 0), worker=['a']), "'a' is no address"),
-    (config(('worker', 0), worker=[ONE, ONE]), 'the address of two tasks'),
     (config(None, worker=[ONE]), 'no task')])
 def test_a_tf_config_that_makes_no_sense_is_an_error(environment, expected):
     with pytest.raises(ClusterError, match=expected):
@@ -79,10 +61,8 @@ def test_a_tf_config_that_makes_no_sense_is_an_error(environment, expected):
     (dict(kind='mesh'), InvalidArgumentError, 'kind='),
     (dict(kind='ps'), ClusterError, 'needs a parameter server'),
     (dict(kind='ring', ps=[THREE]), ClusterError, 'has no parameter servers'),
-    (dict(rank=2), ClusterError, 'worker 2 is none'),
     (dict(kind='ps', ps=[TWO]), ClusterError, 'b:2 is the address of two tasks'),
     (dict(workers=['a:1', 'A:1']), ClusterError, 'A:1 is the address of two .*, once as a:1: '),
-    (dict(workers=['a:01', 'a:1']), ClusterError, 'a:1 is the address of two .*, once as a:01: '),
     (dict(workers=['[::1]:1', '[0:0:0:0:0:0:0:1]:1']), ClusterError, 'of two tasks'),
     (dict(kind='ring', backup_workers=1), InvalidArgumentError, 'a ring is synchronous'),
     (dict(kind='ps', ps=[THREE], backup_workers=2), InvalidArgumentError, 'expected 0 to 1'),
@@ -91,11 +71,6 @@ def test_a_tf_config_that_makes_no_sense_is_an_error(environment, expected):
 def test_what_does_not_go_together_is_refused(arguments, error, expected):
     with pytest.raises(error, match=expected):
         Cluster(**dict(dict(workers=[ONE, TWO]), **arguments))
-
-
-def test_replace_checks_too():
-    with pytest.raises(ClusterError, match='worker 9'):
-        Cluster('ring', [ONE, TWO])._replace(rank=9)
 
 
 def test_sessions_see_their_own_machine_and_the_servers():
@@ -145,8 +120,7 @@ def test_the_plan_counts_all_machines():
     (Cluster('ring', [ONE, TWO]), dict(optimizer={
         'one': tf.train.GradientDescentOptimizer(1.), 'other': tf.train.AdamOptimizer()}),
      'there are several .one, other'),
-    ('ring', {}, 'expected a towers.Cluster'),
-    ('ring', dict(optimizer=None), 'expected a towers.Cluster')])
+    ('ring', {}, 'expected a towers.Cluster')])
 def test_builds_that_a_cluster_cannot_train(cluster, options, expected, graph):
     with pytest.raises((ClusterError, InvalidArgumentError), match=expected):
         build(cluster, **options)

@@ -84,10 +84,3 @@ def test_a_worker_that_has_ended_is_named_and_one_that_is_gone_is_waited_for(
     chief.join(30)
     assert results == [-4.5]  # three times the mean of 1 and 2
     assert ended() == [1]
-
-
-def test_a_server_that_is_gone_is_not_asked():
-    """TensorFlow would wait for it, and what is to be said about it with it."""
-    asked = EndedWorkers(towers.Cluster('ps', *addresses(2, 1)), 'grpc://unused:1',
-                         tf.ConfigProto())
-    assert asked() == [] and asked.notes is None and asked._thread is None

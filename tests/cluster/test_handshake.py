@@ -11,7 +11,7 @@ from towers import Cluster
 from towers.cluster import handshake
 from towers.cluster.json_messages import Lines
 from towers.cluster.handshake import _judge, all_ready, check_port, meet
-from towers.cluster.ports import split_address, wait_for
+from towers.cluster.ports import split_address
 from towers.cluster.peer_watch import Watch
 from towers.errors import ClusterError
 from one_process import addresses, together
@@ -98,24 +98,6 @@ def test_worker_0_says_that_its_address_is_of_another_machine():
             assert ('%s cannot be listened at: ' % workers[0] in text and reason in text
                     and 'the host is not this machine: give this task another address' in text)
         assert error.startswith(workers[0]) and 'no word of worker 1' in error
-
-
-@pytest.mark.parametrize('says, expected', [
-    (b'\0\0\x12\x04', ' (something else answers there: another program, or a worker of an earlier '
-     'start)'),
-    (b'', '')])
-def test_another_program_at_the_address_of_another_worker(says, expected):
-    address, = addresses(1)
-    with _listening(address) as listener:
-        def answer():
-            connection, _ = listener.accept()
-            connection.recv(100)
-            connection.sendall(says)
-            connection.close()
-        thread = threading.Thread(target=answer)
-        thread.start()
-        assert handshake._what_is_at(address) == expected
-        thread.join()
 
 
 def _listening(address):

@@ -118,19 +118,6 @@ def test_all_are_started_again_where_none_can_go_on_alone(tmp_path):
     assert sum('is process' in line for line in lines) == 4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('again', [False, True])
-def test_a_failure_right_after_a_restart_gives_the_status(again):
-    """However quickly: no round of the launcher may find nothing running, and no failure."""
-    def tasks():
-        return launch.tasks_of(2, 0, ['false'])
-    for _ in range(2):
-        lines = []
-        assert Processes(tasks(), 2, write=lines.append, again=tasks if again else None).run() == 1
-        assert lines[-2].endswith('ended with status 1: the others are ended')
-        assert lines[-1] == '[launch] the restarts are used up (--restarts=2): the status is 1'
-
-
 def test_a_signal_is_the_end_although_restarts_are_left():
     lines = []
 
@@ -145,28 +132,6 @@ def test_a_signal_is_the_end_although_restarts_are_left():
     processes = Processes(tasks(), 3, write=write, again=tasks)
     assert processes.run() == 143
     assert lines == ['[worker 0] ready']
-
-
-@pytest.fixture
-def handlers():
-    """Puts back the handlers of the signals that a launcher passes on."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    former = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, former):
-        signal.signal(number, handler)
-
-
-@pytest.mark.parametrize('ps, started', [(0, 4), pytest.param(1, 3, marks=pytest.mark.slow)])
-def test_the_launcher_starts_all_again_but_with_parameter_servers(ps, started, capsys, handlers):
-    """Worker 1 fails: without servers both are started again, with one it alone."""
-    code = ("import json, os, sys, time; task = json.loads(os.environ['TF_CONFIG'])['task'];"
-            "time.sleep(600 * (task != {'type': 'worker', 'index': 1})); sys.exit(5)")
-    assert launch.main(['--workers=2', '--ps=%d' % ps, '--restarts=1', '--linger=0', '--',
-                        sys.executable, '-S', '-c', code]) == 5
-    output = capsys.readouterr().out
-    assert output.count('is process') == started + ps, output
-    assert output.endswith('(--restarts=1): the status is 5\n')
 
 
 def test_a_program_that_does_not_exist_is_an_error():

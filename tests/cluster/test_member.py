@@ -2,7 +2,6 @@
 in the tests of each kind."""
 
 import re
-import types
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers.cluster import member
 from towers.cluster.cluster import Cluster
-from towers.cluster.member_hooks import BegunAnewHook
 from towers.nonfinite import NonFiniteError
 from one_process import addresses, serve, together, train
 
@@ -60,32 +58,6 @@ def test_a_first_server_that_was_lost_is_told_again_what_the_chief_trains(monkey
     assert told == [0, 0]
     assert said == ['beginning anew worker 0 (%s), the chief, has lost its session with the '
                     'servers, and begins again at step 0' % cluster.workers[0]]
-
-
-@pytest.mark.parametrize('rank, is_anew, step, line', [
-    (0, None, 200, 'worker 0 (a:1), the chief, has lost its session with the servers, and begins '
-     'again at its last checkpoint, of step 200'),
-    (1, True, 200, 'worker 0 (a:1) has begun again at its last checkpoint, of step 200, and so '
-     'does worker 1 (b:1)'),
-    (1, False, 7, 'worker 1 (b:1) has lost its session with the servers, and goes on after step 7'),
-    (1, None, None, 'worker 1 (b:1) has lost its session with the servers, and goes on')])
-def test_a_session_that_is_made_again_says_from_where_it_goes_on(rank, is_anew, step, line):
-    """On asynchronous parameter servers there are no rounds, hence None."""
-    cluster, said = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1'], rank=rank), []
-    rounds = None if is_anew is None else types.SimpleNamespace(chief_is_anew=is_anew)
-    hook = BegunAnewHook(cluster, rounds, said.append)
-    session = types.SimpleNamespace(run=lambda fetch: step)
-    hook.begin()
-    hook._global_step = None if step is None else 'step'
-    hook.after_create_session(session, None)
-    assert said == []
-    for _ in range(2):  # a session that is lost again before it has made a step
-        hook.after_create_session(session, None)
-        assert said == ['beginning anew ' + line]
-    for step_done in (lambda: hook.step_done(None), lambda: hook.after_run(None, None)):
-        step_done()
-        hook.after_create_session(session, None)
-    assert said == ['beginning anew ' + line] * 3
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Optimizers that combine gradients over machines themselves go with no cluster."""
 
 import sys
-import types
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -43,16 +42,11 @@ def horovods():
 
 COMBINERS = {
     'horovod': (horovods, 'is a horovod.DistributedOptimizer'),
-    'adasum': (lambda: like('horovod.tensorflow', '_DistributedAdasumOptimizer'), 'is a horovod'),
     'byteps': (lambda: like('byteps.tensorflow', 'DistributedOptimizer'), 'is a byteps.Distr'),
     'sync': (sync, 'SyncReplicasOptimizer is a SyncReplicasOptimizer'),
-    'tpu': (lambda: like('tensorflow.python.tpu', 'CrossShardOptimizer'), 'CrossShardOptimizer'),
-    'elastic': (lambda: like('tensorflow.contrib.opt', 'ElasticAverageOptimizer'), 'is a Elastic'),
     'subclass': (lambda: like('mine', 'Mine', type(sync())), 'Mine is a SyncReplicasOptimizer'),
     'attribute': (lambda: Legacy(o=horovods()), 'Legacy has a horovod.DistributedOptimizer in it'),
-    'list': (lambda: Legacy(of_groups=[descent(), sync()]), 'has a SyncReplicasOptimizer in it'),
     'dict': (lambda: Legacy(by_name={'a': Legacy(_opt=sync())}), 'has a SyncReplicasOptimizer'),
-    'tower optimizer': (lambda: towers.TowerOptimizer(horovods()), 'has a horovod.Distr'),
     'made by a function': (lambda: towers.TowerOptimizer(horovods), 'has a horovod.Distr')}
 
 
@@ -71,8 +65,7 @@ def test_what_combines_nothing_is_taken(graph):
     one, other = Legacy(), Legacy()
     one.inner, other.inner = other, one
     other.rate, other.slots = tf.constant(.1), {1: [2], 'kind': tf.train.SyncReplicasOptimizer}
-    for optimizer in (one, descent(), towers.TowerOptimizer(descent),
-                      types.SimpleNamespace(compute_gradients=len, apply_gradients=len)):
+    for optimizer in (one, towers.TowerOptimizer(descent)):
         assert combiner_of(optimizer) is None
     assert 'horovod' not in sys.modules
 

@@ -10,27 +10,24 @@ from towers.errors import ClusterError
 CLUSTER = towers.Cluster('ps', ['a:1'], ['b:1', 'c:1'], partition_bytes=16)
 
 
-def look_up(strategy, partitioner, use_resource, ids):
-    table = tf.get_variable('net/table', [10, 4], partitioner=partitioner,
-                            use_resource=use_resource)
+def look_up(strategy, partitioner, ids):
+    table = tf.get_variable('net/table', [10, 4], partitioner=partitioner)
     assert partitioner is None or len(list(table)) == 2
     return tf.nn.embedding_lookup(table, ids, partition_strategy=strategy)
 
 
-@pytest.mark.parametrize('use_resource', [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_rows_by_remainders_are_refused(use_resource):
-    look_up('mod', CLUSTER.partitioner(), use_resource, tf.constant([[3, 4], [9, 0]]))
+def test_rows_by_remainders_are_refused():
+    look_up('mod', CLUSTER.partitioner(), tf.constant([[3, 4], [9, 0]]))
     with pytest.raises(ClusterError, match="'net/table' is cut into 2 parts, and .* by "
                                            "partition_strategy='mod', the default"):
         check_lookups()
 
 
-@pytest.mark.parametrize('use_resource', [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_rows_in_order_and_tables_that_are_cut_otherwise_are_not(use_resource):
-    look_up('div', CLUSTER.partitioner(), use_resource, tf.constant([3, 4]))
+def test_rows_in_order_and_tables_that_are_cut_otherwise_are_not():
+    look_up('div', CLUSTER.partitioner(), tf.constant([3, 4]))
     check_lookups()
     with tf.Graph().as_default():  # the program's own number of parts, on any cluster
-        look_up('mod', tf.fixed_size_partitioner(2), use_resource, tf.constant([3, 4]))
+        look_up('mod', tf.fixed_size_partitioner(2), tf.constant([3, 4]))
         check_lookups()
 
 

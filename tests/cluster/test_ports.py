@@ -1,8 +1,6 @@
 """Addresses."""
 
 import contextlib
-import os
-import random
 import socket
 import threading
 import time
@@ -10,7 +8,7 @@ import time
 import pytest
 
 import towers
-from towers.cluster.ports import _bind_to_one, _lasting_ports, check_server, split_address
+from towers.cluster.ports import _lasting_ports, check_server, split_address
 from towers.errors import ClusterError
 
 
@@ -21,9 +19,8 @@ def test_host_and_port(address, expected):
 
 
 @pytest.mark.parametrize('address', [
-    'a', ':1', 'a:', 'a:b', 'a:0', 'a:65536', 'a:-1', 'a:1.5', None, 'http://a:1',
-    'grpc://10.0.0.1:2222', 'a b:5', ' a:5', 'a\u00a0b:5', 'a\x00:5', 'a:5 ', 'a:5\n', 'a:+5',
-    'a:\u0663\u0663', 'a:00000080'])
+    'a', ':1', 'a:b', 'a:0', 'a:65536', 'a:1.5', None, 'http://a:1', 'a b:5', 'a:5\n', 'a:+5',
+    'a:\u0663\u0663', '::1:5', '[::1:5'])
 def test_what_is_no_address(address):
     with pytest.raises(ClusterError, match="is no address: expected 'host:port', such as"):
         split_address(address)
@@ -34,14 +31,6 @@ def test_no_outgoing_connection_gets_a_free_port():
     assert len(set(ports)) == 5
     if _lasting_ports():
         assert all(port in _lasting_ports() for port in ports)
-
-
-def test_programs_with_one_seed_get_other_ports():
-    drawn = []
-    for _ in range(2):
-        random.seed(1)
-        drawn.append(towers.free_ports(4))
-    assert drawn[0] != drawn[1]
 
 
 @pytest.mark.parametrize('says, expected', [

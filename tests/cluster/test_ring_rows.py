@@ -5,15 +5,14 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import compat
 from towers.cluster import ring_rows
 from towers.cluster.ring_rows import SparseGradients
 from towers.errors import ClusterError
 from one_process import addresses, together, train
 
 
-@pytest.mark.parametrize('dtype', [tf.float16, tf.bfloat16, tf.float32, tf.float64])
-@pytest.mark.parametrize('largest', [10, 2 ** 24 + 1, 2 ** 40 + 3])
+@pytest.mark.parametrize('dtype, largest', [
+    (tf.bfloat16, 10), (tf.float16, 2 ** 40 + 3), (tf.float32, 2 ** 24 + 1)])
 def test_an_index_travels_exactly_beside_numbers_of_any_type(dtype, largest):
     indices = tf.constant([largest, 0, largest - 1], tf.int64)
     digits = tf.concat(ring_rows._digits(indices, dtype), 1)
@@ -44,9 +43,8 @@ def _batches(sizes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('sizes, num_towers', [
-    ([5, 2], 2), pytest.param([4, 1, 3], 1, marks=pytest.mark.slow)])
-def test_many_tables_are_trained_as_on_one_device(sizes, num_towers):
+def test_many_tables_are_trained_as_on_one_device():
+    sizes, num_towers = [4, 1, 3], 2
     parts, workers, messages = _batches(sizes), addresses(len(sizes)), []
 
     def on_build(built):

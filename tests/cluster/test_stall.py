@@ -76,25 +76,6 @@ def test_a_first_step_whose_worker_never_comes_ends(monkeypatch, note, why):
     assert lines == refused + waiting  # not: start it again, or one of them is slow
 
 
-@pytest.mark.parametrize('workers, backup_workers, later', [
-    (2, 0, Note(REFUSED, 'another one')),  # it was there, and is started again as another
-    (3, 1, Note('', ''))])  # the other two suffice
-def test_a_worker_that_once_trained_or_is_not_needed_may_stay_away(
-        monkeypatch, workers, backup_workers, later):
-    joined = {rank: Note(JOINED, '') for rank in range(workers)}
-    if backup_workers:
-        joined[1] = later
-    heard = Heard(monkeypatch, workers, backup_workers, start_timeout=0.1, notes=joined)
-    heard.watch.step_begins()
-    heard.watch.step_ends()
-    heard.until_all_came()
-    heard.notes[1] = later
-    heard.watch.step_begins()
-    time.sleep(0.4)
-    heard.watch.close()
-    assert not heard.missing and not any('start_timeout' in line for line in heard.lines)
-
-
 @pytest.mark.parametrize('note, text', [
     (Note(FAILED, 'ValueError: shape (5,).'), 'worker 1 (w:2) has ended: ValueError: shape (5,). '
      'When that is mended, start it again, and the run goes on'),
@@ -123,13 +104,6 @@ def test_an_error_of_a_worker_is_said_before_dead_after(monkeypatch, backup_work
         'waiting        the step takes more than 0.2 seconds; worker %d (w:%d) has ended: '
         'CheckpointError: No space left on device. When that is mended, start it again, and the '
         'run goes on' % (rank, rank + 1)] * said
-
-
-def test_a_step_that_waits_says_so_again(monkeypatch):
-    heard = Heard(monkeypatch, again=0.2, silent=('w:2',))
-    heard.watch.step_begins()
-    lines = heard.until(lambda: len(heard.lines) >= 3)
-    assert len(set(lines)) == 1 and len(lines) >= 3
 
 
 @pytest.mark.parametrize('silent, said', [(('ps:1',), True), (('w:2',), False)])

