@@ -8,13 +8,12 @@ import time
 import pytest
 
 from towers import Cluster
-from towers.cluster import handshake
-from towers.cluster.json_messages import Lines
 from towers.cluster.handshake import _judge, all_ready, check_port, meet
-from towers.cluster.ports import split_address
+from towers.cluster.json_messages import Lines
 from towers.cluster.peer_watch import Watch
 from towers.errors import ClusterError
 from one_process import addresses, together
+
 
 PATIENCE = 120.  # seconds that a loaded machine may take for what comes at once
 SAME = {'kind': 'ring', 'workers': [], 'towers': 2, 'variables': [['w', 'float32', '(2,)']],
@@ -60,12 +59,6 @@ def test_a_worker_that_trains_something_else_is_refused_by_name():
     assert ranks == [1] and len(said) == 1 and expected in said[0]
 
 
-def test_a_worker_that_does_not_come_is_named():
-    workers = addresses(3)
-    with pytest.raises(ClusterError, match=r'no word of worker 1 \(%s\), worker 2' % workers[1]):
-        meet(Cluster('ring', workers), SAME, time.monotonic() + 0.3)
-
-
 def alone(rank, workers, seconds=0.6):
     """`(lines, error)` of a worker to which nobody comes."""
     lines = []
@@ -98,13 +91,6 @@ def test_worker_0_says_that_its_address_is_of_another_machine():
             assert ('%s cannot be listened at: ' % workers[0] in text and reason in text
                     and 'the host is not this machine: give this task another address' in text)
         assert error.startswith(workers[0]) and 'no word of worker 1' in error
-
-
-def _listening(address):
-    listener = socket.socket()
-    listener.bind(split_address(address))
-    listener.listen(5)
-    return listener
 
 
 def test_a_rank_that_is_here_already_is_refused():
@@ -218,7 +204,8 @@ def test_silence_is_noticed():
     watches, _ = watched(3, 0.5)
     watches[1]._stop.set()  # it sends nothing more, and its connection stays
     assert watches[2].wait_for_loss(PATIENCE)[0] == 1
-    assert watches[0].wait_for_loss(PATIENCE) == (1, 'there is no sign of life from it for 0 seconds')
+    assert watches[0].wait_for_loss(PATIENCE) == (
+        1, 'there is no sign of life from it for 0 seconds')
 
 
 def test_a_worker_that_fails_says_why():
@@ -240,3 +227,29 @@ def test_all_end_together_however_long_the_chief_takes():
     watches, noticed = watched(3, 0.4)
     together(lambda rank: (time.sleep(1.2 if rank == 0 else 0.), watches[rank].finish()), 3)
     assert noticed == [[], [], []]
+
+
+@contextlib.contextmanager
+def connected():
+    one, other = socket.socketpair()
+    with contextlib.closing(one), contextlib.closing(other):
+        yield one, Lines(other)
+
+
+def test_a_message_may_come_in_pieces_and_several_at_once():
+    with connected() as (sender, receiver):
+        sender.sendall(b'{"number": 1}\n{"number": 2}\n{"num')
+        assert receiver.take() == [{'number': 1}, {'number': 2}]
+        sender.sendall(b'ber": ')
+        assert receiver.take() == []
+        sender.sendall(b'3}\n')
+        assert receiver.take() == [{'number': 3}]
+        Lines(sender).send({'number': 4})
+        assert receiver.take() == [{'number': 4}]
+
+
+@pytest.mark.parametrize('line', [b'[1]', b'{', b'\xff'])
+def test_a_line_that_is_no_object(line):
+    with connected() as (sender, receiver), pytest.raises(ClusterError, match='is no message'):
+        sender.sendall(line + b'\n')
+        receiver.take()

@@ -14,7 +14,6 @@ import tensorflow.compat.v1 as tf
 from cluster_runs import ROOT, own_program, weights_of_own_program
 import towers
 from towers.cluster import horovod
-from towers.cluster.step_fetches import StepFetches, refuse_sums_alone
 from towers.graph.graph_walk import step_operations
 
 OTHER = 'of rank 1, ü'.encode('utf-8')

@@ -9,7 +9,6 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.cluster import member
-from towers.cluster.cluster import Cluster
 from towers.nonfinite import NonFiniteError
 from one_process import addresses, serve, together, train
 
@@ -23,7 +22,7 @@ ERRORS = tf.errors
     (ERRORS.InvalidArgumentError, 'failed while calling RecvBuf of the remote target', True),
     (ERRORS.UnavailableError, 'Socket closed', True), (ERRORS.CancelledError, 'CANCELLED', True)])
 def test_only_errors_that_may_be_a_peers_wait_for_its_loss(kind, text, awaited):
-    """Others end the worker at once; an error of both would otherwise take 31 seconds to be said."""
+    """Others end the worker at once; or an error of all would take 31 seconds."""
     assert member._may_be_a_peers(kind(None, None, text)) is awaited
 
 

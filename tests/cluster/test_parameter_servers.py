@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.cluster.fingerprint import difference, fingerprint
+from towers.cluster.partitioned_embeddings import check_lookups
 from towers.cluster.server_placement import servers_of_variables, spread_over_servers
 from towers.errors import ClusterError
 from machine_samples import batches, close, on_one_device, sparse_and_dense
@@ -239,3 +240,27 @@ def test_a_large_embedding_is_cut_into_a_part_a_server(graph):
     assert sorted(parts.values()) == [0, 1]
     assert [name for name in tasks if name.startswith('small')] == ['small/part_0']
     assert towers.Cluster('ps', ['a:1'], ['c:1']).partitioner() is None
+
+
+CLUSTER = towers.Cluster('ps', ['a:1'], ['b:1', 'c:1'], partition_bytes=16)
+
+
+def look_up(strategy, partitioner, ids):
+    table = tf.get_variable('net/table', [10, 4], partitioner=partitioner)
+    assert partitioner is None or len(list(table)) == 2
+    return tf.nn.embedding_lookup(table, ids, partition_strategy=strategy)
+
+
+def test_rows_by_remainders_are_refused():
+    look_up('mod', CLUSTER.partitioner(), tf.constant([[3, 4], [9, 0]]))
+    with pytest.raises(ClusterError, match="'net/table' is cut into 2 parts, and .* by "
+                                           "partition_strategy='mod', the default"):
+        check_lookups()
+
+
+def test_rows_in_order_and_tables_that_are_cut_otherwise_are_not():
+    look_up('div', CLUSTER.partitioner(), tf.constant([3, 4]))
+    check_lookups()
+    with tf.Graph().as_default():  # the program's own number of parts, on any cluster
+        look_up('mod', tf.fixed_size_partitioner(2), tf.constant([3, 4]))
+        check_lookups()

@@ -8,19 +8,23 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import compat
-from towers.cluster import member, ring
+from towers.cluster import member, ring, ring_rows, wire_types
+from towers.cluster.ring_rows import SparseGradients
 from towers.errors import ClusterError, InvalidArgumentError, WorkerLostError
 from towers.graph.graph_walk import reachable_from
 from towers.reduce import all_reduce
 from machine_samples import batches, close, on_one_device, sparse_and_dense
-from one_process import StopWithoutSignals, addresses, averaged, together, train
+from one_process import StopWithoutSignals, addresses, together, train
 
 
 @pytest.mark.parametrize('sizes, num_towers, reduction, place', [
     ([5, 2], 2, 'sum', None), pytest.param([4, 4], 2, 'mean', 'replicated', marks=pytest.mark.slow),
     pytest.param([5, 3, 1], 1, 'mean', None, marks=pytest.mark.slow)])
-def test_gradients_and_weights_are_those_of_one_device(sizes, num_towers, reduction, place):
+def test_gradients_and_weights_are_those_of_one_device(
+        sizes, num_towers, reduction, place, monkeypatch):
+    if len(sizes) == 3:  # of a kernel's 9 numbers 5 travel, by halves, and then 4
+        monkeypatch.setattr(all_reduce, 'BUFFER_BYTES', 40)
+        monkeypatch.setattr(ring, '_HALVED', 40)
     parts, workers = batches(sizes), addresses(len(sizes))
     results = together(lambda rank: train(
         towers.Cluster('ring', workers, rank=rank, uneven=len(set(sizes)) > 1), sparse_and_dense,
@@ -35,30 +39,6 @@ def test_gradients_and_weights_are_those_of_one_device(sizes, num_towers, reduct
             assert value.tobytes() == other['last'][name].tobytes(), name
         for name, value in results[0]['gradients'].items():
             assert value.tobytes() == other['gradients'][name].tobytes(), name
-
-
-@pytest.mark.slow
-def test_large_gradients_travel_in_pieces_of_two_halves(monkeypatch):
-    monkeypatch.setattr(all_reduce, 'BUFFER_BYTES', 40)  # 5 and 4 of a kernel's 9 numbers
-    monkeypatch.setattr(ring, '_HALVED', 40)
-    parts, workers = batches([2, 1, 3]), addresses(3)
-    halves = []
-
-    def on_build(built):
-        halves.append([(op.inputs[0].shape.as_list(), len(op.get_attr('subdiv_offsets')))
-                       for op in tf.get_default_graph().get_operations()
-                       if op.type == 'CollectiveReduce' and 'ring' in op.name])
-    results = together(lambda rank: train(
-        towers.Cluster('ring', workers, rank=rank, uneven=True), sparse_and_dense, parts[rank],
-        lambda: tf.train.GradientDescentOptimizer(0.125), 2, 1, 'mean', on_build=on_build), 3)
-    # Codes of 3 workers, examples, rows of the sparse gradient on 3; bias; two kernels.
-    assert halves[0][:6] == [([7], 2), ([], 1), ([5], 2), ([4], 1), ([5], 2), ([4], 1)]
-    gradients, weights = on_one_device(parts, results[0]['first'], 2, 1)
-    close(gradients, results[0]['gradients'])
-    close(weights, results[0]['last'])
-    for other in results[1:]:  # bit for bit
-        for name, value in results[0]['last'].items():
-            assert value.tobytes() == other['last'][name].tobytes(), name
 
 
 def test_each_reduction_waits_for_the_one_before(monkeypatch):
@@ -201,3 +181,59 @@ def test_a_worker_whose_server_does_not_start_is_named_at_once(monkeypatch):
     assert errors[1] == 'no server'
     assert errors[0] == 'worker 1 (%s) has ended before the first step: see what it says.' % (
         workers[1])
+
+
+@pytest.mark.parametrize('dtype, largest', [
+    (tf.bfloat16, 10), (tf.float16, 2 ** 40 + 3), (tf.float32, 2 ** 24 + 1)])
+def test_an_index_travels_exactly_beside_numbers_of_any_type(dtype, largest):
+    indices = tf.constant([largest, 0, largest - 1], tf.int64)
+    digits = tf.concat(ring_rows._digits(indices, dtype), 1)
+    assert digits.dtype == dtype
+    with tf.Session() as session:
+        np.testing.assert_array_equal(
+            session.run(ring_rows._number(digits, dtype, tf.int64)), [largest, 0, largest - 1])
+
+
+def test_rows_of_unknown_shape_are_named():
+    table = tf.Variable(tf.placeholder_with_default(tf.zeros([3, 2]), None), validate_shape=False,
+                        name='table')
+    slices = tf.IndexedSlices(tf.placeholder(tf.float32), tf.constant([0, 1]))
+    with pytest.raises(ClusterError, match="the sparse gradient of 'table' has rows of unknown"):
+        SparseGradients([(slices, table)], 0, 2)
+
+
+KINDS = ['bool', 'uint8', 'uint16', 'uint32', 'uint64', 'int8', 'int16', 'int32', 'int64',
+         'float16', 'float32', 'float64', 'complex64', 'complex128']
+
+
+def test_every_type_of_number_comes_back_bit_for_bit():
+    draw = np.random.RandomState(0)
+    given, back = [], []
+    for kind in KINDS:
+        dtype = tf.as_dtype(kind)
+        value = draw.randint(0, 2, 6).astype(bool) if dtype == tf.bool else np.frombuffer(
+            draw.bytes(6 * dtype.size), dtype.as_numpy_dtype)
+        given.append(np.nan_to_num(value.reshape(2, 3)) if dtype.is_floating else
+                     value.reshape(2, 3))
+        sent = wire_types.to_sent(tf.constant(given[-1]))
+        assert sent.dtype == wire_types.sent_type(dtype)
+        assert sent.shape == wire_types.sent_shape(tf.TensorShape([2, 3]), dtype)
+        back.append(wire_types.from_sent(sent, dtype))
+    with tf.Session() as session:
+        for kind, before, after in zip(KINDS, given, session.run(back)):
+            assert after.tobytes() == before.tobytes(), kind
+
+
+@pytest.mark.parametrize('dtype', [tf.complex64, tf.complex128])
+def test_complex_gradients_are_added_with_their_imaginary_parts(dtype):
+    gradients = [tf.constant([1. + 2.j, 3. - 4.j], dtype), tf.constant([.5j, 1.], dtype)]
+    total = wire_types.from_added(sum(map(wire_types.to_added, gradients)), dtype)
+    with tf.Session() as session:
+        np.testing.assert_array_equal(session.run(total), [1. + 2.5j, 4. - 4.j])
+
+
+def test_complex_rows_are_refused():
+    table = tf.get_variable('table', [4, 2], tf.complex64, initializer=tf.zeros_initializer())
+    rows = tf.IndexedSlices(tf.zeros([1, 2], tf.complex64), tf.constant([1]), tf.constant([4, 2]))
+    with pytest.raises(ClusterError, match="gradient of 'table' has rows of complex64"):
+        SparseGradients([(rows, table)], 0, 2)

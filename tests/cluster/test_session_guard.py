@@ -1,12 +1,16 @@
 """How a session of a cluster is made: by the member, by `MonitoredTrainingSession`, or plainly."""
 
+import contextlib
+
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
 from towers.cluster.member_hooks import BeginHook
 from towers.cluster.step_fetches import StepFetches
-from one_process import addresses, halving, serve, together
+from towers.errors import ClusterError
+from one_process import StopWithoutSignals, addresses, halving, in_sessions, serve, together
 
 
 def make_clusters(kind):
@@ -91,3 +95,104 @@ def test_on_parameter_servers_a_monitored_training_session_is_refused():
     cluster_of = make_clusters('ps')
     for text in together(lambda rank: steps_of(cluster_of(rank), monitored), 2):
         assert 'this session is not made by the member of the cluster' in text, text
+
+
+@pytest.mark.parametrize('leaves', [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_in_a_ring_one_worker_ends_each_session(leaves):
+    """TensorFlow counts steps beyond sessions, and does not count the one that was not made. Each
+    step takes the mean of 1 and 3 off the weight, and each session begins with 0."""
+    workers = addresses(2)
+
+    def work(rank):
+        with tf.Graph().as_default():
+            cluster = towers.Cluster('ring', workers, rank=rank)
+            built = towers.build_towers(
+                lambda x: tf.reduce_mean(x) * tf.get_variable(
+                    'w', [], tf.float64, tf.zeros_initializer()),
+                tf.constant([1. + 2. * rank], tf.float64),
+                tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
+            seen = []
+            with towers.join(cluster, built, start_timeout=30., dead_after=10.) as member:
+                for steps in (3, 2):
+                    stop, made = StopWithoutSignals(cluster, built), 0
+                    with member.session([stop]) as session:
+                        while not session.should_stop() and (rank != leaves or made < steps):
+                            session.run(built.train_op)
+                            made += 1
+                            value = session.run(built.variables[0])
+                    seen.append((made, stop.is_told, value))
+            return seen
+    assert together(work, 2) == [[(3, True, -6.), (2, True, -4.)]] * 2
+
+
+@pytest.mark.parametrize('synchronous', [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_parameter_servers_take_one_session(graph, synchronous):
+    cluster = serve(1, synchronous=synchronous)(0)
+    built = towers.build_towers(
+        lambda x: tf.reduce_mean(x) * tf.get_variable('w', []), tf.ones([2]),
+        tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
+    with towers.join(cluster, built, start_timeout=30.) as member:
+        with member.session() as session:
+            session.run(built.train_op)
+        with pytest.raises(towers.ClusterError, match='join with parameter servers is for one '
+                           'session, and this is the second one'):
+            member.session()
+
+
+def two_workers(kind):
+    """A function from a rank to its `Cluster`."""
+    if kind == 'ring':
+        workers = addresses(2)
+        return lambda rank: towers.Cluster('ring', workers, rank=rank)
+    return serve(2)
+
+
+@pytest.mark.parametrize('kind', ['ring', pytest.param('ps', marks=pytest.mark.slow)])
+def test_sums_without_the_step_are_refused_and_the_training_goes_on(kind):
+    def work(session, built, rank):
+        [(gradient, w)] = built.gradients
+        for weight in (4., 2.):
+            session.run(built.train_op)
+            if rank == 0:
+                with pytest.raises(ClusterError, match='.gradients.* without the step'):
+                    session.run({'look': [w, gradient]})
+                assert session.run(w) == weight
+    in_sessions(two_workers(kind), work)
+
+
+@pytest.mark.parametrize('kind, ends', [
+    ('ring', 'steps'), pytest.param('ring', 'the data of all', marks=pytest.mark.slow),
+    pytest.param('ps', 'all together', marks=pytest.mark.slow)])
+def test_one_worker_looks_at_a_weight_alone_while_it_trains_and_afterwards(kind, ends):
+    """The gradient is that of the distance to the mean of all, 4: w <- w - 0.2 * (w - 4)."""
+    cluster_of, steps = two_workers(kind), 2 if ends == 'steps' else 3
+
+    def work(rank):
+        with tf.Graph().as_default():
+            cluster = cluster_of(rank)
+            data = tf.data.Dataset.from_tensors(np.array([[1., 3.], [5., 7.]][rank])).repeat(3)
+            if ends == 'all together':
+                feed = towers.until_all_end(data)
+                inputs, cluster = feed.inputs, cluster._replace(active=feed.active)
+            else:
+                inputs = tf.data.make_one_shot_iterator(data).get_next()
+            built = towers.build_towers(
+                lambda x: tf.reduce_mean(tf.square(x - tf.get_variable(
+                    'w', [], tf.float64, tf.zeros_initializer()))), inputs,
+                tf.train.GradientDescentOptimizer(tf.constant(.1, tf.float64)), 1, 'mean',
+                cluster=cluster)
+            seen = []
+            with towers.join(cluster, built, dead_after=20.) as member, member.session(
+                    [StopWithoutSignals(cluster, built)]) as session:
+                with contextlib.suppress(tf.errors.OutOfRangeError):
+                    while not session.should_stop() and (ends != 'steps' or len(seen) < steps):
+                        session.run(built.train_op)
+                        seen.append(session.run(built.variables[0]) if rank == 0 else None)
+                if rank == 0:
+                    seen.append(session.run(built.variables[0]))
+            return seen
+    seen, _ = together(work, 2)
+    expected = [4 * (1 - .8 ** step) for step in range(1, steps + 1)]
+    # The step that ends the training without data changes nothing, and has a look of its own.
+    assert len(seen) - steps in ((1, 2) if ends == 'all together' else (1,))
+    np.testing.assert_allclose(seen, expected + expected[-1:] * (len(seen) - steps), rtol=1e-12)

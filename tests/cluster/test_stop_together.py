@@ -21,19 +21,6 @@ def hook_of(cluster):
     return hook, stopped
 
 
-def test_one_of_several_workers_is_enough_and_it_stays_so():
-    hook, stopped = hook_of(towers.Cluster('ring', ['a:1', 'b:2']))
-    assert hook.always_fetched() is not None
-    hook.step_done([0, 0])
-    assert not stopped and hook.reason() is None and hook.status == 0
-    hook.step_done([0, signal.SIGTERM])
-    assert len(stopped) == 1 and hook.received is None
-    assert hook.stopped_by == (1, signal.SIGTERM)
-    hook.step_done([0, 0])
-    assert len(stopped) == 2
-    assert hook.reason() == 'worker 1 was told to stop (SIGTERM)' and hook.status == 143
-
-
 def test_the_watch_of_a_step_on_parameter_servers_learns_of_a_signal_at_once():
     """In another thread: the main one may be in a step that never ends."""
     hook, _ = hook_of(towers.Cluster('ps', ['a:1', 'b:2'], ['c:3']))
