@@ -13,8 +13,7 @@ from one_process import StopWithoutSignals, halving, let_workers_come_again, ser
 
 
 @pytest.mark.slow
-def test_a_worker_stops_with_the_chief_and_waits_for_the_chief_of_the_next_run(
-        monkeypatch):
+def test_a_worker_stops_with_the_chief_and_waits_for_that_of_the_next_run(monkeypatch):
     """Of two runs on the same server; the chief makes 3 steps in each, two of them when the other
     has made 5, and joins the second run late."""
     let_workers_come_again(monkeypatch)
@@ -25,11 +24,7 @@ def test_a_worker_stops_with_the_chief_and_waits_for_the_chief_of_the_next_run(
             time.sleep(pause)
         with tf.Graph().as_default():
             cluster = make(rank)
-            built = towers.build_towers(
-                lambda x: tf.reduce_mean(x) * tf.get_variable(
-                    'w', [], tf.float64, tf.zeros_initializer()),
-                tf.constant([1. + rank], tf.float64), tf.train.GradientDescentOptimizer(.5), 1,
-                'mean', cluster=cluster)
+            built = halving(cluster)
             stop, made = StopWithoutSignals(cluster, built), 0
             with towers.join(cluster, built, start_timeout=30., dead_after=20.) as joined:
                 with joined.session([stop]) as session:
@@ -56,9 +51,7 @@ def test_a_worker_that_comes_too_late_is_told_so():
     def work(rank):
         with tf.Graph().as_default():
             cluster = make(rank)
-            built = towers.build_towers(
-                lambda x: tf.reduce_mean(x) * tf.get_variable('w', []), tf.ones([2]),
-                tf.train.GradientDescentOptimizer(.5), 1, 'mean', cluster=cluster)
+            built = halving(cluster)
             if rank:
                 assert over.wait(30.)
             with towers.join(cluster, built, start_timeout=30. if rank == 0 else 2.,

@@ -11,6 +11,7 @@ import towers
 from towers.cluster.fingerprint import difference, fingerprint, fingerprint_of_all
 from sample_models import switched
 
+slow = pytest.mark.slow
 OWN = {'kind': 'ring', 'workers': ['a:1', 'b:1'], 'ps': [], 'synchronous': True,
        'backup_workers': 0, 'tensorflow': '2.21.0', 'towers': 2, 'reduction': 'sum',
        'examples': 8, 'optimizer': 'AdamOptimizer', 'settings': {'seed': 1},
@@ -106,7 +107,8 @@ OTHERS_BY_3 = 'Mul by 3, and that of worker 0 Mul by 2'
     (mean_of_squares, times(2.), True,
      'its loss is computed by 1 Mul more than that of worker 0'),
     (times(2.), times(3.), True, 'its loss is computed with other numbers: ' + OTHERS_BY_3),
-    (by_branch(2.), by_branch(3.), True, OTHERS_BY_3), (by_loop(2.), by_loop(3.), False, 'by 3'),
+    pytest.param(by_branch(2.), by_branch(3.), True, OTHERS_BY_3, marks=slow),
+    (by_loop(2.), by_loop(3.), False, 'by 3'),
     (heads('ab', [.9, .1]), heads('ba', [.9, .1]), True,
      "arranged in another way where it reads 'a/k', 'b/k'. Have")])
 def test_another_loss_is_named(own, other, v2, text):
@@ -141,7 +143,7 @@ def normalized(x):
 @pytest.mark.parametrize('own, other, options', [
     (mean_of_squares, looked_at, {}), (rows_of(0), rows_of(1), {}),
     (heads('ab', [.9, .1]), heads('ba', [.1, .9]), {}),
-    (normalized, normalized, dict(SERVED, batch=None))])
+    pytest.param(normalized, normalized, dict(SERVED, batch=None), marks=slow)])
 def test_what_may_differ_of_a_loss(own, other, options):
     assert why_apart(dict(model_fn=own), dict(model_fn=other), **options) is None
 
@@ -161,7 +163,7 @@ def of_variables(names, trained=None, sparse=()):
 @pytest.mark.parametrize('own, other, fields, text', [
     (of_variables('uvw'), of_variables('wuv'), {},
      "its variables are in another order: 'w' is before 'u', and on worker 0 behind it"),
-    (of_variables('uvw'), of_variables('wuv'), SERVED, None),
+    pytest.param(of_variables('uvw'), of_variables('wuv'), SERVED, None, marks=slow),
     (of_variables('wab', 'wa'), of_variables('wab', 'wb'), {},
      "it trains other variables, or trains them otherwise: the gradient of 'a' is missing, and "
      'that of worker 0 dense float32.'),
@@ -216,7 +218,6 @@ def momentum(rate, nesterov=False):
     (by_rate(.25), by_rate(.125), {}, "'w' is computed by 1 Mul with 0.125, and that of worker 0 "
      'by 1 Mul with 0.25. Give the same optimizer, learning rate and transform_gradients on'),
     (by_moment(.25), by_moment(.125), ASYNCHRONOUS, "'w/m' is computed by 1 Mul with 0.125"),
-    (in_a_branch(.25), in_a_branch(.125), {}, "'w' is computed by 1 Mul with 0.125"),
     (momentum(.9), momentum(.9, True), ASYNCHRONOUS, 'use_nesterov=True')])
 def test_another_update_is_named(one, other, fields, text):
     why = why_apart(dict(optimizer=one), dict(optimizer=other), **fields)

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers.cluster import member
 from towers.nonfinite import NonFiniteError
-from one_process import addresses, serve, together, train
+from one_process import addresses, halving, serve, together, train
 
 ERRORS = tf.errors
 
@@ -40,10 +40,7 @@ def test_a_first_server_that_was_lost_is_told_again_what_the_chief_trains(monkey
     told = []
     monkeypatch.setattr(member, 'agree', lambda cluster, *unused: told.append(cluster.rank))
     cluster = serve(1)(0)
-    built = towers.build_towers(
-        lambda x: tf.reduce_mean(x) * tf.get_variable('w', []), tf.ones([1]),
-        tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster,
-        global_step=tf.train.get_or_create_global_step())
+    built = halving(cluster, global_step=tf.train.get_or_create_global_step())
     errors = [tf.errors.AbortedError(None, None, 'the server is gone')]
 
     class Lose(tf.train.SessionRunHook):

@@ -20,10 +20,15 @@ def test_host_and_port(address, expected):
 
 @pytest.mark.parametrize('address', [
     'a', ':1', 'a:b', 'a:0', 'a:65536', 'a:1.5', None, 'http://a:1', 'a b:5', 'a:5\n', 'a:+5',
-    'a:\u0663\u0663', '::1:5', '[::1:5'])
+    'a:\u0663\u0663'])
 def test_what_is_no_address(address):
     with pytest.raises(ClusterError, match="is no address: expected 'host:port', such as"):
         split_address(address)
+
+
+def test_an_ipv6_address_stands_in_brackets():
+    with pytest.raises(ClusterError, match=r"is no address: .* such as '\[::1\]:2222'"):
+        split_address('::1:5')
 
 
 def test_no_outgoing_connection_gets_a_free_port():

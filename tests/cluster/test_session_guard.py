@@ -100,17 +100,13 @@ def test_on_parameter_servers_a_monitored_training_session_is_refused():
 @pytest.mark.parametrize('leaves', [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_in_a_ring_one_worker_ends_each_session(leaves):
     """TensorFlow counts steps beyond sessions, and does not count the one that was not made. Each
-    step takes the mean of 1 and 3 off the weight, and each session begins with 0."""
+    session begins anew."""
     workers = addresses(2)
 
     def work(rank):
         with tf.Graph().as_default():
             cluster = towers.Cluster('ring', workers, rank=rank)
-            built = towers.build_towers(
-                lambda x: tf.reduce_mean(x) * tf.get_variable(
-                    'w', [], tf.float64, tf.zeros_initializer()),
-                tf.constant([1. + 2. * rank], tf.float64),
-                tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
+            built = halving(cluster)
             seen = []
             with towers.join(cluster, built, start_timeout=30., dead_after=10.) as member:
                 for steps in (3, 2):
@@ -122,15 +118,13 @@ def test_in_a_ring_one_worker_ends_each_session(leaves):
                             value = session.run(built.variables[0])
                     seen.append((made, stop.is_told, value))
             return seen
-    assert together(work, 2) == [[(3, True, -6.), (2, True, -4.)]] * 2
+    assert together(work, 2) == [[(3, True, 1.), (2, True, 2.)]] * 2
 
 
 @pytest.mark.parametrize('synchronous', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_parameter_servers_take_one_session(graph, synchronous):
     cluster = serve(1, synchronous=synchronous)(0)
-    built = towers.build_towers(
-        lambda x: tf.reduce_mean(x) * tf.get_variable('w', []), tf.ones([2]),
-        tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
+    built = halving(cluster)
     with towers.join(cluster, built, start_timeout=30.) as member:
         with member.session() as session:
             session.run(built.train_op)

@@ -86,6 +86,7 @@ def test_a_signal_ends_all_after_the_same_round():
     assert stepped([[0, 0, 1]] * 4, signal_after=4) == [(6, True)] * 2
 
 
+@pytest.mark.slow
 def test_rounds_that_do_not_end_with_the_hooks_build_are_refused():
     with pytest.raises(ClusterError, match="the build that trains 'v' comes after the build that "
                                            "trains 'u', which StopTogetherHook has"):
