@@ -204,12 +204,6 @@ def by_moment(decay):
     return lambda: Own(update)
 
 
-def in_a_branch(rate):
-    return lambda: Own(lambda variable, gradient: tf.cond(
-        tf.reduce_sum(gradient) > 0., lambda: variable.assign_sub(rate * gradient).op,
-        lambda: tf.no_op()))
-
-
 def momentum(rate, nesterov=False):
     return lambda: tf.train.MomentumOptimizer(.1, rate, use_nesterov=nesterov)
 

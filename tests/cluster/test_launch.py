@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from cluster_runs import is_running
+from cluster_runs import ROOT, is_running
 from towers import launch
 from towers.cluster.processes import Processes
 from towers.errors import ClusterError
@@ -118,22 +118,6 @@ def test_all_are_started_again_where_none_can_go_on_alone(tmp_path):
     assert sum('is process' in line for line in lines) == 4
 
 
-def test_a_signal_is_the_end_although_restarts_are_left():
-    lines = []
-
-    def write(line):
-        lines.append(line)
-        if 'ready' in line:
-            processes.signal(signal.SIGTERM)
-
-    def tasks():
-        return launch.tasks_of(1, 0, [sys.executable, '-S', '-c',
-                                      "import time; print('ready', flush=True); time.sleep(600)"])
-    processes = Processes(tasks(), 3, write=write, again=tasks)
-    assert processes.run() == 143
-    assert lines == ['[worker 0] ready']
-
-
 def test_a_program_that_does_not_exist_is_an_error():
     with pytest.raises(ClusterError, match='worker 0 cannot be started: /no/such: No such file'):
         Processes(launch.tasks_of(1, 0, ['/no/such'])).run()
@@ -166,8 +150,8 @@ def test_signals_to_the_launcher(number, tmp_path):
             "print('pid', os.getpid(), flush=True)\ntime.sleep(600)")
     with open(str(tmp_path / 'output'), 'w+') as output:
         launcher = subprocess.Popen(
-            [sys.executable, '-m', 'towers.launch', '--workers=2', '--', sys.executable, '-S', '-c',
-             code], stdout=output, cwd=os.path.dirname(os.path.dirname(launch.__file__)))
+            [sys.executable, '-m', 'towers.launch', '--workers=2', '--restarts=3', '--',
+             sys.executable, '-S', '-c', code], stdout=output, cwd=ROOT)
         written = (tmp_path / 'output').read_text
         wait_until(lambda: written().count('pid') == 2)
         launcher.send_signal(number)

@@ -40,17 +40,10 @@ def test_two_builds_train_by_turns_in_a_ring():
 
 
 def stepped(rounds, leaves_after=None, of_hook=1, signal_after=None):
-    """What two workers have made of some rounds, of which worker 0 makes the first ones alone.
+    """Of two workers their numbers of calls, and whether they were told to stop.
 
-    Args:
-      rounds: list of rounds, lists of calls; a call is the place of a build, or a tuple of places.
-      leaves_after: number of rounds of worker 0; worker 1 goes on until it is told.
-      of_hook: the place of the hook's build.
-      signal_after: number of calls after which worker 1 gets a signal.
-
-    Returns:
-      Of each worker its number of calls, and whether it was told to stop.
-    """
+    A round is a list of calls, a call the place of a build, or a tuple of places. Worker 0 makes
+    the first `leaves_after` rounds alone; worker 1 gets a signal after `signal_after` calls."""
     workers = addresses(2)
 
     def work(rank):

@@ -1,4 +1,4 @@
-"""Asynchronous workers end when the chief does, also those that count no steps."""
+"""Workers of parameter servers that end before the others, or whose chief does."""
 
 import queue
 import threading
@@ -73,9 +73,7 @@ def test_a_chief_that_fails_before_its_session_ends_the_others(synchronous):
     def work(rank):
         with tf.Graph().as_default():
             cluster = cluster_of(rank)
-            built = towers.build_towers(
-                lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), tf.ones([4]),
-                tf.train.GradientDescentOptimizer(.1), 1, 'mean', cluster=cluster)
+            built = halving(cluster)
             with pytest.raises((WorkerLostError, IOError)) as raised:
                 with towers.join(cluster, built, start_timeout=5., say=lambda line: None) as joined:
                     if cluster.is_chief:

@@ -1,16 +1,19 @@
 """How a session of a cluster is made: by the member, by `MonitoredTrainingSession`, or plainly."""
 
 import contextlib
+import re
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
+from towers.cluster import member
 from towers.cluster.member_hooks import BeginHook
 from towers.cluster.step_fetches import StepFetches
 from towers.errors import ClusterError
-from one_process import StopWithoutSignals, addresses, halving, in_sessions, serve, together
+from towers.nonfinite import NonFiniteError
+from one_process import StopWithoutSignals, addresses, halving, in_sessions, serve, together, train
 
 
 def make_clusters(kind):
@@ -133,14 +136,6 @@ def test_parameter_servers_take_one_session(graph, synchronous):
             member.session()
 
 
-def two_workers(kind):
-    """A function from a rank to its `Cluster`."""
-    if kind == 'ring':
-        workers = addresses(2)
-        return lambda rank: towers.Cluster('ring', workers, rank=rank)
-    return serve(2)
-
-
 @pytest.mark.parametrize('kind', ['ring', pytest.param('ps', marks=pytest.mark.slow)])
 def test_sums_without_the_step_are_refused_and_the_training_goes_on(kind):
     def work(session, built, rank):
@@ -151,7 +146,7 @@ def test_sums_without_the_step_are_refused_and_the_training_goes_on(kind):
                 with pytest.raises(ClusterError, match='.gradients.* without the step'):
                     session.run({'look': [w, gradient]})
                 assert session.run(w) == weight
-    in_sessions(two_workers(kind), work)
+    in_sessions(make_clusters(kind), work)
 
 
 @pytest.mark.parametrize('kind, ends', [
@@ -159,7 +154,7 @@ def test_sums_without_the_step_are_refused_and_the_training_goes_on(kind):
     pytest.param('ps', 'all together', marks=pytest.mark.slow)])
 def test_one_worker_looks_at_a_weight_alone_while_it_trains_and_afterwards(kind, ends):
     """The gradient is that of the distance to the mean of all, 4: w <- w - 0.2 * (w - 4)."""
-    cluster_of, steps = two_workers(kind), 2 if ends == 'steps' else 3
+    cluster_of, steps = make_clusters(kind), 2 if ends == 'steps' else 3
 
     def work(rank):
         with tf.Graph().as_default():
@@ -190,3 +185,74 @@ def test_one_worker_looks_at_a_weight_alone_while_it_trains_and_afterwards(kind,
     # The step that ends the training without data changes nothing, and has a look of its own.
     assert len(seen) - steps in ((1, 2) if ends == 'all together' else (1,))
     np.testing.assert_allclose(seen, expected + expected[-1:] * (len(seen) - steps), rtol=1e-12)
+
+
+ERRORS = tf.errors
+
+
+@pytest.mark.parametrize('kind, text, awaited', [
+    (ERRORS.InvalidArgumentError, 'assertion failed: [the label 2: expected 0 to 1]', False),
+    (ERRORS.InvalidArgumentError, '2 root error(s) found.\n  (0) INVALID_ARGUMENT: the label is 2\n'
+     '\t [[{{node Assert}}]]\n  (1) CANCELLED: RecvBuf was cancelled', False),
+    (ERRORS.InvalidArgumentError, 'failed while calling RecvBuf of the remote target', True),
+    (ERRORS.UnavailableError, 'Socket closed', True), (ERRORS.CancelledError, 'CANCELLED', True)])
+def test_only_errors_that_may_be_a_peers_wait_for_its_loss(kind, text, awaited):
+    """Others end the worker at once; or an error of all would take 31 seconds."""
+    assert member._may_be_a_peers(kind(None, None, text)) is awaited
+
+
+def test_nan_of_a_step_is_an_error_of_its_own():
+    with pytest.raises(NonFiniteError,
+        match='^the loss of tower 1 is NaN. Nothing of it was saved'):
+        with member._explained_in_words():
+            raise ERRORS.InvalidArgumentError(
+                None, None, 'From /job:worker/replica:0/task:1:\n'
+                'towers-nonfinite[the loss of tower 1] : Tensor had NaN values')
+
+
+def test_a_first_server_that_was_lost_is_told_again_what_the_chief_trains(monkeypatch):
+    """A worker that is started after it would wait for the chief in vain."""
+    told = []
+    monkeypatch.setattr(member, 'agree', lambda cluster, *unused: told.append(cluster.rank))
+    cluster = serve(1)(0)
+    built = halving(cluster, global_step=tf.train.get_or_create_global_step())
+    errors = [tf.errors.AbortedError(None, None, 'the server is gone')]
+
+    class Lose(tf.train.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            if errors:
+                raise errors.pop()
+    said = []
+    with towers.join(cluster, built, on_lost=lambda error: None, say=said.append) as joined:
+        with joined.session([Lose()]) as session:
+            session.run(built.train_op)
+    assert told == [0, 0]
+    assert said == ['beginning anew worker 0 (%s), the chief, has lost its session with the '
+                    'servers, and begins again at step 0' % cluster.workers[0]]
+
+
+@pytest.mark.slow
+def test_a_ring_whose_workers_have_other_variables_says_so():
+    """They would wait for each other at the start of the session, without a word."""
+    workers = addresses(2)
+
+    def model_fn(x):
+        return tf.reduce_mean(x * tf.get_variable('w', [], initializer=tf.ones_initializer()))
+
+    def work(rank, collections):
+        def on_build(built):
+            tf.get_variable('both', [])
+            if rank == 0:
+                tf.get_variable('best', [], collections=collections)
+        try:
+            return train(towers.Cluster('ring', workers, rank=rank), model_fn,
+                         (np.ones([2], np.float32),), lambda: tf.train.GradientDescentOptimizer(.5),
+                         on_build=on_build)['last']['w']
+        except towers.TowersError as error:
+            return str(error)
+    found = together(lambda rank: work(rank, None), 2)
+    for text in found:  # one may hear of the other's before it says its own
+        assert re.search('the workers have other variables, besides those of the model; this one '
+                         'has (best, )?both, global_step: ', text), found
+    workers = addresses(2)
+    assert together(lambda rank: work(rank, [tf.GraphKeys.LOCAL_VARIABLES]), 2) == [0., 0.]
