@@ -8,12 +8,9 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers import Cluster
-from towers.cluster.cluster import Cluster
 from towers.cluster.other_combiners import combiner_of
 from towers.cluster.tf_config import parse_tf_config, place_of
 from towers.errors import ClusterError, InvalidArgumentError, MissingPackageError
-from one_process import addresses
-
 
 ONE, TWO, THREE = 'a:1', 'b:2', 'c:3'
 
@@ -263,7 +260,7 @@ def test_a_combiner_is_refused_with_a_cluster(case, graph):
     make, expected = COMBINERS[case]
     with pytest.raises(ClusterError, match='^the optimizer [^ ]* ?' + expected) as raised:
         towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), tf.ones([2]),
-                            make(), 1, 'mean', cluster=Cluster('ring', workers=addresses(2)))
+                            make(), 1, 'mean', cluster=Cluster('ring', [ONE, TWO]))
     assert 'Give build_towers the optimizer that it wraps' in str(raised.value)
     assert tf.global_variables() == []
 

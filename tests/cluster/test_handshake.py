@@ -16,7 +16,6 @@ from towers.cluster.ports import _lasting_ports, check_server, split_address
 from towers.errors import ClusterError
 from one_process import addresses, together
 
-
 PATIENCE = 120.  # seconds that a loaded machine may take for what comes at once
 SAME = {'kind': 'ring', 'workers': [], 'towers': 2, 'variables': [['w', 'float32', '(2,)']],
         'gradients': [['w', 'dense float32']], 'update': {'operations': [], 'shapes': ''},

@@ -14,7 +14,6 @@ from towers import launch
 from towers.cluster.processes import Processes
 from towers.errors import ClusterError
 
-
 HEAD = ("import json, os, signal, sys, time\n"
         "task = json.loads(os.environ['TF_CONFIG'])['task']\n"
         "me = task['type'], task['index']\n")

@@ -180,18 +180,6 @@ def test_a_worker_that_had_sent_some_gradients_says_that_all_have_to_begin_again
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_started_again_when_the_chief_has_ended_ends(workers):
-    chief = Chief(workers, 1)
-    chief.allow(1)
-    with pytest.raises(Gone):
-        workers.join(1, one_step_and_then(all_its_gradients))
-    chief.allow(1)
-    chief.join()
-    assert workers.join(1, until_it_stops) == 0
-    np.testing.assert_array_equal(chief.values[0], -50.5)
-
-
-@pytest.mark.slow
 def test_workers_begin_again_where_the_chief_does(workers, tmp_path):
     """The chief is gone after step 3 and goes on from 2: by hand the weight after step 5 is
     -(5 * 100 + 1 + 2 + 4 + 8 + 16) / 2, and not with 16 + 32 + 64 from a worker that goes on.
