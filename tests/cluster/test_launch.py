@@ -1,7 +1,6 @@
 """The launcher: real processes, without TensorFlow in them."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
