@@ -69,7 +69,8 @@ def test_weights_that_are_clipped_beside_the_step_are_refused(graph, count, sync
         assert creator.create_session() == 'a session'
 
 
-@pytest.mark.parametrize('how', [pytest.param('together', marks=pytest.mark.slow), 'by hand'])
+@pytest.mark.slow
+@pytest.mark.parametrize('how', ['together', 'by hand'])
 def test_no_step_seems_to_be_made_after_the_chiefs_last(how):
     """The chief makes two."""
     cluster_of = serve(2)

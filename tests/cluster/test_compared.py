@@ -213,7 +213,8 @@ def momentum(rate, nesterov=False):
 @pytest.mark.parametrize('one, other, fields, text', [
     (by_rate(.25), by_rate(.125), {}, "'w' is computed by 1 Mul with 0.125, and that of worker 0 "
      'by 1 Mul with 0.25. Give the same optimizer, learning rate and transform_gradients on'),
-    (by_moment(.25), by_moment(.125), ASYNCHRONOUS, "'w/m' is computed by 1 Mul with 0.125"),
+    pytest.param(by_moment(.25), by_moment(.125), ASYNCHRONOUS,
+                 "'w/m' is computed by 1 Mul with 0.125", marks=slow),
     (momentum(.9), momentum(.9, True), ASYNCHRONOUS, 'use_nesterov=True')])
 def test_another_update_is_named(one, other, fields, text):
     why = why_apart(dict(optimizer=one), dict(optimizer=other), **fields)

@@ -100,7 +100,8 @@ def test_on_parameter_servers_a_monitored_training_session_is_refused():
         assert 'this session is not made by the member of the cluster' in text, text
 
 
-@pytest.mark.parametrize('leaves', [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('leaves', [0, 1])
 def test_in_a_ring_one_worker_ends_each_session(leaves):
     """TensorFlow counts steps beyond sessions, and does not count the one that was not made. Each
     session begins anew."""

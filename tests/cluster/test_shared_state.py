@@ -149,7 +149,8 @@ def center_of_examples(how):
     return model_fn
 
 
-@pytest.mark.parametrize('how', ['collection', pytest.param('inline', marks=slow)])
+@slow
+@pytest.mark.parametrize('how', ['collection', 'inline'])
 def test_the_models_write_of_worker_0_comes_before_the_update_of_all(how):
     results = in_a_ring(lambda rank: (
         center_of_examples(how), lambda: tf.train.GradientDescentOptimizer(.125), None))
@@ -254,7 +255,8 @@ def with_batch_norm(inputs):
     (writing('rate', lambda value: value + 1.), dict(uneven=True), ['rate']),
     (writing('center', lambda value: tf.clip_by_value(value, -1., 1.), True), {}, ['center']),
     (with_batch_norm, {}, []),
-    (embeddings, dict(optimizer=lambda: tf.train.AdamOptimizer(by_the_step())), [])])
+    pytest.param(embeddings, dict(optimizer=lambda: tf.train.AdamOptimizer(by_the_step())), [],
+                 marks=slow)])
 def test_what_worker_0_sends_in_each_step(model_fn, options, expected):
     options = dict(options)
     tf.train.get_or_create_global_step()
