@@ -8,7 +8,11 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers import compat
+from towers.cluster import member
+from towers.cluster.member import start_server
 from towers.cluster.ports import free_ports
+
+_SERVERS = []  # they end with the process
 
 
 def addresses(count, *more):
@@ -25,6 +29,36 @@ def _own_ports(count, processes=16):
     while len(found) < count:
         found.update(port for port in free_ports(processes) if port % processes == own)
     return sorted(found)[:count]
+
+
+def serve(num_workers, num_ps=1, **fields):
+    """Starts parameter servers.
+
+    Args:
+      num_workers, num_ps: their numbers.
+      fields: more fields of the `Cluster`.
+
+    Returns:
+      A function from a worker's rank to its `Cluster`.
+    """
+    workers, ps = addresses(num_workers, num_ps)
+    for rank in range(num_ps):
+        server = towers.Cluster('ps', workers, ps, 'ps', rank, **fields)
+        _SERVERS.append(start_server(server, server.session_config(tf.ConfigProto())))
+    return lambda rank: towers.Cluster('ps', workers, ps, 'worker', rank, **fields)
+
+
+def let_workers_come_again(monkeypatch):
+    """Workers of this process may be started again: TensorFlow's servers cannot be stopped, and
+    hold their ports."""
+    servers = {}
+
+    def start(cluster, config):
+        if cluster.workers[cluster.rank] not in servers:
+            servers[cluster.workers[cluster.rank]] = start_server(cluster, config)
+        return servers[cluster.workers[cluster.rank]]
+    monkeypatch.setattr(member, 'start_server', start)
+    monkeypatch.setattr(member, 'check_port', lambda address, say: None)
 
 
 def together(work, count, seconds=60):
@@ -102,3 +136,27 @@ def train(cluster, model_fn, batch, make_optimizer, steps=2, num_towers=1, reduc
         names = [variable.op.name for variable in trained]
         return {'gradients': dict(zip([v.op.name for _, v in built.gradients], values)),
                 'first': dict(zip(names, first)), 'last': dict(zip(names, last))}
+
+
+def halving(cluster, **options):
+    """A build of two workers: each step halves the weight `w`, which begins with 8.
+
+    The gradient is `w` times the mean of 0.25 and 0.75, the workers' examples; the chief's loss is
+    `w ** 2 / 8`, and the other's `3 * w ** 2 / 8`."""
+    return towers.build_towers(
+        lambda x: tf.reduce_mean(x) * tf.square(tf.get_variable(
+            'w', [], tf.float64, tf.constant_initializer(8.))) / 2.,
+        tf.constant([.25 + .5 * cluster.rank], tf.float64),
+        tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster, **options)
+
+
+def in_sessions(cluster_of, work, build=halving, count=2):
+    """`together`, for `work(session, built, rank)` in a session of each worker's."""
+    def call(rank):
+        with tf.Graph().as_default():
+            cluster = cluster_of(rank)
+            built = build(cluster)
+            with towers.join(cluster, built, start_timeout=30., dead_after=20.) as joined, \
+                    joined.session() as session:
+                return work(session, built, rank)
+    return together(call, count)

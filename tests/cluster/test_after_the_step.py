@@ -1,190 +1,136 @@
 """What is written beside the step of synchronous parameter servers, and what comes after the
-chief's last one. Slow reads are by `time.sleep`."""
+chief's last one."""
 
 import time
 import types
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster.member import start_server
+from towers.cluster.reads_after_server_writes import read_after_writes
 from towers.cluster.server_placement import SpreadingCreator, check_writes
 from towers.errors import ClusterError
-from one_process import StopWithoutSignals, addresses, together
+from one_process import StopWithoutSignals, halving, in_sessions, serve, together
 
-
-def slowly(value):
-    """The same number, 0.4 seconds later."""
-    def wait(number):
-        time.sleep(0.4)
-        return number
-    late = tf.py_func(wait, [value], value.dtype)
-    late.set_shape(value.shape)
-    return late
-
-
-def two_workers(work):
-    """Calls work(cluster, rank) for each in a graph of its own."""
-    workers, ps = addresses(2, 1)
-    make = lambda job, rank: towers.Cluster('ps', workers, ps, job, rank)
-    server = start_server(make('ps', 0), make('ps', 0).session_config(tf.ConfigProto()))
-    assert server
-
-    def call(rank):
-        with tf.Graph().as_default():
-            return work(make('worker', rank), rank)
-    return together(call, 2)
-
-
-def squared(numbers):
-    """The gradient is `w` times the mean of the numbers."""
-    w = tf.get_variable('w', [], tf.float64, tf.constant_initializer(8.), use_resource=True)
-    return tf.reduce_mean(numbers) * w * w / 2.
+CHIEF = towers.Cluster('ps', ['a:1', 'b:1'], ['c:1'])
 
 
 @pytest.mark.slow
 def test_a_loss_is_of_the_weights_before_the_update():
-    """A part of the loss that no gradient is of reads the weight late."""
-    def work(cluster, rank):
+    """A part of the loss that no gradient is of reads the weight 0.4 seconds late."""
+    def slowly(number):
+        time.sleep(0.4)
+        return number
+
+    def build(cluster):
         def model_fn(numbers):
-            late = slowly(tf.reduce_sum(numbers))
+            w = tf.get_variable('w', [], tf.float64, tf.constant_initializer(8.))
+            late = tf.py_func(slowly, [tf.reduce_sum(numbers)], tf.float64)
             with tf.control_dependencies([late]):
-                w = tf.get_variable('w', [], tf.float64, tf.constant_initializer(8.),
-                                    use_resource=True).read_value()
-            return squared_again(numbers) + tf.stop_gradient(w)
-
-        def squared_again(numbers):
-            with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-                return squared(numbers)
-        built = towers.build_towers(
-            model_fn, tf.constant([1.], tf.float64), tf.train.GradientDescentOptimizer(.5), 1,
-            'mean', cluster=cluster)
-        with towers.join(cluster, built, start_timeout=30.) as member, member.session() as session:
-            return [session.run([built.loss, built.train_op])[0] for _ in range(2)]
-    assert two_workers(work) == [[40., 12.]] * 2  # 8 * 8 / 2 + 8, 4 * 4 / 2 + 4
+                read_late = tf.stop_gradient(w.read_value())
+            return tf.reduce_mean(numbers) * w * w / 2. + read_late
+        return towers.build_towers(model_fn, tf.constant([1.], tf.float64),
+                                   tf.train.GradientDescentOptimizer(.5), 1, 'mean',
+                                   cluster=cluster)
+    found = in_sessions(serve(2), lambda session, built, rank: [
+        session.run([built.loss, built.train_op])[0] for _ in range(2)], build)
+    assert found == [[40., 12.]] * 2  # 8 * 8 / 2 + 8, 4 * 4 / 2 + 4
 
 
-def of_chief():
-    """A build of the chief's, whose model has a moving average and two towers."""
-    def model_fn(numbers):
-        mean = tf.get_variable('mean', [], tf.float64, tf.zeros_initializer(), trainable=False)
-        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS,
-                             tf.assign_sub(mean, .1 * (mean - tf.reduce_mean(numbers))))
-        return squared(numbers)
-    return towers.build_towers(
-        model_fn, tf.ones([2], tf.float64), tf.train.MomentumOptimizer(1., .9), 2, 'mean',
-        global_step=tf.train.get_or_create_global_step(),
-        cluster=towers.Cluster('ps', ['a:1', 'b:1'], ['c:1']))
-
-
-def test_what_is_loaded_and_what_reads_the_weights_is_no_write_beside_the_step(graph, tmp_path):
-    built = of_chief()
-    [(_, w)] = built.gradients
+def test_what_is_loaded_and_what_reads_the_weights_is_no_write_beside_the_step(graph):
+    built = halving(CHIEF, global_step=tf.train.get_or_create_global_step())
     with tf.control_dependencies([built.train_op]):
-        tf.train.ExponentialMovingAverage(0.5).apply([w])
+        tf.train.ExponentialMovingAverage(0.5).apply(built.variables)
     tf.global_variables_initializer()
     saver = tf.train.Saver()
-    with tf.Graph().as_default(), tf.Session() as session:
-        saved = tf.train.Saver([tf.get_variable('w', [], tf.float64)])
-        session.run(tf.global_variables_initializer())
-        path = saved.save(session, str(tmp_path / 'saved'))
-    tf.train.init_from_checkpoint(path, {'w': w})  # gives it another initializer
-    tf.assign(w, tf.placeholder(tf.float64, []))
+    tf.assign(built.variables[0], tf.placeholder(tf.float64, []))
     tf.assign_add(built.global_step, 1)
     check_writes(graph, built)
     assert saver
 
 
-@pytest.mark.parametrize('write', [
-    lambda w: tf.assign(w, tf.clip_by_value(w, -1., 1.)), lambda w: tf.assign_sub(w, 1.),
-    lambda w: tf.train.GradientDescentOptimizer(1.).minimize(tf.square(w))])
-@pytest.mark.parametrize('in_one_call', [True, False])
-def test_what_is_written_beside_the_step_is_refused(graph, write, in_one_call):
-    built = of_chief()
-    with tf.control_dependencies([built.train_op] if in_one_call else []):
-        write(built.gradients[0][1])
-    with pytest.raises(ClusterError, match=(
-            "writes the trained variable 'w' beside built.train_op, and other workers may read it "
-            "before or after that: put the write into the collection UPDATE_OPS")):
-        check_writes(graph, built)
-
-
-def test_the_chief_whose_program_clips_the_weights_says_so(graph):
-    """With one worker, or asynchronous ones, it may."""
-    for count, synchronous in ((2, True), (1, True), (2, False)):
-        with tf.Graph().as_default():
-            cluster = towers.Cluster('ps', ['a:1', 'b:1'][:count], ['c:1'], synchronous=synchronous)
-            built = towers.build_towers(squared, tf.ones([2], tf.float64),
-                                        tf.train.GradientDescentOptimizer(1.), 1, cluster=cluster)
-            [w] = built.variables
-            tf.assign(w, tf.clip_by_value(w, -1., 1.))
-            made = types.SimpleNamespace(create_session=lambda: 'a session')
-            creator = SpreadingCreator(cluster, made, tf.train.Scaffold(), built)
-            if count > 1 and synchronous:
-                with pytest.raises(ClusterError, match='beside built.train_op'):
-                    creator.create_session()
-            else:
-                assert creator.create_session() == 'a session'
+@pytest.mark.parametrize('count, synchronous', [(2, True), (1, True), (2, False)])
+def test_weights_that_are_clipped_beside_the_step_are_refused(graph, count, synchronous):
+    """With one worker, or asynchronous ones, they may be."""
+    cluster = towers.Cluster('ps', ['a:1', 'b:1'][:count], ['c:1'], synchronous=synchronous)
+    built = halving(cluster)
+    [w] = built.variables
+    tf.assign(w, tf.clip_by_value(w, -1., 1.))
+    made = types.SimpleNamespace(create_session=lambda: 'a session')
+    creator = SpreadingCreator(cluster, made, tf.train.Scaffold(), built)
+    if count > 1 and synchronous:
+        with pytest.raises(ClusterError, match=(
+                "writes the trained variable 'w' beside built.train_op, and other workers may read "
+                'it before or after that: put the write into the collection UPDATE_OPS')):
+            creator.create_session()
+    else:
+        assert creator.create_session() == 'a session'
 
 
 @pytest.mark.slow
-def test_weights_are_clipped_by_update_ops(graph):
-    """As the error advises: after all gradients of a step, and before the optimizer. The weight is 8,
-    with a gradient of 4: 6 - 4, and then 2 - 1."""
-    def model_fn(numbers):
-        loss = squared(numbers)
-        with tf.variable_scope('', reuse=True):
-            w = tf.get_variable('w', [], tf.float64)
-        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(w, tf.minimum(w, 6.)))
-        return loss
-
-    def work(cluster, rank):
-        built = towers.build_towers(
-            model_fn, tf.constant([.25 + .5 * rank], tf.float64),
-            tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
-        with towers.join(cluster, built, start_timeout=30.) as member, member.session() as session:
-            losses = [session.run([built.loss, built.train_op])[0] for _ in range(2)]
-            return losses, session.run(built.variables[0])
-    (of_chief, weight), (of_other, _) = two_workers(work)
-    assert of_chief == [8., .5] and of_other == [24., 1.5] and weight == 1.
-
-
-@pytest.mark.parametrize('how', [
-    pytest.param('alone', marks=pytest.mark.slow),
-    pytest.param('together', marks=pytest.mark.slow), 'by hand'])
+@pytest.mark.parametrize('how', ['together', 'by hand'])
 def test_no_step_seems_to_be_made_after_the_chiefs_last(how):
-    """Each halves the weight, by the mean of 0.25 and 0.75; the chief makes two."""
-    def work(cluster, rank):
-        built = towers.build_towers(
-            squared, tf.constant([.25 + .5 * rank], tf.float64),
-            tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
-        stop, losses = StopWithoutSignals(cluster, built), []
-        fetches = [built.loss, built.train_op]
-        with towers.join(cluster, built, start_timeout=30., dead_after=20.) as member:
-            with member.session([stop] if how == 'together' else []) as session:
-                while not session.should_stop() and (rank or len(losses) < 2):
-                    if how == 'by hand':  # no hook sees such a step
-                        losses.append(session.run_step_fn(
-                            lambda step_context: step_context.session.run(fetches))[0])
-                    else:
-                        losses.append(session.run(fetches)[0])
-        return losses, stop.is_told, built.machines.chief_has_ended
-    chief, other = two_workers(work)
-    assert chief == ([.25 * 64. / 2., .25 * 16. / 2.], False, False)
-    assert other == ([.75 * 64. / 2., .75 * 16. / 2.], how == 'together', True)
+    """The chief makes two."""
+    cluster_of = serve(2)
+
+    def work(rank):
+        with tf.Graph().as_default():
+            cluster = cluster_of(rank)
+            built = halving(cluster)
+            stop, losses = StopWithoutSignals(cluster, built), []
+            fetches = [built.loss, built.train_op]
+            with towers.join(cluster, built, start_timeout=30., dead_after=20.) as member:
+                with member.session([stop] if how == 'together' else []) as session:
+                    while not session.should_stop() and (rank or len(losses) < 2):
+                        if how == 'by hand':  # no hook sees such a step
+                            losses.append(session.run_step_fn(
+                                lambda step_context: step_context.session.run(fetches))[0])
+                        else:
+                            losses.append(session.run(fetches)[0])
+            return losses, stop.is_told, built.machines.chief_has_ended
+    chief, other = together(work, 2)
+    assert chief == ([8., 2.], False, False)
+    assert other == ([24., 6.], how == 'together', True)
 
 
 def test_a_worker_hears_why_its_step_was_not_made():
-    def work(cluster, rank):
-        built = towers.build_towers(
-            squared, tf.constant([.25 + .5 * rank], tf.float64),
-            tf.train.GradientDescentOptimizer(1.), 1, 'mean', cluster=cluster)
-        with towers.join(cluster, built, start_timeout=30., dead_after=20.) as member, \
-                member.session() as session:
-            session.run(built.train_op)
-            if rank:
-                with pytest.raises(tf.errors.OutOfRangeError, match=(
-                        r'worker 0 \(.*\) has ended its training, and this step was not made')):
-                    session.run(built.train_op)
-    two_workers(work)
+    def work(session, built, rank):
+        session.run(built.train_op)
+        if rank:
+            with pytest.raises(tf.errors.OutOfRangeError, match=(
+                    r'worker 0 \(.*\) has ended its training, and this step was not made')):
+                session.run(built.train_op)
+    in_sessions(serve(2), work)
+
+
+def test_what_waits_for_the_step_sees_what_it_wrote_on_both_servers(graph):
+    """Each step subtracts 1 from both weights, TF1's reference variables."""
+    cluster = serve(1, 2)(0)
+    a, b = [tf.get_variable(name, [2], tf.float64, tf.zeros_initializer(), use_resource=False)
+            for name in ('a', 'b')]
+    built = towers.build_towers(
+        lambda x: tf.reduce_mean(x) * (tf.reduce_sum(a) + tf.reduce_sum(b)),
+        tf.ones([4], tf.float64), tf.train.GradientDescentOptimizer(1.), 1, 'mean',
+        cluster=cluster)
+    copy = tf.get_variable('copy', [2], tf.float64, tf.zeros_initializer(), trainable=False)
+    with tf.control_dependencies([built.train_op]):
+        step = tf.assign(copy, a + 10. * b)
+    with towers.join(cluster, built, start_timeout=30.) as member, member.session() as session:
+        for count in (1, 2):
+            session.run(step)
+            np.testing.assert_array_equal(session.run(copy), [-11. * count] * 2)
+
+
+def test_a_value_of_another_shape_that_others_take_before_the_write_is_refused(graph):
+    w = tf.get_variable('w', [2], use_resource=False)
+    flat = tf.reshape(w, [1, 2])
+    tf.reduce_sum(flat)
+    with tf.control_dependencies([tf.assign_sub(w, [1., 1.])]):
+        tf.add(flat, 1., name='late')
+    with pytest.raises(ClusterError, match=(
+            "^'late' takes the value of the variable 'w' after a write that it waits for. 'w' is a "
+            "reference variable on a parameter server, .* 'Reshape' passes its value on to what "
+            'does not wait for that, too. Make it with .*use_resource=True')):
+        read_after_writes(graph, [w])

@@ -1,12 +1,15 @@
 """`Cluster`: what it makes of TF_CONFIG, and what it refuses."""
 
 import json
+import sys
 
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
 from towers import Cluster
+from towers.cluster.other_combiners import combiner_of
+from towers.cluster.tf_config import parse_tf_config, place_of
 from towers.errors import ClusterError, InvalidArgumentError, MissingPackageError
 
 ONE, TWO, THREE = 'a:1', 'b:2', 'c:3'
@@ -29,22 +32,10 @@ def test_tf_config_as_tf_users_write_it(task, job, rank, is_chief):
     assert cluster.workers == (ONE, TWO, THREE) and cluster.ps == ('d:4',)
 
 
-def test_the_older_word_for_a_chief():
-    for task, rank in (('master', 0), ('worker', 1)):
-        cluster = Cluster.from_tf_config(None, dict(config(
-            (task, 0), master=[ONE], worker=[TWO], ps=[THREE]), environment='cloud'))
-        assert (cluster.job, cluster.rank, cluster.workers) == ('worker', rank, (ONE, TWO))
-
-
 def test_an_evaluator_builds_for_itself():
     cluster = Cluster('ring', [ONE, TWO], job='evaluator')
     with pytest.raises(ClusterError, match='an evaluator, which trains nothing'):
         cluster.check_build(tf.train.AdamOptimizer(), None, False)
-
-
-def test_without_servers_it_is_a_ring_and_worker_0_the_chief():
-    cluster = Cluster.from_tf_config(None, config(('worker', 0), worker={'0': ONE, '1': TWO}))
-    assert (cluster.kind, cluster.workers, cluster.is_chief) == ('ring', (ONE, TWO), True)
 
 
 def test_what_is_given_overrides_tf_config():
@@ -57,18 +48,11 @@ def test_what_is_given_overrides_tf_config():
     ({}, 'needs a worker'),
     ({'TF_CONFIG': '{"cluster": {"ps": ["c:1"]}, "task": {"type": "ps", "index": 0}}'},
      '^TF_CONFIG names no worker: its "cluster" has "ps" alone. Add "worker": '),
-    ({'TF_CONFIG': '{"cluster": '}, 'cannot be read'),
-    ({'TF_CONFIG': '[1]'}, 'cannot be read'),
     (config(('worker', 0.5), worker=[ONE]), 'index 0.5 is no whole number'),
-    (config(('worker', True), worker=[ONE, TWO]), 'index True is no whole number'),
     (config(('worker', 2), worker=[ONE, TWO]), 'worker 2, and its cluster has 2'),
     (config(('boss', 0), worker=[ONE]), "of type 'boss'"),
-    (config(('master', 0), worker=[ONE]), 'chief 0, and its cluster has 0'),
-    (config(('worker', 0), worker=[ONE], master=[TWO], chief=[THREE]), 'two words for one'),
-    (config(('worker', 0), worker=[ONE], boss=[TWO]), "has a job 'boss'"),
     (config(('worker', 0), worker={'0': ONE, '2': TWO}), 'leave a number out'),
     (config(('worker', 0), worker=['a']), "'a' is no address"),
-    (config(('worker', 0), worker=[ONE, ONE]), 'the address of two tasks'),
     (config(None, worker=[ONE]), 'no task')])
 def test_a_tf_config_that_makes_no_sense_is_an_error(environment, expected):
     with pytest.raises(ClusterError, match=expected):
@@ -79,10 +63,8 @@ def test_a_tf_config_that_makes_no_sense_is_an_error(environment, expected):
     (dict(kind='mesh'), InvalidArgumentError, 'kind='),
     (dict(kind='ps'), ClusterError, 'needs a parameter server'),
     (dict(kind='ring', ps=[THREE]), ClusterError, 'has no parameter servers'),
-    (dict(rank=2), ClusterError, 'worker 2 is none'),
     (dict(kind='ps', ps=[TWO]), ClusterError, 'b:2 is the address of two tasks'),
     (dict(workers=['a:1', 'A:1']), ClusterError, 'A:1 is the address of two .*, once as a:1: '),
-    (dict(workers=['a:01', 'a:1']), ClusterError, 'a:1 is the address of two .*, once as a:01: '),
     (dict(workers=['[::1]:1', '[0:0:0:0:0:0:0:1]:1']), ClusterError, 'of two tasks'),
     (dict(kind='ring', backup_workers=1), InvalidArgumentError, 'a ring is synchronous'),
     (dict(kind='ps', ps=[THREE], backup_workers=2), InvalidArgumentError, 'expected 0 to 1'),
@@ -91,11 +73,6 @@ def test_a_tf_config_that_makes_no_sense_is_an_error(environment, expected):
 def test_what_does_not_go_together_is_refused(arguments, error, expected):
     with pytest.raises(error, match=expected):
         Cluster(**dict(dict(workers=[ONE, TWO]), **arguments))
-
-
-def test_replace_checks_too():
-    with pytest.raises(ClusterError, match='worker 9'):
-        Cluster('ring', [ONE, TWO])._replace(rank=9)
 
 
 def test_sessions_see_their_own_machine_and_the_servers():
@@ -145,8 +122,7 @@ def test_the_plan_counts_all_machines():
     (Cluster('ring', [ONE, TWO]), dict(optimizer={
         'one': tf.train.GradientDescentOptimizer(1.), 'other': tf.train.AdamOptimizer()}),
      'there are several .one, other'),
-    ('ring', {}, 'expected a towers.Cluster'),
-    ('ring', dict(optimizer=None), 'expected a towers.Cluster')])
+    ('ring', {}, 'expected a towers.Cluster')])
 def test_builds_that_a_cluster_cannot_train(cluster, options, expected, graph):
     with pytest.raises((ClusterError, InvalidArgumentError), match=expected):
         build(cluster, **options)
@@ -159,3 +135,175 @@ def test_what_was_built_without_the_cluster_cannot_join_it():
     with pytest.raises(ClusterError, match='built was made without a cluster: pass cluster= to'):
         with towers.join(Cluster('ring', [ONE]), built):
             pass
+
+
+CHIEF = {'chief': [ONE], 'worker': [TWO, THREE], 'ps': ['d:4'], 'evaluator': []}
+PLAIN = {'chief': [], 'worker': [ONE, TWO], 'ps': [], 'evaluator': []}
+LONE = {'chief': [ONE], 'worker': [TWO], 'ps': [], 'evaluator': []}
+
+
+def test_what_is_there():
+    text = json.dumps({'cluster': {'master': [ONE], 'worker': {'1': THREE, '0': TWO},
+                                   'ps': ['d:4'], 'evaluator': None},
+                       'task': {'type': 'master', 'index': '0'}, 'environment': 'cloud'})
+    assert parse_tf_config(text) == (CHIEF, ('chief', 0))
+
+
+@pytest.mark.parametrize('text, task', [
+    ('{}', None), (' \n', None), ('{"task": null, "cluster": null}', None),
+    ('{"task": {"type": "worker"}}', ('worker', None)),
+    ('{"task": {"type": "ps", "index": null}}', ('ps', None))])
+def test_what_is_not_there(text, task):
+    jobs, found = parse_tf_config(text)
+    assert set(sum(jobs.values(), [])) == set() and found == task
+
+
+@pytest.mark.parametrize('text, expected', [
+    ('[]', 'it is no object {…}'),
+    ('{"cluster": []}', '"cluster" is no object'), ('{"task": []}', '"task" is no object'),
+    ('{"a":' * 100000, 'nested too deeply'),
+    ('{"cluster": {"worker": "a:1"}}', '\'a:1\' of "worker" is no list'),
+    ('{"cluster": {"worker": {"x": "a:1"}}}', "the index 'x' is no whole number"),
+    ('{"task": {"type": "worker", "index": "\u0663"}}', 'is no whole number'),
+    ('{"task": {"type": "worker", "index": NaN}}', 'the index nan is no whole number')])
+def test_what_cannot_be_read_is_said_without_words_of_python(text, expected):
+    with pytest.raises(ClusterError) as error:
+        parse_tf_config(text)
+    found = str(error.value)
+    assert 'cannot be read (' in found and expected in found
+    assert found.startswith('TF_CONFIG=%r%s cannot' % (text[:80], '…' * (len(text) > 80)))
+    assert 'expected {"cluster": {"worker": ["host:port"]}' in found
+    assert 'attribute' not in found and 'argument' not in found and len(found) < 300
+
+
+@pytest.mark.parametrize('text, expected', [
+    ('{"cluster": {"chief": ["a:1", "b:2"]}}', '2 chiefs.*put the others under "worker"'),
+    ('{"task": {"type": ["worker"]}}', 'is of type .\'worker\'.: expected one of chief, worker')])
+def test_what_contradicts_itself(text, expected):
+    with pytest.raises(ClusterError, match=expected):
+        parse_tf_config(text)
+
+
+@pytest.mark.parametrize('jobs, task, given, expected', [
+    # TF_CONFIG alone, which counts its workers without the chief.
+    (CHIEF, ('chief', 0), {}, ('worker', 0)), (CHIEF, ('worker', 1), {}, ('worker', 2)),
+    (CHIEF, ('ps', None), {}, ('ps', 0)), (LONE, ('worker', None), {}, ('worker', 1)),
+    (PLAIN, ('evaluator', None), {}, ('evaluator', 0)),
+    # The words of the flags are those of TF_CONFIG where its list is in force.
+    (CHIEF, ('worker', 0), dict(job='chief'), ('worker', 0)),
+    (CHIEF, None, dict(index=1), ('worker', 2)),
+    (CHIEF, ('worker', 1), dict(job='worker'), ('worker', 2)),
+    # Of another list the numbers are its own.
+    (CHIEF, ('worker', 0), dict(workers=[ONE, TWO, THREE], job='worker', index=0), ('worker', 0)),
+    (CHIEF, ('chief', 0), dict(workers=[ONE, TWO, THREE]), ('worker', 0)),
+    (PLAIN, None, dict(workers=[ONE, TWO], ps=['x:1', 'y:2'], job='ps', index=1), ('ps', 1)),
+    (PLAIN, None, dict(workers=[ONE, TWO], job='evaluator'), ('evaluator', 0))])
+def test_the_place_is_named_in_the_words_of_the_list_in_force(jobs, task, given, expected):
+    assert place_of(jobs, task, **given) == expected
+
+
+@pytest.mark.parametrize('jobs, task, given, expected', [
+    (PLAIN, ('worker', None), {}, '2 tasks of the job worker, and nothing says which'),
+    (CHIEF, ('chief', 0), dict(job='worker'), 'give a rank, from 0, or an "index"'),
+    (PLAIN, None, dict(workers=[ONE, TWO]), '2 tasks of the job worker'),
+    (PLAIN, None, {}, 'TF_CONFIG has a cluster and no task'),
+    (PLAIN, ('worker', 2), {}, "TF_CONFIG's task is worker 2, and its cluster has 2 of them: num"),
+    (PLAIN, ('ps', 0), {}, "TF_CONFIG's task is ps 0, and its cluster has 0 of them: name one under"
+     " 'ps'"),
+    (LONE, ('worker', 0), dict(index=1), 'this process is worker 1, and its cluster has 1 of them'),
+    (PLAIN, None, dict(workers=[ONE, TWO], job='chief', index=2), 'this process is worker 2')])
+def test_no_task_is_guessed(jobs, task, given, expected):
+    with pytest.raises(ClusterError, match=expected):
+        place_of(jobs, task, **given)
+
+
+def like(module, name, base=tf.train.Optimizer):
+    """An object of a class of that name and module, around another optimizer."""
+    def __init__(self, optimizer):
+        tf.train.Optimizer.__init__(self, False, name)
+        self._optimizer = optimizer
+    return type(name, (base,), {'__module__': module, '__init__': __init__})(descent())
+
+
+class Legacy(tf.train.Optimizer):
+    """Somebody's own, around others, which it keeps as it likes."""
+
+    def __init__(self, **kept):
+        super().__init__(False, 'Legacy')
+        self.__dict__.update(kept)
+
+
+def descent():
+    return tf.train.GradientDescentOptimizer(.1)
+
+
+def sync():
+    return tf.train.SyncReplicasOptimizer(descent(), 2, 2)
+
+
+def horovods():
+    return like('horovod.tensorflow', '_DistributedOptimizer')
+
+
+COMBINERS = {
+    'horovod': (horovods, 'is a horovod.DistributedOptimizer'),
+    'byteps': (lambda: like('byteps.tensorflow', 'DistributedOptimizer'), 'is a byteps.Distr'),
+    'sync': (sync, 'SyncReplicasOptimizer is a SyncReplicasOptimizer'),
+    'subclass': (lambda: like('mine', 'Mine', type(sync())), 'Mine is a SyncReplicasOptimizer'),
+    'attribute': (lambda: Legacy(o=horovods()), 'Legacy has a horovod.DistributedOptimizer in it'),
+    'dict': (lambda: Legacy(by_name={'a': Legacy(_opt=sync())}), 'has a SyncReplicasOptimizer'),
+    'made by a function': (lambda: towers.TowerOptimizer(horovods), 'has a horovod.Distr')}
+
+
+@pytest.mark.parametrize('case', sorted(COMBINERS))
+def test_a_combiner_is_refused_with_a_cluster(case, graph):
+    make, expected = COMBINERS[case]
+    with pytest.raises(ClusterError, match='^the optimizer [^ ]* ?' + expected) as raised:
+        towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), tf.ones([2]),
+                            make(), 1, 'mean', cluster=Cluster('ring', [ONE, TWO]))
+    assert 'Give build_towers the optimizer that it wraps' in str(raised.value)
+    assert tf.global_variables() == []
+
+
+def test_what_combines_nothing_is_taken(graph):
+    """Also where optimizers have each other, or an attribute that fails."""
+    one, other = Legacy(), Legacy()
+    one.inner, other.inner = other, one
+    other.rate, other.slots = tf.constant(.1), {1: [2], 'kind': tf.train.SyncReplicasOptimizer}
+    for optimizer in (one, towers.TowerOptimizer(descent)):
+        assert combiner_of(optimizer) is None
+    assert 'horovod' not in sys.modules
+
+
+def test_without_a_cluster_they_combine_what_towers_do_not(graph):
+    built = towers.build_towers(
+        lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), tf.ones([2]), sync(), 2, 'mean',
+        global_step=tf.train.get_or_create_global_step())
+    assert built.machines is None and len(built.gradients) == 1
+
+
+class SecondOrder(tf.train.GradientDescentOptimizer):
+    """Divides the gradient by 1 + the second derivative; one that is None counts as 0."""
+
+    def compute_gradients(self, loss, var_list=None, **options):
+        pairs = super(SecondOrder, self).compute_gradients(loss, var_list, **options)
+        second = tf.gradients([gradient for gradient, _ in pairs], var_list)
+        return [(gradient / (1. + (0. if each is None else each)), variable)
+                for (gradient, variable), each in zip(pairs, second)]
+
+
+def built_with(cluster=None):
+    """The gradient is 4 w, the second derivative 4; the rate is 1/10, and w begins with 1."""
+    return towers.build_towers(
+        lambda x: tf.reduce_mean(x) * tf.square(tf.get_variable(
+            'w', [], tf.float64, tf.ones_initializer())),
+        tf.constant([1., 3.], tf.float64),
+        SecondOrder(tf.constant(.1, tf.float64)), 2, 'mean', cluster=cluster, check_devices=False)
+
+
+@pytest.mark.parametrize('kind, rank', [('ring', 0), ('ps', 0), ('ps', 1)])
+def test_on_several_a_second_derivative_is_refused(kind, rank, graph):
+    """It was None on parameter servers, and this worker's own by Horovod."""
+    cluster = towers.Cluster(kind, ['a:1', 'b:1'], ['c:1'] if kind == 'ps' else (), rank=rank)
+    with pytest.raises(ClusterError, match='gradient over several machines, is taken: it would be'):
+        built_with(cluster)

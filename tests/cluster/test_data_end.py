@@ -5,44 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster.data_end import after, of_batches, raise_at_end
-from towers.cluster.member import start_server
-from one_process import addresses, together
-
-
-def test_it_is_raised_in_each_step_that_is_over():
-    is_over, noted = tf.placeholder(tf.bool, []), tf.Variable(False, use_resource=True)
-    ended = raise_at_end(is_over, noted)
-    variable = tf.Variable(1., use_resource=True)
-    [(waiting, _), (rows, _)] = after(ended, [
-        (tf.constant(2.), variable), (tf.IndexedSlices(tf.constant([3.]), tf.constant([0])), None)])
-    update = tf.assign_add(variable, waiting)
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        assert session.run([update, rows.values], {is_over: False})[1] == [3.]
-        assert session.run([variable, noted]) == [3., False]
-        for _ in range(2):
-            for fetched in (update, rows.values):
-                with pytest.raises(tf.errors.OutOfRangeError):
-                    session.run(fetched, {is_over: True})
-        assert session.run([variable, noted]) == [3., True]
-
-
-def test_a_batch_that_is_computed_again_has_no_rows_and_nothing_infinite():
-    active = tf.placeholder(tf.float32, [])
-    dense = tf.get_variable('dense', [2], tf.float64)
-    table = tf.get_variable('table', [4, 2])
-    given = [(tf.constant([float('inf'), 3.], tf.float64), dense),
-             (tf.IndexedSlices(tf.constant([[1., 2.], [3., 4.]]), tf.constant([3, 0]),
-                               tf.constant([4, 2])), table)]
-    (of_dense, first), (of_table, second) = of_batches(given, active)
-    assert (first, second) == (dense, table) and of_dense.dtype == tf.float64
-    fetches = of_dense, of_table.indices, of_table.values, of_table.dense_shape
-    with tf.Session() as session:
-        found = [[each.tolist() for each in session.run(fetches, {active: number})]
-                 for number in (1., 0.)]
-    assert found == [[[float('inf'), 3.], [3, 0], [[1., 2.], [3., 4.]], [4, 2]],
-                     [[0., 0.], [], [], [4, 2]]]
+from one_process import addresses, serve, together
 
 
 def model_fn(numbers):
@@ -78,19 +41,17 @@ def trained(kind, batches, model=None):
         gradients, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 1.)
         return list(zip(gradients, [variable for _, variable in pairs]))
     if kind == 'ps':
-        workers, ps = addresses(len(batches), 2)
-        servers = [start_server(each, each.session_config(tf.ConfigProto())) for each in (
-            towers.Cluster('ps', workers, ps, 'ps', rank) for rank in range(2))]
-        assert servers
+        cluster_of = serve(len(batches), 2)
     else:
-        workers, ps = addresses(len(batches)), []
+        workers = addresses(len(batches))
+        cluster_of = lambda rank: towers.Cluster('ring', workers, rank=rank)
 
     def work(rank):
         with tf.Graph().as_default():
             data = tf.data.Dataset.from_tensor_slices(tf.constant(
                 batches[rank], tf.float64 if model is None else tf.int32))
             feed = towers.until_all_end(data.batch(1))
-            cluster = towers.Cluster(kind, workers, ps, rank=rank, active=feed.active)
+            cluster = cluster_of(rank)._replace(active=feed.active)
             built = towers.build_towers(
                 model or model_fn, feed.inputs, tf.train.MomentumOptimizer(1., 0.5), 1,
                 'mean', global_step=tf.train.get_or_create_global_step(), cluster=cluster,
@@ -113,12 +74,9 @@ def trained(kind, batches, model=None):
     return together(work, len(batches))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('kind, batches', [
-    ('ps', [[1.], [4., 6., 8.]]), ('ps', [[1., 2., 3.], [4.]]), ('ps', [[1., 2., 4.]]),
-    pytest.param('ps', [[1., 2.], [4.], [7., 6., 9.]], marks=pytest.mark.slow),
-    ('ring', [[1., 2., 4.]]), ('ring', [[1.], [4., 6., 8.]]),
-    pytest.param('ring', [[1., 2., 3.], [4.]], marks=pytest.mark.slow)])
+@pytest.mark.parametrize('kind, batches', [('ring', [[1.], [4., 6., 8.]])] + [
+    pytest.param(*case, marks=pytest.mark.slow) for case in [
+        ('ps', [[1.], [4., 6., 8.]]), ('ps', [[1., 2., 3.], [4.]]), ('ring', [[1., 2., 4.]])]])
 def test_all_end_in_the_step_without_data_which_changes_nothing(kind, batches):
     weight, momentum, last = 0., 0., max(map(len, batches))
     for step in range(last):
@@ -149,8 +107,7 @@ def looked_up(rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['ring', 'ps'])
-@pytest.mark.parametrize('ends_first', [1, 0])
+@pytest.mark.parametrize('kind, ends_first', [('ring', 1), ('ps', 0)])
 def test_rows_of_a_worker_without_data_are_not_updated(kind, ends_first):
     """By hand: of both rows the gradient is .5; then of row 0 alone, 1, and row 1 stays.
     Clipping to a norm of 1 sees sqrt(.5 + 1), and then sqrt(1 + 1), with the scale's gradient."""
@@ -175,3 +132,61 @@ def test_rows_of_a_worker_without_data_are_not_updated(kind, ends_first):
 def test_asynchronous_workers_are_told_that_each_ends_by_itself():
     with pytest.raises(towers.errors.InvalidArgumentError, match='ends with its own data. Leave'):
         towers.Cluster('ps', ['a:1', 'b:1'], ['c:1'], synchronous=False, active=tf.constant(1.))
+
+
+def worker(rank, count=2):
+    return towers.Cluster('ring', ['host:%d' % (1 + each) for each in range(count)], rank=rank)
+
+
+def test_every_file_is_read_by_one_worker_whatever_order_each_lists_them_in():
+    files = ['b', 'd', 'a', 'e', 'c', 'a']
+    assert towers.files_of_worker(files, worker(0)) == ['a', 'c', 'e']
+    assert towers.files_of_worker(files[::-1], worker(1)) == ['b', 'd']
+    with pytest.raises(towers.errors.InputError, match='2 files for 3 workers leave one of them'):
+        towers.files_of_worker(['a', 'b', 'a'], worker(0, 3))
+
+
+def test_after_the_last_batch_comes_the_first_one_which_counts_nothing():
+    feed = towers.until_all_end(tf.data.Dataset.range(5).batch(2))
+    with tf.Session() as session:
+        session.run(feed.initializer)
+        found = [session.run([feed.inputs, feed.active]) for _ in range(6)]
+    assert [(batch.tolist(), active) for batch, active in found] == [
+        ([0, 1], 1.), ([2, 3], 1.), ([4], 1.)] + [([0, 1], 0.)] * 3
+
+
+def rates_of_steps(dataset):
+    """What a ring of one trains on, in a session that nobody tells to begin the data."""
+    feed = towers.until_all_end(dataset)
+    cluster = towers.Cluster('ring', addresses(1), active=feed.active)
+    built = towers.build_towers(
+        lambda numbers: tf.reduce_mean(tf.cast(numbers, tf.float32)) * tf.get_variable('w', []),
+        feed.inputs, tf.train.GradientDescentOptimizer(1.), 1, 'mean', remainder='weight',
+        cluster=cluster)
+    seen = []
+    with towers.join(cluster, built) as member, member.session() as session:
+        while not session.should_stop():
+            seen.append(float(session.run([built.gradients[0][0], built.train_op])[0]))
+    return seen
+
+
+def test_a_monitored_session_begins_the_data():
+    assert rates_of_steps(tf.data.Dataset.range(5).batch(2)) == [.5, 2.5, 4.]
+
+
+def test_a_worker_without_any_data_is_told_so():
+    with pytest.raises(towers.errors.InputError, match='this worker gave to until_all_end has no '
+                                                       'batch: expected one at least'):
+        rates_of_steps(tf.data.Dataset.range(1).batch(2, drop_remainder=True))
+
+
+def test_a_batch_without_an_example_is_an_error_of_its_own(graph):
+    numbers = tf.placeholder_with_default(tf.zeros([0]), [None])
+    cluster = towers.Cluster('ring', addresses(1))
+    built = towers.build_towers(
+        lambda x: tf.reduce_mean(x) * tf.get_variable('w', []), numbers,
+        tf.train.GradientDescentOptimizer(1.), 1, 'mean', remainder='weight', cluster=cluster)
+    with pytest.raises(towers.errors.InputError, match='^a batch for 1 towers needs at least 1 '
+                       'examples and has 0, on this worker: .* goes on by until_all_end'):
+        with towers.join(cluster, built) as member, member.session() as session:
+            session.run(built.train_op)

@@ -38,7 +38,6 @@ def end_by_loss(folder, number, why):
 
 
 @pytest.mark.slow
-@pytest.mark.version_independent
 def test_a_ring_goes_on_exactly_after_a_frozen_worker_and_a_signal_to_one(runner, tmp_path):
     """One machine, two of which one is lost, two that are told to stop: as if undisturbed."""
     folder, undisturbed = str(tmp_path / 'run'), str(tmp_path / 'undisturbed')

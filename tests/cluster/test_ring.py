@@ -8,25 +8,28 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers import compat
-from towers.cluster import member, ring
+from towers.cluster import member, ring, ring_rows, wire_types
+from towers.cluster.ring_rows import SparseGradients
 from towers.errors import ClusterError, InvalidArgumentError, WorkerLostError
 from towers.graph.graph_walk import reachable_from
 from towers.reduce import all_reduce
-from towers.run.step_loop import LoopSession
 from machine_samples import batches, close, on_one_device, sparse_and_dense
-from one_process import StopWithoutSignals, addresses, averaged, together, train
+from one_process import StopWithoutSignals, addresses, together, train
 
 
-@pytest.mark.parametrize('sizes, num_towers, reduction', [
-    ([5, 2], 2, 'sum'), pytest.param([4, 4], 1, 'mean', marks=pytest.mark.slow),
-    pytest.param([5, 3, 1], 2, 'mean', marks=pytest.mark.slow)])
-def test_gradients_and_weights_are_those_of_one_device(sizes, num_towers, reduction):
+@pytest.mark.parametrize('sizes, num_towers, reduction, place', [
+    ([5, 2], 2, 'sum', None), pytest.param([4, 4], 2, 'mean', 'replicated', marks=pytest.mark.slow),
+    pytest.param([5, 3, 1], 1, 'mean', None, marks=pytest.mark.slow)])
+def test_gradients_and_weights_are_those_of_one_device(
+        sizes, num_towers, reduction, place, monkeypatch):
+    if len(sizes) == 3:  # of a kernel's 9 numbers 5 travel, by halves, and then 4
+        monkeypatch.setattr(all_reduce, 'BUFFER_BYTES', 40)
+        monkeypatch.setattr(ring, '_HALVED', 40)
     parts, workers = batches(sizes), addresses(len(sizes))
     results = together(lambda rank: train(
         towers.Cluster('ring', workers, rank=rank, uneven=len(set(sizes)) > 1), sparse_and_dense,
-        parts[rank], lambda: tf.train.GradientDescentOptimizer(0.125), 2, num_towers, reduction),
-        len(sizes))
+        parts[rank], lambda: tf.train.GradientDescentOptimizer(0.125), 2, num_towers, reduction,
+        variables=place and towers.VariablePlacement(place)), len(sizes))
     factor = len(sizes) * num_towers if reduction == 'sum' else 1
     gradients, weights = on_one_device(parts, results[0]['first'], 2, factor)
     close(gradients, results[0]['gradients'])
@@ -36,39 +39,6 @@ def test_gradients_and_weights_are_those_of_one_device(sizes, num_towers, reduct
             assert value.tobytes() == other['last'][name].tobytes(), name
         for name, value in results[0]['gradients'].items():
             assert value.tobytes() == other['gradients'][name].tobytes(), name
-
-
-@pytest.mark.slow
-def test_large_gradients_travel_in_pieces_of_two_halves(monkeypatch):
-    monkeypatch.setattr(all_reduce, 'BUFFER_BYTES', 40)  # 5 and 4 of a kernel's 9 numbers
-    monkeypatch.setattr(ring, '_HALVED', 40)
-    parts, workers = batches([2, 1, 3]), addresses(3)
-    halves = []
-
-    def on_build(built):
-        halves.append([(op.inputs[0].shape.as_list(), len(op.get_attr('subdiv_offsets')))
-                       for op in tf.get_default_graph().get_operations()
-                       if op.type == 'CollectiveReduce' and 'ring' in op.name])
-    results = together(lambda rank: train(
-        towers.Cluster('ring', workers, rank=rank, uneven=True), sparse_and_dense, parts[rank],
-        lambda: tf.train.GradientDescentOptimizer(0.125), 2, 1, 'mean', on_build=on_build), 3)
-    # Codes of 3 workers, examples, rows of the sparse gradient on 3; bias; two kernels.
-    assert halves[0][:6] == [([7], 2), ([], 1), ([5], 2), ([4], 1), ([5], 2), ([4], 1)]
-    gradients, weights = on_one_device(parts, results[0]['first'], 2, 1)
-    close(gradients, results[0]['gradients'])
-    close(weights, results[0]['last'])
-    for other in results[1:]:  # bit for bit
-        for name, value in results[0]['last'].items():
-            assert value.tobytes() == other['last'][name].tobytes(), name
-
-
-def test_variables_are_sent_in_the_order_of_their_names():
-    """Workers may make them in another order."""
-    variables = [tf.get_variable(name, [size]) for name, size in (('v', 2), ('u', 3), ('w', 1))]
-    ring.broadcast_variables(towers.Cluster('ring', ['a:1', 'b:1']), variables)
-    sent = {op.get_attr('instance_key'): op.inputs[0].shape.as_list()
-            for op in tf.get_default_graph().get_operations() if op.type == 'CollectiveBcastSend'}
-    assert [sent[key] for key in sorted(sent)] == [[3], [2], [1]]
 
 
 def test_each_reduction_waits_for_the_one_before(monkeypatch):
@@ -89,40 +59,6 @@ def test_each_reduction_waits_for_the_one_before(monkeypatch):
     for before, after in zip([first] + dense, dense + [rows]):
         waiting = reachable_from([before if after is not rows else first], operations, control=True)
         assert after.name in waiting
-
-
-def test_rows_are_sent_among_zeros_where_tensorflow_gathers_equal_shapes_alone(monkeypatch):
-    """The second of three workers: two rows of zeros, its own two, and two more."""
-    monkeypatch.setattr(compat, 'GATHERS_ANY_ROWS', False)
-    ring.Collectives(1, 3).gather(tf.constant([[1., 2.], [3., 4.]]))
-    padded, = [op.outputs[0] for op in tf.get_default_graph().get_operations() if op.type == 'Pad']
-    with tf.Session() as session:
-        np.testing.assert_array_equal(
-            session.run(padded), [[0., 0.]] * 2 + [[1., 2.], [3., 4.]] + [[0., 0.]] * 2)
-
-
-@pytest.mark.slow
-def test_no_row_on_any_worker():
-    workers = addresses(2)
-    results = together(lambda rank: train(
-        towers.Cluster('ring', workers, rank=rank), sparse_and_dense,
-        (np.zeros([2, 0], np.int64), np.ones([2])),
-        lambda: tf.train.GradientDescentOptimizer(0.125), 1), 2)
-    for result in results:
-        assert (result['gradients']['net/table'] == 0).all()
-        assert result['gradients']['net/bias'] == -2.
-
-
-@pytest.mark.slow
-def test_copies_on_every_tower_get_the_gradient_of_all_machines():
-    parts, workers = batches([4, 4]), addresses(2)
-    results = together(lambda rank: train(
-        towers.Cluster('ring', workers, rank=rank), sparse_and_dense, parts[rank],
-        lambda: tf.train.GradientDescentOptimizer(0.125), 2, 2,
-        variables=towers.VariablePlacement('replicated')), 2)
-    _, weights = on_one_device(parts, results[0]['first'], 2, 1)
-    for result in results:
-        close(weights, result['last'])
 
 
 OTHERS = {each.dtype.name: each for each in (
@@ -160,108 +96,8 @@ def test_a_variable_that_cannot_be_sent_is_named():
         broadcast_variables(towers.Cluster('ring', ['a:1', 'b:2']), [text])
 
 
-@pytest.mark.slow
-def test_batches_of_different_size_are_refused_unless_they_are_said_to_be():
-    workers = addresses(2)
-    texts = []
-
-    def work(rank):
-        with tf.Graph().as_default():
-            built = towers.build_towers(
-                sparse_and_dense, tuple(map(tf.constant, batches([4, 3])[rank])),
-                tf.train.GradientDescentOptimizer(0.1), 1, 'mean',
-                cluster=towers.Cluster('ring', workers, rank=rank))
-            try:
-                with towers.join(built.machines._cluster, built, start_timeout=3.,
-                                 say=texts.append):
-                    pass
-            except ClusterError as error:
-                return str(error)
-    _, text = together(work, 2)
-    assert 'its number of examples a step is 3, and that of worker 0 4' in text
-
-
-@pytest.mark.slow
-def test_a_worker_without_data_does_not_hold_up_the_rest():
-    counts, workers = [7, 4], addresses(2)  # in batches of 2: 4 steps and 2
-    weights = [np.arange(1., 8.), np.arange(10., 14.)]
-
-    def work(rank):
-        with tf.Graph().as_default():
-            feed = towers.until_all_end(tf.data.Dataset.from_tensor_slices(weights[rank]).batch(2))
-            cluster = towers.Cluster('ring', workers, rank=rank, active=feed.active)
-
-            def model_fn(numbers):  # the gradient is the mean of the numbers
-                return tf.reduce_mean(numbers) * tf.get_variable(
-                    'w', [], tf.float64, tf.zeros_initializer())
-            built = towers.build_towers(model_fn, feed.inputs,
-                                        tf.train.GradientDescentOptimizer(1.), 1, 'mean',
-                                        remainder='weight', cluster=cluster)
-            seen = []
-            with towers.join(cluster, built) as member, member.session() as session:
-                while not session.should_stop():
-                    seen.append(session.run([built.gradients[0][0], built.train_op])[0])
-            return seen
-    means = [(1 + 2 + 10 + 11) / 4., (3 + 4 + 12 + 13) / 4., (5 + 6) / 2., 7.]
-    assert counts == [len(each) for each in weights]
-    for seen in together(work, 2):
-        np.testing.assert_allclose(seen, means, rtol=1e-12)
-
-
-
-@pytest.mark.slow
-def test_the_chief_stops_all_and_an_error_is_told_to_all():
-    """By hooks and member alone, as train.py does it."""
-    workers = addresses(2)
-
-    def work(rank):
-        with tf.Graph().as_default():
-            step = tf.train.get_or_create_global_step()
-            cluster = towers.Cluster('ring', workers, rank=rank)
-            built = towers.build_towers(
-                sparse_and_dense, tuple(map(tf.constant, batches([4, 4])[rank])),
-                tf.train.GradientDescentOptimizer(0.1), 1, 'mean', global_step=step,
-                cluster=cluster)
-            stop = StopWithoutSignals(cluster, built)
-            with towers.join(cluster, built, on_lost=lambda error: None) as member:
-                with member.session([stop], LoopSession) as session:
-                    if rank == 0:
-                        session.run_steps(built.train_op, 3)
-                    else:
-                        while not session.should_stop():
-                            session.run_steps(built.train_op, 10 ** 9)
-                        return 'ended'
-            return 'ended'
-    assert together(work, 2) == ['ended', 'ended']
-
-
-@pytest.mark.slow
-def test_workers_that_all_know_the_end_end():
-    """The chief's one step more finds the others: it waited for them without a word."""
-    workers = addresses(2)
-
-    def work(rank):
-        with tf.Graph().as_default():
-            step = tf.train.get_or_create_global_step()
-            cluster = towers.Cluster('ring', workers, rank=rank)
-            numbers = tf.ones([4])
-            built = towers.build_towers(
-                lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), numbers,
-                tf.train.GradientDescentOptimizer(0.1), 1, 'mean', global_step=step,
-                cluster=cluster)
-            hooks = [tf.train.StopAtStepHook(last_step=3), StopWithoutSignals(cluster, built)]
-            done = 0
-            with towers.join(cluster, built, on_lost=lambda error: None) as member:
-                with member.session(hooks) as session:
-                    while not session.should_stop():
-                        session.run(built.train_op)
-                        done += 1
-            return done
-    assert together(work, 2) == [3, 3]
-
-
 @pytest.mark.parametrize('steps, uneven', [((5, 3), True)] + [
-    pytest.param(steps, False, marks=pytest.mark.slow) for steps in ((3, 5), (3, 3), (0, 2))])
+    pytest.param(steps, False, marks=pytest.mark.slow) for steps in ((3, 3), (0, 2))])
 def test_a_worker_that_has_made_its_steps_tells_the_others_without_a_feed(steps, uneven):
     """What is fed is needed by the model alone; and no worker makes a step that another has not,
     whichever ends first, and wherever the hook stands among those that save."""
@@ -326,30 +162,6 @@ def test_an_error_of_one_is_told_to_the_other():
         together(work, 2)
 
 
-@pytest.mark.slow
-def test_what_comes_after_a_step_is_run_by_all():
-    """The gradient is the mean of 1 and 2; averages with decay 0.5, by hand."""
-    workers = addresses(2)
-    results = together(lambda rank: train(
-        towers.Cluster('ring', workers, rank=rank),
-        lambda x: tf.reduce_mean(x) * tf.get_variable(
-            'w', [], tf.float64, tf.zeros_initializer(), use_resource=True),
-        (np.full([4], 1. + rank),), lambda: tf.train.GradientDescentOptimizer(1.), 2,
-        step_of=averaged), 2)
-    for result in results:
-        assert result['last']['w'] == -3.
-        assert result['last']['w/ExponentialMovingAverage'] == 0.5 * (0.5 * -1.5) + 0.5 * -3.
-
-
-@pytest.mark.slow
-def test_a_ring_of_one_is_one_machine():
-    (parts,) = batches([4])
-    result = train(towers.Cluster('ring', addresses(1)), sparse_and_dense, parts,
-                   lambda: tf.train.GradientDescentOptimizer(0.125), 2, 2)
-    _, weights = on_one_device([parts], result['first'], 2, 1)
-    close(weights, result['last'])
-
-
 def test_a_worker_whose_server_does_not_start_is_named_at_once(monkeypatch):
     def start(cluster, config):
         if cluster.rank == 1:
@@ -371,20 +183,57 @@ def test_a_worker_whose_server_does_not_start_is_named_at_once(monkeypatch):
         workers[1])
 
 
-@pytest.mark.slow
-def test_a_trained_variable_of_another_collection_begins_as_worker_0_has_it():
-    def model_fn(inputs):
-        weights = tf.get_variable('w', [2], tf.float64, tf.random_normal_initializer(),
-                                  collections=[tf.GraphKeys.LOCAL_VARIABLES,
-                                               tf.GraphKeys.TRAINABLE_VARIABLES])
-        return tf.reduce_mean(tf.square(inputs * weights))
-    workers, read = addresses(2), {}
+@pytest.mark.parametrize('dtype, largest', [
+    (tf.bfloat16, 10), (tf.float16, 2 ** 40 + 3), (tf.float32, 2 ** 24 + 1)])
+def test_an_index_travels_exactly_beside_numbers_of_any_type(dtype, largest):
+    indices = tf.constant([largest, 0, largest - 1], tf.int64)
+    digits = tf.concat(ring_rows._digits(indices, dtype), 1)
+    assert digits.dtype == dtype
+    with tf.Session() as session:
+        np.testing.assert_array_equal(
+            session.run(ring_rows._number(digits, dtype, tf.int64)), [largest, 0, largest - 1])
 
-    def on_build(built):
-        read[built.machines._cluster.rank] = built.gradients
-    results = together(lambda rank: train(
-        towers.Cluster('ring', workers, rank=rank), model_fn, (np.ones([4, 2]) * (rank + 1),),
-        lambda: tf.train.GradientDescentOptimizer(0.25), 1, on_build=on_build), 2)
-    # Of 2 w mean(x^2) on both workers alike: the same w on both.
-    np.testing.assert_array_equal(results[0]['gradients']['w'], results[1]['gradients']['w'])
-    assert np.abs(results[0]['gradients']['w']).min() > 0
+
+def test_rows_of_unknown_shape_are_named():
+    table = tf.Variable(tf.placeholder_with_default(tf.zeros([3, 2]), None), validate_shape=False,
+                        name='table')
+    slices = tf.IndexedSlices(tf.placeholder(tf.float32), tf.constant([0, 1]))
+    with pytest.raises(ClusterError, match="the sparse gradient of 'table' has rows of unknown"):
+        SparseGradients([(slices, table)], 0, 2)
+
+
+KINDS = ['bool', 'uint8', 'uint16', 'uint32', 'uint64', 'int8', 'int16', 'int32', 'int64',
+         'float16', 'float32', 'float64', 'complex64', 'complex128']
+
+
+def test_every_type_of_number_comes_back_bit_for_bit():
+    draw = np.random.RandomState(0)
+    given, back = [], []
+    for kind in KINDS:
+        dtype = tf.as_dtype(kind)
+        value = draw.randint(0, 2, 6).astype(bool) if dtype == tf.bool else np.frombuffer(
+            draw.bytes(6 * dtype.size), dtype.as_numpy_dtype)
+        given.append(np.nan_to_num(value.reshape(2, 3)) if dtype.is_floating else
+                     value.reshape(2, 3))
+        sent = wire_types.to_sent(tf.constant(given[-1]))
+        assert sent.dtype == wire_types.sent_type(dtype)
+        assert sent.shape == wire_types.sent_shape(tf.TensorShape([2, 3]), dtype)
+        back.append(wire_types.from_sent(sent, dtype))
+    with tf.Session() as session:
+        for kind, before, after in zip(KINDS, given, session.run(back)):
+            assert after.tobytes() == before.tobytes(), kind
+
+
+@pytest.mark.parametrize('dtype', [tf.complex64, tf.complex128])
+def test_complex_gradients_are_added_with_their_imaginary_parts(dtype):
+    gradients = [tf.constant([1. + 2.j, 3. - 4.j], dtype), tf.constant([.5j, 1.], dtype)]
+    total = wire_types.from_added(sum(map(wire_types.to_added, gradients)), dtype)
+    with tf.Session() as session:
+        np.testing.assert_array_equal(session.run(total), [1. + 2.5j, 4. - 4.j])
+
+
+def test_complex_rows_are_refused():
+    table = tf.get_variable('table', [4, 2], tf.complex64, initializer=tf.zeros_initializer())
+    rows = tf.IndexedSlices(tf.zeros([1, 2], tf.complex64), tf.constant([1]), tf.constant([4, 2]))
+    with pytest.raises(ClusterError, match="gradient of 'table' has rows of complex64"):
+        SparseGradients([(rows, table)], 0, 2)

@@ -1,145 +1,71 @@
 """A step that takes long: who does not answer."""
 
-import contextlib
-import socket
-import threading
+import os
+import signal
 import time
+import types
 
 import pytest
+import tensorflow.compat.v1 as tf
 
-from towers import Cluster
-from towers.cluster import ports, stall
+import towers
+from towers import Cluster, StopTogetherHook
+from towers.cluster import stall
 from towers.cluster.stall import StallWatch
-from towers.cluster.peer_watch import Watch
-from towers.cluster.worker_notes import FAILED, JOINED, REFUSED, Note
-from one_process import addresses
-
-
-def said(cluster):
-    lines = []
-    watch = StallWatch(cluster, 0.2, lines.append)
-    watch.step_begins()
-    watch.session_ends()
-    time.sleep(0.5)
-    assert lines == []  # between sessions nothing is said
-    watch.step_begins()
-    deadline = time.time() + 20
-    while not lines and time.time() < deadline:
-        time.sleep(0.02)
-    time.sleep(0.5)
-    watch.close()
-    (line,) = lines  # once a step
-    return line
-
-
-@contextlib.contextmanager
-def server(address, speaks):
-    """What answers connections as TensorFlow's server does; or, as a frozen one, takes them."""
-    host, port = address.split(':')
-    with contextlib.closing(socket.socket()) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, int(port)))
-        listener.listen(5)
-
-        def answer():
-            with contextlib.suppress(OSError):
-                while True:
-                    connection, _ = listener.accept()
-                    with contextlib.closing(connection):
-                        connection.sendall(b'\0\0\0\x04\0\0\0\0\0')  # settings of HTTP/2
-        if speaks:
-            threading.Thread(target=answer, daemon=True).start()
-        yield
-
-
-@pytest.mark.slow
-def test_who_does_not_answer_is_named():
-    workers, ps = addresses(2, 1)
-    with server(ps[0], speaks=True):
-        line = said(Cluster('ps', workers, ps))
-    assert line.endswith('; worker 1 (%s) does not answer: start it again, and the run goes on'
-                         % workers[1])
-
-
-@pytest.mark.slow
-def test_one_that_is_frozen_is_named(monkeypatch):
-    """The system takes the connection, and the process says nothing."""
-    workers, ps = addresses(1, 2)
-    monkeypatch.setattr(ports.answers, '__defaults__', (0.3,))
-    with server(ps[0], speaks=False), server(ps[1], speaks=True):
-        line = said(Cluster('ps', workers, ps))
-    assert line.endswith('; ps 0 (%s) takes connections and says nothing: its process is frozen'
-                         % ps[0])
-
-
-@pytest.mark.version_independent
-@pytest.mark.parametrize('ended, backup_workers, in_vain', [
-    ([1], 0, True), ([1], 1, False), ([0], 1, True), ([1, 2], 1, True), ([], 0, False)])
-def test_a_step_that_waits_for_a_worker_that_has_ended(ended, backup_workers, in_vain):
-    """One of three workers that is not needed may end; the chief, which makes the update, not."""
-    workers, ps = addresses(3, 1)
-    lines, found = [], []
-    watch = StallWatch(Cluster('ps', workers, ps, backup_workers=backup_workers), 0.1,
-                       lines.append, lambda: ended, found.append)
-    watch.step_begins()
-    deadline = time.time() + 20
-    while not lines and not found and time.time() < deadline:
-        time.sleep(0.02)
-    time.sleep(0.1)
-    watch.close()
-    assert (len(lines), found) == ((0, [ended]) if in_vain else (1, []))
-
-
-@pytest.mark.version_independent
-def test_a_process_that_was_told_to_stop_waits_no_longer():
-    workers, ps = addresses(2, 1)
-    lines, told, found = [], [], []
-    with server(ps[0], speaks=True):
-        watch = StallWatch(Cluster('ps', workers, ps), 0.1, lines.append,
-                           told_to_stop=lambda: bool(told), on_told=found.append)
-        watch.step_begins()
-        deadline = time.time() + 20
-        while not lines and time.time() < deadline:
-            time.sleep(0.02)
-        assert lines and not found  # without a signal it waits on, and says so once
-        told.append(True)
-        while not found and time.time() < deadline:
-            time.sleep(0.02)
-        watch.close()
-    assert len(lines) == 1
-    assert found == ['worker 1 (%s) does not answer' % workers[1]]
+from towers.cluster.worker_notes import FAILED, JOINED, Note, REFUSED
 
 
 class Heard:
     """A `StallWatch` of worker 0, in the middle of a step, and what it says and does."""
 
     def __init__(self, monkeypatch, workers=2, backup_workers=0, seconds=0.1, start_timeout=0.3,
-                 again=30., silent=(), notes=None, told=()):
+                 again=30., silent=(), notes=None, told=(), ended=()):
         monkeypatch.setattr(stall, 'AGAIN', again)
         monkeypatch.setattr(stall, '_all_answers',
                             lambda addresses: [each not in silent for each in addresses])
-        self.lines, self.missing, self.notes, self.told = [], [], notes, []
+        self.lines, self.missing, self.notes, self.told, self.over = [], [], notes, [], []
         cluster = Cluster('ps', ['w:%d' % (1 + each) for each in range(workers)], ['ps:1'],
                           backup_workers=backup_workers)
-        self.watch = StallWatch(cluster, seconds, self.lines.append, lambda: [],
+        self.watch = StallWatch(cluster, seconds, self.lines.append, lambda: list(ended),
+                                self.over.append,
                                 told_to_stop=lambda: bool(told), on_told=self.told.append,
                                 notes=lambda: self.notes, start_timeout=start_timeout,
                                 on_missing=self.missing.append)
 
     def until_all_came(self):
-        deadline = time.time() + 20
-        while not self.watch._all_came and time.time() < deadline:
-            time.sleep(0.01)
+        self.until(lambda: self.watch._all_came, close=False)
 
-    def until(self, is_so):
-        deadline = time.time() + 20
+    def until(self, is_so, close=True):
+        deadline = time.time() + 60
         while not is_so() and time.time() < deadline:
             time.sleep(0.01)
-        self.watch.close()
+        if close:
+            self.watch.close()
         return self.lines
 
 
-@pytest.mark.version_independent
+@pytest.mark.parametrize('ended, backup_workers, in_vain', [
+    ([1], 0, True), ([1], 1, False), ([0], 1, True)])
+def test_a_step_that_waits_for_a_worker_that_has_ended_is_over(
+        monkeypatch, ended, backup_workers, in_vain):
+    """One of three workers that is not needed may end; the chief, which makes the update, not."""
+    heard = Heard(monkeypatch, 3, backup_workers, ended=ended)
+    heard.watch.step_begins()
+    heard.until(lambda: heard.lines or heard.over)
+    assert (len(heard.lines), heard.over) == ((0, [ended]) if in_vain else (1, []))
+
+
+def test_a_process_that_was_told_to_stop_waits_no_longer(monkeypatch):
+    told = []
+    heard = Heard(monkeypatch, silent=('w:2',), told=told)
+    heard.watch.step_begins()
+    heard.until(lambda: heard.lines, close=False)
+    assert not heard.told  # without a signal it waits on, and says so
+    told.append(True)
+    heard.until(lambda: heard.told)
+    assert heard.told == ['worker 1 (w:2) does not answer']
+
+
 @pytest.mark.parametrize('note, why', [
     (Note(REFUSED, 'its model is another one'), 'worker 1 was refused: its model is another one'),
     (Note('', ''), 'there is no word of worker 1 (w:2) within start_timeout: start it, or give a '
@@ -155,27 +81,6 @@ def test_a_first_step_whose_worker_never_comes_ends(monkeypatch, note, why):
     assert lines == refused + waiting  # not: start it again, or one of them is slow
 
 
-@pytest.mark.version_independent
-@pytest.mark.parametrize('workers, backup_workers, later', [
-    (2, 0, Note(REFUSED, 'another one')),  # it was there, and is started again as another
-    (3, 1, Note('', ''))])  # the other two suffice
-def test_a_worker_that_once_trained_or_is_not_needed_may_stay_away(
-        monkeypatch, workers, backup_workers, later):
-    joined = {rank: Note(JOINED, '') for rank in range(workers)}
-    if backup_workers:
-        joined[1] = later
-    heard = Heard(monkeypatch, workers, backup_workers, start_timeout=0.1, notes=joined)
-    heard.watch.step_begins()
-    heard.watch.step_ends()
-    heard.until_all_came()
-    heard.notes[1] = later
-    heard.watch.step_begins()
-    time.sleep(0.4)
-    heard.watch.close()
-    assert not heard.missing and not any('start_timeout' in line for line in heard.lines)
-
-
-@pytest.mark.version_independent
 @pytest.mark.parametrize('note, text', [
     (Note(FAILED, 'ValueError: shape (5,).'), 'worker 1 (w:2) has ended: ValueError: shape (5,). '
      'When that is mended, start it again, and the run goes on'),
@@ -190,8 +95,7 @@ def test_why_a_worker_has_ended_is_said_and_no_wrong_advice(monkeypatch, note, t
         'waiting        the step takes more than 0.1 seconds; ' + text)
 
 
-@pytest.mark.version_independent
-@pytest.mark.parametrize('backup_workers, rank, said', [(0, 1, True), (1, 1, False), (1, 0, True)])
+@pytest.mark.parametrize('backup_workers, rank, said', [(1, 1, False), (1, 0, True)])
 def test_an_error_of_a_worker_is_said_before_dead_after(monkeypatch, backup_workers, rank, said):
     """Of one that the step needs: the chief, or more of the others than may be left out."""
     monkeypatch.setattr(stall, 'FIRST', 0.2)
@@ -201,44 +105,12 @@ def test_an_error_of_a_worker_is_said_before_dead_after(monkeypatch, backup_work
     heard.until_all_came()
     notes[rank] = Note(FAILED, 'CheckpointError: No space left on device.')
     heard.watch.step_begins()
-    assert heard.until(lambda: heard.lines or not said and time.sleep(1.5) is None) == [
+    assert heard.until(lambda: heard.lines or not said and time.sleep(0.6) is None) == [
         'waiting        the step takes more than 0.2 seconds; worker %d (w:%d) has ended: '
         'CheckpointError: No space left on device. When that is mended, start it again, and the '
         'run goes on' % (rank, rank + 1)] * said
 
 
-@pytest.mark.version_independent
-@pytest.mark.parametrize('kind, is_over', [(FAILED, True), (JOINED, False)])
-def test_one_told_to_stop_does_not_wait_dead_after_for_a_worker_that_has_failed(
-        monkeypatch, kind, is_over):
-    monkeypatch.setattr(stall, 'FIRST', 0.2)
-    notes = {0: Note(JOINED, ''), 1: Note(JOINED, '')}
-    heard = Heard(monkeypatch, seconds=60., notes=notes, told=(True,))
-    heard.until_all_came()
-    notes[1] = Note(kind, 'ValueError: 3')
-    heard.watch.step_begins()
-    heard.until(lambda: heard.told or not is_over and time.sleep(1.5) is None)
-    assert heard.told == ['worker 1 (w:2) has ended: ValueError: 3'] * is_over
-
-
-@pytest.mark.version_independent
-def test_a_step_that_waits_says_so_again(monkeypatch):
-    heard = Heard(monkeypatch, again=0.2, silent=('w:2',))
-    heard.watch.step_begins()
-    lines = heard.until(lambda: len(heard.lines) >= 3)
-    assert len(set(lines)) == 1 and len(lines) >= 3
-
-
-@pytest.mark.version_independent
-def test_that_all_answer_again_is_no_news(monkeypatch):
-    silent = ['w:2']
-    heard = Heard(monkeypatch, silent=silent)
-    heard.watch.step_begins()
-    heard.until(lambda: heard.lines and not silent.clear() and time.sleep(0.2) is None)
-    assert len(heard.lines) == 1 and 'worker 1 (w:2) does not answer' in heard.lines[0]
-
-
-@pytest.mark.version_independent
 @pytest.mark.parametrize('silent, said', [(('ps:1',), True), (('w:2',), False)])
 def test_between_two_steps_a_server_is_waited_for_and_no_worker(monkeypatch, silent, said):
     """A checkpoint, or another session, needs the servers alone."""
@@ -250,7 +122,6 @@ def test_between_two_steps_a_server_is_waited_for_and_no_worker(monkeypatch, sil
                            'answer: start it again, and the run goes on'] * said
 
 
-@pytest.mark.version_independent
 @pytest.mark.parametrize('answer, said', [
     (False, 'worker 1 (w:2), ps 0 (ps:1) do not answer: start them again, and the run goes on'),
     (None, 'worker 1 (w:2), ps 0 (ps:1) take connections and say nothing: their processes are '
@@ -263,36 +134,37 @@ def test_several_that_do_not_answer(monkeypatch, answer, said):
         'waiting        the step takes more than 0.1 seconds; ' + said)
 
 
-@pytest.mark.slow
-@pytest.mark.version_independent
-def test_where_all_answer_one_is_slow():
-    workers, ps = addresses(1, 1)
-    with server(ps[0], speaks=True):
-        assert said(Cluster('ps', workers, ps)).endswith('; all workers and servers answer, so one '
-                                                         'of them is slow')
+def hook_of(cluster):
+    built = towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])),
+                                tf.ones([2]), tf.train.GradientDescentOptimizer(.1), 1,
+                                cluster=cluster)
+    hook, stopped = StopTogetherHook(cluster, built), []
+    hook._coordinator = types.SimpleNamespace(request_stop=lambda: stopped.append(True))
+    return hook, stopped
 
 
-def test_servers_that_are_waited_for():
-    workers, ps = addresses(1, 2)
-    cluster = Cluster('ps', workers, ps)
-    with server(ps[1], speaks=True):
-        assert stall.silent_servers(cluster) == 'ps 0 (%s)' % ps[0]
-        with server(ps[0], speaks=True):
-            assert stall.silent_servers(cluster) == 'ps 0 (%s), ps 1 (%s)' % tuple(ps)
+def test_the_watch_of_a_step_on_parameter_servers_learns_of_a_signal_at_once():
+    """In another thread: the main one may be in a step that never ends."""
+    hook, _ = hook_of(towers.Cluster('ps', ['a:1', 'b:2'], ['c:3']))
+    hook.after_create_session(None, hook._coordinator)
+    try:
+        assert not hook._machines.told_to_stop
+        os.kill(os.getpid(), signal.SIGTERM)
+        deadline = time.time() + 10
+        while not hook._machines.told_to_stop and time.time() < deadline:
+            time.sleep(0.01)
+        assert hook._machines.told_to_stop
+    finally:
+        hook.restore()
 
 
-def test_a_worker_that_has_just_ended_its_training_is_waited_for():
-    """However long the step takes that this worker is in: it may be the last one of both."""
-    watch, lost = Watch.__new__(Watch), []
-    now = time.monotonic()
-    watch._dead_after, watch._heard, watch._done = 5., {1: now}, {1: now - 1.}
-    watch._lose = lambda rank, why: lost.append(rank)
-    watch._in_step_since = now - 100.
-    watch._look_for_silence(now)
-    assert lost == []
-    watch._done = {1: now - 6.}
-    watch._look_for_silence(now)
-    assert lost == [1]
-    watch._in_step_since = now - 4.
-    watch._look_for_silence(now)
-    assert lost == [1]
+@pytest.mark.parametrize('cluster', [
+    towers.Cluster('ring', ['a:1']),
+    towers.Cluster('ps', ['a:1', 'b:2'], ['c:3'], synchronous=False)])
+def test_where_workers_do_not_wait_for_each_other_each_stops_by_itself(cluster):
+    hook, stopped = hook_of(cluster)
+    hook.step_done(None)
+    assert not stopped
+    hook.stop(signal.SIGTERM)
+    hook.step_done(None)
+    assert stopped == [True] and hook.received == signal.SIGTERM

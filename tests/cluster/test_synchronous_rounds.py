@@ -10,11 +10,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster import member, synchronous_rounds
-from towers.cluster.member import start_server
+from towers.cluster import synchronous_rounds
 from towers.errors import ClusterError
-from towers.run.step_loop import LoopSession, OccasionalHook
-from one_process import addresses
+from towers.run.step_loop import OccasionalHook
+from one_process import let_workers_come_again, serve
 
 
 class Gone(Exception):
@@ -41,26 +40,13 @@ class Workers:
     mean; the gradient of row r of `table` is a half from worker r."""
 
     def __init__(self, monkeypatch):
-        self._servers = {}
-        monkeypatch.setattr(member, 'start_server', self._start)
-        monkeypatch.setattr(member, 'check_port', lambda address, say: None)
-        self._workers, self._ps = addresses(2, 1)
-        cluster = self.cluster('ps', 0)
-        self._server = start_server(cluster, cluster.session_config(tf.ConfigProto()))
-        self.lost, self.said = [], []
-
-    def cluster(self, job, rank):
-        return towers.Cluster('ps', self._workers, self._ps, job, rank)
-
-    def _start(self, cluster, config):  # TensorFlow's cannot be stopped, and hold their ports
-        if cluster.rank not in self._servers:
-            self._servers[cluster.rank] = start_server(cluster, config)
-        return self._servers[cluster.rank]
+        let_workers_come_again(monkeypatch)
+        self._cluster_of, self.lost, self.said = serve(2), [], []
 
     def join(self, rank, train):
         """Calls `train(member, built, train_op, [hook])` in a graph of its own."""
         with tf.Graph().as_default():
-            cluster = self.cluster('worker', rank)
+            cluster = self._cluster_of(rank)
             place = tf.get_variable('place', [], tf.int64, tf.zeros_initializer(), trainable=False,
                                     use_resource=True)
             data = tf.data.Dataset.range(tf.identity(place), 100).map(
@@ -160,7 +146,7 @@ def a_part_of_them(machines):
 
 @pytest.mark.slow
 def test_gradients_of_a_worker_that_is_started_again_are_not_counted_twice(workers):
-    """Plain TF1 on both examples; by hand the weight is -(3 * 100 + 1 + 2 + 4) / 2."""
+    """By hand the weight is -(3 * 100 + 1 + 2 + 4) / 2."""
     chief = Chief(workers, 3)
     chief.allow(1)
     with pytest.raises(Gone):
@@ -176,14 +162,6 @@ def test_gradients_of_a_worker_that_is_started_again_are_not_counted_twice(worke
     np.testing.assert_array_equal(chief.values[0], -153.5)
     np.testing.assert_array_equal(chief.values[1], [-1.5, -1.5])
     assert steps == [1] and not workers.lost
-    with tf.Graph().as_default(), tf.Session() as session:
-        w = tf.Variable(0., dtype=tf.float64)
-        example = tf.placeholder(tf.float64, [2])
-        step = tf.train.GradientDescentOptimizer(1.).minimize(tf.reduce_mean(example * w))
-        session.run(w.initializer)
-        for number in range(3):
-            session.run(step, {example: [100., 2. ** number]})
-        assert session.run(w) == chief.values[0]
 
 
 @pytest.mark.slow
@@ -202,42 +180,7 @@ def test_a_worker_that_had_sent_some_gradients_says_that_all_have_to_begin_again
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_started_again_when_the_chief_has_ended_ends(workers):
-    chief = Chief(workers, 1)
-    chief.allow(1)
-    with pytest.raises(Gone):
-        workers.join(1, one_step_and_then(all_its_gradients))
-    chief.allow(1)
-    chief.join()
-    assert workers.join(1, until_it_stops) == 0
-    np.testing.assert_array_equal(chief.values[0], -50.5)
-
-
-def loop_until_it_stops(joined, built, train_op, hooks):
-    """As `until_it_stops`, by the loop of train.py."""
-    signals, counted = towers.StopTogetherHook(joined.cluster, built), CountsSteps()
-    try:
-        with joined.session(hooks + [counted, signals], LoopSession) as session:
-            session.run_steps(train_op, 100)
-    finally:
-        signals.restore()
-    assert signals.is_told
-    return counted.steps
-
-
-class CountsSteps(OccasionalHook):
-    steps = 0
-
-    def is_due(self):
-        return False
-
-    def step_done(self, fetched):
-        self.steps += 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('train', [until_it_stops, loop_until_it_stops])
-def test_workers_begin_again_where_the_chief_does(workers, tmp_path, train):
+def test_workers_begin_again_where_the_chief_does(workers, tmp_path):
     """The chief is gone after step 3 and goes on from 2: by hand the weight after step 5 is
     -(5 * 100 + 1 + 2 + 4 + 8 + 16) / 2, and not with 16 + 32 + 64 from a worker that goes on.
 
@@ -252,21 +195,10 @@ def test_workers_begin_again_where_the_chief_does(workers, tmp_path, train):
         last.append(chief.values)
     thread = threading.Thread(target=chiefs, daemon=True)
     thread.start()
-    steps = workers.join(1, train)
+    steps = workers.join(1, until_it_stops)
     thread.join(60)
     np.testing.assert_array_equal(last[0][0], -265.5)
     np.testing.assert_array_equal(last[0][1], [-2.5, -2.5])
     assert steps == 6  # three, and three again from the checkpoint
     [line] = workers.said
     assert line.startswith('beginning anew worker 0 (') and ', and so does worker 1 (' in line
-
-
-def test_what_a_worker_calls_in_its_step_is_not_deprecated(monkeypatch):
-    """`tf.py_func` warns in ten lines on TensorFlow 2."""
-    monkeypatch.setattr(tf, 'py_func', None)
-    with tf.Graph().as_default() as graph:
-        towers.build_towers(
-            lambda x: tf.reduce_mean(x) * tf.get_variable('w', []), tf.ones([1]),
-            tf.train.GradientDescentOptimizer(1.), 1, 'mean',
-            cluster=towers.Cluster('ps', ['a:1', 'b:1'], ['c:1'], rank=1))
-    assert [op.type for op in graph.get_operations() if 'PyFunc' in op.type] == ['PyFunc'] * 2

@@ -1,0 +1,259 @@
+"""How a session of a cluster is made: by the member, by `MonitoredTrainingSession`, or plainly."""
+
+import contextlib
+import re
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+from towers.cluster import member
+from towers.cluster.member_hooks import BeginHook
+from towers.cluster.step_fetches import StepFetches
+from towers.errors import ClusterError
+from towers.nonfinite import NonFiniteError
+from one_process import StopWithoutSignals, addresses, halving, in_sessions, serve, together, train
+
+
+def make_clusters(kind):
+    """A function from a rank to its `Cluster` of two."""
+    if kind == 'ring':
+        workers = addresses(2)
+        return lambda rank: towers.Cluster('ring', workers, rank=rank)
+    return serve(2, synchronous=kind == 'ps')
+
+
+def steps_of(cluster, make_session):
+    """The weights before, between and after two steps in a session of a worker's own making."""
+    with tf.Graph().as_default():
+        built = halving(cluster, global_step=tf.train.get_or_create_global_step())
+        lost, values = [], []
+        try:
+            with towers.join(cluster, built, start_timeout=30., dead_after=20.,
+                             on_lost=lost.append) as member, make_session(member) as session:
+                for place in range(3):
+                    values.append(session.run(built.variables[0]))
+                    if place < 2:
+                        session.run(built.train_op)
+        except towers.TowersError as error:
+            return str(error)
+        assert not lost
+        return values
+
+
+@pytest.mark.parametrize('kind', [
+    'ring', pytest.param('ps', marks=pytest.mark.slow)])
+def test_steps_in_a_plain_session_are_refused(kind):
+    """Each worker would go on from its own initial value."""
+    cluster_of = make_clusters(kind)
+
+    def plain(member):
+        session = tf.Session(member.target, config=member.config)
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        return session
+    for text in together(lambda rank: steps_of(cluster_of(rank), plain), 2):
+        assert 'in a session that has not begun as those of a cluster do' in text, text
+        assert 'Make it by member.session(hooks), or' in text
+
+
+def monitored(member):
+    """The idiom of programs for TensorFlow's parameter servers; one of the hooks makes a variable,
+    and the program starts its metrics anew."""
+    class Metrics(tf.train.SessionRunHook):
+        def begin(self):
+            self.reset = tf.local_variables_initializer()
+
+        def after_run(self, run_context, run_values):
+            run_context.session.run(self.reset)
+    return tf.train.MonitoredTrainingSession(
+        member.target, member.is_chief, hooks=member.hooks + [
+            Metrics(), tf.train.StopAtStepHook(num_steps=9)], config=member.config)
+
+
+@pytest.mark.slow
+def test_a_monitored_training_session_trains_in_a_ring():
+    """The others would wait for the chief to initialise what is theirs alone."""
+    cluster_of = make_clusters('ring')
+    found = together(lambda rank: steps_of(cluster_of(rank), monitored), 2)
+    assert found == [[8., 4., 2.]] * 2
+
+
+def test_a_session_that_is_made_again_is_an_error_in_a_ring(graph):
+    """`MonitoredSession` makes one when it has lost the first; the others would not come."""
+    cluster = towers.Cluster('ring', ['127.0.0.1:1', '127.0.0.1:2'])
+    built = halving(cluster)
+    hook = BeginHook(cluster, built, '', None, StepFetches(lambda: [built]), lambda: None)
+    hook.is_by_member = True
+    hook.begin()
+    with tf.Session() as session:
+        hook.after_create_session(session, None)
+        with pytest.raises(towers.ClusterError, match='TensorFlow lost the session of worker'):
+            hook.after_create_session(session, None)
+
+
+@pytest.mark.slow
+def test_on_parameter_servers_a_monitored_training_session_is_refused():
+    """All operations of all workers would be on the first server, with the same local variables."""
+    cluster_of = make_clusters('ps')
+    for text in together(lambda rank: steps_of(cluster_of(rank), monitored), 2):
+        assert 'this session is not made by the member of the cluster' in text, text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('leaves', [0, 1])
+def test_in_a_ring_one_worker_ends_each_session(leaves):
+    """TensorFlow counts steps beyond sessions, and does not count the one that was not made. Each
+    session begins anew."""
+    workers = addresses(2)
+
+    def work(rank):
+        with tf.Graph().as_default():
+            cluster = towers.Cluster('ring', workers, rank=rank)
+            built = halving(cluster)
+            seen = []
+            with towers.join(cluster, built, start_timeout=30., dead_after=10.) as member:
+                for steps in (3, 2):
+                    stop, made = StopWithoutSignals(cluster, built), 0
+                    with member.session([stop]) as session:
+                        while not session.should_stop() and (rank != leaves or made < steps):
+                            session.run(built.train_op)
+                            made += 1
+                            value = session.run(built.variables[0])
+                    seen.append((made, stop.is_told, value))
+            return seen
+    assert together(work, 2) == [[(3, True, 1.), (2, True, 2.)]] * 2
+
+
+@pytest.mark.parametrize('synchronous', [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_parameter_servers_take_one_session(graph, synchronous):
+    cluster = serve(1, synchronous=synchronous)(0)
+    built = halving(cluster)
+    with towers.join(cluster, built, start_timeout=30.) as member:
+        with member.session() as session:
+            session.run(built.train_op)
+        with pytest.raises(towers.ClusterError, match='join with parameter servers is for one '
+                           'session, and this is the second one'):
+            member.session()
+
+
+@pytest.mark.parametrize('kind', ['ring', pytest.param('ps', marks=pytest.mark.slow)])
+def test_sums_without_the_step_are_refused_and_the_training_goes_on(kind):
+    def work(session, built, rank):
+        [(gradient, w)] = built.gradients
+        for weight in (4., 2.):
+            session.run(built.train_op)
+            if rank == 0:
+                with pytest.raises(ClusterError, match='.gradients.* without the step'):
+                    session.run({'look': [w, gradient]})
+                assert session.run(w) == weight
+    in_sessions(make_clusters(kind), work)
+
+
+@pytest.mark.parametrize('kind, ends', [
+    ('ring', 'steps'), pytest.param('ring', 'the data of all', marks=pytest.mark.slow),
+    pytest.param('ps', 'all together', marks=pytest.mark.slow)])
+def test_one_worker_looks_at_a_weight_alone_while_it_trains_and_afterwards(kind, ends):
+    """The gradient is that of the distance to the mean of all, 4: w <- w - 0.2 * (w - 4)."""
+    cluster_of, steps = make_clusters(kind), 2 if ends == 'steps' else 3
+
+    def work(rank):
+        with tf.Graph().as_default():
+            cluster = cluster_of(rank)
+            data = tf.data.Dataset.from_tensors(np.array([[1., 3.], [5., 7.]][rank])).repeat(3)
+            if ends == 'all together':
+                feed = towers.until_all_end(data)
+                inputs, cluster = feed.inputs, cluster._replace(active=feed.active)
+            else:
+                inputs = tf.data.make_one_shot_iterator(data).get_next()
+            built = towers.build_towers(
+                lambda x: tf.reduce_mean(tf.square(x - tf.get_variable(
+                    'w', [], tf.float64, tf.zeros_initializer()))), inputs,
+                tf.train.GradientDescentOptimizer(tf.constant(.1, tf.float64)), 1, 'mean',
+                cluster=cluster)
+            seen = []
+            with towers.join(cluster, built, dead_after=20.) as member, member.session(
+                    [StopWithoutSignals(cluster, built)]) as session:
+                with contextlib.suppress(tf.errors.OutOfRangeError):
+                    while not session.should_stop() and (ends != 'steps' or len(seen) < steps):
+                        session.run(built.train_op)
+                        seen.append(session.run(built.variables[0]) if rank == 0 else None)
+                if rank == 0:
+                    seen.append(session.run(built.variables[0]))
+            return seen
+    seen, _ = together(work, 2)
+    expected = [4 * (1 - .8 ** step) for step in range(1, steps + 1)]
+    # The step that ends the training without data changes nothing, and has a look of its own.
+    assert len(seen) - steps in ((1, 2) if ends == 'all together' else (1,))
+    np.testing.assert_allclose(seen, expected + expected[-1:] * (len(seen) - steps), rtol=1e-12)
+
+
+ERRORS = tf.errors
+
+
+@pytest.mark.parametrize('kind, text, awaited', [
+    (ERRORS.InvalidArgumentError, 'assertion failed: [the label 2: expected 0 to 1]', False),
+    (ERRORS.InvalidArgumentError, '2 root error(s) found.\n  (0) INVALID_ARGUMENT: the label is 2\n'
+     '\t [[{{node Assert}}]]\n  (1) CANCELLED: RecvBuf was cancelled', False),
+    (ERRORS.InvalidArgumentError, 'failed while calling RecvBuf of the remote target', True),
+    (ERRORS.UnavailableError, 'Socket closed', True), (ERRORS.CancelledError, 'CANCELLED', True)])
+def test_only_errors_that_may_be_a_peers_wait_for_its_loss(kind, text, awaited):
+    """Others end the worker at once; or an error of all would take 31 seconds."""
+    assert member._may_be_a_peers(kind(None, None, text)) is awaited
+
+
+def test_nan_of_a_step_is_an_error_of_its_own():
+    with pytest.raises(NonFiniteError,
+        match='^the loss of tower 1 is NaN. Nothing of it was saved'):
+        with member._explained_in_words():
+            raise ERRORS.InvalidArgumentError(
+                None, None, 'From /job:worker/replica:0/task:1:\n'
+                'towers-nonfinite[the loss of tower 1] : Tensor had NaN values')
+
+
+def test_a_first_server_that_was_lost_is_told_again_what_the_chief_trains(monkeypatch):
+    """A worker that is started after it would wait for the chief in vain."""
+    told = []
+    monkeypatch.setattr(member, 'agree', lambda cluster, *unused: told.append(cluster.rank))
+    cluster = serve(1)(0)
+    built = halving(cluster, global_step=tf.train.get_or_create_global_step())
+    errors = [tf.errors.AbortedError(None, None, 'the server is gone')]
+
+    class Lose(tf.train.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            if errors:
+                raise errors.pop()
+    said = []
+    with towers.join(cluster, built, on_lost=lambda error: None, say=said.append) as joined:
+        with joined.session([Lose()]) as session:
+            session.run(built.train_op)
+    assert told == [0, 0]
+    assert said == ['beginning anew worker 0 (%s), the chief, has lost its session with the '
+                    'servers, and begins again at step 0' % cluster.workers[0]]
+
+
+@pytest.mark.slow
+def test_a_ring_whose_workers_have_other_variables_says_so():
+    """They would wait for each other at the start of the session, without a word."""
+    workers = addresses(2)
+
+    def model_fn(x):
+        return tf.reduce_mean(x * tf.get_variable('w', [], initializer=tf.ones_initializer()))
+
+    def work(rank, collections):
+        def on_build(built):
+            tf.get_variable('both', [])
+            if rank == 0:
+                tf.get_variable('best', [], collections=collections)
+        try:
+            return train(towers.Cluster('ring', workers, rank=rank), model_fn,
+                         (np.ones([2], np.float32),), lambda: tf.train.GradientDescentOptimizer(.5),
+                         on_build=on_build)['last']['w']
+        except towers.TowersError as error:
+            return str(error)
+    found = together(lambda rank: work(rank, None), 2)
+    for text in found:  # one may hear of the other's before it says its own
+        assert re.search('the workers have other variables, besides those of the model; this one '
+                         'has (best, )?both, global_step: ', text), found
+    workers = addresses(2)
+    assert together(lambda rank: work(rank, [tf.GraphKeys.LOCAL_VARIABLES]), 2) == [0., 0.]
