@@ -21,7 +21,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument('--network')
     parser.add_argument('--towers', type=int)
-    parser.add_argument('--copies', default='auto')
+    parser.add_argument('--copies', default='clone')
     parser.add_argument('--begun', type=float)
     arguments = parser.parse_args()
     moments = [arguments.begun]

@@ -130,8 +130,8 @@ flags.DEFINE_string('variable_device', '', "where variables live: a device, 'bal
 flags.DEFINE_enum('all_reduce', 'copy', ['copy', 'collective', 'nccl'], 'how the gradients get to '
                   "every tower's replica, with --variable_device=replicated: added on one tower "
                   "each and sent to the others; by TF's ring; by NCCL (GPUs of one machine)")
-flags.DEFINE_enum('copies', 'auto', ['auto', 'clone', 'reuse'], 'towers after the first: clones of '
-                  'its graph, a call of the model each, or clones where that gives the same')
+flags.DEFINE_enum('copies', 'clone', ['clone', 'reuse'], 'towers after the first: copies of the '
+                  'graph of one call of the model, or a call each')
 flags.DEFINE_enum('update_ops', 'first', ['first', 'all', 'none'],
                   "towers whose batch-norm updates run with a step")
 flags.DEFINE_enum('precision', 'float32', towers.PRECISIONS, "of products and convolutions, by "

@@ -38,7 +38,7 @@ class Evaluation:
                  devices: typing.Union[None, int, str, typing.Sequence] = None,
                  trained: typing.Any = None, *, name: str = 'eval_tower',
                  variables: typing.Optional[VariablePlacement] = None,
-                 check_devices: bool = True, copies: str = 'auto', precision: str = 'float32',
+                 check_devices: bool = True, copies: str = 'clone', precision: str = 'float32',
                  regularization: str = 'none',
                  on_tower: typing.Optional[typing.Callable] = None,
                  stages: typing.Optional[str] = None):
