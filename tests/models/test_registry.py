@@ -31,8 +31,7 @@ def test_names():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['inception_resnet_v2', 'inception_v1', 'inception_v2',
-                                  'inception_v3', 'overfeat', 'resnet_v1_50', 'resnet_v2_152'])
+@pytest.mark.parametrize('name', NAMES)
 def test_builds_at_its_default_size(name, monkeypatch):
     asked = fewer_blocks(monkeypatch, 1)
     network = registry.get_network(name)

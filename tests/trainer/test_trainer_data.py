@@ -134,8 +134,7 @@ def test_networks_that_take_any_size():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('remainder, steps, examples', [
-    ('carry', 15, 1500), ('drop', 14, 1400), ('pad', 15, 1500), ('weight', 15, 1437)])
+@pytest.mark.parametrize('remainder, steps, examples', [('drop', 14, 1400), ('weight', 15, 1437)])
 def test_an_epoch_with_each_remainder(runner, tmp_path, remainder, steps, examples):
     # 1,437 images: an epoch is 14, or 14.37, or 15 batches of 100.
     done = runner.run(tmp_path / 'run', ['--batch_size=100', '--train_epochs=1', '--log_every=50',
@@ -300,9 +299,7 @@ def test_diagnose_names_a_bad_image_or_leaves_it_out(runner, tmp_path, model_for
 
 @pytest.mark.slow
 @pytest.mark.parametrize('flags', [
-    ['--audit_runtime'], ['--variable_device=auto'],
-    ['--mode=memory', '--memory_plot='], ['--batch_size=auto', '--memory_limit=600'],
-    ['--devices=cpu:0+cpu:1', '--stages=time']])
+    ['--audit_runtime'], ['--batch_size=auto', '--memory_limit=600']])
 def test_steps_before_the_run_name_a_bad_image_or_leave_it_out(runner, tmp_path, flags,
                                                               model_for_three_channels):
     folder = images(tmp_path / 'data', BAD[:1])

@@ -1,5 +1,5 @@
-"""trainer.trials: what 'auto' comes to. (`--mode=diagnose` and `memory` run in test_train_data and
-tests/memory/test_report.)"""
+"""trainer.trials: what 'auto' comes to. (`--mode=diagnose` and `memory` run in test_trainer_data
+and tests/memory/test_report.)"""
 
 import inspect
 import types
