@@ -24,10 +24,6 @@ def test_shapes_are_written_as_python_writes_tuples():
     assert re.match(r'\(\((\?|None), 8\)\)$', compat.shapes_text((tf.TensorShape([None, 8]),)))
 
 
-def test_version():
-    assert compat.TF_VERSION == tuple(int(part) for part in tf.__version__.split('.')[:2])
-
-
 def test_threads_that_need_the_control_flow_of_tf_1_take_turns():
     def in_block():
         with compat.control_flow_v1():

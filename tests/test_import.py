@@ -118,17 +118,6 @@ print(json.dumps([same, len(before), bool(mended) == (before != held())]))
     assert same and count > 100 and consistent
 
 
-def test_every_public_name_is_there():
-    import towers
-    for name in ('build_towers', 'combine_gradients', 'split_batch', 'check_towers', 'audit',
-                 'session_config', 'resolve_devices', 'visible_gpus', 'mend_slim', 'ModelOutput',
-                 'BuiltTowers', 'Plan', 'Tower', 'Audit', 'TowersReport', 'TowersError',
-                 'scale_learning_rate', 'SharedVariableError', 'InputError', 'DeviceError',
-                 'GradientError', 'ModelFunctionError', 'NameScopeError', 'AuditError',
-                 'InvalidArgumentError'):
-        assert hasattr(towers, name), name
-
-
 def test_errors_are_caught_by_what_legacy_code_catches():
     from towers import errors
     builtin = {'InvalidArgumentError': ValueError, 'DeviceError': ValueError,

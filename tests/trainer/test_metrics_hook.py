@@ -111,22 +111,6 @@ def test_fetches_only_for_the_steps_that_have_a_line(tmp_path):
         assert [line['step'] for line in job.lines()] == [3, 6, 7]
 
 
-@pytest.mark.slow
-def test_a_killed_run_has_the_lines_of_one_that_was_not(tmp_path):
-    whole = Job(tmp_path / 'whole', 2, 13).run(13).lines()
-    assert [line['step'] for line in whole] == [2, 4, 6, 8, 10, 12, 13]
-    for kill_at in (3, 4, 7):
-        folder = tmp_path / str(kill_at)
-        Job(folder, 2, 13, save_steps=4).run(kill_at, killed=True)
-        done = kill_at // 4 * 4
-        assert tf.train.latest_checkpoint(str(folder)).endswith('-%d' % done)
-        lines = Job(folder, 2, 13).run(13 - done).lines()
-        assert len(lines) == len(whole)
-        for one, other in zip(whole, lines):
-            for name in ('step', 'epoch', 'examples', 'loss'):
-                assert one[name] == other[name]
-
-
 def test_the_line_is_there_before_the_checkpoint(tmp_path):
     """Step 4 is saved and has a line; the kill comes before anything else is done."""
     job = Job(tmp_path, 4, save_steps=4).run(4, killed=True)
@@ -150,12 +134,6 @@ def test_evaluations_join_the_line_of_their_step(tmp_path):
     assert (lines[0]['loss'], lines[0]['test_accuracy'], lines[0]['test_examples']) == (.25, .5, 7)
     assert lines[1] == {'step': 6, 'test_accuracy': 0.5, 'test_examples': 7}
     assert lines[3]['validation_accuracy'] == 0.875 and lines[3]['examples'] == 100
-
-
-def test_an_evaluation_after_the_end_of_a_run_stopped_between_lines(tmp_path):
-    job = Job(tmp_path, log_every=4).run(6)
-    job.hook.evaluated(6, {'accuracy': 0.875})
-    assert job.lines()[-1] == {'step': 6, 'test_accuracy': 0.875}
 
 
 def test_examples_are_those_of_the_variable_if_there_is_one(tmp_path):

@@ -50,17 +50,6 @@ def test_what_json_cannot_say_is_null_and_spelled_out(tmp_path):
          'non_finite': 'loss=nan norm=inf test_loss=-inf'}, {'step': 2, 'loss': None}]
 
 
-def test_float32_come_back_bit_by_bit(tmp_path):
-    values = np.random.RandomState(0).randn(300).astype(np.float32) * np.float32(1e-3)
-    log = MetricsLog(str(tmp_path / 'metrics.jsonl'))
-    log.resume(0)
-    for number, value in enumerate(values):
-        log.add(number, {'loss': value})
-    log.flush()
-    read = [line['loss'] for line in strict(tmp_path / 'metrics.jsonl')]
-    np.testing.assert_array_equal(np.array(read, np.float32), values)
-
-
 def test_joins_a_line_that_is_written_already(tmp_path):
     path = tmp_path / 'metrics.jsonl'
     log = MetricsLog(str(path))
@@ -149,40 +138,11 @@ def test_refuses_a_file_that_is_something_else(tmp_path):
         MetricsLog(str(path / 'metrics.jsonl')).resume(0)
 
 
-def test_a_file_whose_place_a_folder_has_taken(tmp_path):
-    path = tmp_path / 'metrics.jsonl'
-    log = MetricsLog(str(path))
-    log.resume(0)
-    log.add(10, {})
-    log.flush()
-    path.unlink()
-    path.mkdir()
-    log.add(20, {})
-    with pytest.raises(LogFileError, match=r'Is a directory\. It is a folder: move it away, or '
-                                           r'give another path\.$'):
-        log.flush()
-
-
 def test_refuses_what_is_no_number(tmp_path):
     log = MetricsLog(str(tmp_path / 'metrics.jsonl'))
     log.resume(0)
     with pytest.raises(InvalidArgumentError, match=r'^image=.* cannot be logged'):
         log.add(1, {'image': np.zeros([2, 2])})
-
-
-def test_pandas_reads_it(tmp_path):
-    pandas = pytest.importorskip('pandas')
-    path = tmp_path / 'metrics.jsonl'
-    log = MetricsLog(str(path))
-    log.resume(0)
-    log.add(1, {'loss': 0.5, 'wall_time': 1.76e9})
-    log.add(2, {'loss': float('inf'), 'wall_time': 1.76e9 + 1, 'test_accuracy': 0.75})
-    log.flush()
-    frame = pandas.read_json(str(path), lines=True)
-    assert list(frame.step) == [1, 2]
-    assert frame.loss[0] == 0.5 and math.isnan(frame.loss[1])
-    assert frame.test_accuracy[1] == 0.75 and math.isnan(frame.test_accuracy[0])
-    assert frame.non_finite[1] == 'loss=inf'
 
 
 # ---- a file of another run -----------------------------------------------------------------------

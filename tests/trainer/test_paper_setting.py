@@ -53,7 +53,6 @@ def test_flags_of_both_arms(command):
 
 
 @pytest.mark.slow
-@pytest.mark.version_independent
 def test_graph_and_plan_of_the_claim(command):
     towers.mend_slim()
     flags = flags_of(command, 'sqrt')

@@ -50,18 +50,6 @@ def test_differences_by_kind(tmp_path):
     assert str(difference) == "--name=x, was '': changes the run from here on"
 
 
-def test_what_another_value_means_may_be_said(tmp_path):
-    def of(seed, count):
-        return RunSettings({'seed': seed, 'a b': count}, {'seed': CHANGES, 'a b': CHANGES},
-                           effects={'a b': 'another order'})
-    of(1, 60).begin(str(tmp_path))
-    differences, _ = of(2, 90).compare(str(tmp_path))
-    assert [str(each) for each in differences] == [
-        '--seed=2, was 1: changes the run from here on', 'a b: 90, was 60: another order']
-    assert of(2, 90).record(str(tmp_path), 3, differences) == []
-    assert [change['to'] for change in read(tmp_path)['changes']] == [2, 90]
-
-
 @pytest.mark.parametrize('was, now, same', [
     (1, 1.0, True), (4e-5, 4e-5, True), (0.1 + 0.2, 0.3, False), (True, 1, False),
     (0, False, False), (None, '', False), (None, None, True), ('1', 1, False)])
@@ -76,17 +64,6 @@ def test_a_setting_that_a_version_before_did_not_have_is_no_difference(tmp_path)
     assert settings(log_every=7).compare(str(tmp_path)) == ([], None)
     settings(log_every=7).record(str(tmp_path), 3, [])
     assert read(tmp_path)['settings']['log_every'] == 7 and 'gone' not in read(tmp_path)['settings']
-
-
-def test_changes_are_recorded_with_their_steps(tmp_path):
-    settings().begin(str(tmp_path))
-    for step, seed in ((30, 2), (60, 3)):
-        differences, _ = settings(seed).compare(str(tmp_path))
-        assert settings(seed).record(str(tmp_path), step, differences) == []
-    found = read(tmp_path)
-    assert found['settings']['seed'] == 3
-    assert [(change['step'], change['setting'], change['from'], change['to'])
-            for change in found['changes']] == [(30, 'seed', 1, 2), (60, 'seed', 2, 3)]
 
 
 @pytest.mark.parametrize('content', ['', '{"settings": {"se', '[]', '{"settings": 3}', '\x00\xff'])

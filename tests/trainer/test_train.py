@@ -103,34 +103,9 @@ def test_copies_on_every_tower_train_the_same_weights_and_resume_everywhere(runn
     assert re.search(r'^test accuracy  0\.\d{4} on 360 images$', evaluated.stdout, re.MULTILINE)
 
 
-# In a quarter of the time: one residual block of each kind in place of 10, 20 and 9.
-FEWER_BLOCKS = '''
-import models.inception_resnet_v2 as network
-repeat = network._repeat
-network._repeat = lambda net, scope, times, *args, **kwargs: repeat(net, scope, 1, *args, **kwargs)
-'''
-
-
-@pytest.mark.slow
-@pytest.mark.version_independent
-def test_the_plan_says_what_the_claim_says(runner, tmp_path):
-    run = runner.run(tmp_path / 'run', [
-        '--plan_only', '--model=inception_resnet_v2', '--num_towers=4', '--batch_size=400',
-        '--base_learning_rate=0.001', '--lr_scaling=sqrt'], before=FEWER_BLOCKS)
-    lines = [line for line in run.stdout.splitlines() if not line.startswith('building ')]
-    assert lines[0] == '4 towers, batch 400 = 4 x 100'
-    assert [line.split()[:3] for line in lines[2:6]] == [
-        [str(tower), '/cpu:%d' % tower, '100'] for tower in range(4)]
-    assert ('  learning rate    0.002 = 0.001 x sqrt(4); AdamOptimizer steps on a sum (nearly) as '
-            'on the mean') in lines
-    assert 'audit: every promise kept' in lines
-    assert run.stderr == '' and not (tmp_path / 'run').exists()
-
-
 # ---- the seed ------------------------------------------------------------------------------------
 
 @pytest.mark.slow
-@pytest.mark.version_independent
 def test_one_seed_is_one_run_whatever_is_watched(runner, reference, tmp_path):
     runner.run(tmp_path / 'run', FLAGS + ['--save_steps=50', '--summary_steps=0', '--log_every=30',
                                           '--eval_steps=0', '--nocheck_numerics'])
@@ -138,18 +113,6 @@ def test_one_seed_is_one_run_whatever_is_watched(runner, reference, tmp_path):
     for step in (0, 30):
         assert names_that_differ(values_of(reference.train_dir, step),
                                  values_of(tmp_path / 'run', step)) == []
-
-
-@pytest.mark.slow
-@pytest.mark.version_independent
-def test_another_seed_is_another_run(runner, reference, tmp_path):
-    runner.run(tmp_path / 'run', [flag for flag in FLAGS if 'train_steps' not in flag]
-               + ['--seed=2', '--train_steps=1', '--save_steps=1'])
-    differ = names_that_differ(values_of(reference.train_dir, 0), values_of(tmp_path / 'run', 0))
-    # All that is not made of zeros or ones.
-    assert differ == sorted('Digits/%s/weights%s' % (layer, what)
-                            for layer in ('conv1', 'conv2', 'conv3', 'logits')
-                            for what in ('', '/ExponentialMovingAverage'))
 
 
 @pytest.mark.slow
@@ -242,7 +205,6 @@ def test_auto_times_placements_once_and_the_run_keeps_to_its_choice(runner, tmp_
 # ---- settings ------------------------------------------------------------------------------------
 
 @pytest.mark.slow
-@pytest.mark.version_independent
 def test_a_run_that_goes_on_tells_what_changed(runner, tmp_path):
     folder = tmp_path / 'run'
     flags = ['--batch_size=20', '--summary_steps=0', '--average_decay=0.5']
@@ -294,24 +256,6 @@ def test_a_run_that_goes_on_tells_what_changed(runner, tmp_path):
     assert ('%s/settings.json is missing (an older run, perhaps): whether settings have changed '
             'cannot be told\n' % folder) in again.stdout
     assert (folder / 'settings.json').exists()
-
-
-@pytest.mark.slow
-@pytest.mark.version_independent
-def test_what_a_deleted_run_measured_is_kept(runner, tmp_path):
-    folder = tmp_path / 'run'
-    flags = ['--batch_size=20', '--summary_steps=0', '--log_every=1']
-    runner.run(folder, flags + ['--train_steps=3'])
-    former = (folder / 'metrics.jsonl').read_bytes()
-    for path in folder.iterdir():
-        if path.name.startswith(('model.ckpt', 'checkpoint')):
-            path.unlink()
-    run = runner.run(folder, flags + ['--train_steps=2', '--seed=2'])
-    assert ('{0}/metrics.jsonl held 3 lines of an earlier run, whose checkpoints are gone: renamed '
-            'to {0}/metrics.jsonl.1\n'.format(folder)) in run.stdout
-    assert '%s/settings.json was that of an earlier run, whose' % folder in run.stdout
-    assert (folder / 'metrics.jsonl.1').read_bytes() == former
-    assert [line['step'] for line in metrics(folder)] == [1, 2]
 
 
 # ---- the number of towers ------------------------------------------------------------------------
@@ -424,17 +368,6 @@ def test_a_run_starts_from_what_fits_of_another(runner, reference, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.version_independent
-def test_variables_on_the_cpu_device_of_another_tower(runner, tmp_path):
-    run = runner.run(tmp_path / 'run', ['--train_steps=2', '--batch_size=20', '--summary_steps=0',
-                                        '--variable_device=/cpu:1', '--audit_runtime'])
-    assert '  variables on     /cpu:1' in run.stdout.splitlines()
-    assert 'BROKEN' not in run.stdout
-    assert newest(tmp_path / 'run') == 2
-
-
-@pytest.mark.slow
-@pytest.mark.version_independent
 def test_accumulate_is_the_same_run_in_less_memory(runner, tmp_path):
     """The digits network has batch norm, so the losses are near each other and not the same."""
     for name, flags in (('whole', []), ('parts', ['--accumulate=5'])):

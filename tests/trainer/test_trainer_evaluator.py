@@ -174,7 +174,6 @@ def test_the_last_step_is_that_of_the_flags(folder, flags, workers, last):
 
 
 @pytest.mark.slow
-@pytest.mark.version_independent
 def test_an_evaluator_beside_a_run(runner, tmp_path):
     """It is there before the run, has the chief's numbers, and ends by itself."""
     folder, [port] = str(tmp_path / 'run'), towers.free_ports(1)

@@ -1,16 +1,12 @@
 """Flags of `train.py`: which are refused, with what words, and what the good ones make."""
 
-import os
 import re
-import subprocess
-import sys
 
 from absl.testing import flagsaver
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from train_runs import TRAIN, without_noise
 import towers
 from towers.errors import InvalidArgumentError
 from towers.placement.devices import check_variable_device
@@ -204,17 +200,6 @@ def test_clipping_is_by_the_norm_of_all_gradients():
     assert (first[1], second[1]) == ('w', 'b')
 
 
-def test_flags_that_are_good_are_taken(capsys):
-    with flagsaver.flagsaver():
-        FLAGS.unparse_flags()
-        parse_flags(['train.py', '--optimizer=momentum', '--momentum=0.5',
-                                 '--decay=cosine', '--eval_steps=5', '--stop_at_accuracy=0.5',
-                                 '--devices=/gpu:0,/gpu:2'])
-        assert FLAGS.momentum == 0.5 and FLAGS.devices == '/gpu:0,/gpu:2'
-        assert train_dir() == os.path.join('runs', 'digits')
-    assert capsys.readouterr() == ('', '')
-
-
 def test_help_is_grouped_and_fits_three_screens(capsys):
     with flagsaver.flagsaver(), pytest.raises(SystemExit) as ended:
         parse_flags(['train.py', '--helpshort'])
@@ -273,19 +258,6 @@ def test_names_to_keep_are_told_as_the_flag(runner, tmp_path):
     run = runner.run(tmp_path / 'run', ['--recompute=nope,conv', '--plan_only'], status=2)
     assert run.stderr.startswith("train.py: --recompute=nope,conv has 'nope', and the model has no "
                                  'operation or scope of this name')
-
-
-@pytest.mark.slow
-@pytest.mark.version_independent
-def test_the_exit_status_as_a_shell_sees_it(tmp_path):
-    done = subprocess.run(
-        [sys.executable, TRAIN, '--batch_size=10', '--num_towers=4', '--train_dir=run'],
-        cwd=str(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        universal_newlines=True, env=dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3'))
-    assert done.returncode == 2 and done.stdout == ''
-    assert without_noise(done.stderr) == (
-        'train.py: --batch_size=10 does not divide among 4 towers: give a multiple of 4\n')
-    assert os.listdir(str(tmp_path)) == []
 
 
 def rate_of(*argv):

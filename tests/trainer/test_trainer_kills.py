@@ -12,12 +12,6 @@ import pytest
 from train_runs import (FLAGS, STEPS, half_written, metrics, names_that_differ, steps_saved,
                         untimed, values_of, wait_until)
 
-# On one tower, with all threads.
-ONE_TOWER = ['--train_steps=12', '--batch_size=50', '--num_towers=1', '--augment_shift=1',
-             '--optimizer=momentum', '--decay=cosine', '--clip_norm=1', '--reduction=mean',
-             '--base_learning_rate=0.05', '--keep=99', '--log_every=4', '--summary_steps=0']
-
-
 def named_by_state_file(folder):
     """The step that the state file names, or None."""
     try:
@@ -89,7 +83,6 @@ class Killer:
 
 
 @pytest.mark.slow
-@pytest.mark.version_independent
 def test_a_run_that_is_killed_ends_as_one_that_is_not(runner, reference, tmp_path, capsys):
     folder = str(tmp_path / 'run')
     killer = Killer(runner, folder, FLAGS + ['--save_steps=1'], latest=STEPS - 8, seed=1)
@@ -111,20 +104,3 @@ def test_a_run_that_is_killed_ends_as_one_that_is_not(runner, reference, tmp_pat
     with capsys.disabled():
         print(' [kills: %s] ' % ', '.join('%s %d' % item for item in sorted(killer.kills.items())),
               end='')
-
-
-@pytest.mark.slow
-@pytest.mark.version_independent
-def test_a_run_on_one_tower_with_all_threads_that_is_killed(runner, tmp_path):
-    whole = runner.run(tmp_path / 'whole', ONE_TOWER + ['--save_steps=3'])
-    assert whole.stdout.startswith('1 tower, batch 50 = 1 x 50\n')
-    folder = str(tmp_path / 'run')
-    killer = Killer(runner, folder, ONE_TOWER + ['--save_steps=1'], latest=8, seed=2)
-    for moment in ('step', 'write', 'step'):
-        killer.kill(moment)
-    runner.run(folder, ONE_TOWER + ['--save_steps=1'])
-    for step in (0, 3, 6, 9, 12):
-        values = values_of(folder, step)
-        assert 'Digits/conv1/weights/Momentum' in values
-        assert names_that_differ(values_of(whole.train_dir, step), values) == []
-    assert untimed(metrics(folder)) == untimed(metrics(whole.train_dir))

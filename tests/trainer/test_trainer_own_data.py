@@ -110,13 +110,6 @@ def test_training_data_without_a_batch(failing, flags):
 
 
 @pytest.mark.slow
-def test_a_label_out_of_range_is_one_line(failing):
-    _, lines = failing('labels')
-    assert lines == [
-        'train.py: train_batches of own_data:labels gives the label 8: expected 0 to 2']
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize('part', ['train', 'test'])
 def test_images_of_an_unknown_height_are_one_line(failing, part):
     _, (line,) = failing('any_height_' + part)

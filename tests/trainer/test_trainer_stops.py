@@ -98,7 +98,6 @@ def test_a_second_signal_ends_a_run_at_once(runner, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.version_independent
 def test_a_signal_during_the_last_save_does_not_cut_it_short(runner, tmp_path):
     folder = tmp_path / 'run'
     run = runner.start(folder, ['--train_steps=2', '--batch_size=20'],
@@ -156,7 +155,6 @@ def test_a_run_stops_at_an_accuracy_and_stays_there(runner, tmp_path):
 # ---- a terminal or a reader that is gone ---------------------------------------------------------
 
 @pytest.mark.slow
-@pytest.mark.version_independent
 def test_a_lost_terminal_ends_a_run_in_good_order_and_nohup_does_not(runner, tmp_path):
     run = under_way(runner, tmp_path / 'run')
     run.send(signal.SIGHUP)
@@ -199,7 +197,6 @@ os.close(write_end)
 
 
 @pytest.mark.slow
-@pytest.mark.version_independent
 def test_a_reader_that_has_seen_enough_ends_a_run_in_good_order(runner, tmp_path):
     folder = tmp_path / 'run'
     run = runner.start(folder, LONG, before=HEAD % b'step 2/')
@@ -254,7 +251,6 @@ def test_closed_outputs_are_no_reason_to_stop(runner, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.version_independent
 def test_predictions_are_written_whole_or_not_at_all(runner, reference, tmp_path):
     path = tmp_path / 'predictions.csv'
     path.write_text('of before')
@@ -311,7 +307,6 @@ def test_a_checkpoint_of_another_model_is_refused(runner, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.version_independent
 def test_a_damaged_newest_checkpoint_is_named_and_passed_over_when_told(
         runner, reference, tmp_path):
     folder = tmp_path / 'run'

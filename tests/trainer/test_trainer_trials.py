@@ -1,7 +1,6 @@
-"""trainer.trials: what 'auto' comes to. (`--mode=diagnose` and `memory` run in test_train_data and
-tests/memory/test_report.)"""
+"""trainer.trials: what 'auto' comes to. (`--mode=diagnose` and `memory` run in test_trainer_data
+and tests/memory/test_report.)"""
 
-import contextlib
 import inspect
 import types
 
@@ -9,7 +8,7 @@ from absl.testing import flagsaver
 import pytest
 
 import towers
-from trainer import diagnosis, training, trials
+from trainer import diagnosis, trials
 from trainer.flags import FLAGS
 from trainer.job import Setup
 from trainer.resuming import run_settings
@@ -60,34 +59,6 @@ def test_all_trials_see_to_bad_examples(monkeypatch):
                 getattr(trials, name)(*[setup, None][:len(inspect.signature(
                     getattr(trials, name)).parameters)])
             assert within == [SETUP.dataset] and len(runs) == 1, name
-
-
-def test_the_audited_step_sees_to_bad_examples_as_any_other(monkeypatch):
-    done, is_skipping = [], []
-
-    @contextlib.contextmanager
-    def skipping(*unused):
-        is_skipping.append(True)
-        try:
-            yield
-        except ValueError:  # an example is left out, and the step is to be run again
-            done.append('left out')
-        is_skipping.pop()
-
-    def audit(job, session):
-        assert is_skipping
-        done.append('audit')
-        if done == ['audit']:
-            raise ValueError
-    session = types.SimpleNamespace(
-        should_stop=lambda: False, run_steps=lambda op, steps: done.append(steps),
-        run_step_fn=lambda function: {0: 0, 2: 0, 3: 1}.get(len(done), 4))
-    job = types.SimpleNamespace(counts=types.SimpleNamespace(last_step=4), train_op=None)
-    monkeypatch.setattr(training, 'skipping', skipping)
-    monkeypatch.setattr(training, 'audit_runtime', audit)
-    with flagsaver.flagsaver(audit_runtime=True):
-        assert training.run_steps(job, session) is None
-    assert done == ['audit', 'left out', 'audit', 3]
 
 
 SETUP = Setup(None, types.SimpleNamespace(num_examples={'train': 1437}), 'auto', None,
