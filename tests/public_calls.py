@@ -70,6 +70,7 @@ CALLS = {
     'build_towers': lambda given: (towers.build_towers, dict(
         model_fn=model_fn, inputs=given.x, optimizer=given.optimizer, devices=2)),
     'split_batch': lambda given: (towers.split_batch, dict(inputs=given.x, num_shards=2)),
+    'staged': lambda given: (towers.staged, dict(dataset=given.dataset, devices=2)),
     'combine_gradients': lambda given: (towers.combine_gradients, dict(tower_gradients=[[]])),
     'resolve_devices': lambda given: (towers.resolve_devices, dict(devices=2)),
     'session_config': lambda given: (towers.session_config, dict(devices=2)),
@@ -158,7 +159,8 @@ CALLS = {
 OTHERS = {
     'what calls return, made by nobody else': [
         'Audit', 'BuiltTowers', 'FittedBatch', 'MeasuredMemory', 'Member', 'MemoryAccount',
-        'MemoryReport', 'OperationTimes', 'Plan', 'Tower', 'TowersReport'],
+        'MemoryReport', 'OperationTimes', 'Plan', 'StagedInputs', 'Tower', 'TowersReport'],
+    'called in model functions, with a tensor': ['batch_concat', 'batch_mean', 'batch_sum'],
     'checked when a model function returns it': ['ModelOutput'],
     'checked by the hooks that it is given to': ['StepCounts']}
 

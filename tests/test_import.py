@@ -160,8 +160,8 @@ def test_public_functions_carry_type_hints():
 # ---- rooms ---------------------------------------------------------------------------------------
 
 # As docs/architecture.md has them, from above to below; what is in no folder comes last.
-ROOMS = ['launch', 'fronts', 'inspect', 'cluster', 'run', 'memory', 'api', 'clone', 'reduce',
-         'tower', 'recompute', 'placement', 'checkpoint', 'graph', 'for all rooms']
+ROOMS = ['launch', 'fronts', 'inspect', 'cluster', 'run', 'memory', 'api', 'reduce', 'tower',
+         'recompute', 'placement', 'checkpoint', 'graph', 'for all rooms']
 
 
 def room_of(module):

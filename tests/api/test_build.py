@@ -577,7 +577,7 @@ def test_the_first_tower_has_the_names_of_one_device():
         with tf.variable_scope('layer'):
             w = tf.get_variable('w', [], tf.float64, tf.ones_initializer())
         mean = tf.Variable(0., trainable=False, name='mean', dtype=tf.float64)
-        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(mean, tf.reduce_mean(x)))
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(mean, tf.reduce_mean(x)))
         return tf.reduce_mean(tf.square(tf.multiply(x, w, name='product')))
     with tf.name_scope('around'):
         built = towers.build_towers(model_fn, np.array([1., 2., 3., 4.]),

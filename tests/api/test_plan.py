@@ -43,7 +43,7 @@ def test_the_whole_text(monkeypatch):
   0      /gpu:2        4         regularization, batch-norm updates
   1      /cpu:0        4         -
   towers           1 call of the model function, 1 copy of its graph
-  variables        7 (5 trainable), 66 parameters, 0.0 MB
+  variables        7 (5 trainable), 66 parameters, 0.3 kB
   variables on     /cpu:0
   shared by order  scale
   session_config   TensorFlow's choice of intra-op and TensorFlow's choice of inter-op threads; GPU
@@ -53,6 +53,7 @@ def test_the_whole_text(monkeypatch):
   learning rate    0.5; on the sum, steps as 2 x 0.5 = 1 would on the mean
   regularization   1 registered loss added, counted once, computed once a step
   batch norm       2 update ops of tower 0 ride on the train op
+  who writes       trained: all towers, 5; averages and counters: tower 0 writes, 2
   no gradient      unused'''
     assert plan.batch_size == 8 and plan.reduction == 'sum' and plan.remainder == 'error'
     # 6 x 5 weights, 3 x 5 of batch norm, 6 x 3 of the kernel, 2 unused, 1 scale

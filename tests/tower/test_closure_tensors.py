@@ -15,8 +15,8 @@ def weight():
     return tf.get_variable('w', [], tf.float64, tf.constant_initializer(1.))
 
 
-def counting(x, write=lambda size, mean: tf.assign(size, size + mean)):
-    """w * mean(x); UPDATE_OPS add the mean to `size`."""
+def counting(x, write=lambda size, mean: tf.assign(size, .5 * size + mean)):
+    """w * mean(x); UPDATE_OPS average the mean in `size`."""
     size = tf.get_variable('size', [], tf.float64, tf.zeros_initializer(), trainable=False)
     update = write(size, tf.reduce_mean(x))
     tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
@@ -26,7 +26,8 @@ def counting(x, write=lambda size, mean: tf.assign(size, size + mean)):
 
 def in_a_branch(x):
     return counting(x, lambda size, mean: tf.cond(
-        mean > 0, lambda: tf.identity(tf.assign_add(size, mean)),
+        tf.placeholder_with_default(True, []),
+        lambda: tf.identity(tf.assign(size, .5 * size + mean)),
         lambda: tf.constant(0., tf.float64)))
 
 
@@ -72,10 +73,10 @@ def trained(model_fn, transform=None, examples=6, num_towers=2, optimizer=None, 
     pytest.param(counting, takes, dict(num_towers=1, accumulate=2), 2., marks=slow),
     pytest.param(in_a_branch, waits, dict(num_towers=1), 3.5, marks=slow)])
 def test_an_update_of_the_first_tower_may_be_taken(model_fn, transform, options, first):
-    w = 1.
-    for step, values in enumerate(trained(
-            model_fn, transform, optimizer=None if transform else Slower(.1), steps=2, **options)):
-        size = (step + 1) * first
+    w, size = 1., 0.
+    for values in trained(
+            model_fn, transform, optimizer=None if transform else Slower(.1), steps=2, **options):
+        size = .5 * size + first
         w -= .1 * 3.5 / (1 + size)
         np.testing.assert_allclose([values['size'], values['w']], [size, w], rtol=1e-12)
 

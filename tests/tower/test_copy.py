@@ -54,7 +54,8 @@ def test_the_model_function_is_called_once_and_the_recipe_once_per_tower():
     with tf.Graph().as_default():
         built = build(model_fn, samples.vectors(8), 4, copies='reuse')
         assert built.plan.how_built == '4 calls of the model function'
-    assert calls == [('tower_%d' % number, number > 0) for number in range(4)]
+    assert [(scope, bool(reuse)) for scope, reuse in calls] == [
+        ('tower_%d' % number, number > 0) for number in range(4)]
 
 
 @pytest.mark.parametrize('scope', [None, pytest.param('train', marks=slow)])

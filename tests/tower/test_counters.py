@@ -169,10 +169,10 @@ def test_metrics_that_ride_on_the_step_count_the_whole_batch(devices, options):
         weight = tf.get_variable('weight', [1, 1], tf.float64, tf.ones_initializer())
         outputs = tf.matmul(numbers, weight)
         tf.metrics.mean(outputs, name='mae', updates_collections=tf.GraphKeys.UPDATE_OPS)
-        average = tf.get_variable('average', [], tf.float64, tf.zeros_initializer(),
-                                  trainable=False)
+        examples = tf.get_variable('examples', [], tf.float64, tf.zeros_initializer(),
+                                   trainable=False)
         tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(
-            average, tf.cast(tf.shape(numbers)[0], tf.float64)))
+            examples, tf.cast(tf.shape(numbers)[0], tf.float64)))
         return tf.reduce_mean(outputs)
     built = towers.build_towers(model_fn, tf.constant(NUMBERS), tf.train.GradientDescentOptimizer(
         0.), devices, 'mean', **options)
@@ -186,8 +186,8 @@ def test_metrics_that_ride_on_the_step_count_the_whole_batch(devices, options):
         found = {variable.op.name: session.run(variable)
                  for variable in tf.local_variables() + tf.global_variables()}
     assert found['mae/total'] == 2 * NUMBERS.sum() and found['mae/count'] == 2 * 64
-    # What is no counter is the first tower's alone.
-    assert found['average'] == 2 * 64 / count
+    # A count of examples is every tower's, too.
+    assert found['examples'] == 2 * 64
 
 
 def test_a_counter_that_the_forward_pass_writes_by_its_value():

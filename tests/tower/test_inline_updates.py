@@ -90,8 +90,8 @@ def as_it_is(unused_x, value):
     return value()
 
 
-def write_in_branch(x, write):
-    return tf.cond(tf.reduce_sum(x) > -1e9, lambda: tf.group(write()), tf.no_op)
+def write_in_branch(unused_x, write):
+    return tf.cond(tf.placeholder_with_default(True, []), lambda: tf.group(write()), tf.no_op)
 
 
 def write_in_loop(unused_x, write):
@@ -219,22 +219,26 @@ def test_in_a_branch_of_control_flow_v1(training):
                      train(batch_norm(decide=lambda: training), 2))
 
 
-@pytest.mark.skipif(tf.version.VERSION < '2', reason='control flow v2')
-def test_in_a_branch_of_control_flow_v2_it_is_refused():
-    def model_fn(x):
-        decide = tf.reduce_sum(x) > -1e9
-        return batch_norm(None, lambda: decide)(x)
-    with switched('control_flow_v2', True), switched('resource_variables', True):
-        with pytest.raises(towers.SharedVariableError) as caught:
-            train(model_fn, 2)
-        train(model_fn, 1)
-        train(model_fn, 2, update_ops='all')
-    assert str(caught.value) == (
-        'the forward pass of every tower writes variable fc/BatchNorm/moving_mean (operation '
-        'fc/BatchNorm/cond_1) within a branch or a loop of control flow v2, where it '
-        'cannot be left to the first tower: put the update into the collection UPDATE_OPS (slim\'s '
-        "updates_collections, by default), return it in 'updates', pass update_ops='all' to have "
-        'every tower write, or call tf.disable_control_flow_v2().')
+@pytest.mark.parametrize('v2', [False, True], ids=['v1', 'v2'])
+@pytest.mark.parametrize('fed', [True, False])
+def test_batch_norm_whose_mode_is_fed_is_as_with_its_updates_collection(v2, fed):
+    def built_and_trained(collection):
+        def model_fn(x):
+            is_training = tf.placeholder_with_default(fed, [])
+            return batch_norm(collection, lambda: is_training)(x)
+        return train(model_fn, 2)[:2]
+    with switched('control_flow_v2', v2), switched('resource_variables', True):
+        assert_equal(built_and_trained(None), built_and_trained(tf.GraphKeys.UPDATE_OPS))
+
+
+def test_batch_norm_whose_mode_is_fed_goes_in_micro_batches():
+    def built_and_trained(collection):
+        def model_fn(x):
+            is_training = tf.placeholder_with_default(True, [])
+            return batch_norm(collection, lambda: is_training)(x)
+        return train(model_fn, 2, accumulate=2)[:2]
+    with switched('control_flow_v2', False):
+        assert_equal(built_and_trained(None), built_and_trained(tf.GraphKeys.UPDATE_OPS))
 
 
 @pytest.mark.skipif(tf.version.VERSION < '2', reason='tf.function')
@@ -292,10 +296,10 @@ def test_a_constant_after_a_write_of_a_branch_is_of_that_branch():
         count = tf.get_variable('count', [], initializer=ONES, trainable=False)
 
         def counted():
-            with tf.control_dependencies([tf.assign_add(count, tf.reduce_sum(x))]):
+            with tf.control_dependencies([tf.assign_add(count, 1.)]):
                 return tf.constant(5.)
         return tf.reduce_mean(x) * w * tf.cond(
-            tf.reduce_sum(x) > 1e9, counted, lambda: tf.constant(2.) * late(x))
+            tf.placeholder_with_default(False, []), counted, lambda: tf.constant(2.) * late(x))
     with switched('control_flow_v2', False):
         assert_equal(train(model_fn, 2), on_one_device(model_fn))
 
@@ -324,7 +328,7 @@ def test_what_is_written_in_a_branch_and_used_there_is_refused():
     def model_fn(x):
         w = tf.get_variable('w', [], initializer=ONES)
         count = tf.get_variable('count', [], initializer=tf.zeros_initializer(), trainable=False)
-        return tf.cond(tf.reduce_sum(x) > -1e9,
+        return tf.cond(tf.placeholder_with_default(True, []),
                        lambda: tf.reduce_mean(x) * w * tf.identity(tf.assign_add(count, 1.)),
                        lambda: tf.reduce_mean(x) * w)
     with switched('control_flow_v2', False):

@@ -101,7 +101,7 @@ def takes_the_total(x):
      "^copies='reuse', and the call of the model function for tower 1 makes variable 'v': it "
      "shares what tf.get_variable makes.*Pass copies='clone'"),
     (counting_calls('w{}'.format, lambda _: []), towers.SharedVariableError,
-     "^variable 'w2' does not exist in this graph"),
+     "^copies='reuse', and the call of the model function for tower 1 makes variable 'w2'"),
     (counting_calls(lambda _: 'w', lambda call: [call]), towers.SharedVariableError,
      "^variable 'w' cannot be shared: .*same shape"),
     (takes_the_total, towers.ModelFunctionError,
@@ -113,7 +113,8 @@ def test_what_the_recipe_cannot_carry_is_refused(model_fn, error, text):
 
 
 @pytest.mark.parametrize('options', [
-    dict(variables=towers.VariablePlacement('replicated')), dict(stages='auto')], ids=str)
+    dict(variables=towers.VariablePlacement('replicated')), dict(
+        stages='auto', devices=[['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']])], ids=str)
 def test_replicas_and_cuts_are_refused(options, graph):
     with pytest.raises(towers.InvalidArgumentError, match="^copies='reuse' goes with neither"):
         built_of(mean, **options)

@@ -74,10 +74,10 @@ def capture(request, shards, behind):
     recorded = recorded._replace(variables=[
         each for each in recorded.variables if each.op.name not in names_of_slots])
     cuts = put_on_devices(recorded, first.device, placement, options.cutting)
-    roles = ownership(recorded, shards.sizes[0], options, len(request.parts), request.replicas,
-                      taken)
     if of_model is None:
         check_no_own_optimizer(recorded, options.objectives)
+    roles = ownership(recorded, shards.sizes[0], options, len(request.parts), request.replicas,
+                      taken)
     step = differentiate(
         recorded, options, placement, registered, first.device, shards.inputs[0], shards.sizes[0],
         scales[0], scaled_losses, takes_plain_gradients(

@@ -99,9 +99,10 @@ class Plan(collections.namedtuple('Plan', [
                 '?' if tower.examples is None else tower.examples, ', '.join(tower.owns) or '-'))
         facts = [
             ('towers', self.how_built if len(sizes) > 1 else None),
-            ('variables', '%d (%d trainable), %s parameters, %.1f MB' % (
+            ('variables', '%d (%d trainable), %s parameters, %s' % (
                 self.num_variables, self.num_trainable, '{:,}'.format(self.parameters),
-                self.parameter_bytes / 1e6)),
+                '%.1f MB' % (self.parameter_bytes / 1e6) if self.parameter_bytes >= 1e5 else
+                '%.1f kB' % (self.parameter_bytes / 1e3))),
             ('variables on', self.variable_device),
             ('shared by order', _some(self.shared_by_order)),
             ('cluster', self.cluster),

@@ -60,8 +60,8 @@ def call_for_each_tower(request, shards, scaled_losses, behind, no_batch_values)
             if number:
                 _check_shard(number, recorded, shards)
             else:
-                roles = ownership(recorded, shards.sizes[0], options, 1)
                 check_no_own_optimizer(recorded, options.objectives)
+                roles = ownership(recorded, shards.sizes[0], options, 1)
             scale = shards.weights[number] * request.factor
             steps.append(differentiate(
                 recorded, options, placement, registered, part.device, shards.inputs[number],

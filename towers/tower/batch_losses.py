@@ -54,7 +54,7 @@ def _in_scalars(loss, by_value):
                 found.append(('divides by a number that is counted in the shard', op.name))
             stack.append(op.inputs[0])
         elif op.type in _BENT and inputs:
-            found.append(('has a %s of a mean over the examples' % op.type, op.name))
+            found.append(('has a %s of a mean over the shard' % op.type, op.name))
         elif op.type in _LINEAR:
             stack.extend(inputs)
     return found

@@ -44,6 +44,9 @@ def written_by_every_tower(recorded, size, step, ignored, in_cluster):
             continue
         names = [name for name in finder.of(op) if name not in ignored]
         written.update(names)
+        if names and op.name in recorded.from_shard and finder.within_function(op) and any(
+                'Scatter' in node.op for each in finder.functions(op) for node in each.node_def):
+            _check(op, names[0], written, in_cluster, True)
         if any([_is_of_every_tower(op, name, recorded.from_shard, size) for name in names]):
             found.append((op, names))
     for op, names in found:
@@ -51,13 +54,13 @@ def written_by_every_tower(recorded, size, step, ignored, in_cluster):
     return sorted({name for _, names in found for name in names})
 
 
-def _check(op, name, written, in_cluster):
+def _check(op, name, written, in_cluster, is_in_function=False):
     """Refuses a write that every tower would make otherwise than one device makes it."""
     reason = None
     if in_cluster:
         reason = 'other machines would not get the rows: train on one machine'
-    elif compat.in_control_flow(op):
-        reason = 'the operation is in a branch or a loop: write outside of it'
+    elif is_in_function or compat.in_control_flow(op):
+        reason = 'the operation is in a branch, a loop or a function: write outside of it'
     elif 'Scatter' in op.type and any(_depends_on(op.inputs[1], each) for each in written):
         reason = ('the place of its rows is computed from a variable that the step writes, too, so '
                   'that all towers write the same rows: compute it from the examples')

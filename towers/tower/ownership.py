@@ -38,7 +38,7 @@ class Roles(collections.namedtuple('Roles', 'own_state inline_updates replicas o
         return found
 
     def describe(self, trained, update_ops):
-        """The plan's line: who writes what.
+        """The plan's line: who writes what; None where all that is written is trained.
 
         Args:
           trained: how many variables are trained.
@@ -55,7 +55,8 @@ class Roles(collections.namedtuple('Roles', 'own_state inline_updates replicas o
                  len(self.of_every_tower)),
                 ('state', 'one per tower', len(self.own_state.variables)),
                 ('metrics', 'every tower adds', len(metric))]
-        return '; '.join('%s: %s, %d' % row for row in rows if row[2])
+        return '; '.join('%s: %s, %d' % row for row in rows if row[2]) if any(
+            row[2] for row in rows[1:]) else None
 
 
 def ownership(recorded, size, options, num_parts, replicas=None, taken=()):
@@ -93,7 +94,9 @@ def ownership(recorded, size, options, num_parts, replicas=None, taken=()):
     written = {name for op in recorded.operations for name in finder.of(op)
                if op.name in step | counted and op.name not in recorded.owned}
     in_cluster = options.served_rank is not None or options.has_copies
-    of_every_tower = written_by_every_tower(recorded, size, step, ignored, in_cluster) if (
+    runs = step if options.objectives else {  # no step runs updates in an evaluation
+        op.name for op in graph_walk.step_operations(fetches)}
+    of_every_tower = written_by_every_tower(recorded, size, runs, ignored, in_cluster) if (
         options.update_ops == 'first' and (num_parts > 1 or in_cluster)) else []
     updates = InlineUpdates(graph, options.update_ops, num_parts, options.served_rank,
                             options.has_copies)

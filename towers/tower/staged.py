@@ -25,7 +25,8 @@ class StagedInputs:
       devices: the devices of the shards: a tuple of names.
     """
 
-    def __init__(self, shards, devices, initializer):
+    def __init__(self, shards: typing.Sequence, devices: typing.Tuple[str, ...],
+                 initializer: tf.Operation):
         self.initializer, self.devices, self._shards = initializer, devices, shards
 
     def shards(self, request):

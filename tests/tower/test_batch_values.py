@@ -1,0 +1,266 @@
+"""towers.batch_sum, batch_mean, batch_concat, and batch_norm='sync', against one device."""
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+import tf_slim as slim
+
+import towers
+from sample_models import switched
+
+slow = pytest.mark.slow
+X, Y = np.random.RandomState(0).randn(10, 5), np.random.RandomState(1).randn(10, 3)
+IMAGES = np.random.RandomState(2).randn(10, 4, 4, 3) * 2 + 3
+WAYS = [{}, dict(num_towers=3), dict(reduction='sum'), dict(num_towers=3, copies='reuse'),
+        dict(variables=towers.VariablePlacement('replicated')), dict(recompute='auto')]
+
+
+def variable(name, shape, seed):
+    return tf.get_variable(name, shape, tf.float64, tf.glorot_uniform_initializer(seed))
+
+
+def masked_sequence_loss(x, y):
+    """A batch norm by hand, and a loss over the batch's unmasked examples."""
+    h = tf.matmul(x, variable('w', [5, 3], 1))
+    mean = towers.batch_mean(tf.reduce_mean(h, 0))
+    variance = towers.batch_mean(tf.reduce_mean(tf.square(h - mean), 0))
+    moving = tf.get_variable('moving', [3], tf.float64, tf.zeros_initializer(), trainable=False)
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(moving, .9 * moving + .1 * mean))
+    h = (h - mean) * tf.rsqrt(variance + 1e-3)
+    mask = tf.cast(x[:, 0] > 0, tf.float64)
+    total = tf.reduce_sum(tf.reduce_sum((h - y) ** 2, 1) * mask)
+    return towers.batch_sum(total) / towers.batch_sum(tf.reduce_sum(mask))
+
+
+def contrastive_loss(x, y):
+    """Each example against all of the batch; integers say which is its own."""
+    a, b = tf.matmul(x, variable('w', [5, 4], 1)), tf.matmul(y, variable('u', [3, 4], 2))
+    own = tf.cast(x[:, 0] * 1e6, tf.int64)
+    is_own = tf.cast(tf.equal(own[:, None], towers.batch_concat(own)[None]), tf.float64)
+    logits = tf.matmul(a, towers.batch_concat(b), transpose_b=True)
+    return tf.reduce_mean(-tf.reduce_sum(tf.nn.log_softmax(logits) * is_own, 1))
+
+
+def triplet_loss(x, unused_y):
+    a, near = tf.matmul(x, variable('w', [5, 4], 1)), tf.cast(x[:, 0] > 0, tf.int64)
+    distances = tf.reduce_sum((a[:, None] - towers.batch_concat(a)[None]) ** 2, 2)
+    same = tf.equal(near[:, None], towers.batch_concat(near)[None])
+    hardest = tf.reduce_max(tf.where(same, distances, tf.zeros_like(distances)), 1)
+    return tf.reduce_mean(tf.nn.relu(1. + hardest - tf.reduce_min(
+        tf.where(same, 1e9 * tf.ones_like(distances), distances), 1)))
+
+
+def convolutional(normalize):
+    def model_fn(x, y):
+        h = tf.nn.conv2d(x, variable('k', [3, 3, 3, 6], 1), 1, 'SAME')
+        h = tf.nn.relu(normalize(h, 'one'))
+        h = normalize(tf.nn.conv2d(h, variable('l', [3, 3, 6, 4], 3), 1, 'SAME'), 'two')
+        return tf.reduce_mean(
+            (tf.matmul(tf.reduce_mean(h, [1, 2]), variable('o', [4, 3], 2)) - y) ** 2)
+    return model_fn
+
+
+def slims(is_training=lambda: True, **options):
+    return convolutional(lambda h, name: slim.batch_norm(
+        h, is_training=is_training(), scale=True, decay=.5, scope=name, **options))
+
+
+def by_moments(h, name):
+    mean, variance = tf.nn.moments(h, [0, 1, 2])
+    return tf.nn.batch_normalization(h, mean, variance, None, variable(name, [h.shape[-1]], 5), .1)
+
+
+def kerass(h, name):
+    return tf.keras.layers.BatchNormalization(momentum=.5, name=name, dtype='float64')(
+        h, training=True)
+
+
+def on_one_device(model_fn, data):
+    with tf.Graph().as_default(), tf.variable_scope('', use_resource=True):
+        optimizer = tf.train.MomentumOptimizer(.1, .9)
+        loss = model_fn(*map(tf.constant, data))
+        pairs = optimizer.compute_gradients(loss)
+        with tf.control_dependencies([loss] + [gradient for gradient, _ in pairs]
+                                     + tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+            train_op = optimizer.apply_gradients(pairs)
+        with tf.Session() as session:
+            return values_after(session, loss, train_op)
+
+
+def in_towers(model_fn, data, num_towers=2, reduction='mean', **options):
+    with tf.Graph().as_default():
+        rate = .1 if reduction == 'mean' else .1 / num_towers
+        built = towers.build_towers(
+            model_fn, tuple(map(tf.constant, data)), tf.train.MomentumOptimizer(rate, .9),
+            num_towers, reduction, remainder='weight', **options)
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            found = values_after(session, built.loss, built.train_op)
+    if reduction == 'sum':  # N times the gradient at 1 / N of the rate: the slots are N times
+        found = {name: value / (num_towers if 'Momentum' in name else 1)
+                 for name, value in found.items()}
+    return found, built
+
+
+def values_after(session, loss, train_op, steps=3):
+    session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    losses = np.array([session.run([loss, train_op])[0] for _ in range(steps)])
+    return dict({each.op.name: session.run(each) for each in tf.global_variables()}, losses=losses)
+
+
+def assert_one_device(model_fn, data, tolerance=1e-12, but=(), **options):
+    ours, built = in_towers(model_fn, data, **options)
+    theirs = on_one_device(model_fn, data)
+    for name, value in theirs.items():
+        if not any(part in name for part in but):
+            np.testing.assert_allclose(ours[name], value, tolerance, tolerance, err_msg=name)
+    return built
+
+
+@pytest.mark.parametrize('options', WAYS, ids=str)
+def test_a_loss_over_what_is_counted_in_the_batch(options):
+    assert assert_one_device(masked_sequence_loss, (X, Y), **options).plan.whole_batch is None
+
+
+@pytest.mark.parametrize('options', WAYS[:2] + [
+    pytest.param(each, marks=slow) for each in WAYS[2:]], ids=str)
+def test_negatives_from_the_whole_batch(options):
+    assert_one_device(contrastive_loss, (X, Y), **options)
+
+
+def test_the_hardest_triplets_of_the_batch():
+    assert_one_device(triplet_loss, (X, Y), num_towers=4)
+
+
+@pytest.mark.parametrize('taken', [True, False])
+def test_in_a_branch_that_all_towers_take_or_leave(taken):
+    def model_fn(x, y):
+        h = tf.matmul(x, variable('w', [5, 3], 1))
+        h = tf.cond(tf.placeholder_with_default(taken, []),
+                    lambda: h - towers.batch_mean(tf.reduce_mean(h, 0)), lambda: 2. * h)
+        return tf.reduce_mean((h - y) ** 2)
+    with switched('control_flow_v2', False):
+        assert_one_device(model_fn, (X, Y))
+
+
+def test_static_shapes_are_those_of_the_batch():
+    shapes = []
+
+    def model_fn(x):
+        shapes[:] = [towers.batch_concat(x).shape.as_list(),
+                     towers.batch_sum(x[0]).shape.as_list()]
+        return tf.reduce_mean(x * variable('w', [5], 1))
+    towers.build_towers(model_fn, tf.constant(X), tf.train.GradientDescentOptimizer(.1), 2)
+    assert shapes == [[10, 5], [5]]
+
+
+def test_without_towers_they_are_the_tensor_itself():
+    x = tf.constant(X)
+    assert towers.batch_sum(x) is towers.batch_mean(x) is towers.batch_concat(x) is x
+
+
+def in_a_loop(x):
+    return tf.while_loop(lambda i, _: i < 2, lambda i, total: (i + 1, total + towers.batch_sum(
+        tf.reduce_sum(x))), [tf.constant(0), tf.zeros([], tf.float64)])[1]
+
+
+@pytest.mark.parametrize('value, options, text', [
+    (lambda x: towers.batch_sum(x[0]), dict(accumulate=5), r'batch_sum\(.*5 micro-batches'),
+    (in_a_loop, {}, 'batch_sum.* is in a loop, or in a function or branch'),
+    (lambda x: towers.batch_mean(tf.cast(x[0], tf.int32)), {}, 'expected a dense tensor of floats'),
+    (lambda x: towers.batch_concat(tf.reduce_sum(x)), {}, r'shape \(\).*\[rows'),
+    (lambda x: towers.batch_sum(tf.equal(x, 0.)), {}, 'bool.*floats or integers')])
+def test_what_cannot_be_exchanged_is_refused(value, options, text):
+    def model_fn(x):
+        return tf.reduce_mean(tf.cast(value(x), tf.float64)) * variable('w', [], 1)
+    with pytest.raises(towers.ModelFunctionError, match=text):
+        towers.build_towers(model_fn, tf.constant(X), tf.train.GradientDescentOptimizer(.1), 2,
+                            **options)
+
+
+# ---- batch norm ----------------------------------------------------------------------------------
+
+@pytest.fixture
+def mended_slim():
+    towers.mend_slim()
+    with switched('control_flow_v2', False):
+        yield
+
+
+@pytest.mark.parametrize('model_fn, options', [
+    (slims(fused=False), {}), (slims(fused=False), dict(num_towers=3)),
+    (slims(fused=False, updates_collections=None), {}),
+    (slims(lambda: tf.placeholder_with_default(True, []), fused=False), {}),
+    (slims(lambda: tf.placeholder_with_default(False, []), fused=False), {}),
+    (convolutional(by_moments), dict(recompute='auto'))] + [
+        pytest.param(convolutional(by_moments), each, marks=slow) for each in WAYS])
+def test_batch_norm_in_sync_is_that_of_one_device(model_fn, options, mended_slim):
+    built = assert_one_device(model_fn, (IMAGES, Y), batch_norm='sync', **options)
+    assert built.plan.batch_norm.startswith('2 in sync over the whole batch')
+
+
+@pytest.mark.skipif(tf.version.VERSION < '2', reason='float64 in the fused layer of TF 1')
+def test_batch_norm_of_keras_in_sync(mended_slim):
+    # Without towers, nobody runs the updates of Keras' layers.
+    assert_one_device(convolutional(kerass), (IMAGES, Y), 1e-10, ['moving'], batch_norm='sync')
+
+
+def test_fused_batch_norm_in_sync_is_that_of_one_device(mended_slim):
+    """The kernel is float32 alone; its moving variance has the correction n / (n - 1)."""
+    def model_fn(x, y):
+        h = slim.conv2d(x, 6, 3, activation_fn=None, biases_initializer=None, scope='conv',
+                        weights_initializer=tf.glorot_uniform_initializer(1))
+        h = slim.batch_norm(h, fused=True, scale=True, decay=.5, scope='norm')
+        out = slim.fully_connected(tf.reduce_mean(h, [1, 2]), 3, activation_fn=None, scope='out',
+                                   weights_initializer=tf.glorot_uniform_initializer(2))
+        return tf.reduce_mean((out - y) ** 2)
+    data = IMAGES.astype(np.float32), Y.astype(np.float32)
+    assert_one_device(model_fn, data, 2e-5, num_towers=3, batch_norm='sync')
+    shards, _ = in_towers(model_fn, data)
+    theirs = on_one_device(model_fn, data)
+    assert abs(shards['norm/moving_mean'] - theirs['norm/moving_mean']).max() > 1e-2
+
+
+def test_what_normalizes_each_example_alone_stays():
+    def layer_norm(h, unused_name):
+        mean, variance = tf.nn.moments(h, [1, 2, 3], keepdims=True)
+        return (h - mean) * tf.rsqrt(variance + .1)
+    built = assert_one_device(convolutional(layer_norm), (IMAGES, Y), batch_norm='sync')
+    assert built.plan.batch_norm.startswith('0 in sync')
+
+
+def test_the_check_needs_no_exception(mended_slim):
+    report = towers.check_towers(slims(fused=False), (IMAGES, Y), batch_norm='sync')
+    assert report.equal and not report.left_out
+
+
+@pytest.mark.skipif(tf.version.VERSION < '2', reason='control flow v2')
+def test_a_fused_batch_norm_in_a_branch_of_control_flow_v2_is_refused():
+    def model_fn(x):
+        scale = tf.get_variable('scale', [3], initializer=tf.ones_initializer())
+        return tf.reduce_mean(tf.cond(
+            tf.placeholder_with_default(True, []),
+            lambda: tf.nn.fused_batch_norm(x, scale, scale)[0], lambda: x))
+    with switched('control_flow_v2', True), pytest.raises(
+            towers.ModelFunctionError, match="^batch_norm='sync', and batch norm .*control flow v2"):
+        towers.build_towers(model_fn, tf.constant(IMAGES.astype(np.float32)),
+                            tf.train.GradientDescentOptimizer(.1), 2, batch_norm='sync')
+
+
+# ---- what the plan tells -------------------------------------------------------------------------
+
+@pytest.mark.parametrize('loss, text', [
+    (lambda y: tf.reduce_sum(y) / tf.reduce_sum(tf.cast(y > 0, tf.float64)),
+     r'divides by a number that is counted in the shard \(truediv\)'),
+    (lambda y: tf.sqrt(tf.reduce_mean(y ** 2)), 'has a Sqrt of a mean over the shard'),
+    (lambda y: tf.reduce_mean(tf.matmul(y, y, transpose_b=True)), 'multiplies examples with each'),
+    (lambda y: tf.reduce_mean(y ** 2), None),
+    (lambda y: tf.reduce_sum(y) / tf.cast(tf.shape(y)[0], tf.float64), None),
+    (lambda y: tf.reduce_mean(tf.reduce_sum(y, 1) / tf.reduce_sum(tf.abs(y), 1)), None)])
+def test_the_plan_tells_of_losses_that_need_the_whole_batch(loss, text):
+    def model_fn(x):
+        return loss(tf.matmul(x, variable('w', [5, 3], 1)))
+    line = towers.build_towers(model_fn, tf.constant(X), tf.train.GradientDescentOptimizer(.1),
+                               2).plan.whole_batch
+    assert line is None if text is None else re.search(text, line)

@@ -1,0 +1,121 @@
+"""Shared variables that the model function writes by its examples, against one device."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import towers
+
+X = np.random.RandomState(0).randn(12, 6)
+LABELS = np.array([0, 1, 2, 3, 0, 1, 0, 2, 1, 3, 2, 0])
+OWN_ROWS = np.arange(12)
+
+
+def model(write, inline=False):
+    """A loss to class centers, which `write(centers, rows, features, difference)` updates."""
+    def model_fn(x, rows):
+        w = tf.get_variable('w', [6, 3], tf.float64, tf.constant_initializer(.1))
+        centers = tf.get_variable('centers', [12, 3], tf.float64, tf.constant_initializer(.3),
+                                  trainable=False)
+        features = tf.matmul(x, w)
+        difference = tf.gather(centers, rows) - features
+        update = write(centers, rows, features, difference)
+        if not inline:
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+            return tf.reduce_mean(tf.square(difference))
+        with tf.control_dependencies([update]):
+            return tf.identity(tf.reduce_mean(tf.square(difference)))
+    return model_fn
+
+
+def pulls(centers, rows, unused_features, difference):
+    return tf.scatter_sub(centers, rows, .1 * difference)
+
+
+def memorizes(centers, rows, features, difference):
+    return tf.scatter_update(centers, rows, features + 0. * difference)  # after the read
+
+
+def counts(centers, rows, features, difference):
+    seen = tf.get_variable('seen', [], tf.int64, tf.zeros_initializer(), trainable=False)
+    return tf.group(pulls(centers, rows, features, difference),
+                    tf.assign_add(seen, tf.shape(rows, out_type=tf.int64)[0]))
+
+
+def values_after(session, fetches):
+    session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    for _ in range(3):
+        session.run(fetches)
+    return {each.op.name: session.run(each) for each in tf.global_variables()}
+
+
+def assert_one_device(model_fn, rows, num_towers, **options):
+    with tf.Graph().as_default(), tf.variable_scope('', use_resource=True):
+        loss = model_fn(tf.constant(X), tf.constant(rows))
+        optimizer = tf.train.MomentumOptimizer(.1, .9)
+        pairs = optimizer.compute_gradients(loss)
+        with tf.control_dependencies([loss] + [gradient for gradient, _ in pairs]):
+            updates = tf.group(*tf.get_collection(tf.GraphKeys.UPDATE_OPS))
+        with tf.control_dependencies([updates]):
+            train_op = optimizer.apply_gradients(pairs)
+        with tf.Session() as session:
+            theirs = values_after(session, [loss, train_op])
+    with tf.Graph().as_default():
+        built = towers.build_towers(
+            model_fn, (tf.constant(X), tf.constant(rows)), tf.train.MomentumOptimizer(.1, .9),
+            num_towers, 'mean', remainder='weight', **options)
+        with tf.Session(config=towers.session_config(built.devices)) as session:
+            ours = values_after(session, built.train_op)
+    for name, value in theirs.items():
+        np.testing.assert_allclose(ours[name], value, 1e-12, err_msg=name)
+    return built
+
+
+@pytest.mark.parametrize('write, rows', [(pulls, LABELS), (memorizes, OWN_ROWS), (counts, LABELS)])
+@pytest.mark.parametrize('inline, num_towers, options', [
+    (False, 2, {}), (True, 4, {}), (False, 5, {}), (False, 2, dict(accumulate=2)),
+    (True, 2, dict(variables=towers.VariablePlacement('replicated')))], ids=str)
+def test_rows_and_counts_of_examples_are_those_of_one_device(write, rows, inline, num_towers,
+                                                             options):
+    built = assert_one_device(model(write, inline), rows, num_towers, **options)
+    assert 'rows and counts of examples: every tower writes, in turn, %d' % (
+        2 if write is counts else 1) in built.plan.owners
+
+
+
+
+def at_a_counted_place(centers, rows, features, unused_difference):
+    place = tf.get_variable('place', [], tf.int32, tf.zeros_initializer(), trainable=False)
+    update = tf.scatter_update(centers, place + tf.range(tf.shape(features)[0]), features)
+    with tf.control_dependencies([update]):
+        return tf.assign_add(place, 1)
+
+
+@pytest.mark.parametrize('write, text', [
+    (lambda centers, rows, features, _: tf.assign(centers, tf.reduce_max(features) * tf.ones_like(
+        centers)), 'writes variable centers .* by its examples, and no moving average of them'),
+    (lambda centers, rows, features, _: tf.assign(centers, tf.clip_by_value(
+        centers + tf.reduce_mean(features), 0., 1.)), 'no moving average'),
+    (lambda centers, rows, features, _: tf.assign_add(centers, tf.reduce_sum(features)
+                                                      * tf.ones_like(centers)), 'no moving average'),
+    (lambda centers, rows, features, difference: tf.cond(
+        tf.placeholder_with_default(True, []),
+        lambda: tf.group(pulls(centers, rows, features, difference)), tf.no_op),
+     'in a branch, a loop or a function'),
+    (at_a_counted_place, 'the place of its rows is computed from a variable that the step writes')])
+def test_what_no_tower_and_not_every_tower_can_write_is_refused(write, text):
+    with pytest.raises(towers.SharedVariableError, match=text):
+        towers.build_towers(model(write), (tf.constant(X), tf.constant(LABELS)),
+                            tf.train.GradientDescentOptimizer(.1), 2)
+
+
+def test_rows_that_the_loss_reads_after_they_are_written_are_refused():
+    def model_fn(x, rows):
+        centers = tf.get_variable('centers', [4, 6], tf.float64, tf.zeros_initializer(),
+                                  trainable=False)
+        w = tf.get_variable('w', [6], tf.float64, tf.ones_initializer())
+        with tf.control_dependencies([tf.scatter_add(centers, rows, x)]):
+            return tf.reduce_mean(w * (tf.gather(centers, rows) - x))
+    with pytest.raises(towers.SharedVariableError, match='reads variable centers .* after its exam'):
+        towers.build_towers(model_fn, (tf.constant(X), tf.constant(LABELS)),
+                            tf.train.GradientDescentOptimizer(.1), 2)
