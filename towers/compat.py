@@ -477,38 +477,6 @@ def set_opened_scopes(graph, opened):
         store.variable_scopes_count = dict(opened)
 
 
-def variables_by_name(graph):
-    """What `tf.get_variable` finds in a graph: dict from names to variables."""
-    return {name: variable for store in graph.get_collection_ref(('__variable_store',))
-            for name, variable in getattr(store, '_vars', {}).items()}
-
-
-class VariablesOfStore:
-    """A stand-in for the store of `tf.get_variable`, to be given to `init_from_checkpoint`."""
-
-    def __init__(self, variables):
-        self._vars = variables
-
-
-def is_variable_store_of_checkpoint(key, frame):
-    """Whether `tf.train.init_from_checkpoint` asks for the store of `tf.get_variable`.
-
-    Args:
-      key: key of the collection.
-      frame: the Python frame that calls the graph's `get_collection`.
-    """
-    if key != ('__variable_store',):
-        return False
-    asking = [each for each in (frame.f_back, frame.f_back and frame.f_back.f_back) if each]
-    return any(each.f_code.co_name == '_init_from_checkpoint' for each in asking)
-
-
-def is_making_a_weight(code):
-    """Whether a code object is the method by which `tf.layers` makes, or shares, a weight."""
-    return code.co_name == 'add_weight' and code.co_filename.replace('\\', '/').endswith(
-        'layers/base.py')
-
-
 def _variable_stores(graph):
     """Yields the dicts that `keep_variable_stores` keeps."""
     for key, names in ((('__variable_store',), ('_vars', '_partitioned_vars')),

@@ -36,7 +36,8 @@ def checkpoint(tmp_path_factory):
             values = session.run({v.op.name: v for v in tf.global_variables()})
             suffix = '/ExponentialMovingAverage'  # which are exported, as they are there
             expected = X.dot(values['net/w' + suffix]) + values['net/b' + suffix]
-            prefix = tf.train.Saver().save(session, str(tmp_path_factory.mktemp('train') / 'model.ckpt'), step)
+            prefix = tf.train.Saver().save(
+                session, str(tmp_path_factory.mktemp('train') / 'model.ckpt'), step)
     return prefix, expected
 
 

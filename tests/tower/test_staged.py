@@ -47,7 +47,7 @@ def test_the_steps_are_those_of_the_dataset(num_towers, dataset, options):
 
 @pytest.mark.parametrize('staged, build, text', [
     (lambda: towers.staged(X, 2), {}, 'expected a tf.data.Dataset'),
-    (lambda: towers.staged(batches(drop_remainder=True), 3), {}, r'\(8, 6\).* that 3 towers divide'),
+    (lambda: towers.staged(batches(drop_remainder=True), 3), {}, r'\(8, 6\).* that 3 towers'),
     (lambda: towers.staged(tf.data.Dataset.from_tensors(1.), 2), {}, r'shape \(\): expected dense'),
     (lambda: towers.staged(batches(), 2), dict(devices=4), 'the same devices to towers.staged'),
     (lambda: towers.staged(batches(), 2), dict(devices=2, accumulate=2), '2 micro-batches')])

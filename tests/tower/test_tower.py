@@ -361,7 +361,8 @@ def partitioned(x, y):
 
 @pytest.mark.parametrize('model_fn', [
     weight_norm_getter, direct_and_shared] + [pytest.param(model_fn, marks=slow) for model_fn in (
-        unnamed_layers, moving_averages_of_its_variables, partitioned)], ids=lambda model_fn: model_fn.__name__)
+        unnamed_layers, moving_averages_of_its_variables, partitioned)],
+    ids=lambda model_fn: model_fn.__name__)
 def test_scopes_share_and_names_are_the_models_own(model_fn):
     check_against_one_device(
         model_fn, samples.vectors(6), num_towers=3,

@@ -84,7 +84,7 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       variables: `VariablePlacement`: where variables live, and how replicated ones are kept equal;
         None for its defaults.
       numerics: `Numerics`: precision, loss scale, XLA, checks of numbers; None for its defaults.
-      name: prefix of the name scopes of further towers, `tower_1`, `tower_2`, …; tower 0 has none.
+      name: prefix of the name scopes of further towers: `tower_1`, `tower_2`, …
       var_list: the variables to train: a list, or a function from the list of all trainable
         variables to a list of some; None for all. With several losses also a dict of these by name.
       transform_gradients: called with the combined `(gradient, variable)` pairs, returns the pairs

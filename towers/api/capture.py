@@ -11,8 +11,7 @@ from towers.tower.batch_values import exchange, is_batch_value
 from towers.tower.copy import Copies, leaves_of, map_leaves
 from towers.tower.gradients import takes_plain_gradients
 from towers.tower.inner_training import check_no_own_optimizer
-from towers.tower.model_gradients import GradientsOfModel
-from towers.tower.objectives import flat, map_shaped, tensors_of
+from towers.tower.objectives import GradientsOfModel, flat, map_shaped, tensors_of
 from towers.tower.ownership import ownership
 from towers.tower.record import record
 from towers.tower.regularization import RegisteredLosses
@@ -57,7 +56,8 @@ def capture(request, shards, behind):
                                            no_batch_values(request))
         exchange([step.tower for step in steps], shards.weights, placement.main)
         return Captured([step.tower for step in steps], steps[0], roles, None,
-                        [step.of_shard for step in steps], [], '%d calls of the model function' % len(steps))
+                        [step.of_shard for step in steps], [],
+                        '%d calls of the model function' % len(steps))
     registered = RegisteredLosses(tf.get_default_graph())
     of_model = _gradients_of_model(options.objectives)
     of_calls = [None] if of_model is None else _as_tensors(of_model.weights(shards), shards.is_even)
@@ -81,7 +81,8 @@ def capture(request, shards, behind):
     step = differentiate(
         recorded, options, placement, registered, first.device, shards.inputs[0], shards.sizes[0],
         scales[0], scaled_losses, takes_plain_gradients(
-            options.objectives, options.gradient_options), len(request.parts), taken, shard=behind.shard_tensors(shards.inputs[0]))
+            options.objectives, options.gradient_options), len(request.parts), taken,
+        shard=behind.shard_tensors(shards.inputs[0]))
     towers, of_shards = copies_of(step, roles, request, shards, [weights, scales, of_calls],
                                   of_model)
     towers.insert(0, step.tower)

@@ -15,8 +15,7 @@ from towers.placement.devices import describe_config, needs_config, session_conf
 from towers.placement.xla import describe as describe_xla
 from towers.tower.batch_losses import whole_batch_line
 from towers.tower.counters import counting_updates
-from towers.tower.model_gradients import GradientsOfModel
-from towers.tower.objectives import all_pairs
+from towers.tower.objectives import GradientsOfModel, all_pairs
 
 PlannedTower = collections.namedtuple('PlannedTower', 'index device examples owns')
 """A row of the plan: `examples` is an int, or None where the batch is not static; `owns` names
@@ -30,7 +29,8 @@ class Plan(collections.namedtuple('Plan', [
         'towers', 'batch_size', 'remainder', 'reduction', 'optimizer', 'global_step',
         'learning_rate',
         'variable_device', 'num_variables', 'num_trainable', 'parameters', 'parameter_bytes',
-        'shared_by_order', 'whole_batch', 'regularization', 'batch_norm', 'without_gradient', 'how_built',
+        'shared_by_order', 'whole_batch', 'regularization', 'batch_norm', 'without_gradient',
+        'how_built',
         'combination', 'stages', 'accumulation', 'recomputation', 'precision', 'loss_scale', 'xla',
         'owners', 'own_state', 'initial_of_first', 'inline_updates', 'session', 'all_towers',
         'cluster', 'cluster_warning', 'adds_up', 'towers_an_update'])):

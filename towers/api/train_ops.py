@@ -16,8 +16,7 @@ from towers.tower.closure_tensors import (check_of_no_tower, check_of_no_worker,
                                           losses_by_tensor, take_losses_of_batch)
 from towers.tower.counters import counting_updates
 from towers.tower.example_writes import updates_of_every_tower
-from towers.tower.model_gradients import GradientsOfModel
-from towers.tower.objectives import flat, map_shaped, tensors_of
+from towers.tower.objectives import GradientsOfModel, flat, map_shaped, tensors_of
 from towers.tower.optimizer_minimize import Minimizing, has_own_minimize
 from towers.tower.outputs import weighted_mean
 

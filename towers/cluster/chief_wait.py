@@ -11,10 +11,12 @@ import time
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.cluster.ports import answers
 from towers.cluster.wait_notice import Waiting
-from towers.cluster.worker_notes import FAILED, JOINED
+from towers.cluster.worker_notes import FAILED, FIRST_SERVER, JOINED
 from towers.errors import WorkerLostError
+from towers.placement.variable_device import only_device
 
 _PAUSE = 1.  # seconds from one look to the next
 
@@ -110,3 +112,26 @@ class WaitingCreator(tf.train.SessionCreator):
                 except tf.errors.DeadlineExceededError:  # not ready
                     self._chief.look()
                     time.sleep(_PAUSE)
+
+
+class ChiefEnd:
+    """Whether the chief of asynchronous servers has ended: a variable on the first server.
+
+    Its workers wait for nobody, so that no step tells them. Without a chief nothing is saved, and a
+    worker that does not count the steps itself would train for ever.
+
+    Attributes:
+      begin: operation by which the chief records that its session has begun.
+      end: operation by which the chief records that it has ended.
+      has_ended: bool scalar; False before the chief's first session, too, or where the server has
+        been started again, and the chief has not yet another session.
+    """
+
+    def __init__(self):
+        with only_device(FIRST_SERVER):
+            ended = tf.Variable(False, trainable=False, use_resource=True,
+                                collections=['towers_rounds'], name='chief_has_ended')
+            self.begin, self.end = ended.initializer, tf.assign(ended, True).op
+            with compat.control_flow_v1():
+                self.has_ended = tf.cond(tf.is_variable_initialized(ended), ended.read_value,
+                                         lambda: tf.constant(False))

@@ -23,7 +23,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.cluster import data_end
-from towers.cluster.chief_end import ChiefEnd
+from towers.cluster.chief_wait import ChiefEnd
 from towers.cluster.fingerprint import difference
 from towers.cluster.machines import Machines, without_gradient
 from towers.cluster.ports import check_server

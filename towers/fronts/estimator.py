@@ -10,8 +10,8 @@ from towers import compat
 from towers.arguments import check_choice
 from towers.api.build import build_towers
 from towers.errors import GradientError, InvalidArgumentError, MissingPackageError
-from towers.fronts.estimator_spec import (check_mode, mergeable, merged_spec, metrics,
-                                          ModelFunction)
+from towers.fronts.estimator_spec import (ModelFunction, check_mode, initialize_all_towers,
+                                          mergeable, merged_spec, metrics)
 from towers.fronts.optimizer_calls import OptimizerCalls
 from towers.fronts.optimizer_slots import check_saved
 from towers.placement.devices import check_one_stage, resolve_devices
@@ -126,6 +126,7 @@ def replicate_model_fn(model_fn: typing.Callable,
         tf.logging.info('%s', built.plan)
         if on_built is not None:
             on_built(mode, built)
+        initialize_all_towers(specs[0].scaffold, built.own_state)
         return merged_spec(specs[0], built, is_sum)
 
     replicated_model_fn.is_replicated = True

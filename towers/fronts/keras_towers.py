@@ -1,10 +1,13 @@
 """A Keras model in towers, one a device: inputs cut, the model called, outputs merged."""
 
+import contextlib
+import zlib
+
 import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.api.build import build_towers
-from towers.fronts.keras_random import DrawsOfCopies
+from towers.graph.graph_walk import Recording
 from towers.placement.variable_device import only_device
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.outputs import weighted_mean
@@ -206,3 +209,54 @@ def _weights(towers, count):
         return [1.]
     return [tf.cast(tower.size * tf.cast(tower.index < count, tf.int32), tf.float64)
             / tf.cast(count, tf.float64) for tower in towers]
+
+
+class DrawsOfCopies:
+    """Seeds for the calls of one model in several towers, so that they share no dropout mask.
+
+    Most random operations have seeds of their own anyway. Copies would draw the same
+
+    * with a layer's `seed=` (TF 1.15; later Keras counts it up with each call), and
+    * with a graph-level seed in the branches of TF 2's `tf.cond`, which dropout makes under a
+      learning phase: there an operation's seed is its place in the branch.
+
+    So with a graph-level seed, the calls after the first are made under another one; without,
+    operations with a seed get another one.
+
+    Nothing is changed where the first call has operations with a gradient of their own. These may
+    compute something a second time for the gradient, and then have to draw the same again.
+    """
+
+    def __init__(self, graph):
+        self._graph = graph
+        self._keeps = False
+
+    @contextlib.contextmanager
+    def call(self, index):
+        """The context of the model's call in the tower of that number."""
+        seed = self._graph.seed
+        changes = index and not self._keeps
+        with Recording(self._graph) as made:
+            if changes and seed is not None:
+                tf.set_random_seed(_other_seed(seed, 0, index))
+            try:
+                yield
+            finally:
+                if changes and seed is not None:
+                    tf.set_random_seed(seed)
+        if not index:
+            self._keeps = any(op.type == 'IdentityN' for op in made.operations)
+        if changes and seed is None:
+            for op in made.operations:
+                if op.op_def is not None and _SEEDS <= {attr.name for attr in op.op_def.attr}:
+                    seeds = [op.get_attr(name) for name in ('seed', 'seed2')]
+                    if any(seeds):
+                        compat.set_attribute(op, 'seed2', tf.AttrValue(
+                            i=_other_seed(seeds[0], seeds[1], index)))
+
+
+_SEEDS = {'seed', 'seed2'}
+
+
+def _other_seed(seed, seed2, index):
+    return zlib.crc32(('%s %s copy %d' % (seed, seed2, index)).encode()) % 2 ** 31 or 1

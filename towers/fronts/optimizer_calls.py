@@ -23,7 +23,7 @@ from towers.fronts.optimizer_slots import apply_call, made_late, make_slots
 from towers.graph import graph_walk
 from towers.graph.variable_writes import Writes
 from towers.reduce.combination import combine
-from towers.tower.model_gradients import GradientsOfModel
+from towers.tower.objectives import GradientsOfModel
 from towers.tower.optimizer_gradients import listed_pairs
 from towers.tower.inner_training import OF_GRADIENTS, OPTIMIZER_UPDATES
 

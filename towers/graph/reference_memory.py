@@ -3,8 +3,8 @@
 The value of a reference variable is its memory, and many kernels pass on the memory that they read,
 at least where there is nothing to compute: `Identity`, `StopGradient`, `Reshape`, `StridedSlice`,
 `Tile` by 1, `Sum` over no axis. What takes it from them reads the variable when it computes, and
-not when they did. So every operation counts as passing memory on, but for those of a list. (The value
-of a resource variable stays as it is: a write takes new memory where a reader holds the old one.)
+not when they did. So every operation counts as passing memory on, but for those of a list. (The
+value of a resource variable stays as it is: a write takes new memory where a reader holds it.)
 """
 
 # Kernels whose result has memory of its own, or that of an input which nothing else holds; never

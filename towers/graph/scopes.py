@@ -1,6 +1,5 @@
 """Scopes by their full names: variable scopes, and name scopes within texts."""
 
-import re
 
 import tensorflow.compat.v1 as tf
 
@@ -36,8 +35,3 @@ def like_current_scope(name, reuse):
         scope.partitioner, scope.custom_getter,
         scope.original_name_scope if name == scope.name else name + '/' if name else '',
         scope.dtype, scope.use_resource, scope.constraint)
-
-
-def inside_text(root):
-    """A regular expression that finds the name scope `root` where a name begins, in a text too."""
-    return re.compile(r'(?<![\w.\-])' + re.escape(root))

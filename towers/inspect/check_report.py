@@ -200,8 +200,8 @@ def likely_cause(first, one, traits, sum_of_losses, num_parts):
         return ('batch norm: each tower normalizes with the statistics of its own shard. Check '
                 'with same_shards=True, where these agree, or with batch norm in inference mode.')
     if first.name in traits.updated:
-        return ("an update (UPDATE_OPS) of %s: towers have that of tower 0's examples, unless every "
-                "tower writes (update_ops='all')." % first.name)
+        return ("an update (UPDATE_OPS) of %s: towers have that of tower 0's examples, unless "
+                "update_ops='all' has every tower write." % first.name)
     return ('something that mixes the examples of a batch other than by the mean of a loss, such '
             'as a statistic of the batch, or a loss divided by a count that differs by shard.')
 

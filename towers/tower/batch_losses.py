@@ -2,7 +2,7 @@
 
 A tower has a part of the batch. Where a loss divides by a number that is counted in the batch,
 takes a root of its mean, or multiplies examples with each other, the mean of the towers' losses is
-not the loss of the batch. What a graph tells of that is told here; `check_towers` measures the rest.
+not the loss of the batch. The plan tells what a graph shows of that; `check_towers` measures it.
 """
 
 from towers.graph import graph_walk
@@ -36,8 +36,8 @@ def whole_batch_line(recorded):
     if not found:
         return None
     more = '' if len(found) == 1 else ' and %d more' % (len(found) - 1)
-    return ('the loss %s (%s%s), and each tower has its shard alone: N towers are not one device; see '
-            'towers.batch_sum' % (found[0] + (more,)))
+    return ('the loss %s (%s%s), and each tower has its shard alone: N towers are not one device; '
+            'see towers.batch_sum' % (found[0] + (more,)))
 
 
 def _in_scalars(loss, by_value):

@@ -67,7 +67,8 @@ def batch_sum(x: typing.Any) -> tf.Tensor:
       ModelFunctionError: x is in a loop, or in a function or branch of control flow v2; or the
         parts of the batch are not there at the same time (`accumulate`, micro-batches, machines).
 
-    >>> loss = towers.batch_sum(tf.reduce_sum(losses * mask)) / towers.batch_sum(tf.reduce_sum(mask))
+    >>> total, count = tf.reduce_sum(losses * mask), tf.reduce_sum(mask)
+    >>> loss = towers.batch_sum(total) / towers.batch_sum(count)
     """
     return _value(x, 'sum')
 
@@ -104,8 +105,9 @@ def _value(x, kind):
     x = tf.convert_to_tensor(x)
     allowed = x.dtype.is_floating or x.dtype.is_integer and kind != 'mean'
     if not allowed or kind == 'concat' and x.shape.ndims == 0:
-        raise ModelFunctionError('batch_%s of %s (%s, shape %s): expected a dense tensor of %s%s.' % (
-            kind, x.name, x.dtype.name, x.shape, 'floats' if kind == 'mean' else
+        raise ModelFunctionError(
+            'batch_%s of %s (%s, shape %s): expected a dense tensor of %s%s.' % (
+                kind, x.name, x.dtype.name, x.shape, 'floats' if kind == 'mean' else
             'floats or integers', ', [rows, …]' if kind == 'concat' else ''))
     graph = compat.outermost_graph(tf.get_default_graph())
     build = _BUILDS.get(graph)
@@ -116,8 +118,8 @@ def _value(x, kind):
     if graph is not tf.get_default_graph() or not compat.in_branches_alone(x.op) or (
             compat.builds_loop(graph)):
         raise ModelFunctionError(
-            'batch_%s(%s) is in a loop, or in a function or branch of control flow v2, where towers '
-            'cannot meet: compute it outside, or call tf.disable_control_flow_v2().' % (
+            'batch_%s(%s) is in a loop, or in a function or branch of control flow v2, where '
+            'towers cannot meet: compute it outside, or call tf.disable_control_flow_v2().' % (
                 kind, x.name))
     build.count += 1
     if kind != 'concat':

@@ -101,7 +101,8 @@ def _is_of_every_tower(op, name, from_examples, size):
       SharedVariableError: the value comes from the examples in another way.
     """
     if op.name not in from_examples:
-        return op.type in _ADDS and isinstance(size, int) and size > 1 and _static(op.inputs[1]) == size
+        return op.type in _ADDS and isinstance(size, int) and size > 1 and (
+            _static(op.inputs[1]) == size)
     if 'Scatter' in op.type:
         return True
     if op.type not in _ADDS and op.type not in _SETS:

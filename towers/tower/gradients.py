@@ -12,8 +12,7 @@ from towers.placement.loop_state_devices import keep_stacks_with_loops
 from towers.placement.stages import place_backward
 from towers.placement.variable_device import only_device
 from towers.recompute.rewrite import recompute
-from towers.tower.model_gradients import GradientsOfModel
-from towers.tower.objectives import flat
+from towers.tower.objectives import GradientsOfModel, flat
 from towers.tower.optimizer_gradients import OwnGradients, computed, has_own
 from towers.tower.optimizer_minimize import has_own_minimize
 

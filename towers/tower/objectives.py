@@ -84,3 +84,22 @@ def tensors_of(pairs):
     """The tensors of `(gradient, variable)` pairs, as a flat list."""
     return [tensor for tensor in tf.nest.flatten([gradient for gradient, _ in pairs],
                                                  expand_composites=True) if tensor is not None]
+
+
+class GradientsOfModel:
+    """Stands in place of an optimizer where the model function has optimizers of its own.
+
+    `build_towers` calls the model function within `call`. `compute_gradients` then returns the
+    gradients that the model function has taken, weighted: their sum over the towers, which are
+    copies, is the combined gradient. What follows this class has
+
+      weights(shards): the weights of the losses of all towers, a list of floats or scalars; None
+        for none.
+      call(weight, is_even, placement): the context of the call; the first tower's weight, a tensor
+        where they differ; whether all shards have the same size; `Placement` of the variables.
+      note_copy(copied): notes a further tower; a function from a tensor or operation to its copy.
+      optimizers(): the optimizers that the model function uses, each once: a list.
+      slots(): the variables that optimizers have made within the call.
+      fetches(): the tensors and operations that the call has made and that a step runs.
+      compute_gradients(loss, var_list), apply_gradients(pairs, global_step, name): an optimizer's.
+    """

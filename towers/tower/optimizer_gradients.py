@@ -20,7 +20,7 @@ from towers import compat
 from towers.errors import GradientError
 from towers.graph import graph_walk
 from towers.placement.variable_device import only_device
-from towers.tower.model_gradients import GradientsOfModel
+from towers.tower.objectives import GradientsOfModel
 
 _numbers = itertools.count()  # of names in TensorFlow's registry of gradients
 _OF_GATE = re.compile(r'tuple/control_dependency(_\d+)?$')

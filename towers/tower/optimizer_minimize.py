@@ -14,7 +14,7 @@ from towers import compat
 from towers.errors import GradientError
 from towers.graph import graph_walk
 from towers.graph.variable_writes import Writes
-from towers.tower.model_gradients import GradientsOfModel
+from towers.tower.objectives import GradientsOfModel
 from towers.tower.optimizer_gradients import computes_with, times
 
 _numbers = itertools.count()  # of names in TensorFlow's registry of gradients

@@ -14,7 +14,8 @@ from towers.tower.outputs import metrics_by_kind
 from towers.tower.step import fetches_of
 
 
-class Roles(collections.namedtuple('Roles', 'own_state inline_updates replicas of_every_tower written')):
+class Roles(collections.namedtuple('Roles', [
+        'own_state', 'inline_updates', 'replicas', 'of_every_tower', 'written'])):
     """What each variable is to the towers.
 
     Attributes:

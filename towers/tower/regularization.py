@@ -2,8 +2,8 @@
 
 A loss is `data + regularization`, where `regularization` is the same in every tower. Left in every
 tower's loss it counts once, since the towers' weights add up to 1 (mean) or N (sum). Where it is
-proven to be the same (`invariance`), it is taken out of the loss of tower 0, hence of its copies, and
-computed once a step.
+proven to be the same (`invariance`), it is taken out of the loss of tower 0, hence of its copies,
+and computed once a step.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""`staged`: batches of a `tf.data.Dataset`, of which each tower's shard waits on the tower's device.
+"""`staged`: batches of a `tf.data.Dataset`, whose shards wait on the towers' devices.
 
 TensorFlow's own `MultiDeviceIterator` reads ahead: while the towers compute one step, the shards of
 the next are copied to their devices.

@@ -135,9 +135,10 @@ def differentiate(recorded, options, placement, registered, device, inputs, size
         operations += of_loss.operations
     operations += graph.get_operations()[start:]
     backward = frozenset(op.name for some in backward + [again.operations] for op in some)
-    tower = Tower(number, device, root, inputs, size, output.loss, output.predictions, output.metrics,
-                  gradients, recorded.updates, recorded.variables, losses.data_loss, 0,
-                  frozenset(op.name for op in operations) - backward, backward)
+    tower = Tower(number, device, root, inputs, size, output.loss, output.predictions,
+                  output.metrics, gradients, recorded.updates, recorded.variables,
+                  losses.data_loss, 0, frozenset(
+                      op.name for op in operations) - backward, backward)
     return Step(tower, recorded, operations, losses, taker, of_shard, recomputed, random_ops, keys)
 
 

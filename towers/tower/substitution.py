@@ -36,10 +36,6 @@ class Substitution:
         """
         return self._operations.get(op.name, op)
 
-    def is_exchanged(self, name):
-        """Whether another operation stands in the place of the one of this name."""
-        return name in self._operations
-
     def tensor(self, tensor):
         """The tensor that tower k reads in place of one from outside of tower 0.
 
