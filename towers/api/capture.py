@@ -59,7 +59,8 @@ def capture(request, shards, behind):
                         [step.of_shard for step in steps], [],
                         '%d calls of the model function' % len(steps))
     registered = RegisteredLosses(tf.get_default_graph())
-    of_model = _gradients_of_model(options.objectives)
+    of_model = next((each.optimizer for each in options.objectives
+                     if isinstance(each.optimizer, GradientsOfModel)), None)
     of_calls = [None] if of_model is None else _as_tensors(of_model.weights(shards), shards.is_even)
     _say(request, 0)
     recorded = record(
@@ -67,7 +68,7 @@ def capture(request, shards, behind):
         registered, options.variable_scope, options.reuse, options.earlier, options.xla,
         options.adds_registered, contextlib.nullcontext if of_model is None else (
             lambda: of_model.call(of_calls[0], shards.is_even, placement)),
-        _size_of_batch(shards), len(request.parts), no_batch_values(request),
+        shards.batch_size, len(request.parts), no_batch_values(request),
         request.batch_norm)
     taken, slots = ([], []) if of_model is None else (of_model.fetches(), of_model.slots())
     names_of_slots = {slot.op.name for slot in slots}  # which a Saver made there reads
@@ -151,17 +152,6 @@ def _as_tensors(weights, is_even):
     with tf.name_scope('shards'), tf.device('/cpu:0'):
         return [tf.constant(weight, tf.float64) if isinstance(weight, float) else weight
                 for weight in weights]
-
-
-def _gradients_of_model(objectives):
-    return next((each.optimizer for each in objectives
-                 if isinstance(each.optimizer, GradientsOfModel)), None)
-
-
-def _size_of_batch(shards):
-    """The batch's static size, where a shard has another; else None."""
-    return shards.batch_size if len(shards.inputs) > 1 and isinstance(
-        shards.batch_size, int) else None
 
 
 def _how_built(count):

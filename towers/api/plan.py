@@ -127,7 +127,9 @@ class Plan(collections.namedtuple('Plan', [
             ('who writes', self.owners),
             ('forward pass', self.inline_updates),
             ('of each tower', _own_state(self.own_state)),
-            ('initial value', _initial_of_first(self.initial_of_first)),
+            ('initial value', None if not self.initial_of_first else
+             "of %s is of tower 0's part of the batch, not of all of it" % _briefly(
+                 self.initial_of_first)),
             ('no gradient', _some(self.without_gradient))]
         for name, text in facts:
             for part in textwrap.wrap(text or '', _WIDTH - 19):
@@ -396,12 +398,6 @@ def _from_shard(variables, first):
     initializers = [(variable, compat.initializer_of(variable)) for variable in variables]
     return [variable.op.name for variable, op in initializers if op is not None
             and not inputs.isdisjoint(graph_walk.ancestors(op.inputs))]
-
-
-def _initial_of_first(names):
-    if not names:
-        return None
-    return "of %s is of tower 0's part of the batch, not of all of it" % _briefly(names)
 
 
 def _briefly(names, limit=2):

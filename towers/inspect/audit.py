@@ -31,7 +31,6 @@ class Audit(collections.namedtuple('Audit', 'broken notes transfers')):
       transfers: list of `Transfers`, the largest first.
     """
     __slots__ = ()
-    copies = property(lambda self: self.transfers)  # the field's former name
 
     def __str__(self):
         lines = ['audit: %s' % ('%d broken promise%s' % (

@@ -121,7 +121,7 @@ class StepGraph:
             elements = (shape.num_elements() if known else None) if size_of is None else size_of(
                 tensor)
             if elements is not None:
-                node.sizes.append(elements * _bytes_of(dtype))
+                node.sizes.append(elements * (16 if dtype == tf.string else dtype.size))
                 continue
             bound = max([other.sizes[index] for other, index in node.inputs
                          if index < len(other.sizes)] + [0])
@@ -168,7 +168,3 @@ class StepGraph:
         return (bool(node.inputs) and node.type not in _NEVER_FOLDED
                 and not node.op.op_def.is_stateful and bool(node.sizes)
                 and all(other.folded for other, _ in node.inputs))
-
-
-def _bytes_of(dtype):
-    return 16 if dtype == tf.string else dtype.size

@@ -66,7 +66,7 @@ def apply_update(optimizer, gradients, global_step, placement, variables, after,
                 applied = _apply_if_finite(optimizer, pairs, global_step, scaled_losses, on_skip,
                                            replicas is not None)
         free_initial_values(slots, made.operations, after)
-        if not _is_operation(applied):
+        if not isinstance(applied, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES):
             raise InvalidArgumentError('apply_gradients of %r returned %.80r: expected the '
                                        'operation that updates the variables.'
                                        % (optimizer, applied))
@@ -150,10 +150,6 @@ def free_initial_values(created, made, after):
         left = [other for other in op.control_inputs if other.name not in after]
         if op.name in made and len(left) < len(op.control_inputs):
             compat.set_control_inputs(op, left)
-
-
-def _is_operation(applied):
-    return isinstance(applied, (tf.Operation, tf.Tensor) + compat.VARIABLE_TYPES)
 
 
 def _uncounted(applied, made, global_step, scaled_losses):

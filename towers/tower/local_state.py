@@ -99,9 +99,6 @@ class OwnState:
             each for variable in self.variables
             for each in [variable] + self._of_towers[variable.op.name]]
 
-    def is_state(self, variable):
-        return variable.op.name in self._of_towers
-
     def updates(self, towers):
         """The updates of the towers after the first that write these towers' own state."""
         writes, found = Writes(self._graph), []

@@ -88,7 +88,8 @@ def ownership(recorded, size, options, num_parts, replicas=None, taken=()):
                 'writes it, and it is trained, which all towers do together: make it with '
                 'trainable=False.' % variable.op.name)
     if replicas is not None:
-        replicas.make([each for each in recorded.variables if not state.is_state(each)])
+        own = set(map(id, state.variables))
+        replicas.make([each for each in recorded.variables if id(each) not in own])
     ignored = _metric_variables().union(
         variable.op.name for variable in state.variables + state.of_other_towers)
     finder = Writes(graph)

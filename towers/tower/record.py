@@ -63,8 +63,7 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
       xla: whether XLA compiles the call.
       adds_registered: whether losses of Keras layers are added to the model's own.
       around: a further context of the call.
-      batch_size: examples of the whole batch, of which the shard is a part; None where it is not
-        static, or the shard is the batch.
+      batch_size: examples of the whole batch: an int, or a tensor.
       parts: how many parts the batch has.
       batch_norm: as for `build_towers`.
       no_batch_values: why the parts cannot exchange values, see `batch_values`; or None.
@@ -79,7 +78,7 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
         with made_variables.recorded(scope, reuse), record_keras_calls() as keras, \
                 compiled(xla), around(), call_of_model_fn(graph), \
                 values_of_batch(graph, parts, no_batch_values):
-            returned = _called(model_fn, inputs, batch_size)
+            returned = _called(model_fn, inputs, batch_size if parts > 1 else None)
             in_sync = 0 if batch_norm == 'shard' else synchronize(made.so_far(), graph)
         output = to_model_output(returned, 0, bool(objectives), objectives.names)
         keras_losses = keras.weight_losses(), keras.activity_losses() if adds_registered else []
@@ -106,7 +105,7 @@ def _called(model_fn, inputs, batch_size):
     try:
         return call_model_fn(model_fn, inputs)
     except ValueError as error:  # of TensorFlow's inference of shapes
-        if (batch_size is None or isinstance(error, TowersError)
+        if (not isinstance(batch_size, int) or isinstance(error, TowersError)
                 or not re.search(r'\b%d\b' % batch_size, str(error))):
             raise
         raise ModelFunctionError(

@@ -78,7 +78,7 @@ def write_after_reads(towers, graph, of_every_tower=()):
             waits_for.setdefault(gate, []).extend(
                 op for op, others in before if not set(others).isdisjoint(names))
     for gate, waited in waits_for.items():
-        compat.add_control_inputs(gate, _each_once(waited))
+        compat.add_control_inputs(gate, list({op.name: op for op in waited}.values()))
 
 
 def _readers(towers, written, frames, finder, graph):
@@ -88,8 +88,8 @@ def _readers(towers, written, frames, finder, graph):
     for tower in towers:
         trains = None
         for op in graph_walk.step_operations(_fetches(tower)):
-            if not tower.has(op.name) or _hands_on(op):
-                continue
+            if not tower.has(op.name) or op.type in HAND_ON and is_variable(op.outputs[0]):
+                continue  # the latter hands on a variable itself, to where it is read
             names = of_memory[op.name].union(written.intersection(
                 source.name for tensor in op.inputs for source in _sources(tensor, tower)))
             if not names:
@@ -121,11 +121,6 @@ def _sources(tensor, tower):
         return read_from(tensor)
     source = variable_op(tensor) if is_variable(tensor) else None
     return [] if source is None else [source]
-
-
-def _hands_on(op):
-    """Whether an operation hands on a variable itself, to where it is read."""
-    return op.type in HAND_ON and is_variable(op.outputs[0])
 
 
 def gates(op, names, frames):
@@ -175,7 +170,3 @@ def _fetches(tower):
                               [gradient for gradient, _ in tower.pairs]],
                              expand_composites=True)
     return [leaf for leaf in leaves if hasattr(leaf, 'op')]
-
-
-def _each_once(operations):
-    return list({op.name: op for op in operations}.values())
