@@ -2,7 +2,6 @@
 # make bench [ARGS='--quick …']          measure towers beside what else there is; --help says more
 # make test  [ARGS='-k pipeline …']      run the tests but the slow ones, on all cores
 # make test-all                          run all of them; test-slow: what `make test` leaves out
-# make test-versions                     all but slow ones that are the same on every TensorFlow
 # make scaling [ARGS='--model=digits …']  the batch and learning-rate claim, arm by arm, resumable
 # make scaling-speed [ARGS='--quick']      images/s on 1, 2, 4, 8 towers, and where a step's time goes
 # make scaling-step                        what `sum` and `mean` do to a step, by optimizer
@@ -24,7 +23,7 @@ PIP := PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet
 # A process a core.
 PYTEST := $(VENV)/bin/python -m pytest tests --numprocesses=logical
 
-.PHONY: train bench test test-all test-slow test-versions scaling scaling-speed \
+.PHONY: train bench test test-all test-slow scaling scaling-speed \
         scaling-step docs clean
 
 train: $(INSTALLED)
@@ -41,9 +40,6 @@ test-all: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	$(PYTEST) -m slow $(ARGS)
-
-test-versions: $(INSTALLED)
-	$(PYTEST) -m 'not (slow and version_independent)' $(ARGS)
 
 scaling: $(PLOTS)
 	$(VENV)/bin/python -m benchmarks.batch_scaling $(ARGS)
