@@ -30,7 +30,7 @@ GROUPS = collections.OrderedDict([
               'convert_colors', 'remainder', 'skip_bad', 'diagnose_seconds']),
     ('Towers', ['num_towers', 'devices', 'batch_size', 'accumulate', 'recompute', 'micro_batches',
                 'schedule', 'stages', 'reduction', 'variable_device', 'all_reduce',
-                'copies', 'update_ops', 'precision', 'loss_scale', 'xla']),
+                'copies', 'update_ops', 'batch_norm', 'precision', 'loss_scale', 'xla']),
     ('Memory and threads', ['memory_limit', 'memory_plot', 'memory_fraction', 'allow_growth',
                             'intra_op_threads', 'inter_op_threads']),
     ('Several machines', ['cluster', 'worker_hosts', 'ps_hosts', 'job_name', 'task_index',
@@ -134,6 +134,8 @@ flags.DEFINE_enum('copies', 'clone', ['clone', 'reuse'], 'towers after the first
                   'graph of one call of the model, or a call each')
 flags.DEFINE_enum('update_ops', 'first', ['first', 'all', 'none'],
                   "towers whose batch-norm updates run with a step")
+flags.DEFINE_enum('batch_norm', 'shard', ['shard', 'sync'], 'batch norm normalizes by the '
+                  "statistics of a tower's shard, or of the whole batch")
 flags.DEFINE_enum('precision', 'float32', towers.PRECISIONS, "of products and convolutions, by "
                   "TensorFlow's own graph rewrite: bf16 for CPUs, fp16 for GPUs, which scales the "
                   'loss')
