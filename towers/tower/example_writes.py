@@ -37,31 +37,32 @@ def written_by_every_tower(recorded, size, step, ignored, in_cluster):
     Raises:
       SharedVariableError: a write of the examples that no tower, and not every tower, can make.
     """
-    finder, found = Writes(tf.get_default_graph()), []
-    written = set()
+    finder, found, writes = Writes(tf.get_default_graph()), [], []
     for op in recorded.operations:
-        if op.name not in step or op.name in recorded.owned or graph_walk.is_random(op):
-            continue
-        names = [name for name in finder.of(op) if name not in ignored]
-        written.update(names)
+        if op.name in step and op.name not in recorded.owned and not graph_walk.is_random(op):
+            writes.append((op, [name for name in finder.of(op) if name not in ignored]))
+    written = {name for _, names in writes for name in names}
+    depends = _Dependence(written, recorded.operations if written else ())
+    for op, names in writes:
         if names and op.name in recorded.from_shard and finder.within_function(op) and any(
                 'Scatter' in node.op for each in finder.functions(op) for node in each.node_def):
-            _check(op, names[0], written, in_cluster, True)
-        if any([_is_of_every_tower(op, name, recorded.from_shard, size) for name in names]):
+            _check(op, names[0], depends, written, in_cluster, True)
+        if any([_is_of_every_tower(op, name, recorded.from_shard, depends, size)
+                for name in names]):
             found.append((op, names))
     for op, names in found:
-        _check(op, names[0], written, in_cluster)
+        _check(op, names[0], depends, written, in_cluster)
     return sorted({name for _, names in found for name in names})
 
 
-def _check(op, name, written, in_cluster, is_in_function=False):
+def _check(op, name, depends, written, in_cluster, is_in_function=False):
     """Refuses a write that every tower would make otherwise than one device makes it."""
     reason = None
     if in_cluster:
         reason = 'other machines would not get the rows: train on one machine'
     elif is_in_function or compat.in_control_flow(op):
         reason = 'the operation is in a branch, a loop or a function: write outside of it'
-    elif 'Scatter' in op.type and any(_depends_on(op.inputs[1], each) for each in written):
+    elif 'Scatter' in op.type and any(depends.on(op.inputs[1], each) for each in written):
         reason = ('the place of its rows is computed from a variable that the step writes, too, so '
                   'that all towers write the same rows: compute it from the examples')
     if reason is not None:
@@ -84,7 +85,7 @@ def updates_of_every_tower(towers, names):
     return [found[name] for name in sorted(found)]
 
 
-def _is_of_every_tower(op, name, from_examples, size):
+def _is_of_every_tower(op, name, from_examples, depends, size):
     """Whether every tower has to make a write for the variable to get one device's value.
 
     Args:
@@ -92,6 +93,7 @@ def _is_of_every_tower(op, name, from_examples, size):
         whose write cannot be looked into.
       name: the name of the variable's operation.
       from_examples: names of the operations that depend on the shard.
+      depends: `_Dependence`.
       size: examples in the shard; where it is static, a model that counts them adds a constant.
 
     Returns:
@@ -112,9 +114,9 @@ def _is_of_every_tower(op, name, from_examples, size):
         added = _added_to_old(op.inputs[1], name) or added
     elif op.inputs[1].dtype.is_integer:
         return True
-    is_moving = any(_depends_on(each, name) for each in added)
-    if (is_moving or op.type in _SETS and not _depends_on(op.inputs[1], name)) and _is_affine(
-            op.inputs[1], name, from_examples, not is_moving):
+    is_moving = any(depends.on(each, name) for each in added)
+    if (is_moving or op.type in _SETS and not depends.on(op.inputs[1], name)) and _is_affine(
+            op.inputs[1], name, from_examples, depends, not is_moving):
         return False
     raise SharedVariableError(
         'the model function writes variable %s (operation %s) by its examples, and no moving '
@@ -136,17 +138,27 @@ def _static(tensor):
     return value if np.shape(value) == () else None
 
 
-def _depends_on(tensor, name):
-    """Whether a tensor is computed from the value of a variable."""
-    stack, seen = [tensor], set()
-    while stack:
-        tensor = stack.pop()
-        if any(source.name == name for source in read_from(tensor)):
-            return True
-        if tensor.op.name not in seen:
-            seen.add(tensor.op.name)
-            stack.extend(tensor.op.inputs)
-    return False
+class _Dependence:
+    """Which operations are computed from the values of which variables, in one pass."""
+
+    def __init__(self, names, operations):
+        self._bits = {name: 1 << number for number, name in enumerate(sorted(names))}
+        self._found = dict(self._bits)  # name of an operation -> bits of the variables
+        made, before = {op.name for op in operations}, None
+        while before != (len(self._found), sum(map(bool, self._found.values()))):  # through loops
+            before = len(self._found), sum(map(bool, self._found.values()))
+            for op in operations:
+                found = self._found.get(op.name, 0)
+                for tensor in op.inputs:
+                    if tensor.op.name not in made and tensor.op.name not in self._found:
+                        self._found[tensor.op.name] = sum(
+                            {self._bits.get(source.name, 0) for source in read_from(tensor)})
+                    found |= self._found.get(tensor.op.name, 0)
+                self._found[op.name] = found
+
+    def on(self, tensor, name):
+        """Whether a tensor is computed from the value of a variable."""
+        return bool(self._found.get(tensor.op.name, 0) & self._bits[name])
 
 
 def _added_to_old(tensor, name):
@@ -159,7 +171,7 @@ def _added_to_old(tensor, name):
     return others if len(others) < len(inputs) else []
 
 
-def _is_affine(tensor, name, from_examples, of_means):
+def _is_affine(tensor, name, from_examples, depends, of_means):
     """Whether a tensor is a sum of the variable's value and statistics, each times a factor that
     does not depend on the examples; with `of_means` all statistics have to be means."""
     stack, seen = [tensor], set()
@@ -170,7 +182,7 @@ def _is_affine(tensor, name, from_examples, of_means):
             continue
         seen.add(op.name)
         if op.name not in from_examples:
-            if _depends_on(tensor, name):
+            if depends.on(tensor, name):
                 stack.extend(op.inputs)
             continue
         if op.type.startswith('FusedBatchNorm') and not op.get_attr('is_training'):
@@ -178,9 +190,9 @@ def _is_affine(tensor, name, from_examples, of_means):
         elif op.type in _PASS_ON or op.type in _SUMS:
             stack.extend(op.inputs)
         elif op.type in _PRODUCTS:
-            stack.extend(each for each in op.inputs if _depends_on(each, name)
+            stack.extend(each for each in op.inputs if depends.on(each, name)
                          or each.op.name in from_examples)
         elif of_means and op.type != 'Mean' and not op.type.startswith('FusedBatchNorm') or (
-                _depends_on(tensor, name)):
+                depends.on(tensor, name)):
             return False
     return True
