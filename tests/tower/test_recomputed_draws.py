@@ -5,7 +5,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from sample_models import switched
 from towers.graph import graph_walk
 from towers.tower.recomputed_draws import recomputed_draws
 
