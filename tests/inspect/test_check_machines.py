@@ -126,8 +126,8 @@ def test_weights_that_differ_from_worker_to_worker_are_said_to():
     draws = iter(range(100))
 
     def noisy(pairs):
-        noise = float(next(draws))  # of this worker's build
-        return [(gradient + noise, variable) for gradient, variable in pairs]
+        noise = tf.numpy_function(lambda: float(next(draws)), [], tf.float64)
+        return [(gradient + tf.reshape(noise, []), variable) for gradient, variable in pairs]
     report = towers.check_towers(square, (np.arange(8.),), num_towers=1, cluster='ring',
                                  transform_gradients=noisy)
     assert not report.equal and report.first.name == 'weight'
