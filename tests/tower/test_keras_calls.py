@@ -117,47 +117,6 @@ def test_frozen_layer_has_no_updates(keras):
     assert record.trainable_variables() == []
 
 
-@pytest.mark.parametrize('kind', ['subclass', 'functional'])
-def test_model_shared_by_two_towers(keras, kind):
-    model, norm = _model(keras, kind)
-    records = []
-    for tower in range(2):
-        with record_keras_calls() as record:
-            model(_examples(tower), training=True)
-        records.append(record)
-    assert [record.layers for record in records] == [[model], [model]]
-    assert [len(record.updates()) for record in records] == [2, 2]
-    assert not set(records[0].updates()) & set(records[1].updates())
-    with _session(model) as session:
-        session.run(records[1].updates())
-        mean, variance = _moving(session, norm)
-        np.testing.assert_allclose(mean, [0.6, 0.], atol=1e-6)
-        np.testing.assert_allclose(variance, [1.3, 1.0], rtol=1e-6)
-        session.run(records[0].updates())
-        np.testing.assert_allclose(_moving(session, norm)[0], [0.54 + 0.2, 0.4], rtol=1e-6)
-        for record in records:
-            np.testing.assert_allclose(session.run(record.weight_losses()), [3.0])  # 0.5 * 6
-    for record in records:
-        assert [v.shape.as_list() for v in record.trainable_variables()] == [[2], [2], [2, 3]]
-
-
-def _model(keras, kind):
-    norm = _norm(keras)
-    dense = _ones(keras, 3, kernel_regularizer=_l2(keras, 0.5))
-    if kind == 'functional':
-        inputs = keras.Input((2,))
-        return keras.Model(inputs, dense(norm(inputs))), norm
-
-    class Subclass(keras.Model):
-        def __init__(self):
-            super(Subclass, self).__init__()
-            self.norm, self.dense = norm, dense
-
-        def call(self, inputs, training=None):
-            return self.dense(self.norm(inputs, training=training))
-    return Subclass(), norm
-
-
 def test_weight_losses_are_made_once_for_a_shared_part(keras):
     part = _ones(keras, 3, kernel_regularizer=_l2(keras, 0.5))
     first = keras.Sequential([part, _ones(keras, 1, kernel_regularizer=_l2(keras, 0.1))])

@@ -107,7 +107,7 @@ def trained(make_optimizer, steps=1, **options):
 
 @pytest.mark.parametrize('make_optimizer, w, v, options', [
     each + ({},) for each in BY_HAND] + [
-        BY_HAND[0] + (dict(accumulate=2, devices=1),), BY_HAND[1] + (dict(copies='reuse'),)])
+        BY_HAND[0] + (dict(accumulate=2, devices=1),)])
 def test_it_is_called_once_for_the_whole_batch(make_optimizer, w, v, options, graph):
     np.testing.assert_allclose(trained(make_optimizer, **options), [w, v, 1], rtol=1e-12)
 

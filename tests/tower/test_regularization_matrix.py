@@ -66,23 +66,13 @@ def not_nan(total):
 
 SHAPES = {
     'sum': lambda d, r: d + r,
-    'reduce_mean of a vector': lambda d, r: tf.reduce_mean([d + r, d + r]),
-    'Print': lambda d, r: tf.Print(d + r, [d], first_n=0),
     'where': lambda d, r: not_nan(d + r),
-    'clip_by_value': lambda d, r: tf.clip_by_value(d + r, -1e6, 1e6),
-    'twice': lambda d, r: tf.add_n([d, r, d, r]),
-    'minus': lambda d, r: d - r,
     'stop_gradient of a part': lambda d, r: d + tf.stop_gradient(r) + r,
     'after an assertion': lambda d, r: after_assertion(d, r),
-    'rank 1 sum': lambda d, r: tf.reduce_sum(tf.concat([[d], [r]], 0)),
-    'einsum': lambda d, r: tf.tensordot(tf.stack([d, r]), tf.ones([2], d.dtype), 1),
     'loop v1': lambda d, r: tf.while_loop(lambda i, t: i < 2, lambda i, t: (i + 1, t + r),
                                           (tf.constant(0), d))[1],
-    'cond v1': lambda d, r: tf.cond(d > -1e6, lambda: d + r, lambda: d),
     'cond on data': lambda d, r: tf.cond(d > 0., lambda: tf.constant(2., d.dtype),
                                          lambda: tf.constant(2., d.dtype)) * r + d,
-    'case': lambda d, r: tf.case([(d < -1e6, lambda: d)], default=lambda: d + r),
-    'map_fn': lambda d, r: tf.reduce_sum(tf.map_fn(lambda part: part * 1., tf.stack([d, r]))),
 }
 
 
@@ -124,7 +114,7 @@ def test_every_shape_of_a_loss_with_registered_terms(shape):
 
 @pytest.mark.parametrize('way, copies', [('slim', 'clone')] + [
     pytest.param(*case, marks=pytest.mark.slow) for case in [
-        ('slim', 'reuse')] + [(way, 'clone') for way in sorted(WAYS) if way != 'slim']])
+        ('slim', 'reuse'), ('keras', 'clone')]])
 def test_registered_losses_are_added_once(way, copies):
     def model_fn(x):
         return tf.reduce_mean(tf.square(WAYS[way](x) - 1.))
@@ -137,14 +127,13 @@ def test_registered_losses_are_added_once(way, copies):
             ', computed once a step' if copies == 'clone' else ''))
 
 
-@pytest.mark.parametrize('shape', ['sum', pytest.param('loop v1', marks=pytest.mark.slow)])
-def test_keras_losses_that_the_loss_has_already_are_not_added_again(shape):
+def test_keras_losses_that_the_loss_has_already_are_not_added_again():
     """Keras makes them anew each time that it is asked for them."""
     def model_fn(x):
         layer = keras.layers.Dense(1, kernel_regularizer=l2, dtype='float64', name='dense')
         net = keras.Sequential([layer], name='net')
         outputs = tf.cast(net(tf.cast(x, tf.float64)), tf.float64)
-        return SHAPES[shape](tf.reduce_mean(tf.square(outputs - 1.)), tf.add_n(net.losses))
+        return tf.reduce_mean(tf.square(outputs - 1.)) + tf.add_n(net.losses)
     ours = check(model_fn, regularization='add')
     assert "in the model's own loss" in ours.built.plan.regularization
     assert 'added' not in ours.built.plan.regularization
@@ -167,7 +156,7 @@ def test_a_loss_of_activations_that_is_computed_as_the_models_own_is_added():
 
 @pytest.mark.parametrize('source', ['iterator', 'py_func'])
 def test_each_towers_draw_counts_for_itself(source):
-    """Whichever tower draws which: 1, 2, 3 and 4."""
+    """Whichever tower draws which: 1 and 2."""
     drawn = itertools.count(1)
     iterator = tf.data.make_one_shot_iterator(tf.data.Dataset.range(1, 100))
 
@@ -179,9 +168,9 @@ def test_each_towers_draw_counts_for_itself(source):
     def model_fn(x):
         w = tf.get_variable('w', [], x.dtype, tf.constant_initializer(2.))
         return tf.reduce_mean(w * x) + draw() * w * w
-    built = towers.build_towers(model_fn, np.zeros(8), samples.sgd(), 4, 'mean')
+    built = towers.build_towers(model_fn, np.zeros(8), samples.sgd(), 2, 'mean')
     # d/dw of mean(draw) w^2 at w = 2.
-    assert samples.run(built, built.gradients[0][0]) == (1 + 2 + 3 + 4) / 4. * 2 * 2.
+    assert samples.run(built, built.gradients[0][0]) == (1 + 2) / 2. * 2 * 2.
 
 
 @pytest.fixture
@@ -212,35 +201,16 @@ def test_terms_that_depend_on_the_data_by_control_alone(v2, control_flow):
     assert samples.run(built, [built.gradients[0][0], built.loss]) == [3., 3.]
 
 
-@pytest.mark.parametrize('copies', ['clone', 'reuse'])
-def test_a_gradient_that_is_overridden_around_the_total(copies):
-    name = 'NegatedTotal%s' % copies
+def test_a_gradient_that_is_overridden_around_the_total():
+    name = 'NegatedTotal'
     tf.RegisterGradient(name)(lambda op, gradient: -gradient)
 
     def model_fn(x):
         w = tf.get_variable('w', [], tf.float64, tf.constant_initializer(2.))
         with tf.get_default_graph().gradient_override_map({'Identity': name}):
             return tf.identity(tf.reduce_mean(w * x) + w * w)
-    built = towers.build_towers(model_fn, np.zeros(4), samples.sgd(), 2, 'mean', copies=copies)
+    built = towers.build_towers(model_fn, np.zeros(4), samples.sgd(), 2, 'mean')
     assert samples.run(built, built.gradients[0][0]) == -4.
-
-
-@pytest.mark.parametrize('copies', ['clone', 'reuse'])
-def test_an_optimizer_that_clips_the_gradient(copies):
-    """It would clip the data's gradient alone if the regularization were taken out."""
-    class Clipping(tf.train.GradientDescentOptimizer):
-        def compute_gradients(self, *args, **kwargs):
-            pairs = super(Clipping, self).compute_gradients(*args, **kwargs)
-            return [(tf.clip_by_value(gradient, -1., 1.), v) for gradient, v in pairs]
-
-    def model_fn(x):
-        w = tf.get_variable('w', [], tf.float64, tf.constant_initializer(2.))
-        return tf.reduce_mean(w * x) + w * w
-    for devices in (1, 2):
-        with tf.Graph().as_default():
-            built = towers.build_towers(model_fn, np.full(4, -4.), Clipping(0.1), devices, 'sum',
-                                        copies=copies)
-            assert samples.run(built, built.gradients[0][0]) == 0.  # of -4 + 4, not -1 + 4
 
 
 def test_a_term_of_the_first_call_alone():
@@ -264,10 +234,8 @@ def with_shared_layers(x):
     return tf.reduce_mean(tf.square(out - 1.))
 
 
-@pytest.mark.parametrize('copies', ['clone', pytest.param('reuse', marks=pytest.mark.slow)])
-def test_the_loss_of_a_shared_layer_counts_once(copies):
+def test_the_loss_of_a_shared_layer_counts_once():
     def plain(x):
         return with_shared_layers(x) + tf.add_n(tf.losses.get_regularization_losses())
-    ours = check(with_shared_layers, num_towers=4, plain=plain, copies=copies,
-                 regularization='add')
+    ours = check(with_shared_layers, plain=plain, regularization='add')
     assert str(ours.built.plan).count('2 registered losses added, counted once') == 1

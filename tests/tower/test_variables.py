@@ -17,7 +17,6 @@ from towers.tower.variables import owner_by_name
 BATCH = np.float32([1., 2., 3., 6.])
 ONE = tf.ones_initializer()
 SGD = tf.train.GradientDescentOptimizer
-slow = pytest.mark.slow
 
 
 def build(model_fn, devices=2, optimizer=None, **options):
@@ -55,11 +54,6 @@ def error_of(model_fn, **options):
 
 
 # ---- as on one device ----------------------------------------------------------------------------
-
-def by_get_variable(x):
-    with tf.variable_scope('a'):
-        return tf.reduce_mean(x * weight())
-
 
 def partitioned(x):
     w = tf.get_variable('w', [3], initializer=ONE, partitioner=tf.fixed_size_partitioner(2))
@@ -140,15 +134,19 @@ def the_global_step(x):
     return mean(x) * (tf.cast(tf.train.get_or_create_global_step(), tf.float32) + 1.)
 
 
-MODELS = [by_get_variable, partitioned, scopes_with_a_default_name, layers_without_a_name,
-          reuse_of_its_own, made_within_a_loop, getter_of_its_own, without_get_variable,
-          numbered_by_an_operations_name, scope_named_by_an_operation, scope_of_a_towers_name,
-          averages_of_variables, the_global_step]
+def all_in_scopes_of_their_own(x):
+    total = 0.
+    for model_fn in (partitioned, scopes_with_a_default_name, layers_without_a_name,
+                     made_within_a_loop, getter_of_its_own, without_get_variable,
+                     numbered_by_an_operations_name, scope_named_by_an_operation):
+        with tf.variable_scope(model_fn.__name__):
+            total = total + model_fn(x)
+    return total
 
 
-@pytest.mark.parametrize('options', [{}, pytest.param(dict(variable_scope='own'), marks=slow)],
-                         ids=str)
-@pytest.mark.parametrize('model_fn', MODELS, ids=lambda each: getattr(each, '__name__', None))
+@pytest.mark.parametrize('model_fn, options', [
+    (all_in_scopes_of_their_own, {}), (reuse_of_its_own, {}), (scope_of_a_towers_name, {}),
+    (averages_of_variables, {}), (the_global_step, dict(variable_scope='own'))])
 def test_they_are_those_of_one_device(graph, model_fn, options):
     """Names, collections, values after a step, slots; on the CPU, and each once in the graph."""
     mend_slim()
@@ -229,10 +227,8 @@ def test_counters_of_metrics_are_shared_and_atomic():
         assert session.run([built.metrics['mean'][0], total, count]) == [3., 36., 12.]
 
 
-@pytest.mark.parametrize('options', [
-    {}, pytest.param(dict(variables=VariablePlacement('replicated')), marks=slow)], ids=str)
 @pytest.mark.parametrize('made_by', ['get_variable', 'Variable', 'slot_creator'])
-def test_variables_colocated_with_an_activation_are_where_variables_are(made_by, options):
+def test_variables_colocated_with_an_activation_are_where_variables_are(made_by):
     def model_fn(x):
         h = x * weight()
         value = tf.reduce_mean(h, name='mean')
@@ -246,7 +242,7 @@ def test_variables_colocated_with_an_activation_are_where_variables_are(made_by,
     with tf.Graph().as_default():
         model_fn(tf.constant(BATCH))
         expected = names()
-    built = build(model_fn, optimizer=SGD(0.), **options)
+    built = build(model_fn, optimizer=SGD(0.))
     assert names() == expected
     average, = [each for each in tf.global_variables() if 'average' in each.op.name]
     assert average.device == '/device:CPU:0' and not audit(built).broken
@@ -272,16 +268,15 @@ def test_a_name_that_one_call_makes_twice(options):
         assert [each.op.name for each in build(mended, **options).variables] == [name]
 
 
-@pytest.mark.parametrize('use_resource', [True, False])
-def test_a_variable_from_before_is_shared_and_another_set_is_made(use_resource):
-    with tf.variable_scope('', use_resource=use_resource):
+def test_a_variable_from_before_is_shared_and_another_set_is_made():
+    with tf.variable_scope('', use_resource=False):
         w = weight()
     assert error_of(mean) == (
         "variable 'w' exists already in this graph: pass reuse=True (or tf.AUTO_REUSE) to share it "
         'with the towers, or variable_scope=... for a second set.')
     for reuse in True, tf.AUTO_REUSE:
         with tf.Graph().as_default():
-            with tf.variable_scope('', use_resource=use_resource):
+            with tf.variable_scope('', use_resource=False):
                 w = weight()
             built = build(mean, reuse=reuse)
             assert built.variables == [w] and values_after(built.train_op) == {'w': -5.}
