@@ -237,6 +237,7 @@ def test_a_run_that_resumes_looks_at_what_it_left_out_again(runner, tmp_path,
     assert names_that_differ(values_of(tmp_path / 'run', 8), values_of(tmp_path / 'new', 8)) == []
 
 
+@pytest.mark.slow
 def test_a_test_set_without_a_good_image_is_said_before_the_run(runner, tmp_path,
                                                                 model_for_three_channels):
     folder = images(tmp_path / 'data', ['test/%s/%d.jpg' % (name, number)
