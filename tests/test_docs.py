@@ -173,7 +173,8 @@ def before_of(block):
 
 
 @pytest.mark.parametrize('block', [
-    pytest.param(block, id=place(block), marks=[pytest.mark.slow] + skip_without_estimator(block.page))
+    pytest.param(block, id=place(block),
+                 marks=[pytest.mark.slow] + skip_without_estimator(block.page))
     for block in DIFFS])
 def test_before_and_after_a_diff_are_the_same_numbers(block, run_program):
     if any('ParallelModel' in line for line in block.lines) and compat.is_keras_3(
