@@ -302,8 +302,6 @@ def test_epochs_are_epochs_whatever_the_batch_size_was_before(runner, tmp_path):
     again = runner.run(folder, flags + ['--batch_size=20', '--eval_steps=7'])
     assert '%s holds 39 steps already' % folder in again.stdout
     assert (folder / 'settings.json').read_bytes() == before
-    shorter = runner.run(folder, ['--train_steps=5', '--summary_steps=0'])
-    assert '\nstep 39  test accuracy ' in shorter.stdout
 
 
 OTHER_VERSIONS_FLAGS = [
