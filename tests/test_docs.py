@@ -345,6 +345,8 @@ def test_commands_print_what_stands_below_them(block, command, output, runner, t
     printed = run.stdout + run.stderr
     assert pages.is_printed(output, printed.splitlines()), '%s: it printed\n%s' % (
         place(block), printed)
+    if command == 'make train':  # two towers learn the digits
+        assert float(re.search(r'test accuracy  ([.\d]+) on 360', printed).group(1)) > 0.97
 
 
 PLACEHOLDER = re.compile(r'%(?:\.\d+)?[rsdgfe]|\{[^}]*\}')

@@ -4,13 +4,11 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from train_runs import (FLAGS, TRAIN, contents, metrics, names_that_differ, newest, steps_saved,
+from train_runs import (FLAGS, contents, metrics, names_that_differ, newest, steps_saved,
                         values_of)
 
 
@@ -68,34 +66,17 @@ def test_a_run_writes_checkpoints_and_metrics(reference):
 
 
 @pytest.mark.slow
-def test_with_no_flags_two_towers_learn_the_digits(tmp_path):
-    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3')
-    done = subprocess.run([sys.executable, TRAIN], cwd=str(tmp_path), env=environment, check=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
-    assert done.stdout.startswith('2 towers, batch 100 = 2 x 50\n')
-    accuracy = float(re.search(r'^test accuracy  (0\.\d{4}|1\.0000) on 360 images$', done.stdout,
-                               re.MULTILINE).group(1))
-    assert accuracy > 0.97
-    # 30 epochs of 1,437 images.
-    assert done.stdout.endswith('checkpoint     runs/digits/model.ckpt-432\n')
-    assert newest(tmp_path / 'runs' / 'digits') == 432
-    assert [line['step'] for line in metrics(tmp_path / 'runs' / 'digits')] == [
-        100, 200, 300, 400, 432]
-
-
-@pytest.mark.slow
 def test_copies_on_every_tower_train_the_same_weights_and_resume_everywhere(runner, tmp_path):
     flags = ['--augment_shift=1', '--average_decay=0.9', '--base_learning_rate=0.01',
              '--summary_steps=3', '--save_steps=4', '--keep=99']
     copies = ['--variable_device=replicated']
-    runner.run(tmp_path / 'plain', flags + ['--train_steps=9'])
-    for steps, more in ((3, copies), (6, []), (9, copies + ['--all_reduce=collective',
-                                                            '--audit_runtime'])):
+    runner.run(tmp_path / 'plain', flags + ['--train_steps=6'])
+    for steps, more in ((3, []), (6, copies + ['--all_reduce=collective', '--audit_runtime'])):
         run = runner.run(tmp_path / 'mixed', flags + more + ['--train_steps=%d' % steps])
         assert bool(more) == (
             'variables on     every tower (2 replicas), all-reduce by ' in run.stdout)
     assert 'BROKEN' not in run.stdout
-    ours, theirs = values_of(tmp_path / 'mixed', 9), values_of(tmp_path / 'plain', 9)
+    ours, theirs = values_of(tmp_path / 'mixed', 6), values_of(tmp_path / 'plain', 6)
     assert sorted(ours) == sorted(theirs)
     for name, expected in theirs.items():
         np.testing.assert_allclose(ours[name], expected, rtol=1e-4, atol=1e-5, err_msg=name)
@@ -125,7 +106,7 @@ def test_runs_of_one_seed_begin_alike_and_see_the_same_on_any_number_of_towers(r
         argv = argv + ['--fingerprint', '--log_every=%d' % (int(argv[2].split('=')[1]) // 2),
                        '--summary_steps=0']
         folder = tmp_path / name
-        if name != 'seed':
+        if name == 'four':
             # Stopped half-way and gone on with: the checksum counts on from where it was.
             half = [flag if not flag.startswith('--train_steps') else
                     '--train_steps=%d' % (int(flag.split('=')[1]) // 2) for flag in argv]
