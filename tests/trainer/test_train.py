@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 
 from train_runs import (FLAGS, contents, metrics, names_that_differ, newest, steps_saved,
                         values_of)
@@ -217,8 +218,6 @@ def test_a_run_that_goes_on_tells_what_changed(runner, tmp_path):
              r'checkpoints to come would be without: .*/Adam.* and 14 more\. Nothing was changed\. '
              r'Go on with --optimizer=adam\. Or begin another run in another --train_dir, which '
              r'--init_from=%s starts with what fits of the weights\.\n$' % re.escape(str(folder))),
-            (['--average_decay=0'], r'train\.py: --average_decay=0\.0, was 0\.5: the checkpoint .* '
-             r'would be without: .*/ExponentialMovingAverage.*Go on with --average_decay=0\.5\. '),
             (['--average_decay=0.5', '--fingerprint'], r'train\.py: --fingerprint=True, was False: '
              r'the checkpoint \S+ is of another model: 1 of the 43 variables of this model differ: '
              r'not in the checkpoint: examples_checksum\. Nothing was changed\. Go on with '
@@ -228,11 +227,8 @@ def test_a_run_that_goes_on_tells_what_changed(runner, tmp_path):
         assert refused.stderr.count('\n') == 1 and 'step 5' not in refused.stdout
         after = contents(folder)
         assert {name for name in after if after[name] != before.get(name)} <= {'run.lock'}
-    # A run of before there were settings: told, and refused by what the checkpoint holds.
+    # A run of before there were settings.
     (folder / 'settings.json').unlink()
-    refused = runner.run(folder, same + ['--optimizer=sgd', '--average_decay=0.5'], status=1)
-    assert re.match(r'train\.py: the checkpoint \S+ holds state that the checkpoints to come would '
-                    r'be without: .*Or begin another run', refused.stderr)
     again = runner.run(folder, same + ['--average_decay=0.5'])
     assert ('%s/settings.json is missing (an older run, perhaps): whether settings have changed '
             'cannot be told\n' % folder) in again.stdout
@@ -291,31 +287,23 @@ OTHER_VERSIONS_FLAGS = [
     '--train_steps=20']
 
 
-@pytest.fixture(scope='module')
-def run_of_this_version(runner, tmp_path_factory):
-    """The folder of a run with these flags, from its start to its end."""
-    folder = tmp_path_factory.mktemp('version') / 'whole'
-    runner.run(folder, OTHER_VERSIONS_FLAGS)
-    return folder
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize('version', ['1.15', '2.21'])
-def test_a_run_goes_on_with_another_version_of_tensorflow(runner, run_of_this_version, tmp_path,
-                                                          version):
+def test_a_run_goes_on_with_another_version_of_tensorflow(runner, tmp_path):
     """tests/data/run_tf…: `train.py --train_steps=10 --keep=1` with these flags under that one."""
-    begun = os.path.join(os.path.dirname(os.path.dirname(__file__)), 'data', 'run_tf' + version)
+    other = 'run_tf1.15' if tf.version.VERSION >= '2' else 'run_tf2.21'
+    begun = os.path.join(os.path.dirname(os.path.dirname(__file__)), 'data', other)
     shutil.copytree(begun, str(tmp_path / 'mixed'))
+    runner.run(tmp_path / 'whole', OTHER_VERSIONS_FLAGS)
     run = runner.run(tmp_path / 'mixed', OTHER_VERSIONS_FLAGS)
     assert 'going on from %s/model.ckpt-10\n' % (tmp_path / 'mixed') in run.stdout
-    ours, whole = values_of(tmp_path / 'mixed', 20), values_of(run_of_this_version, 20)
+    ours, whole = values_of(tmp_path / 'mixed', 20), values_of(tmp_path / 'whole', 20)
     assert sorted(ours) == sorted(whole) and ours['global_step'] == 20
     for name, expected in whole.items():
         # Kernels round otherwise; a hundred times as much on a machine with other kernels.
         assert np.linalg.norm(ours[name] - expected) <= 1e-3 * np.linalg.norm(expected), name
     lines = metrics(tmp_path / 'mixed')
     assert [line['step'] for line in lines] == [5, 10, 15, 20]
-    for line, expected in zip(lines, metrics(run_of_this_version)):
+    for line, expected in zip(lines, metrics(tmp_path / 'whole')):
         assert line['learning_rate'] == pytest.approx(expected['learning_rate'], rel=1e-6)
         # Other images, shifts or dropout would be another loss of these 20 examples.
         assert line['loss'] == pytest.approx(expected['loss'], rel=1e-3)
