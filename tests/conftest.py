@@ -31,8 +31,6 @@ import pytest  # noqa: E402
 def pytest_configure(config):
     config.addinivalue_line('markers', 'slow: takes long, or is much like another that is fast; '
                                        '`make test` leaves it out, `make test-all` does not')
-    config.addinivalue_line('markers', 'version_independent: nothing of it changes with the '
-                                       'version of TensorFlow; where it is slow it runs on one')
     # TF's own use of gast on Python 3.13 warns some hundred times; nothing here can mend it.
     config.addinivalue_line('filterwarnings', 'ignore::DeprecationWarning:gast.*')
 

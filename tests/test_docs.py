@@ -173,8 +173,8 @@ def before_of(block):
 
 
 @pytest.mark.parametrize('block', [
-    pytest.param(block, id=place(block), marks=slow_if(block.page != 'README.md')
-                 + skip_without_estimator(block.page))
+    pytest.param(block, id=place(block),
+                 marks=[pytest.mark.slow] + skip_without_estimator(block.page))
     for block in DIFFS])
 def test_before_and_after_a_diff_are_the_same_numbers(block, run_program):
     if any('ParallelModel' in line for line in block.lines) and compat.is_keras_3(
@@ -345,6 +345,8 @@ def test_commands_print_what_stands_below_them(block, command, output, runner, t
     printed = run.stdout + run.stderr
     assert pages.is_printed(output, printed.splitlines()), '%s: it printed\n%s' % (
         place(block), printed)
+    if command == 'make train':  # two towers learn the digits
+        assert float(re.search(r'test accuracy  ([.\d]+) on 360', printed).group(1)) > 0.97
 
 
 PLACEHOLDER = re.compile(r'%(?:\.\d+)?[rsdgfe]|\{[^}]*\}')

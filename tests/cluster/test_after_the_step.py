@@ -95,6 +95,7 @@ def test_no_step_seems_to_be_made_after_the_chiefs_last(how):
     assert other == ([24., 6.], how == 'together', True)
 
 
+@pytest.mark.slow
 def test_a_worker_hears_why_its_step_was_not_made():
     def work(session, built, rank):
         session.run(built.train_op)

@@ -111,8 +111,8 @@ OTHERS_BY_3 = 'Mul by 3, and that of worker 0 Mul by 2'
     (times(2.), times(3.), True, 'its loss is computed with other numbers: ' + OTHERS_BY_3),
     pytest.param(by_branch(2.), by_branch(3.), True, OTHERS_BY_3, marks=slow),
     (by_loop(2.), by_loop(3.), False, 'by 3'),
-    (heads('ab', [.9, .1]), heads('ba', [.9, .1]), True,
-     "arranged in another way where it reads 'a/k', 'b/k'. Have")])
+    pytest.param(heads('ab', [.9, .1]), heads('ba', [.9, .1]), True,
+                 "arranged in another way where it reads 'a/k', 'b/k'. Have", marks=slow)])
 def test_another_loss_is_named(own, other, v2, text):
     with switched('control_flow_v2', v2):
         assert text in why_apart(dict(model_fn=own), dict(model_fn=other))

@@ -12,8 +12,8 @@ import tensorflow.compat.v1 as tf
 from cluster_runs import PATIENCE, Launch, own_program, weights_of_own_program
 import train_runs
 
-STEPS = 200
-FLAGS = ['--num_towers=1', '--batch_size=10', '--train_steps=%d' % STEPS, '--save_steps=25',
+STEPS = 100
+FLAGS = ['--num_towers=1', '--batch_size=10', '--train_steps=%d' % STEPS, '--save_steps=20',
          '--log_every=10', '--summary_steps=0', '--weight_decay=0.001', '--augment_shift=1']
 RING = FLAGS + ['--cluster=ring', '--dead_after=3']
 
@@ -23,18 +23,8 @@ def values(folder, step=STEPS):
     return train_runs.values_of(folder, step)
 
 
-def end_by_loss(folder, number, why):
-    """A ring whose worker 1 is hit by a signal in the middle of the run."""
-    with Launch(folder, ['--workers=2', '--linger=30'], RING + ['--train_dir=' + folder,
-                                                               '--train_steps=10000']) as launch:
-        launch.wait_for('step 50/')
-        launch.send('worker 1', number)
-        if number == signal.SIGSTOP:  # which is no failure to the launcher
-            launch.wait_for('[launch] worker 0 ended')
-            launch.send('worker 1', signal.SIGCONT)
-        assert launch.status() != 0
-        assert re.search(r'worker 1 \(127.0.0.1:\d+\) is lost: .*%s' % why, launch.output), \
-            launch.output
+def is_lost(number, why, launch):
+    return re.search(r'worker %d \(127.0.0.1:\d+\) is lost: .*%s' % (number, why), launch.output)
 
 
 @pytest.mark.slow
@@ -44,8 +34,15 @@ def test_a_ring_goes_on_exactly_after_a_frozen_worker_and_a_signal_to_one(runner
     runner.run(folder, FLAGS[:2] + ['--train_steps=20', '--batch_size=20'])
     of_one_machine = set(values(folder, 20))
     shutil.copytree(folder, undisturbed)
-    end_by_loss(folder, signal.SIGSTOP, 'no sign of life')
-    assert 25 <= train_runs.newest(folder)
+    with Launch(folder, ['--workers=2', '--linger=30'], RING + ['--train_dir=' + folder,
+                                                               '--train_steps=10000']) as launch:
+        launch.wait_for('step 50/')
+        launch.send('worker 1', signal.SIGSTOP)
+        launch.wait_for('[launch] worker 0 ended')  # to be frozen is no failure to the launcher
+        launch.send('worker 1', signal.SIGCONT)
+        assert launch.status() != 0
+        assert is_lost(1, 'no sign of life', launch), launch.output
+    assert 20 <= train_runs.newest(folder)
     with Launch(folder, ['--workers=2', '--linger=30'], RING + [
             '--train_dir=' + folder, '--train_steps=10000', '--save_steps=10000']) as launch:
         launch.wait_for('%d/10000' % (train_runs.newest(folder) // 10 * 10 + 20))
@@ -69,18 +66,15 @@ def test_a_ring_goes_on_exactly_after_a_frozen_worker_and_a_signal_to_one(runner
 
 
 @pytest.mark.slow
-def test_the_death_of_a_worker_ends_the_ring(tmp_path):
-    end_by_loss(str(tmp_path / 'run'), signal.SIGKILL, 'its process has ended')
-
-
-@pytest.mark.slow
-def test_a_ring_that_is_started_again_ends_as_an_unbroken_one(tmp_path):
+def test_a_ring_whose_worker_is_killed_names_it_and_when_started_again_ends_as_an_unbroken_one(
+        tmp_path):
     folder, unbroken = str(tmp_path / 'run'), str(tmp_path / 'unbroken')
-    with Launch(folder, ['--workers=2', '--restarts=1'],
+    with Launch(folder, ['--workers=2', '--restarts=1', '--linger=30'],
                 RING + ['--train_dir=' + folder]) as launch:
-        launch.wait_for('step 60/')
+        launch.wait_for('step 30/')
         launch.send('worker 1', signal.SIGKILL)
         assert launch.status() == 0, launch.output
+        assert is_lost(1, 'its process has ended', launch), launch.output
         assert ('worker 1 was killed by SIGKILL: all are ended, and started again (1 of 1)'
                 in launch.output)
         assert launch.output.count('[launch] worker 0 is process') == 2, launch.output
@@ -96,7 +90,7 @@ def test_with_parameter_servers_those_that_are_killed_join_again(tmp_path):
     folder, unbroken = str(tmp_path / 'run'), str(tmp_path / 'unbroken')
     with Launch(folder, ['--workers=2', '--ps=1', '--restarts=1'],
                 FLAGS + ['--cluster=ps', '--train_dir=' + folder]) as launch:
-        for step, name in ((40, 'worker 0'), (80, 'ps 0'), (120, 'worker 1')):
+        for step, name in ((20, 'worker 0'), (40, 'ps 0'), (70, 'worker 1')):
             launch.wait_for('step %d/' % step)
             launch.send(name, signal.SIGKILL)
             launch.wait_for('%s was killed by SIGKILL: it is started again' % name)
@@ -127,10 +121,9 @@ def test_a_frozen_parameter_server_is_named(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('killed', ['ps 0', 'worker 0'])
-def test_the_program_of_the_docs_trains_on_the_same_data_after_a_restart(killed, tmp_path):
+def test_the_program_of_the_docs_trains_on_the_same_data_after_a_restart(tmp_path):
     """A hook chooses the batch, by the step of the session that makes the step."""
-    folder, steps = str(tmp_path), 200
+    folder, steps = str(tmp_path), 120
     program = own_program(folder, steps, pause=0.02)
     with Launch(folder, ['--workers=2', '--ps=1', '--restarts=2'], [], program) as launch:
         deadline = time.time() + PATIENCE
@@ -138,7 +131,7 @@ def test_the_program_of_the_docs_trains_on_the_same_data_after_a_restart(killed,
             assert time.time() < deadline and launch.process.poll() is None, launch.output
             time.sleep(0.02)
         time.sleep(0.2)  # some steps further, which are made again
-        launch.send(killed, signal.SIGKILL)
+        launch.send('worker 0', signal.SIGKILL)
         assert launch.status() == 0, launch.output
     assert launch.output.count('beginning anew') >= 1, launch.output
     newest = tf.train.latest_checkpoint(str(tmp_path / 'run'))

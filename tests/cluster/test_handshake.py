@@ -209,6 +209,7 @@ def test_silence_is_noticed():
         1, 'there is no sign of life from it for 0 seconds')
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_says_why():
     watches, _ = watched(2, 30.)
     watches[1].fail('NonFiniteError: a NaN')

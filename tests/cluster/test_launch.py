@@ -85,6 +85,7 @@ def test_one_that_fails_is_started_again_if_asked_for(tmp_path):
         '[worker 0] well', '[worker 1] well']
 
 
+@pytest.mark.slow
 def test_none_is_started_again_when_one_was_told_to_stop():
     """The others need their time to save, longer than `linger`."""
     code = "time.sleep(.6 - .6 * me[1])\nsys.exit(143)"

@@ -197,6 +197,7 @@ def of_order(rank, names, chief_only=()):
         return servers, sums, said
 
 
+@pytest.mark.slow
 def test_variables_are_on_the_same_servers_in_whatever_order_they_are_made():
     servers, sums, said = of_order(0, 'abcDE')
     assert {name: servers[name] for name in 'abcDE'} == {'a': 0, 'b': 1, 'c': 1, 'D': 0, 'E': 1}

@@ -150,9 +150,9 @@ def test_sums_without_the_step_are_refused_and_the_training_goes_on(kind):
     in_sessions(make_clusters(kind), work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind, ends', [
-    ('ring', 'steps'), pytest.param('ring', 'the data of all', marks=pytest.mark.slow),
-    pytest.param('ps', 'all together', marks=pytest.mark.slow)])
+    ('ring', 'steps'), ('ring', 'the data of all'), ('ps', 'all together')])
 def test_one_worker_looks_at_a_weight_alone_while_it_trains_and_afterwards(kind, ends):
     """The gradient is that of the distance to the mean of all, 4: w <- w - 0.2 * (w - 4)."""
     cluster_of, steps = make_clusters(kind), 2 if ends == 'steps' else 3
@@ -211,6 +211,7 @@ def test_nan_of_a_step_is_an_error_of_its_own():
                 'towers-nonfinite[the loss of tower 1] : Tensor had NaN values')
 
 
+@pytest.mark.slow
 def test_a_first_server_that_was_lost_is_told_again_what_the_chief_trains(monkeypatch):
     """A worker that is started after it would wait for the chief in vain."""
     told = []

@@ -66,10 +66,10 @@ def stepped(rounds, leaves_after=None, of_hook=1, signal_after=None):
     return together(work, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rounds, leaves_after, calls', [
-    ([[0, 1], [0, 0, 1, 1], [0, 1], [0, 1]], 2, 6)] + [
-        pytest.param(*case, marks=pytest.mark.slow) for case in [
-            ([[0, 1]] * 4, 0, 0), ([[(0, 1)]] * 4, 2, 2)]])
+    ([[0, 1], [0, 0, 1, 1], [0, 1], [0, 1]], 2, 6), ([[0, 1]] * 4, 0, 0),
+    ([[(0, 1)]] * 4, 2, 2)])
 def test_a_worker_that_leaves_between_two_rounds_ends_the_others(rounds, leaves_after, calls):
     assert stepped(rounds, leaves_after) == [(calls, True)] * 2
 

@@ -99,6 +99,7 @@ def test_every_worker_updates_by_what_worker_0_has_written(case):
     assert results[0]['last']['weight'].tobytes() == results[1]['last']['weight'].tobytes()
 
 
+@pytest.mark.slow
 def test_a_worker_without_data_goes_on_updating_by_the_same_state():
     """Worker 0 has data for a step, the other for three; the read waits for the model's write,
     which a worker without data does not run."""
@@ -251,10 +252,11 @@ def with_batch_norm(inputs):
 
 
 @pytest.mark.parametrize('model_fn, options, expected', [
-    (writing('rate', by_python), {}, ['rate']), (writing('rate', in_a_branch), {}, ['rate']),
+    (writing('rate', by_python), {}, ['rate']),
+    pytest.param(writing('rate', in_a_branch), {}, ['rate'], marks=slow),
     (writing('rate', lambda value: value + 1.), dict(uneven=True), ['rate']),
     (writing('center', lambda value: tf.clip_by_value(value, -1., 1.), True), {}, ['center']),
-    (with_batch_norm, {}, []),
+    pytest.param(with_batch_norm, {}, [], marks=slow),
     pytest.param(embeddings, dict(optimizer=lambda: tf.train.AdamOptimizer(by_the_step())), [],
                  marks=slow)])
 def test_what_worker_0_sends_in_each_step(model_fn, options, expected):

@@ -95,7 +95,8 @@ def test_why_a_worker_has_ended_is_said_and_no_wrong_advice(monkeypatch, note, t
         'waiting        the step takes more than 0.1 seconds; ' + text)
 
 
-@pytest.mark.parametrize('backup_workers, rank, said', [(1, 1, False), (1, 0, True)])
+@pytest.mark.parametrize('backup_workers, rank, said', [
+    pytest.param(1, 1, False, marks=pytest.mark.slow), (1, 0, True)])
 def test_an_error_of_a_worker_is_said_before_dead_after(monkeypatch, backup_workers, rank, said):
     """Of one that the step needs: the chief, or more of the others than may be left out."""
     monkeypatch.setattr(stall, 'FIRST', 0.2)
@@ -116,7 +117,7 @@ def test_between_two_steps_a_server_is_waited_for_and_no_worker(monkeypatch, sil
     """A checkpoint, or another session, needs the servers alone."""
     heard = Heard(monkeypatch, silent=silent)
     heard.watch.step_ends()
-    time.sleep(0.4)
+    time.sleep(0.25)
     heard.watch.close()
     assert heard.lines == ['waiting        no step for more than 0.1 seconds; ps 0 (ps:1) does not '
                            'answer: start it again, and the run goes on'] * said

@@ -144,8 +144,8 @@ def test_each_file_that_is_lost_counts(tmp_path):
     assert said[-1] == 'check          999 damaged files (what they have lost is not counted)'
 
 
-@pytest.mark.parametrize('encoded', [
-    cmyk(), pytest.param(png(200, channels=4), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('encoded', [cmyk(), png(200, channels=4)])
 def test_converted_colors(tmp_path, encoded):
     found = records(tmp_path, (encoded, 2), convert=True)
     found.find_bad('train', range(6))

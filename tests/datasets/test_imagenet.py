@@ -21,6 +21,7 @@ def joined(found):
     return [np.concatenate(part) for part in zip(*found)]
 
 
+@pytest.mark.slow
 def test_test_images_are_the_central_part_in_order(folder):
     found = batches(datasets.get_dataset('imagenet', folder, augment='crop').eval_batches(
         batch_size=2, image_size=SIZE))

@@ -123,6 +123,7 @@ def test_what_the_function_returns_is_looked_at_first(own, name, text):
     assert error_of(lambda: own(name)) == text
 
 
+@pytest.mark.slow
 def test_workers_take_batches_by_turns_from_the_first_example_on(own):
     arguments = dict(ARGUMENTS, seed=1)
     assert [labels[0] for _, labels in image_files.batches(own('counted').train_batches(
@@ -193,10 +194,12 @@ def test_elements_that_are_no_pair_of_tensors(own, name, kinds):
 
 @pytest.mark.parametrize('name, text', [
     ('label', 'train_batches of m:label gives the label 8: expected 0 to 2'),
-    ('two_images', 'train_batches of m:two_images gives a batch of 2 images and 4 labels: expected '
-                   'one label for each image'),
-    ('eval_empty', 'eval_batches of m:eval_empty gives a batch of 0 images: expected none without '
-                   'images'),
+    pytest.param(
+        'two_images', 'train_batches of m:two_images gives a batch of 2 images and 4 labels: '
+        'expected one label for each image', marks=pytest.mark.slow),
+    pytest.param(
+        'eval_empty', 'eval_batches of m:eval_empty gives a batch of 0 images: expected none '
+        'without images', marks=pytest.mark.slow),
     ('more', 'eval_batches of m:more gives 8 images or more, and its num_examples says 4 for '
              'test: correct that, or end the pipeline by .take(4)')])
 def test_a_batch_that_is_not_what_it_has_to_be(own, name, text):

@@ -87,6 +87,7 @@ def test_what_has_become_of_a_bad_example(tmp_path):
     assert probe.look_again(bad) == Change(True, '%s is good now' % path)
 
 
+@pytest.mark.slow
 def test_a_folder_of_data_that_was_moved_is_the_same_data(tmp_path):
     found = folder_of(tmp_path / 'here', skip_bad=5)
     found.stream_probe(SEED, COUNT, 8).find_bad(0, LONG)

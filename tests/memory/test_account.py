@@ -68,7 +68,6 @@ def test_layers_and_parameters():
 
 
 @pytest.mark.slow
-@pytest.mark.version_independent
 def test_the_deep_stack_of_the_question_has_its_parameters():
     inputs = (tf.placeholder(tf.float32, [4, 16, 16, 1]), tf.placeholder(tf.float32, [4]))
     built = towers.build_towers(deep_stack, inputs, tf.train.MomentumOptimizer(0.1, 0.9), 1)

@@ -114,6 +114,7 @@ def test_a_listener_stops_the_run(tmpdir):
     assert other.calls[-2:] == ['after 4', 'end 4']
 
 
+@pytest.mark.slow
 def test_a_legacy_loop_takes_the_hook_as_it_is(tmpdir):
     # A MonitoredTrainingSession that restores by itself, and whose saver the hook takes.
     for steps in (3, 7):

@@ -143,6 +143,7 @@ def test_a_nan_is_an_error_of_the_run_and_of_no_placement():
                                warm_up=2)
 
 
+@pytest.mark.slow
 def test_an_input_that_fails_is_an_error_of_no_placement():
     """It would be left out for it, and another one, which comes less far, be chosen."""
     def fails_later(candidate):

@@ -59,6 +59,7 @@ def no_nvml(monkeypatch):
     monkeypatch.setattr(device_usage.importlib.util, 'find_spec', lambda name: None)
 
 
+@pytest.mark.slow
 def test_cpu_use_is_of_this_process():
     cpu = CpuUse()
     start, end = time.perf_counter(), time.process_time() + 0.2

@@ -33,7 +33,8 @@ def session_of(evaluation):
 
 
 @pytest.mark.parametrize('count, batch, num_towers', [
-    (7, 3, 2),    # batches of 3, 3, 1: shards of 2 + 1, 2 + 1, 1 + 0
+    # Batches of 3, 3, 1: shards of 2 + 1, 2 + 1, 1 + 0.
+    pytest.param(7, 3, 2, marks=pytest.mark.slow),
     (7, 2, 3)])   # always fewer examples than towers
 def test_every_example_counts_once(count, batch, num_towers):
     evaluation = Evaluation(model_fn, data(count, batch), num_towers)
@@ -200,7 +201,7 @@ def test_what_gives_itself_up_stops_the_session_and_is_not_tried_again():
 
 
 @pytest.mark.parametrize('where, direct', [
-    ('both', True), ('deeper', False)])
+    pytest.param('both', True, marks=pytest.mark.slow), ('deeper', False)])
 def test_the_variable_scope_of_the_training_is_found_again(where, direct):
     def model(x):
         w = tf.Variable(3., name='w') if direct else tf.get_variable('w', initializer=3.)
@@ -257,7 +258,8 @@ def test_an_evaluation_without_trained_after_a_build():
 
 
 @pytest.mark.parametrize('dataset, text', [
-    (lambda: data(7, 3).filter(lambda x, y: tf.size(x) < 0), 'has no batch: expected one at least'),
+    pytest.param(lambda: data(7, 3).filter(lambda x, y: tf.size(x) < 0),
+                 'has no batch: expected one at least', marks=pytest.mark.slow),
     (lambda: data(7, 3).repeat(), 'has no end: expected one that goes through the examples once')])
 def test_data_that_cannot_be_gone_through_once(dataset, text):
     evaluation = Evaluation(model_fn, dataset(), 2)

@@ -92,6 +92,7 @@ def test_what_is_there_already_is_not_touched(checkpoint, tmp_path):
         export_saved_model(build, checkpoint[0], str(tmp_path / 'file'))
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_writes_leaves_nothing_that_a_server_would_take(
         checkpoint, tmp_path, monkeypatch):
     class Killed(BaseException):

@@ -61,6 +61,7 @@ def test_time_for_the_input_and_for_the_rest_of_a_step(slow_input, slow_step):
         assert span.waited <= span.seconds / 2  # a thousandth of it, where nothing else runs
 
 
+@pytest.mark.slow
 def test_a_reading_ends_when_it_is_done_and_not_when_a_thread_is_free():
     """On 1.15 a run of digits that waited for 2 % of its time said 16 to 45."""
     value = numbers(False)
@@ -76,6 +77,7 @@ def test_a_reading_ends_when_it_is_done_and_not_when_a_thread_is_free():
     assert span.seconds >= 2 * 5 * SLOW and span.waited <= span.seconds / 4
 
 
+@pytest.mark.slow
 def test_an_input_that_is_made_ahead_hides_behind_a_step():
     dataset = tf.data.Dataset.range(20).map(slow).map(slow).map(slow)
     value = tf.data.make_one_shot_iterator(dataset.prefetch(1)).get_next()
@@ -84,6 +86,7 @@ def test_an_input_that_is_made_ahead_hides_behind_a_step():
     assert 3 * SLOW + 3 * 2 * SLOW * 0.9 - SLOW <= span.waited <= span.seconds - 3 * SLOW
 
 
+@pytest.mark.slow
 def test_a_reading_and_a_later_one_that_waits_for_work_between_them():
     first, total = numbers(False), tf.get_variable('sum', [], tf.int64, tf.zeros_initializer())
     with tf.control_dependencies([tf.assign_add(total, slow(slow(first)))]):
@@ -95,11 +98,11 @@ def test_a_reading_and_a_later_one_that_waits_for_work_between_them():
 
 
 @pytest.mark.parametrize('reads, dtype, shape, fed, waits', [
-    (False, tf.int64, [], 1, True),
+    pytest.param(False, tf.int64, [], 1, True, marks=pytest.mark.slow),
     (True, tf.int64, [2], [1, 1], True),
     (True, tf.int64, [], 1, False),  # a number, such as a learning rate, which no loop makes long
-    (True, tf.float64, None, 1, False),
-    (False, tf.bool, [], True, False)])
+    pytest.param(True, tf.float64, None, 1, False, marks=pytest.mark.slow),
+    pytest.param(False, tf.bool, [], True, False, marks=pytest.mark.slow)])
 def test_steps_that_are_fed_wait_between_them_for_examples_alone(reads, dtype, shape, fed, waits):
     value = tf.placeholder(dtype, shape)
     total = tf.reduce_sum(tf.cast(value, tf.int64))
@@ -115,7 +118,8 @@ def test_steps_that_are_fed_wait_between_them_for_examples_alone(reads, dtype, s
         assert span.waited <= SLOW / 2
 
 
-@pytest.mark.parametrize('where', ['random', 'towers'])
+@pytest.mark.parametrize('where', [
+    pytest.param('random', marks=pytest.mark.slow), 'towers'])
 def test_a_step_that_neither_reads_nor_is_fed_waits_for_nothing(where):
     if where == 'towers':
         train_op = towers.build_towers(
@@ -132,6 +136,7 @@ def test_a_step_that_neither_reads_nor_is_fed_waits_for_nothing(where):
         assert watch.reads == [] and watch.span(watch.read(session)).waited == 0.
 
 
+@pytest.mark.slow
 def test_a_fed_step_begins_before_its_first_work():
     """Its begin was noted after it, and the step seemed to wait for what it worked."""
     value = tf.placeholder(tf.float32, [2])
@@ -233,7 +238,8 @@ def test_what_cannot_be_watched():
         InputWatchHook(tf.no_op(), every_steps=0)
 
 
-@pytest.mark.parametrize('fed', ['default', 'towers'])
+@pytest.mark.parametrize('fed', [
+    'default', pytest.param('towers', marks=pytest.mark.slow)])
 def test_a_step_that_is_fed_its_batch_reads_none(fed):
     """The watch waited for the reading: each batch that was fed cost one of the iterator's."""
     dataset = tf.data.Dataset.range(20).map(lambda each: tf.cast(each, tf.float32)).batch(

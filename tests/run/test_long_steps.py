@@ -54,8 +54,9 @@ def lines_of(blocked, reason, session_class, steps=4):
 
 
 @pytest.mark.parametrize('session_class, blocked, reason', [
-    (LoopSession, 'input', 'its input has not come'),
-    (tf.train.MonitoredSession, 'work', 'its input is there, its operations work')])
+    (LoopSession, 'input', 'its input has not come'), pytest.param(
+        tf.train.MonitoredSession, 'work', 'its input is there, its operations work',
+        marks=pytest.mark.slow)])
 def test_a_blocked_step_says_what_it_waits_for_and_again(session_class, blocked, reason):
     begin = time.time()
     said = lines_of(blocked, reason, session_class)

@@ -215,6 +215,7 @@ def train(folder, loop, until=23):
             sorted(name for name in os.listdir(str(folder)) if name.endswith('.index')))
 
 
+@pytest.mark.slow
 def test_hooks_write_the_same_as_without_the_loop(tmp_path):
     plain = train(tmp_path / 'plain', False)
     looped = train(tmp_path / 'looped', True)

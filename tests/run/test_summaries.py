@@ -165,6 +165,7 @@ def test_a_name_scope_around_the_towers_stays(tmp_path):
     assert {'train/loss', 'train/layer/products', 'loss'} <= set(scalars(tmp_path)[2])
 
 
+@pytest.mark.slow
 def test_summaries_from_outside_are_written_when_they_are_given(tmp_path):
     """Those of an evaluation of the same model, for one, need the input of the evaluation."""
     job = Job(add_four, norms=False)
@@ -214,6 +215,7 @@ def test_summaries_come_with_the_step_and_only_with_those_that_are_written(tmp_p
     assert {step: values['own'] for step, values in scalars(tmp_path).items()} == {3: 1., 6: 1.}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_writes_each_step_once_for_tensorboard(tmp_path):
     """Checkpoints at 4 and 8; killed after 7; goes on from 4."""
     def killed(hook, step):

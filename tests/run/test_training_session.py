@@ -181,6 +181,7 @@ def test_a_program_may_compare_more_before_anything_is_changed(tmp_path):
     assert contents(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_initial_values_are_for_a_run_that_starts(tmp_path):
     run(tmp_path / 'other', 5)
     source = str(tmp_path / 'other' / 'model.ckpt-5')
@@ -207,6 +208,7 @@ def test_a_saver_of_the_programs_own(tmp_path):
     assert tf.train.load_variable(str(tmp_path), 'another/name') == 1.
 
 
+@pytest.mark.slow
 def test_a_session_that_is_lost_goes_on_from_what_the_run_saved_last(tmp_path):
     """And not from what was the newest when the program started."""
     class FailsOnce(tf.train.SessionRunHook):

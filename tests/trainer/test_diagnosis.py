@@ -247,7 +247,7 @@ def test_a_pipeline_that_does_not_work_ahead():
 
 
 @pytest.mark.parametrize('failing', [  # of the pipeline alone, and of the towers with it
-    4, 30])
+    pytest.param(4, marks=pytest.mark.slow), 30])
 def test_a_measurement_begins_anew_when_what_failed_is_taken_out(failing):
     calls, mended = [], []
 

@@ -120,6 +120,7 @@ def test_what_the_flags_leave_open_is_refused(given, expected, monkeypatch):
     assert in_flags(str(error.value)).startswith(expected)
 
 
+@pytest.mark.slow
 def test_the_rate_sees_all_machines_and_the_step_counts_their_examples():
     import datasets
     from models import registry

@@ -215,21 +215,23 @@ def test_help_is_grouped_and_fits_three_screens(capsys):
             assert len(re.findall(r'^  --%s ' % name, text, re.MULTILINE)) == 1
 
 
-@pytest.mark.parametrize('argv, text', [
+WHAT_THERE_IS_NOT = [
     ('--num_towers=4 --batch_size=10',
      '--batch_size=10 does not divide among 4 towers: give a multiple of 4'),
-    ('--precision=fp16', "--precision=fp16: TensorFlow %s has no rewrite to it that works on CPUs. "
-     % tf.version.VERSION),
     ('--cluster=ps --worker_hosts=a:1', '--cluster=ps does not say which parameter servers: give '
      '--ps_hosts, or --cluster=ring, which needs none'),
+    ('--devices=/gpu:7', '/gpu:7 does not exist: TensorFlow sees no GPU here. Name another device, '
+     'or see its plan with --plan_only.'),
+    ('--model=digit', "There is no network 'digit'. Did you mean digits? Those there are: "
+     'alexnet_v2, digits, inception_resnet_v2, '),
+    ('--precision=fp16', "--precision=fp16: TensorFlow %s has no rewrite to it that works on CPUs. "
+     % tf.version.VERSION),
     ('--cluster=ring --worker_hosts=a:1 --ps_hosts=b:2', '--cluster=ring has no parameter servers, '
      'and b:2 is one: leave it out, or use --cluster=ps.'),
     ('--dataset=:f', '--dataset=:f: expected module:function, such as flowers:batches'),
     ('--augment_shift=8', '--augment_shift=8 moves images of 8 x 8 pixels out of sight: give less'),
     ('--decay=cosine --decay_epochs=1e-9', '--decay_epochs=1e-09 is less than one of the 1437 '
      'examples of an epoch: give more'),
-    ('--devices=/gpu:7', '/gpu:7 does not exist: TensorFlow sees no GPU here. Name another device, '
-     'or see its plan with --plan_only.'),
     ('--devices=/job:worker/task:0/cpu:0,/cpu:1', '/job:worker/task:0/cpu:0 does not exist: this '
      'program has no cluster (TF_CONFIG is not set), so its one job is localhost. Name /cpu:0, or '
      'see its plan with --plan_only.'),
@@ -242,9 +244,11 @@ def test_help_is_grouped_and_fits_three_screens(capsys):
      "('here'): leave it out."),
     ('--model=resnet_v1_50 --batch_norm_decay=1', 'Got --batch_norm_decay=1.0, expected a number '
      'of at least 0 and below 1'),
-    ('--model=digit', "There is no network 'digit'. Did you mean digits? Those there are: "
-     'alexnet_v2, digits, inception_resnet_v2, '),
-    ('--dataset=svhn', "There is no data set 'svhn'; choose one of: cifar10, ")])
+    ('--dataset=svhn', "There is no data set 'svhn'; choose one of: cifar10, ")]
+
+
+@pytest.mark.parametrize('argv, text', WHAT_THERE_IS_NOT[:4] + [
+    pytest.param(*case, marks=pytest.mark.slow) for case in WHAT_THERE_IS_NOT[4:]])
 def test_what_there_is_not_is_refused_before_anything_is_built(runner, tmp_path, argv, text):
     run = runner.run(tmp_path / 'run', argv.split(), status=2)
     # Where the environment hides GPUs the text says so.
@@ -254,6 +258,7 @@ def test_what_there_is_not_is_refused_before_anything_is_built(runner, tmp_path,
     assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.slow
 def test_names_to_keep_are_told_as_the_flag(runner, tmp_path):
     run = runner.run(tmp_path / 'run', ['--recompute=nope,conv', '--plan_only'], status=2)
     assert run.stderr.startswith("train.py: --recompute=nope,conv has 'nope', and the model has no "

@@ -31,6 +31,7 @@ def make_setup(**changed):
                           datasets.get_dataset('digits'))._replace(**changed)
 
 
+@pytest.mark.slow
 def test_the_batch_of_the_setup_is_built_whatever_the_flag():
     with flagsaver.flagsaver(batch_size='auto', lr_scaling='linear', base_batch_size=10,
                              train_epochs=2.):
@@ -50,6 +51,7 @@ def test_the_batch_of_the_setup_is_built_whatever_the_flag():
         assert session.run([counts.global_step, counts.examples]) == [2, 80]
 
 
+@pytest.mark.slow
 def test_the_worker_that_updates_the_weights_updates_their_averages():
     found = []
     for rank in (0, 1):

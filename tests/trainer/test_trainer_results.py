@@ -122,6 +122,7 @@ def test_nothing_to_evaluate_and_nowhere_to_write(runner, tmp_path):
     assert run.stdout == '' and not (tmp_path / 'none').exists()
 
 
+@pytest.mark.slow
 def test_predictions_have_to_have_a_folder(runner, reference, tmp_path):
     shutil.copytree(reference.train_dir, str(tmp_path / 'run'))
     path = tmp_path / 'none' / 'rows.csv'

@@ -10,6 +10,7 @@ FLAGS = ['--devices=/cpu:0+/cpu:1', '--micro_batches=2', '--batch_size=100', '--
          '--summary_steps=0', '--stages=time']
 
 
+@pytest.mark.slow
 def test_a_tower_of_two_devices_has_two_stages(runner, tmp_path):
     run = runner.run(tmp_path / 'run', ['--plan_only', '--devices=/cpu:0+/cpu:1'])
     shares = re.search(r'/cpu:0 (\d+)%.* /cpu:1 (\d+)%', run.stdout, re.S)

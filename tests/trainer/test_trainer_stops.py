@@ -214,6 +214,7 @@ def test_a_reader_that_has_seen_enough_ends_a_run_in_good_order(runner, tmp_path
         assert run.status() == 128 + signal.SIGPIPE and run.stderr == ''
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='there is no /dev/full')
 def test_output_onto_a_full_disk(runner, tmp_path):
     full = 'import os; os.dup2(os.open("/dev/full", os.O_WRONLY), 1)'
@@ -285,6 +286,7 @@ def test_ctrl_c_while_importing_leaves_no_traceback(tmp_path):
 
 # ---- checkpoints that cannot be gone on from -----------------------------------------------------
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_model_is_refused(runner, tmp_path):
     folder = tmp_path / 'run'
     folder.mkdir()
