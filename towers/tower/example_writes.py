@@ -24,7 +24,7 @@ _SUMS = frozenset(['Add', 'AddV2', 'AddN', 'Sub'])
 _PRODUCTS = frozenset(['Mul', 'RealDiv', 'Div', 'DivNoNan'])
 
 
-def written_by_every_tower(recorded, size, step, ignored, in_cluster):
+def written_by_every_tower(recorded, size, step, ignored, of_cluster):
     """Names of the variables that every tower writes: a sorted list.
 
     Args:
@@ -32,7 +32,8 @@ def written_by_every_tower(recorded, size, step, ignored, in_cluster):
       size: examples in tower 0's shard: an int, or a tensor.
       step: names of the operations that a step of tower 0 runs, its updates included.
       ignored: names of the variables that are no shared ones: state of a tower, counters.
-      in_cluster: whether other machines make the same step.
+      of_cluster: where other machines make the same step: `'servers'`, which have the variables, or
+        `'copies'`, one on each worker; else None.
 
     Raises:
       SharedVariableError: a write of the examples that no tower, and not every tower, can make.
@@ -46,19 +47,19 @@ def written_by_every_tower(recorded, size, step, ignored, in_cluster):
     for op, names in writes:
         if names and op.name in recorded.from_shard and finder.within_function(op) and any(
                 'Scatter' in node.op for each in finder.functions(op) for node in each.node_def):
-            _check(op, names[0], depends, written, in_cluster, True)
+            _check(op, names[0], depends, written, of_cluster, True)
         if any([_is_of_every_tower(op, name, recorded.from_shard, depends, size)
                 for name in names]):
             found.append((op, names))
     for op, names in found:
-        _check(op, names[0], depends, written, in_cluster)
+        _check(op, names[0], depends, written, of_cluster)
     return sorted({name for _, names in found for name in names})
 
 
-def _check(op, name, depends, written, in_cluster, is_in_function=False):
+def _check(op, name, depends, written, of_cluster, is_in_function=False):
     """Refuses a write that every tower would make otherwise than one device makes it."""
     reason = None
-    if in_cluster:
+    if of_cluster == 'servers' or of_cluster and 'Scatter' in op.type:  # a count is a worker's own
         reason = 'other machines would not get the rows: train on one machine'
     elif is_in_function or compat.in_control_flow(op):
         reason = 'the operation is in a branch, a loop or a function: write outside of it'

@@ -95,11 +95,12 @@ def ownership(recorded, size, options, num_parts, replicas=None, taken=()):
     finder = Writes(graph)
     written = {name for op in recorded.operations for name in finder.of(op)
                if op.name in step | counted and op.name not in recorded.owned}
-    in_cluster = options.served_rank is not None or options.has_copies
+    of_cluster = 'servers' if options.served_rank is not None else (
+        'copies' if options.has_copies else None)
     runs = step if options.objectives else {  # no step runs updates in an evaluation
         op.name for op in graph_walk.step_operations(fetches)}
-    of_every_tower = written_by_every_tower(recorded, size, runs, ignored, in_cluster) if (
-        options.update_ops == 'first' and (num_parts > 1 or in_cluster)) else []
+    of_every_tower = written_by_every_tower(recorded, size, runs, ignored, of_cluster) if (
+        options.update_ops == 'first' and (num_parts > 1 or of_cluster)) else []
     updates = InlineUpdates(graph, options.update_ops, num_parts, options.served_rank,
                             options.has_copies)
     updates.settle(recorded.operations, fetches, ignored.union(of_every_tower),
