@@ -3,7 +3,7 @@
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers.graph.scopes import full_scope_name, inside_text, like_current_scope, scope_to_enter
+from towers.graph.scopes import full_scope_name, like_current_scope, scope_to_enter
 
 
 @pytest.mark.parametrize('around', ['', 'train', 'train/net', 'other', 'train_2'])
@@ -30,9 +30,3 @@ def test_a_scope_like_the_current_one():
         made = like_current_scope('b', True)
     assert (made.name, made.reuse, made.initializer) == ('b', True, initializer)
     assert made.use_resource and made.dtype == tf.float64
-
-
-def test_a_scope_within_a_text():
-    found = inside_text('tower_1/')
-    assert found.sub('tower_2/', 'tower_1/w and my_tower_1/w, "tower_1/b"') == (
-        'tower_2/w and my_tower_1/w, "tower_2/b"')

@@ -5,7 +5,7 @@ import tensorflow.compat.v1 as tf
 
 from sample_models import kind_of_variables, of_kinds, switched  # noqa: F401
 from towers.graph.graph_walk import Recording
-from towers.graph.variable_writes import Writes, _until_stable
+from towers.graph.variable_writes import Writes, passed_on
 
 
 def kinds(build, resource=True):
@@ -147,6 +147,4 @@ def test_handles_are_followed_whatever_the_order_of_nodes():
              tf.NodeDef(name='a', op='Identity', input=['handle']),
              tf.NodeDef(name='value', op='ReadVariableOp', input=['a']),
              tf.NodeDef(name='other', op='Identity', input=['value', '^a'])]
-    handles = {'handle'}
-    assert _until_stable(nodes, handles) == nodes
-    assert handles == {'handle', 'a', 'b', 'c'}
+    assert passed_on(nodes, {'handle'}) == {'handle', 'a', 'b', 'c'}

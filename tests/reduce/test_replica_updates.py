@@ -54,12 +54,6 @@ def by_another_rate(pairs):
     return [(g * (2. if v.op.name == 'body' else 3.), v) for g, v in pairs]
 
 
-def by_another_variable(pairs):
-    of = {v.op.name: v for _, v in pairs}
-    return [(g + tf.reduce_sum(of['head' if v.op.name == 'body' else 'body']), v)
-            for g, v in pairs]
-
-
 def by_another_output(pairs):
     rates = tf.unstack(tf.constant([2., 3.], pairs[0][0].dtype))
     return [(g * rates[0 if v.op.name == 'body' else 1], v) for g, v in pairs]
@@ -74,23 +68,35 @@ def by_the_norm_of_all(pairs):
     return list(zip(clipped, [v for _, v in pairs]))
 
 
-@pytest.mark.parametrize('change, text', [
-    (by_list, r'body otherwise than to its replica body_replica_1/body: operation .* against '),
-    (by_another_rate, r'replica body_replica_1/body: operation .*\(Const\) against .*\(Const\)\.'),
-    (by_another_variable, r'replica body_replica_1/body: variable head against body\.'),
-    (by_another_output, r'replica body_replica_1/body: \S*unstack:0 against \S*unstack:1\.'),
-    (with_noise, r'replica body_replica_1/body: operation .*RandomStandardNormal'),
-    (by_the_norm_of_all, r'from the gradients of variables and replicas\. .*transform_gradients=')])
-def test_an_optimizer_that_treats_replicas_otherwise_is_refused(
-        change, text, kind_of_variables):  # noqa: F811
-    with pytest.raises(towers.SharedVariableError, match=text):
-        build(lambda: Changed(change))
+def assert_sent(optimizer, **options):
+    """The model's own variables are updated, and their values sent to the replicas."""
+    ours = samples.check_against_one_device(
+        two_layers, VECTORS, optimizer, 2, reduction='mean',
+        variables=towers.VariablePlacement('replicated'), **options)
+    assert ours.built.plan.variable_device.endswith(
+        'updated once and sent to the replicas, since the optimizer cannot be repeated')
+    own = {variable.op.name: variable for variable in ours.built.variables}
+    for replica in ours.built.replicas.variables:
+        assert ours.built.replicas.original(replica) is own[replica.op.name.split('/')[-1]]
+    assert not ours.built.replicas.slots
+    return ours
 
 
-def test_a_norm_over_all_gradients_that_a_transformation_has_changed_is_refused():
-    with pytest.raises(towers.SharedVariableError, match='gradients of variables and replicas'):
-        build(lambda: Changed(by_the_norm_of_all), transform_gradients=lambda pairs: [
-            (2. * gradient, variable) for gradient, variable in pairs])
+@pytest.mark.parametrize('change', [
+    by_list, by_another_rate, by_another_output, by_the_norm_of_all])
+def test_an_optimizer_that_cannot_be_repeated_updates_the_models_own(change):
+    assert_sent(lambda: Changed(change))
+
+
+def test_replicas_of_an_optimizer_with_noise_stay_equal():
+    built = build(lambda: Changed(with_noise))
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(built.replicas.refresh())
+        session.run(built.train_op)
+        for replica in built.replicas.variables:
+            own, other = session.run([built.replicas.original(replica), replica])
+            assert (own == other).all()
 
 
 def test_a_norm_of_each_gradient_is_not():
@@ -110,15 +116,29 @@ class Clips(tf.train.GradientDescentOptimizer):
                               for v in tf.trainable_variables()])
 
 
-def test_an_optimizer_that_writes_the_models_own_alone_is_refused(
-        kind_of_variables):  # noqa: F811
-    with pytest.raises(towers.SharedVariableError, match='writes one of them, and nothing alike'):
-        build(lambda: Clips(0.1))
+def test_an_optimizer_that_writes_the_models_own_alone_updates_it_once():
+    assert_sent(lambda: Clips(0.1))
 
 
 def test_the_loss_of_a_scaled_build_is_looked_at_too():
     scale = towers.LossScale(initial=8)
-    with pytest.raises(towers.SharedVariableError, match='body_replica_1/body'):
-        build(lambda: Changed(by_another_rate), numerics=towers.Numerics(loss_scale=scale))
-    with tf.Graph().as_default():
-        build(lambda: Changed(list), numerics=towers.Numerics(loss_scale=scale))
+    for change, is_sent in ((by_another_rate, True), (list, False)):
+        with tf.Graph().as_default():
+            built = build(lambda: Changed(change), numerics=towers.Numerics(loss_scale=scale))
+            assert ('sent to the replicas' in built.plan.variable_device) == is_sent
+
+
+class BySlotsOfItsOwn(tf.train.GradientDescentOptimizer):
+    """Makes slots by get_variable, so that it cannot be called a second time."""
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        pairs = by_another_rate(list(grads_and_vars))
+        for _, variable in pairs:
+            tf.get_variable(variable.op.name + '/slot', variable.shape, trainable=False)
+        return super(BySlotsOfItsOwn, self).apply_gradients(pairs, global_step, name)
+
+
+def test_an_optimizer_that_can_be_called_only_once_is_refused():
+    with pytest.raises(towers.SharedVariableError, match=(
+            r'otherwise than to its replica body_replica_1/body: operation .*\(Const\) against')):
+        build(lambda: BySlotsOfItsOwn(0.1))

@@ -116,7 +116,7 @@ def test_each_train_op_of_several_losses_clips_every_replica():
 @pytest.mark.parametrize('update_ops', ['first', 'all'])
 def test_a_write_of_the_forward_pass_is_refused(update_ops, kind_of_variables):  # noqa: F811
     with pytest.raises(towers.SharedVariableError, match=(
-            r'writes the trainable variable w \(operation tower_0/clip\), .* UPDATE_OPS .* '
+            r'writes the trainable variable w \(operation clip\), .* UPDATE_OPS .* '
             'another VariablePlacement')):
         build('inline', update_ops=update_ops)
 

@@ -685,7 +685,7 @@ def test_custom_collections_that_l2_goes_through(kind_of_variables, taken, colle
                                1e-5)
 
 
-def test_functions_with_a_gradient_of_their_own_are_refused():
+def test_functions_with_a_gradient_of_their_own_read_the_replica():
     def model_fn(x):
         w = tf.get_variable('w', [], initializer=tf.ones_initializer())
 
@@ -693,18 +693,12 @@ def test_functions_with_a_gradient_of_their_own_are_refused():
         def scaled(x):
             return x * w, lambda dy, variables=None: (dy * w, [tf.reduce_sum(dy * x)])
         return tf.reduce_mean(scaled(x))
-    with samples.switched('resource_variables', True):
-        with pytest.raises(towers.SharedVariableError) as caught:
-            towers.build_towers(model_fn, tf.ones([4]), sgd(), 2,
+    built = towers.build_towers(model_fn, tf.range(4.), sgd(), 2, 'mean',
                                 variables=towers.VariablePlacement('replicated'))
-        assert str(caught.value) == (
-            "VariablePlacement('replicated') gives tower 1 replicas of the variables, and a "
-            'function with a gradient of its own (tf.custom_gradient, tf.recompute_grad) uses one: '
-            'TensorFlow looks for such variables among the global ones, where replicas are not. '
-            'Pass another VariablePlacement, or give the function the variable\'s value as an '
-            'argument.')
-        with tf.Graph().as_default():
-            towers.build_towers(model_fn, tf.ones([4]), sgd(), 1,
-                                variables=towers.VariablePlacement('replicated'))
-        with tf.Graph().as_default():
-            towers.build_towers(model_fn, tf.ones([4]), sgd(), 2)
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        before = session.run(built.variables[0])
+        session.run(built.train_op)
+        gradient = session.run(built.gradients[0][0])
+        assert gradient == 1.5 and session.run(built.variables[0]) < before
+        assert session.run(built.variables[0]) == session.run(built.replicas.variables[0])

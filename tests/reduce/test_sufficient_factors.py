@@ -282,9 +282,9 @@ def test_a_step_computes_the_gradients_of_the_weights_once():
         options=tf.RunOptions(output_partition_graphs=True))
     products = [node for graph in traced.partition_graphs for node in graph.node
                 if 'MatMul' in node.op]
-    for tower in range(4):  # forwards twice, and back to the hidden layer
-        own = [node.name for node in products if node.name.startswith('tower_%d/' % tower)]
-        assert len(own) == 3 and sum('/gradients/' in name for name in own) == 1, own
+    for tower in built.towers:  # forwards twice, and back to the hidden layer
+        own = [node.name for node in products if tower.has(node.name)]
+        assert len(own) == 3 and sum('gradients/' in name for name in own) == 1, own
     joint = [node for node in products if node.name.startswith('combine_gradients/')]
     assert [node.device[-len('/device:CPU:0'):] for node in joint] == ['/device:CPU:0'] * 2
     assert len(products) == 4 * 3 + 2
