@@ -35,7 +35,7 @@ def test_it_names_tower_tensor_largest_batch_and_checkpoint():
     assert 'there are 12.0 MB' in text
     # [4096, 1000] floats; then [2048, 500] of each tower.
     assert re.search(
-        r'The largest of it: random_uniform\S*, 16\.4 MB \(input\); tower_', text), text
+        r'The largest of it: random_uniform\S*, 16\.4 MB \(input\); ', text), text
     assert ', 4.1 MB (' in text
     assert 'The largest batch that should fit: ' in text
     assert 'accumulate=64, micro-batches of 64: ' in text  # the least that fits, or most pieces
