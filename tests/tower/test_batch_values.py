@@ -144,6 +144,25 @@ def test_in_a_branch_that_all_towers_take_or_leave(taken):
         assert_one_device(model_fn, (X, Y))
 
 
+@pytest.mark.parametrize('num_towers', [1, 2, 4])
+def test_a_tower_without_an_example_adds_nothing(num_towers):
+    def model_fn(x):
+        losses = tf.square(tf.tensordot(x, variable('w', [5], 1), 1) - 1.)
+        count = tf.cast(tf.shape(x)[0], tf.float64)
+        return towers.batch_sum(tf.reduce_sum(losses)) / towers.batch_sum(count)
+    batch = tf.placeholder_with_default(X[:3], [None, 5])
+    built = towers.build_towers(model_fn, batch, tf.train.GradientDescentOptimizer(.1), num_towers,
+                                'mean', remainder='weight')
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.variables[0].assign([.1, .2, .3, .4, .5]))
+        loss, gradient = session.run([built.loss, built.gradients[0][0]])
+    weights = np.array([.1, .2, .3, .4, .5])
+    left = X[:3].dot(weights) - 1.
+    np.testing.assert_allclose(loss, np.mean(left ** 2), 1e-12)
+    np.testing.assert_allclose(gradient, 2. * left.dot(X[:3]) / 3, 1e-12)
+
+
 def test_static_shapes_are_those_of_the_batch():
     shapes = []
 

@@ -59,7 +59,7 @@ def test_registered_losses_are_added_once():
 def test_updates_are_the_first_towers():
     def model_fn(x):
         size = tf.get_variable('size', [], tf.float64, tf.zeros_initializer(), trainable=False)
-        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(size, tf.reduce_mean(x)))
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(size, tf.reduce_mean(x)))
         return mean(x)
     built = built_of(model_fn)
     with tf.Session(config=towers.session_config(2)) as session:

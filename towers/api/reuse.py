@@ -17,6 +17,7 @@ import tensorflow.compat.v1 as tf
 from towers.errors import ModelFunctionError, SharedVariableError
 from towers.graph import graph_walk
 from towers.graph.variable_writes import Writes
+from towers.tower.example_writes import written_by_every_tower
 from towers.tower.inner_training import check_no_own_optimizer
 from towers.tower.objectives import flat
 from towers.tower.ownership import ownership
@@ -62,6 +63,7 @@ def call_for_each_tower(request, shards, scaled_losses, behind, no_batch_values)
             else:
                 check_no_own_optimizer(recorded, options.objectives)
                 roles = ownership(recorded, shards.sizes[0], options, 1)
+                _check_updates(recorded, shards.sizes[0], options)
             scale = shards.weights[number] * request.factor
             steps.append(differentiate(
                 recorded, options, placement, registered, part.device, shards.inputs[number],
@@ -100,6 +102,16 @@ def _check_writes(number, recorded, options):
                 "copies='reuse', and the forward pass of tower %d writes variable %s (operation "
                 '%s), which all towers have in common: put the update into the collection '
                 "UPDATE_OPS, or pass copies='clone'." % (number, name, op.name))
+
+
+def _check_updates(recorded, size, options):
+    """Refuses rows and counts of examples in UPDATE_OPS, of which tower 0's alone would run."""
+    step = {op.name for op in graph_walk.step_operations(recorded.updates)}
+    for name in written_by_every_tower(recorded, size, step, (), None) if (
+            options.update_ops == 'first') else ():
+        raise SharedVariableError(
+            "copies='reuse', and an update writes variable %s by its examples, and it would be "
+            "tower 0's alone: pass copies='clone', where every tower writes in its turn." % name)
 
 
 def _check_shard(number, recorded, shards):

@@ -204,16 +204,37 @@ def _exchanged(role, values, weights, rows):
     if role == 'begin':
         return [tf.add_n(rows[:k]) if k else tf.constant(0) for k in range(len(rows))]
     if role == 'concat':
-        joined = tf.concat(values, 0)  # whose static shape is not the one of a tower's tensor
+        with tf.control_dependencies(_has_examples(weights)):
+            joined = tf.concat(values, 0)  # whose static shape is not the one of a tower's tensor
         return [tf.placeholder_with_default(
             joined, tf.TensorShape([None]).concatenate(joined.shape[1:]))] * len(values)
     if role == 'mean':
         values = [_times(value, weight) for value, weight in zip(values, weights)]
+    elif role == 'sum':
+        values = [_if_any(value, weight) for value, weight in zip(values, weights)]
     total = tf.add_n(values)
     if role == 'mean_gradient':
         return [_times(total, weight) for weight in weights]
+    if role == 'sum_gradient':
+        return [_if_any(total, weight) for weight in weights]
     return [total] * len(values)
 
 
 def _times(value, weight):
-    return value * tf.cast(tf.convert_to_tensor(weight, tf.float64), value.dtype)
+    return _if_any(value * tf.cast(tf.convert_to_tensor(weight, tf.float64), value.dtype), weight)
+
+
+def _if_any(value, weight):
+    """The value of a tower that has examples; else 0: the shard is empty, or padding."""
+    if isinstance(weight, float):
+        return value if weight else tf.zeros_like(value)
+    return tf.cond(weight > 0., lambda: tf.identity(value), lambda: tf.zeros_like(value))
+
+
+def _has_examples(weights):
+    """Assertions that all towers have examples, where that is not static: a list."""
+    if any(isinstance(weight, float) and not weight for weight in weights):
+        raise ModelFunctionError('batch_concat, and the batch has fewer examples than there are '
+                                 'towers: pass a larger batch, or fewer devices.')
+    return [tf.Assert(weight > 0., ['towers: batch_concat needs an example for each tower'])
+            for weight in weights if isinstance(weight, tf.Tensor)]

@@ -122,8 +122,8 @@ def _is_of_every_tower(op, name, from_examples, depends, size):
     raise SharedVariableError(
         'the model function writes variable %s (operation %s) by its examples, and no moving '
         'average of them: of a part of the batch it would have another value than of the whole. '
-        "Pass update_ops='all' to have every tower write, one after the other; or compute the "
-        'value from what does not depend on the examples.' % (name, op.name))
+        'Take the value over all towers (towers.batch_sum, towers.batch_mean), or compute it from '
+        'what does not depend on the examples.' % (name, op.name))
 
 
 def _static(tensor):
@@ -145,17 +145,17 @@ class _Dependence:
     def __init__(self, names, operations):
         self._bits = {name: 1 << number for number, name in enumerate(sorted(names))}
         self._found = dict(self._bits)  # name of an operation -> bits of the variables
-        made, before = {op.name for op in operations}, None
-        while before != (len(self._found), sum(map(bool, self._found.values()))):  # through loops
-            before = len(self._found), sum(map(bool, self._found.values()))
+        made, grows = {op.name for op in operations}, True
+        while grows:  # again, for what comes through the back edge of a loop
+            grows = False
             for op in operations:
-                found = self._found.get(op.name, 0)
+                found = before = self._found.get(op.name, 0)
                 for tensor in op.inputs:
                     if tensor.op.name not in made and tensor.op.name not in self._found:
                         self._found[tensor.op.name] = sum(
                             {self._bits.get(source.name, 0) for source in read_from(tensor)})
                     found |= self._found.get(tensor.op.name, 0)
-                self._found[op.name] = found
+                self._found[op.name], grows = found, grows or found != before
 
     def on(self, tensor, name):
         """Whether a tensor is computed from the value of a variable."""

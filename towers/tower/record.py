@@ -13,6 +13,7 @@ from towers.graph.variable_access import variables_read
 from towers.placement.tower_device import TowerDevice
 from towers.placement.xla import compiled
 from towers.tower.batch_values import is_batch_value, values_of_batch
+from towers.tower.copy import map_leaves
 from towers.tower.keras_calls import record_keras_calls
 from towers.tower.refused_builds import call_of_model_fn
 from towers.tower.outputs import call_model_fn, to_model_output
@@ -79,8 +80,12 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
                 compiled(xla), around(), call_of_model_fn(graph), \
                 values_of_batch(graph, parts, no_batch_values):
             returned = _called(model_fn, inputs, batch_size if parts > 1 else None)
-            in_sync = 0 if batch_norm == 'shard' else synchronize(made.so_far(), graph)
+            in_sync, instead = (0, {}) if batch_norm == 'shard' or parts == 1 else synchronize(
+                made.so_far(), graph)
         output = to_model_output(returned, 0, bool(objectives), objectives.names)
+        if instead:
+            output = type(output)(*map_leaves(
+                lambda leaf: instead.get(leaf.name, leaf), tuple(output)))
         keras_losses = keras.weight_losses(), keras.activity_losses() if adds_registered else []
         keras_updates = keras.updates()
     registered.note_call()

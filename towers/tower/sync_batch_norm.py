@@ -21,25 +21,28 @@ _SAME_VALUE = frozenset(['Identity', 'StopGradient', 'Cast', 'Squeeze', 'Reshape
 
 
 def synchronize(operations, graph):
-    """Rewrites the batch norms in training mode of a recorded forward pass; their number.
+    """Rewrites the batch norms in training mode of a recorded forward pass.
 
     Args:
       operations: list of the operations that the call of the model function made.
       graph: their graph.
 
+    Returns:
+      How many there are; and {name of a tensor: what stands in its place}.
+
     Raises:
       ModelFunctionError: a batch norm in a loop, or in a function or branch of control flow v2.
     """
     _check_functions(operations, graph)
-    moments = _moments(operations)
+    moments, instead = _moments(operations), {}
     for mean, variance in moments:
         for tensor in (mean, variance):
-            _exchange(tensor)
+            instead[tensor.name] = _exchange(tensor)
     fused = [op for op in operations if _is_fused(op.type) and op.get_attr('is_training')]
     for op in fused:
         with compat.within_branch(op):
-            _take_apart(op)
-    return len(moments) + len(fused)
+            instead.update(_take_apart(op))
+    return len(moments) + len(fused), instead
 
 
 def _is_fused(kind):
@@ -111,11 +114,12 @@ def _is_normalized_by(variance):
 
 
 def _exchange(statistic):
-    """Has all that reads a statistic of the shard read the batch's."""
+    """Has all that reads a statistic of the shard read the batch's, which is returned."""
     readers = list(statistic.consumers())
     with compat.within_branch(statistic.op), tf.name_scope('sync_batch_norm/'):
         whole = batch_mean(statistic)
     _read_instead(readers, statistic, whole)
+    return whole
 
 
 def _read_instead(readers, old, new):
@@ -126,7 +130,7 @@ def _read_instead(readers, old, new):
 
 
 def _take_apart(op):
-    """Replaces a fused batch norm in training mode."""
+    """Replaces a fused batch norm in training mode: {name of an output: what replaces it}."""
     x, scale, offset, old_mean, old_variance = op.inputs
     channels_last = op.get_attr('data_format') in (b'NHWC', b'NDHWC')
     axes = [axis for axis in range(x.shape.ndims) if axis != (
@@ -152,3 +156,4 @@ def _take_apart(op):
     for some, old, new in zip(readers, op.outputs, outputs):
         new.set_shape(old.shape)
         _read_instead(some, old, new)
+    return {old.name: new for old, new in zip(op.outputs, outputs)}
