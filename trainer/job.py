@@ -118,7 +118,8 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
         update_ops=FLAGS.update_ops, regularization='add', learning_rate=rate,
         transform_gradients=clip if FLAGS.clip_norm else None, global_step=global_step,
         check_devices=not FLAGS.plan_only, stateless_random=True, copies=FLAGS.copies,
-        batch_norm=FLAGS.batch_norm, on_tower=progress, cluster=cluster, stages=stages, **memory_options())
+        batch_norm=FLAGS.batch_norm, on_tower=progress, cluster=cluster, stages=stages,
+        **memory_options())
     progress.close()
     train_op, weights = built.train_op, contextlib.nullcontext()
     if FLAGS.average_decay:

@@ -219,7 +219,8 @@ def test_gradients_of_a_sum_follow_the_contract_and_transforms_have_names():
             session.run(tf.global_variables_initializer())
             wanted = session.run(wanted)
     with tf.Graph().as_default():
-        built = towers.build_towers(gan, tf.constant(BATCH), optimizers(), 2, 'sum', var_list=OF_GAN,
+        built = towers.build_towers(gan, tf.constant(BATCH), optimizers(), 2, 'sum',
+                                    var_list=OF_GAN,
                                     transform_gradients={'generator': clipped})
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run(tf.global_variables_initializer())

@@ -296,7 +296,8 @@ def test_a_sum_of_gradients_is_where_the_first_of_the_stages_is_that_it_comes_fr
     built = towers.build_towers(branched, (X, WORDS), tf.train.GradientDescentOptimizer(.1),
                                 ['/cpu:0+/cpu:1+/cpu:2'])
     graph = built.loss.graph
-    sums = [op for op in graph.get_operations() if op.type == 'AddN' and built.towers[0].has(op.name)]
+    sums = [op for op in graph.get_operations()
+            if op.type == 'AddN' and built.towers[0].has(op.name)]
     # Of what stage 0 made: from stage 1, whose own layer takes it twice, and from stage 2.
     found = {op.device for op in sums
              if len({tensor.op.device for tensor in op.inputs}) > 1}

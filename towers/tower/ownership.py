@@ -100,7 +100,7 @@ def ownership(recorded, size, options, num_parts, replicas=None, taken=()):
     runs = step if options.objectives else {  # no step runs updates in an evaluation
         op.name for op in graph_walk.step_operations(fetches)}
     of_every_tower = written_by_every_tower(recorded, size, runs, ignored, of_cluster) if (
-        options.update_ops == 'first' and (num_parts > 1 or of_cluster)) else []
+        options.update_ops == 'first' and (num_parts > 1 or of_cluster == 'servers')) else []
     updates = InlineUpdates(graph, options.update_ops, num_parts, options.served_rank,
                             options.has_copies)
     updates.settle(recorded.operations, fetches, ignored.union(of_every_tower),
