@@ -31,7 +31,7 @@ def model(x, words):
             'metrics': {'mean': tf.reduce_mean(hidden), 'of inputs': tf.reduce_mean(x)}}
 
 
-def trained(devices, accumulate, steps=20, model_fn=model, inputs=(X, WORDS), **options):
+def trained(devices, accumulate, steps=6, model_fn=model, inputs=(X, WORDS), **options):
     """(variables by name, predictions and metrics after the last step, the build)"""
     with tf.Graph().as_default():
         step = tf.train.get_or_create_global_step()
@@ -70,15 +70,13 @@ def at_once():
 @pytest.mark.parametrize('devices, accumulate, options', [
     (1, 4, {}), (2, 3, dict(remainder='weight', copies='reuse'))] + [
         pytest.param(*case, marks=slow) for case in [
-            (1, 16, dict(copies='reuse')), (2, 4, {}), (2, 2,
-                dict(variables=towers.VariablePlacement('balanced'))),
-            (2, 2, dict(variables=towers.VariablePlacement('replicated'))),
+            (2, 2, dict(variables=towers.VariablePlacement('balanced'))),
             (2, 2, dict(variables=towers.VariablePlacement('replicated', 'collective'))),
-            (1, 5, dict(remainder='weight')), (2, 9, dict(remainder='weight'))]])
+            (2, 9, dict(remainder='weight'))]])
 def test_the_weights_are_those_of_the_whole_batch(at_once, devices, accumulate, options):
     found = trained(devices, accumulate, **options)
     assert_same(at_once, found)
-    assert found[0]['global_step'] == 20
+    assert found[0]['global_step'] == 6
     built = found[2]
     assert len(built.towers) == devices * accumulate and len(built.devices) == devices
     if built.placement.all_reduce != 'collective':
@@ -87,12 +85,11 @@ def test_the_weights_are_those_of_the_whole_batch(at_once, devices, accumulate, 
 
 
 @slow
-@pytest.mark.parametrize('devices, accumulate', [(1, 4), (2, 4)])
-def test_sum_is_as_many_times_the_mean_as_there_are_towers(devices, accumulate):
+def test_sum_is_as_many_times_the_mean_as_there_are_towers():
     one, _, _ = trained(1, 1, 1)
-    many, _, built = trained(devices, accumulate, 1, reduction='sum')
-    np.testing.assert_allclose(many['w/Momentum'], devices * one['w/Momentum'], rtol=1e-12)
-    assert ('2 x the rate' in built.plan.learning_rate) == (devices == 2)
+    many, _, built = trained(2, 4, 1, reduction='sum')
+    np.testing.assert_allclose(many['w/Momentum'], 2 * one['w/Momentum'], rtol=1e-12)
+    assert '2 x the rate' in built.plan.learning_rate
 
 
 def test_a_micro_batch_waits_for_the_sums_of_the_one_before():
@@ -147,9 +144,6 @@ def test_each_micro_batch_draws_for_itself_and_as_in_any_other_session(copies):
     first, second = masks[0]
     parts = [part.tobytes() for part in np.split(first, 4) + np.split(second, 4)]
     assert len(set(parts)) == 8
-
-
-
 
 
 def averaging(x):
@@ -318,29 +312,25 @@ def test_memory_does_not_grow_with_the_number_of_micro_batches():
 
 @pytest.mark.parametrize('options', [
     dict(accumulate=2),
-    dict(devices=[['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']], micro_batches=2)] + [
-        pytest.param(options, marks=slow) for options in (
-            dict(num_towers=1, accumulate=4), dict(devices='/cpu:0+/cpu:1'),
-            dict(devices='/cpu:0+/cpu:1', micro_batches=4, schedule='all_forward'))])
+    dict(devices=[['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']], micro_batches=2),
+    pytest.param(dict(devices='/cpu:0+/cpu:1', micro_batches=4, schedule='all_forward'),
+                 marks=slow)])
 def test_check_towers_finds_them_equal(options):
     report = towers.check_towers(model, (X, WORDS), **options)
     assert report.equal and report.tolerance == 1e-9, report
 
 
 @pytest.mark.parametrize('name', ['slim'] + [
-    pytest.param(name, marks=slow) for name in sorted(SAMPLES) if name != 'slim'])
+    pytest.param(name, marks=slow) for name in sorted(SAMPLES) if name in ('keras', 'dynamic_rnn')])
 def test_models_of_each_kind_are_those_of_the_whole_batch(name):
     """A loop of dynamic_rnn has values that nothing takes, so that no step computes them."""
     report = towers.check_towers(SAMPLES[name].model_fn, SAMPLES[name].data(8), accumulate=2)
     assert report.equal and report.worst.relative < 1e-12, report
 
 
-@pytest.mark.parametrize('schedule', [
-    'one_forward_one_backward', pytest.param('all_forward', marks=slow)])
-def test_checks_of_gradients_are_of_the_backward_pass_and_of_their_stage(at_once, schedule):
-    options = dict(stages='auto', numerics=towers.Numerics(check_numerics=True), schedule=schedule,
-                   steps=20)
-    found = trained([['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']], 1, micro_batches=4, **options)
+def test_checks_of_gradients_are_of_the_backward_pass_and_of_their_stage(at_once):
+    found = trained([['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']], 1, micro_batches=4,
+                    stages='auto', numerics=towers.Numerics(check_numerics=True))
     assert_same(at_once, found)
     for part in found[2].towers:
         checks = [getattr(gradient, 'values', gradient).op for gradient, _ in part.gradients
@@ -374,9 +364,9 @@ def with_table(x, words):
 
 
 @pytest.mark.parametrize('devices, options', [
-    (1, dict(accumulate=2)), pytest.param(2, dict(accumulate=2), marks=slow), pytest.param(
+    (1, dict(accumulate=2)), pytest.param(
         [['/cpu:0', '/cpu:1']], dict(micro_batches=2, stages='auto'), marks=slow)],
-                         ids=['one device', 'two towers', 'stages'])
+                         ids=['one device', 'stages'])
 def test_a_table_is_filled_before_the_first_step(devices, options):
     """What names the table of a later micro-batch waits for no step: its initializer runs it."""
     def run(devices, accumulate=1, **options):

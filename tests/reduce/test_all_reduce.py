@@ -111,7 +111,7 @@ def test_sparse_gradients_stay_sparse_and_mixed_ones_become_dense(method, resour
 
 
 @pytest.mark.parametrize('method', RUNNABLE)
-@pytest.mark.parametrize('dtype', [tf.float16, tf.float32, tf.float64])
+@pytest.mark.parametrize('dtype', [tf.float16, tf.float64])
 def test_dtypes_are_kept(method, dtype):
     v, other = variable('v', [2], dtype), variable('other', [1])
     pairs = [[(dense([k + 1., 2.], k, dtype), v), (dense([1.], k), other)] for k in range(3)]
@@ -250,15 +250,14 @@ def many(num_towers, num_variables, poison=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('num_towers', [2, 4, pytest.param(8, marks=pytest.mark.slow)])
-@pytest.mark.parametrize('threads', [1, 2])
-def test_many_buffers_with_few_threads(num_towers, threads, monkeypatch):
+def test_many_buffers_with_one_thread(monkeypatch):
+    num_towers = 4
     monkeypatch.setattr(module, 'BUFFER_BYTES', 256)  # hence about a buffer a variable
     variables, pairs = many(num_towers, 60)
     on_towers = all_reduce('collective', pairs, [], cpus(num_towers)).on_towers
     assert len(reductions()) > 40 * num_towers
     factor = num_towers * (num_towers + 1) / 2
-    with tf.Session(config=session_config(num_towers, inter_op_threads=threads,
+    with tf.Session(config=session_config(num_towers, inter_op_threads=1,
                                           intra_op_threads=1)) as session:
         for _ in range(3):
             values = run_in(session, [on_towers[v.op.name] for v in variables])

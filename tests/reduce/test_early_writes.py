@@ -156,18 +156,16 @@ OPTIMIZERS = {
     'Decayed': Decayed, 'DecayedBeyond': DecayedBeyond, 'DecayedInBranch': DecayedInBranch,
     'DecayedInLoop': DecayedInLoop, 'Prepared': Prepared, 'CountedFirst': CountedFirst,
     'MadeBefore': MadeBefore}
-MACHINES = ['ps', 'ps_uneven', 'ps_fed', 'ring', 'ring_uneven', 'ring_fed']
 FAST = [('resource', 'ps', 'Adam'), ('resource', 'ring', 'DecayedBeyond'),
         ('resource', 'ring_uneven', 'MadeBefore'), ('reference', 'ps_uneven', 'Decayed'),
         ('v2', 'ps', 'DecayedInBranch')]
-SLOW = [('resource', machines, name) for name in OPTIMIZERS for machines in ('ps', 'ring')] + [
-    ('reference', machines, 'Decayed') for machines in MACHINES] + [
-        ('resource', 'ring_fed', 'Prepared'), ('resource', 'ps_fed', 'CountedFirst'),
-        ('v2', 'ring', 'DecayedInLoop')]
+SLOW = [('resource', 'ps', 'RMSProp'), ('resource', 'ring', 'DecayedInLoop'),
+        ('reference', 'ring', 'Decayed'), ('resource', 'ring_fed', 'Prepared'),
+        ('resource', 'ps_fed', 'CountedFirst'), ('v2', 'ring', 'DecayedInLoop')]
 
 
 @pytest.mark.parametrize('kind, machines, name', FAST + [
-    pytest.param(*case, marks=pytest.mark.slow) for case in SLOW if case not in FAST],
+    pytest.param(*case, marks=pytest.mark.slow) for case in SLOW],
                          indirect=['kind'])
 def test_what_every_write_waits_for(kind, machines, name):
     """On the chief of parameter servers for all gradients of all workers; in a ring for all sums of
@@ -264,8 +262,7 @@ def test_what_gradients_are_computed_from_and_is_not_trained_waits_for_all(
 
 @pytest.mark.slow
 @pytest.mark.parametrize('make_optimizer, resource', [
-    (Decayed, False), (DecayedBeyond, True), (CountingFirst, True)],
-                         ids=['decay', 'beyond', 'count'])
+    (Decayed, False), (CountingFirst, True)], ids=['decay', 'count'])
 def test_a_slow_worker_reads_what_was_there_before_the_step(make_optimizer, resource):
     """By hand: examples 1, 3 and 5, 7, which the second worker has late. The gradient is
     2 w - 8 + step; the decay 1 / 2, or none where the step is counted first."""

@@ -91,24 +91,20 @@ def test_a_scale_that_never_grows():
     assert [job.step(GOOD)[0] for _ in range(4)] == [4.] * 4
 
 
-@pytest.mark.parametrize('tower', [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_one_tower_overflows_and_nothing_moves_in_any(tower):
+def test_one_tower_overflows_and_nothing_moves_in_any():
     job = Job()
     job.step(GOOD)  # so that there is a momentum
     before = job.state()
     assert before[:2] == [pytest.approx(-3.), 3.]
-    x = [1., 1., 1., 1.]
-    x[2 * tower] = x[2 * tower + 1] = HUGE
-    assert job.step(x) == (4., 1)
+    assert job.step([1., 1., HUGE, HUGE]) == (4., 1)
     after = job.state()
     assert after[:2] == before[:2]
     assert after[2:] == [2., 0, 1, 2]  # counted: its batch is used up
 
 
 @pytest.mark.parametrize('optimizer, where', [
-    (lambda: tf.train.AdamOptimizer(0.1), None), (BertOptimizer, 'balanced'),
-    pytest.param(lambda: tf.train.RMSPropOptimizer(0.1, momentum=0.9), None,
-                 marks=pytest.mark.slow)], ids=['adam', 'bert', 'rmsprop'])
+    (lambda: tf.train.AdamOptimizer(0.1), None), (BertOptimizer, 'balanced')],
+                         ids=['adam', 'bert'])
 def test_a_skipped_step_moves_no_slot(optimizer, where):
     job = Job(optimizer=optimizer(), variables=towers.VariablePlacement(where))
     assert len(job.built.slots) >= 1
@@ -170,10 +166,9 @@ def test_a_transformation_sees_the_gradient_without_the_scale():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('model_fn, data, penalty', [
-    (slim_layers, vectors(8), l2_of_kernels),
-    (embedding, tokens(8), None)], ids=['slim', 'embedding'])
-@pytest.mark.parametrize('num_towers, reduction', [(1, 'mean'), (2, 'sum'), (4, 'mean')])
+@pytest.mark.parametrize('model_fn, data, penalty, num_towers, reduction', [
+    (slim_layers, vectors(8), l2_of_kernels, 2, 'sum'), (embedding, tokens(8), None, 4, 'mean')],
+                         ids=['slim', 'embedding'])
 def test_towers_with_a_scale_are_one_device_without(model_fn, data, penalty, num_towers, reduction):
     ours = on_towers(model_fn, data, momentum, num_towers, reduction=reduction,
                      numerics=towers.Numerics(loss_scale=LossScale(2. ** 15)), regularization='add')
@@ -252,11 +247,6 @@ def test_with_check_numerics_an_overflow_is_no_failure_until_the_least_scale():
         'the gradient of w, at the least loss scale, is Inf in step 2. Nothing of it was saved. ')
     assert job.state() == [np.float32(1e-30), 0., 4., 0, 1, 1]
     assert job.step(GOOD) == (4., 1)
-
-
-def test_without_check_numerics_it_skips_for_ever_and_counts():
-    job = Job(rule=LossScale(1.))
-    assert [job.step(BAD) for _ in range(3)] == [(1., 1), (1., 2), (1., 3)]
 
 
 def test_with_check_numerics_a_loss_that_is_no_number_is_a_failure_at_any_scale():

@@ -31,8 +31,9 @@ def in_a_group(one):
     return tf.group(tf.assign_sub(one, -1.), name='both')
 
 
-@pytest.mark.parametrize('resource, is_v1', [(True, True), (True, False), (False, True)])
-@pytest.mark.parametrize('make', [in_a_group, in_a_branch, in_a_loop])
+@pytest.mark.parametrize('make, resource, is_v1', [
+    (in_a_group, False, True), (in_a_group, True, False), (in_a_branch, True, True),
+    (in_a_branch, True, False), (in_a_loop, False, True), (in_a_loop, True, False)])
 def test_an_update_waits_and_is_left_out(make, resource, is_v1):
     """Each adds 1 to a variable where there is a batch, after another variable has got its value.
 
