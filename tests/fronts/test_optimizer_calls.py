@@ -254,15 +254,16 @@ def test_update_ops_of_the_model_run_once_a_step():
     def model_fn(x):
         loss, _ = line(x)
         mean = variable('mean', 0., trainable=False)
-        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(mean, tf.reduce_mean(x)))
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(
+            mean, .5 * mean + .5 * tf.reduce_mean(x)))
         with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
             return loss, TowerOptimizer(tf.train.GradientDescentOptimizer(1.)).minimize(loss)
     built, spec = replicated(model_fn, [np.array([1., 3.])])
     with tf.Session(config=towers.session_config(2)) as session:
         session.run(tf.global_variables_initializer())
-        for step in (1., 2.):
+        for average in (.5, .75):
             session.run(spec.train_op)
-            assert session.run(built.variables[1]) == step  # the first tower's
+            assert session.run(built.variables[1]) == average  # the first tower's
 
 
 def test_operations_and_their_devices(graph):

@@ -51,7 +51,7 @@ class RegisteredLosses:
         self._graph = graph
         self._all_known = True
         self.made = []
-        self._of_variables, self._earlier = set(), set()
+        self._of_variables, self._of_weights, self._earlier = set(), set(), set()
         self.make_concrete()
         self._before = _registered()
 
@@ -70,9 +70,17 @@ class RegisteredLosses:
                self._graph.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)):
             self._all_known = False
             self.make_concrete()
-        others = set(map(id, self._before)) | self._earlier - self._of_variables
-        self.made = [loss for loss in _registered() if id(loss) not in others]
-        self._earlier.update(map(id, self.made))
+        known = set(map(id, self._before)) | self._earlier
+        new = [loss for loss in _registered() if id(loss) not in known]
+        # A layer registers the loss of a weight with the call that makes the weight, alone.
+        again, covered = [], set().union(*map(_variables_of, new))
+        for loss in _registered():
+            if id(loss) in self._of_variables & self._earlier or (
+                    id(loss) in self._of_weights and covered.isdisjoint(_variables_of(loss))):
+                again.append(loss)
+        self.made = again + new
+        self._of_weights.update(id(loss) for loss in new if not depends_on_a_batch(loss))
+        self._earlier.update(map(id, new))
 
     def invariant(self, varying):
         """The losses of the call that are proven to be the same in every tower: a list."""
@@ -110,6 +118,13 @@ class RegisteredLosses:
             if loss is not None and not isinstance(loss, tf.Tensor):
                 with tf.control_dependencies(None):
                     listed[place] = tf.convert_to_tensor(loss)
+
+
+def _variables_of(loss):
+    """Names of the variables that a loss is computed from."""
+    graph = loss.graph
+    return {name for name in graph_walk.ancestors([loss])
+            if graph.get_operation_by_name(name).type in VARIABLE_OPS}
 
 
 def _registered():
