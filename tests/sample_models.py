@@ -43,7 +43,7 @@ def switched(what, on):
         getattr(tf, ('enable_' if before else 'disable_') + what)()
 
 
-@pytest.fixture(params=['resource', pytest.param('reference', marks=pytest.mark.slow)])
+@pytest.fixture(params=['resource'])
 def kind_of_variables(request):
     """Each with the control flow it comes with: v1's on 1.15 and with tf.disable_v2_behavior()."""
     resource = request.param == 'resource'

@@ -90,7 +90,7 @@ TWO = [['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']]
             ([TWO[0]], dict(micro_batches=4, schedule='all_forward')),
             (TWO, dict(micro_batches=3, remainder='weight')),
             (TWO, dict(micro_batches=2, variables=towers.VariablePlacement('balanced'))),
-            (2, dict(micro_batches=4)), ([['/cpu:1', '/cpu:0']], dict(micro_batches=4))]])
+            ([['/cpu:1', '/cpu:0']], dict(micro_batches=4))]])
 def test_the_numbers_are_those_of_one_device(devices, options):
     one, found = trained(1), trained(devices, **options)
     assert set(one) == set(found)
@@ -249,9 +249,7 @@ def test_a_stage_that_the_model_does_not_have_is_in_the_plan():
     ([['/cpu:0', '/cpu:1', '/cpu:2']], {}, 'through 2 stages, one forward one backward; of equal '
      'stages each waits 20% of the time'),
     ([['/cpu:0', '/cpu:1']], dict(model_fn=plain), 'a tower through one stage, one forward one '
-     'backward'),
-    pytest.param(1, dict(schedule='all_forward'), 'a tower through one stage, all forward',
-                 marks=pytest.mark.slow)])
+     'backward')])
 def test_only_stages_that_have_a_part_of_the_model_wait(devices, options, text):
     with tf.Graph().as_default():
         plan = built_on(devices, micro_batches=4, **options).plan

@@ -13,8 +13,7 @@ from towers.placement.variable_device import Placement, only_device
 CPUS = ('/device:CPU:0', '/device:CPU:1', '/device:CPU:2')
 
 
-@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.slow)],
-                ids=['VarHandleOp', 'VariableV2'])
+@pytest.fixture(params=[True], ids=['VarHandleOp'])
 def resource(request, graph):
     tf.get_variable_scope().set_use_resource(request.param)
     return request.param

@@ -14,8 +14,7 @@ from towers.reduce.update import apply_update, checked_transform
 CPUS = ('/device:CPU:0', '/device:CPU:1')
 
 
-@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.slow)],
-                ids=['resource', 'reference'])
+@pytest.fixture(params=[True], ids=['resource'])
 def resource(request, graph):
     tf.get_variable_scope().set_use_resource(request.param)
     return request.param

@@ -69,7 +69,7 @@ def test_a_counter_that_is_set_is_set_by_the_last_tower():
 
 
 @pytest.mark.parametrize('devices, copies', [
-    (2, 'clone'), pytest.param(4, 'clone', marks=slow), pytest.param(4, 'reuse', marks=slow)])
+    (2, 'clone'), pytest.param(4, 'clone', marks=slow)])
 def test_updates_by_the_counters_value_come_in_the_towers_order(devices, copies):
     def of(metric, **given):
         return evaluated(metric, devices, copies=copies, **given)
@@ -163,7 +163,7 @@ def test_a_tower_waits_for_what_a_branch_of_the_one_before_writes(version_2):
 # ---- in training ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('devices, options', [(2, {}), (4, {'accumulate': 2})] + [
-    pytest.param(*case, marks=slow) for case in [(1, {}), (2, {'copies': 'reuse'})]])
+    pytest.param(*case, marks=slow) for case in [(1, {})]])
 def test_metrics_that_ride_on_the_step_count_the_whole_batch(devices, options):
     def model_fn(numbers):
         weight = tf.get_variable('weight', [1, 1], tf.float64, tf.ones_initializer())

@@ -107,7 +107,8 @@ def _check_writes(number, recorded, options):
 def _check_updates(recorded, size, options):
     """Refuses rows and counts of examples in UPDATE_OPS, of which tower 0's alone would run."""
     step = {op.name for op in graph_walk.step_operations(recorded.updates)}
-    for name in written_by_every_tower(recorded, size, step, (), None) if (
+    ignored = {variable.op.name for variable in tf.local_variables()}  # counters, own state
+    for name in written_by_every_tower(recorded, size, step, ignored, None) if (
             options.update_ops == 'first') else ():
         raise SharedVariableError(
             "copies='reuse', and an update writes variable %s by its examples, and it would be "
