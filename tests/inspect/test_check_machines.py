@@ -121,20 +121,6 @@ def test_moving_averages_are_each_workers_own():
     assert report.first.relative == pytest.approx(2. / 3.5)
 
 
-@pytest.mark.slow
-def test_weights_that_differ_from_worker_to_worker_are_said_to():
-    draws = iter(range(100))
-
-    def noisy(pairs):
-        noise = tf.numpy_function(lambda: float(next(draws)), [], tf.float64)
-        return [(gradient + tf.reshape(noise, []), variable) for gradient, variable in pairs]
-    report = towers.check_towers(square, (np.arange(8.),), num_towers=1, cluster='ring',
-                                 transform_gradients=noisy)
-    assert not report.equal and report.first.name == 'weight'
-    assert 'the workers do not have the same values of weight' in str(report)
-    assert 'NaN' not in str(report)
-
-
 def test_what_the_forward_pass_writes_is_written_once_a_step():
     """A moving mean that the model writes itself, as batch norm does without UPDATE_OPS."""
     def model_fn(numbers):
