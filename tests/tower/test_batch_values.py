@@ -198,6 +198,21 @@ def test_what_cannot_be_exchanged_is_refused(value, options, text):
                             **options)
 
 
+@pytest.mark.parametrize('num_towers', [1, 2])
+@pytest.mark.parametrize('value, options', [
+    (lambda x: towers.batch_sum(tf.reduce_sum(x)), {}),
+    (lambda x: tf.reduce_sum(by_moments(tf.reshape(x, [-1, 5, 1, 1]), 'norm')),
+     dict(batch_norm='sync'))])
+def test_several_machines_are_refused(value, options, num_towers):
+    """With one tower on each, too: its shard is not the batch."""
+    def model_fn(x):
+        return tf.cast(value(x), tf.float64) * variable('w', [], 1)
+    with pytest.raises(towers.ModelFunctionError, match='the batch is on several machines'):
+        towers.build_towers(model_fn, tf.constant(X), tf.train.GradientDescentOptimizer(.1),
+                            num_towers, cluster=towers.Cluster('ring', ['a:1', 'b:1'], rank=0),
+                            **options)
+
+
 # ---- batch norm ----------------------------------------------------------------------------------
 
 @pytest.fixture

@@ -111,10 +111,12 @@ def _value(x, kind):
             'floats or integers', ', [rows, …]' if kind == 'concat' else ''))
     graph = compat.outermost_graph(tf.get_default_graph())
     build = _BUILDS.get(graph)
-    if build is None or build.parts == 1:
+    if build is None:
         return x
     if build.refused is not None:
         raise ModelFunctionError('batch_%s(%s): %s.' % (kind, x.name, build.refused))
+    if build.parts == 1:
+        return x
     if graph is not tf.get_default_graph() or not compat.in_branches_alone(x.op) or (
             compat.builds_loop(graph)):
         raise ModelFunctionError(
@@ -187,6 +189,8 @@ def exchange(towers, weights, device):
                 'tower %d asks for other values of the whole batch than tower 0 (batch_sum, '
                 'batch_mean, batch_concat): ask for the same ones in every call of the model '
                 'function.' % tower.index)
+    if not marks[0]:
+        return
     with tf.control_dependencies(None), tf.name_scope('batch_values'), only_device(device):
         rows = {number: [tf.shape(found[number, role][0].inputs[0])[0] for found in marks]
                 for number, role in sorted(marks[0]) if role == 'concat'}
@@ -228,7 +232,7 @@ def _if_any(value, weight):
     """The value of a tower that has examples; else 0: the shard is empty, or padding."""
     if isinstance(weight, float):
         return value if weight else tf.zeros_like(value)
-    return tf.cond(weight > 0., lambda: tf.identity(value), lambda: tf.zeros_like(value))
+    return tf.where_v2(weight > 0., value, tf.zeros_like(value))
 
 
 def _has_examples(weights):

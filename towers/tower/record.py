@@ -80,8 +80,8 @@ def record(model_fn, inputs, device, placement, objectives, registered, scope=No
                 compiled(xla), around(), call_of_model_fn(graph), \
                 values_of_batch(graph, parts, no_batch_values):
             returned = _called(model_fn, inputs, batch_size if parts > 1 else None)
-            in_sync, instead = (0, {}) if batch_norm == 'shard' or parts == 1 else synchronize(
-                made.so_far(), graph)
+            in_sync, instead = (0, {}) if batch_norm == 'shard' or (
+                parts == 1 and no_batch_values is None) else synchronize(made.so_far(), graph)
         output = to_model_output(returned, 0, bool(objectives), objectives.names)
         if instead:
             output = type(output)(*map_leaves(
