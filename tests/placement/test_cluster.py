@@ -18,14 +18,17 @@ def no_cluster(monkeypatch):
 
 
 def refusal(name):
-    with pytest.raises(towers.DeviceError) as caught:
+    """The text of the error for a device; None where it is taken."""
+    try:
         check_job(name)
-    return str(caught.value)
+    except towers.DeviceError as error:
+        return str(error)
+    return None
 
 
 @pytest.mark.parametrize('name', ['/device:CPU:0', '/device:GPU:3', '/task:0/device:CPU:1'])
 def test_devices_of_this_process(name):
-    check_job(name)
+    assert refusal(name) is None
 
 
 @pytest.mark.parametrize('name, shown, local', [
@@ -42,12 +45,12 @@ def test_a_job_without_a_cluster(name, shown, local):
 @pytest.mark.parametrize('tasks', [['a:1', 'b:1'], {'0': 'a:1', '1': 'b:1'}])
 def test_jobs_and_tasks_of_the_cluster(monkeypatch, tasks):
     monkeypatch.setenv('TF_CONFIG', json.dumps({'cluster': {'ps': ['c:1'], 'worker': tasks}}))
-    check_job('/job:worker/task:1/device:GPU:0')
-    check_job('/job:ps/device:CPU:0')
+    assert refusal('/job:worker/task:1/device:GPU:0') is None
+    assert refusal('/job:ps/device:CPU:0') is None
     assert refusal('/job:worker/task:2/device:CPU:0').startswith(
         "/job:worker/task:2/cpu:0 does not exist: TF_CONFIG's cluster has 1 task of job 'ps', 2 "
         "tasks of job 'worker'. Name a device of one of them, or pass check_devices=False")
-    refusal('/job:evaluator/task:0/device:CPU:0')
+    assert refusal('/job:evaluator/task:0/device:CPU:0') is not None
 
 
 @pytest.mark.parametrize('text', ['', '{', '[]', '{"cluster": 3}', '{"cluster": {}}'])

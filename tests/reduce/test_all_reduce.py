@@ -306,16 +306,23 @@ def test_a_failing_tower_fails_the_step_and_the_next_one_goes_well(monkeypatch):
      "all_reduce='collective' reduces over devices of one type, and the towers are on /gpu:0, "
      "/cpu:0: use 'copy'.")])
 def test_what_cannot_be_reduced_over(method, devices, text):
-    with pytest.raises(DeviceError) as caught:
+    assert refusal(method, devices) == text
+
+
+def refusal(method, devices):
+    """The text of the error for these devices; None where they are taken."""
+    try:
         check_all_reduce(method, devices)
-    assert str(caught.value) == text
+    except DeviceError as error:
+        return str(error)
+    return None
 
 
 def test_what_can_be_reduced_over():
     for method, devices in (('copy', cpus(1) * 2), ('copy', ('/device:GPU:0', '/device:CPU:0')),
                             ('collective', cpus(3)), ('collective', ('/device:GPU:0',)),
                             ('nccl', ('/device:GPU:1', '/device:GPU:0'))):
-        check_all_reduce(method, devices)
+        assert refusal(method, devices) is None, (method, devices)
 
 
 def test_a_dtype_that_a_ring_does_not_add(graph):

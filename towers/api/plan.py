@@ -62,7 +62,7 @@ class Plan(collections.namedtuple('Plan', [
       precision: one line, or None for float32.
       loss_scale: one line, or None for a loss that is not scaled.
       xla: one line, or None where XLA compiles nothing.
-      owners: one line: who writes which variables; None for one tower.
+      owners: one line: who writes how many variables; None where the update alone writes.
       own_state: names of the state variables that each tower has of its own, see `local_state`.
       initial_of_first: names of variables whose initial value is computed from the first tower's
         part of the batch (data-dependent initialization); on one device, from the whole batch.
@@ -373,8 +373,8 @@ def _batch_norm(towers, update_ops, before, in_sync, batch_norm):
 def _inline_updates(updates, update_ops):
     """The line about shared variables that the forward pass writes."""
     parts = []
-    if updates.of_every_tower:
-        parts.append('every tower writes ' + _briefly(updates.of_every_tower))
+    if updates.with_all_towers:
+        parts.append('every tower writes ' + _briefly(updates.with_all_towers))
     left_out, used = updates.variables()
     if left_out:
         parts.append('%s writes %s' % ('nobody' if update_ops == 'none' else 'tower 0 alone',

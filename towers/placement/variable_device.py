@@ -125,7 +125,8 @@ class Placement:
     def note_moved(self, variable, before):
         """Counts the bytes of a variable on its device, and no longer on its device before."""
         if variable.device != before:
-            self.bytes_on[before] -= _bytes(variable)
+            if before in self.bytes_on:
+                self.bytes_on[before] -= _bytes(variable)
             self.note(variable)
 
     def devices(self):

@@ -178,7 +178,7 @@ class Copies:
         gradients itself, `keep_stacks_with_loops`; no device scope tells of it.
         """
         stages = stages_of(self._tower.device)
-        was_made_alone = 'loc:@' + name in colocation(node) or node.op.startswith('TensorArray')
+        was_made_alone = 'loc:@' + name in colocation(node)
         return (name in self._tower.backward or was_made_alone) and node.device in stages and (
             len(stages) > 1 or not compat.device_scopes(self._made[name]))
 

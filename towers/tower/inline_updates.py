@@ -40,7 +40,7 @@ class InlineUpdates:
       shared: names of the first tower's operations whose value all towers use.
       in_functions: dict from the names of the first tower's operations that write in a function to
         the positions, from the last (-1), of the variables that the other towers' leave alone.
-      of_every_tower: names of the variables that every tower writes.
+      with_all_towers: names of the variables that every tower writes, with `update_ops='all'`.
       late: dict from `'loss'`, `'predictions'`, `'metrics'` and `'gradients'` to the operations
         that these have to wait for when they are merged or added up, since the first micro-batch's
         do not, see `wait_for_readers`.
@@ -56,7 +56,7 @@ class InlineUpdates:
             servers; else None.
           has_copies: whether each of several workers has the variables, as in a ring.
         """
-        self.left_out, self.shared, self.of_every_tower = set(), set(), []
+        self.left_out, self.shared, self.with_all_towers = set(), set(), []
         self.in_functions = {}
         self.late = dict(loss=[], predictions=[], metrics=[], gradients=[])
         self._graph = graph
@@ -98,7 +98,7 @@ class InlineUpdates:
                     self._update_ops != 'none' or write.op.name in used):
                 _refuse_replicated(write, sorted(replicated.intersection(write.variables))[0])
         if self._update_ops == 'all':
-            self.of_every_tower = sorted({name for write in writes for name in write.variables})
+            self.with_all_towers = sorted({name for write in writes for name in write.variables})
             return
         finder = Writes(self._graph)
         for write in list(writes):
