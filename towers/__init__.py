@@ -63,6 +63,7 @@ from towers.slim_mend import mend_slim
 from towers.tower.auto_stages import AutoStages, OperationTimes
 from towers.tower.batch_values import batch_concat, batch_mean, batch_sum
 from towers.tower.outputs import ModelOutput
+from towers.tower.cut_inputs import Shards
 from towers.tower.shards import split_batch
 from towers.tower.staged import StagedInputs, staged
 from towers.tower.tower import Tower

@@ -208,7 +208,7 @@ _OF_THE_RUN = frozenset(
     'decay_rate'.split())
 _OF_A_STEP = frozenset(
     'augment augment_shift remainder accumulate recompute micro_batches schedule reduction '
-    'all_reduce update_ops batch_norm optimizer momentum clip_norm average_decay '
+    'all_reduce update_ops batch_norm shares optimizer momentum clip_norm average_decay '
     'check_numerics'.split())
 _OF_A_NETWORK = frozenset(GROUPS['Towers'] + GROUPS['Memory and threads'] + GROUPS['Optimizer'] + [
     'model', 'image_size', 'weight_decay', 'aux_loss_weight', 'batch_norm_decay', 'seed',

@@ -30,7 +30,7 @@ GROUPS = collections.OrderedDict([
               'convert_colors', 'remainder', 'skip_bad', 'diagnose_seconds']),
     ('Towers', ['num_towers', 'devices', 'batch_size', 'accumulate', 'recompute', 'micro_batches',
                 'schedule', 'stages', 'reduction', 'variable_device', 'all_reduce',
-                'copies', 'update_ops', 'batch_norm', 'precision', 'loss_scale', 'xla']),
+                'shares', 'copies', 'update_ops', 'batch_norm', 'precision', 'loss_scale', 'xla']),
     ('Memory and threads', ['memory_limit', 'memory_plot', 'memory_fraction', 'allow_growth',
                             'intra_op_threads', 'inter_op_threads']),
     ('Several machines', ['cluster', 'worker_hosts', 'ps_hosts', 'job_name', 'task_index',
@@ -132,6 +132,8 @@ flags.DEFINE_enum('all_reduce', 'copy', ['copy', 'collective', 'nccl'], 'how the
                   "each and sent to the others; by TF's ring; by NCCL (GPUs of one machine)")
 flags.DEFINE_enum('copies', 'clone', ['clone', 'reuse'], 'towers after the first: copies of the '
                   'graph of one call of the model, or a call each')
+flags.DEFINE_list('shares', [], "proportions of the towers' parts of a batch, a whole number a "
+                  'tower, such as 3,1 for a device that is three times as fast; empty: equal parts')
 flags.DEFINE_enum('update_ops', 'first', ['first', 'all', 'none'],
                   "towers whose batch-norm updates run with a step")
 flags.DEFINE_enum('batch_norm', 'shard', ['shard', 'sync'], 'batch norm normalizes by the '

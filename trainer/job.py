@@ -11,6 +11,7 @@ import towers
 from towers.placement.devices import describe_config
 from towers.run.averages import WeightAverages
 from towers.run.evaluation import Evaluation
+from towers.tower.shards import checked_shares
 from towers.tower.stateless_random import make_initial_values_stateless
 from trainer.build_progress import BuildProgress
 from trainer.cluster import counted, examples_a_step, share, workers_a_step
@@ -118,8 +119,8 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
         update_ops=FLAGS.update_ops, regularization='add', learning_rate=rate,
         transform_gradients=clip if FLAGS.clip_norm else None, global_step=global_step,
         check_devices=not FLAGS.plan_only, stateless_random=True, copies=FLAGS.copies,
-        batch_norm=FLAGS.batch_norm, on_tower=progress, cluster=cluster, stages=stages,
-        **memory_options())
+        batch_norm=FLAGS.batch_norm, shares=shares_of_towers(),
+        on_tower=progress, cluster=cluster, stages=stages, **memory_options())
     progress.close()
     train_op, weights = built.train_op, contextlib.nullcontext()
     if FLAGS.average_decay:
@@ -146,10 +147,15 @@ def build_job(setup, position=START, with_evaluation=True, cluster=None):
                checksum)
 
 
+def shares_of_towers():
+    """--shares as whole numbers; None for equal parts."""
+    return [int(share) if share.isdecimal() else share for share in FLAGS.shares] or None
+
+
 def _check_batch(batch_size, num_towers):
     """Raises `InvalidArgumentError` unless the batch divides into micro-batches of one size."""
     micro_batches = FLAGS.accumulate * FLAGS.micro_batches
-    parts = num_towers * micro_batches
+    parts = sum(checked_shares(shares_of_towers(), num_towers, 'towers')) * micro_batches
     if batch_size % parts:
         raise towers.InvalidArgumentError(
             '--batch_size=%d does not divide among %d tower%s%s: give a multiple of %d' % (
@@ -184,7 +190,7 @@ def make_evaluation(setup, trained=None):
         variables=towers.VariablePlacement(setup.variable_device),
         check_devices=not FLAGS.plan_only, copies=FLAGS.copies, precision=FLAGS.precision,
         regularization='add', on_tower=progress,
-        stages='auto' if setup.stages else None)  # where the variables are
+        shares=shares_of_towers(), stages='auto' if setup.stages else None)  # where the variables are
     progress.close()
     return evaluation
 

@@ -24,7 +24,7 @@ RESUMING = collections.OrderedDict([
     (CHANGES, ['augment', 'convert_colors', 'remainder', 'weight_decay', 'batch_norm_decay',
                'augment_shift', 'num_towers', 'devices', 'batch_size', 'accumulate',
                'micro_batches', 'reduction', 'variable_device', 'all_reduce', 'update_ops',
-               'batch_norm', 'xla',
+               'batch_norm', 'shares', 'xla',
                'cluster', 'synchronous', 'backup_workers', 'momentum', 'clip_norm',
                'base_learning_rate', 'base_batch_size', 'lr_scaling', 'warmup_epochs', 'decay',
                'decay_epochs', 'decay_rate', 'seed']),

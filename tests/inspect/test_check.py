@@ -194,7 +194,7 @@ def test_a_broken_combination_is_found(monkeypatch):
     """The check is worth something: it sees the towers' weights forgotten."""
     options = dict(num_towers=3, remainder='weight', steps=1)
     assert towers.check_towers(linear, VECTORS, **options).equal
-    monkeypatch.setattr(towers.tower.shards.Shards, 'is_even', True)
+    monkeypatch.setattr(towers.tower.shards.CutBatch, 'is_even', True)
     report = towers.check_towers(linear, VECTORS, **options)
     assert not report.equal and report.first.what == 'gradient'
 

@@ -74,7 +74,8 @@ def test_several_losses_are_refused():
     ({'cluster': 'rings'}, "cluster='rings'"), ({'cluster': ['a:1']}, 'starts workers of its own'),
     ({'cluster': 'ring', 'num_ps': 2}, "num_ps=2 goes with cluster='ps'"),
     ({'cluster': 'ps', 'num_ps': 0}, 'num_ps=0'), ({'num_ps': 1}, 'num_ps=1 goes with cluster='),
-    ({'shares': (1, 1)}, 'goes with cluster='),
+    ({'shares': (1,)}, 'for 2 towers'),
+    ({'shares': (3, 1), 'same_shards': True}, 'the towers have equal parts'),
     ({'cluster': 'ring', 'devices': 2}, 'devices= and cluster='),
     ({'cluster': 'ring', 'remainder': 'drop'}, 'remainder= and cluster=')])
 def test_refused(arguments, said):

@@ -111,7 +111,7 @@ def test_examples_of_each_tower_by_remainder():
     def sizes(batch_size, remainder, devices=3):
         built = types.SimpleNamespace(
             towers=[None] * 3, devices=['/device:CPU:0'] * devices,
-            plan=types.SimpleNamespace(remainder=remainder))
+            plan=types.SimpleNamespace(remainder=remainder, shares=(1, 1, 1)))
         return towers.memory.batch_size.shard_sizes(built, batch_size)
     assert sizes(6, 'error') == [2, 2, 2]
     assert sizes(8, 'weight') == [3, 3, 2]

@@ -27,8 +27,8 @@ from towers.tower.empty_shards import keep_shapes_of_empty_shards
 from towers.tower.refused_builds import check_not_nested, undone_on_error
 from towers.tower.objectives import flat, map_shaped, of_loss
 from towers.tower.outputs import merge_metrics, merge_predictions, weighted_mean
+from towers.tower.cut_inputs import ALREADY_CUT, check_cuts_nothing
 from towers.tower.shards import split_batch, static_batch_size, with_sparse_tensors
-from towers.tower.staged import StagedInputs
 from towers.tower.uneven_counts import weigh_additions
 
 
@@ -49,7 +49,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
                  recompute: typing.Union[None, str, typing.Sequence[str]] = None,
                  micro_batches: int = 1, schedule: str = 'one_forward_one_backward',
                  stages: typing.Any = None, cluster: typing.Any = None,
-                 batch_norm: str = 'shard') -> BuiltTowers:
+                 batch_norm: str = 'shard',
+                 shares: typing.Optional[typing.Sequence[int]] = None) -> BuiltTowers:
     """Puts a model onto several devices and trains these towers as one, data-parallel.
 
     The batch is cut into a shard per tower on the CPU; each tower computes its shard's loss and
@@ -66,8 +67,9 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         as `model_fn(*inputs)` where `inputs` is a plain tuple or list, else as `model_fn(inputs)`.
         It returns a scalar loss, the mean over the shard's examples; or a dict or `ModelOutput`
         with `loss`, `predictions`, `metrics` and `updates`.
-      inputs: the batch: a nest of tensors [n, …], dense or sparse, of any dtype; or what `staged`
-        returned, whose shards are on the towers' devices before a step begins.
+      inputs: the batch: a nest of tensors [n, …], dense or sparse, of any dtype; or `Shards`, a
+        batch that is cut already; or what `staged` returned, whose shards are on the towers'
+        devices before a step begins.
       optimizer: a `tf.train.Optimizer`, or None for evaluation and prediction. A
         `compute_gradients`, or `minimize`, of its own is called once, for the whole batch. Or a
         dict from names to optimizers, for a model function whose `loss` is a dict of losses by
@@ -76,6 +78,8 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
       reduction: `'sum'` or `'mean'`, as above.
       remainder: a batch that does not divide: `'error'`, `'weight'` (uneven shards, weighted by
         their size), or `'drop'`; see `split_batch`.
+      shares: the proportions of the towers' parts of the batch, a whole number a tower: `[3, 1]`
+        for a device that is three times as fast as the other. None: equal parts.
       variable_scope: name of a scope for the model's variables. None adds no scope; with `reuse=`
         of an earlier build, None is the scope of that build.
       reuse: for the first tower: None, True or `tf.AUTO_REUSE` as in `tf.variable_scope`; or what
@@ -157,18 +161,19 @@ def build_towers(model_fn: typing.Callable, inputs: typing.Any, optimizer: typin
         transform_gradients, gradient_options, regularization, update_ops, learning_rate,
         stateless_random, variables, numerics, copies, variable_scope, reuse, name, check_devices,
         allow_repeated_devices, on_tower, accumulate, recompute, micro_batches,
-        schedule, stages, cluster, batch_norm)
+        schedule, stages, cluster, batch_norm, shares)
     check_not_nested(tf.get_default_graph())
     inputs = checked_inputs(request, inputs)
     graph = tf.get_default_graph()
     collections_before = BuildCollections(graph)
     with undone_on_error(graph, collections_before.put_back):
-        is_staged = isinstance(inputs, StagedInputs)
-        behind = BehindBatch(() if is_staged else inputs, bool(request.objectives))
-        shards = inputs.shards(request) if is_staged else split_batch(
+        is_cut = isinstance(inputs, ALREADY_CUT)
+        behind = BehindBatch(() if is_cut else inputs, bool(request.objectives))
+        shards = inputs.shards(request) if is_cut else split_batch(
             behind.inputs, len(request.parts), request.remainder,
             # An empty shard is an empty part of the predictions.
-            pad_empty=request.optimizer is not None, called=_called(request))
+            pad_empty=request.optimizer is not None, called=_called(request),
+            shares=request.shares)
         captured = capture(request, shards, behind)
         collections_before.new_updates()
         outputs = merge_outputs(captured, request, shards)
@@ -220,16 +225,17 @@ def checked_inputs(request, inputs):
     Raises:
       InputError: a batch that cannot be cut as `remainder` says; the graph has no new name then.
     """
-    if isinstance(inputs, StagedInputs):
-        return inputs
+    if isinstance(inputs, ALREADY_CUT):
+        check_cuts_nothing(request)
+        return inputs.check(request)
     inputs, parts, called = with_sparse_tensors(inputs), len(request.parts), _called(request)
-    size = static_batch_size(inputs, 1, request.remainder, called)
+    size = static_batch_size(inputs, (1,), request.remainder, called)
     if request.schedule is not None and size is not None and size < parts:
         raise InputError('%d examples are fewer than the %d micro-batches of %d tower%s: pass a '
                          'smaller micro_batches=.' % (
                              size, parts, len(request.devices),
                              '' if len(request.devices) == 1 else 's'))
-    static_batch_size(inputs, parts, request.remainder, called)
+    static_batch_size(inputs, request.shares, request.remainder, called)
     return inputs
 
 

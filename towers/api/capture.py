@@ -41,7 +41,7 @@ def capture(request, shards, behind):
 
     Args:
       request: `Request`.
-      shards: `Shards`, one for each of the request's parts.
+      shards: `CutBatch`, one for each of the request's parts.
       behind: `BehindBatch`: the trained variables that the batch is computed from.
     """
     options, placement, first = request.of_tower, request.placement, request.parts[0]
@@ -104,7 +104,7 @@ def copies_of(step, roles, request, shards, by_shard, of_model=None):
       step: `Step` of tower 0.
       roles: `Roles`.
       request: `Request`.
-      shards: `Shards`.
+      shards: `CutBatch`.
       by_shard: lists of further values with one for each shard; tensors among them are exchanged.
       of_model: `GradientsOfModel`, which is told of each copy; or None.
     """

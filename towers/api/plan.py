@@ -26,7 +26,7 @@ _SESSION = 'tf.Session(config=towers.session_config(built.devices)) makes the CP
 
 
 class Plan(collections.namedtuple('Plan', [
-        'towers', 'batch_size', 'remainder', 'reduction', 'optimizer', 'global_step',
+        'towers', 'batch_size', 'remainder', 'shares', 'reduction', 'optimizer', 'global_step',
         'learning_rate',
         'variable_device', 'num_variables', 'num_trainable', 'parameters', 'parameter_bytes',
         'shared_by_order', 'whole_batch', 'regularization', 'batch_norm', 'without_gradient',
@@ -40,6 +40,7 @@ class Plan(collections.namedtuple('Plan', [
       towers: list of `PlannedTower`.
       batch_size: examples a step: an int, or None where it is not static.
       remainder: as given to `build_towers`.
+      shares: the proportions of the parts of a batch: a tuple of ints.
       reduction: as given to `build_towers`.
       optimizer: name of the optimizer's class, or None.
       global_step: one line on who counts the steps, where the optimizer does not; else None.
@@ -89,6 +90,8 @@ class Plan(collections.namedtuple('Plan', [
                 '%d x %d' % (len(list(group)), size) for size, group in itertools.groupby(sizes)))
         if len(sizes) > 1 and self.batch_size is None:
             batch += ', a remainder: ' + self.remainder
+        if len(set(self.shares)) > 1 and self.batch_size is None:
+            batch += ', shares ' + ' : '.join(map(str, self.shares[:8]))
         width = max(len(_row_name(tower.device)) for tower in self.towers)
         row = '  %%-5s  %%-%ds  %%-8s  %%s' % max(width, 12)
         lines = ['%d tower%s, %s' % (len(sizes), '' if len(sizes) == 1 else 's', batch),
@@ -143,7 +146,7 @@ def make_plan(captured, shards, request, update, joined, num_before):
 
     Args:
       captured: `Captured`.
-      shards: `Shards`.
+      shards: `CutBatch`.
       request: `Request`.
       update: `Update`.
       joined: variables whose gradient is one product for all towers.
@@ -176,7 +179,7 @@ def make_plan(captured, shards, request, update, joined, num_before):
     return Plan(
         towers=rows,
         batch_size=shards.batch_size if isinstance(shards.batch_size, int) else None,
-        remainder=request.remainder, reduction=request.reduction,
+        remainder=request.remainder, shares=request.shares, reduction=request.reduction,
         optimizer=_optimizers(request, update),
         global_step='counted here, since the optimizer leaves it to its caller: do not add to it'
         if update.counts else None,

@@ -21,6 +21,7 @@ from towers.reduce.pipeline import SCHEDULES, kept_at_once
 from towers.reduce.replicas import Replicas
 from towers.tower.auto_stages import checked_stages
 from towers.tower.refused_builds import check_no_failed_build
+from towers.tower.shards import checked_shares
 from towers.tower.optimizer_minimize import has_own_minimize
 from towers.tower.stage_costs import number_of_slots
 from towers.tower.stage_cuts import Cutting
@@ -35,7 +36,8 @@ BATCH_NORMS = ('shard', 'sync')
 
 
 class Request(collections.namedtuple('Request', [
-        'optimizer', 'objectives', 'devices', 'reduction', 'factor', 'remainder', 'global_step',
+        'optimizer', 'objectives', 'devices', 'reduction', 'factor', 'remainder', 'shares',
+        'global_step',
         'learning_rate', 'copies', 'name', 'full_scope_name', 'parts', 'accumulate', 'schedule',
         'placement', 'replicas', 'numerics', 'precision_text', 'loss_scale', 'on_tower',
         'of_tower', 'cluster', 'batch_norm'])):
@@ -45,6 +47,7 @@ class Request(collections.namedtuple('Request', [
       objectives: `Objectives`.
       devices: canonical names.
       factor: 1 for the gradient of the mean over the batch, N for the recipe's sum.
+      shares: the proportions of the parts, see `checked_shares`.
       accumulate: how many micro-batches each tower has.
       schedule: the order of micro-batches in the stages; None for one after the other.
       parts: list of `Part` of all towers, in the order of the batch: tower by tower, and within a
@@ -75,7 +78,8 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
                     transform_gradients, gradient_options, regularization, update_ops,
                     learning_rate, stateless_random, variables, numerics, copies, variable_scope,
                     reuse, name, check_devices, allow_repeated_devices, on_tower,
-                    accumulate, recompute, micro_batches, schedule, stages, cluster, batch_norm):
+                    accumulate, recompute, micro_batches, schedule, stages, cluster, batch_norm,
+                    shares):
     """Checks the arguments of `build_towers`, see there; makes no operation.
 
     Returns:
@@ -89,6 +93,7 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
     numerics = Numerics() if numerics is None else numerics
     check_instance('numerics', numerics, Numerics, 'a towers.Numerics, or None')
     names = resolve_devices(devices, check_devices, allow_repeated_devices)
+    shares = checked_shares(shares, len(names), 'towers')
     graph = tf.get_default_graph()
     check_no_failed_build(graph)
     _check_arguments(model_fn, reduction, regularization, update_ops, copies)
@@ -156,7 +161,8 @@ def checked_request(model_fn, optimizer, devices, reduction, remainder, global_s
         cluster is not None and cluster.has_copies)
     return Request(
         optimizer, objectives, names, reduction,
-        1. if reduction == 'mean' else float(len(names)), remainder, global_step, learning_rate,
+        1. if reduction == 'mean' else float(len(names)), remainder,
+        tuple(share for share in shares for _ in range(accumulate)), global_step, learning_rate,
         copies, name, full_scope_name(variable_scope), parts, accumulate, schedule,
         placement, replicas, numerics, precision_text, loss_scale, on_tower, of_tower,
         cluster, batch_norm)

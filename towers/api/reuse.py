@@ -31,7 +31,7 @@ def call_for_each_tower(request, shards, scaled_losses, behind, no_batch_values)
 
     Args:
       request: `Request`.
-      shards: `Shards`, one for each of the request's parts.
+      shards: `CutBatch`, one for each of the request's parts.
       scaled_losses: `ScaledLosses`; or None.
       behind: `BehindBatch`.
       no_batch_values: as for `record`.

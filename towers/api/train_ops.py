@@ -49,7 +49,7 @@ def update_variables(captured, request, outputs, combined, shards, collections_b
       request: `Request`.
       outputs: `Outputs`; its loss is a scalar, or a dict of scalars by name.
       combined: `CombinedTowers`, or dict of `CombinedTowers` by name.
-      shards: `Shards`.
+      shards: `CutBatch`.
       collections_before: `BuildCollections`.
       machines: the object that has combined gradients across machines; or None.
     """

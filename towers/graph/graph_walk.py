@@ -98,12 +98,17 @@ class Precedence:
                     queue.append(taker)
 
 
-def ancestors(tensors):
-    """The names of the operations that compute some tensors, directly or through others: a set."""
+def ancestors(tensors, ends=()):
+    """The names of the operations that compute some tensors, directly or through others: a set.
+
+    Args:
+      ends: types of operations whose inputs do not count.
+    """
     stack = [tensor.op for tensor in tensors]
     seen = {op.name for op in stack}
     while stack:
-        for tensor in stack.pop().inputs:
+        op = stack.pop()
+        for tensor in () if op.type in ends else op.inputs:
             if tensor.op.name not in seen:
                 seen.add(tensor.op.name)
                 stack.append(tensor.op)

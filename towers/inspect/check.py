@@ -17,6 +17,7 @@ from towers.inspect.check_runs import (first_examples, repeat_first_shard, run_o
                                        run_towers)
 from towers.placement.devices import resolve_devices
 from towers.placement.tower_device import all_devices
+from towers.tower.shards import checked_shares
 
 
 def check_towers(model_fn: typing.Callable, inputs: typing.Any,
@@ -62,8 +63,9 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
         float16, 0.1 for bfloat16.
       seed: graph-level seed of the initial weights.
       cluster: None for one machine; or `'ring'`, `'ps'` (synchronous) or `'horovod'`.
-      shares: the workers' parts of the batch: `(1, 1)`, the default, are two halves, `(3, 1)` three
-        quarters and a quarter. n has to be a multiple of their sum. With `same_shards` all equal.
+      shares: the towers' parts of the batch, as for `build_towers`; with `cluster` the workers':
+        `(1, 1)`, the default there, are two halves, `(3, 1)` three quarters and a quarter. n has to
+        be a multiple of their sum. With `same_shards` all equal.
       num_ps: number of parameter servers, for `'ps'`; 1 if None.
       **options: more arguments of `build_towers`: `devices` (then they are counted, not
         `num_towers`) and `remainder`, without `cluster`; `variables`, `variable_scope`,
@@ -97,10 +99,15 @@ def check_towers(model_fn: typing.Callable, inputs: typing.Any,
                                    'device; or accumulate=, recompute=, or several devices for '
                                    'the one.' % (devices,))
     parts = _parts(num_towers, options)
+    options['shares'] = checked_shares(shares, num_towers, 'towers')
+    unit = parts // num_towers * sum(options['shares'])
     if same_shards:
+        if len(set(options['shares'])) > 1:
+            raise InvalidArgumentError('shares=%r and same_shards=True: all shards are the same, '
+                                       'so that the towers have equal parts.' % (tuple(shares),))
         inputs = repeat_first_shard(inputs, parts)
     elif options.get('remainder') == 'drop':
-        inputs = first_examples(inputs, lambda count: count - count % parts)
+        inputs = first_examples(inputs, lambda count: count - count % unit)
     factor = num_towers if reduction == 'sum' else 1
     one, traits = run_one_device(model_fn, inputs, make_optimizer, steps, seed, factor, options)
     try:

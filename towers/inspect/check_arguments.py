@@ -98,10 +98,8 @@ class Machines(collections.namedtuple('Machines', 'kind shares num_ps')):
 def checked_machines(cluster, shares, num_ps, same_shards, options):
     """The `Machines` that `check_towers` is asked for; None for one machine."""
     if cluster is None:
-        for name, value in (('shares', shares), ('num_ps', num_ps)):
-            if value is not None:
-                raise InvalidArgumentError("%s=%r goes with cluster=, such as cluster='ring'."
-                                           % (name, value))
+        if num_ps is not None:
+            raise InvalidArgumentError("num_ps=%r goes with cluster='ps'." % (num_ps,))
         return None
     if not isinstance(cluster, str):
         raise InvalidArgumentError(

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
+from towers.tower.shards import sizes_of_shards
 
 # Operations whose output has no batch dimension, whatever their inputs are.
 _CONTRACT = frozenset([
@@ -40,17 +41,16 @@ def shard_sizes(built, batch_size):
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise InvalidArgumentError('batch_size=%r: expected a number of examples, 1 at least.'
                                    % (batch_size,))
-    each, more = divmod(batch_size, count)
     parts = '%d %s' % (count, 'towers' if count == len(built.devices) else 'micro-batches')
-    if more and built.plan.remainder == 'error':
+    unit = sum(built.plan.shares)
+    if batch_size % unit and built.plan.remainder == 'error':
         raise InvalidArgumentError('batch_size=%d does not divide among %s: give a multiple of %d.'
-                                   % (batch_size, parts, count))
-    if built.plan.remainder == 'drop':
-        more = 0
-    if not each:
+                                   % (batch_size, parts, unit))
+    sizes = sizes_of_shards(batch_size, built.plan.shares, built.plan.remainder)
+    if not all(sizes):
         raise InvalidArgumentError('batch_size=%d leaves some of %s without an example: give %d '
-                                   'at least.' % (batch_size, parts, count))
-    return [each + (number < more) for number in range(count)]
+                                   'at least.' % (batch_size, parts, unit))
+    return sizes
 
 
 def shard_operations(built):

@@ -41,7 +41,8 @@ class Evaluation:
                  check_devices: bool = True, copies: str = 'clone', precision: str = 'float32',
                  regularization: str = 'none',
                  on_tower: typing.Optional[typing.Callable] = None,
-                 stages: typing.Optional[str] = None):
+                 stages: typing.Optional[str] = None,
+                 shares: typing.Optional[typing.Sequence[int]] = None):
         """
         Args:
           model_fn: as for `build_towers`; its `metrics` are scalars, means over the shard.
@@ -51,7 +52,7 @@ class Evaluation:
             the variables here, to be restored from a checkpoint.
           name: prefix of the towers' name scopes.
           precision: as in `Numerics`; with `trained`, its precision is taken.
-          variables, check_devices, copies, regularization, on_tower, stages: as for
+          variables, check_devices, copies, regularization, on_tower, stages, shares: as for
             `build_towers`.
 
         Raises:
@@ -76,7 +77,8 @@ class Evaluation:
         options = dict(
             remainder='weight', reuse=trained, name=name, variables=variables,
             check_devices=check_devices, allow_repeated_devices=trained is not None, copies=copies,
-            numerics=numerics, regularization=regularization, on_tower=on_tower, stages=stages)
+            numerics=numerics, regularization=regularization, on_tower=on_tower, stages=stages,
+            shares=shares)
         check_arguments(model_fn, None, None, devices, **options)
         with _iterators_put_back(), _advising_trained(trained):
             with tf.device('/cpu:0'):

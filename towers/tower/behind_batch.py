@@ -13,6 +13,11 @@ from towers.graph import graph_walk
 from towers.placement.variable_device import only_device
 
 
+def trained_behind(tensor, names):
+    """Those of the names of variables that a tensor has a gradient to: a set."""
+    return graph_walk.ancestors([tensor], ends=('StopGradient',)) & set(names)
+
+
 class BehindBatch:
     """The trainable variables that the inputs of a build are computed from.
 
@@ -37,13 +42,13 @@ class BehindBatch:
         dense, names = tf.nest.flatten(inputs), set()
         for leaf in dense:
             if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating:
-                found = graph_walk.ancestors([leaf]) & set(trainable)
+                found = trained_behind(leaf, trainable)
                 names |= found
                 self._of_leaves.append(leaf if found else None)
                 continue
             self._of_leaves.append(None)
             if isinstance(leaf, tf.SparseTensor):
-                for name in sorted(graph_walk.ancestors([leaf.values]) & set(trainable)):
+                for name in sorted(trained_behind(leaf.values, trainable)):
                     raise InputError(
                         'a sparse tensor among the inputs (%s) is computed from the trainable '
                         'variable %s: compute it in the model function, or pass '

@@ -2,6 +2,8 @@
 
 import collections
 import copy
+import functools
+import math
 import numbers
 import typing
 
@@ -17,8 +19,8 @@ from towers.placement.devices import canonical_device
 REMAINDERS = ('error', 'weight', 'drop')
 
 
-class Shards(collections.namedtuple('Shards', 'inputs sizes weights batch_size')):
-    """A batch of `n` examples cut into N shards.
+class CutBatch(collections.namedtuple('CutBatch', 'inputs sizes weights batch_size')):
+    """A batch of `n` examples, cut into N shards.
 
     Attributes:
       inputs: list of N nests, each shaped like the whole one; every dense tensor of a shard is a
@@ -38,8 +40,8 @@ class Shards(collections.namedtuple('Shards', 'inputs sizes weights batch_size')
 
 
 def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
-                pad_empty: bool = True, device: typing.Any = '/cpu:0',
-                called: str = 'towers') -> Shards:
+                pad_empty: bool = True, device: typing.Any = '/cpu:0', called: str = 'towers',
+                shares: typing.Optional[typing.Sequence[int]] = None) -> CutBatch:
     """Cuts every tensor of a nest along its first dimension.
 
     Args:
@@ -55,14 +57,17 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
         or a moving average (True); or nothing (False, for evaluation).
       device: where the splitting ops go: the name of one device, a device function, or None.
       called: what the errors call the shards: 'towers', or 'micro-batches'.
+      shares: the proportions of the shards, N whole numbers: `[3, 1]` cuts 400 examples into 300
+        and 100. None: equal parts.
 
     Returns:
-      `Shards`. The examples keep their order: shard 0 has the first ones.
+      `CutBatch`. The examples keep their order: shard 0 has the first ones.
 
     Raises:
       InputError: no tensor at all, a scalar, first dimensions that differ, a batch that does not
         divide, an unsupported type, a tensor of another graph.
-      InvalidArgumentError: an unknown `remainder`; no number of shards.
+      InvalidArgumentError: an unknown `remainder`; no number of shards; `shares` that are not N
+        whole numbers.
       DeviceError: `device` is no device's name.
     """
     check_choice('remainder', remainder, REMAINDERS)
@@ -74,15 +79,16 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
         device = _checked_device_function(device)
     elif device is not None:
         canonical_device(device)
-    inputs, leaves, static_size, unknown = _looked_at(inputs, num_shards, remainder, called)
+    shares = checked_shares(shares, num_shards)
+    inputs, leaves, static_size, unknown = _looked_at(inputs, shares, remainder, called)
     with tf.name_scope('shards'), tf.device(None), tf.device(device):
         tensors = [None if leaf is None else _as_tensor(path, leaf) for path, leaf in leaves]
         if static_size is None:
-            size, guards = _dynamic_batch_size(tensors, leaves, num_shards, remainder, called,
+            size, guards = _dynamic_batch_size(tensors, leaves, shares, remainder, called,
                                                not isinstance(inputs, NamedInputs))
         else:
             size, guards = static_size, _size_guards(tensors, leaves, static_size, unknown)
-        bounds, used = _bounds(size, num_shards, remainder)
+        bounds, used = _bounds(size, shares, remainder)
         with tf.control_dependencies(guards):
             columns = [[None] * num_shards if tensor is None else
                        _cut(tensor, bounds, used if remainder == 'drop' else None, pad_empty)
@@ -91,7 +97,79 @@ def split_batch(inputs: typing.Any, num_shards: int, remainder: str = 'error',
         tf.nest.pack_sequence_as(inputs, [column[k] for column in columns])
         for k in range(num_shards)]
     sizes = [count for _, count in bounds]
-    return Shards(inputs_of_shards, sizes, _weights(sizes, used, num_shards, remainder), used)
+    return CutBatch(inputs_of_shards, sizes, _weights(sizes, used, shares, remainder), used)
+
+
+def same_kind(batches):
+    """Checks that nests have one structure, types and ranks: the static size of each, or None.
+
+    Raises:
+      InputError: they have not, or one of them cannot be a shard.
+    """
+    looks = [_looked_at(batch, (1,), 'weight', 'towers') for batch in batches]
+    first = looks[0]
+    for number, (inputs, leaves, _, _) in enumerate(looks):
+        try:
+            tf.nest.assert_same_structure(first[0], inputs)
+        except (TypeError, ValueError) as error:
+            raise InputError('shard %d has another structure than shard 0: %s'
+                             % (number, str(error).split('\n', 1)[0])) from None
+        for (path, leaf), (_, other) in zip(leaves, first[1]):
+            kinds = [(None,) if each is None else (
+                isinstance(each, tf.SparseTensor), getattr(each, 'dtype', None)) for each in (
+                    leaf, other)]
+            if kinds[0] != kinds[1] or leaf is not None and not _static_shape(
+                    path, leaf)[1:].is_compatible_with(_static_shape(path, other)[1:]):
+                raise InputError('%s of shard %d is %s, and of shard 0 %s: expected one type and '
+                                 'shape [n, …].' % (path, number, leaf, other))
+    return [size for _, _, size, _ in looks]
+
+
+def whole_shard(batch, is_even):
+    """(inputs, size) of a shard that the caller has cut, as they are in a `CutBatch`.
+
+    Args:
+      batch: a nest that `same_kind` has checked.
+      is_even: whether all shards have the same static size.
+    """
+    inputs, leaves, size, unknown = _looked_at(batch, (1,), 'weight', 'towers')
+    with tf.device(None), tf.device(lambda op: (
+            op.inputs[0].device if len(op.inputs) else '') or '/cpu:0'):
+        tensors = [None if leaf is None else _as_tensor(path, leaf) for path, leaf in leaves]
+        if size is None:
+            size, guards = _dynamic_batch_size(tensors, leaves, (1,), 'weight', 'tower', False)
+        else:
+            guards = _size_guards(tensors, leaves, size, unknown)
+        with tf.control_dependencies(guards):
+            fed = [None if tensor is None else _sparse_shard(tensor, 0, size, False)
+                   if isinstance(tensor, tf.SparseTensor) else
+                   tf.placeholder_with_default(tf.identity(tensor), tensor.shape if is_even else
+                                               tf.TensorShape([None]).concatenate(tensor.shape[1:]))
+                   for tensor in tensors]
+    return tf.nest.pack_sequence_as(inputs, fed), size
+
+
+def checked_shares(shares, count, called='shards'):
+    """The proportions of the shards, without a common divisor: a tuple of `count` ints.
+
+    Args:
+      shares: whole numbers; None for equal parts.
+      count: how many there have to be.
+      called: what they are the parts of, for the error's text.
+
+    Raises:
+      InvalidArgumentError: other values, or another number of them.
+    """
+    if shares is None:
+        return (1,) * count
+    if not isinstance(shares, (tuple, list)) or len(shares) != count or not all(
+            isinstance(share, numbers.Integral) and not isinstance(share, bool) and share > 0
+            for share in shares):
+        raise InvalidArgumentError('shares=%.80r for %d %s: expected a whole number of at least 1 '
+                                   'for each, such as %r.' % (
+                                       shares, count, called, [3] + [1] * (count - 1)))
+    divisor = functools.reduce(math.gcd, map(int, shares))
+    return tuple(int(share) // divisor for share in shares)
 
 
 def _checked_device_function(function):
@@ -107,20 +185,20 @@ def _checked_device_function(function):
     return device
 
 
-def static_batch_size(inputs, num_shards, remainder, called):
+def static_batch_size(inputs, shares, remainder, called):
     """The batch size, checked as `split_batch` does, before any op is made; None where unknown."""
     check_choice('remainder', remainder, REMAINDERS)
-    return _looked_at(inputs, num_shards, remainder, called)[2]
+    return _looked_at(inputs, shares, remainder, called)[2]
 
 
-def _looked_at(inputs, num_shards, remainder, called):
+def _looked_at(inputs, shares, remainder, called):
     """(inputs with sparse tensors, their leaves, and what `_static_batch_size` returns)."""
     check_graph_mode('what split_batch makes')
     inputs = with_sparse_tensors(inputs)
     leaves = _leaves(inputs)
     _check_no_lists_of_numbers(inputs)
     static_size, unknown = _static_batch_size(leaves)
-    _check_divides(static_size, num_shards, remainder, called,
+    _check_divides(static_size, shares, remainder, called,
                    not isinstance(inputs, NamedInputs))
     return inputs, leaves, static_size, unknown
 
@@ -274,23 +352,28 @@ def _static_batch_size(leaves):
     return next(iter(sizes.values())) if sizes else None, unknown
 
 
-def _check_divides(size, num_shards, remainder, called, may_drop):
+def _check_divides(size, shares, remainder, called, may_drop):
     if size is None:
         return
-    if size == 0 or (remainder == 'drop' and size < num_shards):
+    unit = sum(shares)
+    if size == 0 or (remainder == 'drop' and size < unit):
         # One shard: before the number of towers is looked at.
         raise InputError('a batch of %d is too small%s: pass a batch of at least '
-                         '%d.' % (size, ' for %d %s' % (num_shards, called)
-                                  if num_shards > 1 else '',
-                                  num_shards if remainder == 'drop' else 1))
-    if remainder == 'error' and size % num_shards:
+                         '%d.' % (size, ' for ' + _parts_text(shares, called)
+                                  if unit > 1 else '', unit if remainder == 'drop' else 1))
+    if remainder == 'error' and size % unit:
         # 'drop' leaves nothing of a batch that is smaller than the number of shards.
         raise InputError(
-            "a batch of %d does not divide among %d %s: use a batch of %d, or remainder='weight' "
+            "a batch of %d does not divide among %s: use a batch of %d, or remainder='weight' "
             '(uneven shards, weighted by their size)%s.' % (
-                size, num_shards, called, num_shards * max(1, round(size / num_shards)),
-                " or remainder='drop' (leave %d out)" % (size % num_shards)
-                if may_drop and size > num_shards else ''))
+                size, _parts_text(shares, called), unit * max(1, round(size / unit)),
+                " or remainder='drop' (leave %d out)" % (size % unit)
+                if may_drop and size > unit else ''))
+
+
+def _parts_text(shares, called):
+    return '%d %s%s' % (len(shares), called, '' if len(set(shares)) == 1 else
+                        ' with shares %.60s' % ' : '.join(map(str, shares)))
 
 
 def _size(tensor):
@@ -312,7 +395,7 @@ def _size_guards(tensors, leaves, static_size, unknown):
                                if tensor is not None and path in unknown]]
 
 
-def _dynamic_batch_size(tensors, leaves, num_shards, remainder, called, may_drop):
+def _dynamic_batch_size(tensors, leaves, shares, remainder, called, may_drop):
     """The batch size as a scalar, and the assertions to run before anything is cut."""
     sizes = [(path, _size(tensor))
              for tensor, (path, _) in zip(tensors, leaves) if tensor is not None]
@@ -320,41 +403,51 @@ def _dynamic_batch_size(tensors, leaves, num_shards, remainder, called, may_drop
     guards = [tf.Assert(tf.equal(size, other), [
         _plain('towers: the first dimensions of the inputs differ: %s and %s have'
                % (first_path, path)), size, other]) for path, other in others]
+    unit, parts = sum(shares), _parts_text(shares, called)
     if remainder == 'error':
-        guards.append(tf.Assert(tf.equal(size % num_shards, 0), [
-            'towers: the batch does not divide among %d %s (remainder=weight would take it%s). '
+        guards.append(tf.Assert(tf.equal(size % unit, 0), [
+            'towers: the batch does not divide among %s (remainder=weight would take it%s). '
             'Examples in it:' % (
-                num_shards, called, ', and drop one that has an example for each'
-                if may_drop else ''), size]))
-    at_least = num_shards if remainder == 'drop' else 1
+                parts, ', and drop one that has an example for each' if may_drop else ''), size]))
+    at_least = unit if remainder == 'drop' else 1
     guards.append(tf.Assert(tf.greater_equal(size, at_least), [
-        'towers: a batch for %d %s needs at least %d examples and has' % (
-            num_shards, called, at_least), size]))
+        'towers: a batch for %s needs at least %d examples and has' % (parts, at_least), size]))
     return size, guards
 
 
-def _bounds(size, num_shards, remainder):
+def _bounds(size, shares, remainder):
     """([(first example, number of examples)] a shard, number of examples used)."""
-    base = size // num_shards
-    if remainder != 'weight' or (isinstance(size, int) and size % num_shards == 0):
-        return [(k * base, base) for k in range(num_shards)], base * num_shards
-    extra = size % num_shards
-    bounds = []
-    for k in range(num_shards):
-        if isinstance(size, int):
-            bounds.append((k * base + min(k, extra), base + (1 if k < extra else 0)))
-        else:
-            bounds.append((k * base + tf.minimum(k, extra),
-                           base + tf.cast(tf.less(k, extra), tf.int32)))
-    return bounds, size
+    unit, counts = sum(shares), []
+    rounds = remainder == 'weight' and not (isinstance(size, int) and size % unit == 0)
+    # Shards with the same share have the same tensor: `_cut` tells equal sizes by it.
+    of_share = {share: size * share // unit if rounds else
+                size // unit if share == 1 else size // unit * share for share in set(shares)}
+    floors = [of_share[share] for share in shares]
+    if rounds:
+        rest = size - sum(floors)
+        counts = [floor + (int(k < rest) if isinstance(rest, int) else
+                           tf.cast(tf.less(k, rest), tf.int32)) for k, floor in enumerate(floors)]
+    bounds, start = [], 0
+    for count in counts or floors:
+        bounds.append((start, count))
+        start += count
+    return bounds, size if rounds else size // unit * unit
 
 
-def _weights(sizes, used, num_shards, remainder):
-    if (num_shards == 1 or remainder != 'weight'
-            or all(isinstance(size, int) and size == sizes[0] for size in sizes)):
+def sizes_of_shards(size, shares, remainder):
+    """How many of `size` examples each shard gets: a list of ints."""
+    return [count for _, count in _bounds(size, shares, remainder)[0]]
+
+
+def _weights(sizes, used, shares, remainder):
+    is_static = all(isinstance(size, int) for size in sizes)
+    if len(set(shares)) == 1 and remainder != 'weight' or len(sizes) == 1 or (
+            is_static and len(set(sizes)) == 1):
         # One object for all: `is_even` tells a certainty from a coincidence by it.
-        return [1. / num_shards] * num_shards
-    if isinstance(used, int):
+        return [1. / len(sizes)] * len(sizes)
+    if remainder != 'weight':
+        return [share / sum(shares) for share in shares]
+    if is_static:
         return [float(size) / used for size in sizes]
     return [tf.cast(size, tf.float64) / tf.cast(used, tf.float64) for size in sizes]
 

@@ -13,7 +13,7 @@ from towers.arguments import check_count, check_instance
 from towers.errors import InputError
 from towers.placement.devices import check_one_stage, resolve_devices, short_name
 from towers.placement.variable_device import only_device
-from towers.tower.shards import Shards
+from towers.tower.shards import CutBatch
 
 
 class StagedInputs:
@@ -29,24 +29,18 @@ class StagedInputs:
                  initializer: tf.Operation):
         self.initializer, self.devices, self._shards = initializer, devices, shards
 
-    def shards(self, request):
-        """`Shards` of the next batch, each on its tower's device.
-
-        Args:
-          request: the `Request` of a build.
-
-        Raises:
-          InputError: the build has other devices, or cuts shards into micro-batches.
-        """
+    def check(self, request):
+        """Returns this, if a build with the `Request` has its devices; else `InputError`."""
         if tuple(request.devices) != self.devices:
             raise InputError('the inputs are staged on %s, and the towers are on %s: pass the same '
                              'devices to towers.staged and to build_towers.' % tuple(
                                  ', '.join(map(short_name, each))
                                  for each in (self.devices, request.devices)))
-        if request.accumulate > 1:
-            raise InputError('the inputs are staged, a shard for each tower and step, and each '
-                             'tower has %d micro-batches: pass the tensors of a batch instead.'
-                             % request.accumulate)
+        return self
+
+    def shards(self, request):
+        """The `CutBatch` of the next batch for a build, each shard on its tower's device."""
+        del request
         inputs = []
         for device, shard in zip(self.devices, self._shards):
             with only_device(device), tf.name_scope('shards'):
@@ -57,7 +51,7 @@ class StagedInputs:
             with only_device('/cpu:0'), tf.name_scope('shards'):
                 size = tf.shape(tf.nest.flatten(inputs[0])[0])[0]
         count = len(inputs)
-        return Shards(inputs, [size] * count, [1. / count] * count, size * count)
+        return CutBatch(inputs, [size] * count, [1. / count] * count, size * count)
 
 
 def staged(dataset: typing.Any, devices: typing.Union[None, int, str, typing.Sequence] = None,

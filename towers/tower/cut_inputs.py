@@ -1,0 +1,86 @@
+"""Inputs that are cut into shards before the build: `Shards`, by the caller; `staged`, ahead."""
+
+import typing
+
+import tensorflow.compat.v1 as tf
+
+from towers.errors import InputError
+from towers.tower.behind_batch import trained_behind
+from towers.tower.shards import CutBatch, same_kind, whole_shard
+from towers.tower.staged import StagedInputs
+
+
+class Shards:
+    """A batch that the caller has cut: the inputs of each tower, in the order of the towers.
+
+    Such as a queue's `dequeue_many` for each tower, or a dataset for each device. The towers are
+    weighted by their numbers of examples.
+
+    Args:
+      batches: a list of nests of tensors [n_k, …], one nest a tower, all of one structure; the
+        sizes n_k may differ, and may be unknown before the step.
+
+    Raises:
+      InputError: no list, or an empty one. `build_towers` raises it for nests that differ in
+        structure or type, for a shard without an example, for another number of towers, with
+        micro-batches, and where a trained variable stands behind a shard.
+
+    >>> built = towers.build_towers(model_fn, towers.Shards([queue.dequeue() for _ in range(4)]),
+    ...                             optimizer, 4, 'mean')
+    """
+
+    def __init__(self, batches: typing.Sequence):
+        if not isinstance(batches, (list, tuple)) or not batches:
+            raise InputError('Shards(%.80r): expected a list with the inputs of each tower.'
+                             % (batches,))
+        self._batches = list(batches)
+
+    def check(self, request):
+        """Returns this, if it is what a build with the `Request` takes; makes no operation.
+
+        Raises:
+          InputError: see the class.
+        """
+        if len(self._batches) != len(request.devices):
+            raise InputError('Shards has the inputs of %d towers, and there are %d devices: pass '
+                             'one nest of tensors for each.' % (len(self._batches),
+                                                                len(request.devices)))
+        same_kind(self._batches)
+        trained = {variable.op.name for variable in tf.trainable_variables()}
+        for leaf in tf.nest.flatten(self._batches, expand_composites=True):
+            behind = sorted(trained_behind(leaf, trained)) if isinstance(
+                leaf, tf.Tensor) and request.objectives and leaf.dtype.is_floating else ()
+            if behind:
+                raise InputError(
+                    'Shards has %s, which is computed from the trainable variable %s: compute it '
+                    'in the model function, or pass its tf.stop_gradient.' % (leaf.name, behind[0]))
+        return self
+
+    def shards(self, request):
+        """The `CutBatch` for a build; each shard is fed where the caller has made it."""
+        del request
+        static = same_kind(self._batches)
+        is_even = None not in static and len(set(static)) == 1
+        with tf.name_scope('shards'):
+            inputs, sizes = zip(*[whole_shard(batch, is_even) for batch in self._batches])
+            with tf.device(None), tf.device('/cpu:0'):
+                total, count = sum(sizes), len(sizes)
+                weights = [1. / count] * count if is_even else [
+                    size / total if isinstance(total, int) else
+                    tf.cast(size, tf.float64) / tf.cast(total, tf.float64) for size in sizes]
+        return CutBatch(list(inputs), list(sizes), weights, total)
+
+
+ALREADY_CUT = (Shards, StagedInputs)
+
+
+def check_cuts_nothing(request):
+    """Raises `InputError` for arguments that say how a batch is cut, where it is cut already."""
+    for name, given, default in (('remainder', request.remainder, 'error'),
+                                 ('shares', set(request.shares), {1})):
+        if given != default:
+            raise InputError('the inputs are cut into shards already: leave %s= out.' % name)
+    if request.accumulate > 1:
+        raise InputError('the inputs are cut already, a shard for each tower, and each tower has '
+                         '%d micro-batches: pass the tensors of a batch instead.'
+                         % request.accumulate)
