@@ -35,10 +35,10 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 import datasets  # noqa: E402
 from models import registry  # noqa: E402
 import towers  # noqa: E402
-from towers.run.progress import ProgressHook  # noqa: E402
 from towers.run.step_loop import LoopSession  # noqa: E402
 from towers.run.summaries import SummaryHook, default_summaries  # noqa: E402
 from trainer.metrics_hook import MetricsHook  # noqa: E402
+from trainer.progress import ProgressHook  # noqa: E402
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string('model', 'digits', 'network by name')

@@ -23,12 +23,12 @@ import tensorflow.compat.v1 as tf
 from benchmarks import turns
 from towers.run.checkpoint_hook import CheckpointHook
 from towers.run.evaluation import EvaluationHook
-from towers.run.progress import ProgressHook
 from towers.run.step_clock import StepCounts
 from towers.run.step_loop import LoopSession
 from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import Summaries, SummaryHook
 from trainer.metrics_hook import MetricsHook
+from trainer.progress import ProgressHook
 
 _EVERY, _SAVE_EVERY = 100, 500  # lines and summaries, and checkpoints: train.py's defaults
 

@@ -84,8 +84,6 @@ CALLS = {
     'LearningRate': lambda given: (towers.LearningRate, dict(base=0.1)),
     'WeightAverages': lambda given: (towers.WeightAverages, dict(
         decay=0.9, global_step=given.step)),
-    'ProgressHook': lambda given: (towers.ProgressHook, dict(
-        values={'loss': given.loss}, global_step=given.step, train_steps=3, **given.counts)),
     'SummaryHook': lambda given: (towers.SummaryHook, dict(
         summaries=towers.default_summaries(given.built), global_step=given.step,
         logdir=given.folder, batch_size=4)),
@@ -162,7 +160,8 @@ OTHERS = {
         'MemoryReport', 'OperationTimes', 'Plan', 'StagedInputs', 'Tower', 'TowersReport'],
     'called in model functions, with a tensor': ['batch_concat', 'batch_mean', 'batch_sum'],
     'checked when a model function returns it': ['ModelOutput'],
-    'checked by the hooks that it is given to': ['StepCounts']}
+    'checked by the hooks that it is given to': ['StepCounts'],
+    'checked by the build that it is given to': ['Shards']}
 
 _CONTEXTS = ('hold_directory', 'training_session', 'out_of_memory_explained', 'join', 'stage')
 

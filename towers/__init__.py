@@ -53,7 +53,6 @@ from towers.run.input_watch import InputWatch, InputWatchHook
 from towers.run.learning_rate import LearningRate, scale_learning_rate
 from towers.run.long_steps import LongStepHook
 from towers.run.operation_times import operation_times
-from towers.run.progress import ProgressHook
 from towers.run.run_lock import hold_directory
 from towers.run.step_clock import StepCounts
 from towers.run.stopping import StopOnSignalHook

@@ -2,7 +2,7 @@
 
 import time
 
-from towers.run.output_stream import OutputStream, progress_stream
+from trainer.output_stream import OutputStream, progress_stream
 
 
 class BuildProgress:

@@ -10,9 +10,9 @@ import tensorflow.compat.v1 as tf
 
 import datasets
 import towers
-from towers.run.output_stream import OutputStream
 from trainer.command_line import refuse, say
 from trainer.data import own_failure, show_cause, unknown_failure
+from trainer.output_stream import OutputStream
 
 # Errors of a run (status 1); the other `TowersError`s are about the flags (status 2).
 _FAILURES = (datasets.BadExampleError, datasets.OwnDataError, towers.AuditError,

@@ -10,7 +10,6 @@ import towers
 from towers.errors import InputError
 from towers.run.evaluation import EvaluationHook
 from towers.run.long_steps import LongStepHook
-from towers.run.progress import ProgressHook
 from towers.run.step_loop import OccasionalHook
 from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import SummaryHook, default_summaries
@@ -19,6 +18,7 @@ from trainer.data import is_own, own_failure
 from trainer.fingerprint import FingerprintHook
 from trainer.flags import FLAGS, train_dir
 from trainer.metrics_hook import MetricsHook
+from trainer.progress import ProgressHook
 
 
 class RunHooks(collections.namedtuple('RunHooks', [

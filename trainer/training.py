@@ -7,7 +7,6 @@ import sys
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.run.output_stream import OutputStream
 from towers.run.training_session import training_session
 from trainer.bad_examples import naming_bad_test_images, skipping, tell_skipped
 from trainer.cluster import joined, share
@@ -15,6 +14,7 @@ from trainer.data import data_ended
 from trainer.exit_status import status_of_signal
 from trainer.flags import FLAGS, train_dir
 from trainer.hooks import make_hooks, tell_end
+from trainer.output_stream import OutputStream
 from trainer.resources import memory_limit, session_config
 from trainer.results import export, report
 from trainer.resuming import run_settings, settings_of_data, settings_of_workers

@@ -4,7 +4,7 @@ import os
 import sys
 import time
 
-from towers.run.progress import describe_time
+from trainer.progress import describe_time
 
 
 class Display:

@@ -8,8 +8,8 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.run.input_watch import InputWatch, InputWatchHook, describe_share
-from towers.run.progress import ProgressHook
 from towers.run.step_loop import LoopSession
+from trainer.progress import ProgressHook
 from sample_models import switched
 
 SLOW = 0.05  # seconds; what is fast beside it takes microseconds

@@ -6,9 +6,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from towers.errors import InvalidArgumentError
-from towers.run.progress import ProgressHook
 from towers.run.step_clock import StepCounts
 from towers.run.summaries import Summaries, SummaryHook
+from trainer.progress import ProgressHook
 
 
 def line_of(make_hook):

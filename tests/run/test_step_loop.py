@@ -9,13 +9,13 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from towers.run.evaluation import Evaluation, EvaluationHook
-from towers.run.progress import ProgressHook
 from towers.run.step_clock import StepCounts
 from towers.run.step_loop import LoopSession, OccasionalHook
 from towers.run.stopping import StopOnSignalHook
 from towers.run.summaries import Summaries, SummaryHook
 from towers.run.training_session import training_session
 from trainer.metrics_hook import MetricsHook
+from trainer.progress import ProgressHook
 
 
 class Recorder(OccasionalHook):

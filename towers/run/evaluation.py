@@ -260,7 +260,7 @@ class EvaluationHook(OccasionalHook):
           global_step: the variable that counts steps.
           every_steps: steps from one evaluation to the next; None: at the end only.
           listeners: list of hooks that get the results, by `evaluated(step, results, seconds)`:
-            `ProgressHook`, `SummaryHook`. In the list of the session's hooks they come before this
+            such as `SummaryHook`. In the list of the session's hooks they come before this
             hook, and the hook that saves after it.
           stop_at: `(metric, value)`: training stops when the metric is at least the value; or None.
           skip_end: function without arguments, called at the end of the session: if it returns

@@ -15,8 +15,7 @@ class StepCounts(collections.namedtuple('StepCounts', [
     """What a run counts its steps and examples by: one argument for all hooks that show or log it.
 
         counts = towers.StepCounts(global_step, 32, examples_per_epoch=1000, last_step=500)
-        hooks = [towers.ProgressHook(values, counts),
-                 towers.SummaryHook(summaries, counts, logdir)]
+        hook = towers.SummaryHook(summaries, counts, logdir)
 
     Attributes:
       global_step: the variable that counts steps.

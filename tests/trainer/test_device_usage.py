@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from towers.run import device_usage
 from towers.errors import MissingPackageError
-from towers.run.device_usage import CpuUse, DeviceUse, GpuReading, GpuUse, describe_gpus
+from trainer import device_usage
+from trainer.device_usage import CpuUse, DeviceUse, GpuReading, GpuUse, describe_gpus
 
 # Three GPUs; the second does not tell its use. `lost` makes the driver fail.
 NVML = '''

@@ -9,11 +9,11 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_count, check_flag, check_instance, check_number, scalar_tensors
 from towers.errors import InvalidArgumentError
-from towers.run.device_usage import DeviceUse
 from towers.run.input_watch import checked_watch
-from towers.run.output_stream import OutputStream, progress_stream
 from towers.run.step_clock import SaveListener, StepClock, counts_of, rate
 from towers.run.step_loop import OccasionalHook
+from trainer.device_usage import DeviceUse
+from trainer.output_stream import OutputStream, progress_stream
 
 Throughput = collections.namedtuple('Throughput', 'examples seconds')
 """Examples of some steps, and the seconds that they took."""

@@ -1,4 +1,4 @@
-"""towers.run.output_stream: output that may be lost."""
+"""trainer.output_stream: output that may be lost."""
 
 import errno
 import io
@@ -7,7 +7,7 @@ import os
 import pytest
 
 from towers.errors import OutputLostError
-from towers.run.output_stream import OutputStream
+from trainer.output_stream import OutputStream
 
 
 class Gone(io.StringIO):

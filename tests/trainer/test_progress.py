@@ -12,9 +12,10 @@ import threading
 import pytest
 import tensorflow.compat.v1 as tf
 
-from towers.run import device_usage, progress, step_clock
 from towers.errors import InvalidArgumentError
-from towers.run.progress import ProgressHook, Throughput
+from towers.run import step_clock
+from trainer import device_usage, progress
+from trainer.progress import ProgressHook, Throughput
 
 
 class FakeTime:
