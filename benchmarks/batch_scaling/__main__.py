@@ -31,6 +31,9 @@ def parse(argv):
         'image is too small for them, else as in train.py')
     add('--num_towers', type=_whole, default=4, help='N')
     add('--batch_size', type=_whole, default=16, help='B, examples a tower')
+    add('--factors', type=_wholes, help='how many times B the larger batches are, such as '
+        '1,4,16,32; each has to divide the next; above N towers they are accumulated; if not '
+        'given, N')
     add('--learning_rate', type=float, default=0.0005, help='r, the rate of 1 x B')
     add('--optimizer', default='adam', choices=['adam', 'momentum', 'sgd', 'rmsprop'],
         help='update rule')
@@ -41,8 +44,8 @@ def parse(argv):
         "rate is scaled run with each; '0,1' for without and with")
     add('--batch_norm_decay', type=float, default=0.9, help="of batch norm's moving averages at "
         "batch B; -1: the network's own, which wants 10,000s of steps for the inceptions")
-    add('--epochs', type=float, default=2., help='passes over the data, rounded to full batches of '
-        'N B between evaluations')
+    add('--epochs', type=float, default=2., help='passes over the data, rounded to full batches, '
+        'the largest ones, between evaluations')
     add('--examples', type=_whole, help='examples that each arm sees, instead of --epochs; rounded '
         'likewise')
     add('--evaluations', type=_whole, default=4, help='how often an arm is evaluated')
@@ -60,6 +63,10 @@ def parse(argv):
     options = parser.parse_args(argv)
     if options.num_towers < 2:
         parser.error('--num_towers=%d: the claim is about 2 or more' % options.num_towers)
+    factors = sorted(set(options.factors or ()))
+    if any(larger % smaller for smaller, larger in zip(factors, factors[1:])):
+        parser.error('--factors=%s: each has to divide the next one, so that all batches end '
+                     'at the same examples' % ','.join(map(str, factors)))
     if not options.learning_rate > 0:
         parser.error('--learning_rate=%g: expected more than 0' % options.learning_rate)
     options.directory = options.directory or os.path.join('runs', 'scaling-' + options.model)
@@ -104,14 +111,15 @@ def make_settings(options):
     if aux is None and smallest and image_size < network.image_sizes[0]:
         aux = 0.
     examples = options.examples or options.epochs * dataset.num_examples['train']
+    largest = max(options.factors or [options.num_towers]) * options.batch_size
     return arms.Settings(
         options.model, options.dataset,
         os.path.abspath(options.data_dir) if options.data_dir else '', image_size,
         options.num_towers, options.batch_size, options.learning_rate, options.optimizer,
         options.reduction, options.warmup_epochs,
         None if options.batch_norm_decay < 0 else options.batch_norm_decay, aux,
-        arms.rounded_examples(examples, options.num_towers * options.batch_size,
-                              options.evaluations), options.evaluations, options.seeds)
+        arms.rounded_examples(examples, largest, options.evaluations), options.evaluations,
+        options.seeds, options.factors)
 
 
 def write(found, settings, options):
@@ -138,6 +146,10 @@ def _whole(text):
     if number < 1:
         raise argparse.ArgumentTypeError('%s is below 1' % text)
     return number
+
+
+def _wholes(text):
+    return [_whole(each) for each in text.split(',')]
 
 
 def _numbers(text):

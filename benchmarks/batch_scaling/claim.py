@@ -13,7 +13,8 @@ MEASURES = [
             lambda result: sum(p.accuracy for p in result.points) / len(result.points), 1, 4)]
 
 OTHERS = [('same', 'no scaling'), ('linear', 'linear scaling'),
-          ('big', 'the same batch and rate without towers')]
+          ('big', 'the same batch and rate without towers'),
+          ('sync', 'the same with batch norm in sync')]
 
 Verdict = collections.namedtuple('Verdict',
                                  'measure outcome base claim difference differences spread')
@@ -120,8 +121,8 @@ def _beside(results, claim):
     for kind, words in OTHERS:
         arms = {}
         for result in results:
-            if result.arm.kind == kind and result.arm.warmup_epochs in (
-                    0., claim[0].arm.warmup_epochs):
+            if result.arm.kind == kind and result.arm.batch_size == claim[0].arm.batch_size and (
+                    result.arm.warmup_epochs in (0., claim[0].arm.warmup_epochs)):
                 arms.setdefault(result.arm, []).append(result)
         for arm, runs in arms.items():
             if _pairs(runs, claim):

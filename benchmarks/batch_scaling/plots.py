@@ -3,10 +3,11 @@
 from benchmarks import charts
 from benchmarks.batch_scaling.results import by_arm
 
-# One colour an arm, whichever others are there; with warm-up, its line is dashed.
-_COLOURS = dict(zip(['one', 'sqrt', 'same', 'linear', 'big'], charts.COLOURS))
+# One colour an arm, whichever others are there; with warm-up, its line is dashed. Points of another
+# batch than N B are its factor.
+_COLOURS = dict(zip(['one', 'sqrt', 'same', 'linear', 'big', 'sync'], charts.COLOURS))
 _NOTES = {'one': 'one tower', 'sqrt': 'the claim', 'same': 'unscaled', 'linear': 'linear',
-          'big': 'no towers'}
+          'big': 'no towers', 'sync': 'batch norm in sync'}
 
 
 def draw(results, path, title):
@@ -50,6 +51,9 @@ def _draw_arm(plot, arm, results, position, measure):
         return None
     colour = _COLOURS[arm.kind]
     style = '--' if arm.warmup_epochs else '-'
+    factor = [part[1:] for part in arm.key.split('-') if part[0] == 'x']
+    marker = dict(marker='$%s$' % factor[0], markersize=8) if factor else dict(
+        marker='o', markersize=4)
     # Seeds are compared where all of them have an evaluation.
     common = min(len(points) for points in curves)
     x = [_mean([getattr(points[i], position) for points in curves]) for i in range(common)]
@@ -57,7 +61,7 @@ def _draw_arm(plot, arm, results, position, measure):
     if len(curves) > 1:
         plot.fill_between(x, [min(v) for v in values], [max(v) for v in values], color=colour,
                           alpha=0.13, linewidth=0)
-    line, = plot.plot(x, [_mean(v) for v in values], style, color=colour, marker='o', markersize=4)
+    line, = plot.plot(x, [_mean(v) for v in values], style, color=colour, **marker)
     for points in curves:  # one that ended early, a failure too, goes on thin
         if len(points) > common:
             plot.plot([getattr(p, position) for p in points[common - 1:]],

@@ -28,7 +28,7 @@ Fields:
 
 _COLUMNS = ['arm', 'towers', 'batch_size', 'rule', 'rate', 'warmup_epochs', 'seed', 'status',
             'reason', 'step', 'examples', 'seconds', 'test_loss', 'test_accuracy',
-            'images_per_second', 'initial_weights', 'examples_checksum']
+            'images_per_second', 'initial_weights', 'examples_checksum', 'accumulate', 'batch_norm']
 
 
 def read_metrics(folder):
@@ -94,7 +94,7 @@ def write_csv(path, results):
                      result.seed, result.status, result.reason] + measured
                     + ['' if value is None else value for value in (
                         result.images_per_second, result.initial_weights,
-                        result.examples_checksum)])
+                        result.examples_checksum)] + [arm.accumulate, arm.batch_norm])
     os.replace(path + '.new', path)
 
 
@@ -108,7 +108,8 @@ def read_csv(path):
     for (key, seed), rows in found.items():
         row = rows[0]
         arm = Arm(key, int(row['towers']), int(row['batch_size']), row['rule'],
-                  float(row['rate']), float(row['warmup_epochs']))
+                  float(row['rate']), float(row['warmup_epochs']),
+                  int(row.get('accumulate') or 1), row.get('batch_norm') or 'shard')
         points = [Point(int(each['examples']), float(each['seconds']), float(each['test_loss']),
                         float(each['test_accuracy'])) for each in rows if each['examples']]
         results.append(RunResult(

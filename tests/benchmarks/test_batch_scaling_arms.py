@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks.batch_scaling.arms import make_arms, train_flags
 from scaling_samples import settings
+from towers.errors import InvalidArgumentError
 from trainer.command_line import parse_flags
 from trainer.flags import FLAGS
 from trainer.optimizer import make_learning_rate
@@ -13,10 +14,26 @@ def test_arms_of_the_paper():
     arms = make_arms(settings(batch_size=100))
     assert [(arm.key, arm.towers, arm.batch_size, arm.rate) for arm in arms] == [
         ('one', 1, 100, 0.001), ('sqrt', 4, 400, 0.002), ('same', 4, 400, 0.001),
-        ('linear', 4, 400, 0.004), ('big', 1, 400, 0.002)]
+        ('linear', 4, 400, 0.004), ('big', 1, 400, 0.002), ('sync', 4, 400, 0.002)]
     assert [arm.label for arm in arms] == [
         '1 x 100 at 0.001', '4 x 100 at 0.002', '4 x 100 at 0.001', '4 x 100 at 0.004',
-        '1 x 400 at 0.002']
+        '1 x 400 at 0.002', '4 x 100 at 0.002, in sync']
+
+
+def test_larger_factors_are_accumulated_and_not_in_sync():
+    arms = make_arms(settings(factors=[1, 2, 4, 16]), ['one', 'linear', 'sync'])
+    assert [(arm.key, arm.towers, arm.accumulate, arm.batch_size, arm.rate, arm.batch_norm)
+            for arm in arms] == [
+        ('one', 1, 1, 25, 0.001, 'shard'), ('linear-x2', 2, 1, 50, 0.002, 'shard'),
+        ('linear', 4, 1, 100, 0.004, 'shard'), ('linear-x16', 4, 4, 400, 0.016, 'shard'),
+        ('sync-x2', 2, 1, 50, pytest.approx(0.001 * 2 ** 0.5), 'sync'),
+        ('sync', 4, 1, 100, 0.002, 'sync')]
+    assert arms[3].label == '4 x 4 x 25 at 0.016' and arms[3].kind == 'linear'
+    flags = train_flags(settings(factors=[1, 2, 4, 16]), arms[3], 1)
+    assert '--accumulate=4' in flags and '--log_every=1' in flags
+    assert '--batch_norm=sync' in train_flags(settings(), arms[5], 1)
+    with pytest.raises(InvalidArgumentError, match='does not divide among 4 towers'):
+        make_arms(settings(factors=[6]))
 
 
 def flags_of(name, **changes):
