@@ -20,8 +20,8 @@ class Odd:
 
 
 # What people pass by mistake, of any kind.
-ODD = [Odd(), 'two words', '', -1, 0, 1.5, float('nan'), b'bytes', [], {}, (), [None], True,
-       tf.train.AdamOptimizer, np.array([1, 2]), object, lambda: None, {'a': [1]}]
+ODD = [Odd(), 'two words', '', -1, 0, 1.5, float('nan'), b'bytes', [], {}, [None], True,
+       tf.train.AdamOptimizer, np.array([1, 2]), lambda: None, {'a': [1]}]
 
 
 # Functions of the caller's, which are called: what they do is theirs.
