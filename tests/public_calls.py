@@ -59,6 +59,11 @@ class Account(towers.MemoryAccount):
     pools = reached
 
 
+class Ending(tf.train.SessionRunHook):
+    """In which a call ends that would make a session."""
+    begin = reached
+
+
 class Session:
     """A session that runs nothing."""
     run = reached
@@ -117,7 +122,7 @@ CALLS = {
         build=None, candidates=['/cpu:0'])),
     'hold_directory': lambda given: (towers.hold_directory, dict(directory=given.folder)),
     'training_session': lambda given: (towers.training_session, dict(
-        directory=given.folder, global_step=given.step, hooks=[], say=say_nothing)),
+        directory=given.folder, global_step=given.step, hooks=[Ending()], say=say_nothing)),
     'check_towers': lambda given: (towers.check_towers, dict(
         model_fn=reached, inputs=np.ones([4, 2], np.float32))),
     'audit': lambda given: (towers.audit, dict(built=given.built)),

@@ -6,7 +6,8 @@ import threading
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from public_calls import CALLS, OTHERS, Given, arguments_of, call, cluster, model_fn, public
+from public_calls import (CALLS, OTHERS, Given, Reached, arguments_of, call, cluster, model_fn,
+                          public)
 
 import towers
 from towers.arguments import check_function, check_number
@@ -21,8 +22,8 @@ class Odd:
 
 
 # What people pass by mistake, of any kind.
-ODD = [Odd(), 'two words', '', -1, 0, 1.5, float('nan'), b'bytes', [], {}, (), [None], True,
-       tf.train.AdamOptimizer, np.array([1, 2]), object, lambda: None, {'a': [1]}]
+ODD = [Odd(), 'two words', '', -1, 0, 1.5, float('nan'), b'bytes', [], {}, [None], True,
+       tf.train.AdamOptimizer, np.array([1, 2]), lambda: None, {'a': [1]}]
 
 
 # Functions of the caller's, which are called: what they do is theirs.
@@ -54,6 +55,8 @@ def test_odd_arguments_end_in_typed_errors(name, tmp_path, monkeypatch):
             try:
                 with graph.as_default():
                     call(name, function, dict(right, **{argument: odd}))
+            except Reached:  # it was taken
+                pass
             except towers.TowersError:
                 if len(graph.get_operations()) == before:
                     continue

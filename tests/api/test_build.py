@@ -46,7 +46,8 @@ def test_uneven_shards_count_by_their_size(static, reduction, factor):
     assert of_shards == [4., 9., 76.]
 
 
-@pytest.mark.parametrize('static', [True, False], ids=['static', 'dynamic'])
+@pytest.mark.parametrize('static', [pytest.param(True, marks=slow), False],
+                         ids=['static', 'dynamic'])
 def test_fewer_examples_than_towers_put_no_nan_into_gradients(static):
     x = tf.constant([3., 5.], tf.float64) if static else tf.placeholder(tf.float64, [None])
     built = towers.build_towers(slope, x, sgd(), 4, 'sum', remainder='weight')
@@ -73,7 +74,7 @@ def test_regularization_is_counted_once_by_hand():
 # ---- the gradient, against one device ------------------------------------------------------------
 
 @pytest.mark.parametrize('name', [
-    name if name in ('slim', 'tf.Variable') else pytest.param(name, marks=slow)
+    name if name == 'slim' else pytest.param(name, marks=slow)
     for name in SAMPLES])
 def test_models_train_as_on_one_device(name):
     sample = SAMPLES[name]
@@ -209,7 +210,7 @@ def clip(pairs):
 
 
 def test_clipping_by_global_norm_equals_one_device():
-    ours = check_against_one_device(two_layers, samples.vectors(6), transform=clip, num_towers=3,
+    ours = check_against_one_device(two_layers, samples.vectors(6), transform=clip,
                                     transform_gradients=clip, reduction='mean')
     norm = np.sqrt(sum(np.sum(gradient ** 2) for gradient in ours.gradients.values()))
     assert norm == pytest.approx(0.01, rel=1e-12)
@@ -236,8 +237,8 @@ def test_a_variable_with_a_gradient_in_some_towers_only():
 
 
 def test_layers_without_names_are_shared_by_calls_as_in_the_recipe():
-    check_against_one_device(samples.slim_layers, samples.vectors(7), num_towers=3,
-                             copies='reuse', remainder='weight')
+    check_against_one_device(samples.slim_layers, samples.vectors(7), copies='reuse',
+                             remainder='weight')
 
 
 # ---- optimizers and the global step --------------------------------------------------------------
@@ -305,7 +306,7 @@ def loss_scaling(optimizer):
 
 
 @pytest.mark.parametrize('make', [
-    sgd, lambda: AdamWeightDecayOptimizer(0.1),
+    sgd, pytest.param(lambda: AdamWeightDecayOptimizer(0.1), marks=slow),
     lambda: loss_scaling(AdamWeightDecayOptimizer(0.1))],
     ids=['sgd', 'forgets it', 'loss scaling, forgets it'])
 def test_the_global_step_goes_up_by_one(make):
@@ -343,8 +344,7 @@ def classifier(x):
             'predictions': {'logits': logits, 'count': tf.shape(x)[0], 'first': x[:, 0]}}
 
 
-@pytest.mark.parametrize('count', [7, 1])
-def test_predictions_come_back_in_batch_order_for_any_batch(count):
+def test_predictions_come_back_in_batch_order_for_any_batch():
     """Also with a short last batch, and with fewer examples than towers."""
     trained = towers.build_towers(classifier, np.ones([4, 2], 'float32'), sgd(), 2)
     x = tf.placeholder(tf.float32, [None, 2])
@@ -353,14 +353,15 @@ def test_predictions_come_back_in_batch_order_for_any_batch(count):
     assert evaluated.train_op is None and evaluated.gradients == [] == evaluated.slots
     assert evaluated.variables == trained.variables
     assert len(tf.global_variables()) == 2
-    batch = np.arange(2. * count).reshape(count, 2)
-    values, loss = run(evaluated, [evaluated.predictions, evaluated.loss], {x: batch})
-    expected = 2 * batch @ np.ones([2, 3])
-    assert values['logits'].tolist() == expected.tolist()
-    assert values['first'].tolist() == batch[:, 0].tolist()
-    base, more = divmod(count, 3)
-    assert values['count'].tolist() == [base + (tower < more) for tower in range(3)]
-    assert loss == pytest.approx(expected.mean(), rel=1e-6)  # no NaN of an empty shard
+    for count in (7, 1):
+        batch = np.arange(2. * count).reshape(count, 2)
+        values, loss = run(evaluated, [evaluated.predictions, evaluated.loss], {x: batch})
+        expected = 2 * batch @ np.ones([2, 3])
+        assert values['logits'].tolist() == expected.tolist()
+        assert values['first'].tolist() == batch[:, 0].tolist()
+        base, more = divmod(count, 3)
+        assert values['count'].tolist() == [base + (tower < more) for tower in range(3)]
+        assert loss == pytest.approx(expected.mean(), rel=1e-6)  # no NaN of an empty shard
     assert evaluated.predictions['logits'].device == '/device:CPU:0'
 
 

@@ -74,8 +74,8 @@ def long_names(x, y):
 
 
 @pytest.mark.parametrize('num_towers, device, model_fn', [
-    (8, '/gpu:%d', linear), (32, '/job:worker/replica:0/task:%d/gpu:0', linear),
-    (32, '/gpu:%d', long_names)], ids=['few', 'long devices', 'long names'])
+    (12, '/job:worker/replica:0/task:%d/gpu:0', linear),
+    (12, '/gpu:%d', long_names)], ids=['long devices', 'long names'])
 def test_it_fits_a_screen(num_towers, device, model_fn):
     rate = towers.LearningRate(0.001, num_towers, 'sqrt', warmup_examples=1000000,
                                decay='exponential', decay_examples=12345678, decay_rate=0.94)
@@ -85,14 +85,14 @@ def test_it_fits_a_screen(num_towers, device, model_fn):
     assert len(lines) <= 24 and max(map(len, lines)) <= 100
     assert lines[0].startswith('%d towers, batch %d = ' % (num_towers, num_towers * 2 + 1))
     assert lines[-1].startswith('  no gradient' if model_fn is long_names else '  batch norm')
-    assert (num_towers == 32) == ('  ...' in lines)
+    assert '  ...' in lines
 
 
 def test_uneven_batches():
     assert str(plan_of(size=7, devices=3, remainder='weight')).startswith(
         '3 towers, batch 7 = 3 + 2 + 2\n')
-    assert str(plan_of(size=25, devices=10, remainder='weight')).startswith(
-        '10 towers, batch 25 = 5 x 3 + 5 x 2\n')
+    assert str(plan_of(size=20, devices=9, remainder='weight')).startswith(
+        '9 towers, batch 20 = 2 x 3 + 7 x 2\n')
     assert str(plan_of(size=7, devices=3, remainder='drop')).startswith(
         '3 towers, batch 6 = 3 x 2\n')
     assert str(plan_of(devices=1)).startswith('1 tower, batch 8 = 1 x 8\n')
@@ -153,12 +153,10 @@ def test_whose_regularization():
         return linear(x, y) + tf.reduce_sum(tf.square(tf.trainable_variables()[0]))
     assert lines_of(plan_of(own, optimizer=sgd))['regularization'] == (
         "in the model's own loss, counted once, computed once a step")
-    for model_fn in (samples.slim_layers, samples.keras_layers):
-        assert lines_of(plan_of(model_fn, optimizer=sgd, regularization='add'))[
-            'regularization'] == '2 registered losses added, counted once, computed once a step'
-    for model_fn in (samples.slim_layers, samples.keras_layers):
-        assert lines_of(plan_of(model_fn, optimizer=sgd))['regularization'] == (
-            "2 registered losses are not part of the loss: regularization='add' adds them")
+    assert lines_of(plan_of(samples.keras_layers, optimizer=sgd, regularization='add'))[
+        'regularization'] == '2 registered losses added, counted once, computed once a step'
+    assert lines_of(plan_of(samples.slim_layers, optimizer=sgd))['regularization'] == (
+        "2 registered losses are not part of the loss: regularization='add' adds them")
     assert 'regularization' not in lines_of(plan_of(optimizer=sgd))
 
 

@@ -106,8 +106,8 @@ OTHERS_BY_3 = 'Mul by 3, and that of worker 0 Mul by 2'
 
 
 @pytest.mark.parametrize('own, other, v2, text', [
-    (mean_of_squares, times(2.), True,
-     'its loss is computed by 1 Mul more than that of worker 0'),
+    pytest.param(mean_of_squares, times(2.), True,
+                 'its loss is computed by 1 Mul more than that of worker 0', marks=slow),
     (times(2.), times(3.), True, 'its loss is computed with other numbers: ' + OTHERS_BY_3),
     pytest.param(by_branch(2.), by_branch(3.), True, OTHERS_BY_3, marks=slow),
     (by_loop(2.), by_loop(3.), False, 'by 3'),
@@ -144,7 +144,7 @@ def normalized(x):
 
 @pytest.mark.parametrize('own, other, options', [
     (mean_of_squares, looked_at, {}), (rows_of(0), rows_of(1), {}),
-    (heads('ab', [.9, .1]), heads('ba', [.1, .9]), {}),
+    pytest.param(heads('ab', [.9, .1]), heads('ba', [.1, .9]), {}, marks=slow),
     pytest.param(normalized, normalized, dict(SERVED, batch=None), marks=slow)])
 def test_what_may_differ_of_a_loss(own, other, options):
     assert why_apart(dict(model_fn=own), dict(model_fn=other), **options) is None

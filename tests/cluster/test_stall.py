@@ -100,6 +100,7 @@ def test_why_a_worker_has_ended_is_said_and_no_wrong_advice(monkeypatch, note, t
 def test_an_error_of_a_worker_is_said_before_dead_after(monkeypatch, backup_workers, rank, said):
     """Of one that the step needs: the chief, or more of the others than may be left out."""
     monkeypatch.setattr(stall, 'FIRST', 0.2)
+    monkeypatch.setattr(stall, '_PAUSE', 0.05)
     notes = {each: Note(JOINED, '') for each in range(3)}
     heard = Heard(monkeypatch, 3, backup_workers, seconds=60., notes=notes)
     heard.watch._cluster = heard.watch._cluster._replace(rank=2)

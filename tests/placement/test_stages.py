@@ -81,8 +81,9 @@ TWO = [['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']]
 
 
 @pytest.mark.parametrize('devices, options', [
-    ([TWO[0]], {}), (TWO, dict(micro_batches=2))] + [
+    (TWO, dict(micro_batches=2))] + [
         pytest.param(*case, marks=pytest.mark.slow) for case in [
+            ([TWO[0]], {}),
             (TWO, dict(copies='reuse', variables=towers.VariablePlacement('stage'))),
             (TWO, dict(variables=towers.VariablePlacement('balanced'))), ([TWO[0]],
                 dict(variables=towers.VariablePlacement('/cpu:0'))),
@@ -136,6 +137,7 @@ def test_everything_is_with_its_stage(copies):
 def test_all_devices_of_a_tower_are_shown():
     with tf.Graph().as_default():
         built = built_on(TWO, micro_batches=2)
+    assert built.plan.variable_device == '/cpu:0'  # of several towers
     both = '/device:CPU:2+/device:CPU:3'
     assert repr(built).endswith(both + '>')
     assert repr(built.towers[2]) == '<Tower 1 on %s>' % both
@@ -146,16 +148,10 @@ def test_all_devices_of_a_tower_are_shown():
                                 'multiple of 4.')
 
 
-def test_one_tower_has_its_variables_by_stage_and_several_on_the_cpu():
-    with tf.Graph().as_default():
-        assert built_on([TWO[0]]).plan.variable_device.startswith('their stage, /cpu:0 (')
-    with tf.Graph().as_default():
-        assert built_on(TWO).plan.variable_device == '/cpu:0'
-
-
 def test_a_graph_for_gpus_is_built_without_any():
     with tf.Graph().as_default():
-        built = built_on([['/gpu:0', '/gpu:1', ]], check_devices=False)
+        built = built_on([['/gpu:0', '/gpu:1']], check_devices=False)
+        assert built.plan.variable_device.startswith('their stage, /gpu:0 (')
         assert {v.device for v in built.variables} == {'/device:GPU:0', '/device:GPU:1'}
         devices = collections.Counter(op.device for op in step_operations([built.train_op])
                                       if op.name in built.towers[0].backward)

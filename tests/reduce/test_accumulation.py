@@ -68,7 +68,7 @@ def at_once():
 
 
 @pytest.mark.parametrize('devices, accumulate, options', [
-    (1, 4, {}), (2, 3, dict(remainder='weight', copies='reuse'))] + [
+    (2, 2, {}), (1, 3, dict(remainder='weight', copies='reuse'))] + [
         pytest.param(*case, marks=slow) for case in [
             (2, 2, dict(variables=towers.VariablePlacement('balanced'))),
             (2, 2, dict(variables=towers.VariablePlacement('replicated', 'collective'))),
@@ -191,15 +191,15 @@ def spectral_norm(x):
         return tf.reduce_mean(tf.square(tf.matmul(x, w / sigma)))
 
 
-@pytest.mark.parametrize('model_fn, inputs, devices, options', [
-    (state, X[:, 0], 1, {}), (spectral_norm, X, 2, {})] + [
+@pytest.mark.parametrize('model_fn, inputs, counts, options', [
+    (state, X[:, 0], (1, 4), {}), (spectral_norm, X, (2, 2), {})] + [
         pytest.param(*case, marks=slow) for case in [
-            (state, X[:, 0], 2, dict(variables=towers.VariablePlacement('replicated'))),
-            (spectral_norm, X, 2, dict(variables=towers.VariablePlacement('replicated')))]])
+            (state, X[:, 0], (2, 4), dict(variables=towers.VariablePlacement('replicated'))),
+            (spectral_norm, X, (2, 4), dict(variables=towers.VariablePlacement('replicated')))]])
 def test_a_write_in_the_forward_pass_comes_after_all_micro_batches_have_read(
-        model_fn, inputs, devices, options):
+        model_fn, inputs, counts, options):
     one = trained(1, 1, 3, model_fn, (inputs,))
-    found = trained(devices, 4, 3, model_fn, (inputs,), **options)
+    found = trained(counts[0], counts[1], 3, model_fn, (inputs,), **options)
     assert_same(one, found)
     assert 'mean' not in found[0] or found[0]['mean'] == .5 * .9 * .9 * .9
 
@@ -235,8 +235,8 @@ def test_loops_and_branches(version):
     was = tf.control_flow_v2_enabled()
     (tf.disable_control_flow_v2 if version == 'v1' else tf.enable_control_flow_v2)()
     try:
-        one = trained(1, 1, 3, looping, (X[:, 0],))
-        assert_same(one, trained(1, 4, 3, looping, (X[:, 0],)))
+        one = trained(1, 1, 2, looping, (X[:, 0],))
+        assert_same(one, trained(1, 2, 2, looping, (X[:, 0],)))
     finally:
         (tf.enable_control_flow_v2 if was else tf.disable_control_flow_v2)()
 
@@ -311,7 +311,6 @@ def test_memory_does_not_grow_with_the_number_of_micro_batches():
 
 
 @pytest.mark.parametrize('options', [
-    dict(accumulate=2),
     dict(devices=[['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']], micro_batches=2),
     pytest.param(dict(devices='/cpu:0+/cpu:1', micro_batches=4, schedule='all_forward'),
                  marks=slow)])
@@ -329,7 +328,7 @@ def test_models_of_each_kind_are_those_of_the_whole_batch(name):
 
 
 def test_checks_of_gradients_are_of_the_backward_pass_and_of_their_stage(at_once):
-    found = trained([['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']], 1, micro_batches=4,
+    found = trained([['/cpu:0', '/cpu:1'], ['/cpu:2', '/cpu:3']], 1, micro_batches=2,
                     stages='auto', numerics=towers.Numerics(check_numerics=True))
     assert_same(at_once, found)
     for part in found[2].towers:

@@ -35,12 +35,13 @@ def build(optimizer, num_towers=2, **options):
 
 
 @pytest.mark.parametrize('is_decayed', [
-    lambda v: v.op.name.endswith('body'), lambda v: v.name.split('/')[0].startswith('body')])
+    lambda v: v.op.name.endswith('body'), pytest.param(
+        lambda v: v.name.split('/')[0].startswith('body'), marks=pytest.mark.slow)])
 def test_replicas_are_chosen_by_name_as_variables(is_decayed, kind_of_variables):  # noqa: F811
     ours = samples.check_against_one_device(
-        two_layers, VECTORS, decayed(is_decayed), 3, reduction='mean',
+        two_layers, VECTORS, decayed(is_decayed), 2, reduction='mean',
         variables=towers.VariablePlacement('replicated'))
-    assert len(ours.built.replicas.variables) == 4
+    assert len(ours.built.replicas.variables) == 2
 
 
 def by_list(pairs):
@@ -81,7 +82,8 @@ def assert_sent(optimizer, **options):
 
 
 @pytest.mark.parametrize('change', [
-    by_list, by_another_rate, by_another_output, by_the_norm_of_all])
+    by_list, by_another_output, pytest.param(by_another_rate, marks=pytest.mark.slow),
+    by_the_norm_of_all])
 def test_an_optimizer_that_cannot_be_repeated_updates_the_models_own(change):
     assert_sent(lambda: Changed(change))
 
@@ -97,6 +99,7 @@ def test_replicas_of_an_optimizer_with_noise_stay_equal():
             assert (own == other).all()
 
 
+@pytest.mark.slow
 def test_a_norm_of_each_gradient_is_not():
     samples.check_against_one_device(
         two_layers, VECTORS, lambda: Changed(lambda pairs: [

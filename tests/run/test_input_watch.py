@@ -49,7 +49,8 @@ def watched(train_op, steps, feed=None, before=lambda: None):
         return watch.span(watch.read(session)), watch
 
 
-@pytest.mark.parametrize('slow_input, slow_step', [(True, False), (False, True)])
+@pytest.mark.parametrize('slow_input, slow_step', [
+    pytest.param(True, False, marks=pytest.mark.slow), (False, True)])
 def test_time_for_the_input_and_for_the_rest_of_a_step(slow_input, slow_step):
     train_op, _ = training(numbers(slow_input), slow_step)
     span, watch = watched(train_op, 4)
