@@ -25,14 +25,14 @@ def model(x, layers=12):
     return {'loss': tf.reduce_mean(tf.square(tf.reduce_sum(x, 1) - 1)), 'predictions': x}
 
 
-def build(devices, **options):
-    return towers.build_towers(model, tf.constant(X), tf.train.MomentumOptimizer(.01, .9), devices,
-                               'mean', **options)
+def build(devices, model_fn=model, **options):
+    return towers.build_towers(model_fn, tf.constant(X), tf.train.MomentumOptimizer(.01, .9),
+                               devices, 'mean', **options)
 
 
 def trained(devices, **options):
     with tf.Graph().as_default():
-        built = build(devices, **options)
+        built = build(devices, lambda x: model(x, 4), **options)
         assert not towers.audit(built).broken
         with tf.Session(config=towers.session_config(built.devices)) as session:
             session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
@@ -116,7 +116,8 @@ def test_a_loop_is_in_one_stage():
         return tf.reduce_mean(tf.while_loop(lambda i, _: i < 3, lambda i, each: (
             i + 1, tf.tanh(each) + tf.sigmoid(each)), (tf.constant(0), tf.matmul(x, w)))[1])
     with switched('control_flow_v2', False):
-        report = towers.check_towers(looping, X, devices=['/cpu:0+/cpu:1'], stages='auto')
+        report = towers.check_towers(looping, X, devices=['/cpu:0+/cpu:1'], steps=1,
+                                      stages='auto')
         built = towers.build_towers(looping, tf.constant(X), tf.train.GradientDescentOptimizer(.1),
                                     '/cpu:0+/cpu:1', stages='auto')
     assert report.equal, report

@@ -40,7 +40,8 @@ def values_after(train_op):
     with tf.Session(config=session_config(2)) as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         session.run(train_op)
-        return {v.op.name: session.run(v).tolist() for v in tf.global_variables()}
+        values = session.run({v.op.name: v for v in tf.global_variables()})
+        return {name: value.tolist() for name, value in values.items()}
 
 
 def names(collection=tf.GraphKeys.GLOBAL_VARIABLES):
