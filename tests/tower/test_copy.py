@@ -202,6 +202,7 @@ def test_of_fewer_examples_than_towers_the_last_one_is_padded():
                              remainder='weight')
 
 
+@slow
 def test_shards_of_a_size_known_when_the_step_runs():
     x, y = samples.vectors(5)
     fed = tf.placeholder_with_default(x, [None, 6]), tf.placeholder_with_default(y, [None, 3])

@@ -45,7 +45,8 @@ def adds_in_a_mean(x, y):
 
 
 @pytest.mark.parametrize('model_fn', [
-    adds_total_loss, adds_in_a_mean, pytest.param(adds_beside_a_registered_one, marks=slow)],
+    adds_total_loss, pytest.param(adds_in_a_mean, marks=slow),
+    pytest.param(adds_beside_a_registered_one, marks=slow)],
                          ids=lambda model_fn: model_fn.__name__)
 def test_regularization_in_the_models_own_loss(model_fn):
     ours = check_against_one_device(model_fn, samples.vectors(5), remainder='weight')
@@ -252,16 +253,6 @@ def test_a_keras_model_from_around_the_model_function():
     for name, expected in (('b/bias', error.sum(0)), ('b/kernel', hidden.T @ error)):
         # Absolute too: the terms of a sum near 0 are not, and each has float32's rounding.
         np.testing.assert_allclose(values[name][0], 2 * expected / error.size, rtol=1e-4, atol=1e-6)
-
-
-def test_a_functional_keras_model_made_in_the_model_function():
-    def model_fn(x, y):
-        inputs = keras.Input([6], dtype='float64')
-        out = keras.layers.Dense(3, dtype='float64', name='out')(inputs)
-        return samples.mean_squared_error(keras.Model(inputs, out)(x), y)
-    built = towers.build_towers(model_fn, samples.vectors(4), sgd(), 2)
-    assert names(built.variables) == ['out/bias', 'out/kernel']
-    assert [names(tower.variables) for tower in built.towers] == [['out/bias', 'out/kernel']] * 2
 
 
 # ---- a graph for GPUs, built and not run ---------------------------------------------------------

@@ -228,7 +228,8 @@ def test_counters_of_metrics_are_shared_and_atomic():
         assert session.run([built.metrics['mean'][0], total, count]) == [3., 36., 12.]
 
 
-@pytest.mark.parametrize('made_by', ['get_variable', 'Variable', 'slot_creator'])
+@pytest.mark.parametrize('made_by', [
+    'get_variable', 'slot_creator', pytest.param('Variable', marks=pytest.mark.slow)])
 def test_variables_colocated_with_an_activation_are_where_variables_are(made_by):
     def model_fn(x):
         h = x * weight()
